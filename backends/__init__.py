@@ -1,0 +1,1 @@
+"""Hardware families: one file each, and the only place that names a vendor."""

@@ -1,0 +1,1 @@
+"""The Hydra configuration that comes with exp."""

@@ -1,0 +1,1 @@
+"""Small real data sets, for the default run and the tests."""

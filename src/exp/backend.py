@@ -1,0 +1,185 @@
+"""The backend interface: everything that differs between hardware families, on one page.
+
+A hardware family is one subclass of :class:`Backend` in one file, plus one YAML file that names it by ``_target_``.
+Backends outside this repository register a class through the entry-point group ``exp.backends`` or are named by
+``_target_`` in a config of the user's own (docs/add-a-backend.md).
+
+This module, and every backend module, must import without torch: the parent process composes and validates the
+configuration with it, and never pays for torch or holds a device. Methods that are called in a worker import torch
+inside. Members marked ``@plugin-dev`` are what a new backend has to write; the others have working defaults.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import os
+from typing import TYPE_CHECKING, Any, ContextManager, Mapping
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    import torch
+    from torch.distributed import Store
+
+__all__ = ["PRECISIONS", "Backend"]
+
+PRECISIONS = ("fp32", "bf16", "fp16")
+
+
+class Backend(abc.ABC):
+    """One hardware family.
+
+    Args:
+        name: what the user calls it, for messages and records (``"cpu"``).
+        process_group: overrides :attr:`process_group`; ``None`` means the backend's own choice.
+        allow_fallback: permit a slower process group when the right one is missing; always announced and recorded.
+        env: environment variables for the workers, set before torch is imported. They win over the backend's own
+            defaults, and lose to what the user has exported in the shell.
+        options: settings that only this backend understands.
+    """
+
+    device_type: str
+    """``@plugin-dev`` torch's device type, such as ``"cpu"``."""
+
+    exclusive_devices: bool = True
+    """Whether each rank needs a device of its own. False only where ranks share one (the CPU)."""
+
+    def __init__(
+        self,
+        name: str,
+        process_group: str | None = None,
+        allow_fallback: bool = False,
+        env: Mapping[str, str] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.name = name
+        self.requested_process_group = process_group
+        self.allow_fallback = allow_fallback
+        self.env = dict(env or {})
+        self.options = dict(options or {})
+
+    # -- asked by the parent: no torch, no device context, never raises -------------------------------------------
+
+    @abc.abstractmethod
+    def why_unavailable(self) -> str | None:
+        """``@plugin-dev`` None when usable here; else what was looked for, what was found and how to get it."""
+
+    @abc.abstractmethod
+    def device_count(self) -> int:
+        """``@plugin-dev`` number of devices that this process may use (visible-device variables respected)."""
+
+    def is_available(self) -> bool:
+        """Whether this backend can run here."""
+        return self.why_unavailable() is None
+
+    def worker_env(self, local_rank: int, local_world_size: int) -> dict[str, str]:
+        """Environment of one worker, set before torch is imported.
+
+        Subclasses extend the result of ``super().worker_env(...)`` with their defaults; ``env`` of the config is in it.
+        """
+        del local_rank, local_world_size
+        return dict(self.env)
+
+    # -- asked by a worker: torch is imported from here on ---------------------------------------------------------
+
+    @abc.abstractmethod
+    def set_device(self, local_rank: int) -> torch.device:
+        """``@plugin-dev`` Select the device of this rank and return it.
+
+        Raises:
+            UnavailableError: ``local_rank`` is not below the number of devices that torch sees.
+        """
+
+    @property
+    @abc.abstractmethod
+    def default_process_group(self) -> str:
+        """``@plugin-dev`` what torch >= 2.0 is given, CPU tensors included, such as ``"cpu:gloo,<device>:<lib>"``."""
+
+    @property
+    def process_group(self) -> str:
+        """The process-group backend of this run: config, then ``TORCH_DISTRIBUTED_BACKEND``, then the default."""
+        return (
+            self.requested_process_group or os.environ.get("TORCH_DISTRIBUTED_BACKEND") or self.default_process_group
+        )
+
+    def init_process_group(self, *, store: Store, rank: int, world_size: int, timeout: timedelta) -> None:
+        """Make the default process group over ``store``.
+
+        Below torch 2.0 composite strings such as ``"cpu:gloo,x:y"`` are refused by torch: there the default group takes
+        the device's part, and :mod:`exp.distributed` makes a second gloo group for CPU tensors.
+        """
+        import torch.distributed as dist
+
+        from exp.compat import device_part_of, supports_composite_process_groups
+
+        name = self.process_group
+        if not supports_composite_process_groups():
+            name = device_part_of(name, self.device_type)
+        dist.init_process_group(name, store=store, rank=rank, world_size=world_size, timeout=timeout)
+
+    def destroy_process_group(self) -> None:
+        """Take the default process group down."""
+        import torch.distributed as dist
+
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def ddp_kwargs(self, device: torch.device) -> dict[str, Any]:
+        """The device arguments of the DDP wrapper; the only place that they come from."""
+        return {"device_ids": [device.index], "output_device": device.index}
+
+    @property
+    def ddp_class(self) -> type:
+        """The DistributedDataParallel class: torch's own, unless the vendor has one."""
+        from torch.nn.parallel import DistributedDataParallel
+
+        return DistributedDataParallel
+
+    def supports(self, precision: str) -> bool:
+        """Whether this device trains in ``precision`` (one of :data:`PRECISIONS`)."""
+        return precision == "fp32"
+
+    def autocast(self, precision: str) -> ContextManager[Any]:
+        """Context manager for the forward pass; does nothing for fp32."""
+        if precision == "fp32":
+            return contextlib.nullcontext()
+        import torch
+
+        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+        return torch.autocast(self.device_type, dtype=dtype)
+
+    def grad_scaler(self, precision: str) -> Any | None:
+        """A loss scaler with the interface of ``torch.cuda.amp.GradScaler``, or None where none is needed."""
+        if precision != "fp16":
+            return None
+        import torch
+
+        return torch.amp.GradScaler(self.device_type)
+
+    def seed(self, seed: int) -> None:
+        """Seed the device's random generator. CPU, Python and NumPy are seeded by the caller."""
+        del seed
+
+    def rng_state(self) -> torch.Tensor | None:
+        """State of the device's random generator (uint8, on the CPU), or None where there is none of its own."""
+        return None
+
+    def set_rng_state(self, state: torch.Tensor) -> None:
+        """Restore what :meth:`rng_state` gave."""
+        del state
+
+    def synchronize(self) -> None:
+        """Wait until the device has finished its work."""
+
+    def memory(self) -> dict[str, int]:
+        """``{"allocated", "max_allocated", "total"}`` in bytes where the device tells, else empty."""
+        return {}
+
+    def end_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Take the optimizer's step; lazy devices also end their graph here."""
+        optimizer.step()
+
+    def describe(self, device: torch.device) -> dict[str, Any]:
+        """``{"name", "index"}`` and what else is known of one device, for the run record."""
+        return {"name": device.type, "index": device.index}

@@ -1,0 +1,235 @@
+"""The typed schema of the configuration: every key, its type, its default and its unit.
+
+Registered in Hydra's ConfigStore, so that a wrong key or type is refused while the configuration is composed. The YAML
+files in ``conf/`` choose values; this file says which values there can be.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Dict, List, Optional
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING
+
+__all__ = [
+    "BackendConfig",
+    "CheckpointConfig",
+    "ExpConfig",
+    "ForecastingDataConfig",
+    "LauncherConfig",
+    "LoggerConfig",
+    "OptimConfig",
+    "ScheduleConfig",
+    "TaskConfig",
+    "TimeBridgeConfig",
+    "WrapperConfig",
+    "register",
+]
+
+# OmegaConf reads these annotations at run time, on Python 3.8 too: hence typing's generics, not the builtin ones.
+# ruff: noqa: UP006, UP007, UP035, UP045
+
+
+@dataclass
+class BackendConfig:
+    """Hardware family (:class:`exp.backend.Backend`)."""
+
+    _target_: str = MISSING
+    name: str = MISSING
+    process_group: Optional[str] = None
+    """What ``torch.distributed`` is given; null: the backend's own choice."""
+    allow_fallback: bool = False
+    """Permit a slower process group where the right one is missing; announced and recorded."""
+    env: Dict[str, str] = field(default_factory=dict)
+    """Environment of the workers, set before torch is imported."""
+    options: Dict[str, Any] = field(default_factory=dict)
+    """Settings that only this backend understands."""
+
+
+@dataclass
+class LauncherConfig:
+    """How worker processes are started (:mod:`exp.launcher`)."""
+
+    _target_: str = MISSING
+    nnodes: int = 1
+    rdzv_endpoint: Optional[str] = None
+    """``host:port`` where the agents of several nodes meet; null on one node: nothing listens on a network."""
+    rdzv_id: str = "exp"
+    """Tells jobs that share one endpoint apart."""
+    max_restarts: int = 0
+    """How often all workers are restarted, from the newest checkpoint, after one of them died."""
+    timeout_s: int = 1800
+    """Longest wait for a collective operation or for missing nodes, in seconds."""
+    use_shell_env: bool = False
+    """Take RANK, LOCAL_RANK, WORLD_SIZE and MASTER_* from the shell (started by torchrun, for instance)."""
+
+
+@dataclass
+class WrapperConfig:
+    """How the model is wrapped for data-parallel training. Device arguments come from the backend only."""
+
+    kind: str = MISSING
+    """``mmddp``, ``ddp`` or ``none``."""
+    find_unused_parameters: bool = False
+    broadcast_buffers: bool = False
+    gradient_as_bucket_view: bool = False
+    static_graph: bool = False
+    bucket_cap_mb: int = 25
+
+
+@dataclass
+class TaskConfig:
+    """What to do (:mod:`exp.tasks`)."""
+
+    name: str = MISSING
+    num_windows: int = 4
+    """predict: how many windows are plotted, spread over the test part."""
+    max_channels: int = 4
+    """predict: how many channels are plotted per window."""
+
+
+@dataclass
+class OptimConfig:
+    """Optimizer: ``type`` is a class of torch.optim, or one registered in MMEngine's OPTIMIZERS."""
+
+    type: str = "Adam"
+    lr: float = 1e-3
+    """Learning rate for the global batch, whatever the number of devices."""
+    weight_decay: float = 0.0
+    clip_grad_norm: Optional[float] = None
+    """Largest L2 norm of all gradients; null: no clipping."""
+    options: Dict[str, Any] = field(default_factory=dict)
+    """Further arguments of the optimizer."""
+
+
+@dataclass
+class ScheduleConfig:
+    """Learning-rate schedule: MMEngine parameter schedulers, as MMEngine users write them."""
+
+    param_scheduler: List[Dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass
+class LoggerConfig:
+    """Where metrics go besides ``metrics.jsonl``: MMEngine visualisation backends."""
+
+    vis_backends: List[Dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass
+class CheckpointConfig:
+    """Which checkpoints are written and kept."""
+
+    every_epochs: int = 1
+    """0: only at the end."""
+    every_steps: int = 0
+    """Also within an epoch; 0: never."""
+    keep_last: int = 2
+    keep_best: bool = True
+
+
+@dataclass
+class TimeBridgeConfig:
+    """TimeBridge (:class:`exp.models.timebridge.TimeBridge`; Liu et al., arXiv 2410.04442)."""
+
+    _target_: str = "exp.models.timebridge.TimeBridge"
+    channels: int = MISSING
+    lookback: int = MISSING
+    horizon: int = MISSING
+    time_features: int = 4
+    """Number of time-feature channels."""
+    period: int = 24
+    """Patch length in time steps."""
+    num_patches_out: Optional[int] = None
+    """Patches after down-sampling (``num_p``); null: as many as before."""
+    d_model: int = 128
+    d_ff: int = 128
+    num_heads: int = 8
+    integrated_layers: int = 3
+    downsampling_layers: int = 1
+    cointegrated_layers: int = 0
+    stable_len: int = 6
+    """Length of the moving average that detrends queries and keys."""
+    attention_dropout: float = 0.15
+    dropout: float = 0.0
+    alpha: float = 0.35
+    """Weight of the frequency part of the loss."""
+
+
+@dataclass
+class ForecastingDataConfig:
+    """A multivariate series on disk, cut into windows (:class:`exp.data.forecasting.ForecastingData`)."""
+
+    _target_: str = "exp.data.forecasting.ForecastingData"
+    name: str = MISSING
+    root: Optional[str] = None
+    """Folder of the user's files; null: the sample data that come with exp."""
+    file: str = MISSING
+    """Path below ``root``."""
+    split: str = "ratio"
+    """``ett_hour``, ``ett_minute`` (12/4/4 months of 30 days) or ``ratio`` (70/10/20 %)."""
+    channels: int = MISSING
+    lookback: int = 720
+    horizon: int = 96
+    header: bool = True
+    """False: comma-separated numbers only, without header and dates (plain or gzipped)."""
+    eval_batch_size: int = 128
+    num_workers: int = 0
+
+
+@dataclass
+class ExpConfig:
+    """The root of the configuration."""
+
+    backend: BackendConfig = field(default_factory=BackendConfig)
+    launcher: LauncherConfig = field(default_factory=LauncherConfig)
+    wrapper: WrapperConfig = field(default_factory=WrapperConfig)
+    task: TaskConfig = field(default_factory=TaskConfig)
+    model: Any = MISSING
+    data: Any = MISSING
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    logger: LoggerConfig = field(default_factory=LoggerConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+
+    name: str = MISSING
+    """Name of the experiment; each file of ``conf/experiment`` sets it."""
+    published: Dict[int, Dict[str, float]] = field(default_factory=dict)
+    """Published test metrics by horizon, shown beside the run's own."""
+    published_source: Optional[str] = None
+
+    nproc: int = 1
+    """Worker processes per node, one per device."""
+    seed: int = 2023
+    precision: str = "fp32"
+    batch_size: Optional[int] = None
+    """Samples per device and micro-batch. Give this or ``global_batch_size``; the other is derived."""
+    global_batch_size: Optional[int] = None
+    """Samples per optimizer step over all devices: ``batch_size * world_size * accumulate``."""
+    accumulate: int = 1
+    """Micro-batches per optimizer step."""
+    max_epochs: int = 10
+    max_steps: Optional[int] = None
+    """Optimizer steps after which training stops, if ``max_epochs`` does not stop it before."""
+    patience: Optional[int] = None
+    """Early stopping: epochs without a better validation metric; null: never."""
+    resume: Optional[str] = None
+    """``auto``: continue from the newest checkpoint in ``output_dir``; a path: from that checkpoint or run folder."""
+    init_from: Optional[str] = None
+    """Checkpoint whose weights the model starts from (ours or the authors', .pth or .safetensors)."""
+    output_dir: str = MISSING
+    log_every: int = 20
+    """Steps between two readings of the loss."""
+    report_placement: bool = False
+    """Write each rank's parameters, devices and group to its log."""
+    hooks: List[Dict[str, Any]] = field(default_factory=list)
+    """Further MMEngine hooks."""
+
+
+def register() -> None:
+    """Put the schema into Hydra's ConfigStore; calling it again changes nothing."""
+    store = ConfigStore.instance()
+    store.store(name="exp_schema", node=ExpConfig)
+    store.store(group="schema/model", name="timebridge", node=TimeBridgeConfig)
+    store.store(group="schema/data", name="forecasting", node=ForecastingDataConfig)

@@ -1,0 +1,62 @@
+"""The exceptions of ``exp``: few types, told apart by what the caller can do about them.
+
+Every message starts with one line that says what is wrong, where, and what to do; details may follow on later lines.
+The exit codes are those of the command line (see docs/exit-codes.md).
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "EXIT_CONFIG",
+    "EXIT_FAILED",
+    "EXIT_OK",
+    "EXIT_PREEMPTED",
+    "EXIT_UNAVAILABLE",
+    "CheckpointError",
+    "ConfigError",
+    "DataError",
+    "ExpError",
+    "PlacementError",
+    "RunError",
+    "UnavailableError",
+]
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_CONFIG = 2
+EXIT_UNAVAILABLE = 3
+EXIT_PREEMPTED = 75
+
+
+class ExpError(Exception):
+    """Base class; ``exit_code`` is what the command line exits with."""
+
+    exit_code = EXIT_FAILED
+
+
+class ConfigError(ExpError):
+    """The configuration or the usage is wrong: correct the command line (exit code 2)."""
+
+    exit_code = EXIT_CONFIG
+
+
+class DataError(ConfigError):
+    """A data file is missing or malformed: correct the file or ``data.*`` (exit code 2)."""
+
+
+class UnavailableError(ExpError):
+    """The hardware, the scheduler or a dependency is not there (exit code 3)."""
+
+    exit_code = EXIT_UNAVAILABLE
+
+
+class RunError(ExpError):
+    """The run itself failed (exit code 1)."""
+
+
+class PlacementError(RunError):
+    """Parameters or buffers are not on the device of their rank."""
+
+
+class CheckpointError(RunError):
+    """A checkpoint cannot be read, or does not belong to this model."""
