@@ -176,9 +176,9 @@ class Backend(abc.ABC):
         """``{"allocated", "max_allocated", "total"}`` in bytes where the device tells, else empty."""
         return {}
 
-    def end_step(self, optimizer: torch.optim.Optimizer) -> None:
+    def end_step(self, optimizer: torch.optim.Optimizer, **kwargs: Any) -> None:
         """Take the optimizer's step; lazy devices also end their graph here."""
-        optimizer.step()
+        optimizer.step(**kwargs)
 
     def describe(self, device: torch.device) -> dict[str, Any]:
         """``{"name", "index"}`` and what else is known of one device, for the run record."""

@@ -54,7 +54,7 @@ class RunFolder:
         return self.logs / f"rank{rank}.error.json"
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes | memoryview) -> None:
     """Write ``content`` under a temporary name in the same folder, flush it to the disk, and rename it to ``path``."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")

@@ -1,0 +1,40 @@
+# `make demo` and `make test` do all set-up. PYTHON chooses the interpreter, VENV where the environment goes.
+PYTHON ?= python3
+VENV ?= .venv
+MINOR := $(shell $(PYTHON) -c 'import sys; print(sys.version_info[1])')
+CONSTRAINTS := constraints/$(if $(filter 8,$(MINOR)),py38-torch1.10,$(if $(filter 9 10,$(MINOR)),py39,py311-torch2.13)).txt
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
+ARGS ?=
+
+.PHONY: demo test lint setup wheel-check clean
+
+demo: setup
+	$(VENV)/bin/python -m exp $(ARGS)
+
+test: setup
+	$(VENV)/bin/python -m pytest $(ARGS)
+
+lint: $(VENV)/.lint
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+# A wheel, installed in an empty environment, must run from any folder.
+wheel-check: $(VENV)/.lint
+	tests/wheel_check.sh $(VENV)/bin/python $(PYTHON) $(CONSTRAINTS)
+
+setup: $(VENV)/.setup
+
+$(VENV)/.setup: pyproject.toml $(CONSTRAINTS)
+	@echo "setting up $(VENV) (Python 3.$(MINOR), $(CONSTRAINTS)); this takes a few minutes the first time"
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet --upgrade pip
+	$(PIP) install --quiet -c $(CONSTRAINTS) -e '.[dev]'
+	@touch $@
+
+$(VENV)/.lint: $(VENV)/.setup
+	$(PIP) install --quiet -c $(CONSTRAINTS) mypy ruff build
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

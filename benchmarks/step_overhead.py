@@ -1,0 +1,190 @@
+"""Time per training step of our engine on a tiny model, against a hand-written PyTorch loop and MMEngine's own Runner.
+
+All three train the same model with the same optimizer on the same batches, in one process, in turns (A B C A B C ...);
+the medians over the turns are compared, so that a drift of the machine's speed touches all three alike.
+
+    python benchmarks/step_overhead.py [--steps 2000] [--rounds 5]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import logging
+import statistics
+import tempfile
+import time
+from typing import Any, Callable
+
+import torch
+from mmengine.model import BaseModel
+from mmengine.runner import Runner as StockRunner
+from omegaconf import OmegaConf
+from torch.utils.data import DataLoader, Dataset
+
+from exp.backends.cpu import CpuBackend
+from exp.config.schema import CheckpointConfig, ExpConfig
+from exp.engine.distributed import Distributed
+from exp.engine.hooks import CheckpointHook, MetricsHook
+from exp.engine.loops import TrainLoop
+from exp.engine.optim import BackendOptimWrapper
+from exp.engine.progress import Progress
+from exp.engine.runner import Runner
+from exp.launcher.base import RankInfo
+from exp.models.base import Model
+from exp.runfolder import RunFolder
+from exp.session import Session
+
+BATCH, WIDTH = 32, 64
+
+
+class Samples(Dataset):
+    """Random vectors; a batch is one indexing operation."""
+
+    def __init__(self, batches: int) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.x = torch.randn(batches, BATCH, WIDTH, generator=generator)
+        self.y = torch.randn(batches, BATCH, 1, generator=generator)
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {"x": self.x[index], "y": self.y[index]}
+
+
+def network() -> torch.nn.Sequential:
+    """A tiny MLP: its step is all overhead."""
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU(), torch.nn.Linear(WIDTH, 1))
+
+
+def loss_of(net: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Mean squared error."""
+    return (net(x) - y).square().mean()
+
+
+class OurModel(Model):
+    """The network as a model of exp."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = network()
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor, mode: str = "loss") -> dict[str, torch.Tensor]:
+        return {"loss": loss_of(self.net, x, y)}
+
+
+class StockModel(BaseModel):
+    """The network as a model of MMEngine."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = network()
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor, mode: str = "loss") -> dict[str, torch.Tensor]:
+        return {"loss": loss_of(self.net, x, y)}
+
+
+def by_hand(loader: DataLoader, steps: int) -> float:
+    """What one would write: reads the loss every 20 steps. Returns seconds per step."""
+    net = network()
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
+    running = torch.zeros(())
+    begun = time.perf_counter()
+    for step, batch in enumerate(loader, 1):
+        loss = loss_of(net, batch["x"], batch["y"])
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        running += loss.detach()
+        if step % 20 == 0:
+            running.item()
+            running.zero_()
+    return (time.perf_counter() - begun) / steps
+
+
+class _Positions:
+    """The sampler's part that the loop uses."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps_per_epoch, self.global_batch_size, self.samples = steps, BATCH, 0
+
+    def set_position(self, epoch: int, samples: int) -> None:
+        self.samples = samples
+
+    def advance(self) -> None:
+        self.samples += BATCH
+
+
+def ours(loader: DataLoader, steps: int, folder: str) -> float:
+    """Our engine with its usual hooks; returns seconds per step of the training loop."""
+    config = OmegaConf.structured(ExpConfig)
+    config.name, config.global_batch_size = "overhead", BATCH
+    session = Session(config, RunFolder(folder), RankInfo.single(), CpuBackend(name="cpu"))
+    session.device, session.distributed = torch.device("cpu"), Distributed()
+    model = OurModel()
+    wrapper = BackendOptimWrapper(torch.optim.Adam(model.parameters(), lr=1e-3), session.backend)
+    metrics = MetricsHook(session.folder.metrics, 20, Progress(None), time.time())
+    checkpoints = CheckpointHook(session.folder.checkpoints, OmegaConf.structured(CheckpointConfig), None, "mse")
+    runner = Runner(session, model, train_dataloader=loader, train_cfg={"by_epoch": True}, optim_wrapper=wrapper,
+                    param_scheduler=[{"type": "ExponentialLR", "gamma": 0.5}], custom_hooks=[metrics, checkpoints],
+                    visualizer={"type": "Visualizer", "name": session.unique_name, "vis_backends": None})  # fmt: skip
+    loop = TrainLoop(runner, loader, _Positions(steps), max_epochs=1)
+    runner._train_loop = loop
+    runner.param_schedulers = runner.build_param_scheduler(runner.param_schedulers)
+    metrics.before_train(runner)
+    begun = time.perf_counter()
+    loop._run_epoch()
+    return (time.perf_counter() - begun) / steps
+
+
+def stock(loader: DataLoader, steps: int, folder: str) -> float:
+    """MMEngine's Runner with its default hooks, without checkpoints; returns seconds per step."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        runner = StockRunner(
+            model=StockModel(),
+            work_dir=folder,
+            train_dataloader=loader,
+            train_cfg={"by_epoch": True, "max_epochs": 1},
+            optim_wrapper={"optimizer": {"type": "Adam", "lr": 1e-3}},
+            param_scheduler=[{"type": "ExponentialLR", "gamma": 0.5}],
+            default_hooks={"checkpoint": None, "logger": {"type": "LoggerHook", "interval": 20}},
+            experiment_name=f"stock{time.time_ns()}",
+            log_level="ERROR",
+        )
+        begun = time.perf_counter()
+        runner.train()
+        return (time.perf_counter() - begun) / steps
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
+    loader: DataLoader[Any] = DataLoader(Samples(arguments.steps), batch_size=None)
+    times: dict[str, list[float]] = {"by hand": [], "exp": [], "MMEngine Runner": []}
+    with tempfile.TemporaryDirectory() as folder:
+        RunFolder(folder).create()
+        contenders: dict[str, Callable[[], float]] = {
+            "by hand": lambda: by_hand(loader, arguments.steps),
+            "exp": lambda: ours(loader, arguments.steps, folder),
+            "MMEngine Runner": lambda: stock(loader, arguments.steps, folder),
+        }
+        by_hand(loader, arguments.steps)  # warm-up
+        for _ in range(arguments.rounds):
+            for name, contender in contenders.items():
+                times[name].append(contender())
+    reference = statistics.median(times["by hand"])
+    for name, seconds in times.items():
+        median = statistics.median(seconds)
+        print(f"{name:<16} {median * 1e6:8.1f} us/step   {median / reference:.2f} x by hand")
+
+
+if __name__ == "__main__":
+    main()

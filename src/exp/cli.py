@@ -1,0 +1,130 @@
+"""The command line: compose and validate once, write the run folder, launch, report.
+
+Nothing here imports torch: help, completion, ``--cfg`` and every configuration error answer at once, and the parent of
+a distributed run never holds a device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import traceback
+from pathlib import Path
+from typing import Any, Iterator
+
+import hydra
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from exp import backends_registry, console, launcher, report
+from exp.config import choices, explain, schema
+from exp.config.validate import validate
+from exp.errors import EXIT_CONFIG, EXIT_OK, ExpError
+from exp.launcher.shell_env import take_stale_variables
+from exp.runfolder import RunFolder, write_atomically
+
+__all__ = ["main"]
+
+_exit_codes: list[int] = []
+
+
+def main() -> int:
+    """Run the command line in ``sys.argv``; returns the exit code (docs/exit-codes.md)."""
+    schema.register()
+    choices.register_resolvers()
+    _exit_codes.clear()
+    full_error = bool(os.environ.get("HYDRA_FULL_ERROR"))
+    try:
+        with _errors_reach_us():
+            _hydra_main()
+    except (HydraException, OmegaConfBaseException) as error:
+        if full_error:
+            traceback.print_exc()
+        console.error(explain.explain(error, choices.default_keys()))
+        return EXIT_CONFIG
+    except ExpError as error:
+        console.error(str(error))
+        return error.exit_code
+    except KeyboardInterrupt:
+        console.error("interrupted")
+        return 130
+    return max(_exit_codes, default=EXIT_OK)
+
+
+@contextlib.contextmanager
+def _errors_reach_us() -> Iterator[None]:
+    """Have Hydra raise its errors instead of printing them and exiting with 1: the switch that it offers for it."""
+    before = os.environ.get("HYDRA_FULL_ERROR")
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = before
+
+
+@hydra.main(version_base="1.3", config_path="pkg://exp.conf", config_name="config")
+def _hydra_main(config: DictConfig) -> float | None:
+    """One job of Hydra's: the run, or one of a sweep's."""
+    state = HydraConfig.get()
+    try:
+        return _run(config, list(state.overrides.task), Path(state.runtime.output_dir))
+    except ExpError as error:
+        _remove_if_empty(Path(state.runtime.output_dir))
+        if state.mode != RunMode.MULTIRUN:
+            raise
+        # One failed job must not take the rest of the sweep with it.
+        console.error(f"{' '.join(state.overrides.task)}: {error}")
+        _exit_codes.append(error.exit_code)
+        return float("nan")
+
+
+def _run(config: DictConfig, overrides: list[str], output_dir: Path) -> float | None:
+    config = _choose_backend(config, overrides)
+    with open_dict(config):
+        config.output_dir = str(output_dir.absolute())
+    backend = backends_registry.create_backend(config.backend)
+    validate(config, overrides, backend)
+    chosen = launcher.resolve(config.launcher, config.nproc)
+    if not config.launcher.use_shell_env:
+        stale = take_stale_variables(os.environ)
+        if stale:
+            console.warn(
+                f"ignoring {', '.join(stale)} of the shell: exp starts its own workers "
+                "(launcher.use_shell_env=true to be one of an outer launcher's)"
+            )
+    folder = RunFolder(output_dir)
+    folder.create()
+    write_atomically(folder.config, OmegaConf.to_yaml(config, resolve=True).encode())
+    write_atomically(folder.overrides, OmegaConf.to_yaml(OmegaConf.create(overrides)).encode())
+    if config.resume is None and folder.result.is_file():
+        folder.result.unlink()
+    report.begin(config, folder)
+    outcome = chosen.launch(folder, config.nproc)
+    return report.end(config, folder, outcome, _exit_codes)
+
+
+def _choose_backend(config: DictConfig, overrides: list[str]) -> DictConfig:
+    """Replace ``backend=auto`` by the first that is available, with that backend's own configuration."""
+    if config.backend["_target_"] != "auto":
+        return config
+    name = backends_registry.choose(list(config.backend.options.candidates))
+    loader = GlobalHydra.instance().config_loader()
+    kept = [override for override in overrides if not override.startswith("backend=")]
+    composed = loader.load_configuration("config", [*kept, f"backend={name}"], run_mode=RunMode.RUN)
+    with open_dict(composed):
+        del composed["hydra"]
+    return composed
+
+
+def _remove_if_empty(folder: Path) -> None:
+    """Hydra makes the output folder before we can refuse the configuration; leave nothing behind."""
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
+

@@ -1,0 +1,56 @@
+"""What Hydra's search path offers: the choices of each group for ``--help``, and the default keys for error messages."""
+
+from __future__ import annotations
+
+import secrets
+
+from hydra import compose, initialize_config_module
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.object_type import ObjectType
+from omegaconf import OmegaConf
+
+from exp.config.explain import config_keys
+
+__all__ = ["default_keys", "describe_choices", "register_resolvers"]
+
+_GROUPS = (
+    "experiment",
+    "task",
+    "backend",
+    "launcher",
+    "wrapper",
+    "data",
+    "model",
+    "optim",
+    "schedule",
+    "logger",
+)
+_WIDTH = 96
+
+
+def register_resolvers() -> None:
+    """Register ``${run_id:}`` (a short id, the same wherever one configuration uses it) and ``${choices:}``."""
+    OmegaConf.register_new_resolver("run_id", lambda: secrets.token_hex(3), use_cache=True, replace=True)
+    OmegaConf.register_new_resolver("choices", describe_choices, replace=True)
+
+
+def describe_choices() -> str:
+    """One entry per config group: its choices, from every folder in the search path."""
+    loader = GlobalHydra.instance().config_loader()
+    lines: list[str] = []
+    for group in _GROUPS:
+        line = f"  {group:<11}"
+        for choice in loader.get_group_options(group, ObjectType.CONFIG):
+            if len(line) + len(choice) + 1 > _WIDTH:
+                lines.append(line.rstrip())
+                line = " " * 13
+            line += f"{choice} "
+        lines.append(line.rstrip())
+    return "\n".join(lines).lstrip()
+
+
+def default_keys() -> list[str]:
+    """The dotted keys of the default configuration, and its groups."""
+    GlobalHydra.instance().clear()
+    with initialize_config_module("exp.conf", version_base="1.3"):
+        return [*config_keys(compose("config")), *_GROUPS]

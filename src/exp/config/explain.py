@@ -1,0 +1,73 @@
+"""Turns Hydra's and OmegaConf's errors into one line that says what is wrong and what would be right."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import Any, Iterable
+
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+__all__ = ["config_keys", "explain", "nearest"]
+
+
+def nearest(wrong: str, known: Iterable[str]) -> str:
+    """``; did you mean 'x'?`` for the closest of ``known``, or nothing where none is close."""
+    matches = difflib.get_close_matches(wrong, list(known), n=1, cutoff=0.6)
+    return f"; did you mean '{matches[0]}'?" if matches else ""
+
+
+def config_keys(config: Any, prefix: str = "") -> list[str]:
+    """All keys of a configuration, dotted."""
+    keys: list[str] = []
+    if isinstance(config, DictConfig) and not config._is_none() and not config._is_missing():
+        for key in config:
+            keys.append(f"{prefix}{key}")
+            node = config._get_node(key)
+            keys += config_keys(node, f"{prefix}{key}.")
+    return keys
+
+
+def explain(error: Exception, known_keys: Iterable[str]) -> str:
+    """One line for the user, details below it where they help.
+
+    Args:
+        error: what composition raised.
+        known_keys: the keys of the default configuration, to find the nearest.
+    """
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options is not None:
+        group, _, choice = str(error.missing_cfg_file).rpartition("/")
+        options = [option for option in error.options if not option.startswith("__")]
+        return f"{group}={choice} is not a choice{nearest(choice, options)}\n  choices of {group}: {', '.join(options)}"
+    if isinstance(error, OverrideParseException):
+        return f"cannot read the argument '{error.override}': expected KEY=VALUE, and quotes around special characters"
+    text = str(error)
+    cause = error.__cause__
+    unknown = _unknown_key(text, cause)
+    if unknown is not None:
+        return f"there is no key '{unknown}'{nearest(unknown, known_keys)}\n  --cfg job shows all keys"
+    match = re.match(r"Error merging override (.*)", text)
+    if match and isinstance(cause, OmegaConfBaseException):
+        return f"{match.group(1)}: {cause.msg}"
+    if isinstance(error, (ConfigCompositionException, HydraException)):
+        lines = [line for line in text.splitlines() if line.strip()]
+        details = [str(cause).splitlines()[0]] if cause is not None and str(cause) else []
+        return "\n  ".join([*lines, *details])
+    if isinstance(error, OmegaConfBaseException):
+        return f"{error.full_key or 'configuration'}: {str(error.msg or error).splitlines()[0]}"
+    return text
+
+
+def _unknown_key(text: str, cause: BaseException | None) -> str | None:
+    """The key that is in no schema, where that is what the error is about."""
+    match = re.match(r"Could not override '([^']+)'", text)
+    if match:
+        if "No match in the defaults list" in text:
+            return match.group(1).split("=")[0]
+        return match.group(1)
+    if isinstance(cause, OmegaConfBaseException) and re.search(r"Key '\S+' (is )?not in", str(cause)):
+        return str(cause.full_key)
+    return None
+

@@ -1,0 +1,119 @@
+"""Checks that span several keys, made once, in the parent, before anything starts. Imports no torch."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Sequence
+
+from exp.backend import PRECISIONS
+from exp.config.batch import derive_batch_sizes
+from exp.config.explain import nearest
+from exp.errors import ConfigError, UnavailableError
+from exp.runfolder import RunFolder, read_json
+
+if TYPE_CHECKING:
+    from exp.backend import Backend
+
+__all__ = ["validate"]
+
+_WRAPPERS = ("mmddp", "ddp", "none")
+
+
+def validate(config: Any, overrides: Sequence[str], backend: Backend) -> None:
+    """Check ``config`` and fill in what is derived (batch sizes).
+
+    Args:
+        config: the composed configuration; changed in place.
+        overrides: the user's, to tell a batch size that he gave from one that the experiment file has.
+        backend: of ``config.backend``.
+
+    Raises:
+        ConfigError: a value is wrong, two do not go together, or a file is missing.
+        UnavailableError: the backend is not there, or has fewer devices than ``nproc``.
+    """
+    _check_values(config)
+    _check_processes(config, backend)
+    _derive_batch(config, overrides)
+    _check_files(config)
+
+
+def _check_values(config: Any) -> None:
+    for key, choices in (("precision", PRECISIONS), ("wrapper.kind", _WRAPPERS)):
+        value = config.wrapper.kind if key == "wrapper.kind" else config[key]
+        if value not in choices:
+            raise ConfigError(f"{key}={value} is not one of {', '.join(choices)}{nearest(value, choices)}")
+    for key in ("nproc", "accumulate", "max_epochs", "log_every"):
+        if config[key] < 1:
+            raise ConfigError(f"{key}={config[key]} must be at least 1")
+    for key in ("max_steps", "patience"):
+        if config[key] is not None and config[key] < 1:
+            raise ConfigError(f"{key}={config[key]} must be at least 1, or null")
+    if config.launcher.nnodes < 1:
+        raise ConfigError(f"launcher.nnodes={config.launcher.nnodes} must be at least 1")
+
+
+def _check_processes(config: Any, backend: Backend) -> None:
+    reason = backend.why_unavailable()
+    if reason is not None:
+        raise UnavailableError(f"backend={config.backend.name} is not available: {reason}")
+    if config.precision not in backend.precisions:
+        raise ConfigError(
+            f"precision={config.precision} is not supported by backend={backend.name}; "
+            f"use one of {', '.join(backend.precisions)}"
+        )
+    if not backend.exclusive_devices:
+        return
+    count = backend.device_count()
+    if config.nproc > count:
+        raise UnavailableError(
+            f"nproc={config.nproc} asks for more devices than backend={backend.name} has here: {count}; "
+            f"set nproc={count} or make more devices visible"
+        )
+
+
+def _derive_batch(config: Any, overrides: Sequence[str]) -> None:
+    given = {override.split("=")[0].lstrip("+") for override in overrides}
+    # Only one of the two is the user's word; the experiment file's other one gives way to it.
+    if "batch_size" in given and "global_batch_size" not in given:
+        config.global_batch_size = None
+    elif "global_batch_size" in given and "batch_size" not in given:
+        config.batch_size = None
+    world_size = config.nproc * config.launcher.nnodes
+    config.batch_size, config.global_batch_size = derive_batch_sizes(
+        config.batch_size, config.global_batch_size, config.accumulate, world_size
+    )
+
+
+def _check_files(config: Any) -> None:
+    module_name, _, _ = config.data["_target_"].rpartition(".")
+    family = module_name.rpartition(".")[0]
+    # A family of data sets may check its own files here, in a module that needs neither torch nor pandas.
+    if family and importlib.util.find_spec(f"{family}.preflight") is not None:
+        importlib.import_module(f"{family}.preflight").preflight(config.data)
+    for key in ("init_from", "resume"):
+        value = config[key]
+        if value is not None and value != "auto" and not Path(value).exists():
+            raise ConfigError(f"{key}={value}: there is no such file or folder ({Path(value).absolute()})")
+    if config.task.name in ("eval", "predict") and config.init_from is None:
+        raise ConfigError(
+            f"task={config.task.name} needs weights; set init_from to a checkpoint or a run folder, "
+            "such as init_from=outputs/<experiment>/<run>"
+        )
+    _check_output_dir(config)
+
+
+def _check_output_dir(config: Any) -> None:
+    folder = RunFolder(config.output_dir)
+    previous = read_json(folder.result)
+    if config.resume is not None or config.launcher.nnodes > 1:
+        return
+    if previous is not None and previous.get("status") == "completed":
+        raise ConfigError(
+            f"output_dir={config.output_dir} holds a completed run; use another one, or resume=auto to train it further"
+        )
+    if folder.checkpoints.is_dir() and any(folder.checkpoints.glob("step_*.pth")):
+        raise ConfigError(
+            f"output_dir={config.output_dir} holds an unfinished run; continue it with resume=auto, or use another one"
+        )

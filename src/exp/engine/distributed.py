@@ -1,0 +1,82 @@
+"""The process group as the engine uses it: rank, world size and collectives for small CPU values.
+
+Gradients travel through the DDP wrapper. Everything else that ranks must agree on (metrics, random states, errors) is
+small and lives on the CPU: it goes over a group that is known to carry CPU tensors, never over the device's own.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+    from exp.backend import Backend
+
+__all__ = ["Distributed"]
+
+
+class Distributed:
+    """Rank, world size, and collectives over CPU values; with one process each is the identity.
+
+    Args:
+        rank: global rank.
+        world_size: number of processes.
+        cpu_group: the group that carries CPU tensors; None: the default group does.
+    """
+
+    def __init__(self, rank: int = 0, world_size: int = 1, cpu_group: Any | None = None) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.cpu_group = cpu_group
+
+    @classmethod
+    def create(cls, backend: Backend, store: Store, rank: int, world_size: int, timeout: timedelta) -> Distributed:
+        """Make the process group of ``backend`` over ``store``, and a gloo group beside it where CPU tensors need one."""
+        backend.init_process_group(store=store, rank=rank, world_size=world_size, timeout=timeout)
+        if not dist.is_initialized():
+            # A vendor with collectives of its own: CPU values still go over torch's gloo.
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
+            return cls(rank, world_size)
+        carries_cpu = "cpu:gloo" in dist.get_backend() or dist.get_backend() == "gloo" or _composite_has_cpu()
+        group = None if carries_cpu else dist.new_group(backend="gloo", timeout=timeout)
+        return cls(rank, world_size, group)
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0."""
+        return self.rank == 0
+
+    def sum(self, value: torch.Tensor) -> torch.Tensor:
+        """Sum of a CPU tensor over all ranks, in place."""
+        if self.world_size > 1:
+            dist.all_reduce(value, group=self.cpu_group)
+        return value
+
+    def mean(self, value: float) -> float:
+        """Mean of a number over all ranks."""
+        if self.world_size == 1:
+            return value
+        return float(self.sum(torch.tensor([value], dtype=torch.float64)).item() / self.world_size)
+
+    def gather(self, value: Any) -> list[Any]:
+        """``value`` of every rank, by rank; small picklable objects only."""
+        if self.world_size == 1:
+            return [value]
+        gathered: list[Any] = [None] * self.world_size
+        dist.all_gather_object(gathered, value, group=self.cpu_group)
+        return gathered
+
+    def barrier(self) -> None:
+        """Wait for all ranks. An all-reduce, because a bare barrier() guesses a device and picks the wrong one."""
+        self.sum(torch.zeros(1))
+
+
+def _composite_has_cpu() -> bool:
+    """Whether the default group of torch >= 2.0 has a backend for CPU tensors."""
+    config = getattr(dist, "get_backend_config", None)
+    return config is not None and "cpu:gloo" in str(config())

@@ -1,0 +1,220 @@
+"""Our hooks on MMEngine's stages: metrics, progress, best model, early stopping and checkpoints."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+from mmengine.hooks import Hook
+
+from exp.engine import checkpoint
+from exp.errors import RunError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from exp.engine.progress import Progress
+
+__all__ = ["CheckpointHook", "MetricsHook", "truncate_metrics"]
+
+
+class MetricsHook(Hook):
+    """Reads the losses every ``log_every`` steps and hands them on: file, progress bar, MMEngine's visualiser.
+
+    Every rank reads at the same steps, because the loss shown is the mean over ranks; rank 0 alone writes.
+
+    Args:
+        path: ``metrics.jsonl``.
+        log_every: steps between readings.
+        progress: draws the bar; does nothing on ranks other than 0.
+        started: ``time.time()`` at which the process of this rank began.
+    """
+
+    priority = "BELOW_NORMAL"
+
+    def __init__(self, path: Path, log_every: int, progress: Progress, started: float) -> None:
+        self.path = path
+        self.log_every = log_every
+        self.progress = progress
+        self.started = started
+        self.time_to_first_step: float | None = None
+        self.train_seconds = 0.0
+        self.samples = 0
+        self._mark = 0.0
+        self._steps_since_mark = 0
+
+    def before_train(self, runner: Any) -> None:
+        """Show the bar."""
+        loop = runner.train_loop
+        self.progress.start(loop.max_iters, loop.max_epochs, loop.iter, loop.steps_per_epoch)
+
+    def before_train_epoch(self, runner: Any) -> None:
+        """Time training only, not the evaluation before it."""
+        self._mark = time.perf_counter()
+        self._steps_since_mark = 0
+        runner.message_hub.update_info_dict(
+            {"epoch": runner.epoch, "max_epochs": runner.max_epochs, "max_iters": runner.max_iters}
+        )
+
+    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        """Count the step; read the losses when it is time."""
+        self._steps_since_mark += 1
+        step = runner.iter + 1
+        if self.time_to_first_step is None:
+            runner.backend.synchronize()
+            self.time_to_first_step = time.time() - self.started
+        if step % self.log_every == 0 or step == runner.max_iters:
+            self._read(runner, step)
+        self.progress.step(step)
+
+    def after_train_epoch(self, runner: Any) -> None:
+        """Read what the last full interval left over."""
+        if self._steps_since_mark:
+            self._read(runner, runner.iter)
+
+    def _read(self, runner: Any, step: int) -> None:
+        losses = {name: runner.distributed_group.mean(value) for name, value in runner.losses.read().items()}
+        now = time.perf_counter()
+        seconds, steps = now - self._mark, self._steps_since_mark
+        samples = steps * runner.train_loop.sampler.global_batch_size
+        self._mark, self._steps_since_mark = now, 0
+        self.train_seconds += seconds
+        self.samples += samples
+        for name, value in losses.items():
+            if not math.isfinite(value):
+                raise RunError(
+                    f"{name} is {value} within the {steps} steps before step {step} (epoch {runner.epoch + 1}); "
+                    "lower optim.lr, set optim.clip_grad_norm, or use precision=fp32"
+                )
+        if not losses:
+            return
+        record: dict[str, Any] = dict(losses)
+        record["lr"] = runner.optim_wrapper.optimizer.param_groups[0]["lr"]
+        if runner.optim_wrapper.grad_norm is not None:
+            record["grad_norm"] = float(runner.optim_wrapper.grad_norm)
+        record["samples_per_second"] = samples / seconds
+        self.write(runner, "train", step, record)
+        self.progress.losses(losses, record["lr"], record["samples_per_second"])
+
+    def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
+        """Record the validation metrics."""
+        self.write(runner, "val", runner.iter, metrics or {})
+        self.progress.validated(runner.epoch, metrics or {})
+
+    def after_test_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
+        """Record the test metrics."""
+        self.write(runner, "test", 0 if runner.train_loop is None else runner.iter, metrics or {})
+
+    def after_train(self, runner: Any) -> None:
+        """Take the bar away."""
+        self.progress.stop()
+
+    def write(self, runner: Any, split: str, step: int, values: dict[str, float]) -> None:
+        """Append one line to ``metrics.jsonl`` and tell MMEngine's message hub and visualiser."""
+        scalars = {f"{split}/{name}": value for name, value in values.items()}
+        runner.message_hub.update_info("iter", step)
+        for name, value in scalars.items():
+            runner.message_hub.update_scalar(name, value)
+        if runner.distributed_group.is_main:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"split": split, "step": step, "epoch": runner.epoch, **values}) + "\n")
+            if runner.visualizer._vis_backends:
+                runner.visualizer.add_scalars(scalars, step=step)
+
+
+class CheckpointHook(Hook):
+    """Keeps the best and the newest checkpoints, and stops a run that no longer gets better.
+
+    Best and early stopping live here together, because both are part of what a resumed run must know.
+
+    Args:
+        folder: ``checkpoints/``.
+        config: :class:`exp.config.schema.CheckpointConfig`.
+        patience: epochs without a better metric after which training stops; None: never.
+        metric: the validation metric, lower is better.
+    """
+
+    priority = "VERY_LOW"  # after the schedulers, so that their new state is in the file
+
+    def __init__(self, folder: Path, config: Any, patience: int | None, metric: str) -> None:
+        self.folder = folder
+        self.config = config
+        self.patience = patience
+        self.metric = metric
+        self.best: float | None = None
+        self.best_epoch = 0
+        self.bad_epochs = 0
+        self._saved_step = -1
+
+    @property
+    def best_path(self) -> Path:
+        """Where the best weights lie."""
+        return self.folder / "best.pth"
+
+    def before_train(self, runner: Any) -> None:
+        """Remove what a killed writer left."""
+        if runner.distributed_group.is_main:
+            checkpoint.remove_stale_temporaries(self.folder)
+
+    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        """Save within the epoch."""
+        every = self.config.every_steps
+        step = runner.iter + 1
+        # At the end of an epoch the checkpoint waits for the validation that follows.
+        if every and step % every == 0 and batch_idx + 1 < runner.train_loop.steps_per_epoch:
+            self._save(runner, step)
+
+    def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
+        """Judge the epoch, then save."""
+        value = (metrics or {})[self.metric]
+        if not math.isfinite(value):
+            raise RunError(f"validation {self.metric} is {value} after epoch {runner.epoch}; lower optim.lr")
+        if self.best is None or value <= self.best:
+            self.best, self.best_epoch, self.bad_epochs = value, runner.epoch, 0
+            if self.config.keep_best and runner.distributed_group.is_main:
+                checkpoint.write(self.best_path, runner.weights_checkpoint())
+        else:
+            self.bad_epochs += 1
+            if self.patience is not None and self.bad_epochs >= self.patience:
+                runner.train_loop.stop_training = True
+        every = self.config.every_epochs
+        if every and runner.epoch % every == 0:
+            self._save(runner, runner.iter)
+
+    def after_train(self, runner: Any) -> None:
+        """The last state is always kept."""
+        self._save(runner, runner.iter)
+
+    def _save(self, runner: Any, step: int) -> None:
+        if step == self._saved_step:
+            return
+        self._saved_step = step
+        content = runner.training_checkpoint(step, self.state_dict())
+        if runner.distributed_group.is_main:
+            checkpoint.write(self.folder / f"step_{step:08d}.pth", content)
+            checkpoint.prune(self.folder, self.config.keep_last)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run must know of the epochs before it."""
+        return {"best": self.best, "best_epoch": self.best_epoch, "bad_epochs": self.bad_epochs}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` gave."""
+        self.best, self.best_epoch, self.bad_epochs = state["best"], state["best_epoch"], state["bad_epochs"]
+
+
+def truncate_metrics(path: Path, step: int) -> None:
+    """Drop the lines of steps after ``step``: a resumed run trains, and writes, them again."""
+    if not path.is_file():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue  # cut off in mid-line when the run was killed
+        if record["step"] <= step:
+            kept.append(line)
+    path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")

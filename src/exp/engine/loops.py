@@ -1,0 +1,171 @@
+"""The training and evaluation loops, in MMEngine's terms: hooks see the stages and counters that they know.
+
+Two things differ from MMEngine's own loops. One iteration is one optimizer step, whatever the number of micro-batches, so
+that schedules, logs and checkpoints count the same thing at any accumulation. And nothing reads a value from the device:
+losses stay there until a hook asks, every ``log_every`` steps.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Iterator
+
+import torch
+from mmengine.runner import BaseLoop
+
+from exp.engine.wrapper import unwrapped
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+__all__ = ["EvalLoop", "TrainLoop"]
+
+
+def move(batch: dict[str, torch.Tensor], device: torch.device) -> dict[str, torch.Tensor]:
+    """The batch on ``device``, without waiting for the copy."""
+    if device.type == "cpu":
+        return batch
+    return {key: value.to(device, non_blocking=True) for key, value in batch.items()}
+
+
+class TrainLoop(BaseLoop):
+    """Trains until ``max_epochs`` or ``max_steps``, or until a hook sets :attr:`stop_training`.
+
+    Args:
+        runner: the runner.
+        dataloader: yields micro-batches (dicts of tensors) from the sampler's position on.
+        sampler: holds the position; the loop alone advances it, so prefetching workers cannot falsify it.
+        max_epochs: passes over the data.
+        max_steps: optimizer steps in all; None: no limit.
+        accumulate: micro-batches per optimizer step.
+    """
+
+    def __init__(
+        self,
+        runner: Any,
+        dataloader: DataLoader[Any],
+        sampler: Any,
+        max_epochs: int,
+        max_steps: int | None = None,
+        accumulate: int = 1,
+    ) -> None:
+        super().__init__(runner, dataloader)
+        self.sampler = sampler
+        self.accumulate = accumulate
+        self.steps_per_epoch: int = sampler.steps_per_epoch
+        self._max_epochs = max_epochs
+        self._max_iters = max_epochs * self.steps_per_epoch
+        if max_steps is not None:
+            self._max_iters = min(self._max_iters, max_steps)
+        self._epoch = 0
+        self._iter = 0
+        self.stop_training = False
+
+    @property
+    def epoch(self) -> int:
+        """Epochs completed."""
+        return self._epoch
+
+    @property
+    def iter(self) -> int:
+        """Optimizer steps completed; within ``after_train_iter``, those before the current one, as in MMEngine."""
+        return self._iter
+
+    @property
+    def max_epochs(self) -> int:
+        """Epochs to train."""
+        return self._max_epochs
+
+    @property
+    def max_iters(self) -> int:
+        """Optimizer steps to train."""
+        return self._max_iters
+
+    def restore(self, epoch: int, step: int, samples: int) -> None:
+        """Continue after ``step`` optimizer steps, ``samples`` samples (over all ranks) into ``epoch``."""
+        self._epoch, self._iter = epoch, step
+        self.sampler.set_position(epoch, samples)
+
+    def run(self) -> torch.nn.Module:
+        """Train and validate, epoch by epoch."""
+        runner = self.runner
+        runner.call_hook("before_train")
+        while self._epoch < self._max_epochs and self._iter < self._max_iters and not self.stop_training:
+            if self._run_epoch():
+                runner.val_loop.run()
+        runner.call_hook("after_train")
+        return runner.model
+
+    def _run_epoch(self) -> bool:
+        """Train from the sampler's position to the end of the epoch; False where a hook stopped the run at once.
+
+        An epoch that ``max_steps`` cuts short is validated like any other, but does not count as completed, so that
+        a resumed run with a larger ``max_steps`` goes on in its middle.
+        """
+        runner = self.runner
+        runner.call_hook("before_train_epoch")
+        runner.model.train()
+        batches = iter(self.dataloader)
+        step = self.sampler.samples // self.sampler.global_batch_size
+        while step < self.steps_per_epoch and self._iter < self._max_iters and not self.stop_training:
+            self.run_iter(step, batches)
+            step += 1
+        del batches
+        if self.stop_training:
+            return False
+        if step == self.steps_per_epoch:
+            runner.call_hook("after_train_epoch")
+            self._epoch += 1
+            self.sampler.set_position(self._epoch, 0)
+        return True
+
+    def run_iter(self, idx: int, batches: Iterator[dict[str, torch.Tensor]]) -> None:
+        """One optimizer step: ``accumulate`` micro-batches."""
+        runner = self.runner
+        for micro in range(self.accumulate):
+            batch = move(next(batches), runner.device)
+            if micro == 0:
+                runner.call_hook("before_train_iter", batch_idx=idx, data_batch=batch)
+            outputs = runner.model.train_step(batch, optim_wrapper=runner.optim_wrapper)
+            runner.losses.add(outputs)
+        self.sampler.advance()
+        runner.call_hook("after_train_iter", batch_idx=idx, data_batch=batch, outputs=outputs)
+        self._iter += 1
+
+
+class EvalLoop(BaseLoop):
+    """One pass over a part of the data: every sample once over all ranks, metrics exact.
+
+    Runs the bare module: a DDP forward may exchange buffers, and ranks may hold different numbers of batches here.
+
+    Args:
+        runner: the runner.
+        dataloader: this rank's share.
+        evaluator: has ``reset()``, ``update(outputs, batch)`` and ``compute(distributed) -> dict``.
+        stage: ``val`` or ``test``: which hooks are called.
+    """
+
+    def __init__(self, runner: Any, dataloader: DataLoader[Any], evaluator: Any, stage: str) -> None:
+        super().__init__(runner, dataloader)
+        self.evaluator = evaluator
+        self.stage = stage
+
+    @torch.no_grad()
+    def run(self) -> dict[str, float]:
+        """Evaluate; returns the metrics by name."""
+        runner, stage = self.runner, self.stage
+        runner.call_hook(f"before_{stage}")
+        runner.call_hook(f"before_{stage}_epoch")
+        model = unwrapped(runner.model)
+        model.eval()
+        self.evaluator.reset()
+        for idx, cpu_batch in enumerate(self.dataloader):
+            batch = move(cpu_batch, runner.device)
+            runner.call_hook(f"before_{stage}_iter", batch_idx=idx, data_batch=batch)
+            with runner.backend.autocast(runner.precision):
+                outputs = model(**batch, mode="predict")
+            self.evaluator.update(outputs, batch)
+            runner.call_hook(f"after_{stage}_iter", batch_idx=idx, data_batch=batch, outputs=outputs)
+        metrics: dict[str, float] = self.evaluator.compute(runner.distributed_group)
+        runner.call_hook(f"after_{stage}_epoch", metrics=metrics)
+        runner.call_hook(f"after_{stage}")
+        return metrics

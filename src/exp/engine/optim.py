@@ -1,0 +1,126 @@
+"""MMEngine's OptimWrapper over the backend's autocast and loss scaler, without a device synchronisation."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, Iterator
+
+import torch
+from mmengine.optim import OptimWrapper
+from mmengine.registry import OPTIMIZERS
+from torch import nn
+
+from exp.errors import ConfigError
+
+if TYPE_CHECKING:
+    from exp.backend import Backend
+
+__all__ = ["BackendOptimWrapper", "build_optimizer"]
+
+
+class BackendOptimWrapper(OptimWrapper):
+    """Mixed precision, gradient accumulation and clipping for any backend.
+
+    MMEngine's AmpOptimWrapper admits four vendors and a CUDA scaler only; this one asks the backend. The gradient norm
+    stays on the device in :attr:`grad_norm` instead of being read at every step.
+
+    Args:
+        optimizer: a torch optimizer.
+        backend: gives autocast, loss scaler and the step itself.
+        precision: ``fp32``, ``bf16`` or ``fp16``.
+        accumulate: micro-batches per optimizer step.
+        clip_grad_norm: largest L2 norm of all gradients, or None.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        backend: Backend,
+        precision: str = "fp32",
+        accumulate: int = 1,
+        clip_grad_norm: float | None = None,
+    ) -> None:
+        super().__init__(optimizer, accumulative_counts=accumulate)
+        self.backend = backend
+        self.precision = precision
+        self.scaler = backend.grad_scaler(precision)
+        self.clip_grad_norm = clip_grad_norm
+        self.grad_norm: torch.Tensor | None = None
+        self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
+
+    def initialize_count_status(self, model: nn.Module, init_counts: int, max_counts: int) -> None:
+        """Start a count of micro-batches; our loop only ever runs whole optimizer steps, so nothing is left over."""
+        del model, init_counts, max_counts
+        self._inner_count = 0
+
+    @contextlib.contextmanager
+    def optim_context(self, model: nn.Module) -> Iterator[None]:
+        """Autocast, and no gradient exchange before the last micro-batch of a step."""
+        with contextlib.ExitStack() as stack:
+            if self._accumulative_counts > 1 and not self.should_sync() and hasattr(model, "no_sync"):
+                stack.enter_context(model.no_sync())
+            if self.precision != "fp32":
+                stack.enter_context(self.backend.autocast(self.precision))
+            yield
+
+    def update_params(  # type: ignore[override]
+        self, loss: torch.Tensor, step_kwargs: dict[str, Any] | None = None, zero_kwargs: dict[str, Any] | None = None
+    ) -> None:
+        """Back-propagate one micro-batch's mean loss; step and clear gradients after the last one of a step."""
+        if self._accumulative_counts > 1:
+            loss = loss / self._accumulative_counts
+        if self.scaler is not None:
+            loss = self.scaler.scale(loss)
+        self.backward(loss)
+        if self.should_update():
+            self.step(**(step_kwargs or {}))
+            self.zero_grad(**(zero_kwargs or {}))
+
+    def step(self, **kwargs: Any) -> None:
+        """Clip and take the optimizer's step (skipped by the scaler when fp16 gradients overflow)."""
+        if self.clip_grad_norm is not None:
+            if self.scaler is not None:
+                self.scaler.unscale_(self.optimizer)
+            self.grad_norm = nn.utils.clip_grad_norm_(self._parameters, self.clip_grad_norm)
+        if self.scaler is None:
+            self.backend.end_step(self.optimizer, **kwargs)
+        else:
+            self.scaler.step(self.optimizer, **kwargs)
+            self.scaler.update()
+
+    def zero_grad(self, **kwargs: Any) -> None:
+        """Drop the gradients (set_to_none: no kernel is launched)."""
+        kwargs.setdefault("set_to_none", True)
+        self.optimizer.zero_grad(**kwargs)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The optimizer's state, and the loss scaler's under ``loss_scaler``."""
+        state = dict(self.optimizer.state_dict())
+        if self.scaler is not None:
+            state["loss_scaler"] = self.scaler.state_dict()
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` gave."""
+        state = dict(state_dict)
+        scaler = state.pop("loss_scaler", None)
+        if self.scaler is not None and scaler is not None:
+            self.scaler.load_state_dict(scaler)
+        self.optimizer.load_state_dict(state)
+
+
+def build_optimizer(model: nn.Module, config: Any) -> torch.optim.Optimizer:
+    """The optimizer of ``config`` (:class:`exp.config.schema.OptimConfig`) over the trainable parameters.
+
+    Raises:
+        ConfigError: its type or one of its options is unknown.
+    """
+    cls = OPTIMIZERS.get(config.type)
+    if cls is None:
+        known = sorted(name for name in OPTIMIZERS.module_dict if not name.startswith("_"))
+        raise ConfigError(f"optim.type={config.type} is not known; known are {', '.join(known)}")
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    try:
+        return cls(parameters, lr=config.lr, weight_decay=config.weight_decay, **dict(config.options))  # type: ignore[no-any-return]
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"optim: {config.type} does not take these settings: {error}") from error

@@ -1,0 +1,63 @@
+"""How a model is wrapped for data-parallel training: options from the config, device arguments from the backend."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mmengine.model import MMDistributedDataParallel
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from exp.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+    from exp.backend import Backend
+
+__all__ = ["unwrapped", "wrap"]
+
+
+class _TrainStep:
+    """Gives a DDP class the ``train_step`` that MMEngine's loop calls; validation runs on the bare module."""
+
+    module: nn.Module
+
+    def train_step(self, data: dict[str, torch.Tensor], optim_wrapper: Any) -> dict[str, torch.Tensor]:
+        """Forward through the DDP class, so that its hooks see the backward pass; then one optimizer update."""
+        with optim_wrapper.optim_context(self):
+            losses = self(**data, mode="loss")  # type: ignore[operator]
+        loss, log_vars = self.module.parse_losses(losses)
+        optim_wrapper.update_params(loss)
+        return log_vars  # type: ignore[no-any-return]
+
+
+def wrap(model: nn.Module, kind: str, options: dict[str, Any], backend: Backend, device: torch.device) -> nn.Module:
+    """Wrap ``model``, whose placement has been checked.
+
+    Args:
+        model: on ``device`` already.
+        kind: ``mmddp`` (MMEngine's class where torch's own DDP is used), ``ddp`` or ``none``.
+        options: keyword arguments of the DDP class, without any device argument.
+        backend: gives the DDP class and its device arguments.
+        device: the rank's device.
+
+    Raises:
+        ConfigError: ``kind`` is none of the three.
+    """
+    if kind == "none":
+        return model
+    if kind not in ("mmddp", "ddp"):
+        raise ConfigError(f"wrapper.kind={kind} is not one of mmddp, ddp, none")
+    base: type = backend.ddp_class
+    if kind == "mmddp" and base is DistributedDataParallel:
+        return MMDistributedDataParallel(model, **options, **backend.ddp_kwargs(device))
+    # The class that torch or the vendor gives, with the one method that the loop needs.
+    ddp = type(base.__name__, (_TrainStep, base), {})
+    return ddp(model, **options, **backend.ddp_kwargs(device))  # type: ignore[no-any-return]
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside its wrapper, or itself."""
+    inner = getattr(model, "module", None)
+    return inner if isinstance(inner, nn.Module) else model

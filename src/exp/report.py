@@ -1,0 +1,101 @@
+"""What the parent prints: a few lines before a run, a short table after it; and the record of a run that failed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from exp import console
+from exp.errors import EXIT_OK
+from exp.launcher import describe_failure
+from exp.runfolder import read_json, write_json
+
+if TYPE_CHECKING:
+    from exp.launcher.base import Outcome
+    from exp.runfolder import RunFolder
+
+__all__ = ["begin", "end"]
+
+
+def begin(config: Any, folder: RunFolder) -> None:
+    """Say what is about to run, and where it goes."""
+    processes = config.nproc * config.launcher.nnodes
+    batch = f"global batch {config.global_batch_size}"
+    if processes > 1 or config.accumulate > 1:
+        batch += f" = {config.batch_size} x {processes} processes x {config.accumulate} micro-batches"
+    console.make_console().print(
+        f"{config.name}: {config.task.name} on {config.backend.name}, {config.precision}, {batch}\n"
+        f"run folder: {_shown(folder)}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def end(config: Any, folder: RunFolder, outcome: Outcome, exit_codes: list[int]) -> float | None:
+    """Print the outcome and note its exit code.
+
+    Returns:
+        The metric for a sweeper: nan where the run failed.
+    """
+    exit_codes.append(outcome.exit_code)
+    result = read_json(folder.result)
+    if outcome.exit_code == EXIT_OK and result is not None:
+        if outcome.restarts != result["restarts"]:
+            result["restarts"] = outcome.restarts
+            write_json(folder.result, result)
+        _print_table(config, folder, result)
+        return result["metric"]  # type: ignore[no-any-return]
+    if outcome.exit_code != EXIT_OK:
+        first = outcome.failures[0] if outcome.failures else None
+        write_json(
+            folder.result,
+            {
+                "status": "failed",
+                "task": config.task.name,
+                "experiment": config.name,
+                "backend": config.backend.name,
+                "world_size": config.nproc * config.launcher.nnodes,
+                "global_batch_size": config.global_batch_size,
+                "restarts": outcome.restarts,
+                "metrics": {},
+                "metric": None,
+                "error": None if first is None else {"rank": first.rank, "type": first.type, "message": first.message},
+            },
+        )
+        console.error(describe_failure(outcome))
+        return float("nan")
+    return None  # a node other than rank 0's
+
+
+def _print_table(config: Any, folder: RunFolder, result: dict[str, Any]) -> None:
+    from rich import box
+    from rich.table import Table
+
+    terminal = console.make_console()
+    published = result.get("published")
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column("test")
+    table.add_column("this run", justify="right")
+    if published:
+        table.add_column("published", justify="right")
+    for name, value in result["metrics"].items():
+        row = [name.upper(), f"{value:.4f}"]
+        if published:
+            row.append(f"{published[name]:.3f}" if name in published else "")
+        table.add_row(*row)
+    terminal.print()
+    terminal.print(table)
+    if published:
+        terminal.print(f"published: {published['source']}, horizon {config.data.horizon}", style="dim", soft_wrap=True)
+    speed = f", {result['samples_per_second']:,.0f} samples/s" if result.get("samples_per_second") else ""
+    steps = f"{result['steps']} steps, " if result["steps"] else ""
+    terminal.print(f"{steps}{result['wall_s']:.0f} s{speed}; results in {_shown(folder)}", soft_wrap=True)
+
+
+def _shown(folder: RunFolder) -> str:
+    """The run folder, relative to the working directory where it lies below it."""
+    from pathlib import Path
+
+    try:
+        return str(folder.path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(folder.path)

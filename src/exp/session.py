@@ -1,0 +1,172 @@
+"""One worker's part of a run: environment, device, process group and seeds first; then the task; then the way back.
+
+Torch is imported only after the backend has set the environment, because device libraries read it while they load.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import logging
+import os
+import socket
+import sys
+import time
+import traceback
+import uuid
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import OmegaConf
+
+from exp import backends_registry
+from exp.config.schema import ExpConfig
+from exp.errors import ConfigError, RunError
+from exp.runfolder import write_json
+
+if TYPE_CHECKING:
+    import torch
+    from rich.console import Console
+
+    from exp.backend import Backend
+    from exp.engine.distributed import Distributed
+    from exp.launcher.base import RankInfo
+    from exp.runfolder import RunFolder
+
+__all__ = ["Session", "run"]
+
+logger = logging.getLogger(__name__)
+
+
+class Session:
+    """What a task works with.
+
+    Attributes:
+        config: the frozen configuration (:class:`exp.config.schema.ExpConfig`).
+        folder: the run folder.
+        info: this rank's place.
+        backend: the hardware family.
+        device: this rank's device.
+        distributed: collectives.
+        console: the terminal on rank 0, None elsewhere.
+        devices: by rank, what is known of its device.
+        process_group: the process group in use, or ``none``.
+        started: ``time.time()`` when this worker began.
+        unique_name: tells this run from others of the same process.
+    """
+
+    def __init__(self, config: Any, folder: RunFolder, info: RankInfo, backend: Backend) -> None:
+        self.config = config
+        self.folder = folder
+        self.info = info
+        self.backend = backend
+        self.started = time.time()
+        self.unique_name = f"{config.name}-{uuid.uuid4().hex[:8]}"
+        self.console: Console | None = None
+        self.device: torch.device
+        self.distributed: Distributed
+        self.devices: list[dict[str, Any]] = []
+        self.process_group = "none"
+
+    def open(self) -> None:
+        """Select the device, join the process group, seed, and say where this rank is.
+
+        Raises:
+            ConfigError: the device does not train in the precision asked for.
+            RunError: two ranks share a card.
+        """
+        from exp.engine.distributed import Distributed
+        from exp.engine.rng import seed_everything
+        from exp.launcher.base import make_store
+
+        info, config, backend = self.info, self.config, self.backend
+        self.device = backend.set_device(info.local_rank)
+        if not backend.supports(config.precision):
+            raise ConfigError(
+                f"precision={config.precision} is not supported by {backend.name} ({self.device}); "
+                f"use one of {', '.join(p for p in ('fp32', 'bf16', 'fp16') if backend.supports(p))}"
+            )
+        if info.world_size > 1:
+            timeout = timedelta(seconds=config.launcher.timeout_s)
+            store = make_store(info, timeout)
+            self.distributed = Distributed.create(backend, store, info.rank, info.world_size, timeout)
+            self.process_group = backend.process_group
+        else:
+            self.distributed = Distributed()
+        seed_everything(config.seed, backend)
+        if info.rank == 0:
+            from exp.console import make_console
+
+            self.console = make_console()
+        self._announce()
+
+    def _announce(self) -> None:
+        """Each rank says once where it is; rank 0 shows all lines, and refuses ranks that share a card."""
+        info = self.info
+        about = {**self.backend.describe(self.device), "host": socket.gethostname(), "local_rank": info.local_rank}
+        self.devices = self.distributed.gather({**about, "device": str(self.device)})
+        line = rank_line(info.rank, info.world_size, self.devices[info.rank], self.process_group)
+        logger.info(line)
+        if self.console is not None:
+            for rank, device in enumerate(self.devices):
+                self.console.print(
+                    rank_line(rank, info.world_size, device, self.process_group), highlight=False, soft_wrap=True
+                )
+        if self.backend.exclusive_devices:
+            _check_distinct(self.devices)
+
+    def close(self) -> None:
+        """Take the process group down, after everything that holds a DDP reducer has been released.
+
+        A reducer that outlives the group can hang the interpreter at exit: its destructor joins the group's threads
+        while it holds the interpreter's lock.
+        """
+        gc.collect()
+        if self.info.world_size > 1:
+            self.distributed.barrier()
+            self.backend.destroy_process_group()
+
+
+def rank_line(rank: int, world_size: int, device: dict[str, Any], process_group: str) -> str:
+    """``rank 3/8  local_rank 3  <device>  <process group>  <host>``."""
+    return f"rank {rank}/{world_size}  local_rank {device['local_rank']}  {device['device']}  {process_group}  {device['host']}"
+
+
+def _check_distinct(devices: list[dict[str, Any]]) -> None:
+    seen: dict[tuple[str, Any], int] = {}
+    for rank, device in enumerate(devices):
+        key = (device["host"], device.get("uuid") or device.get("bus_id") or device["device"])
+        if key in seen:
+            raise RunError(
+                f"ranks {seen[key]} and {rank} share one card ({device['device']} on {device['host']}); "
+                "give each rank its own: lower nproc, or correct the visible-devices variable"
+            )
+        seen[key] = rank
+
+
+def run(folder: RunFolder, info: RankInfo) -> None:
+    """Do this rank's part of the run in ``folder``.
+
+    Raises:
+        ExpError: as the parts raise it; the launcher turns it into the run's result and exit code.
+    """
+    config = OmegaConf.merge(OmegaConf.structured(ExpConfig), OmegaConf.load(folder.config))
+    backend = backends_registry.create_backend(config.backend)
+    environment = backend.worker_env(info.local_rank, info.local_world_size, single_node=info.single_node)
+    for name, value in environment.items():
+        os.environ.setdefault(name, value)
+    session = Session(config, folder, info, backend)
+    try:
+        session.open()
+        task = importlib.import_module(f"exp.tasks.{config.task.name}")
+        result = task.run(session)
+    except BaseException:
+        # The frames of the error hold the wrapped model; they must let go of it before the interpreter exits.
+        _, _, tb = sys.exc_info()
+        if info.world_size > 1:
+            logger.error("failed:\n%s", traceback.format_exc())
+            traceback.clear_frames(tb)
+        raise
+    session.close()
+    if info.rank == 0:
+        write_json(folder.result, result)

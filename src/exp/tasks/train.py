@@ -1,0 +1,211 @@
+"""task=train: train with validation, then test the best weights."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import OmegaConf
+
+from exp.data.loader import eval_loader, train_loader
+from exp.data.sampler import EvalBatchSampler, TrainBatchSampler
+from exp.engine import checkpoint
+from exp.engine.hooks import CheckpointHook, MetricsHook, truncate_metrics
+from exp.engine.loops import EvalLoop, TrainLoop
+from exp.engine.optim import BackendOptimWrapper, build_optimizer
+from exp.engine.progress import Progress
+from exp.engine.rng import seed_everything
+from exp.engine.runner import Runner
+from exp.engine.wrapper import unwrapped
+from exp.errors import CheckpointError, ConfigError, RunError
+from exp.tasks.common import build_data, build_model, make_result, record_environment
+
+if TYPE_CHECKING:
+    from exp.session import Session
+
+__all__ = ["run"]
+
+logger = logging.getLogger(__name__)
+
+
+def run(session: Session) -> dict[str, Any]:
+    """Train, and return the content of ``result.json`` (used on rank 0).
+
+    Raises:
+        ExpError: see the parts; an exhausted device memory comes with a batch size that keeps the global batch.
+    """
+    record_environment(session)
+    data = build_data(session)
+    model = build_model(session)
+    try:
+        return _Training(session, data, model).run()
+    except RuntimeError as error:
+        if "out of memory" not in str(error):
+            raise
+        raise RunError(_out_of_memory(session)) from error
+
+
+class _Training:
+    """The parts of one training run."""
+
+    def __init__(self, session: Session, data: Any, model: Any) -> None:
+        config = session.config
+        self.session = session
+        self.data = data
+        self.metric = data.metric_name
+        sampler = TrainBatchSampler(
+            len(data.train),
+            batch_size=config.batch_size,
+            rank=session.info.rank,
+            world_size=session.info.world_size,
+            accumulate=config.accumulate,
+            seed=config.seed,
+        )
+        self.metrics_hook = MetricsHook(
+            session.folder.metrics, config.log_every, Progress(session.console), session.started
+        )
+        self.checkpoint_hook = CheckpointHook(
+            session.folder.checkpoints, config.checkpoint, config.patience, self.metric
+        )
+        # The model is moved before the optimizer is built: parameters may be new objects on the device.
+        model = model.to(session.device)
+        seed_everything(config.seed + session.info.rank, session.backend)  # ranks draw different dropout masks
+        optim_wrapper = BackendOptimWrapper(
+            build_optimizer(model, config.optim),
+            session.backend,
+            precision=config.precision,
+            accumulate=config.accumulate,
+            clip_grad_norm=config.optim.clip_grad_norm,
+        )
+        schedulers = OmegaConf.to_container(config.schedule.param_scheduler, resolve=True)
+        workers = config.data.num_workers
+        loader = train_loader(data.train, sampler, workers, config.seed)
+        val_loader, test_loader = (self._eval_loader(part) for part in (data.val, data.test))
+        self.runner = runner = Runner(
+            session,
+            model,
+            train_dataloader=loader,
+            train_cfg={"by_epoch": True},
+            optim_wrapper=optim_wrapper,
+            param_scheduler=schedulers or None,
+            val_dataloader=val_loader,
+            val_cfg={},
+            val_evaluator=data.metrics(),
+            test_dataloader=test_loader,
+            test_cfg={},
+            test_evaluator=data.metrics(),
+            custom_hooks=[
+                self.metrics_hook,
+                self.checkpoint_hook,
+                *OmegaConf.to_container(config.hooks, resolve=True),  # type: ignore[misc]
+            ],
+            visualizer=_visualizer(session),
+        )
+        runner._train_loop = TrainLoop(runner, loader, sampler, config.max_epochs, config.max_steps, config.accumulate)
+        runner._val_loop = EvalLoop(runner, val_loader, data.metrics(), "val")
+        runner._test_loop = EvalLoop(runner, test_loader, data.metrics(), "test")
+
+    def _eval_loader(self, dataset: Any) -> Any:
+        info, config = self.session.info, self.session.config
+        sampler = EvalBatchSampler(len(dataset), config.data.eval_batch_size, info.rank, info.world_size)
+        return eval_loader(dataset, sampler, config.data.num_workers)
+
+    def run(self) -> dict[str, Any]:
+        """Resume where asked to, train, test the best weights."""
+        runner, session = self.runner, self.session
+        resumed_from = self._resume()
+        runner.train()
+        best = self._load_best()
+        metrics = runner.test()
+        hook = self.metrics_hook
+        return make_result(
+            session,
+            metrics,
+            self.metric,
+            steps=runner.iter,
+            epochs=runner.epoch,
+            best_epoch=best,
+            validation={self.metric: self.checkpoint_hook.best},
+            samples_per_second=hook.samples / hook.train_seconds if hook.train_seconds else None,
+            time_to_first_step_s=hook.time_to_first_step,
+            resumed_from=resumed_from,
+        )
+
+    def _resume(self) -> str | None:
+        session = self.session
+        wanted = session.config.resume
+        if session.info.restart_count > 0:
+            wanted = "auto"
+        if wanted is None:
+            return None
+        path, content = _find(session, wanted)
+        if path is None:
+            return None
+        self.runner.resume_from(content, str(path), self.checkpoint_hook)
+        if session.distributed.is_main:
+            truncate_metrics(session.folder.metrics, content["meta"]["step"])
+        session.distributed.barrier()
+        _say(session, f"resume: from {path}, after step {content['meta']['step']}")
+        return str(path)
+
+    def _load_best(self) -> int:
+        """Give the model its best weights; they were written by rank 0, so all ranks wait for it first."""
+        hook, runner = self.checkpoint_hook, self.runner
+        self.session.distributed.barrier()
+        if hook.config.keep_best and hook.best_path.is_file():
+            content = checkpoint.read(hook.best_path)
+            unwrapped(runner.model).load_state_dict(content["state_dict"])
+            return int(content["meta"]["epoch"])
+        return runner.epoch
+
+
+def _find(session: Session, wanted: str) -> tuple[Path | None, Any]:
+    """The checkpoint to continue from; rank 0 chooses, so that all ranks take the same."""
+    if wanted != "auto" and Path(wanted).is_file():
+        return Path(wanted), checkpoint.read(Path(wanted))
+    folder = session.folder.checkpoints if wanted == "auto" else Path(wanted) / "checkpoints"
+    path: Path | None = None
+    content: Any = None
+    if session.distributed.is_main:
+        path, content, skipped = checkpoint.newest_that_opens(folder)
+        for line in skipped:
+            _say(session, f"resume: skipped: {line}")
+    path = session.distributed.gather(path)[0]
+    if path is None:
+        if wanted != "auto":
+            raise ConfigError(f"resume={wanted} is neither a checkpoint nor a run folder with one that opens")
+        _say(session, f"resume=auto: no checkpoint in {folder}; starting anew")
+        return None, None
+    content = checkpoint.read(path) if content is None else content
+    if "meta" not in content:
+        raise CheckpointError(f"{path} is no training checkpoint of exp; use init_from to start from its weights")
+    return path, content
+
+
+def _say(session: Session, text: str) -> None:
+    logger.info(text)
+    if session.console is not None:
+        session.console.print(text, highlight=False, soft_wrap=True)
+
+
+def _visualizer(session: Session) -> dict[str, Any]:
+    backends: Any = OmegaConf.to_container(session.config.logger.vis_backends, resolve=True)
+    if not session.distributed.is_main:
+        backends = []
+    return {
+        "type": "Visualizer",
+        "name": session.unique_name,
+        "vis_backends": backends or None,
+        "save_dir": str(session.folder.path),
+    }
+
+
+def _out_of_memory(session: Session) -> str:
+    config, memory = session.config, session.backend.memory()
+    total = f" ({memory['total'] / 2**30:.1f} GiB)" if memory.get("total") else ""
+    half = max(config.batch_size // 2, 1)
+    return (
+        f"rank {session.info.rank}: {session.device}{total} is out of memory at batch_size={config.batch_size}; "
+        f"batch_size={half} accumulate={config.accumulate * 2} keeps the global batch of {config.global_batch_size}"
+    )
