@@ -18,12 +18,14 @@ import time
 from typing import Any, Callable
 
 import torch
+from exp.backends.cpu import CpuBackend
+from exp.launcher.base import RankInfo
+from exp.models.base import Model
 from mmengine.model import BaseModel
 from mmengine.runner import Runner as StockRunner
 from omegaconf import OmegaConf
 from torch.utils.data import DataLoader, Dataset
 
-from exp.backends.cpu import CpuBackend
 from exp.config.schema import CheckpointConfig, ExpConfig
 from exp.engine.distributed import Distributed
 from exp.engine.hooks import CheckpointHook, MetricsHook
@@ -31,8 +33,6 @@ from exp.engine.loops import TrainLoop
 from exp.engine.optim import BackendOptimWrapper
 from exp.engine.progress import Progress
 from exp.engine.runner import Runner
-from exp.launcher.base import RankInfo
-from exp.models.base import Model
 from exp.runfolder import RunFolder
 from exp.session import Session
 
@@ -73,6 +73,7 @@ class OurModel(Model):
         self.net = network()
 
     def forward(self, x: torch.Tensor, y: torch.Tensor, mode: str = "loss") -> dict[str, torch.Tensor]:
+        """Return the loss in every mode."""
         return {"loss": loss_of(self.net, x, y)}
 
 
@@ -84,6 +85,7 @@ class StockModel(BaseModel):
         self.net = network()
 
     def forward(self, x: torch.Tensor, y: torch.Tensor, mode: str = "loss") -> dict[str, torch.Tensor]:
+        """Return the loss in every mode."""
         return {"loss": loss_of(self.net, x, y)}
 
 
@@ -112,9 +114,11 @@ class _Positions:
         self.steps_per_epoch, self.global_batch_size, self.samples = steps, BATCH, 0
 
     def set_position(self, epoch: int, samples: int) -> None:
+        """Move."""
         self.samples = samples
 
     def advance(self) -> None:
+        """One step."""
         self.samples += BATCH
 
 

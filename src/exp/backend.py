@@ -99,9 +99,7 @@ class Backend(abc.ABC):
     @property
     def process_group(self) -> str:
         """The process-group backend of this run: config, then ``TORCH_DISTRIBUTED_BACKEND``, then the default."""
-        return (
-            self.requested_process_group or os.environ.get("TORCH_DISTRIBUTED_BACKEND") or self.default_process_group
-        )
+        return self.requested_process_group or os.environ.get("TORCH_DISTRIBUTED_BACKEND") or self.default_process_group
 
     def init_process_group(self, *, store: Store, rank: int, world_size: int, timeout: timedelta) -> None:
         """Make the default process group over ``store``.

@@ -10,7 +10,7 @@ import contextlib
 import os
 import traceback
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Iterator
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
@@ -22,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from exp import backends_registry, console, launcher, report
 from exp.config import choices, explain, schema
-from exp.config.validate import validate
+from exp.config.validate import refuse_device_arguments, validate
 from exp.errors import EXIT_CONFIG, EXIT_OK, ExpError
 from exp.launcher.shell_env import take_stale_variables
 from exp.runfolder import RunFolder, write_atomically
@@ -46,9 +46,6 @@ def main() -> int:
             traceback.print_exc()
         console.error(explain.explain(error, choices.default_keys()))
         return EXIT_CONFIG
-    except ExpError as error:
-        console.error(str(error))
-        return error.exit_code
     except KeyboardInterrupt:
         console.error("interrupted")
         return 130
@@ -75,13 +72,13 @@ def _hydra_main(config: DictConfig) -> float | None:
     state = HydraConfig.get()
     try:
         return _run(config, list(state.overrides.task), Path(state.runtime.output_dir))
-    except ExpError as error:
+    except (ExpError, OmegaConfBaseException) as error:
+        # Told here, not raised: Hydra would print a line of its own, and end the sweep that this job is part of.
         _remove_if_empty(Path(state.runtime.output_dir))
-        if state.mode != RunMode.MULTIRUN:
-            raise
-        # One failed job must not take the rest of the sweep with it.
-        console.error(f"{' '.join(state.overrides.task)}: {error}")
-        _exit_codes.append(error.exit_code)
+        job = f"job {' '.join(state.overrides.task)}: " if state.mode == RunMode.MULTIRUN else ""
+        known = isinstance(error, ExpError)
+        console.error(job + (str(error) if known else explain.explain(error, [])))
+        _exit_codes.append(error.exit_code if known else EXIT_CONFIG)
         return float("nan")
 
 
@@ -89,6 +86,8 @@ def _run(config: DictConfig, overrides: list[str], output_dir: Path) -> float | 
     config = _choose_backend(config, overrides)
     with open_dict(config):
         config.output_dir = str(output_dir.absolute())
+    refuse_device_arguments(config)
+    config = OmegaConf.merge(OmegaConf.structured(schema.ExpConfig), config)  # what +KEY=VALUE added is checked too
     backend = backends_registry.create_backend(config.backend)
     validate(config, overrides, backend)
     chosen = launcher.resolve(config.launcher, config.nproc)
@@ -124,7 +123,8 @@ def _choose_backend(config: DictConfig, overrides: list[str]) -> DictConfig:
 
 
 def _remove_if_empty(folder: Path) -> None:
-    """Hydra makes the output folder before we can refuse the configuration; leave nothing behind."""
-    if folder.is_dir() and not any(folder.iterdir()):
-        folder.rmdir()
-
+    """Hydra makes the output folder before we can refuse the configuration; leave nothing behind, not even its empty parents."""
+    for path in (folder, *folder.parents):
+        if path == Path.cwd() or not path.is_dir() or any(path.iterdir()):
+            return
+        path.rmdir()

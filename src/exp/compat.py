@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Tuple
-
 import torch
 
 __all__ = ["TORCH_VERSION", "device_part_of", "supports_composite_process_groups"]
 
-TORCH_VERSION: Tuple[int, int] = tuple(int(part) for part in torch.__version__.split(".")[:2])  # type: ignore[assignment]
+TORCH_VERSION: tuple[int, int] = tuple(  # type: ignore[assignment]
+    int(part) for part in torch.__version__.split(".")[:2]
+)
 
 
 def supports_composite_process_groups() -> bool:
@@ -22,3 +22,19 @@ def device_part_of(process_group: str, device_type: str) -> str:
         return process_group
     parts = dict(part.split(":", 1) for part in process_group.split(","))
     return parts.get(device_type) or parts["cpu"]
+
+
+def has_fused_attention() -> bool:
+    """Whether ``torch.nn.functional.scaled_dot_product_attention`` exists (torch >= 2.0)."""
+    return TORCH_VERSION >= (2, 0)
+
+
+def autocast_disabled(device_type: str) -> ContextManager[Any]:
+    """Context in which autocast is off for ``device_type``.
+
+    torch refuses device types that it has no autocast for (below 2.0 all but two); nothing is to be turned off there.
+    """
+    try:
+        return torch.autocast(device_type, enabled=False)
+    except (AssertionError, RuntimeError):
+        return contextlib.nullcontext()

@@ -73,7 +73,7 @@ def _print_table(config: Any, folder: RunFolder, result: dict[str, Any]) -> None
     terminal = console.make_console()
     published = result.get("published")
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("test")
+    table.add_column("plotted windows" if result["task"] == "predict" else "test")
     table.add_column("this run", justify="right")
     if published:
         table.add_column("published", justify="right")

@@ -129,7 +129,8 @@ class Session:
 
 def rank_line(rank: int, world_size: int, device: dict[str, Any], process_group: str) -> str:
     """``rank 3/8  local_rank 3  <device>  <process group>  <host>``."""
-    return f"rank {rank}/{world_size}  local_rank {device['local_rank']}  {device['device']}  {process_group}  {device['host']}"
+    place = f"rank {rank}/{world_size}  local_rank {device['local_rank']}"
+    return f"{place}  {device['device']}  {process_group}  {device['host']}"
 
 
 def _check_distinct(devices: list[dict[str, Any]]) -> None:

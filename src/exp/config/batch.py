@@ -22,7 +22,7 @@ def derive_batch_sizes(
         Both.
 
     Raises:
-        ConfigError: neither is given, both disagree, or the global batch does not divide; the message has valid values.
+        ConfigError: neither is given, both disagree, or the global batch does not divide (with the nearest that do).
     """
     parts = world_size * accumulate
     if batch_size is None and global_batch_size is None:

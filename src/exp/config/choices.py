@@ -1,4 +1,4 @@
-"""What Hydra's search path offers: the choices of each group for ``--help``, and the default keys for error messages."""
+"""What Hydra's search path offers: the choices of each group for ``--help``, the default keys for error messages."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def describe_choices() -> str:
                 line = " " * 13
             line += f"{choice} "
         lines.append(line.rstrip())
-    return "\n".join(lines).lstrip()
+    return "\n".join(lines)
 
 
 def default_keys() -> list[str]:

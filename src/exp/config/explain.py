@@ -50,7 +50,7 @@ def explain(error: Exception, known_keys: Iterable[str]) -> str:
         return f"there is no key '{unknown}'{nearest(unknown, known_keys)}\n  --cfg job shows all keys"
     match = re.match(r"Error merging override (.*)", text)
     if match and isinstance(cause, OmegaConfBaseException):
-        return f"{match.group(1)}: {cause.msg}"
+        return f"{match.group(1)}: {str(cause.msg).splitlines()[0]}"
     if isinstance(error, (ConfigCompositionException, HydraException)):
         lines = [line for line in text.splitlines() if line.strip()]
         details = [str(cause).splitlines()[0]] if cause is not None and str(cause) else []
@@ -70,4 +70,3 @@ def _unknown_key(text: str, cause: BaseException | None) -> str | None:
     if isinstance(cause, OmegaConfBaseException) and re.search(r"Key '\S+' (is )?not in", str(cause)):
         return str(cause.full_key)
     return None
-

@@ -28,7 +28,6 @@ __all__ = [
 ]
 
 # OmegaConf reads these annotations at run time, on Python 3.8 too: hence typing's generics, not the builtin ones.
-# ruff: noqa: UP006, UP007, UP035, UP045
 
 
 @dataclass

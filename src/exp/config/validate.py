@@ -16,7 +16,7 @@ from exp.runfolder import RunFolder, read_json
 if TYPE_CHECKING:
     from exp.backend import Backend
 
-__all__ = ["validate"]
+__all__ = ["refuse_device_arguments", "validate"]
 
 _WRAPPERS = ("mmddp", "ddp", "none")
 
@@ -37,6 +37,17 @@ def validate(config: Any, overrides: Sequence[str], backend: Backend) -> None:
     _check_processes(config, backend)
     _derive_batch(config, overrides)
     _check_files(config)
+
+
+def refuse_device_arguments(config: Any) -> None:
+    """The wrapper's device arguments have one source, the backend (two sources were overridden by one another).
+
+    Raises:
+        ConfigError: the configuration names one.
+    """
+    for key in ("device_ids", "output_device"):
+        if key in config.wrapper:
+            raise ConfigError(f"wrapper.{key} comes from the backend alone; remove it")
 
 
 def _check_values(config: Any) -> None:

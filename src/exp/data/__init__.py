@@ -1,0 +1,1 @@
+"""Data sets: read from disk, cut into samples, and sharded over ranks."""

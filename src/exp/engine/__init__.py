@@ -1,0 +1,1 @@
+"""The training engine: MMEngine's Runner, on any backend."""

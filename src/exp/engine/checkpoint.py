@@ -22,7 +22,16 @@ from exp.compat import TORCH_VERSION
 from exp.errors import CheckpointError
 from exp.runfolder import write_atomically
 
-__all__ = ["list_checkpoints", "newest_that_opens", "plain", "prune", "read", "remove_stale_temporaries", "weights_of", "write"]
+__all__ = [
+    "list_checkpoints",
+    "newest_that_opens",
+    "plain",
+    "prune",
+    "read",
+    "remove_stale_temporaries",
+    "weights_of",
+    "write",
+]
 
 _NAME = re.compile(r"^step_(\d+)\.pth$")
 _ADMITTED = {("collections", "OrderedDict"), ("torch._utils", "_rebuild_tensor_v2"), ("torch", "Size")}
@@ -41,7 +50,7 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def plain(value: Any) -> Any:
-    """``value`` with tensors on the CPU and NumPy scalars as Python numbers; every container a plain one.
+    """``value`` with tensors on the CPU, NumPy scalars as Python numbers, and plain containers.
 
     Raises:
         TypeError: something in it is not plain data; the message names its type.
@@ -57,7 +66,9 @@ def plain(value: Any) -> Any:
         return value.item()
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    raise TypeError(f"a {type(value).__module__}.{type(value).__qualname__} cannot go into a checkpoint: not plain data")
+    raise TypeError(
+        f"a {type(value).__module__}.{type(value).__qualname__} cannot go into a checkpoint: not plain data"
+    )
 
 
 def write(path: Path, checkpoint: Mapping[str, Any]) -> None:
@@ -89,8 +100,7 @@ def read(path: Path) -> Any:
             return torch.load(str(path), map_location="cpu", weights_only=True)
         guard = types.SimpleNamespace(Unpickler=_PlainUnpickler, load=_refuse_legacy, __name__="exp.plain_pickle")
         return torch.load(str(path), map_location="cpu", pickle_module=guard)
-    # What a damaged file raises depends on where it is damaged; safetensors adds a type of its own.
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:  # what a damaged file raises depends on where it is damaged
         reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
         raise CheckpointError(
             f"cannot read the checkpoint {path}: {reason}\n"
@@ -149,4 +159,3 @@ def weights_of(content: Any) -> OrderedDict[str, torch.Tensor]:
     if not isinstance(state, Mapping) or not all(isinstance(value, torch.Tensor) for value in state.values()):
         raise CheckpointError("the checkpoint holds no state dict: expected tensors by name, or a key 'state_dict'")
     return OrderedDict(state)
-

@@ -36,7 +36,7 @@ class Distributed:
 
     @classmethod
     def create(cls, backend: Backend, store: Store, rank: int, world_size: int, timeout: timedelta) -> Distributed:
-        """Make the process group of ``backend`` over ``store``, and a gloo group beside it where CPU tensors need one."""
+        """Make the process group of ``backend``, and a gloo group beside it where CPU tensors need one."""
         backend.init_process_group(store=store, rank=rank, world_size=world_size, timeout=timeout)
         if not dist.is_initialized():
             # A vendor with collectives of its own: CPU values still go over torch's gloo.
@@ -52,7 +52,7 @@ class Distributed:
         return self.rank == 0
 
     def sum(self, value: torch.Tensor) -> torch.Tensor:
-        """Sum of a CPU tensor over all ranks, in place."""
+        """Add up a CPU tensor over all ranks, in place."""
         if self.world_size > 1:
             dist.all_reduce(value, group=self.cpu_group)
         return value
@@ -64,7 +64,7 @@ class Distributed:
         return float(self.sum(torch.tensor([value], dtype=torch.float64)).item() / self.world_size)
 
     def gather(self, value: Any) -> list[Any]:
-        """``value`` of every rank, by rank; small picklable objects only."""
+        """Collect ``value`` of every rank, by rank; small picklable objects only."""
         if self.world_size == 1:
             return [value]
         gathered: list[Any] = [None] * self.world_size

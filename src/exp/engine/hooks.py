@@ -101,7 +101,7 @@ class MetricsHook(Hook):
     def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
         """Record the validation metrics."""
         self.write(runner, "val", runner.iter, metrics or {})
-        self.progress.validated(runner.epoch, metrics or {})
+        self.progress.validated(metrics or {})
 
     def after_test_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
         """Record the test metrics."""

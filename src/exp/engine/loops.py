@@ -1,8 +1,8 @@
 """The training and evaluation loops, in MMEngine's terms: hooks see the stages and counters that they know.
 
-Two things differ from MMEngine's own loops. One iteration is one optimizer step, whatever the number of micro-batches, so
-that schedules, logs and checkpoints count the same thing at any accumulation. And nothing reads a value from the device:
-losses stay there until a hook asks, every ``log_every`` steps.
+Two things differ from MMEngine's own loops. One iteration is one optimizer step, whatever the number of micro-batches,
+so that schedules, logs and checkpoints count the same thing at any accumulation. And nothing reads a value from the
+device: losses stay there until a hook asks, every ``log_every`` steps.
 """
 
 from __future__ import annotations

@@ -94,15 +94,14 @@ class Progress:
         shown = "  ".join(f"{name} {value:.4f}" for name, value in losses.items())
         self._text = f"{shown}  lr {lr:.1e}  {samples_per_second:,.0f} samples/s"
 
-    def validated(self, epoch: int, metrics: Mapping[str, float]) -> None:
-        """An epoch has been validated."""
+    def validated(self, metrics: Mapping[str, float]) -> None:
+        """An epoch, or the part of one that ``max_steps`` left, has been validated."""
         if self.console is None:
             return
         shown = "  ".join(f"val_{name} {value:.4f}" for name, value in metrics.items())
         if self._bar is None:
-            self.console.print(
-                f"epoch {epoch}/{self._max_epochs}  {self._text}  {shown}  {self.eta()}", highlight=False, soft_wrap=True
-            )
+            epoch = -(-self._step // self._steps_per_epoch)
+            self.console.print(f"epoch {epoch}/{self._max_epochs}  {self._text}  {shown}  {self.eta()}", soft_wrap=True)
         else:
             self._text = f"{self._text.split('  val_')[0]}  {shown}"
             self._draw()

@@ -15,7 +15,7 @@ from mmengine.hooks import Hook
 from mmengine.logging import MMLogger
 from mmengine.runner import Runner as MMEngineRunner
 
-from exp.engine import rng
+from exp.engine import rng, schedule  # noqa: F401 - registers the schedulers
 from exp.engine.losses import LossMeter
 from exp.engine.placement import check_optimizer, check_placement, placement_report
 from exp.engine.wrapper import unwrapped, wrap
@@ -112,6 +112,13 @@ class Runner(MMEngineRunner):
         if getattr(unwrapped(self.model), "init_cfg", None):
             super()._init_model_weights()
 
+    def build_param_scheduler(self, scheduler: Any) -> Any:
+        """Build the schedulers of the config; an epoch is its optimizer steps, however many micro-batches those take."""
+        for config in scheduler:
+            if isinstance(config, dict):
+                config.setdefault("epoch_length", self.train_loop.steps_per_epoch)
+        return super().build_param_scheduler(scheduler)
+
     # -- less work per step -----------------------------------------------------------------------------------------
 
     def register_hook(self, hook: Hook | dict[str, Any], priority: Any = None) -> None:
@@ -201,7 +208,9 @@ class Runner(MMEngineRunner):
         meta = content["meta"]
         for key, mine in (("global_batch_size", self.session.config.global_batch_size), ("seed", self.seed)):
             if meta[key] != mine:
-                raise ConfigError(f"resume: {source} was trained with {key}={meta[key]}, this run has {mine}; set {key}={meta[key]}")
+                raise ConfigError(
+                    f"resume: {source} was trained with {key}={meta[key]}, this run has {mine}; set {key}={meta[key]}"
+                )
         self.call_hook("after_load_checkpoint", checkpoint=content)
         try:
             unwrapped(self.model).load_state_dict(content["state_dict"])
@@ -216,5 +225,5 @@ class Runner(MMEngineRunner):
             rng.set_rng_state(states[self.rank], self.backend)
         else:
             rng.seed_everything(self.session.config.seed + self.rank + 1000003 * meta["step"], self.backend)
-            logger.warning("resumed at world size %d instead of %d: random states start anew", self.world_size, len(states))
+            logger.warning("resumed at world size %d, not %d: random states start anew", self.world_size, len(states))
         return dict(content["best"])

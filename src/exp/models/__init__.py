@@ -1,0 +1,1 @@
+"""The models, one subpackage each. Importing this package imports none of them."""

@@ -37,7 +37,10 @@ def run(session: Session) -> dict[str, Any]:
     if session.distributed.is_main:
         values, files = _forecast(session, data, model)
     session.distributed.barrier()
-    return make_result(session, values, data.metric_name, checkpoint=session.config.init_from, files=files)
+    return make_result(session, values, data.metric_name, checkpoint=session.config.init_from,
+        files=files,
+        published=None,  # of the whole test part; not to be compared with a few windows
+    )
 
 
 def _forecast(session: Session, data: Any, model: Any) -> tuple[dict[str, float], list[str]]:
@@ -46,11 +49,12 @@ def _forecast(session: Session, data: Any, model: Any) -> tuple[dict[str, float]
     # From the first window of the test part to its last, evenly.
     indices = torch.linspace(0, len(data.test) - 1, count).round().long()
     batch = data.test[indices]
-    forecast = data.to_original_units(_predict(session, model, batch)).numpy()
+    standardised = _predict(session, model, batch)
+    forecast = data.to_original_units(standardised).numpy()
     truth = data.to_original_units(batch["y"]).numpy()
     history = data.to_original_units(batch["x"]).numpy()
     metrics = data.metrics()
-    metrics.update(_predict(session, model, batch), batch)
+    metrics.update(standardised, batch)
     files = []
     for row, index in enumerate(indices.tolist()):
         dates = data.dates_of("test", index)

@@ -1,0 +1,7 @@
+"""TimeBridge (Liu et al., ICML 2025, arXiv 2410.04442), with the weights' names of the authors' code."""
+
+from __future__ import annotations
+
+from exp.models.timebridge.model import TimeBridge
+
+__all__ = ["TimeBridge"]

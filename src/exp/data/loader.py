@@ -1,0 +1,45 @@
+"""Data loaders over data sets that are indexed by a whole batch."""
+
+from __future__ import annotations
+
+from typing import Any, Iterable
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+__all__ = ["eval_loader", "train_loader"]
+
+
+def train_loader(
+    dataset: Dataset[Any], sampler: Iterable[torch.Tensor], num_workers: int, seed: int
+) -> DataLoader[Any]:
+    """A loader of micro-batches, from the sampler's position on.
+
+    Args:
+        dataset: takes an index tensor and gives a batch.
+        sampler: yields index tensors (:class:`exp.data.sampler.TrainBatchSampler`).
+        num_workers: processes that cut batches ahead, one thread each; 0: none.
+        seed: from which the workers' own random generators are seeded.
+    """
+    # A generator of its own: making an iterator draws a number, and resuming must not shift the global generator.
+    generator = torch.Generator()
+    generator.manual_seed(seed)
+    return DataLoader(
+        dataset,
+        batch_size=None,
+        sampler=sampler,  # type: ignore[arg-type]
+        num_workers=num_workers,
+        generator=generator,
+        persistent_workers=num_workers > 0,
+    )
+
+
+def eval_loader(dataset: Dataset[Any], sampler: Iterable[torch.Tensor], num_workers: int) -> DataLoader[Any]:
+    """As :func:`train_loader`, for data sets that draw no random numbers.
+
+    Args:
+        dataset: takes an index tensor and gives a batch.
+        sampler: yields index tensors (:class:`exp.data.sampler.EvalBatchSampler`).
+        num_workers: processes that cut batches ahead, one thread each; 0: none.
+    """
+    return train_loader(dataset, sampler, num_workers, seed=0)

@@ -1,0 +1,147 @@
+"""Which samples make up which batch, on which rank.
+
+Both samplers yield index tensors, one per batch, for ``DataLoader(dataset, sampler=..., batch_size=None)``.
+"""
+
+from __future__ import annotations
+
+from typing import Iterator, Mapping
+
+import numpy as np
+import torch
+
+from exp.errors import ConfigError, DataError
+
+__all__ = ["EvalBatchSampler", "TrainBatchSampler"]
+
+
+class TrainBatchSampler:
+    """Shuffled micro-batches of one rank; the samples of an optimizer step do not depend on the world size.
+
+    Every epoch has one permutation of all samples, the same on all ranks, drawn from (seed, epoch). Each optimizer step
+    takes the next :attr:`global_batch_size` of them, cut into ``accumulate`` parts, each cut into one micro-batch per
+    rank. The last, incomplete global batch is dropped.
+
+    Only :meth:`advance` and :meth:`set_position` move the position, never iterating: data-loader workers read ahead.
+
+    Args:
+        num_samples: size of the data set.
+        batch_size: samples per rank and micro-batch.
+        rank: of this process.
+        world_size: number of ranks.
+        accumulate: micro-batches per optimizer step.
+        seed: of the shuffling.
+
+    Raises:
+        DataError: there are fewer samples than one global batch.
+    """
+
+    def __init__(
+        self, num_samples: int, batch_size: int, rank: int = 0, world_size: int = 1, accumulate: int = 1, seed: int = 0
+    ) -> None:
+        self.num_samples = num_samples
+        self.batch_size = batch_size
+        self.rank = rank
+        self.world_size = world_size
+        self.accumulate = accumulate
+        self.seed = seed
+        self.epoch = 0
+        self.samples = 0
+        """Samples consumed in this epoch, over all ranks."""
+        if num_samples < self.global_batch_size:
+            raise DataError(
+                f"the training part has {num_samples} samples, fewer than one global batch of {self.global_batch_size} "
+                f"(batch_size {batch_size} x {world_size} ranks x accumulate {accumulate}); "
+                f"set global_batch_size to at most {num_samples}"
+            )
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples per optimizer step, over all ranks."""
+        return self.batch_size * self.world_size * self.accumulate
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps per epoch."""
+        return self.num_samples // self.global_batch_size
+
+    def __len__(self) -> int:
+        """Micro-batches of this rank from the position to the end of the epoch."""
+        return (self.steps_per_epoch - self.samples // self.global_batch_size) * self.accumulate
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        """Micro-batches, int64 (batch_size,), from the position to the end of the epoch."""
+        # Not a generator itself: the position is that of the call, not that of the first batch asked for.
+        return self._micro_batches(self._permutation(), self.samples, len(self))
+
+    def _permutation(self) -> torch.Tensor:
+        # Mixed, so that epoch 1 of seed 0 is not epoch 0 of seed 1.
+        mixed = np.random.SeedSequence((self.seed % 2**64, self.epoch)).generate_state(1, np.uint64)[0]
+        generator = torch.Generator()
+        generator.manual_seed(int(mixed))
+        return torch.randperm(self.num_samples, generator=generator)
+
+    def _micro_batches(self, permutation: torch.Tensor, first: int, count: int) -> Iterator[torch.Tensor]:
+        size = self.batch_size
+        for begin in range(first + self.rank * size, first + count * self.world_size * size, self.world_size * size):
+            # A copy: sending a view to a worker would move the memory of the whole permutation.
+            yield permutation[begin : begin + size].clone()
+
+    def advance(self) -> None:
+        """One optimizer step has been taken."""
+        self.set_position(self.epoch, self.samples + self.global_batch_size)
+
+    def set_position(self, epoch: int, samples: int) -> None:
+        """Continue there; takes effect with the next ``iter()``.
+
+        Args:
+            epoch: from 0.
+            samples: samples consumed in that epoch, over all ranks: a multiple of the global batch size.
+
+        Raises:
+            ConfigError: there is no such position: it was saved with another global batch size or data set.
+        """
+        step, rest = divmod(samples, self.global_batch_size)
+        if epoch < 0 or rest != 0 or not 0 <= step <= self.steps_per_epoch:
+            raise ConfigError(
+                f"cannot continue at epoch {epoch} after {samples} of {self.num_samples} samples with "
+                f"global_batch_size={self.global_batch_size}; resume with the data and global_batch_size of that run"
+            )
+        self.epoch, self.samples = epoch, samples
+
+    def state_dict(self) -> dict[str, int]:
+        """The position: ``{"epoch", "samples"}``, valid at any world size with the same global batch size."""
+        return {"epoch": self.epoch, "samples": self.samples}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Continue at the position of ``state``.
+
+        Raises:
+            ConfigError: see :meth:`set_position`.
+        """
+        self.set_position(state["epoch"], state["samples"])
+
+
+class EvalBatchSampler:
+    """Every sample once over all ranks, in order: no padding, so a rank may get fewer batches than another, or none.
+
+    Args:
+        num_samples: size of the data set.
+        batch_size: samples per batch, at most.
+        rank: of this process.
+        world_size: number of ranks.
+    """
+
+    def __init__(self, num_samples: int, batch_size: int, rank: int = 0, world_size: int = 1) -> None:
+        self.batch_size = batch_size
+        # Contiguous shares, equal but for one sample; dealing out whole batches could leave ranks idle.
+        self.first, self.end = num_samples * rank // world_size, num_samples * (rank + 1) // world_size
+
+    def __len__(self) -> int:
+        """Batches of this rank."""
+        return -(-(self.end - self.first) // self.batch_size)
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        """Batches, int64 (B,), B at most ``batch_size``."""
+        for begin in range(self.first, self.end, self.batch_size):
+            yield torch.arange(begin, min(begin + self.batch_size, self.end))

@@ -1,0 +1,69 @@
+"""Which rows of a series are for training, validation and testing."""
+
+from __future__ import annotations
+
+from exp.errors import DataError
+
+__all__ = ["SPLITS", "borders", "check_split"]
+
+SPLITS = ("ett_hour", "ett_minute", "ratio")
+
+_ETT_MONTHS = (12, 4, 4)
+_ROWS_PER_MONTH = {"ett_hour": 30 * 24, "ett_minute": 30 * 24 * 4}
+
+
+def borders(split: str, num_rows: int, lookback: int, horizon: int) -> dict[str, range]:
+    """The rows of each part, as in the published benchmarks (Informer, arXiv 2012.07436, and those after it).
+
+    ``ett_hour`` and ``ett_minute``: 12, 4 and 4 months of 30 days, hourly or every 15 minutes; what follows is unused.
+    ``ratio``: ``int(0.7 n)`` rows, the rest, and the last ``int(0.2 n)``. Validation and test begin ``lookback`` rows
+    early, so that their first window forecasts the first row of the part.
+
+    Args:
+        split: one of :data:`SPLITS`.
+        num_rows: rows of the series (n).
+        lookback: rows that a forecast sees.
+        horizon: rows that it forecasts.
+
+    Returns:
+        ``{"train": range(first, last + 1), "val": ..., "test": ...}``, each with at least one window.
+
+    Raises:
+        DataError: no such split, lookback or horizon below 1, or too few rows.
+    """
+    check_split(split)
+    if lookback < 1 or horizon < 1:
+        raise DataError(f"data.lookback={lookback} and data.horizon={horizon} must both be at least 1")
+    if split == "ratio":
+        num_train, num_test = int(num_rows * 0.7), int(num_rows * 0.2)
+        num_val = num_rows - num_train - num_test
+    else:
+        num_train, num_val, num_test = (months * _ROWS_PER_MONTH[split] for months in _ETT_MONTHS)
+        if num_train + num_val + num_test > num_rows:
+            raise DataError(
+                f"data.split={split} needs {num_train + num_val + num_test} rows, but the series has {num_rows}; "
+                "set data.split=ratio, or take the whole file"
+            )
+    if num_train < lookback + horizon or min(num_val, num_test) < horizon:
+        most = min(num_val, num_test)
+        raise DataError(
+            f"too few rows for data.lookback={lookback} and data.horizon={horizon}: of {num_rows}, data.split={split} "
+            f"gives {num_train} for training, {num_val} for validation and {num_test} for testing; "
+            f"lookback + horizon can be at most {num_train}, the horizon at most {most}"
+        )
+    num_known = num_train + num_val
+    return {
+        "train": range(num_train),
+        "val": range(num_train - lookback, num_known),
+        "test": range(num_known - lookback, num_known + num_test),
+    }
+
+
+def check_split(split: str) -> None:
+    """Refuse an unknown split.
+
+    Raises:
+        DataError: it is not one of :data:`SPLITS`.
+    """
+    if split not in SPLITS:
+        raise DataError(f"data.split={split} is not one of {', '.join(SPLITS)}")

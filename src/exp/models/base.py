@@ -1,0 +1,84 @@
+"""The base class of all models: MMEngine's interface without work that our engine has done already."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping
+
+import torch
+from mmengine.model import BaseModel
+from mmengine.optim import OptimWrapper
+from torch import nn
+
+__all__ = ["Model"]
+
+
+class _PassThrough(nn.Module):
+    """Stands where MMEngine keeps its data preprocessor; the engine has moved the batch to the device already."""
+
+    def forward(self, data: dict[str, torch.Tensor], training: bool = False) -> dict[str, torch.Tensor]:
+        """Return ``data`` itself."""
+        del training
+        return data
+
+
+class Model(BaseModel):
+    """A model that MMEngine's Runner, MMDistributedDataParallel and our engine can run.
+
+    Subclasses write ``forward(<keys of the batch>, mode)``; a batch is a dict of tensors and is passed as keyword
+    arguments. ``mode`` is one of
+
+    - ``"loss"``: return ``{"loss": <0-dim tensor>}``;
+    - ``"predict"``: return the predictions that the metrics take;
+    - ``"tensor"``: return the network's raw output.
+
+    A class that knows foreign checkpoints has a method ``adapt_state_dict(state) -> dict`` for them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(data_preprocessor=_PassThrough())
+
+    def train_step(self, data: dict[str, torch.Tensor], optim_wrapper: OptimWrapper) -> dict[str, torch.Tensor]:
+        """Forward, backward and update on one batch that lies on the model's device.
+
+        Returns:
+            The losses by name, still on the device.
+        """
+        with optim_wrapper.optim_context(self):
+            losses = self(**data, mode="loss")
+        loss, log_vars = self.parse_losses(losses)
+        optim_wrapper.update_params(loss)
+        return log_vars
+
+    def val_step(self, data: dict[str, torch.Tensor]) -> Any:
+        """Predictions for one batch."""
+        return self(**data, mode="predict")
+
+    def test_step(self, data: dict[str, torch.Tensor]) -> Any:
+        """Predictions for one batch."""
+        return self(**data, mode="predict")
+
+    def parse_losses(self, losses: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """The total to back-propagate, and what to log.
+
+        The total is the sum of the entries whose name contains ``loss``, as everywhere in MMEngine. One 0-dim loss,
+        the usual case, is passed on as it is: MMEngine's own version launches a mean and an addition for it.
+
+        Args:
+            losses: 0-dim tensors by name.
+
+        Returns:
+            The total, and ``losses`` with the total under ``"loss"``; nothing is read from the device.
+
+        Raises:
+            ValueError: no name contains ``loss``, or a value is not a 0-dim tensor.
+        """
+        wrong = {name: tuple(value.shape) for name, value in losses.items() if value.dim()}
+        if wrong:
+            raise ValueError(f"losses must be 0-dim tensors, but these have the shapes {wrong}; take their mean")
+        parts = [value for name, value in losses.items() if "loss" in name]
+        if not parts:
+            raise ValueError(f"no name among {sorted(losses)} contains 'loss': there is nothing to back-propagate")
+        total = parts[0]
+        for part in parts[1:]:
+            total = total + part
+        return total, {**losses, "loss": total}

@@ -1,0 +1,173 @@
+"""The TimeBridge forecaster."""
+
+from __future__ import annotations
+
+from typing import Mapping
+
+import torch
+from torch import nn
+
+from exp.errors import ConfigError
+from exp.models.base import Model
+from exp.models.timebridge.layers import (
+    CointegratedAttention,
+    Encoder,
+    IntegratedAttention,
+    PatchDownsampling,
+    PatchEmbedding,
+)
+from exp.models.timebridge.loss import TimeFrequencyLoss
+from exp.models.timebridge.official import adapt_official_state_dict, is_official_state_dict
+
+__all__ = ["TimeBridge"]
+
+_EPS = 1e-5
+"""Added to the standard deviation (not to the variance), as in the authors' code."""
+
+
+class TimeBridge(Model):
+    """TimeBridge (Liu et al., ICML 2025, arXiv 2410.04442), with the names of the weights of the authors' code.
+
+    Each series is standardised over the lookback, cut into patches of one period and embedded. Integrated Attention
+    works within each channel, Patch Down-sampling shortens the sequence of patches, Cointegrated Attention works across
+    channels; a linear head gives the horizon. The time features are further channels, which only Cointegrated Attention
+    lets meet the series and which the head drops: without such layers they are not computed at all.
+
+    Args:
+        channels: series C.
+        lookback: time steps L that the model sees; a multiple of ``period``.
+        horizon: time steps H that it predicts.
+        time_features: time-feature channels M.
+        period: time steps per patch.
+        num_patches_out: patches after down-sampling; None: as many as before.
+        d_model: elements of a token.
+        d_ff: width of the feed-forward parts.
+        num_heads: attention heads; divides ``d_model``.
+        integrated_layers: Integrated Attention layers.
+        downsampling_layers: Patch Down-sampling layers.
+        cointegrated_layers: Cointegrated Attention layers.
+        stable_len: length of the moving average that detrends queries and keys; at most ``d_model``.
+        attention_dropout: probability of dropping an attention weight.
+        dropout: probability of dropping an element elsewhere.
+        alpha: weight of the frequency part of the loss.
+
+    Raises:
+        ConfigError: the settings do not go together; the message gives the nearest ones that do.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        lookback: int,
+        horizon: int,
+        time_features: int = 4,
+        period: int = 24,
+        num_patches_out: int | None = None,
+        d_model: int = 128,
+        d_ff: int = 128,
+        num_heads: int = 8,
+        integrated_layers: int = 3,
+        downsampling_layers: int = 1,
+        cointegrated_layers: int = 0,
+        stable_len: int = 6,
+        attention_dropout: float = 0.15,
+        dropout: float = 0.0,
+        alpha: float = 0.35,
+    ) -> None:
+        super().__init__()
+        _require_positive(channels=channels, lookback=lookback, horizon=horizon, period=period, d_model=d_model,
+                          d_ff=d_ff, num_heads=num_heads, stable_len=stable_len)  # fmt: skip
+        _require_multiple("lookback", lookback, "period", period)
+        _require_multiple("d_model", d_model, "num_heads", num_heads)
+        if stable_len > d_model:
+            raise ConfigError(f"model.stable_len={stable_len} is longer than a token; set at most d_model={d_model}")
+        patches = lookback // period
+        patches_out = patches if num_patches_out is None else num_patches_out
+        if patches_out < 1 or (downsampling_layers == 0 and patches_out != patches):
+            raise ConfigError(
+                f"model.num_patches_out={patches_out} does not go with downsampling_layers={downsampling_layers}; set "
+                f"num_patches_out=null (all {patches}), or at least 1 with downsampling_layers=1"
+            )
+        self.channels, self.lookback = channels, lookback
+        self.uses_time_features = cointegrated_layers > 0
+
+        self.embedding = PatchEmbedding(period, d_model, dropout)
+        common = {"d_model": d_model, "num_heads": num_heads, "d_ff": d_ff}
+        rates = {"attention_dropout": attention_dropout, "dropout": dropout}
+        layers: list[nn.Module] = []
+        for _ in range(integrated_layers):
+            layers.append(IntegratedAttention(stable_len=stable_len, **common, **rates))
+        for index in range(downsampling_layers):
+            layers.append(PatchDownsampling(patches if index == 0 else patches_out, patches_out, **common, **rates))
+        for _ in range(cointegrated_layers):
+            layers.append(CointegratedAttention(channels + time_features, **common, **rates))
+        self.encoder = Encoder(layers)
+        self.decoder = nn.Sequential(nn.Flatten(-2), nn.Linear(patches_out * d_model, horizon, bias=False))
+        self.loss = TimeFrequencyLoss(horizon, alpha)
+
+    def forward(  # type: ignore[override]
+        self,
+        x: torch.Tensor,
+        marks: torch.Tensor,
+        y: torch.Tensor | None = None,
+        index: torch.Tensor | None = None,
+        mode: str = "tensor",
+    ) -> torch.Tensor | dict[str, torch.Tensor]:
+        """Forecast, or its loss.
+
+        Args:
+            x: (B, L, C), the lookback.
+            marks: (B, L, M), time features in [-0.5, 0.5]; not read without Cointegrated Attention.
+            y: (B, H, C), the truth; only for the loss.
+            index: (B,), number of each window; part of a batch, not used.
+            mode: ``"loss"``, ``"predict"`` or ``"tensor"`` (:class:`exp.models.base.Model`).
+
+        Returns:
+            ``{"loss": <0-dim float32 tensor>}``, or the forecast (B, H, C) for the other modes.
+
+        Raises:
+            ValueError: ``mode`` is unknown, or the loss is asked for without ``y``.
+        """
+        del index
+        if mode in ("predict", "tensor"):
+            return self._forecast(x, marks)
+        if mode != "loss":
+            raise ValueError(f"mode={mode!r} is not one of 'loss', 'predict', 'tensor'")
+        if y is None:
+            raise ValueError("mode='loss' needs y (B, H, C), and the batch has none")
+        return {"loss": self.loss(self._forecast(x, marks), y)}
+
+    def _forecast(self, x: torch.Tensor, marks: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            mean = x.mean(1, keepdim=True)
+            std = x.std(1, keepdim=True)
+            series = (x - mean) / (std + _EPS)
+            if self.uses_time_features:
+                series = torch.cat([series, marks], dim=-1)
+            series = series.transpose(1, 2)
+        tokens = self.encoder(self.embedding(series))
+        forecast = self.decoder(tokens[:, : self.channels]).transpose(1, 2)
+        return forecast * std + mean
+
+    def adapt_state_dict(self, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Weights of the authors' code under our names; other weights as they are."""
+        return adapt_official_state_dict(state) if is_official_state_dict(state) else dict(state)
+
+
+def _require_positive(**values: int) -> None:
+    for name, value in values.items():
+        if value < 1:
+            raise ConfigError(f"model.{name}={value} is not positive; set at least 1")
+
+
+def _require_multiple(name: str, value: int, divisor_name: str, divisor: int) -> None:
+    if value % divisor == 0:
+        return
+    below = value // divisor * divisor
+    multiples = [str(multiple) for multiple in (below, below + divisor) if multiple]
+    divisors = [candidate for candidate in range(1, value + 1) if value % candidate == 0]
+    nearest = sorted(sorted(divisors, key=lambda candidate: abs(candidate - divisor))[:2])
+    raise ConfigError(
+        f"model.{name}={value} is not a multiple of {divisor_name}={divisor}; the nearest valid values are "
+        f"{name}={' or '.join(multiples)}, or {divisor_name}={' or '.join(map(str, nearest))}"
+    )

@@ -1,0 +1,35 @@
+import pytest
+
+from exp.config.batch import derive_batch_sizes
+from exp.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("given", "derived"),
+    [
+        ((16, None, 1, 1), (16, 16)),
+        ((16, None, 2, 8), (16, 256)),
+        ((None, 64, 1, 8), (8, 64)),
+        ((None, 64, 4, 2), (8, 64)),
+        ((8, 64, 4, 2), (8, 64)),
+    ],
+)
+def test_the_missing_one_is_derived(given, derived):
+    assert derive_batch_sizes(*given) == derived
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ((None, None, 1, 1), ["neither"]),
+        ((None, 65, 1, 2), ["global_batch_size=65", "2 processes", "64 or 66"]),
+        ((None, 3, 2, 2), ["nearest: 4"]),
+        ((16, 64, 1, 2), ["32, not global_batch_size=64"]),
+        ((0, None, 1, 1), ["batch_size=0", "at least 1"]),
+    ],
+)
+def test_what_does_not_divide_is_refused_with_valid_values(given, words):
+    with pytest.raises(ConfigError) as caught:
+        derive_batch_sizes(*given)
+    first_line = str(caught.value).splitlines()[0]
+    assert all(word in first_line for word in words), first_line

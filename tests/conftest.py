@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# A training of the default experiment that takes seconds: few short windows, a tiny model.
+TINY = [
+    "backend=cpu",
+    "data.lookback=96",
+    "model.d_model=16",
+    "model.d_ff=16",
+    "model.num_heads=2",
+    "global_batch_size=32",
+    "max_epochs=1",
+    "max_steps=4",
+    "log_every=2",
+]
+
+
+def clean_environment(**extra: str) -> dict[str, str]:
+    """The environment of a child: this one's, less what would make it someone's rank; one thread per process."""
+    drop = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCH_DISTRIBUTED_BACKEND")
+    environment = {key: value for key, value in os.environ.items() if key not in drop}
+    return {**environment, "OMP_NUM_THREADS": "1", **extra}
+
+
+@pytest.fixture
+def exp(tmp_path):
+    """Runs ``python -m exp`` in an empty folder; ``exp.result(name)`` reads a run's result."""
+
+    class Exp:
+        folder = tmp_path
+
+        def __call__(self, *arguments: str, timeout: float = 120, **extra: str) -> subprocess.CompletedProcess[str]:
+            return subprocess.run(
+                [sys.executable, "-m", "exp", *arguments],
+                cwd=tmp_path,
+                env=clean_environment(**extra),
+                capture_output=True,
+                text=True,
+                timeout=timeout,
+                check=False,
+            )
+
+        def train(self, name: str, *arguments: str, **extra: str) -> dict:
+            done = self(*TINY, f"output_dir={name}", *arguments, **extra)
+            assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+            return self.result(name)
+
+        def result(self, name: str) -> dict:
+            return json.loads((tmp_path / name / "result.json").read_text())
+
+        def losses(self, name: str) -> dict[int, float]:
+            lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+            records = [json.loads(line) for line in lines]
+            return {record["step"]: record["loss"] for record in records if record["split"] == "train"}
+
+        def path(self, name: str) -> Path:
+            return tmp_path / name
+
+    return Exp()

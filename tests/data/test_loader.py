@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from exp.data.loader import eval_loader, train_loader
+from exp.data.sampler import EvalBatchSampler, TrainBatchSampler
+from exp.data.windows import WindowDataset
+
+
+@pytest.fixture
+def dataset():
+    return WindowDataset(torch.randn(5, 60).t(), torch.randn(4, 60).t(), range(60), 7, 3)
+
+
+def assert_equal_batches(these, those):
+    these, those = list(these), list(those)
+    assert len(these) == len(those) > 0
+    for this, that in zip(these, those):
+        assert set(this) == set(that)
+        for key in this:
+            assert torch.equal(this[key], that[key])
+            assert this[key].stride() == that[key].stride()
+
+
+def test_workers_change_nothing(dataset):
+    loaders = [train_loader(dataset, TrainBatchSampler(51, 4, 1, 2, seed=3), workers, 3) for workers in (0, 2)]
+    assert_equal_batches(*loaders)
+    loaders = [eval_loader(dataset, EvalBatchSampler(51, 8, 0, 2), workers) for workers in (0, 2)]
+    assert_equal_batches(*loaders)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_continues_at_the_position(dataset, workers):
+    sampler = TrainBatchSampler(51, 4, seed=3)
+    loader = train_loader(dataset, sampler, workers, 3)
+    whole = list(loader)
+    batches = iter(loader)
+    for _ in range(5):  # the trainer stops in the middle; workers have read ahead
+        next(batches)
+        sampler.advance()
+    del batches
+    assert_equal_batches(loader, whole[5:])
+    sampler.set_position(1, 0)
+    other = TrainBatchSampler(51, 4, seed=3)
+    other.set_position(1, 0)
+    assert_equal_batches(loader, [dataset[index] for index in other])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_leaves_the_global_random_generator_alone(dataset, workers):
+    state = torch.get_rng_state()
+    list(train_loader(dataset, TrainBatchSampler(51, 4), workers, 0))
+    list(eval_loader(dataset, EvalBatchSampler(51, 4), workers))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+class Probe(Dataset):
+    """Tells who cuts the batch, with how many threads."""
+
+    def __getitem__(self, index):
+        return {"pid": torch.tensor(os.getpid()), "threads": torch.tensor(torch.get_num_threads())}
+
+
+def test_workers_are_kept_and_have_one_thread():
+    loader = eval_loader(Probe(), EvalBatchSampler(8, 1), 2)
+    batches = list(loader) + list(loader)
+    assert {int(batch["threads"]) for batch in batches} == {1}
+    pids = {int(batch["pid"]) for batch in batches}
+    assert len(pids) == 2
+    assert os.getpid() not in pids
+
+
+def test_a_rank_without_samples(dataset):
+    assert list(eval_loader(dataset, EvalBatchSampler(1, 8, 0, 2), 0)) == []
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_share_the_series(method):
+    values = torch.zeros(5, 60)
+    dataset = WindowDataset(values.t(), torch.zeros(4, 60).t(), range(60), 7, 3)
+    if method == "fork":
+        values.share_memory_()
+    loader = eval_loader(dataset, EvalBatchSampler(51, 4), 1)
+    loader.multiprocessing_context = method
+    batches = iter(loader)
+    next(batches)
+    # A worker that had a copy of its own would not see this; it is at most two batches ahead.
+    values.fill_(1.0)
+    assert float(list(batches)[-1]["x"].min()) == 1.0

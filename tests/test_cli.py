@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import TINY, clean_environment
+
+
+def test_help_fits_a_screen_and_lists_every_choice(exp):
+    done = exp("--help")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.rstrip().splitlines()
+    assert len(lines) <= 55
+    assert max(map(len, lines)) <= 120
+    for words in ("timebridge_etth1", "auto cpu cuda gcu rocm", "auto local torchrun", "ddp mmddp none",
+                  "eval predict train", "global_batch_size", "resume=auto|PATH|null", "init_from", "max_steps"):  # fmt: skip
+        assert words in done.stdout, words
+
+
+@pytest.mark.parametrize("flags", [["--help"], ["--cfg", "job"], ["--info", "defaults"], ["nprox=2"]])
+def test_answers_without_importing_torch(tmp_path, flags):
+    script = (
+        "import sys\nfrom exp.cli import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "loaded = {'torch', 'mmengine', 'pandas', 'matplotlib'} & set(sys.modules)\n"
+        "assert not loaded, loaded\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, *flags], cwd=tmp_path, env=clean_environment(), check=False,
+                          capture_output=True, text=True)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "outputs").exists() or flags == ["nprox=2"]
+
+
+def test_cfg_job_shows_the_configuration(exp):
+    done = exp("--cfg", "job", "nproc=3", "experiment=timebridge_weather")
+    assert done.returncode == 0, done.stderr
+    assert "nproc: 3" in done.stdout
+    assert "name: timebridge_weather" in done.stdout
+    assert "horizon: 96" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["nprox=2"], 2, ["nprox", "did you mean 'nproc'"]),
+        (["model.d_modle=64"], 2, ["d_modle", "did you mean 'model.d_model'"]),
+        (["nproc=two"], 2, ["nproc", "two"]),
+        (["model.d_model=wide"], 2, ["d_model", "wide"]),
+        (["backend=cudaa"], 2, ["backend=cudaa", "did you mean 'cuda'"]),
+        (["experiment=timebridge_etth"], 2, ["experiment=timebridge_etth", "did you mean 'timebridge_etth"]),
+        (["bakend=cpu"], 2, ["bakend", "did you mean 'backend'"]),
+        (["precision=fp8"], 2, ["precision=fp8", "fp32, bf16, fp16"]),
+        (["wrapper.kind=dp"], 2, ["wrapper.kind=dp", "mmddp, ddp, none"]),
+        (["+wrapper.device_ids=[0]"], 2, ["device_ids"]),
+        (["backend=cpu", "nproc=2", "global_batch_size=33"], 2, ["global_batch_size=33", "32 or 34"]),
+        (["backend=cpu", "nproc=0"], 2, ["nproc=0"]),
+        (["backend=cpu", "data.root=/nowhere"], 2, ["ETTh1.csv", "/nowhere"]),
+        (["backend=cpu", "experiment=timebridge_weather"], 2, ["weather.csv", "data.root"]),
+        (["backend=cpu", "init_from=missing.pth"], 2, ["init_from=missing.pth"]),
+        (["backend=cpu", "task=eval"], 2, ["task=eval", "init_from"]),
+        (["backend=cpu", "launcher=local", "nproc=2"], 2, ["nproc=2", "local"]),
+        (["backend=cpu", "precision=fp16"], 2, ["precision=fp16", "bf16"]),
+        (["backend=gcu"], 3, ["backend=gcu is not available", "torch_gcu"]),
+        (["backend=cuda"], 3, ["backend=cuda is not available"]),
+        (["backend=rocm"], 3, ["backend=rocm is not available"]),
+        (["nproc=["], 2, ["nproc=["]),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_clear_line_with_its_exit_code_and_starts_nothing(exp, arguments, code, words):
+    done = exp(*arguments)
+    first = done.stderr.splitlines()[0] if done.stderr else ""
+    assert done.returncode == code, f"{done.stdout}\n{done.stderr}"
+    assert first.startswith("error: "), done.stderr
+    assert all(word in first for word in words), done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(exp.path("outputs").glob("*/*")), "a run folder was left behind"
+
+
+def test_a_default_run_is_quiet_and_leaves_its_records(exp):
+    done = exp(*TINY, "output_dir=run")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert len(done.stdout.splitlines()) <= 15, done.stdout
+    for words in ("rank 0/1  local_rank 0  cpu", "MSE", "MAE", "published", "samples/s", "run"):
+        assert words in done.stdout, done.stdout
+    folder = exp.path("run")
+    names = {path.name for path in folder.iterdir()}
+    assert {"config.yaml", "overrides.yaml", "env.json", "result.json", "metrics.jsonl", "logs", "checkpoints"} <= names
+    result = exp.result("run")
+    assert result["status"] == "completed"
+    assert result["steps"] == 4
+    assert result["global_batch_size"] == 32
+    assert result["metric_name"] == "mse"
+    assert result["metric"] == result["metrics"]["mse"]
+    assert result["samples_per_second"] > 0
+    assert result["time_to_first_step_s"] > 0
+    assert result["error"] is None
+    assert "lookback: 96" in (folder / "config.yaml").read_text()
+    assert "${" not in (folder / "config.yaml").read_text(), "the frozen configuration must be resolved"
+    assert not folder.stat().st_mode & 0o002, "the run folder is world-writable"
+    assert [path.name for path in (folder / "logs").iterdir()] == ["rank0.log"]
+
+
+def test_a_completed_run_is_not_overwritten(exp):
+    exp.train("run")
+    done = exp(*TINY, "output_dir=run")
+    assert done.returncode == 2
+    assert "completed run" in done.stderr.splitlines()[0]
+    assert exp.result("run")["status"] == "completed"
+
+
+def test_a_sweep_gives_each_job_a_folder_and_the_numbers_of_a_run_of_its_own(exp):
+    done = exp("-m", *TINY, "seed=1,2", "output_dir=sweep")
+    assert done.returncode == 0, done.stderr
+    alone = exp.train("alone", "seed=2")
+    assert exp.result("sweep/1")["metrics"] == alone["metrics"]
+    assert exp.result("sweep/0")["metrics"] != alone["metrics"]
+
+
+def test_a_failed_job_does_not_end_the_sweep(exp):
+    done = exp("-m", *TINY, "data.horizon=96,20000", "seed=1", "output_dir=sweep")
+    assert done.returncode == 2
+    assert "data.horizon=20000" in done.stderr
+    assert exp.result("sweep/0")["status"] == "completed"
+
+
+def test_stale_variables_cause_a_warning_and_nothing_else(exp):
+    stale = {"RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "LOCAL_RANK": "3"}
+    done = exp(*TINY, "output_dir=run", **stale)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("warning: ignoring ")
+    assert len(done.stderr.splitlines()) == 1
+    assert "rank 0/1" in done.stdout
