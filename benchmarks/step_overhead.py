@@ -20,7 +20,6 @@ from typing import Any, Callable
 import torch
 from exp.backends.cpu import CpuBackend
 from exp.launcher.base import RankInfo
-from exp.models.base import Model
 from mmengine.model import BaseModel
 from mmengine.runner import Runner as StockRunner
 from omegaconf import OmegaConf
@@ -33,6 +32,7 @@ from exp.engine.loops import TrainLoop
 from exp.engine.optim import BackendOptimWrapper
 from exp.engine.progress import Progress
 from exp.engine.runner import Runner
+from exp.models.base import Model
 from exp.runfolder import RunFolder
 from exp.session import Session
 
@@ -154,7 +154,7 @@ def stock(loader: DataLoader, steps: int, folder: str) -> float:
             train_cfg={"by_epoch": True, "max_epochs": 1},
             optim_wrapper={"optimizer": {"type": "Adam", "lr": 1e-3}},
             param_scheduler=[{"type": "ExponentialLR", "gamma": 0.5}],
-            default_hooks={"checkpoint": None, "logger": {"type": "LoggerHook", "interval": 20}},
+            default_hooks={"checkpoint": None, "sampler_seed": None, "logger": {"type": "LoggerHook", "interval": 20}},
             experiment_name=f"stock{time.time_ns()}",
             log_level="ERROR",
         )

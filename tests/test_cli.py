@@ -14,8 +14,17 @@ def test_help_fits_a_screen_and_lists_every_choice(exp):
     lines = done.stdout.rstrip().splitlines()
     assert len(lines) <= 55
     assert max(map(len, lines)) <= 120
-    for words in ("timebridge_etth1", "auto cpu cuda gcu rocm", "auto local torchrun", "ddp mmddp none",
-                  "eval predict train", "global_batch_size", "resume=auto|PATH|null", "init_from", "max_steps"):  # fmt: skip
+    for words in (
+        "timebridge_etth1",
+        "auto cpu cuda gcu rocm",
+        "auto local torchrun",
+        "ddp mmddp none",
+        "eval predict train",
+        "global_batch_size",
+        "resume=auto|PATH|null",
+        "init_from",
+        "max_steps",
+    ):
         assert words in done.stdout, words
 
 

@@ -76,9 +76,12 @@ def _hydra_main(config: DictConfig) -> float | None:
         # Told here, not raised: Hydra would print a line of its own, and end the sweep that this job is part of.
         _remove_if_empty(Path(state.runtime.output_dir))
         job = f"job {' '.join(state.overrides.task)}: " if state.mode == RunMode.MULTIRUN else ""
-        known = isinstance(error, ExpError)
-        console.error(job + (str(error) if known else explain.explain(error, [])))
-        _exit_codes.append(error.exit_code if known else EXIT_CONFIG)
+        if isinstance(error, ExpError):
+            console.error(job + str(error))
+            _exit_codes.append(error.exit_code)
+        else:
+            console.error(job + explain.explain(error, []))
+            _exit_codes.append(EXIT_CONFIG)
         return float("nan")
 
 
@@ -87,7 +90,9 @@ def _run(config: DictConfig, overrides: list[str], output_dir: Path) -> float | 
     with open_dict(config):
         config.output_dir = str(output_dir.absolute())
     refuse_device_arguments(config)
-    config = OmegaConf.merge(OmegaConf.structured(schema.ExpConfig), config)  # what +KEY=VALUE added is checked too
+    typed = OmegaConf.merge(OmegaConf.structured(schema.ExpConfig), config)  # checks what +KEY=VALUE added, too
+    assert isinstance(typed, DictConfig)
+    config = typed
     backend = backends_registry.create_backend(config.backend)
     validate(config, overrides, backend)
     chosen = launcher.resolve(config.launcher, config.nproc)
@@ -123,7 +128,7 @@ def _choose_backend(config: DictConfig, overrides: list[str]) -> DictConfig:
 
 
 def _remove_if_empty(folder: Path) -> None:
-    """Hydra makes the output folder before we can refuse the configuration; leave nothing behind, not even its empty parents."""
+    """Hydra makes the output folder before a configuration is refused: leave nothing behind, nor empty parents."""
     for path in (folder, *folder.parents):
         if path == Path.cwd() or not path.is_dir() or any(path.iterdir()):
             return

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+from typing import Any, ContextManager
+
 import torch
 
-__all__ = ["TORCH_VERSION", "device_part_of", "supports_composite_process_groups"]
+__all__ = [
+    "TORCH_VERSION",
+    "autocast_disabled",
+    "device_part_of",
+    "has_fused_attention",
+    "supports_composite_process_groups",
+]
 
 TORCH_VERSION: tuple[int, int] = tuple(  # type: ignore[assignment]
     int(part) for part in torch.__version__.split(".")[:2]

@@ -43,7 +43,7 @@ def end(config: Any, folder: RunFolder, outcome: Outcome, exit_codes: list[int])
             result["restarts"] = outcome.restarts
             write_json(folder.result, result)
         _print_table(config, folder, result)
-        return result["metric"]  # type: ignore[no-any-return]
+        return result["metric"]
     if outcome.exit_code != EXIT_OK:
         first = outcome.failures[0] if outcome.failures else None
         write_json(

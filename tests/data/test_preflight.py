@@ -84,10 +84,17 @@ def test_unknown_split():
     assert "data.split=thirds is not one of ett_hour, ett_minute, ratio" in refusal(split="thirds")
 
 
+@pytest.mark.parametrize(
+    ("key", "value"), [("lookback", 0), ("horizon", 0), ("eval_batch_size", 0), ("num_workers", -1)]
+)
+def test_numbers_out_of_range(key, value):
+    assert f"data.{key}={value} must be at least {value + 1}" in refusal(**{key: value})
+
+
 def test_imports_nothing_heavy():
     program = (
         "import sys, exp.data.preflight as p;"
-        "p.preflight(dict(name='ETTh1', root=None, file='ETTh1.csv', split='ett_hour', channels=7, header=True));"
+        f"p.preflight({config()});"
         "print(sorted({'torch', 'pandas', 'numpy'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -43,7 +43,7 @@ def derive_batch_sizes(
     derived = global_batch_size // parts
     if batch_size is not None and batch_size != derived:
         raise ConfigError(
-            f"batch_size={batch_size} over {spread} is {batch_size * parts}, not global_batch_size={global_batch_size}; "
-            "give only one of them"
+            f"batch_size={batch_size} over {spread} is {batch_size * parts}, "
+            f"not global_batch_size={global_batch_size}; give only one of them"
         )
     return derived, global_batch_size

@@ -24,9 +24,8 @@ def config_keys(config: Any, prefix: str = "") -> list[str]:
     keys: list[str] = []
     if isinstance(config, DictConfig) and not config._is_none() and not config._is_missing():
         for key in config:
-            keys.append(f"{prefix}{key}")
-            node = config._get_node(key)
-            keys += config_keys(node, f"{prefix}{key}.")
+            name = f"{prefix}{key!s}"
+            keys += [name, *config_keys(config._get_node(key), f"{name}.")]
     return keys
 
 
@@ -37,8 +36,8 @@ def explain(error: Exception, known_keys: Iterable[str]) -> str:
         error: what composition raised.
         known_keys: the keys of the default configuration, to find the nearest.
     """
-    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options is not None:
-        group, _, choice = str(error.missing_cfg_file).rpartition("/")
+    if isinstance(error, MissingConfigException) and isinstance(error.missing_cfg_file, str) and error.options:
+        group, _, choice = error.missing_cfg_file.rpartition("/")
         options = [option for option in error.options if not option.startswith("__")]
         return f"{group}={choice} is not a choice{nearest(choice, options)}\n  choices of {group}: {', '.join(options)}"
     if isinstance(error, OverrideParseException):

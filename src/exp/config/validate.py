@@ -7,6 +7,8 @@ import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Sequence
 
+from omegaconf import OmegaConf
+
 from exp.backend import PRECISIONS
 from exp.config.batch import derive_batch_sizes
 from exp.config.explain import nearest
@@ -33,6 +35,9 @@ def validate(config: Any, overrides: Sequence[str], backend: Backend) -> None:
         ConfigError: a value is wrong, two do not go together, or a file is missing.
         UnavailableError: the backend is not there, or has fewer devices than ``nproc``.
     """
+    missing = sorted(OmegaConf.missing_keys(config))
+    if missing:
+        raise ConfigError(f"{', '.join(missing)} must be set; give {' '.join(f'{key}=...' for key in missing)}")
     _check_values(config)
     _check_processes(config, backend)
     _derive_batch(config, overrides)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -168,7 +169,10 @@ def _continued(dates: pd.DatetimeIndex, count: int) -> pd.DatetimeIndex:
     """The ``count`` dates after ``dates``, of which there are at least three."""
     import pandas as pd
 
-    rhythm = pd.infer_freq(dates)
+    with warnings.catch_warnings():
+        # pandas 3 announces that a later version returns an object, not a string; date_range takes both.
+        warnings.filterwarnings("ignore", message="A future version of pandas will return a BaseOffset")
+        rhythm = pd.infer_freq(dates)
     if rhythm is None:
         rhythm = pd.Series(dates[1:] - dates[:-1]).mode()[0]
     return pd.date_range(dates[-1], periods=count + 1, freq=rhythm)[1:]

@@ -27,7 +27,7 @@ def train_loader(
     return DataLoader(
         dataset,
         batch_size=None,
-        sampler=sampler,  # type: ignore[arg-type]
+        sampler=sampler,
         num_workers=num_workers,
         generator=generator,
         persistent_workers=num_workers > 0,

@@ -32,9 +32,12 @@ def preflight(config: Mapping[str, Any]) -> None:
 
     Raises:
         DataError: the file is missing, unreadable or empty; its first line is not the expected header, or not numbers;
-            the number of series is not ``channels``; or there is no such split.
+            the number of series is not ``channels``; there is no such split; or a number is out of range.
     """
     check_split(config["split"])
+    for key, least in (("lookback", 1), ("horizon", 1), ("eval_batch_size", 1), ("num_workers", 0)):
+        if config[key] < least:
+            raise DataError(f"data.{key}={config[key]} must be at least {least}")
     path = locate(config["root"], config["file"], config["name"], config["header"])
     _, first = next(numbered_rows(path), (0, []))
     if not first:

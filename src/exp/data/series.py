@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
@@ -74,7 +75,6 @@ def _read_table(path: Path, header: bool) -> pd.DataFrame:
             header=0 if header else None,
             # Dates as they stand: a column of plain numbers would otherwise pass for nanoseconds since 1970.
             dtype={"date": str} if header else None,
-            encoding="utf-8-sig",
             low_memory=False,
         )
     except pd.errors.EmptyDataError:
@@ -85,9 +85,10 @@ def _read_table(path: Path, header: bool) -> pd.DataFrame:
         raise DataError(f"{path} is not UTF-8 text ({error.reason}); save it as comma-separated UTF-8") from error
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} cannot be read: {error}; check its permissions, or copy it anew") from error
-    if not isinstance(table.index, pd.RangeIndex):
-        # Rows longer than the header: pandas takes their first cells for labels.
-        _raise_ragged(path, "rows are longer than the header")
+    # Where the first row is longer than the header, pandas takes the first cell of every row for a label.
+    rows = list(islice(numbered_rows(path), 2))
+    for line, cells in rows[1:]:
+        _check_length(path, line, cells, rows[0][1])
     return table
 
 
@@ -142,7 +143,7 @@ def _parse_dates(path: Path, column: pd.Series) -> pd.DatetimeIndex:
 
     problem = "is not a date in the form of the first one; write dates like 2016-07-01 00:00:00"
     with warnings.catch_warnings():
-        # pandas would go on to guess each date for itself: "1" as the first of this month.
+        # pandas would go on to guess each date for itself: "12:00" as noon of today.
         warnings.filterwarnings("error", message="Could not infer format")
         warnings.filterwarnings("ignore", message="Parsing dates in")
         try:

@@ -31,8 +31,8 @@ def time_features(dates: pd.DatetimeIndex | None, num_rows: int) -> np.ndarray:
         return np.zeros((num_rows, NUM_TIME_FEATURES), dtype=np.float32)
     features = [
         dates.hour / 23 - 0.5,
-        dates.dayofweek / 6 - 0.5,
+        dates.day_of_week / 6 - 0.5,
         (dates.day - 1) / 30 - 0.5,
-        (dates.dayofyear - 1) / 365 - 0.5,
+        (dates.day_of_year - 1) / 365 - 0.5,
     ]
     return np.stack([np.asarray(feature) for feature in features], axis=1).astype(np.float32)

@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 __all__ = ["WindowDataset"]
 
 
-class WindowDataset(Dataset):  # type: ignore[type-arg]
+class WindowDataset(Dataset):
     """The windows of some rows of a series, stride 1; indexed by a whole batch.
 
     Holds views only: all parts of a series, and all data-loader workers, share its memory.
@@ -25,18 +25,15 @@ class WindowDataset(Dataset):  # type: ignore[type-arg]
     """
 
     def __init__(self, values: torch.Tensor, marks: torch.Tensor, rows: range, lookback: int, horizon: int) -> None:
-        size = lookback + horizon
-        # unfold: (T, C) -> (windows, C, size), without copying.
-        windows = values[rows.start : rows.stop].unfold(0, size, 1)
-        self._x = windows[..., :lookback]
-        self._y = windows[..., lookback:]
-        self._marks = marks[rows.start : rows.stop].unfold(0, size, 1)[..., :lookback]
+        # One tensor per memory, cut into views when asked: torch 1.10 cannot send two of one memory to a new process.
+        self._values = values[rows.start : rows.stop]
+        self._marks = marks[rows.start : rows.stop]
         self.rows = rows
         self.lookback = lookback
         self.horizon = horizon
 
     def __len__(self) -> int:
-        return self._x.shape[0]
+        return len(self.rows) - self.lookback - self.horizon + 1
 
     def __getitem__(self, indices: torch.Tensor | Sequence[int]) -> dict[str, torch.Tensor]:
         """Cut a batch.
@@ -52,10 +49,13 @@ class WindowDataset(Dataset):  # type: ignore[type-arg]
             IndexError: a number is negative or not below ``len(self)``.
         """
         index = torch.as_tensor(indices, dtype=torch.int64)
+        size = self.lookback + self.horizon
+        # unfold: (rows, C) -> (windows, C, size), without copying.
+        windows, marks = (tensor.unfold(0, size, 1) for tensor in (self._values, self._marks))
         # index_select copies runs of memory; view[index] goes element by element, 3 to 30 times slower on torch 2.13.
         return {
-            "x": self._x.index_select(0, index).transpose(1, 2),
-            "marks": self._marks.index_select(0, index).transpose(1, 2),
-            "y": self._y.index_select(0, index).transpose(1, 2),
+            "x": windows[..., : self.lookback].index_select(0, index).transpose(1, 2),
+            "marks": marks[..., : self.lookback].index_select(0, index).transpose(1, 2),
+            "y": windows[..., self.lookback :].index_select(0, index).transpose(1, 2),
             "index": index,
         }

@@ -72,7 +72,7 @@ class Distributed:
         return gathered
 
     def barrier(self) -> None:
-        """Wait for all ranks. An all-reduce, because a bare barrier() guesses a device and picks the wrong one."""
+        """Wait for all ranks: an all-reduce, because torch's own guesses a device and may pick the wrong one."""
         self.sum(torch.zeros(1))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from mmengine.hooks import Hook
 
@@ -44,10 +44,12 @@ class MetricsHook(Hook):
         self.samples = 0
         self._mark = 0.0
         self._steps_since_mark = 0
+        self._loop: Any = None  # the runner's, without its checks at every access
+        self._file: TextIO | None = None
 
     def before_train(self, runner: Any) -> None:
         """Show the bar."""
-        loop = runner.train_loop
+        loop = self._loop = runner.train_loop
         self.progress.start(loop.max_iters, loop.max_epochs, loop.iter, loop.steps_per_epoch)
 
     def before_train_epoch(self, runner: Any) -> None:
@@ -61,11 +63,11 @@ class MetricsHook(Hook):
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         """Count the step; read the losses when it is time."""
         self._steps_since_mark += 1
-        step = runner.iter + 1
+        step = self._loop.iter + 1
         if self.time_to_first_step is None:
             runner.backend.synchronize()
             self.time_to_first_step = time.time() - self.started
-        if step % self.log_every == 0 or step == runner.max_iters:
+        if step % self.log_every == 0 or step == self._loop.max_iters:
             self._read(runner, step)
         self.progress.step(step)
 
@@ -111,6 +113,12 @@ class MetricsHook(Hook):
         """Take the bar away."""
         self.progress.stop()
 
+    def after_run(self, runner: Any) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
     def write(self, runner: Any, split: str, step: int, values: dict[str, float]) -> None:
         """Append one line to ``metrics.jsonl`` and tell MMEngine's message hub and visualiser."""
         scalars = {f"{split}/{name}": value for name, value in values.items()}
@@ -118,8 +126,9 @@ class MetricsHook(Hook):
         for name, value in scalars.items():
             runner.message_hub.update_scalar(name, value)
         if runner.distributed_group.is_main:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"split": split, "step": step, "epoch": runner.epoch, **values}) + "\n")
+            if self._file is None:
+                self._file = self.path.open("a", encoding="utf-8", buffering=1)
+            self._file.write(json.dumps({"split": split, "step": step, "epoch": runner.epoch, **values}) + "\n")
             if runner.visualizer._vis_backends:
                 runner.visualizer.add_scalars(scalars, step=step)
 
@@ -140,7 +149,11 @@ class CheckpointHook(Hook):
 
     def __init__(self, folder: Path, config: Any, patience: int | None, metric: str) -> None:
         self.folder = folder
-        self.config = config
+        # Read once: an access to the configuration costs as much as a small kernel.
+        self.every_steps: int = config.every_steps
+        self.every_epochs: int = config.every_epochs
+        self.keep_last: int = config.keep_last
+        self.keep_best: bool = config.keep_best
         self.patience = patience
         self.metric = metric
         self.best: float | None = None
@@ -160,10 +173,11 @@ class CheckpointHook(Hook):
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         """Save within the epoch."""
-        every = self.config.every_steps
+        if not self.every_steps:
+            return
         step = runner.iter + 1
         # At the end of an epoch the checkpoint waits for the validation that follows.
-        if every and step % every == 0 and batch_idx + 1 < runner.train_loop.steps_per_epoch:
+        if step % self.every_steps == 0 and batch_idx + 1 < runner.train_loop.steps_per_epoch:
             self._save(runner, step)
 
     def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
@@ -173,14 +187,13 @@ class CheckpointHook(Hook):
             raise RunError(f"validation {self.metric} is {value} after epoch {runner.epoch}; lower optim.lr")
         if self.best is None or value <= self.best:
             self.best, self.best_epoch, self.bad_epochs = value, runner.epoch, 0
-            if self.config.keep_best and runner.distributed_group.is_main:
+            if self.keep_best and runner.distributed_group.is_main:
                 checkpoint.write(self.best_path, runner.weights_checkpoint())
         else:
             self.bad_epochs += 1
             if self.patience is not None and self.bad_epochs >= self.patience:
                 runner.train_loop.stop_training = True
-        every = self.config.every_epochs
-        if every and runner.epoch % every == 0:
+        if self.every_epochs and runner.epoch % self.every_epochs == 0:
             self._save(runner, runner.iter)
 
     def after_train(self, runner: Any) -> None:
@@ -194,7 +207,7 @@ class CheckpointHook(Hook):
         content = runner.training_checkpoint(step, self.state_dict())
         if runner.distributed_group.is_main:
             checkpoint.write(self.folder / f"step_{step:08d}.pth", content)
-            checkpoint.prune(self.folder, self.config.keep_last)
+            checkpoint.prune(self.folder, self.keep_last)
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run must know of the epochs before it."""

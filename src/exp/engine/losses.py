@@ -23,9 +23,11 @@ class LossMeter:
     def add(self, losses: Mapping[str, torch.Tensor]) -> None:
         """Add one micro-batch's losses (0-dim tensors on the device)."""
         for name, value in losses.items():
-            value = value.detach()
             known = self._sums.get(name)
-            self._sums[name] = value.float() if known is None else known + value
+            if known is None:
+                self._sums[name] = value.detach().float().clone()
+            else:
+                known.add_(value.detach())
         self._count += 1
 
     def read(self) -> dict[str, float]:

@@ -60,10 +60,12 @@ class ForecastMetrics:
         return {"mse": totals[0].item() / count, "mae": totals[1].item() / count}
 
     def _compute_positions(self, distributed: Distributed, count: float) -> None:
-        local = sum(part.cpu().double() for part in self._positions) if self._positions else None
-        shapes = [shape for shape in distributed.gather(None if local is None else tuple(local.shape)) if shape]
-        if local is None or isinstance(local, int):
-            local = torch.zeros(shapes[0], dtype=torch.float64)
+        shape = tuple(self._positions[0].shape) if self._positions else None
+        # A rank without a window still has to take part in the sum.
+        shape = next(other for other in distributed.gather(shape) if other is not None)
+        local = torch.zeros(shape, dtype=torch.float64)
+        for part in self._positions:
+            local += part.cpu().double()
         mean = distributed.sum(local) / count  # (2, H, C)
         for index, name in enumerate(("mse", "mae")):
             self.channel[name] = mean[index].mean(dim=0).tolist()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, Iterator
+from typing import TYPE_CHECKING, Any, ContextManager, Iterator
 
 import torch
 from mmengine.optim import OptimWrapper
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from exp.backend import Backend
 
 __all__ = ["BackendOptimWrapper", "build_optimizer"]
+
+_NOTHING: ContextManager[Any] = contextlib.nullcontext()
 
 
 class BackendOptimWrapper(OptimWrapper):
@@ -53,17 +55,22 @@ class BackendOptimWrapper(OptimWrapper):
         del model, init_counts, max_counts
         self._inner_count = 0
 
-    @contextlib.contextmanager
-    def optim_context(self, model: nn.Module) -> Iterator[None]:
+    def optim_context(self, model: nn.Module) -> ContextManager[Any]:  # type: ignore[override]
         """Autocast, and no gradient exchange before the last micro-batch of a step."""
+        if self.precision == "fp32" and self._accumulative_counts == 1:
+            return _NOTHING
+        return self._optim_context(model)
+
+    @contextlib.contextmanager
+    def _optim_context(self, model: nn.Module) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
-            if self._accumulative_counts > 1 and not self.should_sync() and hasattr(model, "no_sync"):
-                stack.enter_context(model.no_sync())
-            if self.precision != "fp32":
-                stack.enter_context(self.backend.autocast(self.precision))
+            if not self.should_sync() and hasattr(model, "no_sync"):
+                no_sync: Any = model.no_sync
+                stack.enter_context(no_sync())
+            stack.enter_context(self.backend.autocast(self.precision))
             yield
 
-    def update_params(  # type: ignore[override]
+    def update_params(
         self, loss: torch.Tensor, step_kwargs: dict[str, Any] | None = None, zero_kwargs: dict[str, Any] | None = None
     ) -> None:
         """Back-propagate one micro-batch's mean loss; step and clear gradients after the last one of a step."""
@@ -121,6 +128,6 @@ def build_optimizer(model: nn.Module, config: Any) -> torch.optim.Optimizer:
         raise ConfigError(f"optim.type={config.type} is not known; known are {', '.join(known)}")
     parameters = [p for p in model.parameters() if p.requires_grad]
     try:
-        return cls(parameters, lr=config.lr, weight_decay=config.weight_decay, **dict(config.options))  # type: ignore[no-any-return]
+        return cls(parameters, lr=config.lr, weight_decay=config.weight_decay, **dict(config.options))
     except (TypeError, ValueError) as error:
         raise ConfigError(f"optim: {config.type} does not take these settings: {error}") from error

@@ -70,14 +70,14 @@ class Progress:
     def _draw(self) -> None:
         epoch = min(self._step // self._steps_per_epoch + 1, self._max_epochs)
         bar = self._bar
-        bar.update(  # type: ignore[union-attr, attr-defined]
+        bar.update(
             self._task,
             completed=self._step,
             epoch=f"{epoch}/{self._max_epochs}",
             text=self._text,
             eta=self.eta(),
         )
-        bar.refresh()  # type: ignore[union-attr, attr-defined]
+        bar.refresh()
 
     def eta(self) -> str:
         """Time left if every remaining epoch is trained, validation included; early stopping may end it before."""
@@ -109,5 +109,5 @@ class Progress:
     def stop(self) -> None:
         """Take the bar away."""
         if self._bar is not None:
-            self._bar.stop()  # type: ignore[attr-defined]
+            self._bar.stop()
             self._bar = None

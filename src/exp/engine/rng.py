@@ -25,7 +25,7 @@ def seed_everything(seed: int, backend: Backend) -> None:
 def rng_state(backend: Backend) -> dict[str, Any]:
     """This process's random states, as plain data."""
     version, internal, gauss = random.getstate()
-    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # type: ignore[misc]
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     return {
         "torch": torch.get_rng_state(),
         "device": backend.rng_state(),

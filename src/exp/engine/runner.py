@@ -113,7 +113,7 @@ class Runner(MMEngineRunner):
             super()._init_model_weights()
 
     def build_param_scheduler(self, scheduler: Any) -> Any:
-        """Build the schedulers of the config; an epoch is its optimizer steps, however many micro-batches those take."""
+        """Build the schedulers; an epoch is its optimizer steps, however many micro-batches those take."""
         for config in scheduler:
             if isinstance(config, dict):
                 config.setdefault("epoch_length", self.train_loop.steps_per_epoch)
@@ -165,7 +165,7 @@ class Runner(MMEngineRunner):
         """
         content = self.weights_checkpoint()
         content["meta"] = self._meta(step)
-        content["optimizer"] = self.optim_wrapper.state_dict()  # type: ignore[union-attr]
+        content["optimizer"] = self.optim_wrapper.state_dict()
         content["param_schedulers"] = [scheduler.state_dict() for scheduler in self.param_schedulers or []]
         content["rng"] = self.distributed_group.gather(rng.rng_state(self.backend))
         content["best"] = dict(best)
@@ -216,7 +216,7 @@ class Runner(MMEngineRunner):
             unwrapped(self.model).load_state_dict(content["state_dict"])
         except RuntimeError as error:
             raise CheckpointError(f"{source} does not fit the model of this run: {error}") from error
-        self.optim_wrapper.load_state_dict(content["optimizer"])  # type: ignore[union-attr]
+        self.optim_wrapper.load_state_dict(content["optimizer"])
         for scheduler, state in zip(self.param_schedulers or [], content["param_schedulers"]):
             scheduler.load_state_dict(state)
         self.train_loop.restore(meta["epoch"], meta["step"], meta["samples"])

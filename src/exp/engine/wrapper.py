@@ -23,13 +23,13 @@ class _TrainStep:
 
     module: nn.Module
 
-    def train_step(self, data: dict[str, torch.Tensor], optim_wrapper: Any) -> dict[str, torch.Tensor]:
+    def train_step(self: Any, data: dict[str, torch.Tensor], optim_wrapper: Any) -> dict[str, torch.Tensor]:
         """Forward through the DDP class, so that its hooks see the backward pass; then one optimizer update."""
         with optim_wrapper.optim_context(self):
-            losses = self(**data, mode="loss")  # type: ignore[operator]
+            losses = self(**data, mode="loss")
         loss, log_vars = self.module.parse_losses(losses)
         optim_wrapper.update_params(loss)
-        return log_vars  # type: ignore[no-any-return]
+        return log_vars
 
 
 def wrap(model: nn.Module, kind: str, options: dict[str, Any], backend: Backend, device: torch.device) -> nn.Module:
@@ -54,7 +54,7 @@ def wrap(model: nn.Module, kind: str, options: dict[str, Any], backend: Backend,
         return MMDistributedDataParallel(model, **options, **backend.ddp_kwargs(device))
     # The class that torch or the vendor gives, with the one method that the loop needs.
     ddp = type(base.__name__, (_TrainStep, base), {})
-    return ddp(model, **options, **backend.ddp_kwargs(device))  # type: ignore[no-any-return]
+    return ddp(model, **options, **backend.ddp_kwargs(device))
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -153,7 +153,7 @@ class _Training:
         """Give the model its best weights; they were written by rank 0, so all ranks wait for it first."""
         hook, runner = self.checkpoint_hook, self.runner
         self.session.distributed.barrier()
-        if hook.config.keep_best and hook.best_path.is_file():
+        if hook.keep_best and hook.best_path.is_file():
             content = checkpoint.read(hook.best_path)
             unwrapped(runner.model).load_state_dict(content["state_dict"])
             return int(content["meta"]["epoch"])
