@@ -42,6 +42,9 @@ class Backend(abc.ABC):
     device_type: str
     """``@plugin-dev`` torch's device type, such as ``"cpu"``."""
 
+    precisions: tuple[str, ...] = ("fp32",)
+    """What this family can do at all; :meth:`supports` says what the device at hand can."""
+
     exclusive_devices: bool = True
     """Whether each rank needs a device of its own. False only where ranks share one (the CPU)."""
 
@@ -73,12 +76,17 @@ class Backend(abc.ABC):
         """Whether this backend can run here."""
         return self.why_unavailable() is None
 
-    def worker_env(self, local_rank: int, local_world_size: int) -> dict[str, str]:
-        """Environment of one worker, set before torch is imported.
+    def worker_env(self, local_rank: int, local_world_size: int, single_node: bool) -> dict[str, str]:
+        """Environment of one worker, set before torch is imported; what the user has exported wins over it.
 
-        Subclasses extend the result of ``super().worker_env(...)`` with their defaults; ``env`` of the config is in it.
+        Args:
+            local_rank: of the worker on its node.
+            local_world_size: workers on this node.
+            single_node: whether the job stays on this node, so that nothing need leave the loopback interface.
+
+        Returns:
+            Here, ``env`` of the config; subclasses put their defaults before it.
         """
-        del local_rank, local_world_size
         return dict(self.env)
 
     # -- asked by a worker: torch is imported from here on ---------------------------------------------------------
@@ -136,7 +144,7 @@ class Backend(abc.ABC):
 
     def supports(self, precision: str) -> bool:
         """Whether this device trains in ``precision`` (one of :data:`PRECISIONS`)."""
-        return precision == "fp32"
+        return precision in self.precisions
 
     def autocast(self, precision: str) -> ContextManager[Any]:
         """Context manager for the forward pass; does nothing for fp32."""

@@ -32,7 +32,7 @@ def describe_environment(backend: Backend, devices: list[dict[str, Any]]) -> dic
         "cpu_count": os.cpu_count(),
         "packages": {name: _version(name) for name in _PACKAGES},
         "backend": backend.name,
-        "backend_env": {name: os.environ.get(name) for name in backend.worker_env(0, 1)},
+        "backend_env": {name: os.environ.get(name) for name in backend.worker_env(0, 1, single_node=True)},
         "devices": devices,
     }
 

@@ -99,6 +99,7 @@ class Runner(MMEngineRunner):
         del log_file, kwargs
         mm_logger = MMLogger.get_instance(self._experiment_name, log_level=log_level)
         mm_logger.handlers[:] = list(logging.getLogger().handlers)
+        mm_logger.setLevel(log_level)
         return mm_logger
 
     def _log_env(self, env_cfg: dict[str, Any]) -> None:
@@ -114,10 +115,15 @@ class Runner(MMEngineRunner):
 
     def build_param_scheduler(self, scheduler: Any) -> Any:
         """Build the schedulers; an epoch is its optimizer steps, however many micro-batches those take."""
+        reached = []
         for config in scheduler:
             if isinstance(config, dict):
                 config.setdefault("epoch_length", self.train_loop.steps_per_epoch)
-        return super().build_param_scheduler(scheduler)
+                end = self.max_epochs if config.get("by_epoch", True) else self.max_iters
+                if config.get("begin", 0) >= end:
+                    continue  # MMEngine refuses a scheduler that begins after the end of a short run
+            reached.append(config)
+        return super().build_param_scheduler(reached)
 
     # -- less work per step -----------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
 from mmengine.model import MMDistributedDataParallel
@@ -16,6 +17,14 @@ if TYPE_CHECKING:
     from exp.backend import Backend
 
 __all__ = ["unwrapped", "wrap"]
+
+_DEFAULTS = {
+    "find_unused_parameters": False,
+    "broadcast_buffers": True,
+    "gradient_as_bucket_view": False,
+    "static_graph": False,
+    "bucket_cap_mb": 25,
+}
 
 
 class _TrainStep:
@@ -50,6 +59,12 @@ def wrap(model: nn.Module, kind: str, options: dict[str, Any], backend: Backend,
     if kind not in ("mmddp", "ddp"):
         raise ConfigError(f"wrapper.kind={kind} is not one of mmddp, ddp, none")
     base: type = backend.ddp_class
+    # Only what departs from the class's own defaults: older and vendors' classes do not know every option.
+    options = {key: value for key, value in options.items() if value != _DEFAULTS.get(key)}
+    unknown = set(options) - set(inspect.signature(base).parameters)
+    if unknown:
+        names = ", ".join(f"wrapper.{key}" for key in sorted(unknown))
+        raise ConfigError(f"{names} is not known to {base.__module__}.{base.__name__} of this torch; leave it out")
     if kind == "mmddp" and base is DistributedDataParallel:
         return MMDistributedDataParallel(model, **options, **backend.ddp_kwargs(device))
     # The class that torch or the vendor gives, with the one method that the loop needs.

@@ -1,0 +1,35 @@
+"""How workers are started and supervised. Nothing here imports torch in the parent process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+
+from exp.launcher.base import Launcher
+from exp.launcher.failures import describe_failure
+
+__all__ = ["describe_failure", "resolve"]
+
+_LOCAL = "exp.launcher.local.LocalLauncher"
+_TORCHRUN = "exp.launcher.torchrun.TorchrunLauncher"
+
+
+def resolve(config: Any, nproc: int) -> Launcher:
+    """The launcher of ``config``; ``auto`` is local for one process that never restarts, torchrun otherwise.
+
+    Args:
+        config: :class:`exp.config.schema.LauncherConfig`.
+        nproc: workers per node.
+
+    Raises:
+        ConfigError: it cannot do what is asked for.
+    """
+    settings: Any = OmegaConf.to_container(config, resolve=True)
+    if settings["_target_"] == "auto":
+        alone = nproc == 1 and settings["nnodes"] == 1 and settings["max_restarts"] == 0
+        settings["_target_"] = _LOCAL if alone or settings["use_shell_env"] else _TORCHRUN
+    launcher: Launcher = instantiate(settings)
+    launcher.check(nproc)
+    return launcher

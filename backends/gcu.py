@@ -1,0 +1,155 @@
+"""Enflame GCU cards, both generations of the vendor's plug-in ``torch_gcu``.
+
+The current one (TopsRider 3.x) adds the device type ``gcu`` to recent torch, with ``torch.gcu`` and the collectives
+``eccl``. The legacy one (TopsRider 2.x, torch 1.10) has the device type ``xla``, a lazy graph that every step must end,
+and collectives and a DDP class of its own. Which one is installed shows in torch's version. Written from the vendor's
+public sources and manuals; see docs/hardware.md for what was verified how.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+from exp.backend import Backend
+from exp.backends import _probe
+from exp.errors import UnavailableError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["GcuBackend"]
+
+_COUNT_TIMEOUT_S = 60
+_COUNT = {
+    False: "import torch, torch_gcu; print('count', torch.gcu.device_count())",
+    True: "import torch, torch_gcu; print('count', torch_gcu.device_count())",
+}
+
+
+def is_legacy() -> bool:
+    """Whether the installed torch is one that only the legacy plug-in goes with (< 2.0)."""
+    return int((_probe.torch_build()["version"] or "2").split(".")[0]) < 2
+
+
+class GcuBackend(Backend):
+    """GCU cards; constructing it gives the generation that goes with the installed torch."""
+
+    device_type = "gcu"
+    precisions = ("fp32", "bf16", "fp16")
+    default_process_group = "cpu:gloo,gcu:eccl"
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> GcuBackend:
+        """Choose the legacy class under torch < 2.0."""
+        if cls is GcuBackend and is_legacy():
+            from exp.backends.gcu_legacy import LegacyGcuBackend
+
+            return super().__new__(LegacyGcuBackend)
+        return super().__new__(cls)
+
+    def why_unavailable(self) -> str | None:
+        """What is missing: torch, the plug-in, or a visible card."""
+        missing = _probe.torch_missing()
+        if missing:
+            return missing
+        if importlib.util.find_spec("torch_gcu") is None:
+            return (
+                f"looked for the package torch_gcu in {sys.executable} and found none; "
+                "install the one that goes with torch from the vendor's TopsRider package"
+            )
+        if self.device_count() == 0:
+            return "torch_gcu is installed but counts no card; check TOPS_VISIBLE_DEVICES and efsmi"
+        return None
+
+    def device_count(self) -> int:
+        """Cards that torch_gcu counts, asked in a process of its own: counting may make a context."""
+        try:
+            done = subprocess.run(
+                [sys.executable, "-c", _COUNT[is_legacy()]],
+                capture_output=True,
+                text=True,
+                timeout=_COUNT_TIMEOUT_S,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return 0
+        for line in done.stdout.splitlines():
+            if line.startswith("count "):
+                return int(line.split()[1])
+        return 0
+
+    def set_device(self, local_rank: int) -> torch.device:
+        """Select the card; imports the plug-in, which must be there before the process group is made."""
+        import torch
+        import torch_gcu  # noqa: F401 - registers the device; importing it twice is harmless
+
+        count = torch.gcu.device_count()
+        self._check_rank(local_rank, count)
+        torch.gcu.set_device(local_rank)
+        return torch.device(self.device_type, local_rank)
+
+    @staticmethod
+    def _check_rank(local_rank: int, count: int) -> None:
+        if local_rank >= count:
+            raise UnavailableError(
+                f"local_rank {local_rank} has no card: torch_gcu sees {count}; lower nproc or set TOPS_VISIBLE_DEVICES"
+            )
+
+    def supports(self, precision: str) -> bool:
+        """bf16 only where the card has it."""
+        import torch
+
+        if precision == "bf16":
+            return bool(torch.gcu.is_bf16_supported())
+        return super().supports(precision)
+
+    def grad_scaler(self, precision: str) -> Any | None:
+        """The vendor's scaler."""
+        if precision != "fp16":
+            return None
+        import torch
+
+        return torch.gcu.amp.GradScaler()
+
+    def seed(self, seed: int) -> None:
+        """Seed every visible card."""
+        import torch
+
+        torch.gcu.manual_seed_all(seed)
+
+    def rng_state(self) -> torch.Tensor | None:
+        """State of the current card's generator."""
+        import torch
+
+        state: torch.Tensor = torch.gcu.get_rng_state()
+        return state.cpu()
+
+    def set_rng_state(self, state: torch.Tensor) -> None:
+        """Restore the current card's generator."""
+        import torch
+
+        torch.gcu.set_rng_state(state)
+
+    def synchronize(self) -> None:
+        """Wait for the current card."""
+        import torch
+
+        torch.gcu.synchronize()
+
+    def memory(self) -> dict[str, int]:
+        """Bytes on the current card."""
+        import torch
+
+        return {
+            "allocated": torch.gcu.memory_allocated(),
+            "max_allocated": torch.gcu.max_memory_allocated(),
+            "total": torch.gcu.mem_get_info()[1],
+        }
+
+    def describe(self, device: torch.device) -> dict[str, Any]:
+        """Name and index of the card."""
+        import torch
+
+        return {"name": torch.gcu.get_device_name(device.index), "index": device.index}

@@ -1,0 +1,113 @@
+"""The legacy generation of GCU (CloudBlazer T20 and T21): Python 3.8, torch 1.10, device type ``xla``."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from exp.backend import Backend
+from exp.backends.gcu import GcuBackend
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    import torch
+    from torch.distributed import Store
+
+__all__ = ["LegacyGcuBackend"]
+
+
+class LegacyGcuBackend(GcuBackend):
+    """Legacy cards: lazy graphs, the vendor's own collectives (``eccl`` only) and DDP."""
+
+    device_type = "xla"
+    precisions = ("fp32",)
+    default_process_group = "eccl"
+
+    def set_device(self, local_rank: int) -> torch.device:
+        """Select the card through the plug-in itself; torch has no module for it."""
+        import torch
+        import torch_gcu
+
+        self._check_rank(local_rank, torch_gcu.device_count())
+        torch_gcu.set_device(local_rank)
+        return torch.device(self.device_type, local_rank)
+
+    def init_process_group(self, *, store: Store, rank: int, world_size: int, timeout: timedelta) -> None:
+        """Make the vendor's group.
+
+        It knows ``env://`` only, so it gets the address of a store of its own on the loopback interface, which rank 0
+        opens on a free port and announces through ``store``.
+        """
+        del timeout
+        import torch_gcu.distributed as vendor
+
+        if rank == 0:
+            store.set("gcu_port", str(_free_port()))
+        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+        os.environ["MASTER_PORT"] = store.get("gcu_port").decode()
+        os.environ["RANK"], os.environ["WORLD_SIZE"] = str(rank), str(world_size)
+        vendor.init_process_group(self.process_group, rank=rank, world_size=world_size)
+
+    def destroy_process_group(self) -> None:
+        """Take down the vendor's group, then torch's gloo group beside it."""
+        import torch_gcu.distributed as vendor
+
+        vendor.destroy_process_group()
+        super().destroy_process_group()
+
+    @property
+    def ddp_class(self) -> type:
+        """The vendor's own."""
+        from torch_gcu.nn.parallel import DistributedDataParallel
+
+        return DistributedDataParallel  # type: ignore[no-any-return]
+
+    def ddp_kwargs(self, device: torch.device) -> dict[str, Any]:
+        """One card, always named: the vendor's DDP takes None for ALL cards."""
+        return {"device_ids": [device.index], "output_device": device.index}
+
+    def supports(self, precision: str) -> bool:
+        """fp32."""
+        return precision in self.precisions
+
+    def grad_scaler(self, precision: str) -> None:
+        """None: there is no half precision to scale for."""
+
+    def seed(self, seed: int) -> None:
+        """Nothing of the card's own to seed is public; torch.manual_seed feeds it."""
+
+    def rng_state(self) -> None:
+        """None: the card's generator is not public."""
+
+    def set_rng_state(self, state: torch.Tensor) -> None:
+        """Nothing to restore."""
+
+    def synchronize(self) -> None:
+        """Run what the lazy graph holds, and wait."""
+        import torch_gcu
+
+        torch_gcu.sync_lived_tensor()
+
+    def memory(self) -> dict[str, int]:
+        """Not public on this generation."""
+        return {}
+
+    def end_step(self, optimizer: torch.optim.Optimizer, **kwargs: Any) -> None:
+        """Step and run the graph: a step that does not end lets it grow without bound."""
+        import torch_gcu
+
+        torch_gcu.optimizer_step(optimizer, **kwargs)
+
+    def describe(self, device: torch.device) -> dict[str, Any]:
+        """Index only; efsmi knows more."""
+        return Backend.describe(self, device)
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,44 @@
+"""AMD cards: torch's ROCm build answers to ``torch.cuda`` and calls the device ``cuda``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from exp.backends import _probe
+from exp.backends.cuda import CudaBackend
+
+__all__ = ["RocmBackend"]
+
+_TOPOLOGY = Path("/sys/class/kfd/kfd/topology/nodes")
+
+
+class RocmBackend(CudaBackend):
+    """AMD cards; RCCL answers to the name of NCCL."""
+
+    def why_unavailable(self) -> str | None:
+        """What is missing: torch, a ROCm build of it, the driver, or a visible card."""
+        missing = _probe.torch_missing()
+        if missing:
+            return missing
+        build = _probe.torch_build()
+        if not build["hip"]:
+            other = "; use backend=cuda, or install" if build["cuda"] else "; install"
+            return f"torch {build['version']} is built without ROCm{other} a ROCm build of torch"
+        if self._total() == 0:
+            return f"no AMD card is known to the kernel driver (looked for cards in {_TOPOLOGY})"
+        if self.device_count() == 0:
+            return "HIP_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES or CUDA_VISIBLE_DEVICES hides every card; unset it"
+        return None
+
+    def _total(self) -> int:
+        """Nodes of the driver's topology with SIMD units; the processors' nodes have none."""
+        count = 0
+        for properties in sorted(_TOPOLOGY.glob("*/properties")):
+            lines = properties.read_text(encoding="utf-8").splitlines()
+            count += any(line.split()[:1] == ["simd_count"] and line.split()[1] != "0" for line in lines)
+        return count
+
+    def device_count(self) -> int:
+        """Cards that the visible-device variables leave; the runtime's own hides first."""
+        left = _probe.count_visible(self._total(), "ROCR_VISIBLE_DEVICES")
+        return _probe.count_visible(left, "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")

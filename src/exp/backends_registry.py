@@ -1,0 +1,95 @@
+"""Finds backends: by ``_target_`` in a config, or by name in the entry-point group ``exp.backends``. No torch here."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from importlib import metadata
+from typing import Any, Mapping, Sequence
+
+from omegaconf import DictConfig, OmegaConf
+
+from exp import console
+from exp.backend import Backend
+from exp.errors import ConfigError, UnavailableError
+
+__all__ = ["choose", "create_backend", "installed"]
+
+GROUP = "exp.backends"
+
+
+def installed() -> dict[str, Any]:
+    """The entry points of the group ``exp.backends``, by name."""
+    points: Any = metadata.entry_points()
+    # Python 3.8 and 3.9 give a dict by group.
+    found = points.select(group=GROUP) if hasattr(points, "select") else points.get(GROUP, ())
+    return {point.name: point for point in found}
+
+
+def create_backend(config: Mapping[str, Any] | DictConfig) -> Backend:
+    """Make the backend that ``config`` names.
+
+    Args:
+        config: fields of :class:`exp.config.schema.BackendConfig`. ``_target_`` is the path of a class, or the name of
+            an entry point in the group ``exp.backends``.
+
+    Raises:
+        ConfigError: there is no such class, or it is no backend.
+        UnavailableError: the module of an installed backend does not import.
+    """
+    plain: Any = OmegaConf.to_container(config, resolve=True) if isinstance(config, DictConfig) else dict(config)
+    target = plain.pop("_target_")
+    cls = _load(target)
+    if not (inspect.isclass(cls) and issubclass(cls, Backend)):
+        raise ConfigError(f"backend._target_={target} is no subclass of exp.backend.Backend")
+    return cls(**plain)
+
+
+def _load(target: str) -> Any:
+    if "." not in target:
+        points = installed()
+        if target not in points:
+            raise ConfigError(
+                f"backend._target_={target} is not installed; installed are {', '.join(sorted(points)) or 'none'}"
+            )
+        try:
+            return points[target].load()
+        except (ImportError, AttributeError) as error:
+            raise UnavailableError(f"backend '{target}' is installed but does not load: {error}") from error
+    module, _, name = target.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"backend._target_={target} cannot be imported: {error}; is the folder of its module on PYTHONPATH?"
+        ) from error
+
+
+def choose(candidates: Sequence[str]) -> str:
+    """The first available backend for ``backend=auto``.
+
+    Args:
+        candidates: names in the order of preference; backends that other packages have installed come before them.
+
+    Returns:
+        Its name. A backend that does not load is passed over with a warning that names it.
+
+    Raises:
+        UnavailableError: none is available.
+    """
+    points = installed()
+    foreign = sorted(set(points) - set(candidates))
+    looked: list[str] = []
+    for name in [*foreign, *candidates]:
+        if name not in points:
+            continue
+        try:
+            backend = points[name].load()(name=name)
+        except (ImportError, AttributeError, TypeError) as error:
+            console.warn(f"backend '{name}' is installed but does not load ({error}); passing it over")
+            continue
+        reason = backend.why_unavailable()
+        if reason is None:
+            return name
+        looked.append(f"  {name}: {reason}")
+    raise UnavailableError("backend=auto found no device\n" + "\n".join(looked))

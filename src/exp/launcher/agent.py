@@ -1,0 +1,86 @@
+"""The agent process: torch's elastic agent around the workers of one node. Run as ``python -m exp.launcher.agent``."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from exp.launcher.processes import die_with_parent
+from exp.runfolder import write_json
+
+__all__ = ["main"]
+
+logger = logging.getLogger(__name__)
+
+
+def main() -> int:
+    """Run the order in ``sys.argv[1]`` (JSON, written by the torchrun launcher) and report how it ended."""
+    order: dict[str, Any] = json.loads(sys.argv[1])
+    die_with_parent(signal.SIGTERM, order["parent"])
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s agent %(levelname)s %(message)s")
+
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import elastic_launch
+
+    report: dict[str, Any] = {"succeeded": False, "exits": [], "restarts": 0, "error": None}
+    try:
+        elastic_launch(_launch_config(order), sys.executable)("-m", order["worker"], order["run_dir"])
+        report["succeeded"] = True
+    except ChildFailedError as error:
+        report["exits"] = [
+            {"rank": rank, "local_rank": failure.local_rank, "exit_code": failure.exitcode, "time": failure.timestamp}
+            for rank, failure in error.failures.items()
+        ]
+    except Exception as error:  # noqa: BLE001 - whatever torch's agent raises, the parent must hear of it
+        logger.exception("the agent failed")
+        report["error"] = f"{type(error).__name__}: {error}"
+    report["restarts"] = _restarts(Path(order["scratch"]))
+    write_json(Path(order["report"]), report)
+    return 0 if report["succeeded"] else 1
+
+
+def _launch_config(order: dict[str, Any]) -> Any:
+    """The agent's settings; torch 1.10 does not know all of them."""
+    from torch.distributed.launcher.api import LaunchConfig
+
+    single = order["nnodes"] == 1
+    configs: dict[str, Any] = {"store_type": "file" if single else "tcp", "timeout": order["timeout_s"]}
+    if not single:
+        # Nodes may come at any time within the time-out; without this, torch gives up after its own minute.
+        configs["join_timeout"] = order["timeout_s"]
+        configs["read_timeout"] = min(order["timeout_s"], 60)
+    settings: dict[str, Any] = {
+        "min_nodes": order["nnodes"],
+        "max_nodes": order["nnodes"],
+        "nproc_per_node": order["nproc"],
+        "run_id": order["rdzv_id"],
+        "rdzv_backend": "c10d",
+        "rdzv_endpoint": order["endpoint"],
+        "rdzv_configs": configs,
+        "max_restarts": order["max_restarts"],
+        "monitor_interval": 0.1,
+        "shutdown_timeout": 3,
+    }
+    if single:
+        settings["local_addr"] = "127.0.0.1"
+    known = inspect.signature(LaunchConfig).parameters
+    return LaunchConfig(**{name: value for name, value in settings.items() if name in known})
+
+
+def _restarts(scratch: Path) -> int:
+    """How often workers were started again: each attempt of theirs leaves a mark."""
+    attempts = [int(path.name.rpartition("-")[2]) for path in scratch.glob("attempt-*")]
+    return max(attempts, default=0)
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    # Threads of torch's rendezvous may still be waiting; the report is written, nothing else matters.
+    os._exit(code)

@@ -1,0 +1,162 @@
+"""What launchers share: a rank's place, what became of a launch, and the interface."""
+
+from __future__ import annotations
+
+import abc
+import os
+import socket
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Mapping
+
+from exp.errors import EXIT_OK, ConfigError
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from torch.distributed import Store
+
+    from exp.runfolder import RunFolder
+
+__all__ = ["STORE_VARIABLE", "Launcher", "Outcome", "RankFailure", "RankInfo", "make_store"]
+
+STORE_VARIABLE = "EXP_STORE_DIR"
+"""Environment variable by which the agent tells workers of one node where their file store lies."""
+
+
+@dataclass(frozen=True)
+class RankInfo:
+    """One worker's place in the job."""
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+    node_rank: int = 0
+    restart_count: int = 0
+    single_node: bool = True
+    store: str | None = None
+    """Path of a file store; None: torch's ``env://``, that is MASTER_ADDR and MASTER_PORT."""
+
+    @classmethod
+    def single(cls) -> RankInfo:
+        """The place of a worker that is alone."""
+        return cls()
+
+    @classmethod
+    def from_agent(cls, environ: Mapping[str, str]) -> RankInfo:
+        """The place that torch's elastic agent has written into the environment."""
+        restart = int(environ["TORCHELASTIC_RESTART_COUNT"])
+        folder = environ.get(STORE_VARIABLE)
+        return cls(
+            rank=int(environ["RANK"]),
+            local_rank=int(environ["LOCAL_RANK"]),
+            world_size=int(environ["WORLD_SIZE"]),
+            local_world_size=int(environ["LOCAL_WORLD_SIZE"]),
+            node_rank=int(environ["GROUP_RANK"]),
+            restart_count=restart,
+            single_node=folder is not None,
+            # A new file for each attempt: an old one holds the keys of ranks that are dead.
+            store=None if folder is None else os.path.join(folder, f"store-{restart}"),  # noqa: PTH118
+        )
+
+
+def make_store(info: RankInfo, timeout: timedelta) -> Store:
+    """The store over which the ranks of ``info`` meet."""
+    import torch.distributed as dist
+
+    if info.store is not None:
+        # Files instead of TCP: torch's TCP store listens on every interface of the machine.
+        store = dist.FileStore(info.store, info.world_size)
+        store.set_timeout(timeout)
+        return store
+    tcp_store, _, _ = next(dist.rendezvous("env://", info.rank, info.world_size, timeout=timeout))
+    return tcp_store  # type: ignore[no-any-return]
+
+
+@dataclass
+class RankFailure:
+    """How one rank ended."""
+
+    rank: int
+    local_rank: int
+    host: str
+    type: str
+    message: str
+    exit_code: int
+    """As a process has it: negative for a signal."""
+    time: float
+    log: str
+    restart: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields."""
+        return asdict(self)
+
+
+@dataclass
+class Outcome:
+    """What became of a launch."""
+
+    exit_code: int = EXIT_OK
+    """For the command line."""
+    restarts: int = 0
+    failures: list[RankFailure] = field(default_factory=list)
+    """The first to fail comes first."""
+    interrupted_by: str | None = None
+    """Name of the signal that ended it."""
+    detail: str | None = None
+    """What the agent itself complained of."""
+    unkillable: list[int] = field(default_factory=list)
+    """Processes that did not die."""
+
+
+class Launcher(abc.ABC):
+    """Starts the workers of a run and waits for them.
+
+    Args:
+        nnodes: nodes that take part.
+        rdzv_endpoint: ``host:port`` where agents of several nodes meet.
+        rdzv_id: tells jobs at one endpoint apart.
+        max_restarts: how often all workers are started again.
+        timeout_s: seconds to wait for other nodes and for collectives.
+        use_shell_env: be one worker of an outer launcher.
+        worker: module that a worker process runs.
+    """
+
+    def __init__(
+        self,
+        nnodes: int = 1,
+        rdzv_endpoint: str | None = None,
+        rdzv_id: str = "exp",
+        max_restarts: int = 0,
+        timeout_s: int = 1800,
+        use_shell_env: bool = False,
+        worker: str = "exp.worker",
+    ) -> None:
+        self.nnodes = nnodes
+        self.rdzv_endpoint = rdzv_endpoint
+        self.rdzv_id = rdzv_id
+        self.max_restarts = max_restarts
+        self.timeout_s = timeout_s
+        self.use_shell_env = use_shell_env
+        self.worker = worker
+        if nnodes > 1 and not rdzv_endpoint:
+            raise ConfigError(
+                f"launcher.nnodes={nnodes} needs a meeting point; set launcher.rdzv_endpoint=<host of one node>:<port>"
+            )
+
+    def check(self, nproc: int) -> None:
+        """Refuse what this launcher cannot do, before anything is written.
+
+        Raises:
+            ConfigError: it cannot start ``nproc`` workers as configured.
+        """
+
+    @abc.abstractmethod
+    def launch(self, folder: RunFolder, nproc: int) -> Outcome:
+        """Run ``config.yaml`` of ``folder`` in ``nproc`` workers on this node, to the end."""
+
+
+def this_host() -> str:
+    """This machine's name."""
+    return socket.gethostname()

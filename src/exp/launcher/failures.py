@@ -1,0 +1,91 @@
+"""Which rank failed first, and how to say it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Sequence
+
+from exp.errors import EXIT_FAILED
+from exp.launcher.base import Outcome, RankFailure
+from exp.launcher.processes import signal_name
+from exp.runfolder import read_json
+
+if TYPE_CHECKING:
+    from exp.runfolder import RunFolder
+
+__all__ = ["collect_failures", "describe_failure", "exit_code_of"]
+
+_SIGTERM = 15
+_HINTS = {
+    "SIGKILL": "out of memory, or kill -9",
+    "SIGSEGV": "a crash in native code",
+    "SIGABRT": "a crash in native code",
+    "SIGBUS": "a crash in native code, or /dev/shm is full",
+}
+
+
+def collect_failures(folder: RunFolder, exits: Sequence[dict[str, Any]], host: str) -> list[RankFailure]:
+    """What the ranks wrote and how their processes ended, the first to fail first.
+
+    A rank that died of a signal comes before the errors that its death caused in others. SIGTERM does not count: it is
+    how the agent ends the others.
+
+    Args:
+        folder: has an error file of each rank that could still write one.
+        exits: from the agent: ``rank, local_rank, exit_code, time`` of each process that failed.
+        host: of this node.
+    """
+    failures: dict[int, RankFailure] = {}
+    for path in sorted(folder.logs.glob("rank*.error.json")):
+        error = read_json(path)
+        failures[error["rank"]] = RankFailure(log=str(folder.log_file(error["rank"])), **error)
+    killed: list[RankFailure] = []
+    for end in exits:
+        rank, code = end["rank"], end["exit_code"]
+        if rank in failures or code == -_SIGTERM:
+            continue
+        if code < 0:
+            name = signal_name(-code)
+            hint = f" ({_HINTS[name]})" if name in _HINTS else ""
+            kind, message = name, f"killed by {name}{hint}"
+        else:
+            kind, message = "SystemExit", f"exited with code {code} without an error message"
+        failure = RankFailure(
+            rank, end["local_rank"], host, kind, message, code, end["time"], str(folder.log_file(rank)), 0
+        )
+        if code < 0:
+            killed.append(failure)
+        else:
+            failures[rank] = failure
+    return [*sorted(killed, key=lambda f: f.time), *sorted(failures.values(), key=lambda f: f.time)]
+
+
+def exit_code_of(failure: RankFailure) -> int:
+    """The command line's exit code for a rank's failure."""
+    return failure.exit_code if failure.exit_code > 0 else EXIT_FAILED
+
+
+def describe_failure(outcome: Outcome) -> str:
+    """The first failing rank and its error on the first line; what else there is to know below it."""
+    lines: list[str] = []
+    if outcome.interrupted_by is not None:
+        lines.append(f"interrupted by {outcome.interrupted_by}; resume=auto continues from the last checkpoint")
+    elif outcome.failures:
+        first, others = outcome.failures[0], outcome.failures[1:]
+        head, *details = first.message.splitlines() or [""]
+        own = f"{first.type}: " if first.type not in _OWN and not head.startswith("killed by") else ""
+        where = f"rank {first.rank} (local_rank {first.local_rank}, {first.host}) failed: "
+        lines += [f"{where}{own}{head}", *details]
+        if others:
+            lines.append(f"  failed after it: {', '.join(f'rank {failure.rank}' for failure in others)}")
+        if Path(first.log).is_file():
+            lines.append(f"  log: {first.log}")
+    else:
+        lines.append(f"the run ended without a result: {outcome.detail or 'no rank left an error'}")
+    if outcome.unkillable:
+        lines.append(f"  still running, stuck in the kernel: {', '.join(map(str, outcome.unkillable))}")
+    return "\n".join(lines)
+
+
+# Errors of ours speak for themselves.
+_OWN = ("ConfigError", "DataError", "UnavailableError", "RunError", "PlacementError", "CheckpointError")

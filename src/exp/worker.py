@@ -1,0 +1,122 @@
+"""A worker process: its log, its error file, and its end. What it computes is in :mod:`exp.session`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+import traceback
+from typing import TYPE_CHECKING, Callable
+
+from exp.errors import EXIT_FAILED, ExpError
+from exp.launcher.base import STORE_VARIABLE, RankInfo, this_host
+from exp.launcher.processes import die_with_parent
+from exp.runfolder import RunFolder, write_json
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["main", "run_worker"]
+
+
+def main(body: Callable[[RunFolder, RankInfo], None] | None = None) -> None:
+    """Run the worker that the agent started; the process ends here.
+
+    Args:
+        body: what the worker does; None: :func:`exp.session.run`.
+    """
+    die_with_parent(signal.SIGKILL, os.getppid())
+    folder = RunFolder(sys.argv[1])
+    info = RankInfo.from_agent(os.environ)
+    scratch = os.environ.get(STORE_VARIABLE)
+    if scratch is not None and info.local_rank == 0:
+        open(os.path.join(scratch, f"attempt-{info.restart_count}"), "w").close()  # noqa: PTH118, PTH123, SIM115
+    try:
+        run_worker(folder, info, redirect=True, body=body)
+    except ExpError as error:
+        _exit(error.exit_code)
+    except BaseException:  # noqa: BLE001 - it is in the log and in the error file
+        _exit(EXIT_FAILED)
+
+
+def _exit(code: int) -> None:
+    """End without the interpreter's clean-up, which can wait for ranks that will never answer."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    logging.shutdown()
+    os._exit(code)
+
+
+def run_worker(
+    folder: RunFolder,
+    info: RankInfo,
+    redirect: bool,
+    body: Callable[[RunFolder, RankInfo], None] | None = None,
+) -> None:
+    """Do this rank's part; an error goes to the rank's log and error file, and is raised.
+
+    Args:
+        folder: the run folder.
+        info: this rank's place.
+        redirect: send stderr (and stdout, on ranks other than 0) to the log of the rank.
+        body: what the worker does; None: :func:`exp.session.run`.
+    """
+    log = folder.log_file(info.rank)
+    error_file = folder.error_file(info.rank)
+    if error_file.exists():
+        error_file.unlink()
+    if redirect:
+        _redirect(log, keep_stdout=info.rank == 0)
+    handler = _log_to(log)
+    try:
+        if body is None:
+            from exp.session import run as body
+        body(folder, info)
+    except Exception as error:
+        logging.getLogger(__name__).error("rank %d failed\n%s", info.rank, traceback.format_exc())  # noqa: TRY400
+        write_json(
+            error_file,
+            {
+                "rank": info.rank,
+                "local_rank": info.local_rank,
+                "host": this_host(),
+                "type": type(error).__name__,
+                "message": str(error) or "no message",
+                "exit_code": error.exit_code if isinstance(error, ExpError) else EXIT_FAILED,
+                "time": time.time(),
+                "restart": info.restart_count,
+            },
+        )
+        raise
+    finally:
+        logging.getLogger().removeHandler(handler)
+        logging.captureWarnings(False)
+        handler.close()
+
+
+def _redirect(log: Path, keep_stdout: bool) -> None:
+    """Point the file descriptors at the log, so that native code writes there too."""
+    descriptor = os.open(str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(descriptor, 2)
+    if not keep_stdout:
+        os.dup2(descriptor, 1)
+    os.close(descriptor)
+
+
+def _log_to(log: Path) -> logging.Handler:
+    """Send Python's logging and warnings to the log."""
+    handler = logging.FileHandler(log, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    root = logging.getLogger()
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    logging.captureWarnings(True)
+    return handler
+
+
+if __name__ == "__main__":
+    main()
