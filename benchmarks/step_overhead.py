@@ -131,7 +131,7 @@ def ours(loader: DataLoader, steps: int, folder: str) -> float:
     model = OurModel()
     wrapper = BackendOptimWrapper(torch.optim.Adam(model.parameters(), lr=1e-3), session.backend)
     metrics = MetricsHook(session.folder.metrics, 20, Progress(None), time.time())
-    checkpoints = CheckpointHook(session.folder.checkpoints, OmegaConf.structured(CheckpointConfig), None, "mse")
+    checkpoints = CheckpointHook(session.folder.checkpoints, OmegaConf.structured(CheckpointConfig), None, 0.0, "mse")
     runner = Runner(session, model, train_dataloader=loader, train_cfg={"by_epoch": True}, optim_wrapper=wrapper,
                     param_scheduler=[{"type": "ExponentialLR", "gamma": 0.5}], custom_hooks=[metrics, checkpoints],
                     visualizer={"type": "Visualizer", "name": session.unique_name, "vis_backends": None})  # fmt: skip

@@ -214,7 +214,7 @@ def workers(exp) -> dict[int, int]:
             command = (entry / "cmdline").read_text()
         except (OSError, UnicodeDecodeError):
             continue
-        if variables.get("EXP_TEST_MARK") == str(exp.folder) and "exp.worker" in command:
+        if variables.get("EXP_TEST_MARK") == str(exp.folder) and "-m\0exp.worker" in command:
             found[int(variables["RANK"])] = int(entry.name)
     return found
 

@@ -213,6 +213,9 @@ class ExpConfig:
     """Optimizer steps after which training stops, if ``max_epochs`` does not stop it before."""
     patience: Optional[int] = None
     """Early stopping: epochs without a better validation metric; null: never."""
+    min_delta: float = 1e-4
+    """Relative improvement that counts as better for ``patience``. Validation is exact here, so without it the tiny
+    gains of a vanishing learning rate would count for ever."""
     resume: Optional[str] = None
     """``auto``: continue from the newest checkpoint in ``output_dir``; a path: from that checkpoint or run folder."""
     init_from: Optional[str] = None

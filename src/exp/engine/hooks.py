@@ -142,12 +142,13 @@ class CheckpointHook(Hook):
         folder: ``checkpoints/``.
         config: :class:`exp.config.schema.CheckpointConfig`.
         patience: epochs without a better metric after which training stops; None: never.
+        min_delta: relative improvement that counts as better for ``patience``.
         metric: the validation metric, lower is better.
     """
 
     priority = "VERY_LOW"  # after the schedulers, so that their new state is in the file
 
-    def __init__(self, folder: Path, config: Any, patience: int | None, metric: str) -> None:
+    def __init__(self, folder: Path, config: Any, patience: int | None, min_delta: float, metric: str) -> None:
         self.folder = folder
         # Read once: an access to the configuration costs as much as a small kernel.
         self.every_steps: int = config.every_steps
@@ -155,9 +156,11 @@ class CheckpointHook(Hook):
         self.keep_last: int = config.keep_last
         self.keep_best: bool = config.keep_best
         self.patience = patience
+        self.min_delta = min_delta
         self.metric = metric
         self.best: float | None = None
         self.best_epoch = 0
+        self.reference: float | None = None  # the last value that was better by min_delta
         self.bad_epochs = 0
         self._saved_step = -1
 
@@ -185,10 +188,12 @@ class CheckpointHook(Hook):
         value = (metrics or {})[self.metric]
         if not math.isfinite(value):
             raise RunError(f"validation {self.metric} is {value} after epoch {runner.epoch}; lower optim.lr")
-        if self.best is None or value <= self.best:
-            self.best, self.best_epoch, self.bad_epochs = value, runner.epoch, 0
+        if self.best is None or value < self.best:
+            self.best, self.best_epoch = value, runner.epoch
             if self.keep_best and runner.distributed_group.is_main:
                 checkpoint.write(self.best_path, runner.weights_checkpoint())
+        if self.reference is None or value < self.reference - self.min_delta * abs(self.reference):
+            self.reference, self.bad_epochs = value, 0
         else:
             self.bad_epochs += 1
             if self.patience is not None and self.bad_epochs >= self.patience:
@@ -211,11 +216,17 @@ class CheckpointHook(Hook):
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run must know of the epochs before it."""
-        return {"best": self.best, "best_epoch": self.best_epoch, "bad_epochs": self.bad_epochs}
+        return {
+            "best": self.best,
+            "best_epoch": self.best_epoch,
+            "reference": self.reference,
+            "bad_epochs": self.bad_epochs,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` gave."""
-        self.best, self.best_epoch, self.bad_epochs = state["best"], state["best_epoch"], state["bad_epochs"]
+        self.best, self.best_epoch = state["best"], state["best_epoch"]
+        self.reference, self.bad_epochs = state["reference"], state["bad_epochs"]
 
 
 def truncate_metrics(path: Path, step: int) -> None:

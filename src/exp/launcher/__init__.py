@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
+from exp.config.create import create
 from exp.launcher.base import Launcher
 from exp.launcher.failures import describe_failure
 
@@ -30,6 +30,6 @@ def resolve(config: Any, nproc: int) -> Launcher:
     if settings["_target_"] == "auto":
         alone = nproc == 1 and settings["nnodes"] == 1 and settings["max_restarts"] == 0
         settings["_target_"] = _LOCAL if alone or settings["use_shell_env"] else _TORCHRUN
-    launcher: Launcher = instantiate(settings)
+    launcher: Launcher = create(settings)
     launcher.check(nproc)
     return launcher

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
+from exp.config.create import create
 from exp.engine import checkpoint
 from exp.environment import describe_environment
 from exp.errors import CheckpointError, ConfigError
@@ -27,12 +28,12 @@ logger = logging.getLogger(__name__)
 
 def build_data(session: Session) -> Any:
     """The data set of the configuration."""
-    return instantiate(session.config.data, _convert_="all")
+    return create(session.config.data)
 
 
 def build_model(session: Session) -> nn.Module:
     """The model of the configuration, on the CPU, with the weights of ``init_from`` where it is set."""
-    model: nn.Module = instantiate(session.config.model, _convert_="all")
+    model: nn.Module = create(session.config.model)
     if session.config.init_from:
         load_weights(session, model, Path(session.config.init_from))
     return model
@@ -51,6 +52,8 @@ def load_weights(session: Session, model: nn.Module, path: Path) -> None:
     """
     path = find_weights(path)
     state = checkpoint.weights_of(checkpoint.read(path))
+    if all(key.startswith("module.") for key in state):  # saved from inside a DDP or DataParallel wrapper
+        state = OrderedDict((key[len("module.") :], value) for key, value in state.items())
     adapt = getattr(model, "adapt_state_dict", None)
     if adapt is not None:
         state = adapt(state)

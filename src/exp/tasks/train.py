@@ -66,7 +66,7 @@ class _Training:
             session.folder.metrics, config.log_every, Progress(session.console), session.started
         )
         self.checkpoint_hook = CheckpointHook(
-            session.folder.checkpoints, config.checkpoint, config.patience, self.metric
+            session.folder.checkpoints, config.checkpoint, config.patience, config.min_delta, self.metric
         )
         # The model is moved before the optimizer is built: parameters may be new objects on the device.
         model = model.to(session.device)
