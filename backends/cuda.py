@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exp.backend import Backend
 from exp.backends import _probe
+
+from exp.backend import Backend
 from exp.errors import UnavailableError
 
 if TYPE_CHECKING:

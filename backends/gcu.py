@@ -13,8 +13,9 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
-from exp.backend import Backend
 from exp.backends import _probe
+
+from exp.backend import Backend
 from exp.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class GcuBackend(Backend):
     precisions = ("fp32", "bf16", "fp16")
     default_process_group = "cpu:gloo,gcu:eccl"
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> GcuBackend:
+    def __new__(cls, *_args: Any, **_kwargs: Any) -> GcuBackend:
         """Choose the legacy class under torch < 2.0."""
         if cls is GcuBackend and is_legacy():
             from exp.backends.gcu_legacy import LegacyGcuBackend

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from exp.backend import Backend
 from exp.backends.gcu import GcuBackend
+
+from exp.backend import Backend
 
 if TYPE_CHECKING:
     from datetime import timedelta

@@ -19,7 +19,6 @@ from typing import Any, Callable
 
 import torch
 from exp.backends.cpu import CpuBackend
-from exp.launcher.base import RankInfo
 from mmengine.model import BaseModel
 from mmengine.runner import Runner as StockRunner
 from omegaconf import OmegaConf
@@ -32,6 +31,7 @@ from exp.engine.loops import TrainLoop
 from exp.engine.optim import BackendOptimWrapper
 from exp.engine.progress import Progress
 from exp.engine.runner import Runner
+from exp.launcher.base import RankInfo
 from exp.models.base import Model
 from exp.runfolder import RunFolder
 from exp.session import Session

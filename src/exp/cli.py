@@ -20,7 +20,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from exp import backends_registry, console, launcher, report
+from exp import console, launcher, report
+from exp.backends_registry import choose, create_backend
 from exp.config import choices, explain, schema
 from exp.config.validate import refuse_device_arguments, validate
 from exp.errors import EXIT_CONFIG, EXIT_OK, ExpError
@@ -93,7 +94,7 @@ def _run(config: DictConfig, overrides: list[str], output_dir: Path) -> float | 
     typed = OmegaConf.merge(OmegaConf.structured(schema.ExpConfig), config)  # checks what +KEY=VALUE added, too
     assert isinstance(typed, DictConfig)
     config = typed
-    backend = backends_registry.create_backend(config.backend)
+    backend = create_backend(config.backend)
     validate(config, overrides, backend)
     chosen = launcher.resolve(config.launcher, config.nproc)
     if not config.launcher.use_shell_env:
@@ -118,7 +119,7 @@ def _choose_backend(config: DictConfig, overrides: list[str]) -> DictConfig:
     """Replace ``backend=auto`` by the first that is available, with that backend's own configuration."""
     if config.backend["_target_"] != "auto":
         return config
-    name = backends_registry.choose(list(config.backend.options.candidates))
+    name = choose(list(config.backend.options.candidates))
     loader = GlobalHydra.instance().config_loader()
     kept = [override for override in overrides if not override.startswith("backend=")]
     composed = loader.load_configuration("config", [*kept, f"backend={name}"], run_mode=RunMode.RUN)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
-from exp import backends_registry
+from exp.backends_registry import create_backend
 from exp.config.schema import ExpConfig
 from exp.errors import ConfigError, RunError
 from exp.runfolder import write_json
@@ -152,7 +152,7 @@ def run(folder: RunFolder, info: RankInfo) -> None:
         ExpError: as the parts raise it; the launcher turns it into the run's result and exit code.
     """
     config = OmegaConf.merge(OmegaConf.structured(ExpConfig), OmegaConf.load(folder.config))
-    backend = backends_registry.create_backend(config.backend)
+    backend = create_backend(config.backend)
     environment = backend.worker_env(info.local_rank, info.local_world_size, single_node=info.single_node)
     for name, value in environment.items():
         os.environ.setdefault(name, value)

@@ -55,7 +55,7 @@ class BackendOptimWrapper(OptimWrapper):
         del model, init_counts, max_counts
         self._inner_count = 0
 
-    def optim_context(self, model: nn.Module) -> ContextManager[Any]:  # type: ignore[override]
+    def optim_context(self, model: nn.Module) -> ContextManager[Any]:
         """Autocast, and no gradient exchange before the last micro-batch of a step."""
         if self.precision == "fp32" and self._accumulative_counts == 1:
             return _NOTHING

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Mapping
+from typing import TYPE_CHECKING, Any, Mapping
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,7 +22,7 @@ class Progress:
 
     def __init__(self, console: Console | None) -> None:
         self.console = console
-        self._bar: object | None = None
+        self._bar: Any = None
         self._task = 0
         self._drawn = 0.0
         self._text = ""

@@ -37,7 +37,7 @@ def main() -> int:
             {"rank": rank, "local_rank": failure.local_rank, "exit_code": failure.exitcode, "time": failure.timestamp}
             for rank, failure in error.failures.items()
         ]
-    except Exception as error:  # noqa: BLE001 - whatever torch's agent raises, the parent must hear of it
+    except Exception as error:  # whatever torch's agent raises, the parent must hear of it
         logger.exception("the agent failed")
         report["error"] = f"{type(error).__name__}: {error}"
     report["restarts"] = _restarts(Path(order["scratch"]))

@@ -70,7 +70,7 @@ def make_store(info: RankInfo, timeout: timedelta) -> Store:
         store.set_timeout(timeout)
         return store
     tcp_store, _, _ = next(dist.rendezvous("env://", info.rank, info.world_size, timeout=timeout))
-    return tcp_store  # type: ignore[no-any-return]
+    return tcp_store
 
 
 @dataclass

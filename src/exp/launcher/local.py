@@ -59,7 +59,7 @@ class _Interrupted(BaseException):
         self.number = number
 
 
-def _interrupt(number: int, frame: Any) -> None:
+def _interrupt(number: int, _frame: Any) -> None:
     raise _Interrupted(number)
 
 

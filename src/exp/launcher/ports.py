@@ -11,10 +11,10 @@ __all__ = ["check_endpoint", "holder_of"]
 
 
 def check_endpoint(endpoint: str) -> None:
-    """Refuse an endpoint that is malformed or, where it is this machine's, taken by something that is not ours.
+    """Refuse an endpoint that is malformed or whose host is not known.
 
     Raises:
-        ConfigError: it is no ``host:port``, its host is unknown, or a process that speaks another protocol has the port.
+        ConfigError: it is no ``host:port``, or its host is unknown.
     """
     host, _, port = endpoint.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:

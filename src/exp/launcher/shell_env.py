@@ -31,7 +31,8 @@ def rank_from_shell(environ: Mapping[str, str]) -> RankInfo:
     missing = [name for name in _NEEDED if name not in environ]
     if missing:
         raise ConfigError(
-            f"launcher.use_shell_env=true, but {', '.join(missing)} is not set; start exp from torchrun, or leave it out"
+            f"launcher.use_shell_env=true, but {', '.join(missing)} is not set; "
+            "start exp from torchrun, or leave it out"
         )
     try:
         return RankInfo(

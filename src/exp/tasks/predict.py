@@ -37,7 +37,11 @@ def run(session: Session) -> dict[str, Any]:
     if session.distributed.is_main:
         values, files = _forecast(session, data, model)
     session.distributed.barrier()
-    return make_result(session, values, data.metric_name, checkpoint=session.config.init_from,
+    return make_result(
+        session,
+        values,
+        data.metric_name,
+        checkpoint=session.config.init_from,
         files=files,
         published=None,  # of the whole test part; not to be compared with a few windows
     )

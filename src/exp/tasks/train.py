@@ -118,6 +118,7 @@ class _Training:
         runner.train()
         best = self._load_best()
         metrics = runner.test()
+        runner.visualizer.close()
         hook = self.metrics_hook
         return make_result(
             session,
