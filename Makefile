@@ -17,7 +17,7 @@ test: setup
 lint: $(VENV)/.lint
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/mypy
+	$(VENV)/bin/mypy && $(VENV)/bin/mypy -p backends
 
 # A wheel, installed in an empty environment, must run from any folder.
 wheel-check: $(VENV)/.lint

@@ -30,6 +30,13 @@ _COUNT = {
 }
 
 
+def _gcu() -> Any:
+    """The module ``torch.gcu``, which the plug-in adds."""
+    import torch
+
+    return torch.gcu  # type: ignore[attr-defined]
+
+
 def is_legacy() -> bool:
     """Whether the installed torch is one that only the legacy plug-in goes with (< 2.0)."""
     return int((_probe.torch_build()["version"] or "2").split(".")[0]) < 2
@@ -86,9 +93,9 @@ class GcuBackend(Backend):
         import torch
         import torch_gcu  # noqa: F401 - registers the device; importing it twice is harmless
 
-        count = torch.gcu.device_count()
+        count = _gcu().device_count()
         self._check_rank(local_rank, count)
-        torch.gcu.set_device(local_rank)
+        _gcu().set_device(local_rank)
         return torch.device(self.device_type, local_rank)
 
     @staticmethod
@@ -100,57 +107,41 @@ class GcuBackend(Backend):
 
     def supports(self, precision: str) -> bool:
         """bf16 only where the card has it."""
-        import torch
-
         if precision == "bf16":
-            return bool(torch.gcu.is_bf16_supported())
+            return bool(_gcu().is_bf16_supported())
         return super().supports(precision)
 
     def grad_scaler(self, precision: str) -> Any | None:
         """The vendor's scaler."""
         if precision != "fp16":
             return None
-        import torch
-
-        return torch.gcu.amp.GradScaler()
+        return _gcu().amp.GradScaler()
 
     def seed(self, seed: int) -> None:
         """Seed every visible card."""
-        import torch
-
-        torch.gcu.manual_seed_all(seed)
+        _gcu().manual_seed_all(seed)
 
     def rng_state(self) -> torch.Tensor | None:
         """State of the current card's generator."""
-        import torch
-
-        state: torch.Tensor = torch.gcu.get_rng_state()
+        state: torch.Tensor = _gcu().get_rng_state()
         return state.cpu()
 
     def set_rng_state(self, state: torch.Tensor) -> None:
         """Restore the current card's generator."""
-        import torch
-
-        torch.gcu.set_rng_state(state)
+        _gcu().set_rng_state(state)
 
     def synchronize(self) -> None:
         """Wait for the current card."""
-        import torch
-
-        torch.gcu.synchronize()
+        _gcu().synchronize()
 
     def memory(self) -> dict[str, int]:
         """Bytes on the current card."""
-        import torch
-
         return {
-            "allocated": torch.gcu.memory_allocated(),
-            "max_allocated": torch.gcu.max_memory_allocated(),
-            "total": torch.gcu.mem_get_info()[1],
+            "allocated": _gcu().memory_allocated(),
+            "max_allocated": _gcu().max_memory_allocated(),
+            "total": _gcu().mem_get_info()[1],
         }
 
     def describe(self, device: torch.device) -> dict[str, Any]:
         """Name and index of the card."""
-        import torch
-
-        return {"name": torch.gcu.get_device_name(device.index), "index": device.index}
+        return {"name": _gcu().get_device_name(device.index), "index": device.index}

@@ -62,7 +62,7 @@ class LegacyGcuBackend(GcuBackend):
         """The vendor's own."""
         from torch_gcu.nn.parallel import DistributedDataParallel
 
-        return DistributedDataParallel  # type: ignore[no-any-return]
+        return DistributedDataParallel
 
     def ddp_kwargs(self, device: torch.device) -> dict[str, Any]:
         """One card, always named: the vendor's DDP takes None for ALL cards."""

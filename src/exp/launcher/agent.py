@@ -6,12 +6,13 @@ import inspect
 import json
 import logging
 import os
-import signal
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
-from exp.launcher.processes import die_with_parent
+from exp.launcher.processes import JOB_VARIABLE, kill_job
 from exp.runfolder import write_json
 
 __all__ = ["main"]
@@ -22,7 +23,7 @@ logger = logging.getLogger(__name__)
 def main() -> int:
     """Run the order in ``sys.argv[1]`` (JSON, written by the torchrun launcher) and report how it ended."""
     order: dict[str, Any] = json.loads(sys.argv[1])
-    die_with_parent(signal.SIGTERM, order["parent"])
+    _watch_parent(order["parent"])
     logging.basicConfig(level=logging.INFO, format="%(asctime)s agent %(levelname)s %(message)s")
 
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -43,6 +44,21 @@ def main() -> int:
     report["restarts"] = _restarts(Path(order["scratch"]))
     write_json(Path(order["report"]), report)
     return 0 if report["succeeded"] else 1
+
+
+def _watch_parent(parent: int) -> None:
+    """End the whole job when the parent dies without having ended it, of SIGKILL for instance.
+
+    A thread, not a signal: torch's agent takes the signals, and waits half a minute for a worker that ignores them.
+    """
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        kill_job(os.environ[JOB_VARIABLE])
+        os._exit(1)
+
+    threading.Thread(target=watch, name="watch-parent", daemon=True).start()
 
 
 def _launch_config(order: dict[str, Any]) -> Any:

@@ -1,0 +1,208 @@
+"""The torchrun launcher through real processes, signals and sockets."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import clean_environment
+
+ROOT = Path(__file__).parents[2]
+
+
+class Job:
+    """A parent process that launches test workers, and what it leaves behind."""
+
+    def __init__(self, folder: Path, body: str = "", **settings) -> None:
+        self.folder = folder
+        self.mark = f"{folder}-{os.getpid()}"
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.launcher.parent", str(folder), json.dumps({"nproc": 2, **settings})],
+            cwd=ROOT,
+            env=clean_environment(TEST_BODY=body, TEST_MARK=self.mark),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def outcome(self, timeout: float = 60) -> dict:
+        output, errors = self.process.communicate(timeout=timeout)
+        assert output.strip(), errors
+        return json.loads(output.strip().splitlines()[-1])
+
+    def alive(self) -> dict[int, str]:
+        """The job's living processes with their command lines, the parent left out."""
+        found = {}
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                if f"TEST_MARK={self.mark}".encode() not in (entry / "environ").read_bytes().split(b"\0"):
+                    continue
+                if (entry / "stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                    continue
+                found[int(entry.name)] = (entry / "cmdline").read_text().replace("\0", " ")
+            except OSError:
+                continue
+        found.pop(self.process.pid, None)
+        return found
+
+    def wait_joined(self, restart: int = 0) -> None:
+        deadline = time.monotonic() + 60
+        while len(list(self.folder.glob(f"joined-{restart}-*"))) < 2:
+            assert time.monotonic() < deadline, self.alive()
+            assert self.process.poll() is None, self.process.communicate()
+            time.sleep(0.05)
+
+    def agent(self) -> int:
+        return next(pid for pid, command in self.alive().items() if "exp.launcher.agent" in command)
+
+    def assert_gone(self, seconds: float = 10) -> None:
+        deadline = time.monotonic() + seconds
+        while self.alive():
+            assert time.monotonic() < deadline, f"left behind: {self.alive()}"
+            time.sleep(0.05)
+
+
+@pytest.fixture
+def job(tmp_path):
+    jobs = []
+
+    def start(*args, **settings):
+        jobs.append(Job(tmp_path / "run", *args, **settings))
+        return jobs[-1]
+
+    yield start
+    for started in jobs:
+        for pid in [*started.alive(), started.process.pid]:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        started.process.communicate()
+
+
+def test_workers_meet_and_end(job):
+    running = job()
+    outcome = running.outcome()
+    assert outcome["exit_code"] == 0, outcome
+    values = {path.read_text().split()[0] for path in running.folder.glob("joined-0-*")}
+    assert values == {"1.0"}
+    running.assert_gone(0)
+    assert (running.folder / "logs" / "rank1.log").is_file()
+
+
+def test_the_first_failing_rank_comes_first(job):
+    running = job("raise")
+    outcome = running.outcome()
+    assert outcome["exit_code"] == 1
+    assert outcome["first"]["rank"] == 1
+    lines = outcome["text"].splitlines()
+    assert lines[0].startswith("rank 1 (local_rank 1, ")
+    assert lines[0].endswith("failed: ValueError: the second rank does not like it")
+    assert "Traceback" in (running.folder / "logs" / "rank1.log").read_text()
+    running.assert_gone(0)
+
+
+def test_a_killed_rank_is_named(job):
+    running = job("kill")
+    outcome = running.outcome()
+    assert outcome["exit_code"] == 1
+    assert outcome["first"]["rank"] == 1
+    assert "killed by SIGKILL (out of memory, or kill -9)" in outcome["text"].splitlines()[0]
+    running.assert_gone(0)
+
+
+def test_all_ranks_are_restarted_when_one_is_killed(job):
+    running = job("kill", max_restarts=1)
+    outcome = running.outcome()
+    assert outcome["exit_code"] == 0, outcome
+    assert outcome["restarts"] == 1
+    assert len(list(running.folder.glob("joined-1-*"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)], ids=["INT", "TERM", "HUP"]
+)
+def test_a_signal_ends_everything_even_a_rank_that_ignores_it(job, number, code):
+    running = job("sleep")
+    running.wait_joined()
+    assert len(running.alive()) >= 5  # agent, two workers, two grandchildren
+    running.process.send_signal(number)
+    outcome = running.outcome(timeout=15)
+    assert outcome["exit_code"] == code
+    assert outcome["interrupted_by"] == number.name
+    running.assert_gone(0)
+
+
+@pytest.mark.parametrize("victim", ["parent", "agent"])
+def test_killing_the_parent_or_the_agent_leaves_no_worker(job, victim):
+    running = job("sleep")
+    running.wait_joined()
+    os.kill(running.process.pid if victim == "parent" else running.agent(), signal.SIGKILL)
+    if victim == "agent":
+        assert running.outcome(timeout=15)["exit_code"] == 1
+    else:
+        running.process.communicate(timeout=15)
+    running.assert_gone()
+
+
+def test_nothing_listens_beyond_the_loopback_interface(job):
+    running = job("sleep")
+    running.wait_joined()
+    assert not [address for address in listeners(running.alive()) if not address.startswith("127.")]
+    running.process.send_signal(signal.SIGTERM)
+    running.outcome(timeout=15)
+
+
+def listeners(pids) -> list[str]:
+    """Addresses on which the given processes listen for TCP connections."""
+    inodes = set()
+    for pid in pids:
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            try:
+                inodes.add(os.readlink(link))
+            except OSError:
+                continue
+    found = []
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:]:
+            cells = line.split()
+            if cells[3] == "0A" and f"socket:[{cells[9]}]" in inodes:
+                address = cells[1].split(":")[0]
+                if len(address) == 8:
+                    found.append(socket.inet_ntoa(bytes.fromhex(address)[::-1]))
+                else:
+                    found.append(f"ipv6 {address}")
+    return found
+
+
+def test_two_agents_on_one_machine_make_one_job(tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    settings = {"nproc": 1, "nnodes": 2, "rdzv_endpoint": f"127.0.0.1:{port}", "timeout_s": 60}
+    jobs = [Job(tmp_path / "run", **settings) for _ in range(2)]
+    outcomes = [each.outcome(timeout=90) for each in jobs]
+    assert [outcome["exit_code"] for outcome in outcomes] == [0, 0], outcomes
+    values = {path.name: path.read_text().split()[0] for path in (tmp_path / "run").glob("joined-0-*")}
+    assert values == {"joined-0-0": "1.0", "joined-0-1": "1.0"}
+    for each in jobs:
+        each.assert_gone(0)
+
+
+def test_a_node_that_never_comes_ends_the_run(tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    alone = Job(tmp_path / "run", nproc=1, nnodes=2, rdzv_endpoint=f"127.0.0.1:{port}", timeout_s=4)
+    outcome = alone.outcome(timeout=60)
+    assert outcome["exit_code"] == 1
+    assert "Timeout" in outcome["text"] or "timeout" in outcome["text"], outcome["text"]
+    alone.assert_gone(0)

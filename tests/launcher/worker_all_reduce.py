@@ -1,0 +1,38 @@
+"""A worker for the tests: joins a gloo group, sums the ranks, then does what TEST_BODY says."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from datetime import timedelta
+
+from exp.launcher.base import make_store
+from exp.worker import main
+
+
+def body(folder, info):
+    import torch
+    import torch.distributed as dist
+
+    store = make_store(info, timedelta(seconds=60))
+    dist.init_process_group("gloo", store=store, rank=info.rank, world_size=info.world_size)
+    total = torch.tensor([float(info.rank)])
+    dist.all_reduce(total)
+    (folder.path / f"joined-{info.restart_count}-{info.rank}").write_text(f"{total.item()} {os.getpid()}")
+    what = os.environ.get("TEST_BODY", "")
+    if what == "raise" and info.rank == 1:
+        raise ValueError("the second rank does not like it\nand says why")
+    if what == "kill" and info.rank == 1 and info.restart_count == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if what == "sleep":
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])  # a grandchild
+        if info.rank == 1:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(300)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(body)
