@@ -156,7 +156,7 @@ class Backend(abc.ABC):
         return torch.autocast(self.device_type, dtype=dtype)
 
     def grad_scaler(self, precision: str) -> Any | None:
-        """A loss scaler with the interface of ``torch.cuda.amp.GradScaler``, or None where none is needed."""
+        """A loss scaler with the interface of ``torch.amp.GradScaler``, or None where none is needed."""
         if precision != "fp16":
             return None
         import torch

@@ -78,7 +78,7 @@ def choose(candidates: Sequence[str]) -> str:
         UnavailableError: none is available.
     """
     points = installed()
-    foreign = sorted(set(points) - set(candidates))
+    foreign = sorted(name for name, point in points.items() if not point.value.startswith("exp.backends."))
     looked: list[str] = []
     for name in [*foreign, *candidates]:
         if name not in points:

@@ -23,7 +23,7 @@ _NOTHING: ContextManager[Any] = contextlib.nullcontext()
 class BackendOptimWrapper(OptimWrapper):
     """Mixed precision, gradient accumulation and clipping for any backend.
 
-    MMEngine's AmpOptimWrapper admits four vendors and a CUDA scaler only; this one asks the backend. The gradient norm
+    MMEngine's AmpOptimWrapper admits four vendors and one vendor's scaler; this one asks the backend. The gradient norm
     stays on the device in :attr:`grad_norm` instead of being read at every step.
 
     Args:

@@ -1,0 +1,50 @@
+"""docs/add-a-backend.md, done to the letter: one file and one YAML outside the repository."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import TINY
+
+DOC = Path(__file__).parents[2] / "docs" / "add-a-backend.md"
+RUN = [setting for setting in TINY if not setting.startswith("backend=")]
+
+
+@pytest.fixture
+def acme(tmp_path):
+    """The two files of the page, written where it says."""
+    code, yaml = (
+        re.search(rf"```{kind}\n(.*?)```", DOC.read_text(), re.DOTALL).group(1) for kind in ("python", "yaml")
+    )
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "acme_backend.py").write_text(code)
+    (tmp_path / "my_conf" / "backend").mkdir(parents=True)
+    (tmp_path / "my_conf" / "backend" / "acme.yaml").write_text(yaml)
+    return tmp_path
+
+
+def test_by_target(exp, acme):
+    done = exp(
+        "--config-dir", "my_conf", "backend=acme", *RUN, "nproc=2", "output_dir=run", PYTHONPATH=str(acme / "lib")
+    )
+    assert done.returncode == 0, done.stderr
+    assert exp.result("run")["backend"] == "acme"
+    assert exp.result("run")["world_size"] == 2
+    assert '"ACME_LOG": "quiet"' in (exp.path("run") / "env.json").read_text()
+
+
+def test_by_entry_point(exp, acme):
+    info = acme / "lib" / "acme-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[exp.backends]\nacme = acme_backend:AcmeBackend\naa_broken = acme_nowhere:Backend\n"
+    )
+    (acme / "my_conf" / "backend" / "acme.yaml").write_text("_target_: acme\nname: acme\n")
+    done = exp("--config-dir", "my_conf", "backend=auto", *RUN, "output_dir=run", PYTHONPATH=str(acme / "lib"))
+    assert done.returncode == 0, done.stderr
+    assert exp.result("run")["backend"] == "acme"
+    assert "'aa_broken'" in done.stderr.splitlines()[0]

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+WORDS = [
+    "cuda",
+    "nccl",
+    "rccl",
+    "gcu",
+    "eccl",
+    "hip",
+    "rocm",
+    "miopen",
+    "xla",
+    "hccl",
+    "npu",
+    "mlu",
+    "musa",
+    "nvidia",
+    "enflame",
+    "amd",
+    "tops",
+]
+# As words or as parts of identifiers, but not inside other words ("relationship", "stops").
+PATTERN = re.compile(rf"(?<![a-z])(?:torch_)?(?:{'|'.join(WORDS)})(?![a-z])", re.IGNORECASE)
+
+
+def test_vendors_are_named_in_their_places_only():
+    files = [*(ROOT / "src" / "exp").rglob("*.py")]
+    files += [path for path in (ROOT / "conf").rglob("*.yaml") if "backend" not in path.parts]
+    assert len(files) > 50
+    found = []
+    for path in files:
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if PATTERN.search(line) and path.name != "exp.yaml":  # the help text shows a command line for each
+                found.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()}")
+    assert not found, "\n".join(found)
+
+
+def test_the_pattern_finds_what_it_should():
+    for line in ("torch.cuda.set_device(0)", "import torch_gcu", "NCCL_DEBUG=1", "backend: gcu", "use_hip = True"):
+        assert PATTERN.search(line), line
+    for line in ("relationship", "stops = 3", "chip", "a ship"):
+        assert not PATTERN.search(line), line
