@@ -36,6 +36,29 @@ def test_by_target(exp, acme):
     assert '"ACME_LOG": "quiet"' in (exp.path("run") / "env.json").read_text()
 
 
+def test_more_processes_than_devices_are_refused_before_anything_starts(exp, acme):
+    code = (acme / "lib" / "acme_backend.py").read_text()
+    (acme / "lib" / "acme_backend.py").write_text(
+        code.replace("exclusive_devices = False", "exclusive_devices = True ")
+    )
+    done = exp("--config-dir", "my_conf", "backend=acme", *RUN, "nproc=5", PYTHONPATH=str(acme / "lib"))
+    assert done.returncode == 3
+    assert "nproc=5 asks for more devices than backend=acme has here: 4" in done.stderr.splitlines()[0]
+    assert not exp.path("outputs").exists()
+
+
+def test_ranks_that_share_a_card_are_refused(exp, acme):
+    code = (acme / "lib" / "acme_backend.py").read_text()
+    (acme / "lib" / "acme_backend.py").write_text(
+        code.replace("exclusive_devices = False", "exclusive_devices = True ")
+    )
+    done = exp(
+        "--config-dir", "my_conf", "backend=acme", *RUN, "nproc=2", "output_dir=run", PYTHONPATH=str(acme / "lib")
+    )
+    assert done.returncode == 1
+    assert "ranks 0 and 1 share one card" in done.stderr.splitlines()[0]
+
+
 def test_by_entry_point(exp, acme):
     info = acme / "lib" / "acme-1.0.dist-info"
     info.mkdir()

@@ -229,3 +229,16 @@ def kill_rank_1(exp, process: subprocess.Popen) -> None:
             return
         time.sleep(0.02)
     raise AssertionError(f"no checkpoint was written: {process.communicate()}")
+
+
+def test_mmengines_hooks_and_visualisers_work_from_the_config(exp):
+    hooks = "hooks=[{type: EMAHook, momentum: 0.5}]"
+    exp.train("run", hooks, "logger.vis_backends=[{type: LocalVisBackend}]")
+    exp.train("plain")
+    averaged = checkpoint.read(exp.path("run") / "checkpoints" / "step_00000004.pth")
+    plain = checkpoint.read(exp.path("plain") / "checkpoints" / "step_00000004.pth")
+    key = "decoder.1.weight"
+    assert not torch.equal(averaged["state_dict"][key], plain["state_dict"][key])
+    scalars = list(exp.path("run").rglob("scalars.json"))
+    assert scalars
+    assert "train/loss" in scalars[0].read_text()

@@ -87,8 +87,8 @@ class Runner(MMEngineRunner):
                     model, self.device, self.rank, info.local_rank, self.world_size, self.session.process_group
                 )
             )
-        if not self._distributed:
-            return model
+        if not self._distributed or self._train_loop is None:
+            return model  # evaluation runs the bare module: its ranks may have different numbers of batches
         options = {key: value for key, value in config.wrapper.items() if key != "kind"}
         return wrap(model, config.wrapper.kind, options, self.backend, self.device)
 

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from mmengine.hooks import Hook
+
+from exp.errors import RunError
+from tests.engine.conftest import Line
+
+
+def test_no_value_is_read_from_the_device_between_two_logs(make_runner, monkeypatch):
+    reads = []
+    for name in ("item", "tolist", "cpu", "numpy", "__float__", "__bool__"):
+        real = getattr(torch.Tensor, name)
+
+        def counted(self, *args, _real=real, _name=name, **kwargs):
+            reads.append(_name)
+            return _real(self, *args, **kwargs)
+
+        monkeypatch.setattr(torch.Tensor, name, counted)
+
+    class ForgetTheFirst(Hook):
+        """Making the loader's iterator reads a seed, on the CPU, once per epoch."""
+
+        def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+            if batch_idx == 0:
+                reads.clear()
+
+    runner = make_runner(log_every=1000, hooks=[ForgetTheFirst()])
+    monkeypatch.setattr(type(runner.parts.metrics), "_read", lambda *_: None)
+    runner.run_steps()
+    assert runner.iter == 16
+    assert reads == []
+
+
+def test_one_iteration_is_one_optimizer_step_at_any_accumulation(make_runner):
+    seen = []
+
+    class Spy(Hook):
+        def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+            seen.append((runner.iter, batch_idx))
+
+    runner = make_runner(accumulate=4, hooks=[Spy()])
+    runner.run_steps()
+    assert seen == [(0, 0), (1, 1), (2, 2), (3, 3)]
+    assert runner.epoch == 1
+    assert runner.parts.sampler.samples == 0
+
+
+def test_accumulated_gradients_are_those_of_the_whole_batch(make_runner):
+    accumulated = make_runner(accumulate=4)
+    accumulated.run_steps()
+    # By hand: the same permutation in batches of 16.
+    w = torch.zeros(1, requires_grad=True)
+    sampler = accumulated.parts.sampler
+    sampler.set_position(0, 0)
+    x = torch.linspace(0, 1, 64)
+    for index in torch.cat(list(sampler)).split(16):
+        (gradient,) = torch.autograd.grad((w * x[index] - 3 * x[index]).square().mean(), w)
+        w = (w - 0.1 * gradient).detach().requires_grad_()
+    assert torch.allclose(accumulated.model.w, w, atol=1e-6)
+
+
+def test_losses_are_logged_as_means_of_their_interval(make_runner):
+    runner = make_runner(log_every=8)
+    runner.run_steps()
+    records = [json.loads(line) for line in (runner.session.folder.metrics).read_text().splitlines()]
+    assert [record["step"] for record in records] == [8, 16]
+    assert records[0]["loss"] > records[1]["loss"] > 0
+    assert runner.message_hub.get_scalar("train/loss").current() == pytest.approx(records[1]["loss"])
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_with_the_steps_named(make_runner):
+    runner = make_runner(model=Line(poison=7), log_every=5)
+    with pytest.raises(RunError, match="loss is (inf|nan) within the 5 steps before step 10"):
+        runner.run_steps()
+
+
+def test_mmengines_schedulers_count_optimizer_steps(make_runner):
+    schedule = [{"type": "LinearLR", "start_factor": 0.5, "end": 4, "by_epoch": False}]
+    runner = make_runner(accumulate=4, schedulers=schedule)
+    runner.param_schedulers = runner.build_param_scheduler(runner.param_schedulers)
+    runner.run_steps()
+    assert runner.optim_wrapper.get_lr()["lr"] == [pytest.approx(0.1)]
+
+
+def test_a_scheduler_that_would_begin_after_the_end_is_left_out(make_runner):
+    runner = make_runner(schedulers=[{"type": "ExponentialLR", "gamma": 0.5, "begin": 1}])
+    assert runner.build_param_scheduler(runner.param_schedulers) == []
