@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -142,3 +143,13 @@ def test_stale_variables_cause_a_warning_and_nothing_else(exp):
     assert done.stderr.startswith("warning: ignoring ")
     assert len(done.stderr.splitlines()) == 1
     assert "rank 0/1" in done.stdout
+
+
+def test_shell_completion_and_info_work(exp):
+    command = [str(Path(sys.executable).with_name("exp")), "-sc", "query=bash"]
+    environment = clean_environment(COMP_LINE="exp backend=c", COMP_POINT="13")
+    done = subprocess.run(command, env=environment, cwd=exp.folder, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["backend=cpu", "backend=cuda"]
+    shown = exp("--info", "searchpath")
+    assert shown.returncode == 0
+    assert "exp.conf" in shown.stdout

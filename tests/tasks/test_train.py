@@ -39,9 +39,8 @@ def assert_same(left, right, where="checkpoint"):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("schedule", ["onecycle"])
-def test_a_resumed_run_ends_in_the_same_state_bit_for_bit(exp, workers, schedule):
-    settings = [f"data.num_workers={workers}", f"schedule={schedule}", "max_epochs=3"]
+def test_a_resumed_run_ends_in_the_same_state_bit_for_bit(exp, workers):
+    settings = [f"data.num_workers={workers}", "schedule=onecycle", "max_epochs=3"]
     exp.train("straight", *settings, "max_steps=7")
     exp.train("halves", *settings, "max_steps=3")
     resumed = exp.train("halves", *settings, "max_steps=7", "resume=auto")
@@ -51,6 +50,7 @@ def test_a_resumed_run_ends_in_the_same_state_bit_for_bit(exp, workers, schedule
     assert resumed["metrics"] == exp.result("straight")["metrics"]
 
 
+@pytest.mark.slow
 def test_a_run_resumed_in_a_later_epoch_knows_its_best_epoch(exp):
     # 8 windows: an epoch is two steps of 4
     settings = ["global_batch_size=2048", "schedule=halving", "model.d_model=8", "model.d_ff=8", "data.lookback=24"]
@@ -65,6 +65,7 @@ def test_a_run_resumed_in_a_later_epoch_knows_its_best_epoch(exp):
     assert exp.result("straight")["epochs"] == exp.result("halves")["epochs"] == 3
 
 
+@pytest.mark.slow
 def test_resume_skips_a_damaged_checkpoint_and_says_so(exp):
     exp.train("run", "checkpoint.every_steps=1", "max_steps=3")
     newest = exp.path("run") / "checkpoints" / "step_00000003.pth"
@@ -78,6 +79,7 @@ def test_resume_skips_a_damaged_checkpoint_and_says_so(exp):
     assert steps == sorted(set(steps))
 
 
+@pytest.mark.slow
 def test_resume_with_another_global_batch_is_refused(exp):
     exp.train("run")
     done = exp(*TINY, "output_dir=run", "resume=auto", "global_batch_size=64", "max_steps=8")
@@ -85,14 +87,14 @@ def test_resume_with_another_global_batch_is_refused(exp):
     assert "global_batch_size=32" in done.stderr.splitlines()[0]
 
 
-@pytest.mark.parametrize("wrapper", ["mmddp", "ddp"])
+@pytest.mark.parametrize("wrapper", ["mmddp", pytest.param("ddp", marks=pytest.mark.slow)])
 def test_two_processes_compute_what_one_does(exp, wrapper):
     one = exp.train("one", *NO_DROPOUT)
     two = exp.train("two", *NO_DROPOUT, "nproc=2", f"wrapper={wrapper}")
     assert two["world_size"] == 2
     assert two["wrapper"] == wrapper
     assert two["batch_size"] == 16
-    assert [device["index"] for device in two["devices"]] == [device["index"] for device in two["devices"]]
+    assert len(two["devices"]) == 2
     left, right = exp.losses("one"), exp.losses("two")
     assert left.keys() == right.keys()
     assert all(math.isclose(left[step], right[step], abs_tol=1e-5) for step in left), (left, right)
@@ -101,6 +103,7 @@ def test_two_processes_compute_what_one_does(exp, wrapper):
     assert "rank 1/2  local_rank 1" in (logs / "rank1.log").read_text()
 
 
+@pytest.mark.slow
 def test_accumulation_computes_what_one_batch_does(exp):
     one = exp.train("one", *NO_DROPOUT)
     accumulated = exp.train("accumulated", *NO_DROPOUT, "accumulate=4")
@@ -109,12 +112,14 @@ def test_accumulation_computes_what_one_batch_does(exp):
     assert math.isclose(one["metric"], accumulated["metric"], abs_tol=1e-5)
 
 
+@pytest.mark.slow
 def test_clipping_and_bf16_train(exp):
     result = exp.train("run", "precision=bf16", "optim.clip_grad_norm=1.0")
     assert result["precision"] == "bf16"
     assert "grad_norm" in (exp.path("run") / "metrics.jsonl").read_text()
 
 
+@pytest.mark.slow
 def test_evaluation_does_not_depend_on_processes_or_batches(exp):
     exp.train("run")
     metrics = []
@@ -133,6 +138,7 @@ def test_evaluation_does_not_depend_on_processes_or_batches(exp):
     assert len((exp.path("b") / "metrics_per_step.csv").read_text().splitlines()) == 97
 
 
+@pytest.mark.slow
 def test_prediction_writes_forecasts_in_original_units_and_pictures(exp):
     exp.train("run")
     done = exp(*TINY, "task=predict", "init_from=run", "output_dir=predicted", "task.num_windows=2")
@@ -153,6 +159,7 @@ def test_prediction_writes_forecasts_in_original_units_and_pictures(exp):
     assert all(picture.read_bytes()[:4] == b"\x89PNG" for picture in pictures)
 
 
+@pytest.mark.slow
 def test_init_from_says_which_keys_did_not_match(exp):
     exp.train("run")
     state = checkpoint.read(exp.path("run") / "checkpoints" / "best.pth")["state_dict"]
@@ -178,6 +185,7 @@ def test_a_dead_rank_is_restarted_from_the_newest_checkpoint(exp):
     assert result["metrics"] == exp.result("straight")["metrics"]
 
 
+@pytest.mark.slow
 def test_a_dead_rank_without_restarts_is_named_and_nothing_stays_behind(exp):
     process = start_two_ranks(exp)
     kill_rank_1(exp, process)
@@ -231,6 +239,7 @@ def kill_rank_1(exp, process: subprocess.Popen) -> None:
     raise AssertionError(f"no checkpoint was written: {process.communicate()}")
 
 
+@pytest.mark.slow
 def test_mmengines_hooks_and_visualisers_work_from_the_config(exp):
     hooks = "hooks=[{type: EMAHook, momentum: 0.5}]"
     exp.train("run", hooks, "logger.vis_backends=[{type: LocalVisBackend}]")
