@@ -33,7 +33,6 @@ class Backend(abc.ABC):
     Args:
         name: what the user calls it, for messages and records (``"cpu"``).
         process_group: overrides :attr:`process_group`; ``None`` means the backend's own choice.
-        allow_fallback: permit a slower process group when the right one is missing; always announced and recorded.
         env: environment variables for the workers, set before torch is imported. They win over the backend's own
             defaults, and lose to what the user has exported in the shell.
         options: settings that only this backend understands.
@@ -52,13 +51,11 @@ class Backend(abc.ABC):
         self,
         name: str,
         process_group: str | None = None,
-        allow_fallback: bool = False,
         env: Mapping[str, str] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         self.name = name
         self.requested_process_group = process_group
-        self.allow_fallback = allow_fallback
         self.env = dict(env or {})
         self.options = dict(options or {})
 

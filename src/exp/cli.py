@@ -97,13 +97,9 @@ def _run(config: DictConfig, overrides: list[str], output_dir: Path) -> float | 
     backend = create_backend(config.backend)
     validate(config, overrides, backend)
     chosen = launcher.resolve(config.launcher, config.nproc)
-    if not config.launcher.use_shell_env:
-        stale = take_stale_variables(os.environ)
-        if stale:
-            console.warn(
-                f"ignoring {', '.join(stale)} of the shell: exp starts its own workers "
-                "(launcher.use_shell_env=true to be one of an outer launcher's)"
-            )
+    stale = take_stale_variables(os.environ)
+    if stale:
+        console.warn(f"ignoring {', '.join(stale)} of the shell: exp starts its own workers")
     folder = RunFolder(output_dir)
     folder.create()
     write_atomically(folder.config, OmegaConf.to_yaml(config, resolve=True).encode())

@@ -19,16 +19,17 @@ def body(folder, info):
     dist.init_process_group("gloo", store=store, rank=info.rank, world_size=info.world_size)
     total = torch.tensor([float(info.rank)])
     dist.all_reduce(total)
-    (folder.path / f"joined-{info.restart_count}-{info.rank}").write_text(f"{total.item()} {os.getpid()}")
     what = os.environ.get("TEST_BODY", "")
+    if what == "sleep":
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])  # a grandchild
+        if info.rank == 1:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    (folder.path / f"joined-{info.restart_count}-{info.rank}").write_text(str(total.item()))
     if what == "raise" and info.rank == 1:
         raise ValueError("the second rank does not like it\nand says why")
     if what == "kill" and info.rank == 1 and info.restart_count == 0:
         os.kill(os.getpid(), signal.SIGKILL)
     if what == "sleep":
-        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])  # a grandchild
-        if info.rank == 1:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
         time.sleep(300)
     dist.barrier()
     dist.destroy_process_group()

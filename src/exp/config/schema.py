@@ -38,8 +38,6 @@ class BackendConfig:
     name: str = MISSING
     process_group: Optional[str] = None
     """What ``torch.distributed`` is given; null: the backend's own choice."""
-    allow_fallback: bool = False
-    """Permit a slower process group where the right one is missing; announced and recorded."""
     env: Dict[str, str] = field(default_factory=dict)
     """Environment of the workers, set before torch is imported."""
     options: Dict[str, Any] = field(default_factory=dict)
@@ -60,8 +58,6 @@ class LauncherConfig:
     """How often all workers are restarted, from the newest checkpoint, after one of them died."""
     timeout_s: int = 1800
     """Longest wait for a collective operation or for missing nodes, in seconds."""
-    use_shell_env: bool = False
-    """Take RANK, LOCAL_RANK, WORLD_SIZE and MASTER_* from the shell (started by torchrun, for instance)."""
 
 
 @dataclass

@@ -29,7 +29,7 @@ def resolve(config: Any, nproc: int) -> Launcher:
     settings: Any = OmegaConf.to_container(config, resolve=True)
     if settings["_target_"] == "auto":
         alone = nproc == 1 and settings["nnodes"] == 1 and settings["max_restarts"] == 0
-        settings["_target_"] = _LOCAL if alone or settings["use_shell_env"] else _TORCHRUN
+        settings["_target_"] = _LOCAL if alone else _TORCHRUN
     launcher: Launcher = create(settings)
     launcher.check(nproc)
     return launcher

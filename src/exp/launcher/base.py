@@ -119,7 +119,6 @@ class Launcher(abc.ABC):
         rdzv_id: tells jobs at one endpoint apart.
         max_restarts: how often all workers are started again.
         timeout_s: seconds to wait for other nodes and for collectives.
-        use_shell_env: be one worker of an outer launcher.
         worker: module that a worker process runs.
     """
 
@@ -130,7 +129,6 @@ class Launcher(abc.ABC):
         rdzv_id: str = "exp",
         max_restarts: int = 0,
         timeout_s: int = 1800,
-        use_shell_env: bool = False,
         worker: str = "exp.worker",
     ) -> None:
         self.nnodes = nnodes
@@ -138,7 +136,6 @@ class Launcher(abc.ABC):
         self.rdzv_id = rdzv_id
         self.max_restarts = max_restarts
         self.timeout_s = timeout_s
-        self.use_shell_env = use_shell_env
         self.worker = worker
         if nnodes > 1 and not rdzv_endpoint:
             raise ConfigError(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from typing import TYPE_CHECKING, Any
 
 from exp.errors import EXIT_OK, ConfigError
 from exp.launcher.base import Launcher, Outcome, RankInfo
 from exp.launcher.failures import collect_failures, exit_code_of
-from exp.launcher.shell_env import rank_from_shell
 
 if TYPE_CHECKING:
     from exp.runfolder import RunFolder
@@ -18,11 +16,11 @@ __all__ = ["LocalLauncher"]
 
 
 class LocalLauncher(Launcher):
-    """Runs the only worker here; with ``use_shell_env``, this process is one worker of an outer launcher."""
+    """Runs the only worker here."""
 
     def check(self, nproc: int) -> None:
         """Refuse several workers, restarts and nodes."""
-        if nproc != 1 and not self.use_shell_env:
+        if nproc != 1:
             raise ConfigError(f"nproc={nproc} needs launcher=torchrun; launcher=local runs one process, this one")
         if self.max_restarts:
             raise ConfigError("launcher.max_restarts needs launcher=torchrun; launcher=local cannot restart itself")
@@ -33,10 +31,9 @@ class LocalLauncher(Launcher):
         """Run the worker; an error of it becomes the outcome, as with any other launcher."""
         from exp.worker import run_worker
 
-        info = rank_from_shell(os.environ) if self.use_shell_env else RankInfo.single()
         before = {number: signal.signal(number, _interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
         try:
-            run_worker(folder, info, redirect=False)
+            run_worker(folder, RankInfo.single(), redirect=False)
         except _Interrupted as interruption:
             return _interrupted(interruption.number)
         except KeyboardInterrupt:

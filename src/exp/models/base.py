@@ -72,6 +72,8 @@ class Model(BaseModel):
         Raises:
             ValueError: no name contains ``loss``, or a value is not a 0-dim tensor.
         """
+        if len(losses) == 1 and "loss" in losses and not losses["loss"].dim():
+            return losses["loss"], {"loss": losses["loss"]}  # the usual case, at every step: nothing to add up
         wrong = {name: tuple(value.shape) for name, value in losses.items() if value.dim()}
         if wrong:
             raise ValueError(f"losses must be 0-dim tensors, but these have the shapes {wrong}; take their mean")
