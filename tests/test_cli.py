@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import os
+import signal
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -153,3 +157,67 @@ def test_shell_completion_and_info_work(exp):
     shown = exp("--info", "searchpath")
     assert shown.returncode == 0
     assert "exp.conf" in shown.stdout
+
+
+def test_a_run_folder_is_not_world_writable_even_without_a_umask(exp):
+    done = subprocess.run(
+        [sys.executable, "-m", "exp", *TINY, "output_dir=run"],
+        cwd=exp.folder,
+        env=clean_environment(),
+        preexec_fn=lambda: os.umask(0),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    for path in [exp.path("run"), *exp.path("run").rglob("*")]:
+        assert not path.stat().st_mode & 0o022, path
+
+
+@pytest.mark.slow
+def test_two_nodes_make_one_run(exp):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    nodes = ["launcher.nnodes=2", f"launcher.rdzv_endpoint=127.0.0.1:{port}", "output_dir=run", "launcher.timeout_s=60"]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "exp", *TINY, *nodes],
+            cwd=exp.folder,
+            env=clean_environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    for process in processes:
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
+    assert exp.result("run")["world_size"] == 2
+    refused = exp(*TINY, "launcher.nnodes=2", "launcher.rdzv_endpoint=127.0.0.1:1")
+    assert refused.returncode == 2
+    assert "output_dir" in refused.stderr.splitlines()[0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_local_run_says_so_and_can_be_continued(exp, number):
+    settings = [*TINY, "max_steps=400", "checkpoint.every_steps=1", "output_dir=run"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "exp", *settings],
+        cwd=exp.folder,
+        env=clean_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while not list(exp.path("run").glob("checkpoints/step_*.pth")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 128 + number
+    assert errors.splitlines()[0].startswith(f"error: interrupted by {number.name}")
+    assert exp.result("run")["error"]["type"] == "Interrupted"
+    assert exp(*settings, "resume=auto", "max_steps=100").returncode == 0

@@ -35,6 +35,7 @@ _exit_codes: list[int] = []
 
 def main() -> int:
     """Run the command line in ``sys.argv``; returns the exit code (docs/exit-codes.md)."""
+    os.umask(os.umask(0) | 0o022)  # nothing that a run writes may be changed by others
     schema.register()
     choices.register_resolvers()
     _exit_codes.clear()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from exp import console
 from exp.errors import EXIT_OK
 from exp.launcher import describe_failure
+from exp.result import blank_result
 from exp.runfolder import read_json, write_json
 
 if TYPE_CHECKING:
@@ -46,21 +47,13 @@ def end(config: Any, folder: RunFolder, outcome: Outcome, exit_codes: list[int])
         return result["metric"]
     if outcome.exit_code != EXIT_OK:
         first = outcome.failures[0] if outcome.failures else None
-        write_json(
-            folder.result,
-            {
-                "status": "failed",
-                "task": config.task.name,
-                "experiment": config.name,
-                "backend": config.backend.name,
-                "world_size": config.nproc * config.launcher.nnodes,
-                "global_batch_size": config.global_batch_size,
-                "restarts": outcome.restarts,
-                "metrics": {},
-                "metric": None,
-                "error": None if first is None else {"rank": first.rank, "type": first.type, "message": first.message},
-            },
-        )
+        failed = blank_result(config)
+        failed["restarts"] = outcome.restarts
+        if outcome.interrupted_by is not None:
+            failed["error"] = {"rank": None, "type": "Interrupted", "message": f"by {outcome.interrupted_by}"}
+        elif first is not None:
+            failed["error"] = {"rank": first.rank, "type": first.type, "message": first.message}
+        write_json(folder.result, failed)
         console.error(describe_failure(outcome))
         return float("nan")
     return None  # a node other than rank 0's

@@ -39,6 +39,8 @@ def validate(config: Any, overrides: Sequence[str], backend: Backend) -> None:
     if missing:
         raise ConfigError(f"{', '.join(missing)} must be set; give {' '.join(f'{key}=...' for key in missing)}")
     _check_values(config)
+    if config.launcher.nnodes > 1 and not any(override.startswith("output_dir=") for override in overrides):
+        raise ConfigError("launcher.nnodes>1 needs output_dir=<a folder that all nodes share>, the same on every node")
     _check_processes(config, backend)
     _derive_batch(config, overrides)
     _check_files(config)

@@ -14,6 +14,7 @@ from exp.config.create import create
 from exp.engine import checkpoint
 from exp.environment import describe_environment
 from exp.errors import CheckpointError, ConfigError
+from exp.result import blank_result
 from exp.runfolder import write_json
 
 if TYPE_CHECKING:
@@ -110,34 +111,20 @@ def make_result(session: Session, metrics: dict[str, float], metric_name: str, *
         **extra: further keys, such as steps and epochs.
     """
     config = session.config
-    result = {
-        "status": "completed",
-        "task": config.task.name,
-        "experiment": config.name,
-        "metrics": metrics,
-        "metric_name": metric_name,
-        "metric": metrics.get(metric_name),
-        "published": _published(config),
-        "backend": session.backend.name,
-        "device_type": session.device.type,
-        "devices": [{key: d.get(key) for key in ("name", "index", "host")} for d in session.devices],
-        "process_group": session.process_group,
-        "fallback": None,
-        "wrapper": config.wrapper.kind if session.info.world_size > 1 else "none",
-        "precision": config.precision,
-        "world_size": session.info.world_size,
-        "batch_size": config.batch_size,
-        "accumulate": config.accumulate,
-        "global_batch_size": config.global_batch_size,
-        "steps": 0,
-        "epochs": 0,
-        "samples_per_second": None,
-        "time_to_first_step_s": None,
-        "wall_s": time.time() - session.started,
-        "restarts": session.info.restart_count,
-        "resumed_from": None,
-        "error": None,
-    }
+    result = blank_result(config)
+    result.update(
+        status="completed",
+        metrics=metrics,
+        metric_name=metric_name,
+        metric=metrics.get(metric_name),
+        published=_published(config),
+        device_type=session.device.type,
+        devices=[{key: device.get(key) for key in ("name", "index", "host")} for device in session.devices],
+        process_group=session.process_group,
+        wrapper=config.wrapper.kind if session.info.world_size > 1 else "none",
+        wall_s=time.time() - session.started,
+        restarts=session.info.restart_count,
+    )
     result.update(extra)
     return result
 

@@ -139,9 +139,11 @@ class _Training:
         if session.info.restart_count > 0:
             wanted = "auto"
         if wanted is None:
+            self._forget_metrics()
             return None
         path, content = _find(session, wanted)
         if path is None:
+            self._forget_metrics()
             return None
         self.runner.resume_from(content, str(path), self.checkpoint_hook)
         if session.distributed.is_main:
@@ -149,6 +151,11 @@ class _Training:
         session.distributed.barrier()
         _say(session, f"resume: from {path}, after step {content['meta']['step']}")
         return str(path)
+
+    def _forget_metrics(self) -> None:
+        """Drop the lines of an earlier attempt in this folder that left no checkpoint."""
+        if self.session.distributed.is_main:
+            truncate_metrics(self.session.folder.metrics, 0)
 
     def _load_best(self) -> int:
         """Give the model its best weights; they were written by rank 0, so all ranks wait for it first."""

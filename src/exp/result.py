@@ -1,0 +1,43 @@
+"""The keys of ``result.json``. Imports no torch: the parent writes it too, for a run that failed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["blank_result"]
+
+
+def blank_result(config: Any) -> dict[str, Any]:
+    """Every key of ``result.json``, with what the configuration alone tells and null for the rest.
+
+    Args:
+        config: the frozen configuration.
+    """
+    return {
+        "status": "failed",
+        "task": config.task.name,
+        "experiment": config.name,
+        "metrics": {},
+        "metric_name": None,
+        "metric": None,
+        "published": None,
+        "backend": config.backend.name,
+        "device_type": None,
+        "devices": [],
+        "process_group": None,
+        "fallback": None,
+        "wrapper": config.wrapper.kind,
+        "precision": config.precision,
+        "world_size": config.nproc * config.launcher.nnodes,
+        "batch_size": config.batch_size,
+        "accumulate": config.accumulate,
+        "global_batch_size": config.global_batch_size,
+        "steps": 0,
+        "epochs": 0,
+        "samples_per_second": None,
+        "time_to_first_step_s": None,
+        "wall_s": None,
+        "restarts": 0,
+        "resumed_from": None,
+        "error": None,
+    }
