@@ -79,6 +79,7 @@ def test_cfg_job_shows_the_configuration(exp):
         (["backend=gcu"], 3, ["backend=gcu is not available", "torch_gcu"]),
         (["backend=cuda"], 3, ["backend=cuda is not available"]),
         (["backend=rocm"], 3, ["backend=rocm is not available"]),
+        (["backend=cpu", "data=csv"], 2, ["data.channels, data.file, data.name must be set"]),
         (["nproc=["], 2, ["nproc=["]),
     ],
 )  # fmt: skip

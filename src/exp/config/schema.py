@@ -193,6 +193,8 @@ class ExpConfig:
     published: Dict[int, Dict[str, float]] = field(default_factory=dict)
     """Published test metrics by horizon, shown beside the run's own."""
     published_source: Optional[str] = None
+    published_for: Optional[str] = None
+    """``data.name`` of the data that they were measured on."""
 
     nproc: int = 1
     """Worker processes per node, one per device."""

@@ -35,9 +35,7 @@ def validate(config: Any, overrides: Sequence[str], backend: Backend) -> None:
         ConfigError: a value is wrong, two do not go together, or a file is missing.
         UnavailableError: the backend is not there, or has fewer devices than ``nproc``.
     """
-    missing = sorted(OmegaConf.missing_keys(config))
-    if missing:
-        raise ConfigError(f"{', '.join(missing)} must be set; give {' '.join(f'{key}=...' for key in missing)}")
+    _check_missing(config)
     _check_values(config)
     if config.launcher.nnodes > 1 and not any(override.startswith("output_dir=") for override in overrides):
         raise ConfigError("launcher.nnodes>1 needs output_dir=<a folder that all nodes share>, the same on every node")
@@ -55,6 +53,14 @@ def refuse_device_arguments(config: Any) -> None:
     for key in ("device_ids", "output_device"):
         if key in config.wrapper:
             raise ConfigError(f"wrapper.{key} comes from the backend alone; remove it")
+
+
+def _check_missing(config: Any) -> None:
+    # The data's first: the model's values refer to them.
+    for node in (config.data, config):
+        missing = sorted(OmegaConf.missing_keys(node))
+        if missing:
+            raise ConfigError(f"{', '.join(missing)} must be set; give {' '.join(f'{key}=...' for key in missing)}")
 
 
 def _check_values(config: Any) -> None:

@@ -130,8 +130,8 @@ def make_result(session: Session, metrics: dict[str, float], metric_name: str, *
 
 
 def _published(config: Any) -> dict[str, Any] | None:
-    """The published figures for this horizon, where the experiment states them."""
+    """The published figures for these data and this horizon, where the experiment states them."""
     horizon = config.data.get("horizon")
-    if horizon not in config.published:
+    if horizon not in config.published or config.published_for != config.data.get("name"):
         return None
     return {**OmegaConf.to_container(config.published[horizon]), "source": config.published_source}  # type: ignore[dict-item]
