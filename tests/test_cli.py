@@ -80,6 +80,7 @@ def test_cfg_job_shows_the_configuration(exp):
         (["backend=cuda"], 3, ["backend=cuda is not available"]),
         (["backend=rocm"], 3, ["backend=rocm is not available"]),
         (["backend=cpu", "data=csv"], 2, ["data.channels, data.file, data.name must be set"]),
+        (["backend=cpu", "logger=tensorboard", "logger.requires=[nonesuch]"], 3, ["nonesuch", "pip install"]),
         (["nproc=["], 2, ["nproc=["]),
     ],
 )  # fmt: skip

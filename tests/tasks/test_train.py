@@ -80,6 +80,17 @@ def test_resume_skips_a_damaged_checkpoint_and_says_so(exp):
 
 
 @pytest.mark.slow
+def test_resume_from_another_folder_continues_in_a_new_one(exp):
+    exp.train("first", "max_steps=3")
+    exp.train("straight", "max_steps=5")
+    for source in ("first", "first/checkpoints/step_00000003.pth"):
+        name = f"from-{len(source)}"
+        result = exp.train(name, "max_steps=5", f"resume={source}")
+        assert result["resumed_from"].endswith("step_00000003.pth")
+        assert_same(final_state(exp.path("straight"), 5), final_state(exp.path(name), 5))
+
+
+@pytest.mark.slow
 def test_resume_with_another_global_batch_is_refused(exp):
     exp.train("run")
     done = exp(*TINY, "output_dir=run", "resume=auto", "global_batch_size=64", "max_steps=8")

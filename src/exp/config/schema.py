@@ -110,6 +110,8 @@ class LoggerConfig:
     """Where metrics go besides ``metrics.jsonl``: MMEngine visualisation backends."""
 
     vis_backends: List[Dict[str, Any]] = field(default_factory=list)
+    requires: List[str] = field(default_factory=list)
+    """Packages that they need, checked before anything starts."""
 
 
 @dataclass

@@ -33,13 +33,18 @@ def validate(config: Any, overrides: Sequence[str], backend: Backend) -> None:
 
     Raises:
         ConfigError: a value is wrong, two do not go together, or a file is missing.
-        UnavailableError: the backend is not there, or has fewer devices than ``nproc``.
+        UnavailableError: the backend or a package is not there, or there are fewer devices than ``nproc``.
     """
     _check_missing(config)
     _check_values(config)
     if config.launcher.nnodes > 1 and not any(override.startswith("output_dir=") for override in overrides):
         raise ConfigError("launcher.nnodes>1 needs output_dir=<a folder that all nodes share>, the same on every node")
     _check_processes(config, backend)
+    for package in config.logger.requires:
+        if importlib.util.find_spec(package) is None:
+            raise UnavailableError(
+                f"the logger needs the package {package}, which is not installed: pip install {package}"
+            )
     _derive_batch(config, overrides)
     _check_files(config)
 
