@@ -9,7 +9,7 @@ ARGS ?=
 .PHONY: demo test lint setup wheel-check clean
 
 demo: setup
-	$(VENV)/bin/python -m exp $(ARGS)
+	@$(VENV)/bin/python -m exp $(ARGS)
 
 test: setup
 	$(VENV)/bin/python -m pytest $(ARGS)
@@ -27,13 +27,13 @@ setup: $(VENV)/.setup
 
 $(VENV)/.setup: pyproject.toml $(CONSTRAINTS)
 	@echo "setting up $(VENV) (Python 3.$(MINOR), $(CONSTRAINTS)); this takes a few minutes the first time"
-	$(PYTHON) -m venv $(VENV)
-	$(PIP) install --quiet --upgrade pip
-	$(PIP) install --quiet -c $(CONSTRAINTS) -e '.[dev]'
+	@$(PYTHON) -m venv $(VENV)
+	@{ $(PIP) install --upgrade pip && $(PIP) install -c $(CONSTRAINTS) -e '.[dev]'; } >$(VENV)/setup.log 2>&1 \
+		|| { tail -30 $(VENV)/setup.log; echo "set-up failed; the whole log: $(VENV)/setup.log"; exit 1; }
 	@touch $@
 
 $(VENV)/.lint: $(VENV)/.setup
-	$(PIP) install --quiet -c $(CONSTRAINTS) mypy ruff build
+	@$(PIP) install -c $(CONSTRAINTS) mypy ruff build >$(VENV)/lint.log 2>&1 || { tail -30 $(VENV)/lint.log; exit 1; }
 	@touch $@
 
 clean:

@@ -44,6 +44,8 @@ class MetricsHook(Hook):
         self.samples = 0
         self._mark = 0.0
         self._steps_since_mark = 0
+        self._epoch_seconds = 0.0
+        self._epoch_samples = 0
         self._loop: Any = None  # the runner's, without its checks at every access
         self._file: TextIO | None = None
 
@@ -56,6 +58,7 @@ class MetricsHook(Hook):
         """Time training only, not the evaluation before it."""
         self._mark = time.perf_counter()
         self._steps_since_mark = 0
+        self._epoch_seconds, self._epoch_samples = 0.0, 0
         runner.message_hub.update_info_dict(
             {"epoch": runner.epoch, "max_epochs": runner.max_epochs, "max_iters": runner.max_iters}
         )
@@ -84,6 +87,8 @@ class MetricsHook(Hook):
         self._mark, self._steps_since_mark = now, 0
         self.train_seconds += seconds
         self.samples += samples
+        self._epoch_seconds += seconds
+        self._epoch_samples += samples
         for name, value in losses.items():
             if not math.isfinite(value):
                 raise RunError(
@@ -98,7 +103,8 @@ class MetricsHook(Hook):
             record["grad_norm"] = float(runner.optim_wrapper.grad_norm)
         record["samples_per_second"] = samples / seconds
         self.write(runner, "train", step, record)
-        self.progress.losses(losses, record["lr"], record["samples_per_second"])
+        # The epoch's mean: the last interval of an epoch can be a single step.
+        self.progress.losses(losses, record["lr"], self._epoch_samples / self._epoch_seconds)
 
     def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
         """Record the validation metrics."""
