@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.util
 import os
 import re
 import sys
 from pathlib import Path
+from typing import Any, Iterator
 
-__all__ = ["count_visible", "nvml_device_count", "torch_build", "torch_missing"]
+__all__ = ["count_visible", "nvml_device_count", "nvml_driver_version", "torch_build", "torch_missing"]
+
+_VERSION_LENGTH = 80  # NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE of nvml.h
 
 
 def torch_missing() -> str | None:
@@ -31,34 +35,59 @@ def torch_build() -> dict[str, str | None]:
     return found
 
 
-def nvml_device_count() -> int:
-    """Cards that NVIDIA's management library counts; 0 where it is missing or its driver does not answer."""
+@contextlib.contextmanager
+def _nvml() -> Iterator[Any]:
+    """NVIDIA's management library, which asks the driver and makes no context; None where either is missing."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
-        return 0
+        yield None
+        return
     if nvml.nvmlInit_v2() != 0:
-        return 0
+        yield None
+        return
+    try:
+        yield nvml
+    finally:
+        nvml.nvmlShutdown()
+
+
+def nvml_device_count() -> int:
+    """Cards that NVIDIA's management library counts; 0 where it is missing or its driver does not answer."""
     count = ctypes.c_uint(0)
-    status = nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
-    nvml.nvmlShutdown()
-    return count.value if status == 0 else 0
+    with _nvml() as nvml:
+        if nvml is None or nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
+            return 0
+    return count.value
+
+
+def nvml_driver_version() -> str | None:
+    """Version of NVIDIA's driver, such as ``"550.54.15"``, or None."""
+    version = ctypes.create_string_buffer(_VERSION_LENGTH)
+    with _nvml() as nvml:
+        if nvml is None or nvml.nvmlSystemGetDriverVersion(version, ctypes.c_uint(_VERSION_LENGTH)) != 0:
+            return None
+    return version.value.decode("ascii", errors="replace")
 
 
 def count_visible(total: int, *variables: str) -> int:
     """How many of ``total`` cards the first of ``variables`` that is set leaves visible.
 
-    A list ends at its first number that is no card, as the drivers read it; names (uuids) are taken as they are.
+    Read as the drivers read it (and ``torch.cuda._parse_visible_devices`` after them): a list ends at its first number
+    that is no card, and a list that names a card twice hides them all. Names (UUIDs, ``MIG-...``) are taken to be
+    there: whether they are is known only once torch has been imported, and :meth:`Backend.set_device` checks it.
     """
     for variable in variables:
         value = os.environ.get(variable)
         if value is None:
             continue
-        visible = 0
+        visible: list[str] = []
         for item in value.split(","):
             item = item.strip()
             if not item or (item.lstrip("-").isdigit() and not 0 <= int(item) < total):
                 break
-            visible += 1
-        return min(visible, total)
+            if item in visible:
+                return 0
+            visible.append(item)
+        return min(len(visible), total)
     return total

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 __all__ = ["CpuBackend"]
 
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-
 
 class CpuBackend(Backend):
     """Processes on the CPU; ranks share it, so their number is not limited by the number of cores."""
@@ -38,11 +36,11 @@ class CpuBackend(Backend):
 
     def worker_env(self, local_rank: int, local_world_size: int, single_node: bool) -> dict[str, str]:
         """One share of the cores per worker: left alone, each would start as many threads as there are cores."""
-        threads = str(self.threads(local_world_size))
-        return {
-            **dict.fromkeys(_THREAD_VARIABLES, threads),
-            **super().worker_env(local_rank, local_world_size, single_node),
-        }
+        defaults = {"OMP_NUM_THREADS": str(self.threads(local_world_size))}
+        environment = {**defaults, **super().worker_env(local_rank, local_world_size, single_node)}
+        # MKL's own variable wins over OpenMP's inside MKL: it has to follow what OpenMP will really be told.
+        threads = os.environ.get("OMP_NUM_THREADS", environment["OMP_NUM_THREADS"])
+        return {"MKL_NUM_THREADS": threads, **environment}
 
     def set_device(self, local_rank: int) -> torch.device:
         """Return the CPU; also applies the number of threads, in case torch was imported before it was set."""

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 __all__ = ["CudaBackend"]
 
+_PROC = Path("/proc/driver/nvidia/gpus")
+_BF16_SINCE = 8  # compute capability of Ampere
+
 
 class CudaBackend(Backend):
     """NVIDIA cards through ``torch.cuda``, with NCCL; CPU tensors go over gloo beside it."""
@@ -34,15 +37,16 @@ class CudaBackend(Backend):
         if not build["cuda"]:
             return f"torch {build['version']} is built without CUDA; install a CUDA build of torch"
         if self._total() == 0:
-            return "no NVIDIA driver answers (looked for libnvidia-ml.so.1 and /proc/driver/nvidia/gpus)"
+            return (
+                f"no NVIDIA driver answers (looked for libnvidia-ml.so.1 and {_PROC}); "
+                "install the driver, or give the container access to the cards"
+            )
         if self.device_count() == 0:
             return "CUDA_VISIBLE_DEVICES hides every card; unset it"
         return None
 
     def _total(self) -> int:
-        count = _probe.nvml_device_count()
-        proc = Path("/proc/driver/nvidia/gpus")
-        return count or (len(list(proc.iterdir())) if proc.is_dir() else 0)
+        return _probe.nvml_device_count() or (len(list(_PROC.iterdir())) if _PROC.is_dir() else 0)
 
     def device_count(self) -> int:
         """Cards that CUDA_VISIBLE_DEVICES leaves."""
@@ -70,7 +74,8 @@ class CudaBackend(Backend):
         import torch
 
         if precision == "bf16":
-            return torch.cuda.is_bf16_supported()
+            # torch.cuda.is_bf16_supported says yes to cards that emulate it, slowly.
+            return torch.cuda.get_device_capability()[0] >= _BF16_SINCE
         return super().supports(precision)
 
     def grad_scaler(self, precision: str) -> Any | None:
@@ -116,13 +121,20 @@ class CudaBackend(Backend):
             "total": torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory,
         }
 
+    def driver_version(self) -> str | None:
+        """Version of the kernel driver, or None where it does not tell."""
+        return _probe.nvml_driver_version()
+
     def describe(self, device: torch.device) -> dict[str, Any]:
-        """Name, memory and identity of the card."""
+        """Name, total memory in bytes, driver and identity of the card (``uuid``: torch >= 2.4)."""
         import torch
 
         properties = torch.cuda.get_device_properties(device)
-        described = {"name": properties.name, "index": device.index, "memory": properties.total_memory}
-        uuid = getattr(properties, "uuid", None)  # torch >= 2.4
-        if uuid is not None:
-            described["uuid"] = str(uuid)
-        return described
+        described = {
+            "name": properties.name,
+            "index": device.index,
+            "memory": properties.total_memory,
+            "driver": self.driver_version(),
+        }
+        uuid = getattr(properties, "uuid", None)
+        return described if uuid is None else {**described, "uuid": str(uuid)}

@@ -8,7 +8,9 @@ public sources and manuals; see docs/hardware.md for what was verified how.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -16,10 +18,13 @@ from typing import TYPE_CHECKING, Any
 from exp.backends import _probe
 
 from exp.backend import Backend
-from exp.errors import UnavailableError
+from exp.errors import ConfigError, UnavailableError
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     import torch
+    from torch.distributed import Store
 
 __all__ = ["GcuBackend"]
 
@@ -40,6 +45,34 @@ def _gcu() -> Any:
 def is_legacy() -> bool:
     """Whether the installed torch is one that only the legacy plug-in goes with (< 2.0)."""
     return int((_probe.torch_build()["version"] or "2").split(".")[0]) < 2
+
+
+@functools.lru_cache(maxsize=None)
+def _count_cards(visible: str | None) -> tuple[int, str | None]:
+    """Ask torch_gcu for its cards, in a process of its own: counting may make a context, and takes torch.
+
+    Args:
+        visible: TOPS_VISIBLE_DEVICES, which the plug-in reads itself; here it only tells answers apart.
+
+    Returns:
+        The number of cards, and why there is no answer, or None.
+    """
+    del visible
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _COUNT[is_legacy()]],
+            capture_output=True,
+            text=True,
+            timeout=_COUNT_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return 0, f"no answer within {_COUNT_TIMEOUT_S} s"
+    for line in done.stdout.splitlines():
+        if line.startswith("count "):
+            return int(line.split()[1]), None
+    said = done.stderr.strip().splitlines()
+    return 0, said[-1] if said else f"exit status {done.returncode}"
 
 
 class GcuBackend(Backend):
@@ -67,26 +100,21 @@ class GcuBackend(Backend):
                 f"looked for the package torch_gcu in {sys.executable} and found none; "
                 "install the one that goes with torch from the vendor's TopsRider package"
             )
-        if self.device_count() == 0:
-            return "torch_gcu is installed but counts no card; check TOPS_VISIBLE_DEVICES and efsmi"
+        count, problem = _count_cards(os.environ.get("TOPS_VISIBLE_DEVICES"))
+        if problem:
+            return (
+                f"torch_gcu is installed, but cannot count its cards ({problem}); "
+                "check the driver, and that LD_LIBRARY_PATH has the TOPS libraries"
+            )
+        if count == 0:
+            return "torch_gcu is installed, but counts no card; check TOPS_VISIBLE_DEVICES and efsmi"
         return None
 
     def device_count(self) -> int:
-        """Cards that torch_gcu counts, asked in a process of its own: counting may make a context."""
-        try:
-            done = subprocess.run(
-                [sys.executable, "-c", _COUNT[is_legacy()]],
-                capture_output=True,
-                text=True,
-                timeout=_COUNT_TIMEOUT_S,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired):
+        """Cards that torch_gcu counts, TOPS_VISIBLE_DEVICES respected; asked once per process."""
+        if _probe.torch_missing() or importlib.util.find_spec("torch_gcu") is None:
             return 0
-        for line in done.stdout.splitlines():
-            if line.startswith("count "):
-                return int(line.split()[1])
-        return 0
+        return _count_cards(os.environ.get("TOPS_VISIBLE_DEVICES"))[0]
 
     def set_device(self, local_rank: int) -> torch.device:
         """Select the card; imports the plug-in, which must be there before the process group is made."""
@@ -103,6 +131,23 @@ class GcuBackend(Backend):
         if local_rank >= count:
             raise UnavailableError(
                 f"local_rank {local_rank} has no card: torch_gcu sees {count}; lower nproc or set TOPS_VISIBLE_DEVICES"
+            )
+
+    def init_process_group(self, *, store: Store, rank: int, world_size: int, timeout: timedelta) -> None:
+        """Make the process group.
+
+        Raises:
+            ConfigError: the group that was asked for cannot carry tensors on the card.
+        """
+        self._check_process_group()
+        super().init_process_group(store=store, rank=rank, world_size=world_size, timeout=timeout)
+
+    def _check_process_group(self) -> None:
+        """Only eccl takes tensors on the card; gloo would fail at the first gradient, with a less helpful message."""
+        if "eccl" not in self.process_group:
+            raise ConfigError(
+                f"process group '{self.process_group}' cannot carry tensors on a GCU card, only eccl can; leave out "
+                f"backend.process_group and TORCH_DISTRIBUTED_BACKEND, and it is '{self.default_process_group}'"
             )
 
     def supports(self, precision: str) -> bool:
@@ -143,5 +188,6 @@ class GcuBackend(Backend):
         }
 
     def describe(self, device: torch.device) -> dict[str, Any]:
-        """Name and index of the card."""
-        return {"name": _gcu().get_device_name(device.index), "index": device.index}
+        """Name, index and total memory in bytes of the card."""
+        properties = _gcu().get_device_properties(device.index)
+        return {"name": properties.name, "index": device.index, "memory": properties.total_memory}

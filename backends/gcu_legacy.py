@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from exp.backends.gcu import GcuBackend
 
-from exp.backend import Backend
-
 if TYPE_CHECKING:
     from datetime import timedelta
 
@@ -19,7 +17,10 @@ __all__ = ["LegacyGcuBackend"]
 
 
 class LegacyGcuBackend(GcuBackend):
-    """Legacy cards: lazy graphs, the vendor's own collectives (``eccl`` only) and DDP."""
+    """Legacy cards: lazy graphs, the vendor's own collectives (``eccl`` only) and DDP.
+
+    fp32 only: mixed precision of this generation (``torch_gcu.amp``) crashed the driver for its users.
+    """
 
     device_type = "xla"
     precisions = ("fp32",)
@@ -37,10 +38,13 @@ class LegacyGcuBackend(GcuBackend):
     def init_process_group(self, *, store: Store, rank: int, world_size: int, timeout: timedelta) -> None:
         """Make the vendor's group.
 
-        It knows ``env://`` only, so it gets the address of a store of its own on the loopback interface, which rank 0
-        opens on a free port and announces through ``store``.
+        It meets over ``env://``, so rank 0 announces a free port through ``store``. The address is the one that torch's
+        agent has set, and the loopback interface's where there is none. Its timeout is its own (ECCL_TIMEOUT).
+
+        Raises:
+            ConfigError: a group other than eccl was asked for.
         """
-        del timeout
+        self._check_process_group()
         import torch_gcu.distributed as vendor
 
         if rank == 0:
@@ -48,7 +52,7 @@ class LegacyGcuBackend(GcuBackend):
         os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
         os.environ["MASTER_PORT"] = store.get("gcu_port").decode()
         os.environ["RANK"], os.environ["WORLD_SIZE"] = str(rank), str(world_size)
-        vendor.init_process_group(self.process_group, rank=rank, world_size=world_size)
+        vendor.init_process_group("eccl", rank=rank, world_size=world_size)
 
     def destroy_process_group(self) -> None:
         """Take down the vendor's group, then torch's gloo group beside it."""
@@ -88,21 +92,26 @@ class LegacyGcuBackend(GcuBackend):
         """Run what the lazy graph holds, and wait."""
         import torch_gcu
 
-        torch_gcu.sync_lived_tensor()
+        torch_gcu.sync_lived_tensor()  # starts it, no more
+        torch_gcu.synchronize()
 
     def memory(self) -> dict[str, int]:
         """Not public on this generation."""
         return {}
 
     def end_step(self, optimizer: torch.optim.Optimizer, **kwargs: Any) -> None:
-        """Step and run the graph: a step that does not end lets it grow without bound."""
+        """Step and run the graph: a step that does not end lets it grow without bound.
+
+        Without its ``model`` argument, the vendor's function runs the graph of every tensor that is alive, the running
+        means of the losses included. Arguments of ``optimizer.step`` go in by ``optimizer_args``.
+        """
         import torch_gcu
 
-        torch_gcu.optimizer_step(optimizer, **kwargs)
+        torch_gcu.optimizer_step(optimizer, optimizer_args=kwargs)
 
     def describe(self, device: torch.device) -> dict[str, Any]:
         """Index only; efsmi knows more."""
-        return Backend.describe(self, device)
+        return {"name": "GCU (legacy)", "index": device.index}
 
 
 def _free_port() -> int:

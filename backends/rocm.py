@@ -10,10 +10,11 @@ from exp.backends.cuda import CudaBackend
 __all__ = ["RocmBackend"]
 
 _TOPOLOGY = Path("/sys/class/kfd/kfd/topology/nodes")
+_DRIVER = Path("/sys/module/amdgpu/version")
 
 
 class RocmBackend(CudaBackend):
-    """AMD cards; RCCL answers to the name of NCCL."""
+    """AMD cards; RCCL answers to the name of NCCL, and to its environment variables."""
 
     def why_unavailable(self) -> str | None:
         """What is missing: torch, a ROCm build of it, the driver, or a visible card."""
@@ -25,20 +26,35 @@ class RocmBackend(CudaBackend):
             other = "; use backend=cuda, or install" if build["cuda"] else "; install"
             return f"torch {build['version']} is built without ROCm{other} a ROCm build of torch"
         if self._total() == 0:
-            return f"no AMD card is known to the kernel driver (looked for cards in {_TOPOLOGY})"
+            return (
+                f"no AMD card is known to the kernel driver (looked for cards in {_TOPOLOGY}); "
+                "install the driver, or give the container /dev/kfd and /dev/dri"
+            )
         if self.device_count() == 0:
             return "HIP_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES or CUDA_VISIBLE_DEVICES hides every card; unset it"
         return None
 
     def _total(self) -> int:
         """Nodes of the driver's topology with SIMD units; the processors' nodes have none."""
-        count = 0
-        for properties in sorted(_TOPOLOGY.glob("*/properties")):
-            lines = properties.read_text(encoding="utf-8").splitlines()
-            count += any(line.split()[:1] == ["simd_count"] and line.split()[1] != "0" for line in lines)
-        return count
+        return sum(_has_simd_units(properties) for properties in _TOPOLOGY.glob("*/properties"))
 
     def device_count(self) -> int:
         """Cards that the visible-device variables leave; the runtime's own hides first."""
         left = _probe.count_visible(self._total(), "ROCR_VISIBLE_DEVICES")
         return _probe.count_visible(left, "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+
+    def supports(self, precision: str) -> bool:
+        """Whatever the family can: bf16 needs no particular card here, says torch >= 2.0."""
+        return precision in self.precisions
+
+    def driver_version(self) -> str | None:
+        """Version of the packaged kernel driver; the one that comes with Linux has none of its own."""
+        return _DRIVER.read_text(encoding="ascii").strip() if _DRIVER.is_file() else None
+
+
+def _has_simd_units(properties: Path) -> bool:
+    try:
+        lines = properties.read_text(encoding="utf-8").splitlines()
+    except PermissionError:  # the driver refuses cards that were not given to this container
+        return False
+    return any(line.split()[0] == "simd_count" and line.split()[1] != "0" for line in lines if line.strip())

@@ -110,7 +110,7 @@ class Backend(abc.ABC):
         """Make the default process group over ``store``.
 
         Below torch 2.0 composite strings such as ``"cpu:gloo,x:y"`` are refused by torch: there the default group takes
-        the device's part, and :mod:`exp.distributed` makes a second gloo group for CPU tensors.
+        the device's part, and :class:`exp.engine.distributed.Distributed` makes a gloo group for CPU tensors beside it.
         """
         import torch.distributed as dist
 

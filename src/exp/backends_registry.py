@@ -7,11 +7,11 @@ import inspect
 from importlib import metadata
 from typing import Any, Mapping, Sequence
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf
 
 from exp import console
 from exp.backend import Backend
-from exp.errors import ConfigError, UnavailableError
+from exp.errors import ConfigError, ExpError, UnavailableError
 
 __all__ = ["choose", "create_backend", "installed"]
 
@@ -35,10 +35,12 @@ def create_backend(config: Mapping[str, Any] | DictConfig) -> Backend:
 
     Raises:
         ConfigError: there is no such class, or it is no backend.
-        UnavailableError: the module of an installed backend does not import.
+        UnavailableError: there is one, but its module does not import.
     """
     plain: Any = OmegaConf.to_container(config, resolve=True) if isinstance(config, DictConfig) else dict(config)
-    target = plain.pop("_target_")
+    target = plain.pop("_target_", MISSING)
+    if target == MISSING:
+        raise ConfigError("backend._target_ must be set: the path of a class, or the name of an installed backend")
     cls = _load(target)
     if not (inspect.isclass(cls) and issubclass(cls, Backend)):
         raise ConfigError(f"backend._target_={target} is no subclass of exp.backend.Backend")
@@ -54,15 +56,24 @@ def _load(target: str) -> Any:
             )
         try:
             return points[target].load()
-        except (ImportError, AttributeError) as error:
-            raise UnavailableError(f"backend '{target}' is installed but does not load: {error}") from error
-    module, _, name = target.rpartition(".")
+        except Exception as error:  # another's package may raise anything while it loads
+            raise UnavailableError(
+                f"backend '{target}' is installed, but does not load ({type(error).__name__}: {error})"
+            ) from error
+    path, _, name = target.rpartition(".")
     try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"backend._target_={target} cannot be imported: {error}; is the folder of its module on PYTHONPATH?"
+        module = importlib.import_module(path)
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and f"{path}.".startswith(f"{error.name}."):
+            raise ConfigError(
+                f"backend._target_={target}: there is no module {error.name}; is its folder on PYTHONPATH?"
+            ) from error
+        raise UnavailableError(
+            f"backend._target_={target}: the module {path} does not import ({type(error).__name__}: {error})"
         ) from error
+    if not hasattr(module, name):
+        raise ConfigError(f"backend._target_={target}: the module {path} has no {name}")
+    return getattr(module, name)
 
 
 def choose(candidates: Sequence[str]) -> str:
@@ -72,23 +83,20 @@ def choose(candidates: Sequence[str]) -> str:
         candidates: names in the order of preference; backends that other packages have installed come before them.
 
     Returns:
-        Its name. A backend that does not load is passed over with a warning that names it.
+        Its name. A backend that is not installed or does not load is passed over with a warning that names it.
 
     Raises:
-        UnavailableError: none is available.
+        UnavailableError: none is available; says why, one line for each.
     """
     points = installed()
     foreign = sorted(name for name, point in points.items() if not point.value.startswith("exp.backends."))
     looked: list[str] = []
-    for name in [*foreign, *candidates]:
-        if name not in points:
-            continue
+    for name in [*foreign, *(name for name in candidates if name not in foreign)]:
         try:
-            backend = points[name].load()(name=name)
-        except (ImportError, AttributeError, TypeError) as error:
-            console.warn(f"backend '{name}' is installed but does not load ({error}); passing it over")
+            reason = create_backend({"_target_": name, "name": name}).why_unavailable()
+        except (ExpError, TypeError) as error:
+            console.warn(f"{error}; backend=auto passes over '{name}'")
             continue
-        reason = backend.why_unavailable()
         if reason is None:
             return name
         looked.append(f"  {name}: {reason}")

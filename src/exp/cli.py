@@ -15,7 +15,7 @@ from typing import Iterator
 import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
+from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
@@ -119,7 +119,15 @@ def _choose_backend(config: DictConfig, overrides: list[str]) -> DictConfig:
     name = choose(list(config.backend.options.candidates))
     loader = GlobalHydra.instance().config_loader()
     kept = [override for override in overrides if not override.startswith("backend=")]
-    composed = loader.load_configuration("config", [*kept, f"backend={name}"], run_mode=RunMode.RUN)
+    # Its file may lie in a folder that only this adds.
+    kept += [override for override in HydraConfig.get().overrides.hydra if override.startswith("hydra.searchpath=")]
+    try:
+        composed = loader.load_configuration("config", [*kept, f"backend={name}"], run_mode=RunMode.RUN)
+    except MissingConfigException:
+        # Installed by another package, and no YAML file of its own in the search path: the class's own defaults.
+        config.backend._target_ = config.backend.name = name
+        config.backend.options = {}
+        return config
     with open_dict(composed):
         del composed["hydra"]
     return composed

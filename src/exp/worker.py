@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import signal
 import sys
 import time
 import traceback
-from typing import TYPE_CHECKING, Callable
+from pathlib import Path
+from typing import Callable
 
 from exp.errors import EXIT_FAILED, EXIT_OK, ExpError
-from exp.launcher.base import STORE_VARIABLE, RankInfo, this_host
-from exp.launcher.processes import die_with_parent
+from exp.launcher.base import SCRATCH_VARIABLE, RankInfo, this_host
+from exp.launcher.processes import AGENT_VARIABLE, die_with_parent
 from exp.runfolder import RunFolder, write_json
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 __all__ = ["main", "run_worker"]
 
@@ -27,12 +26,10 @@ def main(body: Callable[[RunFolder, RankInfo], None] | None = None) -> None:
     Args:
         body: what the worker does; None: :func:`exp.session.run`.
     """
-    die_with_parent(signal.SIGKILL, os.getppid())
+    die_with_parent(signal.SIGKILL, int(os.environ[AGENT_VARIABLE]))
     folder = RunFolder(sys.argv[1])
     info = RankInfo.from_agent(os.environ)
-    scratch = os.environ.get(STORE_VARIABLE)
-    if scratch is not None and info.local_rank == 0:
-        open(os.path.join(scratch, f"attempt-{info.restart_count}"), "w").close()  # noqa: PTH118, PTH123
+    info = _count_attempts(info, Path(os.environ[SCRATCH_VARIABLE]))
     try:
         run_worker(folder, info, redirect=True, body=body)
     except ExpError as error:
@@ -40,6 +37,17 @@ def main(body: Callable[[RunFolder, RankInfo], None] | None = None) -> None:
     except BaseException:  # noqa: BLE001 - it is in the log and in the error file
         _exit(EXIT_FAILED)
     _exit(EXIT_OK)
+
+
+def _count_attempts(info: RankInfo, scratch: Path) -> RankInfo:
+    """Mark this attempt for the agent, and correct the restart count.
+
+    Torch counts a restart only on the node where a worker died: the ranks of the others would not know that they have
+    to resume.
+    """
+    earlier = len(list(scratch.glob(f"attempt-{info.local_rank}-*")))
+    (scratch / f"attempt-{info.local_rank}-{os.getpid()}").touch()
+    return dataclasses.replace(info, restart_count=max(info.restart_count, earlier))
 
 
 def _exit(code: int) -> None:
@@ -68,6 +76,9 @@ def run_worker(
         info: this rank's place.
         redirect: send stderr (and stdout, on ranks other than 0) to the log of the rank.
         body: what the worker does; None: :func:`exp.session.run`.
+
+    Raises:
+        Exception: what ``body`` raises, as it is; ``SystemExit`` counts as a failure, too.
     """
     log = folder.log_file(info.rank)
     error_file = folder.error_file(info.rank)
@@ -82,7 +93,7 @@ def run_worker(
 
             body = run
         body(folder, info)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # SystemExit: a library that gives up must not end a run without a word
         logging.getLogger(__name__).error("rank %d failed\n%s", info.rank, traceback.format_exc())
         write_json(
             error_file,
@@ -94,6 +105,7 @@ def run_worker(
                 "message": str(error) or "no message",
                 "exit_code": error.exit_code if isinstance(error, ExpError) else EXIT_FAILED,
                 "time": time.time(),
+                "pid": os.getpid(),
                 "restart": info.restart_count,
             },
         )

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
 
 import pytest
-from exp.backends import _probe
+from exp.backends import _probe, cuda, rocm
 
 from exp.backends_registry import choose, create_backend, installed
 from exp.errors import ConfigError, UnavailableError
@@ -13,7 +14,19 @@ from tests.conftest import clean_environment
 
 @pytest.mark.parametrize(
     ("value", "total", "visible"),
-    [(None, 8, 8), ("", 8, 0), ("-1", 8, 0), ("0,1", 8, 2), ("0,9,1", 8, 1), ("GPU-1a,GPU-2b", 8, 2), ("0,1,2", 2, 2)],
+    [
+        (None, 8, 8),
+        ("", 8, 0),
+        ("-1", 8, 0),
+        ("0,1", 8, 2),
+        (" 0, 1", 8, 2),
+        ("0,9,1", 8, 1),
+        ("0,-1,1", 8, 1),
+        ("0,1,0", 8, 0),
+        ("GPU-1a,GPU-2b", 8, 2),
+        ("MIG-1a,MIG-2b", 1, 1),
+        ("0,1,2", 2, 2),
+    ],
 )
 def test_visible_device_variables_are_read_as_the_drivers_read_them(monkeypatch, value, total, visible):
     monkeypatch.delenv("SOME_VISIBLE_DEVICES", raising=False)
@@ -63,14 +76,116 @@ def test_the_built_in_backends_are_installed():
 
 def test_auto_takes_the_first_that_is_available():
     assert choose(["gcu", "rocm", "cpu"]) == "cpu"
-    with pytest.raises(UnavailableError, match="found no device"):
+    with pytest.raises(UnavailableError, match=r"found no device\n  gcu: .*torch_gcu.*\n  rocm: .*ROCm"):
         choose(["gcu", "rocm"])
+
+
+def test_auto_warns_of_a_candidate_that_does_not_exist(capsys):
+    assert choose(["cuad", "cpu"]) == "cpu"
+    assert "backend._target_=cuad is not installed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("target", ["nonesuch", "nonesuch.module.Class", "exp.backends.cpu.Nonesuch", "os.path.join"])
 def test_a_wrong_target_is_named(target):
     with pytest.raises(ConfigError, match=target):
         create_backend({"_target_": target, "name": "x"})
+
+
+def test_a_config_without_a_target_is_refused():
+    with pytest.raises(ConfigError, match=r"backend\._target_ must be set"):
+        create_backend({"name": "x"})
+
+
+@pytest.mark.parametrize(
+    "line", ["import nonesuch_driver", "raise OSError('libacme.so: not found')", "this is no python"]
+)
+def test_a_target_that_does_not_import_is_unavailable_and_says_why(tmp_path, monkeypatch, line):
+    (tmp_path / "broken_vendor.py").write_text(line)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(
+        UnavailableError, match=r"broken_vendor does not import .*(nonesuch_driver|libacme|SyntaxError)"
+    ):
+        create_backend({"_target_": "broken_vendor.Backend", "name": "x"})
+
+
+class Nvml:
+    """Stands in for NVIDIA's library; ``init`` is what its first function answers."""
+
+    def __init__(self, init: int = 0) -> None:
+        self.init = init
+        self.open = 0
+
+    def nvmlInit_v2(self) -> int:  # noqa: N802
+        self.open += self.init == 0
+        return self.init
+
+    def nvmlShutdown(self) -> int:  # noqa: N802
+        self.open -= 1
+        return 0
+
+    def nvmlDeviceGetCount_v2(self, count) -> int:  # noqa: N802
+        count._obj.value = 4
+        return 0
+
+    def nvmlSystemGetDriverVersion(self, version, length) -> int:  # noqa: N802
+        version.value = b"550.54.15"
+        return 0
+
+
+def cuda_backend(monkeypatch, library):
+    def load(name):
+        if library is None:
+            raise OSError(name)
+        return library
+
+    monkeypatch.setattr(ctypes, "CDLL", load)
+    monkeypatch.setattr(_probe, "torch_build", lambda: {"version": "2.5.0", "cuda": "12.4", "hip": None})
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return create_backend({"_target_": "cuda", "name": "cuda"})
+
+
+def test_cuda_cards_are_counted_by_the_management_library(monkeypatch):
+    library = Nvml()
+    backend = cuda_backend(monkeypatch, library)
+    assert backend.why_unavailable() is None
+    assert backend.device_count() == 4
+    assert backend.driver_version() == "550.54.15"
+    assert library.open == 0
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    assert backend.device_count() == 2
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert "CUDA_VISIBLE_DEVICES hides every card" in backend.why_unavailable()
+
+
+@pytest.mark.parametrize("library", [None, Nvml(init=9)], ids=["missing", "driver not loaded"])
+def test_cuda_without_the_library_looks_into_proc(monkeypatch, tmp_path, library):
+    monkeypatch.setattr(cuda, "_PROC", tmp_path / "gpus")
+    backend = cuda_backend(monkeypatch, library)
+    assert "no NVIDIA driver answers" in backend.why_unavailable()
+    assert backend.driver_version() is None
+    (tmp_path / "gpus" / "0000:3b:00.0").mkdir(parents=True)
+    assert backend.why_unavailable() is None
+    assert backend.device_count() == 1
+
+
+def test_rocm_cards_are_counted_in_the_kernels_topology(monkeypatch, tmp_path):
+    monkeypatch.setattr(rocm, "_TOPOLOGY", tmp_path)
+    monkeypatch.setattr(_probe, "torch_build", lambda: {"version": "2.5.0", "cuda": None, "hip": "6.2"})
+    for name in ("ROCR", "HIP", "CUDA"):
+        monkeypatch.delenv(f"{name}_VISIBLE_DEVICES", raising=False)
+    backend = create_backend({"_target_": "rocm", "name": "rocm"})
+    assert "no AMD card is known" in backend.why_unavailable()
+    for node, units in enumerate((0, 304, 304, 304)):  # the first is a processor
+        (tmp_path / str(node)).mkdir()
+        (tmp_path / str(node) / "properties").write_text(f"cpu_cores_count 8\nsimd_count {units}\n\n")
+    assert backend.why_unavailable() is None
+    assert backend.device_count() == 3
+    monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "0,2")
+    assert backend.device_count() == 2
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1")
+    assert backend.device_count() == 1
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "2")  # of the two that are left
+    assert "hides every card" in backend.why_unavailable()
 
 
 def test_rocm_carries_its_environment_and_the_users_exports_win(exp):

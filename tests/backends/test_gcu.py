@@ -2,123 +2,205 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
-
 import pytest
 import torch
 
-from tests.conftest import clean_environment
+needs_torch_2 = pytest.mark.skipif(
+    torch.__version__.startswith("1."), reason="the current generation goes with torch >= 2.0"
+)
 
-LEGACY = torch.__version__.startswith("1.")
-
-CURRENT_PLUGIN = """
-import types, torch
+RECORD = """
+import os
 calls = []
 def record(name, result=None):
     def call(*args, **kwargs):
-        calls.append((name, args))
+        calls.append((name, *args, kwargs) if kwargs else (name, *args))
         return result
     return call
-torch.gcu = types.SimpleNamespace(
-    device_count=record("device_count", 8), set_device=record("set_device"), synchronize=record("synchronize"),
-    manual_seed_all=record("manual_seed_all"), is_bf16_supported=record("is_bf16_supported", True),
-    get_device_name=record("get_device_name", "S60"), memory_allocated=record("m", 1),
-    max_memory_allocated=record("m", 2),
-    mem_get_info=record("m", (3, 4)), amp=types.SimpleNamespace(GradScaler=record("GradScaler", "scaler")))
+if "LOADS" in os.environ:  # one byte for each process that loads the plug-in
+    with open(os.environ["LOADS"], "a") as loads:
+        loads.write(".")
 """
-LEGACY_PLUGIN = """
-calls = []
-def record(name, result=None):
-    def call(*args, **kwargs):
-        calls.append((name, args))
-        return result
-    return call
+# Takes the place in torch that the real one takes, with gloo for its collectives.
+CURRENT = """
+import types, torch
+import torch.distributed as dist
+torch.utils.rename_privateuse1_backend("gcu")
+module = types.ModuleType("torch.gcu")
+for name, result in {
+    "device_count": 8, "set_device": None, "synchronize": None, "manual_seed_all": None, "set_rng_state": None,
+    "is_bf16_supported": True, "memory_allocated": 1, "max_memory_allocated": 2, "mem_get_info": (3, 4),
+    "get_rng_state": torch.zeros(2, dtype=torch.uint8), "is_available": True, "current_device": 3,
+    "get_amp_supported_dtype": [torch.bfloat16, torch.float16],
+    "get_device_properties": types.SimpleNamespace(name="S60", total_memory=4),
+}.items():
+    setattr(module, name, record(name, result))
+module.amp = types.SimpleNamespace(GradScaler=record("GradScaler", "scaler"))
+torch._register_device_module("gcu", module)
+def gloo(store, rank, size, timeout):
+    return dist.ProcessGroupGloo(store, rank, size, timeout)
+dist.Backend.register_backend("eccl", gloo, devices=["gcu"])
+"""
+LEGACY = """
 device_count, set_device = record("device_count", 8), record("set_device")
-optimizer_step, sync_lived_tensor = record("optimizer_step"), record("sync_lived_tensor")
+optimizer_step, synchronize = record("optimizer_step"), record("synchronize")
+sync_lived_tensor = record("sync_lived_tensor")
+"""
+LEGACY_DISTRIBUTED = """
+import os
+from torch_gcu import record
+def init_process_group(name, **kwargs):
+    place = {key: os.environ[key] for key in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")}
+    record("init_process_group")(name, kwargs, place)
+destroy_process_group = record("destroy_process_group")
 """
 
 
 @pytest.fixture
-def with_plugin(tmp_path):
-    """Runs a script in a process that finds a stand-in of torch_gcu."""
-    package = tmp_path / "torch_gcu"
-    (package / "nn" / "parallel").mkdir(parents=True)
-    (package / "__init__.py").write_text(LEGACY_PLUGIN if LEGACY else CURRENT_PLUGIN)
-    (package / "nn" / "__init__.py").write_text("")
-    (package / "nn" / "parallel" / "__init__.py").write_text("class DistributedDataParallel: pass\n")
+def plugin(tmp_path, ranks):
+    """Writes a stand-in of torch_gcu, and a torch of its generation where only the version is asked for."""
+    package = tmp_path / "lib" / "torch_gcu"
 
-    def run(script: str) -> None:
-        begin = (
-            "from exp.backends_registry import create_backend\n"
-            "backend = create_backend({'_target_': 'exp.backends.gcu.GcuBackend', 'name': 'gcu'})\n"
+    def write(generation: str):
+        (package / "nn" / "parallel").mkdir(parents=True)
+        (package / "__init__.py").write_text(RECORD + generation)
+        (package / "nn" / "__init__.py").write_text("")
+        (package / "nn" / "parallel" / "__init__.py").write_text("class DistributedDataParallel: pass\n")
+        (package / "distributed.py").write_text(LEGACY_DISTRIBUTED)
+        version = "1.10.0" if generation is LEGACY else "2.10.0"
+        before = (
+            "from exp.backends import _probe\n"
+            f"_probe.torch_build = lambda: {{'version': '{version}', 'cuda': None, 'hip': None}}\n"
         )
-        done = subprocess.run(
-            [sys.executable, "-c", begin + textwrap.dedent(script)],
-            env=clean_environment(PYTHONPATH=str(tmp_path)),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
 
-    return run
+        def run(script: str, world_size: int = 1, **environment: str) -> list:
+            return ranks(script, world_size, "gcu", before, PYTHONPATH=str(tmp_path / "lib"), **environment)
+
+        return run
+
+    return write
 
 
-def test_cards_are_counted_in_another_process(with_plugin):
-    with_plugin(
-        """
-        import sys
-        assert backend.why_unavailable() is None
-        assert backend.device_count() == 8
-        assert "torch" not in sys.modules and "torch_gcu" not in sys.modules
-        """
-    )
+@pytest.mark.parametrize("generation", [pytest.param(CURRENT, marks=needs_torch_2), LEGACY], ids=["current", "legacy"])
+def test_cards_are_counted_once_and_in_another_process(plugin, tmp_path, generation):
+    script = """
+        from exp.backends_registry import choose
+        answers = [backend.why_unavailable(), backend.device_count(), choose(["gcu", "cpu"])]
+        assert not {"torch", "torch_gcu"} & set(sys.modules)
+        print(json.dumps(answers))
+    """
+    loads = tmp_path / "loads"
+    assert plugin(generation)(script, LOADS=str(loads)) == [[None, 8, "gcu"]]
+    assert loads.read_text() == "."
 
 
-@pytest.mark.skipif(LEGACY, reason="the current generation goes with torch >= 2.0")
-def test_the_current_generation(with_plugin):
-    with_plugin(
-        """
+def test_why_the_cards_cannot_be_counted_is_told(plugin):
+    run = plugin("raise ImportError('libtopsrt.so: cannot open shared object file')\n")
+    reason, count = run("print(json.dumps([backend.why_unavailable(), backend.device_count()]))")[0]
+    assert "ImportError: libtopsrt.so: cannot open shared object file" in reason
+    assert "LD_LIBRARY_PATH" in reason
+    assert count == 0
+
+
+def test_without_the_plugin_it_says_what_was_looked_for_and_where(ranks):
+    script = "print(json.dumps([backend.why_unavailable(), backend.device_count(), sys.executable]))"
+    reason, count, python = ranks(script, backend="gcu")[0]
+    assert f"looked for the package torch_gcu in {python} and found none" in reason
+    assert "TopsRider" in reason
+    assert count == 0
+
+
+@needs_torch_2
+def test_the_current_generation(plugin):
+    script = """
         import torch
-        real = torch.device
-        torch.device = lambda *args: args  # this torch knows no such device type
-        assert backend.process_group == "cpu:gloo,gcu:eccl"
-        assert backend.set_device(3) == ("gcu", 3)
+        device = backend.set_device(3)
+        assert str(device) == "gcu:3"
         import torch_gcu
-        assert ("set_device", (3,)) in torch_gcu.calls
+        assert ("set_device", 3) in torch_gcu.calls
+        assert backend.process_group == "cpu:gloo,gcu:eccl"
         assert backend.supports("bf16") and backend.supports("fp16")
         assert backend.grad_scaler("fp16") == "scaler" and backend.grad_scaler("bf16") is None
+        with backend.autocast("bf16"):
+            assert torch.is_autocast_enabled("gcu") and torch.get_autocast_dtype("gcu") == torch.bfloat16
         assert backend.memory() == {"allocated": 1, "max_allocated": 2, "total": 4}
-        import types
-        assert backend.ddp_kwargs(types.SimpleNamespace(index=3)) == {"device_ids": [3], "output_device": 3}
-        backend.seed(1), backend.synchronize()
-        from exp.errors import UnavailableError
-        try:
-            backend.set_device(8)
-        except UnavailableError as error:
-            assert "torch_gcu sees 8" in str(error)
-        else:
-            raise AssertionError
-        """
-    )
+        assert backend.describe(device) == {"name": "S60", "index": 3, "memory": 4}
+        assert backend.ddp_kwargs(device) == {"device_ids": [3], "output_device": 3}
+        assert backend.ddp_class is torch.nn.parallel.DistributedDataParallel
+        backend.seed(1)
+        backend.set_rng_state(backend.rng_state())
+        backend.synchronize()
+        assert ("manual_seed_all", 1) in torch_gcu.calls and ("synchronize",) in torch_gcu.calls
+        print("0")
+    """
+    plugin(CURRENT)(script)
 
 
-@pytest.mark.skipif(not LEGACY, reason="the legacy generation goes with torch 1.10")
-def test_the_legacy_generation(with_plugin):
-    with_plugin(
-        """
-        import types
-        assert backend.device_type == "xla" and backend.process_group == "eccl"
-        assert str(backend.set_device(3)) == "xla:3"
+@needs_torch_2
+def test_the_current_generation_joins_a_composite_group(plugin):
+    script = """
+        import torch
+        backend.set_device(rank)
+        distributed = join()
+        total = distributed.sum(torch.tensor([rank + 1.0])).item()
+        print(json.dumps([torch.distributed.get_backend_config(), total, distributed.cpu_group]))
+        backend.destroy_process_group()
+    """
+    assert plugin(CURRENT)(script, world_size=2) == [["cpu:gloo,gcu:eccl", 3.0, None]] * 2
+
+
+def test_the_legacy_generation(plugin):
+    script = """
+        import torch
+        device = backend.set_device(3)
+        assert str(device) == "xla:3" and backend.device_type == "xla" and backend.process_group == "eccl"
         import torch_gcu
-        assert ("set_device", (3,)) in torch_gcu.calls
+        assert ("set_device", 3) in torch_gcu.calls
         assert backend.ddp_class is torch_gcu.nn.parallel.DistributedDataParallel
         # None would mean ALL cards to the vendor's class
-        assert backend.ddp_kwargs(types.SimpleNamespace(index=3))["device_ids"] == [3]
-        backend.end_step("optimizer")
-        assert ("optimizer_step", ("optimizer",)) in torch_gcu.calls
-        assert backend.supports("fp32") and not backend.supports("bf16")
-        """
-    )
+        assert backend.ddp_kwargs(device) == {"device_ids": [3], "output_device": 3}
+        backend.end_step("optimizer", closure=None)
+        assert torch_gcu.calls[-1] == ("optimizer_step", "optimizer", {"optimizer_args": {"closure": None}})
+        backend.synchronize()
+        assert torch_gcu.calls[-2:] == [("sync_lived_tensor",), ("synchronize",)]
+        assert [backend.supports(precision) for precision in ("fp32", "bf16", "fp16")] == [True, False, False]
+        assert backend.rng_state() is None and backend.memory() == {} and backend.describe(device)["index"] == 3
+        print("0")
+    """
+    plugin(LEGACY)(script)
+
+
+def test_the_legacy_generation_joins_the_vendors_group_and_gloo_beside_it(plugin):
+    script = """
+        import torch, torch_gcu
+        distributed = join()
+        total = distributed.sum(torch.tensor([rank + 1.0])).item()
+        (_, name, arguments, place), = (call for call in torch_gcu.calls if call[0] == "init_process_group")
+        backend.destroy_process_group()
+        assert torch_gcu.calls[-1] == ("destroy_process_group",) and not torch.distributed.is_initialized()
+        print(json.dumps([name, arguments, place, total]))
+    """
+    first, second = plugin(LEGACY)(script, world_size=2)
+    assert first[0] == "eccl"
+    assert first[1] == {"rank": 0, "world_size": 2}
+    assert second[1] == {"rank": 1, "world_size": 2}
+    assert first[2] == {**second[2], "RANK": "0"}  # one meeting point for both
+    assert first[2]["MASTER_ADDR"] == "127.0.0.1"
+    assert first[3] == second[3] == 3.0
+
+
+@pytest.mark.parametrize("generation", [pytest.param(CURRENT, marks=needs_torch_2), LEGACY], ids=["current", "legacy"])
+def test_a_rank_without_a_card_and_a_group_that_cannot_carry_its_tensors_are_refused(plugin, generation):
+    script = """
+        from exp.errors import ConfigError, UnavailableError
+        said = []
+        for action, error in ((lambda: backend.set_device(8), UnavailableError), (join, ConfigError)):
+            try:
+                action()
+            except error as refused:
+                said.append(str(refused))
+        print(json.dumps(said))
+    """
+    no_card, no_group = plugin(generation)(script, TORCH_DISTRIBUTED_BACKEND="gloo")[0]
+    assert "local_rank 8 has no card: torch_gcu sees 8" in no_card
+    assert "process group 'gloo' cannot carry tensors on a GCU card" in no_group

@@ -6,24 +6,29 @@ import inspect
 import json
 import logging
 import os
+import shutil
 import sys
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from exp.launcher.processes import JOB_VARIABLE, kill_job
+from exp.launcher.processes import AGENT_VARIABLE, JOB_VARIABLE, kill_job
 from exp.runfolder import write_json
 
 __all__ = ["main"]
 
 logger = logging.getLogger(__name__)
 
+_TERM_PATIENCE_S = 3
+
 
 def main() -> int:
     """Run the order in ``sys.argv[1]`` (JSON, written by the torchrun launcher) and report how it ended."""
     order: dict[str, Any] = json.loads(sys.argv[1])
-    _watch_parent(order["parent"])
+    os.environ[AGENT_VARIABLE] = str(os.getpid())
+    watcher = _watch_parent(order["parent"], order["scratch"])
     logging.basicConfig(level=logging.INFO, format="%(asctime)s agent %(levelname)s %(message)s")
 
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -43,10 +48,12 @@ def main() -> int:
         report["error"] = f"{type(error).__name__}: {error}"
     report["restarts"] = _restarts(Path(order["scratch"]))
     write_json(Path(order["report"]), report)
+    if os.getppid() != order["parent"]:
+        watcher.join()  # the parent is dead, and the thread at work: it ends this process when nothing is left
     return 0 if report["succeeded"] else 1
 
 
-def _watch_parent(parent: int) -> None:
+def _watch_parent(parent: int, scratch: str) -> threading.Thread:
     """End the whole job when the parent dies without having ended it, of SIGKILL for instance.
 
     A thread, not a signal: torch's agent takes the signals, and waits half a minute for a worker that ignores them.
@@ -56,9 +63,12 @@ def _watch_parent(parent: int) -> None:
         while os.getppid() == parent:
             time.sleep(0.5)
         kill_job(os.environ[JOB_VARIABLE])
+        shutil.rmtree(scratch, ignore_errors=True)
         os._exit(1)
 
-    threading.Thread(target=watch, name="watch-parent", daemon=True).start()
+    thread = threading.Thread(target=watch, name="watch-parent", daemon=True)
+    thread.start()
+    return thread
 
 
 def _launch_config(order: dict[str, Any]) -> Any:
@@ -81,18 +91,26 @@ def _launch_config(order: dict[str, Any]) -> Any:
         "rdzv_configs": configs,
         "max_restarts": order["max_restarts"],
         "monitor_interval": 0.1,
-        "shutdown_timeout": 3,
+        "shutdown_timeout": _TERM_PATIENCE_S,
     }
     if single:
         settings["local_addr"] = "127.0.0.1"
     known = inspect.signature(LaunchConfig).parameters
+    # Torch keeps its own logs for ever, in a new folder under /tmp for each job; ours are in the run folder.
+    logs = str(Path(order["scratch"], "torch"))
+    if "logs_specs" in known:
+        from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+
+        settings["logs_specs"] = DefaultLogsSpecs(log_dir=logs)
+    else:
+        settings["log_dir"] = logs
     return LaunchConfig(**{name: value for name, value in settings.items() if name in known})
 
 
 def _restarts(scratch: Path) -> int:
-    """How often workers were started again: each attempt of theirs leaves a mark."""
-    attempts = [int(path.name.rpartition("-")[2]) for path in scratch.glob("attempt-*")]
-    return max(attempts, default=0)
+    """How often the workers of this node were started again: each attempt of theirs leaves a mark."""
+    attempts = Counter(path.name.split("-")[1] for path in scratch.glob("attempt-*"))
+    return max(attempts.values(), default=1) - 1
 
 
 if __name__ == "__main__":

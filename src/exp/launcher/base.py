@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
     from exp.runfolder import RunFolder
 
-__all__ = ["STORE_VARIABLE", "Launcher", "Outcome", "RankFailure", "RankInfo", "make_store"]
+__all__ = ["SCRATCH_VARIABLE", "Launcher", "Outcome", "RankFailure", "RankInfo", "make_store", "this_host"]
 
-STORE_VARIABLE = "EXP_STORE_DIR"
-"""Environment variable by which the agent tells workers of one node where their file store lies."""
+SCRATCH_VARIABLE = "EXP_SCRATCH"
+"""Environment variable that tells the workers of one node where the private folder of their job lies."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,9 @@ class RankInfo:
     def from_agent(cls, environ: Mapping[str, str]) -> RankInfo:
         """The place that torch's elastic agent has written into the environment."""
         restart = int(environ["TORCHELASTIC_RESTART_COUNT"])
-        folder = environ.get(STORE_VARIABLE)
+        single_node = environ["GROUP_WORLD_SIZE"] == "1"
+        # A new file for each attempt: an old one holds the keys of ranks that are dead.
+        store = os.path.join(environ[SCRATCH_VARIABLE], f"store-{restart}")  # noqa: PTH118
         return cls(
             rank=int(environ["RANK"]),
             local_rank=int(environ["LOCAL_RANK"]),
@@ -54,14 +56,18 @@ class RankInfo:
             local_world_size=int(environ["LOCAL_WORLD_SIZE"]),
             node_rank=int(environ["GROUP_RANK"]),
             restart_count=restart,
-            single_node=folder is not None,
-            # A new file for each attempt: an old one holds the keys of ranks that are dead.
-            store=None if folder is None else os.path.join(folder, f"store-{restart}"),  # noqa: PTH118
+            single_node=single_node,
+            store=store if single_node else None,
         )
 
 
 def make_store(info: RankInfo, timeout: timedelta) -> Store:
-    """The store over which the ranks of ``info`` meet."""
+    """The store over which the ranks of ``info`` meet.
+
+    Args:
+        info: the place of this rank.
+        timeout: the longest that a rank waits for another one's key.
+    """
     import torch.distributed as dist
 
     if info.store is not None:
@@ -85,8 +91,12 @@ class RankFailure:
     exit_code: int
     """As a process has it: negative for a signal."""
     time: float
+    """Seconds since the epoch."""
     log: str
+    """Path of the rank's log."""
     restart: int = 0
+    """The attempt that it belongs to."""
+    pid: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """All fields."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Sequence
 
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["collect_failures", "describe_failure", "exit_code_of"]
 
-_SIGTERM = 15
+_AGENT_PATIENCE_S = 2  # less than what torch's agent waits before it kills a worker that ignores SIGTERM
 _HINTS = {
     "SIGKILL": "out of memory, or kill -9",
     "SIGSEGV": "a crash in native code",
@@ -27,13 +29,16 @@ _HINTS = {
 def collect_failures(folder: RunFolder, exits: Sequence[dict[str, Any]], host: str) -> list[RankFailure]:
     """What the ranks wrote and how their processes ended, the first to fail first.
 
-    A rank that died of a signal comes before the errors that its death caused in others. SIGTERM does not count: it is
-    how the agent ends the others.
+    A rank that died of a signal comes before the errors that its death caused in others. But not one that the agent
+    ended because another had failed: it did that by SIGTERM, or by SIGKILL some seconds after the first error.
 
     Args:
         folder: has an error file of each rank that could still write one.
         exits: from the agent: ``rank, local_rank, exit_code, time`` of each process that failed.
         host: of this node.
+
+    Returns:
+        Failures by rank, none twice.
     """
     failures: dict[int, RankFailure] = {}
     for path in sorted(folder.logs.glob("rank*.error.json")):
@@ -42,14 +47,14 @@ def collect_failures(folder: RunFolder, exits: Sequence[dict[str, Any]], host: s
     killed: list[RankFailure] = []
     for end in exits:
         rank, code = end["rank"], end["exit_code"]
-        if rank in failures or code == -_SIGTERM:
+        if rank in failures:
             continue
         if code < 0:
             name = signal_name(-code)
             hint = f" ({_HINTS[name]})" if name in _HINTS else ""
             kind, message = name, f"killed by {name}{hint}"
         else:
-            kind, message = "SystemExit", f"exited with code {code} without an error message"
+            kind, message = "SystemExit", f"exited with code {code} without an error; see agent*.log"
         failure = RankFailure(
             rank, end["local_rank"], host, kind, message, code, end["time"], str(folder.log_file(rank)), 0
         )
@@ -57,7 +62,11 @@ def collect_failures(folder: RunFolder, exits: Sequence[dict[str, Any]], host: s
             killed.append(failure)
         else:
             failures[rank] = failure
-    return [*sorted(killed, key=lambda f: f.time), *sorted(failures.values(), key=lambda f: f.time)]
+    first_error = min((failure.time for failure in failures.values()), default=math.inf)
+    causes = [f for f in killed if f.exit_code != -signal.SIGTERM and f.time <= first_error + _AGENT_PATIENCE_S]
+    if not causes and not failures:
+        causes = killed  # somebody else's SIGTERM
+    return [*sorted(causes, key=lambda f: f.time), *sorted(failures.values(), key=lambda f: f.time)]
 
 
 def exit_code_of(failure: RankFailure) -> int:

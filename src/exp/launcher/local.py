@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import signal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from exp.errors import EXIT_OK, ConfigError
-from exp.launcher.base import Launcher, Outcome, RankInfo
+from exp.errors import EXIT_FAILED, EXIT_OK, ConfigError
+from exp.launcher.base import Launcher, Outcome, RankInfo, this_host
 from exp.launcher.failures import collect_failures, exit_code_of
+from exp.launcher.processes import handle_signals, signal_name
 
 if TYPE_CHECKING:
     from exp.runfolder import RunFolder
@@ -31,34 +31,30 @@ class LocalLauncher(Launcher):
         """Run the worker; an error of it becomes the outcome, as with any other launcher."""
         from exp.worker import run_worker
 
-        before = {number: signal.signal(number, _interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+        for stale in folder.logs.glob("rank*.error.json"):
+            stale.unlink()
         try:
-            run_worker(folder, RankInfo.single(), redirect=False)
+            with handle_signals(_interrupt):
+                run_worker(folder, RankInfo.single(), redirect=False)
         except _Interrupted as interruption:
-            return _interrupted(interruption.number)
-        except KeyboardInterrupt:
-            return _interrupted(signal.SIGINT)
+            name = signal_name(interruption.number)
+            return Outcome(128 + interruption.number, interrupted_by=name)
         # The worker has written its error file; every error ends here, in the same words as those of other launchers.
-        except Exception:  # noqa: BLE001
-            failures = collect_failures(folder, [], "")
+        except (Exception, SystemExit) as error:  # noqa: BLE001
+            failures = collect_failures(folder, [], this_host())
+            if not failures:
+                return Outcome(EXIT_FAILED, detail=f"{type(error).__name__}: {error}")
             return Outcome(exit_code_of(failures[0]), failures=failures)
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
         return Outcome(EXIT_OK)
 
 
-class _Interrupted(BaseException):
-    """A signal has come; passes through ``except Exception`` as KeyboardInterrupt does."""
+class _Interrupted(KeyboardInterrupt):
+    """A signal has come. A KeyboardInterrupt, because torch's data-loader workers end quietly on that."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
         self.number = number
 
 
-def _interrupt(number: int, _frame: Any) -> None:
+def _interrupt(number: int, _frame: object) -> None:
     raise _Interrupted(number)
-
-
-def _interrupted(number: int) -> Outcome:
-    return Outcome(128 + number, interrupted_by=signal.Signals(number).name)

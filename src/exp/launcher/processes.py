@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
 import time
 from pathlib import Path
+from typing import Callable, Iterator
 
-__all__ = ["JOB_VARIABLE", "die_with_parent", "job_processes", "kill_job", "signal_name"]
+__all__ = [
+    "AGENT_VARIABLE",
+    "JOB_VARIABLE",
+    "die_with_parent",
+    "handle_signals",
+    "is_alive",
+    "job_processes",
+    "kill_job",
+    "signal_name",
+]
 
 JOB_VARIABLE = "EXP_JOB"
 """Environment variable that all processes of one job inherit: it tells them from everyone else's."""
+
+AGENT_VARIABLE = "EXP_AGENT_PID"
+"""Environment variable that tells workers which process must be their parent."""
 
 _PR_SET_PDEATHSIG = 1
 
@@ -29,6 +43,31 @@ def die_with_parent(death_signal: int, parent: int) -> None:
         os._exit(1)
 
 
+@contextlib.contextmanager
+def handle_signals(handler: Callable[[int, object], None]) -> Iterator[None]:
+    """Give SIGINT, SIGTERM and SIGHUP to ``handler`` for a while.
+
+    Those that this process was started to ignore stay ignored: ``nohup`` ignores SIGHUP, and a shell's ``&`` SIGINT.
+    """
+    before = {}
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            before[number] = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended, and waits for its parent to notice, does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def job_processes(job: str) -> list[int]:
     """Process ids of the job's processes that are alive, this one left out."""
     mark = f"{JOB_VARIABLE}={job}".encode()
@@ -37,12 +76,11 @@ def job_processes(job: str) -> list[int]:
         try:
             if mark not in (entry / "environ").read_bytes().split(b"\0"):
                 continue
-            if (entry / "stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                continue
         except OSError:
             continue  # it has ended, or is somebody else's
-        if int(entry.name) != os.getpid():
-            found.append(int(entry.name))
+        pid = int(entry.name)
+        if pid != os.getpid() and is_alive(pid):
+            found.append(pid)
     return found
 
 

@@ -12,10 +12,11 @@ import tempfile
 import time
 from typing import TYPE_CHECKING, Any
 
-from exp.errors import EXIT_FAILED, EXIT_OK
-from exp.launcher.base import STORE_VARIABLE, Launcher, Outcome, this_host
+from exp.errors import EXIT_FAILED
+from exp.launcher.base import SCRATCH_VARIABLE, Launcher, Outcome, this_host
 from exp.launcher.failures import collect_failures, exit_code_of
-from exp.launcher.processes import JOB_VARIABLE, kill_job
+from exp.launcher.ports import check_endpoint
+from exp.launcher.processes import JOB_VARIABLE, handle_signals, kill_job, signal_name
 from exp.runfolder import read_json
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["TorchrunLauncher"]
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _TERM_PATIENCE_S = 4.0
 
 
@@ -33,17 +33,22 @@ class TorchrunLauncher(Launcher):
     """Starts the agent as a process of its own, so that this one never imports torch or holds a device."""
 
     def launch(self, folder: RunFolder, nproc: int) -> Outcome:
-        """Run the workers; whatever ends the run, no process of it is left behind."""
-        from exp.launcher.ports import check_endpoint
+        """Run the workers; whatever ends the run, no process of it is left behind.
 
+        Raises:
+            ConfigError: ``rdzv_endpoint`` cannot be used.
+        """
         if self.rdzv_endpoint is not None:
             check_endpoint(self.rdzv_endpoint)
         for stale in folder.logs.glob("rank*.error.json"):
             stale.unlink()
         name = "agent" if self.nnodes == 1 else f"agent-{this_host()}-{os.getpid()}"
+        report = folder.logs / f"{name}.json"
+        if report.exists():
+            report.unlink()  # an earlier launch's; an agent that is killed leaves none
         job = secrets.token_hex(8)
         with tempfile.TemporaryDirectory(prefix="exp-") as scratch, (folder.logs / f"{name}.log").open("ab") as log:
-            order = self._order(folder, nproc, scratch, folder.logs / f"{name}.json")
+            order = self._order(folder, nproc, scratch, report)
             process = subprocess.Popen(
                 [sys.executable, "-m", "exp.launcher.agent", json.dumps(order)],
                 stdin=subprocess.DEVNULL,
@@ -56,7 +61,9 @@ class TorchrunLauncher(Launcher):
                 received = supervisor.wait()
             finally:
                 unkillable = kill_job(job)
-        return self._outcome(folder, folder.logs / f"{name}.json", received, unkillable)
+        outcome = Outcome(unkillable=unkillable)
+        self._fill(outcome, folder, report, process.returncode, received)
+        return outcome
 
     def _order(self, folder: RunFolder, nproc: int, scratch: str, report: Path) -> dict[str, Any]:
         return {
@@ -74,25 +81,38 @@ class TorchrunLauncher(Launcher):
         }
 
     def _environment(self, job: str, scratch: str) -> dict[str, str]:
-        environment = {**os.environ, JOB_VARIABLE: job}
+        environment = {**os.environ, JOB_VARIABLE: job, SCRATCH_VARIABLE: scratch}
+        # The agent's own TCP store would serve the workers, too: on one node it listens on every interface; on several
+        # it still holds the keys of the ranks before a restart, and the new ones wait for the dead.
+        environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         if self.nnodes == 1:
-            environment[STORE_VARIABLE] = scratch
-            # Torch's agent would open a TCP store on every interface, and gloo bind to the host's public address.
-            environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+            # Gloo would listen on the host's public address.
             environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
         return environment
 
-    def _outcome(self, folder: RunFolder, path: Path, received: int | None, unkillable: list[int]) -> Outcome:
-        report = read_json(path) or {"exits": [], "restarts": 0, "succeeded": False, "error": "the agent was killed"}
-        failures = [] if report["succeeded"] else collect_failures(folder, report["exits"], this_host())
-        outcome = Outcome(EXIT_OK, report["restarts"], failures, unkillable=unkillable)
+    def _fill(self, outcome: Outcome, folder: RunFolder, path: Path, returncode: int, received: int | None) -> None:
+        report = read_json(path)
+        if report is None:
+            ended = f"was killed by {signal_name(-returncode)}" if returncode < 0 else f"ended with code {returncode}"
+            report = {"succeeded": False, "exits": [], "restarts": 0, "error": f"torch's agent {ended}"}
+        outcome.restarts = report["restarts"]
         if received is not None:
-            outcome.interrupted_by = signal.Signals(received).name
+            outcome.interrupted_by = signal_name(received)
             outcome.exit_code = 128 + received
         elif not report["succeeded"]:
-            outcome.exit_code = exit_code_of(failures[0]) if failures else EXIT_FAILED
-            outcome.detail = report.get("error")
-        return outcome
+            outcome.failures = collect_failures(folder, report["exits"], this_host())
+            outcome.exit_code = exit_code_of(outcome.failures[0]) if outcome.failures else EXIT_FAILED
+            outcome.detail = f"{self._explain(report['error'])}\n  log: {path.with_suffix('.log')}"
+
+    def _explain(self, error: str | None) -> str:
+        """What the agent complained of, in the user's words where it is about the other nodes."""
+        if error is None or self.nnodes == 1 or not error.startswith(("Rendezvous", "Dist")):
+            return error or "no rank left an error"
+        return (
+            f"the {self.nnodes} nodes did not meet at launcher.rdzv_endpoint={self.rdzv_endpoint} "
+            f"within launcher.timeout_s={self.timeout_s}; start the same command on every node, and check that each "
+            f"reaches this port\n  {error}"
+        )
 
 
 class _Supervisor:
@@ -106,8 +126,7 @@ class _Supervisor:
 
     def wait(self) -> int | None:
         """Wait until the agent has ended; returns the signal that this process was sent, if any."""
-        before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
-        try:
+        with handle_signals(self._on_signal):
             while True:
                 try:
                     self.process.wait(timeout=0.2)
@@ -116,9 +135,6 @@ class _Supervisor:
                     if self._deadline is not None and time.monotonic() > self._deadline:
                         self._deadline = None
                         kill_job(self.job)
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: object) -> None:
         """First signal: ask the agent to end its workers. Second: kill them now."""

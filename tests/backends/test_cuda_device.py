@@ -1,0 +1,131 @@
+"""The cuda and rocm backends on a real card: skipped, with the backend's own reason, where there is none."""
+
+from __future__ import annotations
+
+import pytest
+
+from exp.backends_registry import create_backend
+
+REASONS = {name: create_backend({"_target_": name, "name": name}).why_unavailable() for name in ("cuda", "rocm")}
+HERE = next((name for name, reason in REASONS.items() if reason is None), None)
+pytestmark = pytest.mark.skipif(
+    HERE is None, reason="needs a card: " + "; ".join(f"{name}: {reason}" for name, reason in REASONS.items())
+)
+
+
+@pytest.fixture
+def card():
+    """The backend with its first card selected, and the card."""
+    backend = create_backend({"_target_": HERE, "name": HERE})
+    return backend, backend.set_device(0)
+
+
+def test_it_counts_what_torch_counts(card):
+    import torch
+
+    assert card[0].device_count() == torch.cuda.device_count()
+
+
+def test_the_card_is_selected_and_a_rank_too_many_is_refused(card):
+    import torch
+
+    from exp.errors import UnavailableError
+
+    backend, device = card
+    assert device == torch.device("cuda", 0)
+    assert torch.cuda.current_device() == 0
+    with pytest.raises(UnavailableError, match="has no card"):
+        backend.set_device(torch.cuda.device_count())
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_a_step_in_each_precision(card, precision):
+    import torch
+
+    backend, device = card
+    if not backend.supports(precision):
+        pytest.skip(f"this card has no {precision}")
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 8).to(device)
+    before = model.weight.detach().clone()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = backend.grad_scaler(precision)
+    assert (scaler is not None) == (precision == "fp16")
+    with backend.autocast(precision):
+        out = model(torch.ones(4, 8, device=device))
+        loss = out.float().square().mean()
+    assert out.dtype == {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    if scaler is None:
+        loss.backward()
+        backend.end_step(optimizer)
+    else:
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert torch.isfinite(model.weight).all()
+    assert not torch.equal(model.weight, before)
+
+
+def test_random_states_come_back(card):
+    import torch
+
+    backend, device = card
+    backend.seed(5)
+    state = backend.rng_state()
+    assert state.dtype == torch.uint8
+    assert state.device.type == "cpu"
+    first = torch.rand(16, device=device)
+    assert not torch.equal(torch.rand(16, device=device), first)
+    backend.set_rng_state(state)
+    assert torch.equal(torch.rand(16, device=device), first)
+
+
+def test_memory_is_counted_in_bytes(card):
+    import torch
+
+    backend, device = card
+    before = backend.memory()["allocated"]
+    block = torch.zeros(2**20, dtype=torch.float32, device=device)
+    backend.synchronize()
+    memory = backend.memory()
+    assert memory["allocated"] - before == block.numel() * 4
+    assert memory["max_allocated"] >= memory["allocated"]
+    assert memory["total"] > 2**30
+
+
+def test_the_card_is_described(card):
+    import torch
+
+    backend, device = card
+    described = backend.describe(device)
+    assert described["name"] == torch.cuda.get_device_name(0)
+    assert described["index"] == 0
+    assert described["memory"] == backend.memory()["total"]
+    if HERE == "cuda":
+        assert described["driver"].split(".")[0].isdigit()
+    if hasattr(torch.cuda.get_device_properties(0), "uuid"):
+        assert len(described["uuid"]) >= 16
+
+
+def test_tensors_of_the_card_and_of_the_cpu_travel_in_one_group(ranks):
+    script = """
+        import os
+        os.environ.update(backend.worker_env(rank, world_size, single_node=True))
+        import torch, torch.distributed as dist
+        device = backend.set_device(rank)
+        distributed = join()
+        on_card = torch.full((3,), 2.0, device=device)
+        dist.all_reduce(on_card)
+        on_cpu = torch.full((1,), 3.0)
+        dist.all_reduce(on_cpu, group=distributed.cpu_group)
+        model = backend.ddp_class(torch.nn.Linear(2, 2).to(device), **backend.ddp_kwargs(device))
+        model(torch.ones(1, 2, device=device)).sum().backward()
+        backend.synchronize()
+        gradient = model.module.bias.grad.tolist()
+        del model
+        backend.destroy_process_group()
+        print(json.dumps([backend.process_group, on_card.tolist(), on_cpu.item(), gradient]))
+    """
+    cards = min(2, create_backend({"_target_": HERE, "name": HERE}).device_count())
+    expected = ["cpu:gloo,cuda:nccl", [2.0 * cards] * 3, 3.0 * cards, [1.0, 1.0]]
+    assert ranks(script, world_size=cards, backend=HERE) == [expected] * cards

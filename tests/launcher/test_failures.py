@@ -1,0 +1,76 @@
+"""Which failure comes first, and how it is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from exp.launcher.base import Outcome
+from exp.launcher.failures import collect_failures, describe_failure, exit_code_of
+from exp.runfolder import RunFolder, write_json
+
+
+@pytest.fixture
+def folder(tmp_path):
+    made = RunFolder(tmp_path)
+    made.create()
+    return made
+
+
+def write_error(folder, rank, time, message="boom", kind="ValueError", exit_code=1):
+    error = {"rank": rank, "local_rank": rank, "host": "h", "type": kind, "message": message, "exit_code": exit_code}
+    write_json(folder.error_file(rank), {**error, "time": time, "pid": 1, "restart": 0})
+
+
+def ended(rank, exit_code, time=5):
+    return {"rank": rank, "local_rank": rank, "exit_code": exit_code, "time": time}
+
+
+def test_the_earliest_error_comes_first(folder):
+    write_error(folder, 0, 12.0, "connection closed by peer")
+    write_error(folder, 1, 11.0, "the cause")
+    failures = collect_failures(folder, [ended(0, 1), ended(1, 1)], "h")
+    assert [failure.rank for failure in failures] == [1, 0]
+    folder.log_file(1).touch()
+    assert describe_failure(Outcome(1, failures=failures)).splitlines() == [
+        "rank 1 (local_rank 1, h) failed: ValueError: the cause",
+        "  failed after it: rank 0",
+        f"  log: {folder.log_file(1)}",
+    ]
+
+
+def test_a_killed_rank_comes_before_the_errors_that_it_caused(folder):
+    write_error(folder, 0, 1.0, "connection closed by peer")
+    failures = collect_failures(folder, [ended(0, 1), ended(1, -9, time=2)], "h")
+    assert [failure.rank for failure in failures] == [1, 0]
+    assert failures[0].message == "killed by SIGKILL (out of memory, or kill -9)"
+    assert exit_code_of(failures[0]) == 1
+
+
+@pytest.mark.parametrize("end", [(-15, 1), (-9, 5)], ids=["SIGTERM", "SIGKILL after its patience"])
+def test_a_rank_that_the_agent_ended_is_not_the_cause(folder, end):
+    write_error(folder, 1, 1.0, "the cause")
+    failures = collect_failures(folder, [ended(0, *end), ended(1, 1)], "h")
+    assert [failure.rank for failure in failures] == [1]
+
+
+def test_somebody_elses_sigterm_is_named(folder):
+    (failure,) = collect_failures(folder, [ended(0, -15)], "h")
+    assert "killed by SIGTERM" in failure.message
+
+
+def test_a_rank_without_an_error_file_is_told_by_its_exit_code(folder):
+    (failure,) = collect_failures(folder, [ended(2, 7)], "h")
+    assert describe_failure(Outcome(7, failures=[failure])).startswith("rank 2 (local_rank 2, h) failed: SystemExit: ")
+    assert exit_code_of(failure) == 7
+
+
+def test_the_first_failure_gives_the_exit_code(folder):
+    write_error(folder, 0, 1.0, "no card", "UnavailableError", 3)
+    (failure,) = collect_failures(folder, [ended(0, 3)], "h")
+    assert exit_code_of(failure) == 3
+
+
+def test_an_interruption_and_what_could_not_be_killed_are_told():
+    text = describe_failure(Outcome(130, interrupted_by="SIGINT", unkillable=[41, 42]))
+    assert text.splitlines()[0].startswith("interrupted by SIGINT")
+    assert "41, 42" in text
