@@ -71,3 +71,7 @@ def test_by_entry_point(exp, acme):
     assert done.returncode == 0, done.stderr
     assert exp.result("run")["backend"] == "acme"
     assert "'aa_broken'" in done.stderr.splitlines()[0]
+    # And without a YAML file of its own: the class's defaults.
+    done = exp("backend=auto", *RUN, "output_dir=second", PYTHONPATH=str(acme / "lib"))
+    assert done.returncode == 0, done.stderr
+    assert exp.result("second")["backend"] == "acme"
