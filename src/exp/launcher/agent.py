@@ -63,7 +63,11 @@ def _watch_parent(parent: int, scratch: str) -> threading.Thread:
         while os.getppid() == parent:
             time.sleep(0.5)
         kill_job(os.environ[JOB_VARIABLE])
-        shutil.rmtree(scratch, ignore_errors=True)
+        for _ in range(40):  # torch's agent, in the main thread, may still write there
+            shutil.rmtree(scratch, ignore_errors=True)
+            if not os.path.exists(scratch):  # noqa: PTH110
+                break
+            time.sleep(0.05)
         os._exit(1)
 
     thread = threading.Thread(target=watch, name="watch-parent", daemon=True)
