@@ -22,6 +22,7 @@ class CpuBackend(Backend):
     exclusive_devices = False
     precisions = ("fp32", "bf16")
     default_process_group = "gloo"
+    gloo_carries_device = True
 
     def why_unavailable(self) -> None:
         """Return None: there is always a CPU."""

@@ -25,6 +25,7 @@ class CudaBackend(Backend):
     device_type = "cuda"
     precisions = ("fp32", "bf16", "fp16")
     default_process_group = "cpu:gloo,cuda:nccl"
+    gloo_carries_device = True
 
     def why_unavailable(self) -> str | None:
         """What is missing: torch, a CUDA build of it, the driver, or a visible card."""

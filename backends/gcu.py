@@ -9,6 +9,7 @@ public sources and manuals; see docs/hardware.md for what was verified how.
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 import os
 import subprocess
@@ -18,15 +19,16 @@ from typing import TYPE_CHECKING, Any
 from exp.backends import _probe
 
 from exp.backend import Backend
-from exp.errors import ConfigError, UnavailableError
+from exp.errors import UnavailableError
 
 if TYPE_CHECKING:
-    from datetime import timedelta
-
     import torch
-    from torch.distributed import Store
 
 __all__ = ["GcuBackend"]
+
+_NO_SIMULATOR = (
+    "backend.simulate=true needs the package simulated_gcu; install it from the repository: pip install simulators/gcu"
+)
 
 _COUNT_TIMEOUT_S = 60
 _COUNT = {
@@ -40,6 +42,21 @@ def _gcu() -> Any:
     import torch
 
     return torch.gcu  # type: ignore[attr-defined]
+
+
+def _simulator() -> Any:
+    return importlib.import_module("simulated_gcu")
+
+
+def _why_not_simulated() -> str | None:
+    """What is missing for simulated cards, or None."""
+    if importlib.util.find_spec("simulated_gcu") is None:
+        return _NO_SIMULATOR
+    try:
+        _simulator().generation()
+    except RuntimeError as error:
+        return str(error)
+    return None
 
 
 def is_legacy() -> bool:
@@ -81,6 +98,7 @@ class GcuBackend(Backend):
     device_type = "gcu"
     precisions = ("fp32", "bf16", "fp16")
     default_process_group = "cpu:gloo,gcu:eccl"
+    has_simulator = True
 
     def __new__(cls, *_args: Any, **_kwargs: Any) -> GcuBackend:
         """Choose the legacy class under torch < 2.0."""
@@ -95,10 +113,13 @@ class GcuBackend(Backend):
         missing = _probe.torch_missing()
         if missing:
             return missing
+        if self.simulate:
+            return _why_not_simulated()
         if importlib.util.find_spec("torch_gcu") is None:
             return (
                 f"looked for the package torch_gcu in {sys.executable} and found none; "
-                "install the one that goes with torch from the vendor's TopsRider package"
+                "install the one that goes with torch from the vendor's TopsRider package, or make a dry run on "
+                "simulated cards with backend.simulate=true"
             )
         count, problem = _count_cards(os.environ.get("TOPS_VISIBLE_DEVICES"))
         if problem:
@@ -112,15 +133,44 @@ class GcuBackend(Backend):
 
     def device_count(self) -> int:
         """Cards that torch_gcu counts, TOPS_VISIBLE_DEVICES respected; asked once per process."""
+        if self.simulate:
+            return 0 if _why_not_simulated() else _simulator().device_count()
         if _probe.torch_missing() or importlib.util.find_spec("torch_gcu") is None:
             return 0
         return _count_cards(os.environ.get("TOPS_VISIBLE_DEVICES"))[0]
 
+    def prepare(self) -> None:
+        """Compile the simulated card where it has not been yet; in a process of its own, because that takes torch."""
+        if not self.simulate:
+            return
+        done = subprocess.run(
+            [sys.executable, "-m", "simulated_gcu", "build"], stdout=subprocess.DEVNULL, stderr=None, check=False
+        )
+        if done.returncode != 0:
+            raise UnavailableError(f"backend={self.name} backend.simulate=true: there is no simulated card; see above")
+
+    def worker_env(self, local_rank: int, local_world_size: int, single_node: bool) -> dict[str, str]:
+        """Simulated cards share the cores, and keep torch from loading a real plug-in before them."""
+        defaults = {}
+        if self.simulate:
+            cores = len(os.sched_getaffinity(0))
+            defaults = {
+                "OMP_NUM_THREADS": str(max(1, cores // local_world_size)),
+                "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+            }
+        return {**defaults, **super().worker_env(local_rank, local_world_size, single_node)}
+
+    def _plugin(self) -> Any:
+        """The vendor's package, or the simulated one; importing it registers the device, and twice is harmless."""
+        if self.simulate:
+            _simulator().activate()
+        return importlib.import_module("torch_gcu")
+
     def set_device(self, local_rank: int) -> torch.device:
         """Select the card; imports the plug-in, which must be there before the process group is made."""
         import torch
-        import torch_gcu  # noqa: F401 - registers the device; importing it twice is harmless
 
+        self._plugin()
         count = _gcu().device_count()
         self._check_rank(local_rank, count)
         _gcu().set_device(local_rank)
@@ -133,22 +183,13 @@ class GcuBackend(Backend):
                 f"local_rank {local_rank} has no card: torch_gcu sees {count}; lower nproc or set TOPS_VISIBLE_DEVICES"
             )
 
-    def init_process_group(self, *, store: Store, rank: int, world_size: int, timeout: timedelta) -> None:
-        """Make the process group.
+    def collectives_missing(self) -> str | None:
+        """Whether torch_gcu has registered eccl."""
+        import torch.distributed as dist
 
-        Raises:
-            ConfigError: the group that was asked for cannot carry tensors on the card.
-        """
-        self._check_process_group()
-        super().init_process_group(store=store, rank=rank, world_size=world_size, timeout=timeout)
-
-    def _check_process_group(self) -> None:
-        """Only eccl takes tensors on the card; gloo would fail at the first gradient, with a less helpful message."""
-        if "eccl" not in self.process_group:
-            raise ConfigError(
-                f"process group '{self.process_group}' cannot carry tensors on a GCU card, only eccl can; leave out "
-                f"backend.process_group and TORCH_DISTRIBUTED_BACKEND, and it is '{self.default_process_group}'"
-            )
+        if hasattr(dist.Backend, "ECCL"):
+            return None
+        return "torch_gcu has registered no process group 'eccl' (is the ECCL library of the TopsRider package there?)"
 
     def supports(self, precision: str) -> bool:
         """bf16 only where the card has it."""

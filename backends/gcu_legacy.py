@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
 from exp.backends.gcu import GcuBackend
+
+from exp.errors import ConfigError
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -29,10 +32,10 @@ class LegacyGcuBackend(GcuBackend):
     def set_device(self, local_rank: int) -> torch.device:
         """Select the card through the plug-in itself; torch has no module for it."""
         import torch
-        import torch_gcu
 
-        self._check_rank(local_rank, torch_gcu.device_count())
-        torch_gcu.set_device(local_rank)
+        plugin = self._plugin()
+        self._check_rank(local_rank, plugin.device_count())
+        plugin.set_device(local_rank)
         return torch.device(self.device_type, local_rank)
 
     def init_process_group(self, *, store: Store, rank: int, world_size: int, timeout: timedelta) -> None:
@@ -44,7 +47,11 @@ class LegacyGcuBackend(GcuBackend):
         Raises:
             ConfigError: a group other than eccl was asked for.
         """
-        self._check_process_group()
+        if self.process_group != "eccl":
+            raise ConfigError(
+                f"process group '{self.process_group}' is not one that torch_gcu of this generation makes; leave out "
+                "backend.process_group for eccl, or set it to gloo for copies through the CPU"
+            )
         import torch_gcu.distributed as vendor
 
         if rank == 0:
@@ -54,16 +61,27 @@ class LegacyGcuBackend(GcuBackend):
         os.environ["RANK"], os.environ["WORLD_SIZE"] = str(rank), str(world_size)
         vendor.init_process_group("eccl", rank=rank, world_size=world_size)
 
+    def collectives_missing(self) -> str | None:
+        """Whether the vendor's collectives can be imported."""
+        try:
+            importlib.import_module("torch_gcu.distributed")
+        except (ImportError, OSError) as error:
+            return f"torch_gcu.distributed does not import ({error})"
+        return None
+
     def destroy_process_group(self) -> None:
         """Take down the vendor's group, then torch's gloo group beside it."""
-        import torch_gcu.distributed as vendor
+        if not self.staged:
+            import torch_gcu.distributed as vendor
 
-        vendor.destroy_process_group()
+            vendor.destroy_process_group()
         super().destroy_process_group()
 
     @property
     def ddp_class(self) -> type:
         """The vendor's own."""
+        if self.staged:
+            return super().ddp_class
         from torch_gcu.nn.parallel import DistributedDataParallel
 
         return DistributedDataParallel

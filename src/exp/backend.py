@@ -16,6 +16,8 @@ import contextlib
 import os
 from typing import TYPE_CHECKING, Any, ContextManager, Mapping
 
+from exp.errors import ConfigError
+
 if TYPE_CHECKING:
     from datetime import timedelta
 
@@ -36,6 +38,12 @@ class Backend(abc.ABC):
         env: environment variables for the workers, set before torch is imported. They win over the backend's own
             defaults, and lose to what the user has exported in the shell.
         options: settings that only this backend understands.
+        allow_fallback: carry the device's tensors over gloo, by copies through the CPU, where its own collectives are
+            missing (:meth:`collectives_missing`).
+        simulate: use simulated devices.
+
+    Raises:
+        ConfigError: ``simulate`` for a backend that has none.
     """
 
     device_type: str
@@ -47,14 +55,27 @@ class Backend(abc.ABC):
     exclusive_devices: bool = True
     """Whether each rank needs a device of its own. False only where ranks share one (the CPU)."""
 
+    gloo_carries_device: bool = False
+    """Whether gloo takes tensors that lie on this device. Where it does not, they are staged through the CPU."""
+
+    has_simulator: bool = False
+    """Whether there are simulated devices of this family."""
+
     def __init__(
         self,
         name: str,
         process_group: str | None = None,
         env: Mapping[str, str] | None = None,
         options: Mapping[str, Any] | None = None,
+        allow_fallback: bool = False,
+        simulate: bool = False,
     ) -> None:
+        if simulate and not self.has_simulator:
+            raise ConfigError(f"backend.simulate=true: there are no simulated devices of backend={name}; leave it out")
         self.name = name
+        self.allow_fallback = allow_fallback
+        self.simulate = simulate
+        self.staged = False
         self.requested_process_group = process_group
         self.env = dict(env or {})
         self.options = dict(options or {})
@@ -86,6 +107,13 @@ class Backend(abc.ABC):
         """
         return dict(self.env)
 
+    def prepare(self) -> None:
+        """Get ready what workers need and what takes long once, such as compiling; called before they start.
+
+        Raises:
+            UnavailableError: it cannot be got ready here.
+        """
+
     # -- asked by a worker: torch is imported from here on ---------------------------------------------------------
 
     @abc.abstractmethod
@@ -106,6 +134,17 @@ class Backend(abc.ABC):
         """The process-group backend of this run: config, then ``TORCH_DISTRIBUTED_BACKEND``, then the default."""
         return self.requested_process_group or os.environ.get("TORCH_DISTRIBUTED_BACKEND") or self.default_process_group
 
+    @property
+    def process_group_source(self) -> str:
+        """Where :attr:`process_group` comes from, for messages."""
+        if self.requested_process_group:
+            return "backend.process_group"
+        return "TORCH_DISTRIBUTED_BACKEND" if os.environ.get("TORCH_DISTRIBUTED_BACKEND") else "the backend"
+
+    def collectives_missing(self) -> str | None:
+        """Why the device's own collectives cannot be used in this process, or None; asked after :meth:`set_device`."""
+        return None
+
     def init_process_group(self, *, store: Store, rank: int, world_size: int, timeout: timedelta) -> None:
         """Make the default process group over ``store``.
 
@@ -121,6 +160,13 @@ class Backend(abc.ABC):
             name = device_part_of(name, self.device_type)
         dist.init_process_group(name, store=store, rank=rank, world_size=world_size, timeout=timeout)
 
+    def init_staged_process_group(self, *, store: Store, rank: int, world_size: int, timeout: timedelta) -> None:
+        """Make a process group that carries this device's tensors over gloo, by copies through the CPU."""
+        from exp.engine.staged import init_staged_process_group
+
+        self.staged = True
+        init_staged_process_group(self.device_type, store, rank, world_size, timeout)
+
     def destroy_process_group(self) -> None:
         """Take the default process group down."""
         import torch.distributed as dist
@@ -134,9 +180,15 @@ class Backend(abc.ABC):
 
     @property
     def ddp_class(self) -> type:
-        """The DistributedDataParallel class: torch's own, unless the vendor has one."""
+        """The DistributedDataParallel class: torch's own, unless the vendor has one, or the group cannot be torch's."""
         from torch.nn.parallel import DistributedDataParallel
 
+        from exp.compat import supports_python_process_groups
+
+        if self.staged and not supports_python_process_groups():
+            from exp.engine.staged import StagedDataParallel
+
+            return StagedDataParallel
         return DistributedDataParallel
 
     def supports(self, precision: str) -> bool:

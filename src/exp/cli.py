@@ -24,7 +24,7 @@ from exp import console, launcher, report
 from exp.backends_registry import choose, create_backend
 from exp.config import choices, explain, schema
 from exp.config.validate import refuse_device_arguments, validate
-from exp.errors import EXIT_CONFIG, EXIT_OK, ExpError
+from exp.errors import EXIT_CONFIG, EXIT_OK, ConfigError, ExpError
 from exp.launcher.shell_env import take_stale_variables
 from exp.runfolder import RunFolder, write_atomically
 
@@ -101,6 +101,7 @@ def _run(config: DictConfig, overrides: list[str], output_dir: Path) -> float | 
     stale = take_stale_variables(os.environ)
     if stale:
         console.warn(f"ignoring {', '.join(stale)} of the shell: exp starts its own workers")
+    backend.prepare()
     folder = RunFolder(output_dir)
     folder.create()
     write_atomically(folder.config, OmegaConf.to_yaml(config, resolve=True).encode())
@@ -116,6 +117,8 @@ def _choose_backend(config: DictConfig, overrides: list[str]) -> DictConfig:
     """Replace ``backend=auto`` by the first that is available, with that backend's own configuration."""
     if config.backend["_target_"] != "auto":
         return config
+    if config.backend.simulate:
+        raise ConfigError("backend.simulate=true with backend=auto: say which backend's devices are to be simulated")
     name = choose(list(config.backend.options.candidates))
     loader = GlobalHydra.instance().config_loader()
     kept = [override for override in overrides if not override.startswith("backend=")]

@@ -13,6 +13,7 @@ __all__ = [
     "device_part_of",
     "has_fused_attention",
     "supports_composite_process_groups",
+    "supports_python_process_groups",
 ]
 
 TORCH_VERSION: tuple[int, int] = tuple(  # type: ignore[assignment]
@@ -22,6 +23,11 @@ TORCH_VERSION: tuple[int, int] = tuple(  # type: ignore[assignment]
 
 def supports_composite_process_groups() -> bool:
     """Whether ``init_process_group`` takes strings such as ``"cpu:gloo,x:y"`` (torch >= 2.0)."""
+    return TORCH_VERSION >= (2, 0)
+
+
+def supports_python_process_groups() -> bool:
+    """Whether DDP calls the methods of a process group that is written in Python (torch >= 2.0)."""
     return TORCH_VERSION >= (2, 0)
 
 

@@ -23,7 +23,15 @@ def begin(config: Any, folder: RunFolder) -> None:
     batch = f"global batch {config.global_batch_size}"
     if processes > 1 or config.accumulate > 1:
         batch += f" = {config.batch_size} x {processes} processes x {config.accumulate} micro-batches"
-    console.make_console().print(
+    terminal = console.make_console()
+    if config.backend.simulate:
+        terminal.print(
+            f"SIMULATED: no {config.backend.name} card is used. Every device of this run is made up in host memory; "
+            "its speed says nothing about a real one.",
+            style="bold yellow",
+            soft_wrap=True,
+        )
+    terminal.print(
         f"{config.name}: {config.task.name} on {config.backend.name}, {config.precision}, {batch}\n"
         f"run folder: {_shown(folder)}",
         highlight=False,

@@ -22,6 +22,7 @@ def blank_result(config: Any) -> dict[str, Any]:
         "metric": None,
         "published": None,
         "backend": config.backend.name,
+        "simulated": config.backend.simulate,
         "device_type": None,
         "devices": [],
         "process_group": None,

@@ -51,6 +51,7 @@ class Session:
         console: the terminal on rank 0, None elsewhere.
         devices: by rank, what is known of its device.
         process_group: the process group in use, or ``none``.
+        fallback: how and why it is not the one that was wanted, or None.
         started: ``time.time()`` when this worker began.
         unique_name: tells this run from others of the same process.
     """
@@ -67,6 +68,7 @@ class Session:
         self.distributed: Distributed
         self.devices: list[dict[str, Any]] = []
         self.process_group = "none"
+        self.fallback: dict[str, Any] | None = None
 
     def open(self) -> None:
         """Select the device, join the process group, seed, and say where this rank is.
@@ -90,7 +92,8 @@ class Session:
             timeout = timedelta(seconds=config.launcher.timeout_s)
             store = make_store(info, timeout)
             self.distributed = Distributed.create(backend, store, info.rank, info.world_size, timeout)
-            self.process_group = backend.process_group
+            self.fallback = self.distributed.fallback
+            self.process_group = self.fallback["used"] if self.fallback else backend.process_group
         else:
             self.distributed = Distributed()
         seed_everything(config.seed, backend)
@@ -107,10 +110,19 @@ class Session:
         self.devices = self.distributed.gather({**about, "device": str(self.device)})
         line = rank_line(info.rank, info.world_size, self.devices[info.rank], self.process_group)
         logger.info(line)
+        if self.fallback is not None:
+            logger.warning("fallback: %(used)s instead of %(wanted)s, because %(reason)s", self.fallback)
         if self.console is not None:
             for rank, device in enumerate(self.devices):
                 self.console.print(
                     rank_line(rank, info.world_size, device, self.process_group), highlight=False, soft_wrap=True
+                )
+            if self.fallback is not None:
+                self.console.print(
+                    "FALLBACK on every rank: {used} instead of {wanted}, because {reason}; slow, and counted as "
+                    "staged_bytes_per_step in metrics.jsonl".format(**self.fallback),
+                    style="bold yellow",
+                    soft_wrap=True,
                 )
         if self.backend.exclusive_devices:
             _check_distinct(self.devices)

@@ -38,6 +38,10 @@ class BackendConfig:
     name: str = MISSING
     process_group: Optional[str] = None
     """What ``torch.distributed`` is given; null: the backend's own choice."""
+    allow_fallback: bool = False
+    """Where the device's own collectives are missing: carry its tensors over gloo, by copies through the CPU."""
+    simulate: bool = False
+    """Simulated devices instead of real ones, where the backend has them: a dry run of a cluster job on any machine."""
     env: Dict[str, str] = field(default_factory=dict)
     """Environment of the workers, set before torch is imported."""
     options: Dict[str, Any] = field(default_factory=dict)

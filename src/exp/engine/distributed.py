@@ -12,12 +12,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from exp.compat import device_part_of
+from exp.errors import UnavailableError
+
 if TYPE_CHECKING:
     from torch.distributed import Store
 
     from exp.backend import Backend
 
-__all__ = ["Distributed"]
+__all__ = ["STAGED", "Distributed", "agree_on_fallback"]
+
+STAGED = "gloo, staged through the CPU"
+"""How the fallback is called in messages and records."""
 
 
 class Distributed:
@@ -27,16 +33,32 @@ class Distributed:
         rank: global rank.
         world_size: number of processes.
         cpu_group: the group that carries CPU tensors; None: the default group does.
+        fallback: what :func:`agree_on_fallback` gave.
     """
 
-    def __init__(self, rank: int = 0, world_size: int = 1, cpu_group: Any | None = None) -> None:
+    def __init__(
+        self,
+        rank: int = 0,
+        world_size: int = 1,
+        cpu_group: Any | None = None,
+        fallback: dict[str, Any] | None = None,
+    ) -> None:
         self.rank = rank
         self.world_size = world_size
         self.cpu_group = cpu_group
+        self.fallback = fallback
 
     @classmethod
     def create(cls, backend: Backend, store: Store, rank: int, world_size: int, timeout: timedelta) -> Distributed:
-        """Make the process group of ``backend``, and a gloo group beside it where CPU tensors need one."""
+        """Make the process group of ``backend``, and a gloo group beside it where CPU tensors need one.
+
+        Raises:
+            UnavailableError: a rank lacks its device's collectives, and no fallback is allowed.
+        """
+        fallback = agree_on_fallback(backend, store, rank, world_size)
+        if fallback is not None:
+            backend.init_staged_process_group(store=store, rank=rank, world_size=world_size, timeout=timeout)
+            return cls(rank, world_size, fallback=fallback)
         backend.init_process_group(store=store, rank=rank, world_size=world_size, timeout=timeout)
         if not dist.is_initialized():
             # A vendor with collectives of its own: CPU values still go over torch's gloo.
@@ -74,6 +96,37 @@ class Distributed:
     def barrier(self) -> None:
         """Wait for all ranks: an all-reduce, because torch's own guesses a device and may pick the wrong one."""
         self.sum(torch.zeros(1))
+
+
+def agree_on_fallback(backend: Backend, store: Store, rank: int, world_size: int) -> dict[str, Any] | None:
+    """Decide once, before any group is made and for all ranks alike, whether device tensors go through the CPU.
+
+    They do where the configuration (or TORCH_DISTRIBUTED_BACKEND) names gloo, which cannot carry them; and, with
+    ``backend.allow_fallback``, where some rank lacks the collectives of its device.
+
+    Returns:
+        None: no. Else ``{"wanted", "used", "reason"}``, the same on every rank.
+
+    Raises:
+        UnavailableError: a rank lacks them, and the configuration allows no fallback; every rank raises the same.
+    """
+    wanted = backend.process_group
+    if backend.device_type == "cpu" or backend.gloo_carries_device:
+        return None
+    if device_part_of(wanted, backend.device_type) == "gloo":
+        used = {"wanted": backend.default_process_group, "used": STAGED}
+        return {**used, "reason": f"{backend.process_group_source} names {wanted}"}
+    store.set(f"collectives/{rank}", backend.collectives_missing() or "")
+    verdicts = [store.get(f"collectives/{other}").decode() for other in range(world_size)]
+    missing = [f"rank {other}: {verdict}" for other, verdict in enumerate(verdicts) if verdict]
+    if not missing:
+        return None
+    if not backend.allow_fallback:
+        raise UnavailableError(
+            f"process group '{wanted}' cannot be made: {missing[0]}; install what is missing, or let tensors go "
+            "through the CPU, slowly: backend.allow_fallback=true, or backend.process_group=gloo"
+        )
+    return {"wanted": wanted, "used": STAGED, "reason": "; ".join(missing)}
 
 
 def _composite_has_cpu() -> bool:

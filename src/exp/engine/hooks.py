@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from mmengine.hooks import Hook
 
 from exp.engine import checkpoint
+from exp.engine.staged import staged_bytes
 from exp.errors import RunError
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class MetricsHook(Hook):
         self.samples = 0
         self._mark = 0.0
         self._steps_since_mark = 0
+        self._staged = 0
         self._epoch_seconds = 0.0
         self._epoch_samples = 0
         self._loop: Any = None  # the runner's, without its checks at every access
@@ -52,6 +54,7 @@ class MetricsHook(Hook):
     def before_train(self, runner: Any) -> None:
         """Show the bar."""
         loop = self._loop = runner.train_loop
+        self._staged = staged_bytes()
         self.progress.start(loop.max_iters, loop.max_epochs, loop.iter, loop.steps_per_epoch)
 
     def before_train_epoch(self, runner: Any) -> None:
@@ -102,6 +105,10 @@ class MetricsHook(Hook):
         if runner.optim_wrapper.grad_norm is not None:
             record["grad_norm"] = float(runner.optim_wrapper.grad_norm)
         record["samples_per_second"] = samples / seconds
+        if runner.distributed_group.fallback is not None:
+            copied = staged_bytes()
+            record["staged_bytes_per_step"] = (copied - self._staged) / steps
+            self._staged = copied
         self.write(runner, "train", step, record)
         # The epoch's mean: the last interval of an epoch can be a single step.
         self.progress.losses(losses, record["lr"], self._epoch_samples / self._epoch_seconds)

@@ -121,6 +121,7 @@ def make_result(session: Session, metrics: dict[str, float], metric_name: str, *
         device_type=session.device.type,
         devices=[{key: device.get(key) for key in ("name", "index", "host")} for device in session.devices],
         process_group=session.process_group,
+        fallback=session.fallback,
         wrapper=config.wrapper.kind if session.info.world_size > 1 else "none",
         wall_s=time.time() - session.started,
         restarts=session.info.restart_count,

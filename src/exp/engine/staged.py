@@ -1,0 +1,301 @@
+"""Collectives for tensors on a device that the process group's library cannot reach: copies through the CPU, over gloo.
+
+The only honest way to run "gloo on such a card". It is slow, so it is used only where the configuration asks for it or
+permits it, it says so on every rank, and it counts the bytes that it copies.
+
+Two forms. :class:`StagedProcessGroup` is a process group like any other (torch >= 2.0 lets one be written in Python).
+:class:`StagedDataParallel` is a wrapper that averages the gradients itself, for older torch, which does not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.futures import Future
+
+from exp.compat import supports_python_process_groups
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+__all__ = ["NAME", "StagedDataParallel", "StagedProcessGroup", "init_staged_process_group", "staged_bytes"]
+
+NAME = "staged"
+"""What ``torch.distributed`` calls the group."""
+
+
+class _Counter:
+    """Bytes copied between device and CPU by this process."""
+
+    total = 0
+
+
+def staged_bytes() -> int:
+    """Bytes that this process has copied between its device and the CPU for collectives, both ways together."""
+    return _Counter.total
+
+
+def _to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy on the CPU; a CPU tensor is used as it is."""
+    if tensor.device.type == "cpu":
+        return tensor
+    _Counter.total += tensor.numel() * tensor.element_size()
+    return tensor.detach().to("cpu", copy=True).contiguous()
+
+
+def _back(host: torch.Tensor, tensor: torch.Tensor) -> None:
+    """Copy a result to where its owner wants it."""
+    if host is not tensor:
+        _Counter.total += tensor.numel() * tensor.element_size()
+        with torch.no_grad():
+            tensor.copy_(host)
+
+
+def _flat(tensors: Any) -> Iterator[torch.Tensor]:
+    if isinstance(tensors, torch.Tensor):
+        yield tensors
+    else:
+        for item in tensors:
+            yield from _flat(item)
+
+
+def _map(tensors: Any) -> Any:
+    return _to_host(tensors) if isinstance(tensors, torch.Tensor) else [_map(item) for item in tensors]
+
+
+_ProcessGroup: Any = dist.ProcessGroup  # its type stubs differ from one torch to the next
+
+
+class StagedProcessGroup(_ProcessGroup):
+    """A process group over gloo that takes tensors of any device.
+
+    Every collective is finished when its call returns: the copies back need the result anyway, and a fallback should be
+    simple before it is fast. Collectives that gloo does not have raise gloo's own error.
+
+    Args:
+        store: where the ranks meet.
+        rank: of this process.
+        size: number of processes.
+        timeout: of each collective.
+    """
+
+    def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
+        super().__init__(rank, size)
+        self._gloo: Any = dist.ProcessGroupGloo(store, rank, size, timeout)
+
+    def getBackendName(self) -> str:  # noqa: N802 - torch's name
+        """For torch's messages."""
+        return NAME
+
+    def _run(self, name: str, results: Any, *arguments: Any) -> Any:
+        """Run gloo's collective ``name`` on host copies of ``arguments``; copy back those of ``results``."""
+        hosts = [_map(argument) if _is_tensors(argument) else argument for argument in arguments]
+        getattr(self._gloo, name)(*hosts).wait()
+        for argument, host in zip(arguments, hosts):
+            if argument is results:
+                for tensor, value in zip(_flat(argument), _flat(host)):
+                    _back(value, tensor)
+        return _done(results)
+
+    def allreduce(self, tensors: Any, opts: Any = None) -> Any:
+        """Reduce ``tensors`` (one) over all ranks, in place; the average, which gloo lacks, is a sum divided."""
+        options = opts if opts is not None else dist.AllreduceOptions()
+        average = options.reduceOp == dist.ReduceOp.AVG
+        if average:
+            options.reduceOp = dist.ReduceOp.SUM
+        work = self._run("allreduce", tensors, tensors, options)
+        if average:
+            for tensor in _flat(tensors):
+                tensor.div_(self.size())
+        return work
+
+    def allreduce_coalesced(self, tensors: Any, opts: Any) -> Any:
+        """Reduce several tensors, in place."""
+        for tensor in tensors:
+            options = dist.AllreduceOptions()
+            options.reduceOp = opts.reduceOp
+            self.allreduce([tensor], options)
+        return _done(tensors)
+
+    def broadcast(self, tensors: Any, opts: Any) -> Any:
+        """Give every rank the root's tensor."""
+        return self._run("broadcast", tensors, tensors, opts)
+
+    def reduce(self, tensors: Any, opts: Any) -> Any:
+        """Reduce to the root."""
+        return self._run("reduce", tensors, tensors, opts)
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        """Give every rank the tensors of all."""
+        return self._run("allgather", outputs, outputs, inputs)
+
+    def _allgather_base(self, output: Any, tensor: Any, opts: Any = None) -> Any:
+        """Give every rank one tensor that holds those of all."""
+        return self.allgather([list(output.view(self.size(), *tensor.shape).unbind(0))], [tensor])
+
+    def gather(self, outputs: Any, inputs: Any, opts: Any) -> Any:
+        """Give the root the tensors of all."""
+        return self._run("gather", outputs, outputs, inputs, opts)
+
+    def scatter(self, outputs: Any, inputs: Any, opts: Any) -> Any:
+        """Give each rank its tensor of the root's."""
+        return self._run("scatter", outputs, outputs, inputs, opts)
+
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any) -> Any:
+        """Give each rank its share of the reduction: gloo lacks it, so all is reduced and the share is kept."""
+        for output, parts in zip(outputs, inputs):
+            whole = torch.stack([_to_host(part).reshape(output.shape) for part in parts])
+            self._gloo.allreduce([whole], _sum_like(opts)).wait()
+            _back(whole[self.rank()], output)
+        return _done(outputs)
+
+    def _reduce_scatter_base(self, output: Any, tensor: Any, opts: Any) -> Any:
+        """Give each rank its share of the reduction of one tensor."""
+        return self.reduce_scatter([output], [list(tensor.view(self.size(), *output.shape).unbind(0))], opts)
+
+    def alltoall_base(self, output: Any, tensor: Any, out_sizes: Any, in_sizes: Any, opts: Any) -> Any:
+        """Exchange shares of one tensor."""
+        return self._run("alltoall_base", output, output, tensor, out_sizes, in_sizes)
+
+    # What recent torch calls them.
+    all_gather_single = _allgather_base
+    reduce_scatter_single = _reduce_scatter_base
+    all_to_all_single = alltoall_base
+
+    def send(self, tensors: Any, destination: int, tag: int = 0) -> Any:
+        """Send one tensor."""
+        return self._run("send", None, tensors, destination, tag)
+
+    def recv(self, tensors: Any, source: int, tag: int = 0) -> Any:
+        """Receive one tensor."""
+        return self._run("recv", tensors, tensors, source, tag)
+
+    def barrier(self, opts: Any = None) -> Any:
+        """Wait for all ranks."""
+        self._gloo.barrier().wait()
+        return _done([])
+
+
+def _is_tensors(argument: Any) -> bool:
+    """Tensors, or lists of them, as opposed to options, ranks and sizes."""
+    if isinstance(argument, (list, tuple)):
+        return bool(argument) and _is_tensors(argument[0])
+    return isinstance(argument, torch.Tensor)
+
+
+def _sum_like(options: Any) -> Any:
+    reduce = dist.AllreduceOptions()
+    reduce.reduceOp = options.reduceOp
+    return reduce
+
+
+def _done(result: Any) -> Any:
+    from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
+
+    future: Future[Any] = Future()
+    future.set_result([] if result is None else list(_flat(result)))
+    return _create_work_from_future(future)
+
+
+def init_staged_process_group(
+    device_type: str, store: dist.Store, rank: int, world_size: int, timeout: timedelta
+) -> None:
+    """Make the default process group a staged one; on torch < 2.0 it is gloo, and the wrapper does the staging."""
+    name = "gloo"
+    if supports_python_process_groups():
+        name = NAME
+        if not hasattr(dist.Backend, NAME.upper()):
+            dist.Backend.register_backend(NAME, StagedProcessGroup, devices=["cpu", device_type])
+    dist.init_process_group(name, store=store, rank=rank, world_size=world_size, timeout=timeout)
+
+
+class StagedDataParallel(nn.Module):
+    """Data-parallel training with gradients averaged on the CPU at the end of each backward pass.
+
+    Args:
+        module: on its device; parameters and buffers are made those of rank 0.
+        bucket_cap_mb: largest piece that is exchanged at once, in MiB.
+        broadcast_buffers: give every rank the buffers of rank 0 before each forward pass.
+        device_ids: of DDP's interface; the module is where it is.
+        output_device: of DDP's interface.
+        find_unused_parameters: of DDP's interface; parameters without a gradient count as zero here in any case.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        bucket_cap_mb: int = 25,
+        broadcast_buffers: bool = True,
+        device_ids: Sequence[int] | None = None,
+        output_device: int | None = None,
+        find_unused_parameters: bool = False,
+    ) -> None:
+        super().__init__()
+        self.module = module
+        self.broadcast_buffers = broadcast_buffers
+        self._capacity = bucket_cap_mb * 2**20
+        self._parameters_to_train = [p for p in module.parameters() if p.requires_grad]
+        self._synchronize = True
+        self._queued = False
+        self._broadcast([*module.parameters(), *module.buffers()])
+        for parameter in self._parameters_to_train:
+            parameter.register_hook(self._on_gradient)
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """The module's."""
+        if self.broadcast_buffers and self.training:
+            self._broadcast(list(self.module.buffers()))
+        return self.module(*inputs, **kwargs)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Accumulate gradients without exchanging them."""
+        before, self._synchronize = self._synchronize, False
+        try:
+            yield
+        finally:
+            self._synchronize = before
+
+    def _on_gradient(self, gradient: torch.Tensor) -> None:
+        if self._synchronize and not self._queued:
+            self._queued = True
+            # Runs once this backward pass has put every gradient in place.
+            torch.autograd.Variable._execution_engine.queue_callback(self._average)
+
+    def _average(self) -> None:
+        self._queued = False
+        with torch.no_grad():
+            for bucket in self._buckets():
+                grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
+                host = _to_host(torch.cat([grad.reshape(-1) for grad in grads]))
+                dist.all_reduce(host)
+                mean = torch.empty(host.shape, dtype=host.dtype, device=grads[0].device)
+                _back(host / dist.get_world_size(), mean)
+                shares = mean.split([grad.numel() for grad in grads])
+                for parameter, grad, share in zip(bucket, grads, shares):
+                    grad.copy_(share.view_as(grad))
+                    parameter.grad = grad
+
+    def _buckets(self) -> Iterator[list[nn.Parameter]]:
+        """Parameters of one type, up to the capacity, in the order in which every rank has them."""
+        bucket: list[nn.Parameter] = []
+        size = 0
+        for parameter in self._parameters_to_train:
+            more = parameter.numel() * parameter.element_size()
+            if bucket and (size + more > self._capacity or parameter.dtype != bucket[0].dtype):
+                yield bucket
+                bucket, size = [], 0
+            bucket.append(parameter)
+            size += more
+        if bucket:
+            yield bucket
+
+    def _broadcast(self, tensors: Sequence[torch.Tensor]) -> None:
+        for tensor in tensors:
+            host = _to_host(tensor)
+            dist.broadcast(host, 0)
+            _back(host, tensor)
