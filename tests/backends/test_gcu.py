@@ -190,17 +190,61 @@ def test_the_legacy_generation_joins_the_vendors_group_and_gloo_beside_it(plugin
 
 
 @pytest.mark.parametrize("generation", [pytest.param(CURRENT, marks=needs_torch_2), LEGACY], ids=["current", "legacy"])
-def test_a_rank_without_a_card_and_a_group_that_cannot_carry_its_tensors_are_refused(plugin, generation):
+def test_a_rank_without_a_card_is_refused(plugin, generation):
     script = """
-        from exp.errors import ConfigError, UnavailableError
-        said = []
-        for action, error in ((lambda: backend.set_device(8), UnavailableError), (join, ConfigError)):
-            try:
-                action()
-            except error as refused:
-                said.append(str(refused))
-        print(json.dumps(said))
+        from exp.errors import UnavailableError
+        try:
+            backend.set_device(8)
+        except UnavailableError as refused:
+            print(json.dumps(str(refused)))
     """
-    no_card, no_group = plugin(generation)(script, TORCH_DISTRIBUTED_BACKEND="gloo")[0]
-    assert "local_rank 8 has no card: torch_gcu sees 8" in no_card
-    assert "process group 'gloo' cannot carry tensors on a GCU card" in no_group
+    assert "local_rank 8 has no card: torch_gcu sees 8" in plugin(generation)(script)[0]
+
+
+def test_a_group_that_the_legacy_plugin_does_not_know_is_refused(plugin):
+    script = """
+        from exp.errors import ConfigError
+        try:
+            join()
+        except ConfigError as refused:
+            print(json.dumps(str(refused)))
+    """
+    said = plugin(LEGACY)(script, TORCH_DISTRIBUTED_BACKEND="mpi")[0]
+    assert "process group 'mpi' is not one that torch_gcu of this generation makes" in said
+
+
+NO_ECCL = CURRENT.replace('dist.Backend.register_backend("eccl", gloo, devices=["gcu"])', "")
+
+
+@needs_torch_2
+def test_missing_collectives_are_an_error_on_every_rank_that_names_the_choices(plugin):
+    script = """
+        from exp.errors import UnavailableError
+        backend.set_device(rank)
+        try:
+            join()
+        except UnavailableError as refused:
+            print(json.dumps(str(refused)))
+    """
+    for said in plugin(NO_ECCL)(script, world_size=2):
+        assert "process group 'cpu:gloo,gcu:eccl' cannot be made: rank 0: torch_gcu has registered no process" in said
+        assert "backend.allow_fallback=true" in said
+        assert "backend.process_group=gloo" in said
+
+
+@needs_torch_2
+def test_missing_collectives_are_replaced_where_that_is_allowed(plugin):
+    script = """
+        import torch
+        backend.allow_fallback = True
+        backend.set_device(rank)
+        distributed = join()
+        total = distributed.sum(torch.tensor([rank + 1.0])).item()
+        print(json.dumps([distributed.fallback, torch.distributed.get_backend(), total]))
+        backend.destroy_process_group()
+    """
+    for fallback, name, total in plugin(NO_ECCL)(script, world_size=2):
+        assert fallback["wanted"] == "cpu:gloo,gcu:eccl"
+        assert fallback["used"] == "gloo, staged through the CPU"
+        assert "rank 0: torch_gcu has registered no process group" in fallback["reason"]
+        assert (name, total) == ("staged", 3.0)

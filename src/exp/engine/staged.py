@@ -219,7 +219,7 @@ class StagedDataParallel(nn.Module):
     Args:
         module: on its device; parameters and buffers are made those of rank 0.
         bucket_cap_mb: largest piece that is exchanged at once, in MiB.
-        broadcast_buffers: give every rank the buffers of rank 0 before each forward pass.
+        broadcast_buffers: give every rank the buffers of rank 0 before the first forward pass of a step.
         device_ids: of DDP's interface; the module is where it is.
         output_device: of DDP's interface.
         find_unused_parameters: of DDP's interface; parameters without a gradient count as zero here in any case.
@@ -241,14 +241,17 @@ class StagedDataParallel(nn.Module):
         self._parameters_to_train = [p for p in module.parameters() if p.requires_grad]
         self._synchronize = True
         self._queued = False
+        self._buffers_differ = True
         self._broadcast([*module.parameters(), *module.buffers()])
         for parameter in self._parameters_to_train:
             parameter.register_hook(self._on_gradient)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """The module's."""
-        if self.broadcast_buffers and self.training:
+        if self.broadcast_buffers and self._buffers_differ:
             self._broadcast(list(self.module.buffers()))
+        # As in DDP: once per exchange of gradients, not once per micro-batch.
+        self._buffers_differ = self._synchronize and torch.is_grad_enabled()
         return self.module(*inputs, **kwargs)
 
     @contextlib.contextmanager
