@@ -25,10 +25,10 @@ wheel-check: $(VENV)/.lint
 
 setup: $(VENV)/.setup
 
-$(VENV)/.setup: pyproject.toml $(CONSTRAINTS)
+$(VENV)/.setup: pyproject.toml simulators/gcu/pyproject.toml $(CONSTRAINTS)
 	@echo "setting up $(VENV) (Python 3.$(MINOR), $(CONSTRAINTS)); this takes a few minutes the first time"
 	@$(PYTHON) -m venv $(VENV)
-	@{ $(PIP) install --upgrade pip && $(PIP) install -c $(CONSTRAINTS) -e '.[dev]'; } >$(VENV)/setup.log 2>&1 \
+	@{ $(PIP) install --upgrade pip && $(PIP) install -c $(CONSTRAINTS) -e '.[dev]' -e simulators/gcu; } >$(VENV)/setup.log 2>&1 \
 		|| { tail -30 $(VENV)/setup.log; echo "set-up failed; the whole log: $(VENV)/setup.log"; exit 1; }
 	@touch $@
 
