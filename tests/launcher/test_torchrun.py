@@ -116,6 +116,16 @@ def test_the_first_failing_rank_comes_first(job):
     running.assert_gone(0)
 
 
+def test_an_error_ends_the_job_even_beside_a_rank_that_ignores_the_end(job):
+    running = job("raise-stubborn")
+    running.wait_joined()
+    outcome = running.outcome(timeout=10)
+    assert outcome["exit_code"] == 1
+    assert outcome["failed"] == [1]
+    assert "failed: ValueError: the second rank does not like it" in outcome["text"].splitlines()[0]
+    running.assert_gone(0)
+
+
 @pytest.mark.parametrize(
     ("body", "text"),
     [

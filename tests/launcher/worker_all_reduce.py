@@ -20,19 +20,19 @@ def body(folder, info):
     total = torch.tensor([float(info.rank)])
     dist.all_reduce(total)
     what = os.environ.get("TEST_BODY", "")
-    if what == "sleep" and info.rank == 1:
+    if (what, info.rank) in (("sleep", 1), ("raise-stubborn", 0)):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if what == "sleep":
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])  # a grandchild
     (folder.path / f"joined-{info.restart_count}-{info.rank}").write_text(str(total.item()))
-    if what == "raise" and info.rank == 1:
+    if what.startswith("raise") and info.rank == 1:
         raise ValueError("the second rank does not like it\nand says why")
     if what.startswith("SIG") and info.restart_count == 0:
         if info.rank == 1:
             os.kill(os.getpid(), signal.Signals[what])
         if not info.single_node:
             time.sleep(300)  # as in a collective of a card's: this rank does not notice
-    if what == "sleep":
+    if what in ("sleep", "raise-stubborn"):
         time.sleep(300)
     dist.barrier()
     dist.destroy_process_group()

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["TorchrunLauncher"]
 
 _TERM_PATIENCE_S = 4.0
+_ERROR_PATIENCE_S = 6.0  # torch's agent itself would wait half a minute for ranks that ignore SIGTERM
 
 
 class TorchrunLauncher(Launcher):
@@ -56,7 +57,7 @@ class TorchrunLauncher(Launcher):
                 env=self._environment(job, scratch),
                 start_new_session=True,
             )
-            supervisor = _Supervisor(process, job)
+            supervisor = _Supervisor(process, job, folder.logs if self.max_restarts == 0 else None)
             try:
                 received = supervisor.wait()
             finally:
@@ -116,11 +117,19 @@ class TorchrunLauncher(Launcher):
 
 
 class _Supervisor:
-    """Waits for the agent, and hands signals on to it."""
+    """Waits for the agent, and hands signals on to it.
 
-    def __init__(self, process: subprocess.Popen[bytes], job: str) -> None:
+    Args:
+        process: the agent.
+        job: what marks all processes of the job.
+        errors: folder in which a failing rank leaves its error; where one does, the job has to end soon. None: an
+            error is no end, because workers are restarted.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], job: str, errors: Path | None) -> None:
         self.process = process
         self.job = job
+        self.errors = errors
         self.received: int | None = None
         self._deadline: float | None = None
 
@@ -132,6 +141,10 @@ class _Supervisor:
                     self.process.wait(timeout=0.2)
                     return self.received
                 except subprocess.TimeoutExpired:
+                    if self.errors is not None and any(self.errors.glob("rank*.error.json")):
+                        self.errors = None
+                        if self._deadline is None:
+                            self._deadline = time.monotonic() + _ERROR_PATIENCE_S
                     if self._deadline is not None and time.monotonic() > self._deadline:
                         self._deadline = None
                         kill_job(self.job)
