@@ -223,3 +223,25 @@ def test_an_interrupted_local_run_says_so_and_can_be_continued(exp, number):
     assert errors.splitlines()[0].startswith(f"error: interrupted by {number.name}")
     assert exp.result("run")["error"]["type"] == "Interrupted"
     assert exp(*settings, "resume=auto", "max_steps=100").returncode == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_the_whole_sweep(exp, number):
+    settings = [*TINY, "max_steps=400", "checkpoint.every_steps=1", "output_dir=sweep", "seed=1,2"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "exp", "-m", *settings],
+        cwd=exp.folder,
+        env=clean_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while not list(exp.path("sweep/0").glob("checkpoints/step_*.pth")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 128 + number
+    assert f"interrupted by {number.name}" in errors.splitlines()[0]
+    assert not exp.path("sweep/1").exists()

@@ -50,7 +50,7 @@ def main() -> int:
         return EXIT_CONFIG
     except KeyboardInterrupt:
         console.error("interrupted")
-        return 130
+        return max(_exit_codes, default=130)
     return max(_exit_codes, default=EXIT_OK)
 
 
@@ -110,7 +110,10 @@ def _run(config: DictConfig, overrides: list[str], output_dir: Path) -> float | 
         folder.result.unlink()
     report.begin(config, folder)
     outcome = chosen.launch(folder, config.nproc)
-    return report.end(config, folder, outcome, _exit_codes)
+    metric = report.end(config, folder, outcome, _exit_codes)
+    if outcome.interrupted_by is not None and HydraConfig.get().mode == RunMode.MULTIRUN:
+        raise KeyboardInterrupt  # the sweep, not only this job of it
+    return metric
 
 
 def _choose_backend(config: DictConfig, overrides: list[str]) -> DictConfig:
