@@ -7,7 +7,7 @@ import pytest
 from tests.simulators import needs_current_card
 
 TRAIN = """
-import torch, torch.distributed as dist
+import os, torch, torch.distributed as dist
 from torch import nn
 from exp.engine.staged import StagedDataParallel, StagedProcessGroup, staged_bytes
 torch.set_num_threads(1)
@@ -35,6 +35,10 @@ def train(wrap, device="cpu", steps=4):
         optimizer.step()
         optimizer.zero_grad()
     return {name: value.flatten().tolist() for name, value in model.cpu().state_dict().items()}
+
+def finish(found):
+    print(json.dumps(found), flush=True)
+    os._exit(0)  # as exp's workers: torch 2.13 may abort while the interpreter is taken down after a backward pass
 
 def torch_ddp(model):
     return nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
@@ -104,9 +108,8 @@ before = staged_bytes()
 dist.all_reduce(torch.ones(1000, device=device))
 found["bytes"] = staged_bytes() - before
 found["weights"] = train(torch_ddp, device)
-print(json.dumps(found))
-sys.stdout.flush()
 backend.destroy_process_group()
+finish(found)
 """
 )
 
@@ -118,7 +121,7 @@ def nearly(first, second):
 
 
 def test_the_wrapper_trains_as_torch_ddp_does(ranks):
-    script = TRAIN + "join()\nprint(json.dumps([train(torch_ddp), train(staged_ddp)]))\nbackend.destroy_process_group()"
+    script = TRAIN + "join()\nfinish([train(torch_ddp), train(staged_ddp)])"
     for ddp, staged in ranks(script, world_size=2):
         nearly(staged, ddp)
 
@@ -140,6 +143,6 @@ def test_the_group_carries_tensors_of_a_card_and_of_the_cpu(ranks):
     assert (first["reduce_scatter"], second["reduce_scatter"]) == ([3.0], [30.0])
     assert (first["reduce_scatter_tensor"], second["reduce_scatter_tensor"]) == ([3.0], [30.0])
     assert (first["all_to_all_single"], second["all_to_all_single"]) == ([1.0, 2.0], [10.0, 20.0])
-    on_cpu = TRAIN + "join()\nprint(json.dumps(train(torch_ddp)))\nbackend.destroy_process_group()"
+    on_cpu = TRAIN + "join()\nfinish(train(torch_ddp))"
     for found, expected in zip((first, second), ranks(on_cpu, world_size=2)):
         nearly(found["weights"], expected)

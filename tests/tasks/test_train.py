@@ -262,3 +262,9 @@ def test_mmengines_hooks_and_visualisers_work_from_the_config(exp):
     scalars = list(exp.path("run").rglob("scalars.json"))
     assert scalars
     assert "train/loss" in scalars[0].read_text()
+
+
+def test_loader_workers_end_with_the_run(exp):
+    # Six of them; each that is not told to end is waited for five seconds.
+    done = exp(*TINY, "data.num_workers=2", "output_dir=run", timeout=25)
+    assert done.returncode == 0, done.stderr

@@ -13,6 +13,7 @@ import mmengine
 import torch
 from mmengine.hooks import Hook
 from mmengine.logging import MMLogger
+from mmengine.runner import BaseLoop
 from mmengine.runner import Runner as MMEngineRunner
 
 from exp.engine import rng, schedule  # noqa: F401 - registers the schedulers
@@ -124,6 +125,17 @@ class Runner(MMEngineRunner):
                     continue  # MMEngine refuses a scheduler that begins after the end of a short run
             reached.append(config)
         return super().build_param_scheduler(reached)
+
+    def close(self) -> None:
+        """Let go of the data loaders, so that their worker processes end now.
+
+        Left to the garbage collector they are waited for, five seconds each: it takes their queues apart before torch
+        can tell them to end.
+        """
+        for loop in (self._train_loop, self._val_loop, self._test_loop):
+            if isinstance(loop, BaseLoop):
+                del loop.dataloader
+        self._train_dataloader = self._val_dataloader = self._test_dataloader = None
 
     # -- less work per step -----------------------------------------------------------------------------------------
 

@@ -34,6 +34,7 @@ def run(session: Session) -> dict[str, Any]:
                     visualizer={"type": "Visualizer", "name": session.unique_name, "vis_backends": None})  # fmt: skip
     runner._test_loop = EvalLoop(runner, loader, metrics, "test")
     values = runner.test()
+    runner.close()
     if session.distributed.is_main:
         folder = session.folder.path
         _write_table(folder / "metrics_per_channel.csv", "channel", data.names, metrics.channel)

@@ -119,6 +119,7 @@ class _Training:
         best = self._load_best()
         metrics = runner.test()
         runner.visualizer.close()
+        runner.close()
         hook = self.metrics_hook
         return make_result(
             session,
