@@ -1,0 +1,30 @@
+// What the Python package sees.
+#include <torch/csrc/utils/pybind.h>
+
+#include "eccl.h"
+#include "runtime.h"
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  using namespace simgcu;
+  m.def("device_count", &device_count);
+  m.def("physical_index", &physical_index);
+  m.def("current_device", [] { return int(current_device()); });
+  m.def("set_device", &set_device);
+  m.def("exchange_device", [](int device) {
+    int before = current_device();
+    if (device >= 0) set_device(device);
+    return before;
+  });
+  m.def("is_initialized", &is_initialized);
+  m.def("is_bad_fork", &is_bad_fork);
+  m.def("lazy_init", &lazy_init);
+  m.def("memory_stats", [](int device) {
+    auto stats = memory_stats(device);
+    return std::make_tuple(stats.current, stats.peak, stats.allocations, stats.total);
+  });
+  m.def("reset_peak", &reset_peak);
+  m.def("default_generator", [](int device) { return default_generator(device); });
+  m.def("fallbacks", &fallbacks);
+  m.def("reset_fallbacks", &reset_fallbacks);
+  m.def("make_eccl", &make_eccl);
+}

@@ -1,0 +1,57 @@
+"""Simulated ``torch_gcu``: the public names of the vendor's plug-in for Enflame GCU, over host memory.
+
+Importing it registers the device type ``gcu``, the module ``torch.gcu`` and the process group ``eccl``; importing it
+twice is harmless. Only :func:`simulated_gcu.activate`, or its folder on ``PYTHONPATH``, makes it importable.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+
+# Importing torch would import this package again, through the entry point that announces it.
+_autoload_before = os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD")
+os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+import torch
+import torch.distributed  # the types that the process group hands back
+
+if _autoload_before is None:
+    del os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"]
+else:
+    os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = _autoload_before
+
+from simulated_gcu.build import load
+
+torch.utils.rename_privateuse1_backend("gcu")
+_C = load("torch_gcu._C")
+
+from torch_gcu import gcu
+
+torch._register_device_module("gcu", gcu)
+torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+
+from torch_gcu import distributed, no_cuda, simulator
+
+no_cuda.guard()
+
+__all__ = ["distributed", "gcu", "simulator"]
+__version__ = f"{torch.__version__.split('+')[0]}+simulated"
+
+
+def _autoload() -> None:
+    """What torch calls when it finds the entry point; importing the module has done everything."""
+
+
+def _drain() -> None:
+    """Let autograd's device threads drop what they hold before the interpreter goes.
+
+    On torch 2.13 such a thread may need the interpreter's lock while it is being taken down, and aborts the process
+    ("terminate called without an active exception", pytorch pull request 180701).
+    """
+    if _C.is_initialized():
+        for _ in range(5):
+            time.sleep(0.01)
+
+
+atexit.register(_drain)

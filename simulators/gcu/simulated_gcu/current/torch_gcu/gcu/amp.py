@@ -1,0 +1,28 @@
+"""``torch.gcu.amp``: torch's mixed precision with the device filled in."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+__all__ = ["GradScaler", "autocast", "custom_bwd", "custom_fwd"]
+
+
+class autocast(torch.amp.autocast):  # noqa: N801 - torch's name
+    """``torch.autocast("gcu")``."""
+
+    def __init__(self, enabled: bool = True, dtype: torch.dtype = torch.float16, cache_enabled: bool = True) -> None:
+        super().__init__("gcu", enabled=enabled, dtype=dtype, cache_enabled=cache_enabled)
+
+
+class GradScaler(torch.amp.GradScaler):
+    """``torch.amp.GradScaler("gcu")``."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__("gcu", *args, **kwargs)
+
+
+custom_fwd = functools.partial(torch.amp.custom_fwd, device_type="gcu")
+custom_bwd = functools.partial(torch.amp.custom_bwd, device_type="gcu")

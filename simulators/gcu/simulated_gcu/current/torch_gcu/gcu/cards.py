@@ -1,0 +1,125 @@
+"""Cards: how many, which one is current, and what is known of each."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from torch_gcu import _C
+
+init = _lazy_init = _C.lazy_init
+is_initialized = _C.is_initialized
+_is_in_bad_fork = _C.is_bad_fork
+device_count = _C.device_count
+_exchange_device = _C.exchange_device
+_maybe_exchange_device = _C.exchange_device
+
+
+def _get_device_index(device: Any = None, optional: bool = True) -> int:
+    """Index of a card given as number, string or torch.device; None is the current one.
+
+    Raises:
+        ValueError: it is no card.
+    """
+    if device is None:
+        if not optional:
+            raise ValueError("Expected a gcu device, but got: None")
+        return current_device()
+    if isinstance(device, int):
+        return device
+    if isinstance(device, str):
+        device = torch.device(device)
+    if device.type != "gcu":
+        raise ValueError(f"Expected a gcu device, but got: {device}")
+    return current_device() if device.index is None else device.index
+
+
+def is_available() -> bool:
+    """Whether a card is visible."""
+    return device_count() > 0
+
+
+def current_device() -> int:
+    """Index of the card that new tensors of device ``gcu`` go to."""
+    _C.lazy_init()
+    return _C.current_device()
+
+
+def set_device(device: Any) -> None:
+    """Select a card for this thread.
+
+    Raises:
+        RuntimeError: there is no such card.
+    """
+    index = _get_device_index(device)
+    if index >= 0:
+        _C.set_device(index)
+
+
+class device:  # noqa: N801 - torch's name
+    """Context manager that selects a card for a while."""
+
+    def __init__(self, device: Any) -> None:
+        self.index = _get_device_index(device)
+        self.before = -1
+
+    def __enter__(self) -> None:
+        """Select."""
+        self.before = _exchange_device(self.index)
+
+    def __exit__(self, *_error: object) -> None:
+        """Select the one before again."""
+        _maybe_exchange_device(self.before)
+
+
+class device_of(device):  # noqa: N801 - torch's name
+    """Context manager that selects the card of a tensor, or none for a tensor elsewhere."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        super().__init__(tensor.device.index if tensor.device.type == "gcu" else -1)
+
+
+def synchronize(device: Any = None) -> None:
+    """Wait for a card; operators have finished when their call returns, so that there is nothing to wait for."""
+    get_device_properties(device)
+
+
+def get_device_properties(device: Any = None) -> SimpleNamespace:
+    """``name, major, minor, total_memory`` (bytes), ``multi_processor_count``, and ``uuid``, which tells cards apart.
+
+    Raises:
+        RuntimeError: there is no such card.
+    """
+    index = _get_device_index(device)
+    total = _C.memory_stats(index)[3]
+    return SimpleNamespace(
+        name="Enflame GCU (simulated)",
+        major=3,
+        minor=0,
+        total_memory=total,
+        multi_processor_count=24,
+        uuid=f"simulated-gcu-{_C.physical_index(index)}",
+    )
+
+
+def get_device_name(device: Any = None) -> str:
+    """Name of a card; says that it is simulated."""
+    return get_device_properties(device).name
+
+
+def get_device_capability(device: Any = None) -> tuple[int, int]:
+    """Major and minor version of a card's architecture."""
+    properties = get_device_properties(device)
+    return properties.major, properties.minor
+
+
+def is_bf16_supported() -> bool:
+    """Whether the cards have bfloat16."""
+    return is_available()
+
+
+def is_fp16_supported() -> bool:
+    """Whether the cards have float16."""
+    return is_available()

@@ -1,0 +1,30 @@
+"""What torch.autocast asks a device's module."""
+
+from __future__ import annotations
+
+import torch
+
+
+def get_amp_supported_dtype() -> list[torch.dtype]:
+    """Types that autocast may cast to."""
+    return [torch.float16, torch.bfloat16]
+
+
+def is_autocast_enabled() -> bool:
+    """Whether autocast is on."""
+    return torch.is_autocast_enabled("gcu")
+
+
+def get_autocast_dtype() -> torch.dtype:
+    """The type that autocast casts to."""
+    return torch.get_autocast_dtype("gcu")
+
+
+def set_autocast_enabled(enabled: bool) -> None:
+    """Turn autocast on or off."""
+    torch.set_autocast_enabled("gcu", enabled)
+
+
+def set_autocast_dtype(dtype: torch.dtype) -> None:
+    """Choose the type that autocast casts to."""
+    torch.set_autocast_dtype("gcu", dtype)

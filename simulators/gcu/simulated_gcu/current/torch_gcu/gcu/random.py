@@ -1,0 +1,76 @@
+"""Random states: one generator for each card."""
+
+from __future__ import annotations
+
+from typing import Any, Iterable, Iterator
+
+import torch
+
+from torch_gcu import _C
+from torch_gcu.gcu.cards import _get_device_index, current_device, device_count
+
+
+class _Generators:
+    """The cards' generators, by index."""
+
+    def __len__(self) -> int:
+        return device_count()
+
+    def __getitem__(self, index: int) -> torch.Generator:
+        return _C.default_generator(index)
+
+    def __iter__(self) -> Iterator[torch.Generator]:
+        return (self[index] for index in range(len(self)))
+
+
+default_generators = _Generators()
+
+
+def manual_seed(seed: int) -> None:
+    """Seed the current card."""
+    default_generators[current_device()].manual_seed(int(seed))
+
+
+def manual_seed_all(seed: int) -> None:
+    """Seed every visible card."""
+    for generator in default_generators:
+        generator.manual_seed(int(seed))
+
+
+def seed() -> None:
+    """Seed the current card from the system's randomness."""
+    default_generators[current_device()].seed()
+
+
+def seed_all() -> None:
+    """Seed every card from the system's randomness, all alike."""
+    first, *others = default_generators
+    value = first.seed()
+    for generator in others:
+        generator.manual_seed(value)
+
+
+def initial_seed() -> int:
+    """Seed of the current card."""
+    return default_generators[current_device()].initial_seed()
+
+
+def get_rng_state(device: Any = "gcu") -> torch.Tensor:
+    """State of a card's generator (uint8, on the CPU)."""
+    return default_generators[_get_device_index(device)].get_state()
+
+
+def get_rng_state_all() -> list[torch.Tensor]:
+    """States of all cards."""
+    return [generator.get_state() for generator in default_generators]
+
+
+def set_rng_state(new_state: torch.Tensor, device: Any = "gcu") -> None:
+    """Restore what :func:`get_rng_state` gave."""
+    default_generators[_get_device_index(device)].set_state(new_state.cpu())
+
+
+def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
+    """Restore what :func:`get_rng_state_all` gave."""
+    for index, state in enumerate(new_states):
+        set_rng_state(state, index)
