@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any, Iterator
 
-__all__ = ["count_visible", "nvml_device_count", "nvml_driver_version", "torch_build", "torch_missing"]
+__all__ = ["count_visible", "nvml_device_count", "nvml_driver_version", "torch_build", "torch_missing", "visible_card"]
 
 _VERSION_LENGTH = 80  # NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE of nvml.h
 
@@ -91,3 +91,17 @@ def count_visible(total: int, *variables: str) -> int:
             visible.append(item)
         return min(len(visible), total)
     return total
+
+
+def visible_card(index: int, *variables: str) -> int | None:
+    """Number on the host of the ``index``-th visible card, by the first of ``variables`` that is set.
+
+    Returns:
+        None where the variable names cards otherwise (UUIDs), or not so many.
+    """
+    for variable in variables:
+        value = os.environ.get(variable)
+        if value is not None:
+            visible = [item.strip() for item in value.split(",")]
+            return int(visible[index]) if index < len(visible) and visible[index].isdigit() else None
+    return index

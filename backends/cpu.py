@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 __all__ = ["CpuBackend"]
 
+_MEMINFO = Path("/proc/meminfo")
+
 
 class CpuBackend(Backend):
     """Processes on the CPU; ranks share it, so their number is not limited by the number of cores."""
@@ -23,6 +25,7 @@ class CpuBackend(Backend):
     precisions = ("fp32", "bf16")
     default_process_group = "gloo"
     gloo_carries_device = True
+    variables = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "GOMP_SPINCOUNT", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 
     def why_unavailable(self) -> None:
         """Return None: there is always a CPU."""
@@ -51,6 +54,17 @@ class CpuBackend(Backend):
         if threads.isdigit() and int(threads) > 0 and torch.get_num_threads() != int(threads):
             torch.set_num_threads(int(threads))
         return torch.device("cpu")
+
+    def free_memory(self) -> tuple[int, int] | None:
+        """What the kernel reckons to be available without swapping."""
+        sizes = {}
+        if _MEMINFO.is_file():
+            for line in _MEMINFO.read_text(encoding="ascii").splitlines():
+                name, _, size = line.partition(":")
+                sizes[name] = int(size.split()[0]) * 1024
+        if "MemAvailable" not in sizes:
+            return None
+        return sizes["MemAvailable"], sizes["MemTotal"]
 
     def ddp_kwargs(self, device: torch.device) -> dict[str, Any]:
         """No device arguments: DDP refuses them for CPU modules."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exp.backends import _probe
+from exp.backends import _monitor, _probe
 
 from exp.backend import Backend
 from exp.errors import UnavailableError
@@ -26,6 +26,17 @@ class CudaBackend(Backend):
     precisions = ("fp32", "bf16", "fp16")
     default_process_group = "cpu:gloo,cuda:nccl"
     gloo_carries_device = True
+    variables = (
+        "CUDA_VISIBLE_DEVICES",
+        "CUDA_DEVICE_ORDER",
+        "CUDA_LAUNCH_BLOCKING",
+        "CUDA_HOME",
+        "NCCL_DEBUG",
+        "NCCL_SOCKET_IFNAME",
+        "NCCL_IB_DISABLE",
+        "NCCL_P2P_DISABLE",
+        "PYTORCH_CUDA_ALLOC_CONF",
+    )
 
     def why_unavailable(self) -> str | None:
         """What is missing: torch, a CUDA build of it, the driver, or a visible card."""
@@ -122,12 +133,29 @@ class CudaBackend(Backend):
             "total": torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory,
         }
 
+    def free_memory(self) -> tuple[int, int] | None:
+        """Of the current card (torch >= 1.11)."""
+        import torch
+
+        if not hasattr(torch.cuda, "mem_get_info"):
+            return None
+        free, total = torch.cuda.mem_get_info()
+        return int(free), int(total)
+
+    def packages(self) -> dict[str, str | None]:
+        """The CUDA that torch was built for, and the driver."""
+        return {"cuda": _probe.torch_build()["cuda"], "driver": self.driver_version()}
+
+    def monitor(self) -> list[dict[str, Any]]:
+        """What nvidia-smi says."""
+        return _monitor.nvidia_smi()
+
     def driver_version(self) -> str | None:
         """Version of the kernel driver, or None where it does not tell."""
         return _probe.nvml_driver_version()
 
     def describe(self, device: torch.device) -> dict[str, Any]:
-        """Name, total memory in bytes, driver and identity of the card (``uuid``: torch >= 2.4)."""
+        """Name, total memory in bytes, driver and identity of the card (``uuid``: torch >= 2.4; ``bus_id``: later)."""
         import torch
 
         properties = torch.cuda.get_device_properties(device)
@@ -138,4 +166,14 @@ class CudaBackend(Backend):
             "driver": self.driver_version(),
         }
         uuid = getattr(properties, "uuid", None)
-        return described if uuid is None else {**described, "uuid": str(uuid)}
+        if uuid is not None:
+            described["uuid"] = str(uuid)
+        place: list[Any] = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
+        if None not in place:
+            described["bus_id"] = "{:04x}:{:02x}:{:02x}.0".format(*place)
+        card = self._card(device.index)
+        return described if card is None else {**described, "card": card}
+
+    def _card(self, index: int) -> int | None:
+        """Number on this host of the card that torch calls ``index``, as far as the variables tell."""
+        return _probe.visible_card(index, "CUDA_VISIBLE_DEVICES")

@@ -14,9 +14,10 @@ import importlib.util
 import os
 import subprocess
 import sys
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from exp.backends import _probe
+from exp.backends import _monitor, _probe
 
 from exp.backend import Backend
 from exp.errors import UnavailableError
@@ -59,6 +60,13 @@ def _why_not_simulated() -> str | None:
     return None
 
 
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
 def is_legacy() -> bool:
     """Whether the installed torch is one that only the legacy plug-in goes with (< 2.0)."""
     return int((_probe.torch_build()["version"] or "2").split(".")[0]) < 2
@@ -99,6 +107,22 @@ class GcuBackend(Backend):
     precisions = ("fp32", "bf16", "fp16")
     default_process_group = "cpu:gloo,gcu:eccl"
     has_simulator = True
+    variables = (
+        "TOPS_VISIBLE_DEVICES",
+        "ECCL_DEBUG",
+        "ECCL_TIMEOUT",
+        "ECCL_SOCKET_IFNAME",
+        "ECCL_MAX_NCHANNELS",
+        "ECCL_ASYNC_DISABLE",
+        "ECCL_RUNTIME_3_0_ENABLE",
+        "ENFLAME_LOG_DEBUG_LEVEL",
+        "ENFLAME_LOG_DEBUG_MOD",
+        "TORCH_GCU_ENABLE_INT64_AND_UINT64",
+        "TORCH_DEVICE_BACKEND_AUTOLOAD",
+        "SIM_GCU_COUNT",
+        "SIM_GCU_MEMORY",
+        "SIM_GCU_STRICT",
+    )
 
     def __new__(cls, *_args: Any, **_kwargs: Any) -> GcuBackend:
         """Choose the legacy class under torch < 2.0."""
@@ -228,7 +252,23 @@ class GcuBackend(Backend):
             "total": _gcu().mem_get_info()[1],
         }
 
+    def free_memory(self) -> tuple[int, int] | None:
+        """Of the current card."""
+        free, total = _gcu().mem_get_info()
+        return int(free), int(total)
+
+    def packages(self) -> dict[str, str | None]:
+        """The plug-in."""
+        if self.simulate:
+            return {"simulated torch_gcu": _version("exp-simulated-gcu")}
+        return {"torch_gcu": _version("torch_gcu") or _version("torch-gcu")}
+
+    def monitor(self) -> list[dict[str, Any]]:
+        """What efsmi says; nothing of simulated cards."""
+        return [] if self.simulate else _monitor.efsmi()
+
     def describe(self, device: torch.device) -> dict[str, Any]:
-        """Name, index and total memory in bytes of the card."""
+        """Name, index and total memory in bytes of the card, and its number on the host."""
         properties = _gcu().get_device_properties(device.index)
-        return {"name": properties.name, "index": device.index, "memory": properties.total_memory}
+        described = {"name": properties.name, "index": device.index, "memory": properties.total_memory}
+        return {**described, "card": _probe.visible_card(device.index, "TOPS_VISIBLE_DEVICES")}

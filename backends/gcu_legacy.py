@@ -6,6 +6,7 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
+from exp.backends import _probe
 from exp.backends.gcu import GcuBackend
 
 from exp.errors import ConfigError
@@ -69,6 +70,15 @@ class LegacyGcuBackend(GcuBackend):
             return f"torch_gcu.distributed does not import ({error})"
         return None
 
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        """With the vendor's collectives, which torch.distributed does not know."""
+        if self.staged:
+            super().all_reduce(tensor)
+            return
+        import torch_gcu.distributed as vendor
+
+        vendor.all_reduce(tensor)
+
     def destroy_process_group(self) -> None:
         """Take down the vendor's group, then torch's gloo group beside it."""
         if not self.staged:
@@ -117,6 +127,9 @@ class LegacyGcuBackend(GcuBackend):
         """Not public on this generation."""
         return {}
 
+    def free_memory(self) -> None:
+        """Not public on this generation; efsmi knows."""
+
     def end_step(self, optimizer: torch.optim.Optimizer, **kwargs: Any) -> None:
         """Step and run the graph: a step that does not end lets it grow without bound.
 
@@ -128,8 +141,9 @@ class LegacyGcuBackend(GcuBackend):
         torch_gcu.optimizer_step(optimizer, optimizer_args=kwargs)
 
     def describe(self, device: torch.device) -> dict[str, Any]:
-        """Index only; efsmi knows more."""
-        return {"name": "GCU (legacy)", "index": device.index}
+        """Index, and the card's number on the host; efsmi knows more."""
+        card = _probe.visible_card(device.index, "TOPS_VISIBLE_DEVICES")
+        return {"name": "GCU (legacy)", "index": device.index, "card": card}
 
 
 def _free_port() -> int:

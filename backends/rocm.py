@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from exp.backends import _probe
+from exp.backends import _monitor, _probe
 from exp.backends.cuda import CudaBackend
 
 __all__ = ["RocmBackend"]
@@ -15,6 +16,18 @@ _DRIVER = Path("/sys/module/amdgpu/version")
 
 class RocmBackend(CudaBackend):
     """AMD cards; RCCL answers to the name of NCCL, and to its environment variables."""
+
+    variables = (
+        "ROCR_VISIBLE_DEVICES",
+        "HIP_VISIBLE_DEVICES",
+        "CUDA_VISIBLE_DEVICES",
+        "HSA_OVERRIDE_GFX_VERSION",
+        "MIOPEN_DISABLE_CACHE",
+        "MIOPEN_SYSTEM_DB_PATH",
+        "NCCL_DEBUG",
+        "NCCL_SOCKET_IFNAME",
+        "PYTORCH_HIP_ALLOC_CONF",
+    )
 
     def why_unavailable(self) -> str | None:
         """What is missing: torch, a ROCm build of it, the driver, or a visible card."""
@@ -46,6 +59,19 @@ class RocmBackend(CudaBackend):
     def supports(self, precision: str) -> bool:
         """Whatever the family can: bf16 needs no particular card here, says torch >= 2.0."""
         return precision in self.precisions
+
+    def packages(self) -> dict[str, str | None]:
+        """The HIP that torch was built for, and the driver."""
+        return {"hip": _probe.torch_build()["hip"], "driver": self.driver_version()}
+
+    def monitor(self) -> list[dict[str, Any]]:
+        """What rocm-smi says."""
+        return _monitor.rocm_smi()
+
+    def _card(self, index: int) -> int | None:
+        """The runtime's own variable hides first; the others count within what it leaves."""
+        left = _probe.visible_card(index, "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+        return None if left is None else _probe.visible_card(left, "ROCR_VISIBLE_DEVICES")
 
     def driver_version(self) -> str | None:
         """Version of the packaged kernel driver; the one that comes with Linux has none of its own."""

@@ -61,6 +61,9 @@ class Backend(abc.ABC):
     has_simulator: bool = False
     """Whether there are simulated devices of this family."""
 
+    variables: tuple[str, ...] = ()
+    """Environment variables that change how this family behaves, for reports. None that may hold a secret."""
+
     def __init__(
         self,
         name: str,
@@ -114,6 +117,19 @@ class Backend(abc.ABC):
             UnavailableError: it cannot be got ready here.
         """
 
+    def packages(self) -> dict[str, str | None]:
+        """Versions of the vendor's packages, libraries and driver by name, for reports; None: not installed."""
+        return {}
+
+    def monitor(self) -> list[dict[str, Any]]:
+        """What the vendor's monitor says of every card of this host, visible or not; empty where there is none.
+
+        Returns:
+            Per card ``index`` (on the host), ``name``, ``uuid``, ``bus_id``, ``utilisation_percent``, ``memory_used``
+            and ``memory_total`` (bytes), ``temperature_c``, ``power_w``, ``state``; None for what it does not tell.
+        """
+        return []
+
     # -- asked by a worker: torch is imported from here on ---------------------------------------------------------
 
     @abc.abstractmethod
@@ -166,6 +182,19 @@ class Backend(abc.ABC):
 
         self.staged = True
         init_staged_process_group(self.device_type, store, rank, world_size, timeout)
+
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        """Add up a tensor on this device over all ranks, in place, with the collectives that gradients use."""
+        import torch.distributed as dist
+
+        from exp.compat import supports_python_process_groups
+
+        if self.staged and not supports_python_process_groups():
+            host = tensor.cpu()
+            dist.all_reduce(host)
+            tensor.copy_(host)
+        else:
+            dist.all_reduce(tensor)
 
     def destroy_process_group(self) -> None:
         """Take the default process group down."""
@@ -231,10 +260,17 @@ class Backend(abc.ABC):
         """``{"allocated", "max_allocated", "total"}`` in bytes where the device tells, else empty."""
         return {}
 
+    def free_memory(self) -> tuple[int, int] | None:
+        """Bytes free on the current device, other processes' use counted, and in total; None where it does not tell."""
+        return None
+
     def end_step(self, optimizer: torch.optim.Optimizer, **kwargs: Any) -> None:
         """Take the optimizer's step; lazy devices also end their graph here."""
         optimizer.step(**kwargs)
 
     def describe(self, device: torch.device) -> dict[str, Any]:
-        """``{"name", "index"}`` and what else is known of one device, for the run record."""
+        """``{"name", "index"}`` and what else is known of one device, for the run record.
+
+        ``uuid``, ``bus_id`` or ``card`` (its number on the host, visible or not) tell cards apart (:mod:`exp.cards`).
+        """
         return {"name": device.type, "index": device.index}

@@ -124,7 +124,7 @@ def test_the_current_generation(plugin):
         with backend.autocast("bf16"):
             assert torch.is_autocast_enabled("gcu") and torch.get_autocast_dtype("gcu") == torch.bfloat16
         assert backend.memory() == {"allocated": 1, "max_allocated": 2, "total": 4}
-        assert backend.describe(device) == {"name": "S60", "index": 3, "memory": 4}
+        assert backend.describe(device) == {"name": "S60", "index": 3, "memory": 4, "card": 3}
         assert backend.ddp_kwargs(device) == {"device_ids": [3], "output_device": 3}
         assert backend.ddp_class is torch.nn.parallel.DistributedDataParallel
         backend.seed(1)
@@ -164,7 +164,7 @@ def test_the_legacy_generation(plugin):
         backend.synchronize()
         assert torch_gcu.calls[-2:] == [("sync_lived_tensor",), ("synchronize",)]
         assert [backend.supports(precision) for precision in ("fp32", "bf16", "fp16")] == [True, False, False]
-        assert backend.rng_state() is None and backend.memory() == {} and backend.describe(device)["index"] == 3
+        assert backend.rng_state() is None and backend.memory() == {} and backend.describe(device)["card"] == 3
         print("0")
     """
     plugin(LEGACY)(script)

@@ -1,0 +1,200 @@
+"""What the vendors' monitors say of their cards: utilisation, memory, temperature and power.
+
+Each parser takes the text of one program and gives one dict per card, with the keys of :func:`reading`. They take what
+they recognise and leave out the rest: a monitor of another version must not break a run, and none of them raises.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from typing import Any, Callable, Iterator
+
+__all__ = ["efsmi", "nvidia_smi", "parse_efsmi", "parse_nvidia_smi", "parse_rocm_smi", "reading", "rocm_smi"]
+
+_TIMEOUT_S = 10
+_MIB = 2**20
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+
+_NVIDIA_FIELDS = (
+    ("index", "index"),
+    ("uuid", "uuid"),
+    ("pci.bus_id", "bus_id"),
+    ("name", "name"),
+    ("utilization.gpu", "utilisation_percent"),
+    ("memory.used", "memory_used"),
+    ("memory.total", "memory_total"),
+    ("temperature.gpu", "temperature_c"),
+    ("power.draw", "power_w"),
+)
+
+
+def reading(index: int, **known: Any) -> dict[str, Any]:
+    """One card's reading; what the monitor does not tell is None.
+
+    Args:
+        index: number of the card on its host, visible or not.
+        **known: ``name``, ``uuid``, ``bus_id``, ``utilisation_percent``, ``memory_used`` and ``memory_total`` (bytes),
+            ``temperature_c``, ``power_w``, ``state`` (the monitor's own word, such as ``Sleep``).
+    """
+    keys = ("name", "uuid", "bus_id", "utilisation_percent", "memory_used", "memory_total", "temperature_c", "power_w")
+    return {"index": index, **{key: known.get(key) for key in (*keys, "state")}}
+
+
+def efsmi() -> list[dict[str, Any]]:
+    """Enflame's cards: the long form, and the table where that is not understood."""
+    return _ask(parse_efsmi, ["efsmi", "-q"]) or _ask(parse_efsmi, ["efsmi"])
+
+
+def rocm_smi() -> list[dict[str, Any]]:
+    """AMD's cards."""
+    shown = ["--showuse", "--showmeminfo", "vram", "--showtemp", "--showpower", "--showbus", "--showproductname"]
+    return _ask(parse_rocm_smi, ["rocm-smi", *shown, "--showuniqueid", "--json"])
+
+
+def nvidia_smi() -> list[dict[str, Any]]:
+    """NVIDIA's cards."""
+    fields = ",".join(field for field, _ in _NVIDIA_FIELDS)
+    return _ask(parse_nvidia_smi, ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"])
+
+
+def _ask(parse: Callable[[str], list[dict[str, Any]]], command: list[str]) -> list[dict[str, Any]]:
+    """What the monitor says; nothing where it is missing, fails, or does not answer in time."""
+    program = shutil.which(command[0])
+    if program is None:
+        return []
+    try:
+        done = subprocess.run(
+            [program, *command[1:]], stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return parse(done.stdout.decode("utf-8", errors="replace"))
+
+
+def parse_nvidia_smi(text: str) -> list[dict[str, Any]]:
+    """Rows of ``--query-gpu=... --format=csv,noheader,nounits``; what a card does not tell is ``[N/A]`` there."""
+    found = []
+    for line in text.splitlines():
+        row = [cell.strip() for cell in line.split(",")]  # nothing is quoted, and no name has a comma
+        if len(row) != len(_NVIDIA_FIELDS) or not row[0].isdigit():
+            continue
+        cells = {key: cell for (_, key), cell in zip(_NVIDIA_FIELDS, row)}
+        known: dict[str, Any] = {key: _text(cells[key]) for key in ("uuid", "bus_id", "name")}
+        for key in ("utilisation_percent", "temperature_c", "power_w"):
+            known[key] = _number(cells[key])
+        for key in ("memory_used", "memory_total"):
+            known[key] = _bytes(_number(cells[key]), _MIB)
+        found.append(reading(int(cells["index"]), **known))
+    return found
+
+
+def parse_rocm_smi(text: str) -> list[dict[str, Any]]:
+    """The JSON of ``--json``; the names of its keys vary from one release to the next."""
+    try:
+        cards = json.loads(text[text.index("{") :])  # warnings may come before it
+    except ValueError:
+        return []
+    found = []
+    for name, card in cards.items() if isinstance(cards, dict) else ():
+        match = re.fullmatch(r"card(\d+)", name)
+        if match is None or not isinstance(card, dict):
+            continue
+        values = {str(key).lower(): value for key, value in card.items()}
+        found.append(
+            reading(
+                int(match.group(1)),
+                name=_text(_first(values, "card series", "card model", "product name")),
+                uuid=_text(_first(values, "unique id")),
+                bus_id=_text(_first(values, "pci bus")),
+                utilisation_percent=_number(_first(values, "gpu use (%)")),
+                memory_used=_bytes(_number(_first(values, "vram total used memory (b)")), 1),
+                memory_total=_bytes(_number(_first(values, "vram total memory (b)")), 1),
+                temperature_c=_number(_first(values, "temperature (sensor edge", "temperature (sensor junction")),
+                power_w=_number(
+                    _first(values, "average graphics package power", "current socket graphics package power")
+                ),
+            )
+        )
+    return sorted(found, key=lambda card: card["index"])
+
+
+def parse_efsmi(text: str) -> list[dict[str, Any]]:
+    """The long form of ``efsmi -q`` (``DEV ID 0``, then ``key : value``) or the table of ``efsmi``."""
+    return list(_efsmi_long(text)) or list(_efsmi_table(text))
+
+
+def _efsmi_long(text: str) -> Iterator[dict[str, Any]]:
+    for section in re.split(r"^\s*DEV ID\s+", text, flags=re.MULTILINE)[1:]:
+        head, _, body = section.partition("\n")
+        if not head.strip().isdigit():
+            continue
+        values: dict[str, str] = {}
+        for line in body.splitlines():
+            key, separator, value = line.partition(":")
+            if separator:
+                values.setdefault(key.strip(), value.strip())  # the first: later sections repeat some names
+        place = [values.get(key) for key in ("Domain", "Bus", "Dev", "Func")]
+        yield reading(
+            int(head),
+            name=_text(values.get("Dev Name")),
+            uuid=_text(values.get("Dev UUID")),
+            bus_id="{}:{}:{}.{}".format(*place) if all(place) else None,
+            utilisation_percent=_number(values.get("GCU Usage")),
+            # Older drivers say Mem Size and Mem Usage.
+            memory_used=_bytes(_number(values.get("Used Size") or values.get("Mem Usage")), _MIB),
+            memory_total=_bytes(_number(values.get("Total Size") or values.get("Mem Size")), _MIB),
+            temperature_c=_number(values.get("GCU Temp")),
+            power_w=_number(values.get("Cur Power")),
+            state=_text(values.get("Dpm Level") or values.get("Lpm Level")),
+        )
+
+
+def _efsmi_table(text: str) -> Iterator[dict[str, Any]]:
+    """Two lines for each card; the second has no number of its own, so it belongs to the first."""
+    head: list[list[str]] | None = None
+    for line in text.splitlines():
+        cells = [cell.split() for cell in line.strip().strip("|").split("|")]
+        if len(cells) != 3 or not all(cells):
+            head = None if not line.strip().startswith("|") else head
+            continue
+        if head is None:
+            if cells[0][0].isdigit() and re.match(r"[0-9a-fA-F]+:[0-9a-fA-F]+", cells[2][0]):
+                head = cells
+            continue
+        power = next((word for word in cells[0] if re.fullmatch(r"\d+(\.\d+)?W", word)), None)
+        yield reading(
+            int(head[0][0]),
+            name=" ".join(head[0][1:]) or None,
+            bus_id=head[2][0],
+            utilisation_percent=_number(next((word for word in cells[2] if word.endswith("%")), None)),
+            memory_total=_bytes(_number(cells[1][0]), _MIB) if cells[1][0].endswith("MiB") else None,
+            temperature_c=_number(cells[0][0]),
+            power_w=_number(power),
+            state=next((word for word in cells[0] if re.fullmatch(r"Sleep|Active|L(P)?\d+", word)), None),
+        )
+        head = None
+
+
+def _first(values: dict[str, Any], *beginnings: str) -> Any:
+    for beginning in beginnings:
+        for key, value in values.items():
+            if key.startswith(beginning) and value not in (None, "", "N/A"):
+                return value
+    return None
+
+
+def _number(value: Any) -> float | None:
+    match = _NUMBER.search(str(value)) if value is not None else None
+    return float(match.group()) if match else None
+
+
+def _bytes(value: float | None, unit: int) -> int | None:
+    return None if value is None else int(value * unit)
+
+
+def _text(value: Any) -> str | None:
+    text = "" if value is None else str(value).strip()
+    return None if text.strip("[]").upper() in ("", "N/A", "UNKNOWN", "NOT SUPPORTED", "NONE") else text
