@@ -15,7 +15,7 @@ import exp
 if TYPE_CHECKING:
     from exp.backend import Backend
 
-__all__ = ["describe_environment", "git_revision"]
+__all__ = ["describe_environment", "git_revision", "package_versions"]
 
 _PACKAGES = ("torch", "mmengine", "hydra-core", "omegaconf", "numpy", "pandas")
 
@@ -30,11 +30,16 @@ def describe_environment(backend: Backend, devices: list[dict[str, Any]]) -> dic
         "platform": platform.platform(),
         "host": socket.gethostname(),
         "cpu_count": os.cpu_count(),
-        "packages": {name: _version(name) for name in _PACKAGES},
+        "packages": package_versions(),
         "backend": backend.name,
         "backend_env": {name: os.environ.get(name) for name in backend.worker_env(0, 1, single_node=True)},
         "devices": devices,
     }
+
+
+def package_versions() -> dict[str, str | None]:
+    """Versions of the packages that a run's numbers depend on; None: not installed."""
+    return {name: _version(name) for name in _PACKAGES}
 
 
 def _version(package: str) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from exp import console
+from exp.doctor import report as doctor
 from exp.errors import EXIT_OK
 from exp.launcher import describe_failure
 from exp.result import blank_result
@@ -20,10 +21,9 @@ __all__ = ["begin", "end"]
 def begin(config: Any, folder: RunFolder) -> None:
     """Say what is about to run, and where it goes."""
     processes = config.nproc * config.launcher.nnodes
-    batch = f"global batch {config.global_batch_size}"
-    if processes > 1 or config.accumulate > 1:
-        batch += f" = {config.batch_size} x {processes} processes x {config.accumulate} micro-batches"
     terminal = console.make_console()
+    if config.task.name == "env":
+        return
     if config.backend.simulate:
         terminal.print(
             f"SIMULATED: no {config.backend.name} card is used. Every device of this run is made up in host memory; "
@@ -31,6 +31,12 @@ def begin(config: Any, folder: RunFolder) -> None:
             style="bold yellow",
             soft_wrap=True,
         )
+    if config.task.name == "doctor":
+        doctor.begin(config, folder, _shown(folder))
+        return
+    batch = f"global batch {config.global_batch_size}"
+    if processes > 1 or config.accumulate > 1:
+        batch += f" = {config.batch_size} x {processes} processes x {config.accumulate} micro-batches"
     terminal.print(
         f"{config.name}: {config.task.name} on {config.backend.name}, {config.precision}, {batch}\n"
         f"run folder: {_shown(folder)}",
@@ -45,7 +51,12 @@ def end(config: Any, folder: RunFolder, outcome: Outcome, exit_codes: list[int])
     Returns:
         The metric for a sweeper: nan where the run failed.
     """
+    if config.task.name == "doctor" and outcome.interrupted_by is None:
+        exit_codes.append(doctor.end(config, folder, outcome, _shown(folder)))
+        return None
     exit_codes.append(outcome.exit_code)
+    if config.task.name == "env" and outcome.exit_code == EXIT_OK:
+        return None
     result = read_json(folder.result)
     if outcome.exit_code == EXIT_OK and result is not None:
         if outcome.restarts != result["restarts"]:

@@ -12,6 +12,8 @@ from exp.errors import RunError
 
 __all__ = ["RunFolder", "read_json", "write_atomically", "write_json"]
 
+_LEAST_BYTES = 2**16  # what the records of the shortest run may need
+
 
 class RunFolder:
     """Paths of one run; every rank shares one.
@@ -40,8 +42,8 @@ class RunFolder:
         """
         try:
             self.logs.mkdir(mode=0o750, parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=self.path):
-                pass
+            with tempfile.TemporaryFile(dir=self.path) as file:
+                file.write(b"\1" * _LEAST_BYTES)  # a full disk lets empty files be made
         except OSError as error:
             raise RunError(f"cannot write to the run folder {self.path}: {error.strerror}; set output_dir") from error
 

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import OmegaConf
 
 from exp.backends_registry import create_backend
-from exp.config.schema import ExpConfig
+from exp.cards import shared
+from exp.config.schema import DIAGNOSES, ExpConfig
 from exp.errors import ConfigError, RunError
 from exp.runfolder import write_json
 
@@ -146,15 +147,11 @@ def rank_line(rank: int, world_size: int, device: dict[str, Any], process_group:
 
 
 def _check_distinct(devices: list[dict[str, Any]]) -> None:
-    seen: dict[tuple[str, Any], int] = {}
-    for rank, device in enumerate(devices):
-        key = (device["host"], device.get("uuid") or device.get("bus_id") or device["device"])
-        if key in seen:
-            raise RunError(
-                f"ranks {seen[key]} and {rank} share one card ({device['device']} on {device['host']}); "
-                "give each rank its own: lower nproc, or correct the visible-devices variable"
-            )
-        seen[key] = rank
+    for first, second in shared(dict(enumerate(devices))):
+        raise RunError(
+            f"ranks {first} and {second} share one card ({devices[second]['device']} on {devices[second]['host']}); "
+            "give each rank its own: lower nproc, or correct the visible-devices variable"
+        )
 
 
 def run(folder: RunFolder, info: RankInfo) -> None:
@@ -168,6 +165,10 @@ def run(folder: RunFolder, info: RankInfo) -> None:
     environment = backend.worker_env(info.local_rank, info.local_world_size, single_node=info.single_node)
     for name, value in environment.items():
         os.environ.setdefault(name, value)
+    if config.task.name in DIAGNOSES:
+        # They take the steps of a session one by one, and go on where one fails.
+        importlib.import_module(f"exp.tasks.{config.task.name}").diagnose(config, folder, info, backend)
+        return
     session = Session(config, folder, info, backend)
     try:
         session.open()

@@ -13,6 +13,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
 __all__ = [
+    "DIAGNOSES",
     "BackendConfig",
     "CheckpointConfig",
     "ExpConfig",
@@ -26,6 +27,9 @@ __all__ = [
     "WrapperConfig",
     "register",
 ]
+
+DIAGNOSES = ("doctor", "env")
+"""Tasks that examine what others need: a module of theirs has ``diagnose`` instead of ``run``."""
 
 # OmegaConf reads these annotations at run time, on Python 3.8 too: hence typing's generics, not the builtin ones.
 
@@ -86,6 +90,10 @@ class TaskConfig:
     """predict: how many windows are plotted, spread over the test part."""
     max_channels: int = 4
     """predict: how many channels are plotted per window."""
+    timeout_s: int = 60
+    """doctor: longest that a check may take, and that ranks wait for one another, in seconds."""
+    burst_s: float = 2.0
+    """doctor: how long every card multiplies matrices, in seconds."""
 
 
 @dataclass

@@ -12,13 +12,14 @@ from omegaconf import OmegaConf
 from exp.backend import PRECISIONS
 from exp.config.batch import derive_batch_sizes
 from exp.config.explain import nearest
+from exp.config.schema import DIAGNOSES
 from exp.errors import ConfigError, UnavailableError
 from exp.runfolder import RunFolder, read_json
 
 if TYPE_CHECKING:
     from exp.backend import Backend
 
-__all__ = ["refuse_device_arguments", "validate"]
+__all__ = ["check_data", "refuse_device_arguments", "validate"]
 
 _WRAPPERS = ("mmddp", "ddp", "none")
 
@@ -39,6 +40,9 @@ def validate(config: Any, overrides: Sequence[str], backend: Backend) -> None:
     _check_values(config)
     if config.launcher.nnodes > 1 and not any(override.startswith("output_dir=") for override in overrides):
         raise ConfigError("launcher.nnodes>1 needs output_dir=<a folder that all nodes share>, the same on every node")
+    if config.task.name in DIAGNOSES:
+        _prepare_diagnosis(config, backend)
+        return
     _check_processes(config, backend)
     for package in config.logger.requires:
         if importlib.util.find_spec(package) is None:
@@ -47,6 +51,26 @@ def validate(config: Any, overrides: Sequence[str], backend: Backend) -> None:
             )
     _derive_batch(config, overrides)
     _check_files(config)
+
+
+def check_data(data: Any) -> bool:
+    """Let a family of data sets look at its own files, in a module that needs neither torch nor pandas.
+
+    Args:
+        data: ``config.data``.
+
+    Returns:
+        Whether there is such a module.
+
+    Raises:
+        DataError: a file is missing, or cannot be the right one.
+    """
+    module_name, _, _ = data["_target_"].rpartition(".")
+    family = module_name.rpartition(".")[0]
+    if not family or importlib.util.find_spec(f"{family}.preflight") is None:
+        return False
+    importlib.import_module(f"{family}.preflight").preflight(data)
+    return True
 
 
 def refuse_device_arguments(config: Any) -> None:
@@ -83,10 +107,14 @@ def _check_values(config: Any) -> None:
         raise ConfigError(f"launcher.nnodes={config.launcher.nnodes} must be at least 1")
 
 
-def _check_processes(config: Any, backend: Backend) -> None:
+def _check_available(config: Any, backend: Backend) -> None:
     reason = backend.why_unavailable()
     if reason is not None:
         raise UnavailableError(f"backend={config.backend.name} is not available: {reason}")
+
+
+def _check_processes(config: Any, backend: Backend) -> None:
+    _check_available(config, backend)
     if config.precision not in backend.precisions:
         raise ConfigError(
             f"precision={config.precision} is not supported by backend={backend.name}; "
@@ -100,6 +128,22 @@ def _check_processes(config: Any, backend: Backend) -> None:
             f"nproc={config.nproc} asks for more devices than backend={backend.name} has here: {count}; "
             f"set nproc={count} or make more devices visible"
         )
+
+
+def _prepare_diagnosis(config: Any, backend: Backend) -> None:
+    """Only what no worker could report: too few devices, missing data and the rest are for the diagnosis itself."""
+    if config.task.name == "env":
+        if config.nproc > 1:
+            raise ConfigError(f"task=env looks from one process; leave out nproc={config.nproc}, or use task=doctor")
+        return
+    for key in ("timeout_s", "burst_s"):
+        if config.task[key] <= 0:
+            raise ConfigError(f"task.{key}={config.task[key]} must be more than 0 seconds")
+    _check_available(config, backend)
+    if config.launcher["_target_"] == "auto":
+        # Not in this process, even for one worker: it is to survive a device that hangs or crashes.
+        config.launcher._target_ = "exp.launcher.torchrun.TorchrunLauncher"
+    _check_output_dir(config)
 
 
 def _derive_batch(config: Any, overrides: Sequence[str]) -> None:
@@ -116,11 +160,7 @@ def _derive_batch(config: Any, overrides: Sequence[str]) -> None:
 
 
 def _check_files(config: Any) -> None:
-    module_name, _, _ = config.data["_target_"].rpartition(".")
-    family = module_name.rpartition(".")[0]
-    # A family of data sets may check its own files here, in a module that needs neither torch nor pandas.
-    if family and importlib.util.find_spec(f"{family}.preflight") is not None:
-        importlib.import_module(f"{family}.preflight").preflight(config.data)
+    check_data(config.data)
     for key in ("init_from", "resume"):
         value = config[key]
         if value is not None and value != "auto" and not Path(value).exists():

@@ -1,0 +1,271 @@
+"""What a rank can find out by itself: interpreter, packages, device, memory, arithmetic, folders and limits."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import shutil
+import statistics
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Iterator
+
+from exp.backend import PRECISIONS
+from exp.cards import identity, reading_of
+from exp.config.validate import check_data
+from exp.doctor import facts
+from exp.doctor.facts import flops, size
+from exp.doctor.record import CheckError, Found
+from exp.environment import package_versions
+from exp.launcher.base import this_host
+
+if TYPE_CHECKING:
+    import torch
+
+    from exp.backend import Backend
+    from exp.launcher.base import RankInfo
+    from exp.runfolder import RunFolder
+
+__all__ = ["Alone"]
+
+_PROBE_BYTES = 2**20
+_LITTLE_SPACE = 2**30
+_LITTLE_SHM = 2**26  # what a container gets where nobody asks for more
+_FEW_FILES = 1024
+_IDLE_PERCENT = 5
+_LARGEST_MATRIX = 8192
+_LONG_PRODUCT_S = 0.004
+_MONITOR_PATIENCE_S = 10
+
+
+class Alone:
+    """The checks that need no other rank; what they learn is kept for the later ones.
+
+    Attributes:
+        device: once the check of that name has passed.
+        described: what is known of it, with the host.
+    """
+
+    def __init__(self, config: Any, folder: RunFolder, info: RankInfo, backend: Backend) -> None:
+        self.config = config
+        self.folder = folder
+        self.info = info
+        self.backend = backend
+        self.device: torch.device
+        self.described: dict[str, Any] = {}
+        self._readings: list[list[dict[str, Any]]] = []
+
+    def interpreter(self) -> Found:
+        """Which Python this is, and where."""
+        version = platform.python_version()
+        values = {"python": version, "executable": sys.executable, "platform": platform.platform()}
+        return Found(f"Python {version}, {sys.executable}", values)
+
+    def packages(self) -> Found:
+        """Torch imports; versions of it and of the vendor's packages."""
+        try:
+            import torch
+        except (ImportError, OSError) as error:
+            raise CheckError(
+                f"torch does not import: {error}", "install the torch that goes with this device"
+            ) from error
+        versions = {**package_versions(), "torch": torch.__version__, **self.backend.packages()}
+        shown = {"torch": versions["torch"], **self.backend.packages()}
+        return Found(", ".join(f"{name} {version}" for name, version in shown.items() if version), versions)
+
+    def select_device(self) -> Found:
+        """The device of this rank can be selected and computes."""
+        import torch
+
+        device = self.backend.set_device(self.info.local_rank)
+        described = {**self.backend.describe(device), "host": this_host(), "device": str(device)}
+        described["identity"] = identity(described) if self.backend.exclusive_devices else None
+        answer = float((torch.arange(4, dtype=torch.float32).to(device) * 2).sum().cpu())
+        if answer != 12.0:
+            raise CheckError(f"{device} gives {answer} for 12", "the card computes wrongly: take it out of service")
+        self.device, self.described = device, described
+        which = (str(device), described["name"], described["identity"])
+        return Found(", ".join(part for part in which if part), described)
+
+    def memory(self) -> Found:
+        """Memory of the device, and whether another process holds it."""
+        sizes = self.backend.free_memory() or self._memory_by_monitor()
+        if sizes is None:
+            return Found("this device does not tell")
+        free, total = sizes
+        values = {"free": free, "total": total}
+        finding = f"{size(free)} free of {size(total)}"
+        holder = "another process holds the rest; find it with the vendor's monitor, and end it"
+        if free < total * 0.05:
+            raise CheckError(finding, holder, **values)
+        return Found(finding, values, holder if free < total * 0.5 and self.backend.exclusive_devices else None)
+
+    def _memory_by_monitor(self) -> tuple[int, int] | None:
+        row = reading_of(self.described, self.backend.monitor())
+        if row is None or row["memory_total"] is None or row["memory_used"] is None:
+            return None
+        return row["memory_total"] - row["memory_used"], row["memory_total"]
+
+    def autocast(self) -> Found:
+        """Every precision that the backend claims for this device works, and the configured one is among them."""
+        import torch
+
+        works = []
+        for precision in PRECISIONS:
+            if not self.backend.supports(precision):
+                continue
+            left, right = torch.ones(16, 16, device=self.device), torch.ones(16, 16, device=self.device)
+            with self.backend.autocast(precision):
+                product = left @ right
+            if not bool((product.float().cpu() == 16).all()):
+                raise CheckError(
+                    f"{precision} gives wrong numbers", "use another precision, and report it to the vendor"
+                )
+            works.append(precision)
+        if self.config.precision not in works:
+            raise CheckError(f"no {self.config.precision} on this device", f"use precision={' or '.join(works)}")
+        return Found(", ".join(works), {"precisions": works})
+
+    def burst(self, ready: Any) -> Found:
+        """A short burst of matrix products with a known answer.
+
+        Args:
+            ready: called when this rank is warm; comes back when all are, so that all cards work at once.
+        """
+        import torch
+
+        with self.backend.autocast(self.config.precision):
+            side, seconds = self._warm_up()
+            # All entries 1/n, with n a power of two: the product with ones is exactly ones, in every precision.
+            matrix = torch.full((side, side), 1.0 / side, device=self.device)
+            result = torch.ones(side, side, device=self.device)
+            at_once = max(1, int(0.05 / seconds))
+            ready()
+            count, started = 0, time.monotonic()
+            with self._watch_monitor() as answered:
+                while True:
+                    for _ in range(at_once):
+                        result = matrix @ result
+                    self.backend.synchronize()
+                    count += at_once
+                    elapsed = time.monotonic() - started
+                    long_enough = elapsed >= self.config.task.burst_s
+                    if long_enough and (answered.is_set() or elapsed > _MONITOR_PATIENCE_S):
+                        break
+        error = float((result.float() - 1).abs().max().cpu())
+        if error > 1e-3:
+            raise CheckError(f"products are wrong by {error:g}", "the card computes wrongly: take it out of service")
+        rate = 2.0 * side**3 * count / elapsed
+        values = {"flops": rate, "side": side, "products": count, "seconds": round(elapsed, 3)}
+        return Found(f"{flops(rate)}FLOP/s in {self.config.precision}, {count} products of side {side}", values)
+
+    def _warm_up(self) -> tuple[int, float]:
+        """The side of matrices whose product takes a few milliseconds, and how many seconds it takes."""
+        import torch
+
+        side = 256
+        while True:
+            matrix = torch.full((side, side), 1.0 / side, device=self.device)
+            times = []
+            for _ in range(3):
+                started = time.monotonic()
+                matrix = matrix @ matrix
+                self.backend.synchronize()
+                times.append(time.monotonic() - started)
+            seconds = max(min(times[1:]), 1e-6)  # the first may compile
+            if seconds > _LONG_PRODUCT_S or side >= _LARGEST_MATRIX:
+                return side, seconds
+            side *= 2
+
+    @contextlib.contextmanager
+    def _watch_monitor(self) -> Iterator[threading.Event]:
+        """Ask the monitor again and again meanwhile; the event says that it has answered once."""
+        answered, over = threading.Event(), threading.Event()
+
+        def watch() -> None:
+            over.wait(self.config.task.burst_s / 4)  # monitors show a mean over the last moments
+            while not over.is_set():
+                readings = self.backend.monitor()
+                if readings:
+                    self._readings.append(readings)
+                answered.set()
+                over.wait(0.2 if readings else 3600)
+
+        thread = threading.Thread(target=watch, name="monitor", daemon=True)
+        thread.start()
+        try:
+            yield answered
+        finally:
+            over.set()
+            thread.join(_MONITOR_PATIENCE_S)
+
+    def utilisation(self) -> Found:
+        """The vendor's monitor has seen this rank's card at work during the burst."""
+        rows = [row for row in (reading_of(self.described, readings) for readings in self._readings) if row]
+        shown = [row["utilisation_percent"] for row in rows if row["utilisation_percent"] is not None]
+        if not shown:
+            why = "the monitor does not show this card's" if self._readings else "no monitor here"
+            return Found(f"{why}; the rate alone is judged")
+        last = rows[-1]
+        values = {"utilisation_percent": max(shown), "samples": len(shown)}
+        values.update({key: last[key] for key in ("temperature_c", "power_w", "state")})
+        if max(shown) < _IDLE_PERCENT:
+            state = f" ({last['state']})" if last["state"] else ""
+            raise CheckError(
+                f"card idle while it should work: {max(shown):.0f} %{state} on the monitor during the burst",
+                "the work lands elsewhere: check the visible-devices variable; operators may fall back to the CPU",
+                **values,
+            )
+        return Found(f"{max(shown):.0f} %, {statistics.mean(shown):.0f} % on average", values)
+
+    def data(self) -> Found:
+        """The configured data can be reached from here."""
+        checked = check_data(self.config.data)
+        name = self.config.data.get("name")
+        return Found(f"{name}: {'there, and its beginning fits' if checked else 'has no check of its own'}")
+
+    def output(self) -> Found:
+        """The run folder can be written from here, and has space left."""
+        usage = _usage(self.folder)
+        advice = "make space, or set output_dir to another disk"
+        if usage["free"] < _PROBE_BYTES:  # do not take the last of it from the other ranks' records
+            raise CheckError(f"no space: less than {size(_PROBE_BYTES)} free for {self.folder.path}", advice, **usage)
+        probe = self.folder.path / "doctor" / f".probe{self.info.rank}"
+        content = os.urandom(_PROBE_BYTES)  # random: nothing on the way can compress it
+        try:
+            probe.parent.mkdir(parents=True, exist_ok=True)
+            with probe.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            same = probe.read_bytes() == content
+        except OSError as error:
+            finding = f"cannot write to {self.folder.path}: {error.strerror}"
+            raise CheckError(finding, advice, **usage) from error
+        finally:
+            with contextlib.suppress(OSError):
+                probe.unlink()
+        if not same:
+            raise CheckError(f"{self.folder.path} gives back other bytes than were written", "set output_dir elsewhere")
+        little = "checkpoints may not fit: make space, or set output_dir" if usage["free"] < _LITTLE_SPACE else None
+        return Found(f"{size(usage['free'])} free for {self.folder.path}", usage, little)
+
+    def limits(self) -> Found:
+        """Shared memory and open files, which data-loader workers use up."""
+        values = facts.limits()
+        shm, files = values["shm_total"], values["open_files"]
+        open_files = "no limit of" if files is None else files
+        finding = f"{facts.SHM} {size(shm) if shm else 'missing'}, {open_files} open files"
+        advice = []
+        if shm is None or shm <= _LITTLE_SHM or (values["shm_free"] or 0) <= _LITTLE_SHM // 4:
+            advice.append(f"loader workers need more {facts.SHM}: docker run --shm-size=8g, or data.num_workers=0")
+        if files is not None and files < _FEW_FILES:
+            advice.append("ulimit -n 65536")
+        return Found(finding, dict(values), "; ".join(advice) or None)
+
+
+def _usage(folder: RunFolder) -> dict[str, Any]:
+    usage = shutil.disk_usage(folder.path)
+    return {"free": usage.free, "total": usage.total}

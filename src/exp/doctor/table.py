@@ -1,0 +1,123 @@
+"""What the doctor prints: one line per rank, what is wrong and what to do, and the verdict. Imports no torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from exp.doctor.facts import flops, size
+from exp.doctor.record import FAILED, OK, SKIPPED, WARNING
+from exp.doctor.verdict import value_of
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["print_report"]
+
+_STYLES = {OK: "green", WARNING: "yellow", FAILED: "bold red", SKIPPED: "dim"}
+_MOST_RANKS = 12
+
+
+def print_report(terminal: Console, report: dict[str, Any], where: str) -> None:
+    """Print ``doctor.json``.
+
+    Args:
+        terminal: to print on.
+        report: from :func:`exp.doctor.verdict.assemble`.
+        where: the path of ``doctor.json``, as shown to the user.
+    """
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    ranks = report["ranks"]
+    columns = [column for column in _COLUMNS if column[0] not in _ON_DEMAND or any(column[2](rank) for rank in ranks)]
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for title, justify, _ in columns:
+        table.add_column(
+            title,
+            justify=justify,
+            no_wrap=True,
+            overflow="ellipsis",
+            min_width=None if title in ("host", "card") else len(title),
+        )
+    for rank in ranks:
+        cells = [escape(cell(rank)) for _, _, cell in columns[:-1]]
+        table.add_row(*cells, f"[{_STYLES[rank['verdict']]}]{escape(_verdict(rank))}[/]")
+    terminal.print()
+    terminal.print(table)
+    for finding in report["findings"]:
+        style = _STYLES[finding["status"]]
+        who = _ranks(finding["ranks"], report["world_size"])
+        terminal.print()
+        terminal.print(
+            f"[{style}]{finding['status']}: {finding['check']}[/]{who}: {escape(finding['finding'])}", soft_wrap=True
+        )
+        terminal.print(f"  do: {escape(finding['advice'])}", soft_wrap=True)
+    terminal.print()
+    style = _STYLES[report["verdict"]]
+    terminal.print(f"[{style}]{_summary(report)}[/]; all figures in {escape(where)}", soft_wrap=True)
+
+
+def _summary(report: dict[str, Any]) -> str:
+    world_size, seconds = report["world_size"], f"{report['wall_s']:.0f} s"
+    if report["verdict"] == FAILED:
+        failed = sum(rank["verdict"] == FAILED for rank in report["ranks"])
+        return f"FAILED: {failed} of {world_size} rank{'s' if world_size > 1 else ''} on {report['backend']}, {seconds}"
+    work = f"{world_size} processes work together" if world_size > 1 else "1 process works"
+    return f"OK: {work} on {report['backend']}{', with warnings' if report['verdict'] == WARNING else ''}, {seconds}"
+
+
+def _ranks(ranks: list[int], world_size: int) -> str:
+    if not ranks:
+        return ""
+    if len(ranks) == world_size > 1:
+        return ", all ranks"
+    shown = ", ".join(map(str, ranks[:_MOST_RANKS])) + (" ..." if len(ranks) > _MOST_RANKS else "")
+    return f", rank{'s' if len(ranks) > 1 else ''} {shown}"
+
+
+def _verdict(rank: dict[str, Any]) -> str:
+    verdict: str = rank["verdict"]
+    if verdict == SKIPPED:
+        return "not all checked"
+    return verdict if verdict == OK else f"{verdict}: {rank['first']}"
+
+
+def _card(rank: dict[str, Any]) -> str:
+    name, identity = value_of(rank, "device", "name"), value_of(rank, "device", "identity")
+    if name is None:
+        return "-"
+    number = value_of(rank, "device", "card")
+    short = f"#{number}" if number is not None else identity
+    return f"{short} {name}" if short else str(name)
+
+
+def _figure(check: str, key: str, form: Any) -> Any:
+    def cell(rank: dict[str, Any]) -> str:
+        value = value_of(rank, check, key)
+        return "" if value is None else str(form(value))
+
+    return cell
+
+
+def _status(check: str) -> Any:
+    def cell(rank: dict[str, Any]) -> str:
+        status: str = next(found["status"] for found in rank["checks"] if found["name"] == check)
+        return "-" if status == SKIPPED else status
+
+    return cell
+
+
+_ON_DEMAND = ("util",)
+_COLUMNS: list[tuple[str, Any, Any]] = [
+    ("rank", "right", lambda rank: str(rank["rank"])),
+    ("host", "left", lambda rank: rank["host"] or "-"),
+    ("card", "left", _card),
+    ("free", "right", _figure("memory", "free", size)),
+    ("group", "right", _figure("group", "seconds", lambda value: f"{value:.1f} s")),
+    ("reduce", "right", _figure("all_reduce", "seconds", lambda value: f"{value * 1e3:.1f} ms")),
+    ("ddp", "left", _status("ddp")),
+    ("FLOP/s", "right", _figure("burst", "flops", flops)),
+    ("util", "right", _figure("utilisation", "utilisation_percent", lambda value: f"{value:.0f} %")),
+    ("verdict", "left", _verdict),
+]

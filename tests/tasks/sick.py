@@ -1,0 +1,90 @@
+"""Backends that are ill in the way that the variable SICK says: ``{"<local rank>": "<illness>"}``."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+from exp.backends.cpu import CpuBackend
+from exp.backends.gcu import GcuBackend
+
+from exp.errors import UnavailableError
+
+
+def illness(local_rank: int) -> str:
+    return json.loads(os.environ.get("SICK", "{}")).get(str(local_rank), "")
+
+
+def suffer(what: str) -> None:
+    if what == "sleeps":
+        time.sleep(300)
+    if what == "dies":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class SickBackend(CpuBackend):
+    """The CPU as four cards, with a number each."""
+
+    exclusive_devices = True
+    rank = 0
+
+    def device_count(self):
+        return 4
+
+    def worker_env(self, local_rank, local_world_size, single_node):
+        self.rank = local_rank
+        if illness(local_rank) == "never starts":
+            time.sleep(300)
+        return super().worker_env(local_rank, local_world_size, single_node)
+
+    def set_device(self, local_rank):
+        suffer(illness(local_rank))
+        if illness(local_rank) == "no card":
+            raise UnavailableError(f"local_rank {local_rank} has no card: torch sees {local_rank}; lower nproc")
+        return super().set_device(local_rank)
+
+    def describe(self, device):
+        return {**super().describe(device), "card": 0 if illness(self.rank) == "shares" else self.rank}
+
+    def free_memory(self):
+        return (2**20 if illness(self.rank) == "full" else 2**33, 2**33)
+
+    def autocast(self, precision):
+        if illness(self.rank) == "breaks":
+            raise RuntimeError("the driver says no\nand more")
+        return super().autocast(precision)
+
+    def synchronize(self):
+        if illness(self.rank) == "hangs":
+            time.sleep(300)
+        if illness(self.rank) == "slow":
+            time.sleep(0.5)
+
+    def all_reduce(self, tensor):
+        super().all_reduce(tensor)
+        if illness(self.rank) == "adds up wrong":
+            tensor.add_(1)
+
+    def packages(self):
+        return {"library": "2" if illness(self.rank) == "other library" else "1"}
+
+    def monitor(self):
+        path = os.environ.get("SICK_MONITOR")
+        return json.loads(Path(path).read_text()) if path else []
+
+
+class SickCards(GcuBackend):
+    """Cards of which some ranks see others than the rest, and some come late."""
+
+    def worker_env(self, local_rank, local_world_size, single_node):
+        environment = super().worker_env(local_rank, local_world_size, single_node)
+        if illness(local_rank) == "sees the others' order":
+            environment["TOPS_VISIBLE_DEVICES"] = ",".join(map(str, reversed(range(local_world_size))))
+        return environment
+
+    def set_device(self, local_rank):
+        suffer(illness(local_rank))
+        return super().set_device(local_rank)

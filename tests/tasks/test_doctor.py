@@ -1,0 +1,246 @@
+"""The doctor, through the launcher of a real job: on healthy ranks, and on ranks that are ill in one way each."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from exp.backends._monitor import reading
+
+from exp.doctor.record import CHECKS
+from tests.simulators import needs_card, needs_current_card
+
+ROOT = Path(__file__).parents[2]
+TIMEOUT_S = 6
+
+
+class Examined:
+    """What the doctor said, wrote and returned."""
+
+    def __init__(self, done, folder: Path, seconds: float) -> None:
+        self.code = done.returncode
+        self.text = done.stdout
+        self.errors = done.stderr
+        self.seconds = seconds
+        path = folder / "doctor.json"
+        self.report = json.loads(path.read_text()) if path.exists() else {}
+        path = folder / "result.json"
+        self.result = json.loads(path.read_text()) if path.exists() else {}
+
+    def failures(self) -> dict[str, list[int]]:
+        """Ranks by the check that they failed."""
+        found: dict[str, list[int]] = {}
+        for finding in self.report["findings"]:
+            if finding["status"] == "failed":
+                found.setdefault(finding["check"], []).extend(finding["ranks"])
+        return found
+
+    def check(self, rank: int, name: str) -> dict:
+        return next(check for check in self.report["ranks"][rank]["checks"] if check["name"] == name)
+
+
+@pytest.fixture
+def doctor(exp):
+    """Runs the doctor; backends of tests.tasks.sick are ill as ``sick`` says, by local rank."""
+    choices = exp.path("my_conf") / "backend"
+    choices.mkdir(parents=True)
+    (choices / "sick.yaml").write_text("_target_: tests.tasks.sick.SickBackend\nname: sick\n")
+    (choices / "sick_cards.yaml").write_text("_target_: tests.tasks.sick.SickCards\nname: sick_cards\nsimulate: true\n")
+
+    def run(*arguments: str, sick=None, output: str = "run", timeout_s: int = TIMEOUT_S, **environment) -> Examined:
+        started = time.monotonic()
+        done = exp(
+            *("--config-dir", "my_conf", "task=doctor", f"output_dir={output}", "task.burst_s=0.3"),
+            f"task.timeout_s={timeout_s}",
+            *arguments,
+            **{"PYTHONPATH": str(ROOT), "SICK": json.dumps(sick or {}), **environment},
+        )
+        return Examined(done, exp.path(output), time.monotonic() - started)
+
+    return run
+
+
+def test_two_healthy_ranks(doctor):
+    examined = doctor("backend=cpu", "launcher=torchrun", "nproc=2", timeout_s=60)
+    assert examined.code == 0, examined.text
+    assert examined.errors == ""
+    report = examined.report
+    assert report["verdict"] == "ok"
+    assert report["process_group"] == "gloo"
+    assert [rank["finished"] for rank in report["ranks"]] == [True, True]
+    for rank in report["ranks"]:
+        assert [check["name"] for check in rank["checks"]] == list(CHECKS)
+        assert {check["status"] for check in rank["checks"]} == {"ok"}
+    assert examined.check(1, "burst")["values"]["flops"] > 1e6
+    assert "gradients are the mean over 2 ranks" in examined.check(0, "ddp")["finding"]
+    lines = examined.text.splitlines()
+    assert [line.split()[0] for line in lines[5:7]] == ["0", "1"], examined.text
+    assert lines[-1].startswith("OK: 2 processes work together on cpu")
+    assert lines[-1].endswith("run/doctor.json")
+    assert len(lines) == 9
+    result = examined.result
+    assert (result["status"], result["task"], result["metric"], result["error"]) == ("completed", "doctor", None, None)
+    assert len(result["devices"]) == 2
+
+
+def test_one_process_is_examined_in_a_process_of_its_own(doctor, exp):
+    examined = doctor("backend=cpu")
+    assert examined.code == 0, examined.text
+    assert examined.report["world_size"] == 1
+    assert examined.text.splitlines()[-1].startswith("OK: 1 process works on cpu")
+    assert (exp.path("run") / "logs" / "agent.log").is_file()
+
+
+def test_shared_cards_and_missing_data_are_findings_not_the_end(doctor, tmp_path):
+    examined = doctor("backend=sick", "nproc=3", f"data.root={tmp_path}", sick={0: "shares", 2: "shares"})
+    assert examined.code == 1
+    assert examined.failures() == {"cards": [0, 2], "data": [0, 1, 2]}, examined.text
+    assert "failed: cards, ranks 0, 2: ranks 0, 2 share one card: card 0 on " in examined.text
+    assert "do: give each rank its own" in examined.text
+    assert "failed: data, all ranks: " in examined.text
+    assert "ETTh1.csv" in examined.text
+    assert examined.check(1, "group")["finding"] == "ranks 0, 2 failed 'cards'"
+    assert examined.check(1, "burst")["status"] == "ok"
+    assert (examined.result["status"], examined.result["error"]["rank"]) == ("failed", 0)
+    # What is wrong is seen without a wide terminal, too.
+    assert all(len(line) <= 100 for line in examined.text.splitlines()[3:8])
+
+
+def test_a_card_too_few_then_a_rank_that_never_arrives(doctor):
+    examined = doctor("backend=sick", "nproc=2", sick={1: "no card"})
+    assert examined.code == 1
+    assert examined.failures() == {"device": [1]}, examined.text
+    assert "failed: device, rank 1: local_rank 1 has no card: torch sees 1\n  do: lower nproc\n" in examined.text
+    # In the same folder: nothing of the earlier examination may be taken for this one's.
+    examined = doctor("backend=sick", "nproc=2", sick={1: "never starts"})
+    assert examined.code == 1
+    assert examined.failures() == {"ranks": [1]}, examined.text
+    assert f"failed: ranks, rank 1: never arrived: it left no record within {TIMEOUT_S} s" in examined.text
+    assert "rank 1 never arrived" in examined.check(0, "ranks")["finding"]
+    assert examined.seconds < TIMEOUT_S + 15  # three interpreters start, on a slow machine
+
+
+def test_a_rank_that_hangs_is_named_with_its_stack(doctor, exp):
+    examined = doctor("backend=sick", "nproc=2", sick={1: "hangs"})
+    assert examined.code == 1
+    assert examined.failures() == {"all_reduce": [1]}, examined.text
+    assert f"failed: all_reduce, rank 1: hung in 'all_reduce': no end within {TIMEOUT_S} s" in examined.text
+    assert "in synchronize" in (exp.path("run") / "logs" / "rank1.log").read_text()
+    assert examined.report["ranks"][0]["verdict"] == "skipped"
+    assert examined.seconds < TIMEOUT_S + 20
+
+
+def test_a_rank_that_dies_is_named(doctor):
+    examined = doctor("backend=sick", "nproc=2", sick={1: "dies"})
+    assert examined.code == 1
+    assert examined.failures() == {"device": [1]}, examined.text
+    assert "rank 1: killed by SIGKILL (out of memory, or kill -9) in 'device'" in examined.text
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_ill_does_not_hide_another_one(doctor):
+    examined = doctor("backend=sick", "nproc=3", sick={1: "full", 2: "breaks"})
+    assert examined.code == 1
+    assert examined.failures() == {"memory": [1], "autocast": [2], "burst": [2]}, examined.text
+    assert "failed: memory, rank 1: 1 MiB free of 8.0 GiB" in examined.text
+    assert "failed: autocast, rank 2: RuntimeError: the driver says no\n" in examined.text
+    assert examined.report["ranks"][0]["verdict"] == "ok"
+    assert "Traceback" not in examined.text + examined.errors
+
+
+def test_wrong_sums_are_the_failure_of_the_rank_that_has_them(doctor):
+    examined = doctor("backend=sick", "nproc=2", sick={1: "adds up wrong"})
+    assert examined.code == 1
+    assert examined.failures() == {"all_reduce": [1]}, examined.text
+    assert "the sum of 1 to 2 is 3, but 4 on cpu" in examined.text
+
+
+def test_an_idle_card_is_a_failure_and_a_slow_one_a_warning(doctor, tmp_path):
+    (tmp_path / "monitor.json").write_text(
+        json.dumps([reading(0, utilisation_percent=98), reading(1, utilisation_percent=0, state="Sleep")])
+    )
+    examined = doctor(
+        "backend=sick", "nproc=3", sick={0: "slow", 2: "other library"}, SICK_MONITOR=str(tmp_path / "monitor.json")
+    )
+    assert examined.code == 1
+    assert examined.failures() == {"utilisation": [1]}, examined.text
+    assert "card idle while it should work: 0 % (Sleep)" in examined.text
+    assert "warning: burst, rank 0: " in examined.text
+    assert "warning: packages, rank 2: library 2 (rank 0: 1)" in examined.text
+    assert " 98 % " in examined.text
+
+
+@pytest.mark.parametrize(("size", "words"), [("256k", "no space: "), ("16k", "No space left on device")])
+def test_a_full_disk(doctor, tmp_path, size, words):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(disk)], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode != 0:
+        pytest.skip(f"cannot mount a small disk here: {mounted.stderr.strip()}")
+    try:
+        examined = doctor("backend=cpu", "nproc=2", output="disk/run")
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+    assert examined.code == 1
+    assert words in examined.text + examined.errors
+    assert str(disk / "run") in examined.text + examined.errors
+    assert "set output_dir" in examined.text + examined.errors
+    if examined.report:
+        assert examined.failures() == {"output": [0, 1]}
+        assert examined.check(0, "ddp")["status"] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["backend=gcu"], 3, "backend=gcu is not available"),
+        (["backend=cpu", "task.timeout_s=0"], 2, "task.timeout_s=0"),
+        (["backend=cpu", "task.timeout_s=soon"], 2, "soon"),
+    ],
+)
+def test_what_no_rank_can_report_is_told_before_any_starts(exp, arguments, code, words):
+    done = exp("task=doctor", *arguments)
+    assert done.returncode == code
+    assert words in done.stderr.splitlines()[0]
+    assert not list(exp.path("outputs").glob("*/*"))
+
+
+@needs_current_card
+def test_eight_simulated_cards(doctor):
+    examined = doctor("backend=gcu", "backend.simulate=true", "nproc=8", timeout_s=120)
+    assert examined.code == 0, examined.text
+    assert examined.report["simulated"]
+    assert {check["status"] for rank in examined.report["ranks"] for check in rank["checks"]} == {"ok"}
+    assert len({examined.check(rank, "device")["values"]["identity"] for rank in range(8)}) == 8
+    assert examined.report["process_group"] == "cpu:gloo,gcu:eccl"
+    assert examined.text.startswith("SIMULATED")
+
+
+@needs_card
+def test_a_simulated_card_removed(doctor):
+    examined = doctor("backend=gcu", "backend.simulate=true", "nproc=3", timeout_s=60, SIM_GCU_COUNT="2")
+    assert examined.code == 1
+    assert examined.failures() == {"device": [2]}, examined.text
+    assert "local_rank 2 has no card: torch_gcu sees 2" in examined.text
+
+
+@needs_card
+def test_two_ranks_forced_on_one_simulated_card(doctor):
+    # Rank 1 counts the cards from the other end: its second one is the first of rank 0, under another number.
+    examined = doctor("backend=sick_cards", "nproc=2", sick={1: "sees the others' order"}, timeout_s=60)
+    assert examined.code == 1
+    assert examined.failures() == {"cards": [0, 1]}, examined.text
+    assert "ranks 0, 1 share one card: " in examined.text
+
+
+@needs_card
+def test_a_simulated_card_that_comes_late(doctor):
+    examined = doctor("backend=sick_cards", "nproc=2", sick={1: "sleeps"}, timeout_s=15)
+    assert examined.code == 1
+    assert examined.failures() == {"device": [1]}, examined.text
+    assert "hung in 'device': no end within 15 s" in examined.text
