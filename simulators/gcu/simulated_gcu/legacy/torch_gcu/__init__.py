@@ -1,0 +1,60 @@
+"""The legacy generation of simulated GCU cards: torch 1.10, device type ``xla``, lazy graphs.
+
+Has the interface of the vendor's package of the same name, as far as training needs it, over host memory. What is
+modelled and what is not stands in the README of the package ``simulated_gcu``.
+"""
+
+# torch's process groups are classes of its own module, which must be there before the extension uses them.
+import torch.distributed  # noqa: F401 isort: skip
+
+from simulated_gcu.build import load
+
+from torch_gcu._settings import from_environment
+
+_C = load("torch_gcu._C")
+_C.configure(*from_environment())
+
+from torch_gcu import _tensor, amp, distributed, nn, simulator  # noqa: E402
+from torch_gcu._device import (  # noqa: E402
+    current_device,
+    device,
+    device_count,
+    gcu_device,
+    get_device_name,
+    is_available,
+    set_device,
+)
+from torch_gcu._step import (  # noqa: E402
+    JitRunMode,
+    collect_buffers,
+    fetch_gradients,
+    manual_seed_all,
+    optimizer_step,
+    sync_lived_tensor,
+    synchronize,
+    unlazy,
+)
+
+__all__ = [
+    "JitRunMode",
+    "amp",
+    "collect_buffers",
+    "current_device",
+    "device",
+    "device_count",
+    "distributed",
+    "fetch_gradients",
+    "gcu_device",
+    "get_device_name",
+    "is_available",
+    "manual_seed_all",
+    "nn",
+    "optimizer_step",
+    "set_device",
+    "simulator",
+    "sync_lived_tensor",
+    "synchronize",
+    "unlazy",
+]
+
+_tensor.install()

@@ -1,0 +1,100 @@
+"""Cards: counting, naming and selecting them."""
+
+from __future__ import annotations
+
+from typing import Any, Union
+
+import torch
+
+from torch_gcu import _C
+
+__all__ = [
+    "current_device",
+    "device",
+    "device_count",
+    "gcu_device",
+    "get_device_name",
+    "is_available",
+    "set_device",
+]
+
+AnyDevice = Union[torch.device, str, int, None]
+
+
+def index_of(card: AnyDevice, optional: bool = False) -> int:
+    """The number of a card given as a torch.device, a string or a number.
+
+    Args:
+        card: which one.
+        optional: whether the current card stands for a device without a number, and for None.
+
+    Raises:
+        ValueError: it is of another device type, or has no number and must have one.
+    """
+    if isinstance(card, str):
+        card = torch.device(card)
+    if isinstance(card, torch.device):
+        if card.type != "xla":
+            raise ValueError(f"Expected a gcu device, but got: {card}")
+        card = card.index
+    if card is not None:
+        return card
+    if not optional:
+        raise ValueError("Expected a torch.device with a specified index or an integer, but got: None")
+    return _C.current_device()
+
+
+def check_index(card: int) -> None:
+    """Raise IndexError unless this process sees card number ``card``."""
+    if not 0 <= card < device_count():
+        raise IndexError(f"Invalid device id, must in [0, {device_count() - 1}], got {card}")
+
+
+def is_available() -> bool:
+    """Whether this process sees a card."""
+    return device_count() > 0
+
+
+def device_count() -> int:
+    """Cards that this process sees, ``TOPS_VISIBLE_DEVICES`` respected."""
+    return _C.device_count()
+
+
+def gcu_device(device: AnyDevice = None) -> torch.device:
+    """The torch.device of a card; the current one where none is given."""
+    return torch.device("xla", index_of(device, optional=True))
+
+
+def set_device(device: AnyDevice) -> None:
+    """Make a card the current one of this thread. As in the vendor's package, a card that is not there is ignored."""
+    card = index_of(device)
+    if 0 <= card < device_count():
+        _C.set_device(card)
+
+
+def current_device() -> int | None:
+    """The number of the current card, or None where there is no card at all."""
+    return _C.current_device() if is_available() else None
+
+
+def get_device_name(device: AnyDevice = None) -> str:
+    """What a card calls itself."""
+    check_index(index_of(device, optional=True))
+    return "simulated GCU (legacy)"
+
+
+class device:  # noqa: N801 (the vendor's name)
+    """Context manager that makes a card the current one; a card that is not there is ignored."""
+
+    def __init__(self, device: AnyDevice) -> None:
+        self._card = index_of(device, optional=True)
+        self._previous = -1
+
+    def __enter__(self) -> None:
+        """Select."""
+        self._previous = _C.current_device()
+        set_device(self._card)
+
+    def __exit__(self, *_exception: Any) -> None:
+        """Go back to the card before."""
+        set_device(self._previous)

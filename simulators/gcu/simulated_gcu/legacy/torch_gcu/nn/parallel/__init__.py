@@ -1,0 +1,5 @@
+"""The vendor's own DistributedDataParallel."""
+
+from torch_gcu.nn.parallel.distributed import DistributedDataParallel
+
+__all__ = ["DistributedDataParallel"]

@@ -1,0 +1,73 @@
+"""One process, several cards: what ``device_ids=None`` means to the vendor's DistributedDataParallel.
+
+Each batch is cut into as many pieces as there are cards, and every card works on its piece with a copy of the model.
+The copies are made once. Their gradients are not brought together, and they do not follow the optimizer: in the public
+sources of the vendor's class only the first card's parameters reach the reducer. It is a mode to stay out of, and it is
+modelled so that a program that falls into it shows it: in the memory of the other cards, and in its results.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Sequence
+
+import torch
+from torch import nn
+
+import torch_gcu
+
+__all__ = ["gather", "replicate", "run_replicas", "scatter_arguments"]
+
+
+def replicate(module: nn.Module, cards: Sequence[int]) -> list[nn.Module]:
+    """The module itself, and a copy of it on every card after the first."""
+    return [module, *(copy.deepcopy(module).to(f"xla:{card}") for card in cards[1:])]
+
+
+def scatter_arguments(
+    inputs: tuple[Any, ...], kwargs: dict[str, Any], cards: Sequence[int], dim: int
+) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Cut the tensors among the arguments along ``dim``, and put the pieces on the cards; the rest goes to all.
+
+    Returns:
+        Arguments for each card; for fewer cards where a tensor has fewer pieces.
+    """
+    pieces = _scatter((inputs, kwargs), [torch.device("xla", card) for card in cards], dim)
+    return [(tuple(inputs), kwargs) for inputs, kwargs in pieces]
+
+
+def _scatter(value: Any, devices: list[torch.device], dim: int) -> list[Any]:
+    if isinstance(value, torch.Tensor):
+        pieces = value.chunk(len(devices), dim) if len(devices) > 1 else [value]
+        return [piece.to(device) for piece, device in zip(pieces, devices)]
+    if isinstance(value, (list, tuple)) and value:
+        columns = [_scatter(item, devices, dim) for item in value]
+        return [type(value)(row) for row in zip(*columns)]
+    if isinstance(value, dict) and value:
+        columns = [_scatter(item, devices, dim) for item in value.values()]
+        return [dict(zip(value, row)) for row in zip(*columns)]
+    return [value for _ in devices]
+
+
+def run_replicas(
+    replicas: Sequence[nn.Module], arguments: Sequence[tuple[tuple[Any, ...], dict[str, Any]]], cards: Sequence[int]
+) -> list[Any]:
+    """Call each replica with its arguments, on its card."""
+    outputs = []
+    for replica, card, (inputs, kwargs) in zip(replicas, cards, arguments):
+        with torch_gcu.device(card):
+            outputs.append(replica(*inputs, **kwargs))
+    return outputs
+
+
+def gather(outputs: Sequence[Any], device: torch.device, dim: int) -> Any:
+    """Put the outputs of all cards together on ``device``; numbers become a vector."""
+    first = outputs[0]
+    if isinstance(first, torch.Tensor):
+        moved = [output.to(device) for output in outputs]
+        return torch.cat(moved, dim) if first.dim() else torch.stack(moved)
+    if isinstance(first, dict):
+        return {key: gather([output[key] for output in outputs], device, dim) for key in first}
+    if isinstance(first, (list, tuple)):
+        return type(first)(gather(column, device, dim) for column in zip(*outputs))
+    return first
