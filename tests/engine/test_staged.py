@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests import collectives
 from tests.simulators import needs_current_card
 
 TRAIN = """
@@ -54,56 +55,9 @@ backend.simulate = True
 device = backend.set_device(rank)
 store = dist.FileStore(folder + "/store", world_size)
 backend.init_staged_process_group(store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
-here = lambda *values: torch.tensor(values, device=device)
-mine = rank + 1.0
-found = {}
-
-x = here(mine, 2 * mine)
-dist.all_reduce(x)
-found["sum"] = x.tolist()
-x = here(mine)
-dist.all_reduce(x, op=dist.ReduceOp.AVG)
-found["average"] = x.tolist()
-x = here(mine)
-dist.all_reduce(x, op=dist.ReduceOp.MAX)
-found["max"] = x.tolist()
-x = torch.tensor([mine])
-dist.all_reduce(x)
-found["cpu"] = x.tolist()
-x = here(mine)
-dist.broadcast(x, 1)
-found["broadcast"] = x.tolist()
-x = here(mine)
-dist.reduce(x, 0)
-found["reduce"] = x.tolist() if rank == 0 else None
-parts = [here(0.0) for _ in range(2)]
-dist.all_gather(parts, here(mine))
-found["all_gather"] = torch.cat(parts).tolist()
-x = here(0.0, 0.0)
-dist.all_gather_into_tensor(x, here(mine))
-found["all_gather_into_tensor"] = x.tolist()
-parts = [here(0.0) for _ in range(2)] if rank == 0 else None
-dist.gather(here(mine), parts, 0)
-found["gather"] = torch.cat(parts).tolist() if rank == 0 else None
-x = here(0.0)
-dist.scatter(x, [here(7.0), here(8.0)] if rank == 0 else None, 0)
-found["scatter"] = x.tolist()
-x = here(0.0)
-dist.reduce_scatter(x, [here(mine), here(10 * mine)])
-found["reduce_scatter"] = x.tolist()
-x = here(0.0)
-dist.reduce_scatter_tensor(x, here(mine, 10 * mine))
-found["reduce_scatter_tensor"] = x.tolist()
-x = here(0.0, 0.0)
-dist.all_to_all_single(x, here(mine, 10 * mine))
-found["all_to_all_single"] = x.tolist()
-x = here(mine)
-dist.send(x, 1) if rank == 0 else dist.recv(x, 0)
-found["send"] = x.tolist()
-gathered = [None, None]
-dist.all_gather_object(gathered, {"rank": rank})
-found["objects"] = gathered
-dist.barrier()
+"""
+    + collectives.SCRIPT
+    + """
 before = staged_bytes()
 dist.all_reduce(torch.ones(1000, device=device))
 found["bytes"] = staged_bytes() - before
@@ -129,20 +83,8 @@ def test_the_wrapper_trains_as_torch_ddp_does(ranks):
 @needs_current_card
 def test_the_group_carries_tensors_of_a_card_and_of_the_cpu(ranks):
     first, second = ranks(GROUP, world_size=2, backend="gcu")
-    for found in (first, second):
-        assert found["sum"] == [3.0, 6.0]
-        assert found["average"] == [1.5]
-        assert found["max"] == found["broadcast"] == [2.0]
-        assert found["cpu"] == [3.0]
-        assert found["all_gather"] == found["all_gather_into_tensor"] == [1.0, 2.0]
-        assert found["send"] == [1.0]
-        assert found["objects"] == [{"rank": 0}, {"rank": 1}]
-        assert found["bytes"] == 2 * 4 * 1000  # there and back
-    assert (first["reduce"], first["gather"]) == ([3.0], [1.0, 2.0])
-    assert (first["scatter"], second["scatter"]) == ([7.0], [8.0])
-    assert (first["reduce_scatter"], second["reduce_scatter"]) == ([3.0], [30.0])
-    assert (first["reduce_scatter_tensor"], second["reduce_scatter_tensor"]) == ([3.0], [30.0])
-    assert (first["all_to_all_single"], second["all_to_all_single"]) == ([1.0, 2.0], [10.0, 20.0])
+    collectives.check(first, second)
+    assert first["bytes"] == second["bytes"] == 2 * 4 * 1000  # there and back
     on_cpu = TRAIN + "join()\nfinish(train(torch_ddp))"
     for found, expected in zip((first, second), ranks(on_cpu, world_size=2)):
         nearly(found["weights"], expected)

@@ -48,7 +48,12 @@ def device_count() -> int:
     visible = os.environ.get("TOPS_VISIBLE_DEVICES")
     if visible is None:
         return total
-    return sum(1 for item in visible.split(",") if item.strip().isdigit() and int(item) < total)
+    count = 0
+    for item in visible.split(","):
+        if not item.strip().isdigit() or int(item) >= total:
+            break  # as the drivers read it: the list ends at the first entry that is no card
+        count += 1
+    return count
 
 
 def activate() -> None:

@@ -161,6 +161,16 @@ class StagedProcessGroup(_ProcessGroup):
         """Exchange shares of one tensor."""
         return self._run("alltoall_base", output, output, tensor, out_sizes, in_sizes)
 
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any) -> Any:
+        """Exchange one tensor with each rank: gloo exchanges shares of one tensor, so they are put together first."""
+        sent = torch.cat([_to_host(tensor).reshape(-1) for tensor in inputs])
+        sizes = [tensor.numel() for tensor in outputs]
+        received = torch.empty(sum(sizes), dtype=sent.dtype)
+        self._gloo.alltoall_base(received, sent, sizes, [tensor.numel() for tensor in inputs]).wait()
+        for output, share in zip(outputs, received.split(sizes)):
+            _back(share.view_as(output), output)
+        return _done(outputs)
+
     # What recent torch calls them.
     all_gather_single = _allgather_base
     reduce_scatter_single = _reduce_scatter_base

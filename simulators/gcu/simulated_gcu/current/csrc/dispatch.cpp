@@ -176,6 +176,8 @@ void run_on_host_views(const c10::OperatorHandle& op, torch::jit::Stack* stack) 
     TORCH_CHECK(false, "Expected all tensors to be on the same device, but found at least two devices, ",
                 call.card->str(), " and ", call.other->str(), "! (when checking arguments in method ", name, ")");
   check_supported(name, call.complex);
+  TORCH_CHECK_NOT_IMPLEMENTED(op.hasComputedKernelForDispatchKey(DispatchKey::CPU), "GCU has no kernel for ", name,
+                              ", and neither has the CPU to fall back to");
   Device device = call.card ? *call.card : wanted ? *wanted : Device(kGCU, current_device());
   if (!device.has_index()) device = Device(kGCU, current_device());
 

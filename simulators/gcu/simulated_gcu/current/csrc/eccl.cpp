@@ -176,13 +176,12 @@ struct ProcessGroupECCL final : c10d::Backend {
     auto sent = at::cat(pieces);
     auto received = at::empty({total}, sent.options());
     auto inner = gloo_->alltoall_base(received, sent, output_sizes, input_sizes, options);
-    return work(OpType::ALLTOALL, inner, outputs, [to, received, output_sizes] {
+    return work(OpType::ALLTOALL, inner, outputs, [to, received] {
       at::NoGradGuard no_grad;
       int64_t position = 0;
-      for (size_t i = 0; i < to.size(); ++i) {
-        Tensor target = to[i];
-        target.copy_(received.narrow(0, position, output_sizes[i]).view(target.sizes()));
-        position += output_sizes[i];
+      for (Tensor target : to) {
+        target.copy_(received.narrow(0, position, target.numel()).view(target.sizes()));
+        position += target.numel();
       }
     });
   }
