@@ -6,6 +6,7 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from mmengine.model import MMDistributedDataParallel
+from mmengine.registry import MODEL_WRAPPERS
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -69,6 +70,8 @@ def wrap(model: nn.Module, kind: str, options: dict[str, Any], backend: Backend,
         return MMDistributedDataParallel(model, **options, **backend.ddp_kwargs(device))
     # The class that torch or the vendor gives, with the one method that the loop needs.
     ddp = type(base.__name__, (_TrainStep, base), {})
+    # MMEngine looks inside what it knows for a wrapper.
+    MODEL_WRAPPERS.register_module(name=f"{base.__module__}.{base.__name__}", module=ddp, force=True)
     return ddp(model, **options, **backend.ddp_kwargs(device))
 
 
