@@ -7,9 +7,11 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 from exp.backends.cpu import CpuBackend
-from exp.backends.gcu import GcuBackend
+from exp.backends.gcu import GcuBackend, is_legacy
+from exp.backends.gcu_legacy import LegacyGcuBackend
 
 from exp.errors import UnavailableError
 
@@ -61,7 +63,7 @@ class SickBackend(CpuBackend):
         if illness(self.rank) == "hangs":
             time.sleep(300)
         if illness(self.rank) == "slow":
-            time.sleep(0.5)
+            time.sleep(0.1)
 
     def all_reduce(self, tensor):
         super().all_reduce(tensor)
@@ -76,10 +78,16 @@ class SickBackend(CpuBackend):
         return json.loads(Path(path).read_text()) if path else []
 
 
-class SickCards(GcuBackend):
-    """Cards of which some ranks see others than the rest, and some come late."""
+Cards: Any = LegacyGcuBackend if is_legacy() else GcuBackend
+
+
+class SickCards(Cards):
+    """Cards of which some ranks see others than the rest, some come late, and some have lost their collectives."""
+
+    rank = 0
 
     def worker_env(self, local_rank, local_world_size, single_node):
+        self.rank = local_rank
         environment = super().worker_env(local_rank, local_world_size, single_node)
         if illness(local_rank) == "sees the others' order":
             environment["TOPS_VISIBLE_DEVICES"] = ",".join(map(str, reversed(range(local_world_size))))
@@ -88,3 +96,6 @@ class SickCards(GcuBackend):
     def set_device(self, local_rank):
         suffer(illness(local_rank))
         return super().set_device(local_rank)
+
+    def collectives_missing(self):
+        return "no eccl here" if illness(self.rank) == "lacks collectives" else super().collectives_missing()

@@ -15,6 +15,8 @@ __all__ = ["print_report"]
 
 _STYLES = {OK: "green", WARNING: "yellow", FAILED: "bold red", SKIPPED: "dim"}
 _MOST_RANKS = 12
+_CARD = 12  # characters of a card's number and name that are worth having
+_LEAST = ("group", "ddp", "reduce")
 
 
 def print_report(terminal: Console, report: dict[str, Any], where: str) -> None:
@@ -30,19 +32,14 @@ def print_report(terminal: Console, report: dict[str, Any], where: str) -> None:
     from rich.table import Table
 
     ranks = report["ranks"]
-    columns = [column for column in _COLUMNS if column[0] not in _ON_DEMAND or any(column[2](rank) for rank in ranks)]
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for title, justify, _ in columns:
-        table.add_column(
-            title,
-            justify=justify,
-            no_wrap=True,
-            overflow="ellipsis",
-            min_width=None if title in ("host", "card") else len(title),
-        )
-    for rank in ranks:
-        cells = [escape(cell(rank)) for _, _, cell in columns[:-1]]
-        table.add_row(*cells, f"[{_STYLES[rank['verdict']]}]{escape(_verdict(rank))}[/]")
+    columns, gap = _layout(ranks, terminal.width)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, gap - 1, 0, 0))
+    for title, (width, justify, _) in columns.items():
+        table.add_column(title, justify=justify, no_wrap=True, overflow="ellipsis", width=width)
+    for number, rank in enumerate(ranks):
+        style = _STYLES[rank["verdict"]]
+        cells = [escape(cells[number]) for _, _, cells in columns.values()]
+        table.add_row(*cells[:-1], f"[{style}]{cells[-1]}[/]")
     terminal.print()
     terminal.print(table)
     for finding in report["findings"]:
@@ -56,6 +53,32 @@ def print_report(terminal: Console, report: dict[str, Any], where: str) -> None:
     terminal.print()
     style = _STYLES[report["verdict"]]
     terminal.print(f"[{style}]{_summary(report)}[/]; all figures in {escape(where)}", soft_wrap=True)
+
+
+def _layout(ranks: list[dict[str, Any]], width: int) -> tuple[dict[str, tuple[int, Any, list[str]]], int]:
+    """What fits: the verdict is never cut, the name of the card first, and then whole columns are left out.
+
+    Returns:
+        By title the width, the alignment and the cells of each column; and the gap between two columns.
+    """
+    columns = {}
+    for title, justify, cell in _COLUMNS:
+        cells = [cell(rank) for rank in ranks]
+        if title not in _ON_DEMAND or any(cells):
+            columns[title] = (max(len(title), *map(len, cells)), justify, cells)
+
+    def room(gap: int) -> int:
+        return width - sum(columns[title][0] for title in columns if title != "card") - gap * (len(columns) - 1)
+
+    gap = 2 if room(2) >= min(columns["card"][0], _CARD) else 1
+    hosts = {rank["host"] for rank in ranks}
+    for title in ("host", *_LEAST) if len(hosts) == 1 else _LEAST:
+        if room(gap) >= min(columns["card"][0], _CARD):
+            break
+        del columns[title]
+    wanted, justify, cells = columns["card"]
+    columns["card"] = (max(min(wanted, room(gap)), len("card")), justify, cells)
+    return columns, gap
 
 
 def _summary(report: dict[str, Any]) -> str:
@@ -111,11 +134,11 @@ def _status(check: str) -> Any:
 _ON_DEMAND = ("util",)
 _COLUMNS: list[tuple[str, Any, Any]] = [
     ("rank", "right", lambda rank: str(rank["rank"])),
-    ("host", "left", lambda rank: rank["host"] or "-"),
+    ("host", "left", lambda rank: (rank["host"] or "-").split(".")[0]),
     ("card", "left", _card),
     ("free", "right", _figure("memory", "free", size)),
     ("group", "right", _figure("group", "seconds", lambda value: f"{value:.1f} s")),
-    ("reduce", "right", _figure("all_reduce", "seconds", lambda value: f"{value * 1e3:.1f} ms")),
+    ("reduce", "right", _figure("all_reduce", "seconds", lambda value: f"{value * 1e3:.3g} ms")),
     ("ddp", "left", _status("ddp")),
     ("FLOP/s", "right", _figure("burst", "flops", flops)),
     ("util", "right", _figure("utilisation", "utilisation_percent", lambda value: f"{value:.0f} %")),
