@@ -122,6 +122,37 @@ class Call {
   bool complex_ = false;
 };
 
+// What of an operator's schema matters here; asking the schema itself at every call would cost more than small kernels.
+struct Plan {
+  std::vector<size_t> written;         // arguments that it writes to
+  std::vector<size_t> optional_lists;  // arguments that are lists of tensors or None
+  std::vector<size_t> generators;
+  std::vector<size_t> types;  // arguments that choose a dtype
+};
+
+bool holds(const c10::Argument& argument, const char* type) {
+  return argument.type()->str().find(type) != std::string::npos;
+}
+
+Plan make_plan(const std::vector<c10::Argument>& arguments) {
+  Plan plan;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const auto& alias = arguments[i].alias_info();
+    if (alias && alias->isWrite()) plan.written.push_back(i);
+    if (holds(arguments[i], "Tensor?[]")) plan.optional_lists.push_back(i);
+    if (holds(arguments[i], "Generator")) plan.generators.push_back(i);
+    if (arguments[i].name() == "dtype") plan.types.push_back(i);
+  }
+  return plan;
+}
+
+const Plan& plan_of(const c10::FunctionSchema& schema) {
+  thread_local std::unordered_map<const c10::FunctionSchema*, Plan> plans;
+  auto known = plans.find(&schema);
+  if (known == plans.end()) known = plans.emplace(&schema, make_plan(schema.arguments())).first;
+  return known->second;
+}
+
 template <class Change>
 c10::List<Tensor> changed(const c10::IValue& list, Change change) {
   c10::List<Tensor> result;
@@ -129,43 +160,17 @@ c10::List<Tensor> changed(const c10::IValue& list, Change change) {
   return result;
 }
 
-bool holds(const c10::Argument& argument, const char* type) {
-  return argument.type()->str().find(type) != std::string::npos;
-}
-
-bool is_complex_type(const c10::IValue& value, const c10::Argument& argument) {
-  return argument.name() == "dtype" && value.isInt() && at::isComplexType(at::ScalarType(value.toInt()));
-}
-
-// Replace the arguments on the stack by what the CPU kernel takes; returns the device that one of them names.
-c10::optional<c10::Device> enter_arguments(Call& call, c10::IValue* values, const std::vector<c10::Argument>& schema) {
-  c10::optional<c10::Device> named;
-  for (size_t i = 0; i < schema.size(); ++i) {
-    auto& value = values[i];
-    if (value.isTensor()) {
-      value = call.enter(value.toTensor());
-    } else if (value.isTensorList()) {
-      value = changed(value, [&](const Tensor& tensor) { return call.enter(tensor); });
-    } else if (value.isList() && holds(schema[i], "Tensor?")) {
-      c10::List<c10::optional<Tensor>> entered;
-      for (const c10::IValue& element : value.toListRef()) {
-        entered.push_back(element.isNone() ? c10::optional<Tensor>() : call.enter(element.toTensor()));
-      }
-      value = entered;
-    } else if (value.isDevice() && value.toDevice().type() == kCard) {
-      named = value.toDevice();
-      value = c10::Device(c10::kCPU);
-    }
+bool asks_for_complex(const Plan& plan, const c10::IValue* values) {
+  for (auto i : plan.types) {
+    if (values[i].isInt() && at::isComplexType(at::ScalarType(values[i].toInt()))) return true;
   }
-  return named;
+  return false;
 }
 
-// The tensors among the arguments that the schema says are written to.
-std::vector<Tensor> written_arguments(const c10::IValue* values, const std::vector<c10::Argument>& schema) {
+// The tensors among the arguments that the operator writes to.
+std::vector<Tensor> written_arguments(const Plan& plan, const c10::IValue* values) {
   std::vector<Tensor> written;
-  for (size_t i = 0; i < schema.size(); ++i) {
-    const auto& alias = schema[i].alias_info();
-    if (!alias || !alias->isWrite()) continue;
+  for (auto i : plan.written) {
     if (values[i].isTensor()) {
       written.push_back(values[i].toTensor());
     } else if (values[i].isTensorList()) {
@@ -175,24 +180,47 @@ std::vector<Tensor> written_arguments(const c10::IValue* values, const std::vect
   return written;
 }
 
+// Replace the arguments on the stack by what the CPU kernel takes; returns the device that one of them names.
+c10::optional<c10::Device> enter_arguments(Call& call, const Plan& plan, c10::IValue* values, size_t count) {
+  c10::optional<c10::Device> named;
+  for (auto i : plan.optional_lists) {
+    c10::List<c10::optional<Tensor>> entered;
+    for (const c10::IValue& element : values[i].toListRef()) {
+      entered.push_back(element.isNone() ? c10::optional<Tensor>() : call.enter(element.toTensor()));
+    }
+    values[i] = entered;
+  }
+  for (size_t i = 0; i < count; ++i) {
+    auto& value = values[i];
+    if (value.isTensor()) {
+      value = call.enter(value.toTensor());
+    } else if (value.isTensorList()) {
+      value = changed(value, [&](const Tensor& tensor) { return call.enter(tensor); });
+    } else if (value.isDevice() && value.toDevice().type() == kCard) {
+      named = value.toDevice();
+      value = c10::Device(c10::kCPU);
+    }
+  }
+  return named;
+}
+
 void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  const auto& name = op.schema().name();
-  const auto& arguments = op.schema().arguments();
-  const size_t first = stack->size() - arguments.size();
-  auto written = written_arguments(stack->data() + first, arguments);
+  const auto& schema = op.schema();
+  const auto& plan = plan_of(schema);
+  const size_t count = schema.arguments().size();
+  auto* values = stack->data() + stack->size() - count;
+  auto written = written_arguments(plan, values);
+  bool complex = asks_for_complex(plan, values);
 
   Call call;
-  bool complex = false;
-  for (size_t i = 0; i < arguments.size(); ++i) complex |= is_complex_type((*stack)[first + i], arguments[i]);
-  auto named = enter_arguments(call, stack->data() + first, arguments);
-  call.check_together(name);
-  bool on_cpu = falls_back(name, complex || call.complex());
+  auto named = enter_arguments(call, plan, values, count);
+  call.check_together(schema.name());
+  bool on_cpu = falls_back(schema.name(), complex || call.complex());
 
   auto card = call.device() ? call.device()->index() : named && named->has_index() ? named->index() : current_card();
   check_card(card);
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    auto& value = (*stack)[first + i];
-    if (value.isNone() && holds(arguments[i], "Generator")) value = generator(card);
+  for (auto i : plan.generators) {
+    if (values[i].isNone()) values[i] = generator(card);
   }
 
   at::AutoDispatchBelowADInplaceOrView below;
@@ -201,7 +229,7 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   call.follow_arguments();
   for (auto& tensor : written) call.written(tensor);
   bool gives_tensors = false;
-  for (size_t i = stack->size() - op.schema().returns().size(); i < stack->size(); ++i) {
+  for (size_t i = stack->size() - schema.returns().size(); i < stack->size(); ++i) {
     auto& value = (*stack)[i];
     if (value.isTensor()) {
       gives_tensors = true;

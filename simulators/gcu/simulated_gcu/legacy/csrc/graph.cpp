@@ -97,8 +97,8 @@ OperationPtr record(const std::vector<const Pending*>& inputs) {
     pending = ++counts.pending;
     counts.largest = std::max(counts.largest, pending);
   }
-  TORCH_CHECK(pending <= settings().graph_limit, "GCU out of memory: ", pending,
-              " operations wait in this process's lazy graph (SIM_GCU_GRAPH_LIMIT); end every step with ",
+  TORCH_CHECK(pending <= settings().graph_limit, "GCU: the lazy graph of this process has grown to ", pending,
+              " operations, for which a card has no memory left (SIM_GCU_GRAPH_LIMIT); end every step with ",
               "torch_gcu.optimizer_step(optimizer), or with torch_gcu.sync_lived_tensor() where there is no optimizer");
   return made;
 }

@@ -17,8 +17,7 @@ const std::unordered_set<std::string>& without_kernel() {
       "aten::_fft_r2c", "aten::_fft_c2r", "aten::_fft_c2c",
       // complex numbers
       "aten::complex", "aten::polar", "aten::angle", "aten::view_as_complex", "aten::_conj_physical",
-      // sparse and quantised tensors
-      "aten::to_sparse", "aten::to_sparse.sparse_dim", "aten::quantize_per_tensor", "aten::quantize_per_channel",
+      // simulated quantisation
       "aten::fake_quantize_per_tensor_affine_cachemask", "aten::fake_quantize_per_channel_affine_cachemask",
       // matrix decompositions and solvers
       "aten::_svd_helper", "aten::linalg_eigh", "aten::linalg_eig", "aten::_symeig_helper", "aten::linalg_qr",
@@ -31,14 +30,21 @@ const std::unordered_set<std::string>& without_kernel() {
   return names;
 }
 
+// Operators whose result no card can hold, so that not even the CPU can help.
+bool is_unrepresentable(const std::string& name) {
+  return name.find("sparse") != std::string::npos || name.find("::quantize_per") != std::string::npos;
+}
+
 std::mutex mutex;
 std::map<std::string, int64_t> counts;
 
 }  // namespace
 
 bool falls_back(const std::string& name, bool complex) {
+  TORCH_CHECK_NOT_IMPLEMENTED(!is_unrepresentable(name), "GCU has no sparse and no quantised tensors, and so no ", name,
+                              "; make them on the CPU");
   if (!complex && !without_kernel().count(name)) return false;
-  TORCH_CHECK(!settings().strict, "GCU has no kernel for ", name, complex ? " of complex numbers" : "",
+  TORCH_CHECK_NOT_IMPLEMENTED(!settings().strict, "GCU has no kernel for ", name, complex ? " of complex numbers" : "",
               ", and SIM_GCU_STRICT=1 forbids to run it on the CPU; write it with operators that the card has, or move ",
               "the tensors to the CPU first");
   std::lock_guard<std::mutex> lock(mutex);

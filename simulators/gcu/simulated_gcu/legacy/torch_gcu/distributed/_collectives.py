@@ -220,7 +220,7 @@ def _finish(work: Any, async_op: bool) -> Any:
 def _torch_op(op: ReduceOp) -> TorchReduceOp:
     if not isinstance(op, ReduceOp):
         raise TypeError(
-            f"torch_gcu.distributed: {op!r} is not one of its reductions; take one from torch_gcu.distributed.ReduceOp, "
+            f"torch_gcu.distributed: {op!r} is not one of its reductions; use torch_gcu.distributed.ReduceOp, "
             "not from torch.distributed"
         )
     return op.value
