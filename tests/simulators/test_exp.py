@@ -1,0 +1,101 @@
+"""exp on simulated cards of both generations: `backend=gcu backend.simulate=true`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.conftest import TINY
+from tests.simulators import needs_card, needs_current_card
+
+SIMULATED = [*(setting for setting in TINY if setting != "backend=cpu"), "backend=gcu", "backend.simulate=true"]
+
+
+@needs_card
+def test_eight_cards_train_as_eight_processes_on_the_cpu(exp):
+    # Dropout is drawn from each device's own generator: without it, the numbers are the same.
+    same = ["nproc=8", "model.attention_dropout=0"]
+    # Strict: an operator that a card would send back to the CPU is an error.
+    done = exp(*SIMULATED, *same, "output_dir=cards", SIM_GCU_STRICT="1")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0].startswith("SIMULATED: no gcu card is used.")
+    result = exp.result("cards")
+    assert result["simulated"] is True
+    assert result["process_group"] in ("cpu:gloo,gcu:eccl", "eccl")
+    assert result["fallback"] is None
+    assert [device["index"] for device in result["devices"]] == list(range(8))
+    on_cpu = exp.train("cpu", *same)
+    assert on_cpu["simulated"] is False
+    assert exp.losses("cards") == pytest.approx(exp.losses("cpu"), rel=1e-6)
+    assert result["metrics"] == pytest.approx(on_cpu["metrics"], rel=1e-6)
+
+
+@needs_card
+def test_gloo_on_cards_is_staged_announced_and_counted(exp):
+    done = exp(*SIMULATED, "nproc=2", "model.attention_dropout=0", "output_dir=staged", "backend.process_group=gloo")
+    assert done.returncode == 0, done.stderr
+    assert "FALLBACK on every rank: gloo, staged through the CPU instead of" in done.stdout
+    fallback = exp.result("staged")["fallback"]
+    assert fallback["used"] == exp.result("staged")["process_group"] == "gloo, staged through the CPU"
+    assert fallback["reason"] == "backend.process_group names gloo"
+    for rank in (0, 1):
+        assert "fallback: gloo, staged" in (exp.path("staged") / "logs" / f"rank{rank}.log").read_text()
+    lines = [json.loads(line) for line in (exp.path("staged") / "metrics.jsonl").read_text().splitlines()]
+    # Every gradient goes to the CPU and back once per step.
+    assert all(line["staged_bytes_per_step"] > 10_000 for line in lines if line["split"] == "train")
+    exp.train("cpu", "nproc=2", "model.attention_dropout=0")
+    assert exp.losses("staged") == pytest.approx(exp.losses("cpu"), rel=1e-6)
+
+
+@needs_current_card
+def test_a_resumed_run_restores_the_cards_random_state(exp):
+    settings = [*SIMULATED, "nproc=2", "checkpoint.every_steps=2"]
+    assert exp(*settings, "output_dir=whole").returncode == 0
+    assert exp(*settings, "output_dir=halves", "max_steps=2").returncode == 0
+    done = exp(*settings, "output_dir=halves", "resume=auto")
+    assert done.returncode == 0, done.stderr
+    assert exp.losses("halves") == exp.losses("whole")
+    assert exp.result("halves")["metrics"] == exp.result("whole")["metrics"]
+
+
+@needs_current_card
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_mixed_precision(exp, precision):
+    done = exp(*SIMULATED, f"precision={precision}", "output_dir=half")
+    assert done.returncode == 0, done.stderr
+    exp.train("whole")
+    assert exp.result("half")["metrics"]["mse"] == pytest.approx(exp.result("whole")["metrics"]["mse"], rel=0.02)
+    assert exp.losses("half") != exp.losses("whole")
+
+
+@needs_card
+def test_more_processes_than_cards_are_refused(exp):
+    done = exp(*SIMULATED, "nproc=4", SIM_GCU_COUNT="3")
+    assert done.returncode == 3
+    assert "nproc=4 asks for more devices than backend=gcu has here: 3" in done.stderr.splitlines()[0]
+
+
+def test_cards_are_simulated_only_when_asked_for(exp):
+    done = exp(*TINY, "backend=auto", "output_dir=run")
+    assert done.returncode == 0, done.stderr
+    assert exp.result("run")["backend"] == "cpu"
+    assert exp.result("run")["simulated"] is False
+
+
+@pytest.mark.parametrize(
+    ("backend", "text"),
+    [("auto", "say which backend's devices are to be simulated"), ("cpu", "there are no simulated devices of")],
+)
+def test_a_backend_without_simulated_devices_says_so(exp, backend, text):
+    done = exp(*TINY, f"backend={backend}", "backend.simulate=true")
+    assert done.returncode == 2
+    assert text in done.stderr.splitlines()[0]
+
+
+@needs_card
+def test_without_a_compiler_it_says_what_to_install(exp, tmp_path):
+    done = exp(*SIMULATED, SIM_GCU_CACHE=str(tmp_path / "empty"), CXX="no-such-compiler")
+    assert done.returncode == 3
+    assert "needs a C++ compiler: looked for no-such-compiler" in done.stderr.splitlines()[0]
+    assert not exp.path("outputs").exists()
