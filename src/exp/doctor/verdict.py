@@ -135,14 +135,14 @@ class _Rank:
 
     def _how_it_ended(self) -> Check:
         """What an unfinished rank was doing, and why it did not finish."""
-        log = f"look at logs/rank{self.rank}.log"
+        log = "look at logs/rank<n>.log"
         if not self.left_record:
             why = f"never arrived: it left no record within {self.timeout_s} s"
             if self.failure is not None:
                 why = f"ended before its first check: {self.failure.message.splitlines()[0]}"
             elif self.detail is not None:
                 why = f"never started: {self.detail.splitlines()[0]}"
-            return Check("ranks", FAILED, why, f"{log} and logs/agent.log, and at its node")
+            return Check("ranks", FAILED, why, f"{log}, logs/agent*.log and the node of the rank")
         running = self.record["running"]
         name = running["name"] if running else self._next_check()
         if self.failure is not None and self.failure.exit_code < 0:
@@ -153,7 +153,7 @@ class _Rank:
                 name,
                 FAILED,
                 f"hung in '{name}': no end within {self.timeout_s} s",
-                f"the stack at that moment is in logs/rank{self.rank}.log; where it is only slow, set task.timeout_s",
+                "the stack at that moment is in logs/rank<n>.log; where it is only slow, raise task.timeout_s",
                 seconds=round(seconds, 1),
             )
         return Check(name, SKIPPED, "ended with the job, because another rank did not go on")
@@ -181,7 +181,7 @@ def _blame_missing(ranks: list[dict[str, Any]], timeout_s: int) -> None:
     for number in {absent for rank in ranks for absent in rank["absent"]}:
         if ranks[number]["verdict"] != FAILED:
             finding = f"came too late: others had waited {timeout_s} s for it"
-            advice = f"look at logs/rank{number}.log, and at its node; if it is only slow, raise task.timeout_s"
+            advice = "look at logs/rank<n>.log, and at its node; if it is only slow, raise task.timeout_s"
             _change(ranks[number], "ranks", FAILED, finding, advice)
 
 
