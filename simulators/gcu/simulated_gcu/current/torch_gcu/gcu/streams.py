@@ -1,4 +1,4 @@
-"""Streams and events. Work is done in the order of the calls, whatever the stream, so that any order asked for holds."""
+"""Streams and events. Work is done in the order of the calls, whatever the stream: any order asked for holds."""
 
 from __future__ import annotations
 
