@@ -93,7 +93,7 @@ class Eccl final : public ProcessGroup {
   WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                          const c10d::ReduceScatterOptions& options) override {
     Tensors parts;
-    for (auto& tensor : views(inputs)[0]) parts.push_back(tensor.reshape({-1}));
+    for (auto& tensor : inputs[0]) parts.push_back(view(tensor).reshape({-1}));
     Tensors whole{at::cat(parts)};
     c10d::AllreduceOptions all;
     all.reduceOp = options.reduceOp;
