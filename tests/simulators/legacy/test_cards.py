@@ -176,7 +176,8 @@ simulator.reset_fallbacks()
 torch.nn.functional.softmax(x, 0)
 assert not simulator.fallbacks()
 """
-    job(script)
+    (printed,) = job(script)
+    assert printed.count("[TORCH_GCU/FALLBACK] aten::_fft_r2c falls back to the CPU") == 1
     said = refused("torch.fft.rfft(torch.ones(8, device='xla'))", SIM_GCU_STRICT="1")
     (text,) = said.values()
     assert "NotImplementedError: GCU has no kernel for aten::_fft_r2c" in text

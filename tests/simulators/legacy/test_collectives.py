@@ -126,3 +126,23 @@ refuses(ValueError, "MASTER_ADDR expected, but not set", dist.init_process_group
 refuses(ValueError, "eccl", torch_dist.init_process_group, "eccl", **alone)  # torch's own package does not know it
 """
     )
+
+
+def test_two_ranks_on_one_card(job):
+    """What becomes of a job whose ranks all use card 0: on a real machine seven of eight cards would sleep."""
+    script = """
+os.environ.update(LOCAL_RANK="0", **({"TOPS_VISIBLE_DEVICES": os.environ["RANK"]} if APART else {}))
+import torch_gcu.distributed as dist
+if APART:
+    dist.init_process_group("eccl")
+    assert dist.get_local_rank() == 0
+else:
+    try:
+        dist.init_process_group("eccl")
+    except RuntimeError as error:
+        assert str(error).startswith("eccl: ranks 0 and 1 are both on card 0 of host"), error
+    else:
+        raise AssertionError("both went on")
+"""
+    for apart in (True, False):
+        job("import os\n" + script.replace("APART", str(apart)), world_size=2)

@@ -3,6 +3,8 @@
 // The vendor publishes no list by operator; this one follows what its documentation says of whole kinds: no complex
 // numbers, no FFT, no sparse and no quantised tensors. The matrix decompositions are here because their kernels would
 // be LAPACK's, and the sets because the shape of their result depends on the data.
+#include <cstdio>
+#include <cstdlib>
 #include <mutex>
 #include <unordered_set>
 
@@ -35,6 +37,17 @@ bool is_unrepresentable(const std::string& name) {
   return name.find("sparse") != std::string::npos || name.find("::quantize_per") != std::string::npos;
 }
 
+// The vendor's switches for its log of fallbacks.
+bool logs_each() {
+  static const bool on = [] {
+    const char* level = std::getenv("ENFLAME_LOG_DEBUG_LEVEL");
+    const char* module = std::getenv("ENFLAME_LOG_DEBUG_MOD");
+    return level && module && std::string(level) == "DEBUG" &&
+           std::string(module).find("TORCH_GCU/FALLBACK") != std::string::npos;
+  }();
+  return on;
+}
+
 std::mutex mutex;
 std::map<std::string, int64_t> counts;
 
@@ -45,10 +58,11 @@ bool falls_back(const std::string& name, bool complex) {
                               "; make them on the CPU");
   if (!complex && !without_kernel().count(name)) return false;
   TORCH_CHECK_NOT_IMPLEMENTED(!settings().strict, "GCU has no kernel for ", name, complex ? " of complex numbers" : "",
-              ", and SIM_GCU_STRICT=1 forbids to run it on the CPU; write it with operators that the card has, or move ",
-              "the tensors to the CPU first");
+                              ", and SIM_GCU_STRICT=1 forbids to run it on the CPU; write it with operators that the ",
+                              "card has, or move the tensors to the CPU first");
   std::lock_guard<std::mutex> lock(mutex);
-  ++counts[name];
+  bool first = counts[name]++ == 0;
+  if (first || logs_each()) std::fprintf(stderr, "[TORCH_GCU/FALLBACK] %s falls back to the CPU\n", name.c_str());
   return true;
 }
 

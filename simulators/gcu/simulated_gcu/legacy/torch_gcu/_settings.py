@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import simulated_gcu
 
-__all__ = ["Settings", "from_environment"]
+__all__ = ["Settings", "from_environment", "physical_card"]
 
 _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
@@ -36,6 +36,12 @@ def from_environment() -> Settings:
         strict=os.environ.get("SIM_GCU_STRICT") == "1",
         wide_integers=os.environ.get("TORCH_GCU_ENABLE_INT64_AND_UINT64", "").lower() in ("true", "1"),
     )
+
+
+def physical_card(card: int) -> int:
+    """The number on the host of a card that this process sees as ``card``."""
+    visible = os.environ.get("TOPS_VISIBLE_DEVICES")
+    return card if visible is None else int(visible.split(",")[card])
 
 
 def _bytes(name: str, default: str) -> int:

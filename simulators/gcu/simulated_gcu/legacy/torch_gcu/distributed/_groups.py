@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ from torch.distributed import rendezvous as torch_rendezvous
 from torch.distributed.constants import default_pg_timeout
 
 from torch_gcu import _C
+from torch_gcu._settings import physical_card
 
 __all__ = [
     "Backend",
@@ -136,7 +138,7 @@ def init_process_group(
         pg_options: must be None.
 
     Raises:
-        RuntimeError: another backend, a second call, or a LOCAL_RANK that no card has.
+        RuntimeError: another backend, a second call, a LOCAL_RANK that no card has, or two ranks on one card.
         TypeError: a store was given.
     """
     global _made
@@ -237,10 +239,23 @@ def _make(record: _Record, rank: int, timeout: timedelta) -> ProcessGroup:
         raise RuntimeError(
             f"eccl: LOCAL_RANK={card} has no card; this process sees {_C.device_count()} (TOPS_VISIBLE_DEVICES)"
         )
+    _check_distinct(record, rank, f"card {physical_card(card)} of host {socket.gethostname()}")
     gloo = ProcessGroupGloo(PrefixStore(record.name, record.store), rank, len(record.ranks), timeout=timeout)
     made = _C.make_eccl(rank, len(record.ranks), gloo, card)
     _groups[made] = record
     return made
+
+
+def _check_distinct(record: _Record, rank: int, place: str) -> None:
+    """Every rank tells the others where it is, and refuses to share its card."""
+    store = PrefixStore(f"{record.name}/place", record.store)
+    store.set(str(rank), place)
+    for other in range(len(record.ranks)):
+        if other != rank and store.get(str(other)).decode() == place:
+            raise RuntimeError(
+                f"eccl: ranks {min(rank, other)} and {max(rank, other)} are both on {place}; give each rank a card of "
+                "its own by LOCAL_RANK"
+            )
 
 
 def _barrier(process_group: ProcessGroup) -> None:
