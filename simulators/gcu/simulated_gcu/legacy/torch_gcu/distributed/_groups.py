@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 
-class Backend(str):
+class Backend:
     """The one kind of group that there is; any other name becomes ``undefined``."""
 
     UNDEFINED = "undefined"
@@ -45,7 +45,7 @@ class Backend(str):
         """
         if not isinstance(name, str):
             raise ValueError(f"Backend name must be a string, but got: {name}")
-        return getattr(cls, name.upper(), cls.UNDEFINED) if name.isidentifier() else cls.UNDEFINED
+        return getattr(cls, name.upper(), cls.UNDEFINED)
 
 
 class GroupMember:
