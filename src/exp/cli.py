@@ -109,11 +109,48 @@ def _run(config: DictConfig, overrides: list[str], output_dir: Path) -> float | 
     if config.resume is None and folder.result.is_file():
         folder.result.unlink()
     report.begin(config, folder)
+    if config.task.name == "parity":
+        return _parity(config, overrides, folder, chosen)
     outcome = chosen.launch(folder, config.nproc)
     metric = report.end(config, folder, outcome, _exit_codes)
     if outcome.interrupted_by is not None and HydraConfig.get().mode == RunMode.MULTIRUN:
         raise KeyboardInterrupt  # the sweep, not only this job of it
     return metric
+
+
+def _parity(config: DictConfig, overrides: list[str], folder: RunFolder, chosen: launcher.Launcher) -> float | None:
+    """Both runs of ``task=parity``, and their comparison."""
+    from exp.parity import runs
+    from exp.parity.report import finish
+
+    kept = [override for override in overrides if not override.lstrip("+~").startswith("backend")]
+    composed = _compose([*kept, f"backend={config.reference}"])
+    with open_dict(composed):
+        composed.output_dir = config.output_dir
+    reference = OmegaConf.merge(OmegaConf.structured(schema.ExpConfig), composed)
+    backend = create_backend(reference.backend)
+    validate(reference, overrides, backend)
+    backend.prepare()
+    changed = runs.prepare(config, reference)
+    if changed:
+        console.make_console().print(f"dropout is off in both runs: {', '.join(changed)}", soft_wrap=True)
+    outcome, tested, other = runs.launch_both(chosen, folder, config, reference)
+    if outcome.exit_code != EXIT_OK:
+        return report.end(config, folder, outcome, _exit_codes)
+    code, metric = finish(config, folder, tested, other, report.shown(folder))
+    _exit_codes.append(code)
+    return metric
+
+
+def _compose(overrides: list[str]) -> DictConfig:
+    """The configuration for these overrides, without Hydra's own part."""
+    loader = GlobalHydra.instance().config_loader()
+    # A backend's file may lie in a folder that only this adds.
+    searched = [override for override in HydraConfig.get().overrides.hydra if override.startswith("hydra.searchpath=")]
+    composed = loader.load_configuration("config", [*overrides, *searched], run_mode=RunMode.RUN)
+    with open_dict(composed):
+        del composed["hydra"]
+    return composed
 
 
 def _choose_backend(config: DictConfig, overrides: list[str]) -> DictConfig:
@@ -123,20 +160,14 @@ def _choose_backend(config: DictConfig, overrides: list[str]) -> DictConfig:
     if config.backend.simulate:
         raise ConfigError("backend.simulate=true with backend=auto: say which backend's devices are to be simulated")
     name = choose(list(config.backend.options.candidates))
-    loader = GlobalHydra.instance().config_loader()
     kept = [override for override in overrides if not override.startswith("backend=")]
-    # Its file may lie in a folder that only this adds.
-    kept += [override for override in HydraConfig.get().overrides.hydra if override.startswith("hydra.searchpath=")]
     try:
-        composed = loader.load_configuration("config", [*kept, f"backend={name}"], run_mode=RunMode.RUN)
+        return _compose([*kept, f"backend={name}"])
     except MissingConfigException:
         # Installed by another package, and no YAML file of its own in the search path: the class's own defaults.
         config.backend._target_ = config.backend.name = name
         config.backend.options = {}
         return config
-    with open_dict(composed):
-        del composed["hydra"]
-    return composed
 
 
 def _remove_if_empty(folder: Path) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from exp.launcher.base import Outcome
     from exp.runfolder import RunFolder
 
-__all__ = ["begin", "end"]
+__all__ = ["begin", "end", "shown"]
 
 
 def begin(config: Any, folder: RunFolder) -> None:
@@ -32,14 +32,14 @@ def begin(config: Any, folder: RunFolder) -> None:
             soft_wrap=True,
         )
     if config.task.name == "doctor":
-        doctor.begin(config, folder, _shown(folder))
+        doctor.begin(config, folder, shown(folder))
         return
     batch = f"global batch {config.global_batch_size}"
     if processes > 1 or config.accumulate > 1:
         batch += f" = {config.batch_size} x {processes} processes x {config.accumulate} micro-batches"
     terminal.print(
         f"{config.name}: {config.task.name} on {config.backend.name}, {config.precision}, {batch}\n"
-        f"run folder: {_shown(folder)}",
+        f"run folder: {shown(folder)}",
         highlight=False,
         soft_wrap=True,
     )
@@ -52,7 +52,7 @@ def end(config: Any, folder: RunFolder, outcome: Outcome, exit_codes: list[int])
         The metric for a sweeper: nan where the run failed.
     """
     if config.task.name == "doctor" and outcome.interrupted_by is None:
-        exit_codes.append(doctor.end(config, folder, outcome, _shown(folder)))
+        exit_codes.append(doctor.end(config, folder, outcome, shown(folder)))
         return None
     exit_codes.append(outcome.exit_code)
     if config.task.name == "env" and outcome.exit_code == EXIT_OK:
@@ -100,10 +100,10 @@ def _print_table(config: Any, folder: RunFolder, result: dict[str, Any]) -> None
         terminal.print(f"published: {published['source']}, horizon {config.data.horizon}", style="dim", soft_wrap=True)
     speed = f", {result['samples_per_second']:,.0f} samples/s" if result.get("samples_per_second") else ""
     steps = f"{result['steps']} steps, " if result["steps"] else ""
-    terminal.print(f"{steps}{result['wall_s']:.0f} s{speed}; results in {_shown(folder)}", soft_wrap=True)
+    terminal.print(f"{steps}{result['wall_s']:.0f} s{speed}; results in {shown(folder)}", soft_wrap=True)
 
 
-def _shown(folder: RunFolder) -> str:
+def shown(folder: RunFolder) -> str:
     """The run folder, relative to the working directory where it lies below it."""
     from pathlib import Path
 

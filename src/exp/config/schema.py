@@ -92,6 +92,9 @@ class TaskConfig:
     """predict: how many channels are plotted per window."""
     timeout_s: int = 60
     """doctor: longest that a check may take, and that ranks wait for one another, in seconds."""
+    tolerance: Optional[float] = None
+    """parity: largest relative difference of the loss; null: 1e-5 in fp32, 2e-2 in bf16, 2e-3 in fp16. Outputs of
+    modules may differ by 10 times as much, gradients and parameters by 100 times."""
     burst_s: float = 2.0
     """doctor: how long every card multiplies matrices, in seconds."""
 
@@ -212,6 +215,10 @@ class ExpConfig:
 
     nproc: int = 1
     """Worker processes per node, one per device."""
+    reference: Optional[str] = None
+    """task=parity: the backend to compare with."""
+    steps: int = 20
+    """task=parity: optimizer steps to compare."""
     seed: int = 2023
     precision: str = "fp32"
     batch_size: Optional[int] = None

@@ -38,7 +38,11 @@ def validate(config: Any, overrides: Sequence[str], backend: Backend) -> None:
     """
     _check_missing(config)
     _check_values(config)
-    if config.launcher.nnodes > 1 and not any(override.startswith("output_dir=") for override in overrides):
+    if (
+        config.launcher.nnodes > 1
+        and config.task.name != "parity"
+        and not any(override.startswith("output_dir=") for override in overrides)
+    ):
         raise ConfigError("launcher.nnodes>1 needs output_dir=<a folder that all nodes share>, the same on every node")
     if config.task.name in DIAGNOSES:
         _prepare_diagnosis(config, backend)
@@ -50,6 +54,8 @@ def validate(config: Any, overrides: Sequence[str], backend: Backend) -> None:
                 f"the logger needs the package {package}, which is not installed: pip install {package}"
             )
     _derive_batch(config, overrides)
+    if config.task.name == "parity":
+        _prepare_parity(config)
     _check_files(config)
 
 
@@ -144,6 +150,18 @@ def _prepare_diagnosis(config: Any, backend: Backend) -> None:
         # Not in this process, even for one worker: it is to survive a device that hangs or crashes.
         config.launcher._target_ = "exp.launcher.torchrun.TorchrunLauncher"
     _check_output_dir(config)
+
+
+def _prepare_parity(config: Any) -> None:
+    if config.reference is None:
+        raise ConfigError("task=parity compares with another backend; set reference=cpu, or another one")
+    if config.steps < 1:
+        raise ConfigError(f"steps={config.steps} must be at least 1")
+    if config.launcher.nnodes > 1:
+        raise ConfigError("task=parity runs on one node; leave out launcher.nnodes")
+    if config.launcher["_target_"] == "auto":
+        # Not in this process: the plug-ins of two devices need not live in one.
+        config.launcher._target_ = "exp.launcher.torchrun.TorchrunLauncher"
 
 
 def _derive_batch(config: Any, overrides: Sequence[str]) -> None:

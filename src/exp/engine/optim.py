@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, ContextManager, Iterator
+from typing import TYPE_CHECKING, Any, Callable, ContextManager, Iterator
 
 import torch
 from mmengine.optim import OptimWrapper
@@ -48,6 +48,9 @@ class BackendOptimWrapper(OptimWrapper):
         self.scaler = backend.grad_scaler(precision)
         self.clip_grad_norm = clip_grad_norm
         self.grad_norm: torch.Tensor | None = None
+        self.before_step: Callable[[], None] | None = (
+            None  # called with all gradients in place, before they are clipped
+        )
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
 
     def initialize_count_status(self, model: nn.Module, init_counts: int, max_counts: int) -> None:
@@ -85,6 +88,8 @@ class BackendOptimWrapper(OptimWrapper):
 
     def step(self, **kwargs: Any) -> None:
         """Clip and take the optimizer's step (skipped by the scaler when fp16 gradients overflow)."""
+        if self.before_step is not None:
+            self.before_step()
         if self.clip_grad_norm is not None:
             if self.scaler is not None:
                 self.scaler.unscale_(self.optimizer)

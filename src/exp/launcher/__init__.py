@@ -10,7 +10,7 @@ from exp.config.create import create
 from exp.launcher.base import Launcher
 from exp.launcher.failures import describe_failure
 
-__all__ = ["describe_failure", "resolve"]
+__all__ = ["Launcher", "describe_failure", "resolve"]
 
 _LOCAL = "exp.launcher.local.LocalLauncher"
 _TORCHRUN = "exp.launcher.torchrun.TorchrunLauncher"

@@ -24,7 +24,7 @@ from exp.tasks.common import build_data, build_model, make_result, record_enviro
 if TYPE_CHECKING:
     from exp.session import Session
 
-__all__ = ["run"]
+__all__ = ["Training", "run"]
 
 logger = logging.getLogger(__name__)
 
@@ -39,15 +39,21 @@ def run(session: Session) -> dict[str, Any]:
     data = build_data(session)
     model = build_model(session)
     try:
-        return _Training(session, data, model).run()
+        return Training(session, data, model).run()
     except RuntimeError as error:
         if "out of memory" not in str(error):
             raise
         raise RunError(_out_of_memory(session)) from error
 
 
-class _Training:
-    """The parts of one training run."""
+class Training:
+    """The parts of one training run: everything is built here, :meth:`run` trains.
+
+    Args:
+        session: the session.
+        data: of :func:`exp.tasks.common.build_data`.
+        model: on the CPU.
+    """
 
     def __init__(self, session: Session, data: Any, model: Any) -> None:
         config = session.config

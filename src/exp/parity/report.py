@@ -1,0 +1,149 @@
+"""The table, ``parity.json``, the picture and ``result.json`` of ``task=parity``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Sequence
+
+from exp import console
+from exp.errors import EXIT_FAILED, EXIT_OK, RunError
+from exp.parity.compare import Difference, compare, tolerances
+from exp.result import blank_result
+from exp.runfolder import read_json, write_json
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from exp.runfolder import RunFolder
+
+__all__ = ["finish"]
+
+_TITLES = {
+    "output": "forward (step 1)",
+    "loss": "loss",
+    "gradient": "gradients (step 1)",
+    "parameter": "parameters (step 1)",
+    "later": "gradients (later)",
+    "drift": "parameters (at the end)",
+}
+_TOLD = ("later", "drift")  # for information: nothing is expected of them
+
+
+def finish(config: Any, folder: RunFolder, tested: RunFolder, reference: RunFolder, where: str) -> tuple[int, float]:
+    """Compare, print and write.
+
+    Args:
+        config: of the run.
+        folder: its folder.
+        tested: the sub-folder of the backend under test.
+        reference: that of the reference.
+        where: the run folder, as shown to the user.
+
+    Returns:
+        The exit code, and the largest relative difference of the loss.
+    """
+    allowed = tolerances(config.precision, config.task.tolerance)
+    found = list(compare(tested, reference, clear=allowed["gradient"]))
+    largest = {
+        kind: max((d for d in found if d.kind == kind), key=lambda d: d.relative)
+        for kind in _TITLES
+        if any(d.kind == kind for d in found)  # a single step has none later
+    }
+    first = next((d for d in found if d.relative > allowed[d.kind]), None)
+    losses = [d for d in found if d.kind == "loss"]
+    report = {
+        "backend": config.backend.name,
+        "simulated": config.backend.simulate,
+        "reference": config.reference,
+        "steps": len(losses),
+        "world_size": config.nproc * config.launcher.nnodes,
+        "precision": config.precision,
+        "agrees": first is None,
+        "tolerances": {kind: value for kind, value in allowed.items() if kind not in _TOLD},
+        "first_departure": None if first is None else asdict(first),
+        "largest": {kind: asdict(difference) for kind, difference in largest.items()},
+        "loss_differences": [difference.relative for difference in losses],
+    }
+    write_json(folder.path / "parity.json", report)
+    draw_losses(folder.plots / "parity.png", losses, allowed["loss"], f"{config.backend.name} and {config.reference}")
+    metric = largest["loss"].relative
+    result = blank_result(config)
+    done = read_json(tested.result)
+    result.update({key: done[key] for key in ("device_type", "devices", "process_group", "fallback", "wall_s")})
+    result.update(
+        status="completed" if first is None else "failed",
+        metrics={"loss_difference": metric},
+        metric_name="loss_difference",
+        metric=metric,
+        steps=len(losses),
+    )
+    message = ""
+    if first is not None:
+        message = _message(config, first, allowed[first.kind])
+        result["error"] = {"rank": None, "type": RunError.__name__, "message": message}
+    write_json(folder.result, result)
+    _print(config, report, largest, allowed, where)
+    if first is None:
+        return EXIT_OK, metric
+    console.error(message)
+    return EXIT_FAILED, metric
+
+
+def _message(config: Any, first: Difference, allowed: float) -> str:
+    phases = {"output": "the forward pass", "loss": "the loss", "gradient": "the backward pass"}
+    phase = phases.get(first.kind, "the optimizer's step")
+    return (
+        f"{config.backend.name} departs from {config.reference} first in {phase} of step {first.step}, at "
+        f"{first.name}: {first.relative:.1e} relative difference, {allowed:.0e} allowed; compare this layer "
+        "on both, or set task.tolerance"
+    )
+
+
+def _print(config: Any, report: dict[str, Any], largest: dict[str, Difference], allowed: Any, where: str) -> None:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for title in ("largest difference", "relative", "absolute", "allowed"):
+        table.add_column(title, justify="left" if title == "largest difference" else "right")
+    table.add_column("step", justify="right")
+    table.add_column("at")
+    for kind, d in largest.items():
+        style = "" if d.relative <= allowed[kind] else "bold red"
+        limit = "" if kind in _TOLD else f"{allowed[kind]:.0e}"
+        row = (_TITLES[kind], f"{d.relative:.1e}", f"{d.absolute:.1e}", limit, str(d.step), d.name)
+        table.add_row(*row, style=style)
+    terminal = console.make_console()
+    terminal.print()
+    terminal.print(table)
+    verdict = "agree" if report["agrees"] else "DO NOT AGREE"
+    terminal.print(
+        f"\n{config.backend.name} and {config.reference} {verdict} over {report['steps']} steps; all figures in "
+        f"{where}/parity.json",
+        soft_wrap=True,
+    )
+
+
+def draw_losses(path: Path, losses: Sequence[Difference], allowed: float, title: str) -> None:
+    """Draw the relative difference of the loss over the steps, with a line at what is allowed.
+
+    Args:
+        path: PNG to write.
+        losses: one per step.
+        allowed: the tolerance.
+        title: the two backends.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 3.2), dpi=110, layout="constrained")
+    axes = FigureCanvasAgg(figure).figure.add_subplot()
+    smallest = 1e-9  # where the two are equal, a logarithm has nothing to show
+    axes.semilogy([d.step for d in losses], [max(d.relative, smallest) for d in losses], marker="o", markersize=3)
+    axes.axhline(allowed, linestyle="--", color="tab:red", label="allowed")
+    axes.set(xlabel="step", ylabel="relative difference of the loss", title=title)
+    axes.set_ylim(bottom=smallest / 2)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.legend(loc="upper right", bbox_to_anchor=(1.0, 0.92))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)

@@ -1,0 +1,57 @@
+"""The two runs of ``task=parity``, one after the other, through the run's own launcher. Imports no torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import OmegaConf
+
+from exp import console
+from exp.errors import EXIT_OK
+from exp.runfolder import RunFolder, write_atomically
+
+if TYPE_CHECKING:
+    from exp.launcher.base import Launcher, Outcome
+
+__all__ = ["launch_both", "prepare"]
+
+_RANDOM = ("dropout", "drop_path")
+
+
+def prepare(config: Any, reference: Any) -> list[str]:
+    """Make two configurations train a few comparable steps: no dropout, every loss recorded.
+
+    Args:
+        config: of the backend under test; changed in place.
+        reference: of the reference; changed in place, and named in ``config.reference``.
+
+    Returns:
+        The keys of the model that were set to 0, with what they were.
+    """
+    changed: list[str] = []
+    for each in (config, reference):
+        changed = []
+        for key, value in each.model.items():
+            if isinstance(value, float) and value > 0 and any(word in str(key) for word in _RANDOM):
+                each.model[key] = 0.0
+                changed.append(f"model.{key} was {value}")
+        each.max_steps, each.log_every = each.steps, 1
+        each.max_epochs = max(each.max_epochs, each.steps)
+    return changed
+
+
+def launch_both(
+    launcher: Launcher, folder: RunFolder, config: Any, reference: Any
+) -> tuple[Outcome, RunFolder, RunFolder]:
+    """Run ``config`` in ``tested/`` and ``reference`` in ``reference/``; the second only after the first succeeded."""
+    terminal = console.make_console()
+    folders = RunFolder(folder.path / "tested"), RunFolder(folder.path / "reference")
+    for part, settings in zip(folders, (config, reference)):
+        part.create()
+        settings.output_dir = str(part.path)
+        write_atomically(part.config, OmegaConf.to_yaml(settings, resolve=True).encode())
+        terminal.print(f"{part.path.name}: {settings.backend.name}")
+        outcome = launcher.launch(part, settings.nproc)
+        if outcome.exit_code != EXIT_OK:
+            break
+    return outcome, folders[0], folders[1]

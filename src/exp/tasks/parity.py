@@ -1,0 +1,29 @@
+"""task=parity, one of its two runs: train a few steps and leave a trace. The parent compares (:mod:`exp.parity`)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from exp.parity.trace import TraceHook, without_dropout
+from exp.tasks.common import build_data, build_model, make_result, record_environment
+from exp.tasks.train import Training
+
+if TYPE_CHECKING:
+    from exp.session import Session
+
+__all__ = ["run"]
+
+
+def run(session: Session) -> dict[str, Any]:
+    """Train ``steps`` steps; ``trace.npz`` has what they computed, ``metrics.jsonl`` their losses."""
+    record_environment(session)
+    model = build_model(session)
+    without_dropout(model)
+    training = Training(session, build_data(session), model)
+    runner = training.runner
+    runner.hooks.remove(training.checkpoint_hook)
+    runner.register_hook(TraceHook(session.folder.path / "trace.npz", session.config.steps))
+    runner.train()
+    steps = runner.iter
+    runner.close()
+    return make_result(session, {}, "", steps=steps)

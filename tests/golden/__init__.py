@@ -1,0 +1,38 @@
+"""Golden losses: what the first steps of the default experiments compute, in small files that are compared in CI.
+
+`python -m tests.golden NAME...` writes them anew (all of them without a name), from backend=cpu.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+
+SETTINGS = {
+    "timebridge_small": [],
+    "timebridge_etth1": ["data.lookback=192", "model.d_model=32", "model.d_ff=32", "global_batch_size=16"],
+}
+"""Overrides of each experiment: smaller where the published size would take minutes. Dropout is off."""
+
+STEPS = 8
+TOLERANCE = 1e-5
+"""Relative. Across torch 1.10 and 2.13, and across CPU and simulated cards, 2e-7 was seen."""
+
+
+def command(name: str, backend: list[str], folder: str) -> list[str]:
+    """Arguments of exp that compute the losses of ``name`` on ``backend`` (and on the CPU) into ``folder``."""
+    compared = ["task=parity", "reference=cpu", f"steps={STEPS}", f"output_dir={folder}"]
+    return [f"experiment={name}", *SETTINGS[name], *backend, *compared]
+
+
+def losses(run: Path) -> list[float]:
+    """Losses of one of the two runs of ``task=parity``, by step."""
+    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def read(name: str) -> list[float]:
+    """The golden losses of an experiment."""
+    values: list[float] = json.loads((FOLDER / f"{name}.json").read_text())["losses"]
+    return values
