@@ -10,7 +10,7 @@ import contextlib
 import os
 import traceback
 from pathlib import Path
-from typing import Iterator
+from typing import TYPE_CHECKING, Iterator
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
@@ -27,6 +27,9 @@ from exp.config.validate import refuse_device_arguments, validate
 from exp.errors import EXIT_CONFIG, EXIT_OK, ConfigError, ExpError
 from exp.launcher.shell_env import take_stale_variables
 from exp.runfolder import RunFolder, write_atomically
+
+if TYPE_CHECKING:
+    from exp.launcher.base import Outcome
 
 __all__ = ["main"]
 
@@ -97,6 +100,7 @@ def _run(config: DictConfig, overrides: list[str], output_dir: Path) -> float | 
     config = typed
     backend = create_backend(config.backend)
     validate(config, overrides, backend)
+    reference = _reference(config, overrides) if config.task.name == "parity" else None
     chosen = launcher.resolve(config.launcher, config.nproc)
     stale = take_stale_variables(os.environ)
     if stale:
@@ -109,36 +113,61 @@ def _run(config: DictConfig, overrides: list[str], output_dir: Path) -> float | 
     if config.resume is None and folder.result.is_file():
         folder.result.unlink()
     report.begin(config, folder)
-    if config.task.name == "parity":
-        return _parity(config, overrides, folder, chosen)
+    if reference is not None:
+        return _parity(config, reference, folder, chosen)
     outcome = chosen.launch(folder, config.nproc)
     metric = report.end(config, folder, outcome, _exit_codes)
-    if outcome.interrupted_by is not None and HydraConfig.get().mode == RunMode.MULTIRUN:
-        raise KeyboardInterrupt  # the sweep, not only this job of it
+    _stop_if_interrupted(outcome)
     return metric
 
 
-def _parity(config: DictConfig, overrides: list[str], folder: RunFolder, chosen: launcher.Launcher) -> float | None:
+def _stop_if_interrupted(outcome: Outcome) -> None:
+    """Stop the sweep, not only this job of it."""
+    if outcome.interrupted_by is not None and HydraConfig.get().mode == RunMode.MULTIRUN:
+        raise KeyboardInterrupt
+
+
+def _reference(config: DictConfig, overrides: list[str]) -> DictConfig:
+    """The same configuration for the reference of ``task=parity``, ready to run.
+
+    What the user has set below ``backend`` is meant for the backend under test; the reference has what its own file
+    says, unless it is the same one.
+    """
+    kept = list(overrides)
+    if f"backend={config.reference}" not in overrides:
+        kept = [override for override in overrides if not override.lstrip("+~").startswith("backend")]
+    try:
+        composed = _compose([*kept, f"backend={config.reference}"])
+    except MissingConfigException as error:
+        # Raised as it is, it would name a key that the user has not given, after a line of Hydra's own.
+        raise ConfigError(explain.explain(error, []).replace("backend=", "reference=", 1)) from error
+    composed = _choose_backend(composed, kept)
+    with open_dict(composed):
+        composed.output_dir = config.output_dir
+    reference = OmegaConf.merge(OmegaConf.structured(schema.ExpConfig), composed)
+    assert isinstance(reference, DictConfig)
+    backend = create_backend(reference.backend)
+    validate(reference, overrides, backend)
+    backend.prepare()
+    config.reference = reference.backend.name  # where it was auto
+    return reference
+
+
+def _parity(config: DictConfig, reference: DictConfig, folder: RunFolder, chosen: launcher.Launcher) -> float | None:
     """Both runs of ``task=parity``, and their comparison."""
     from exp.parity import runs
     from exp.parity.report import finish
 
-    kept = [override for override in overrides if not override.lstrip("+~").startswith("backend")]
-    composed = _compose([*kept, f"backend={config.reference}"])
-    with open_dict(composed):
-        composed.output_dir = config.output_dir
-    reference = OmegaConf.merge(OmegaConf.structured(schema.ExpConfig), composed)
-    backend = create_backend(reference.backend)
-    validate(reference, overrides, backend)
-    backend.prepare()
     changed = runs.prepare(config, reference)
     if changed:
         console.make_console().print(f"dropout is off in both runs: {', '.join(changed)}", soft_wrap=True)
     outcome, tested, other = runs.launch_both(chosen, folder, config, reference)
-    if outcome.exit_code != EXIT_OK:
-        return report.end(config, folder, outcome, _exit_codes)
-    code, metric = finish(config, folder, tested, other, report.shown(folder))
-    _exit_codes.append(code)
+    if outcome.exit_code == EXIT_OK:
+        code, difference = finish(config, folder, tested, other, report.shown(folder))
+        _exit_codes.append(code)
+        return difference
+    metric = report.end(config, folder, outcome, _exit_codes)
+    _stop_if_interrupted(outcome)
     return metric
 
 

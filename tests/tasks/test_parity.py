@@ -100,8 +100,10 @@ def test_what_departs_first_is_named(exp, part, text):
     ("settings", "code", "text"),
     [
         (["reference=null"], 2, "set reference="),
-        (["reference=nothing"], 2, "nothing"),
+        (["reference=nothing"], 2, "reference=nothing is not a choice"),
         (["reference=cuda"], 3, "backend=cuda is not available"),
+        (["steps=0"], 2, "steps=0 must be at least 1"),
+        (["task=train"], 2, "add task=parity"),
         (["launcher.nnodes=2", "launcher.rdzv_endpoint=127.0.0.1:1"], 2, "one node"),
     ],
 )
@@ -109,3 +111,10 @@ def test_what_cannot_be_compared_is_refused(exp, settings, code, text):
     done = exp(*SMALL, "backend=cpu", *settings)
     assert done.returncode == code
     assert text in done.stderr.splitlines()[0]
+    assert not exp.path("run").exists()
+
+
+def test_steps_of_a_training_are_called_max_steps(exp):
+    done = exp(*TINY, "steps=3", "output_dir=run")
+    assert done.returncode == 2
+    assert "for task=train, set max_steps=3" in done.stderr.splitlines()[0]

@@ -56,6 +56,8 @@ def validate(config: Any, overrides: Sequence[str], backend: Backend) -> None:
     _derive_batch(config, overrides)
     if config.task.name == "parity":
         _prepare_parity(config)
+    else:
+        _refuse_keys_of_parity(config, overrides)
     _check_files(config)
 
 
@@ -162,6 +164,17 @@ def _prepare_parity(config: Any) -> None:
     if config.launcher["_target_"] == "auto":
         # Not in this process: the plug-ins of two devices need not live in one.
         config.launcher._target_ = "exp.launcher.torchrun.TorchrunLauncher"
+
+
+def _refuse_keys_of_parity(config: Any, overrides: Sequence[str]) -> None:
+    for override in overrides:
+        key, _, value = override.lstrip("+").partition("=")
+        if key == "steps":
+            raise ConfigError(
+                f"{override}: steps is a key of task=parity; for task={config.task.name}, set max_steps={value}"
+            )
+        if key == "reference":
+            raise ConfigError(f"{override}: reference is a key of task=parity; add task=parity, or leave it out")
 
 
 def _derive_batch(config: Any, overrides: Sequence[str]) -> None:
