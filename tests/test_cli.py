@@ -68,6 +68,7 @@ def test_cfg_job_shows_the_configuration(exp):
         (["precision=fp8"], 2, ["precision=fp8", "fp32, bf16, fp16"]),
         (["wrapper.kind=dp"], 2, ["wrapper.kind=dp", "mmddp, ddp, none"]),
         (["+wrapper.device_ids=[0]"], 2, ["device_ids"]),
+        (["backend=cpu", "wrapper=none", "nproc=2"], 2, ["wrapper=none", "2 models that never meet", "wrapper=mmddp"]),
         (["backend=cpu", "nproc=2", "global_batch_size=33"], 2, ["global_batch_size=33", "32 or 34"]),
         (["backend=cpu", "nproc=0"], 2, ["nproc=0"]),
         (["backend=cpu", "data.root=/nowhere"], 2, ["ETTh1.csv", "/nowhere"]),

@@ -48,6 +48,7 @@ def validate(config: Any, overrides: Sequence[str], backend: Backend) -> None:
         _prepare_diagnosis(config, backend)
         return
     _check_processes(config, backend)
+    _check_wrapper(config)
     for package in config.logger.requires:
         if importlib.util.find_spec(package) is None:
             raise UnavailableError(
@@ -135,6 +136,15 @@ def _check_processes(config: Any, backend: Backend) -> None:
         raise UnavailableError(
             f"nproc={config.nproc} asks for more devices than backend={backend.name} has here: {count}; "
             f"set nproc={count} or make more devices visible"
+        )
+
+
+def _check_wrapper(config: Any) -> None:
+    processes = config.nproc * config.launcher.nnodes
+    if config.wrapper.kind == "none" and processes > 1 and config.task.name in ("train", "parity"):
+        raise ConfigError(
+            f"wrapper=none with {processes} processes would train {processes} models that never meet; "
+            "use wrapper=mmddp or wrapper=ddp, or nproc=1"
         )
 
 
