@@ -26,6 +26,7 @@ class CudaBackend(Backend):
     precisions = ("fp32", "bf16", "fp16")
     default_process_group = "cpu:gloo,cuda:nccl"
     gloo_carries_device = True
+    supports_sync_batchnorm = True
     variables = (
         "CUDA_VISIBLE_DEVICES",
         "CUDA_DEVICE_ORDER",

@@ -60,6 +60,8 @@ class LegacyGcuBackend(GcuBackend):
         os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
         os.environ["MASTER_PORT"] = store.get("gcu_port").decode()
         os.environ["RANK"], os.environ["WORLD_SIZE"] = str(rank), str(world_size)
+        # Else torch would take rank 0, too, for a client of a store that its own agent keeps elsewhere.
+        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
         vendor.init_process_group("eccl", rank=rank, world_size=world_size)
 
     def collectives_missing(self) -> str | None:
@@ -108,7 +110,10 @@ class LegacyGcuBackend(GcuBackend):
         """None: there is no half precision to scale for."""
 
     def seed(self, seed: int) -> None:
-        """Nothing of the card's own to seed is public; torch.manual_seed feeds it."""
+        """Seed every card; torch.manual_seed reaches none of them, and the plug-in takes 32 bits."""
+        import torch_gcu
+
+        torch_gcu.manual_seed_all(seed % 2**32)
 
     def rng_state(self) -> None:
         """None: the card's generator is not public."""
@@ -139,6 +144,12 @@ class LegacyGcuBackend(GcuBackend):
         import torch_gcu
 
         torch_gcu.optimizer_step(optimizer, optimizer_args=kwargs)
+
+    def end_batch(self) -> None:
+        """Run the graph of this batch: that of a whole evaluation would not fit."""
+        import torch_gcu
+
+        torch_gcu.sync_lived_tensor()
 
     def describe(self, device: torch.device) -> dict[str, Any]:
         """Index, and the card's number on the host; efsmi knows more."""

@@ -58,6 +58,9 @@ class Backend(abc.ABC):
     gloo_carries_device: bool = False
     """Whether gloo takes tensors that lie on this device. Where it does not, they are staged through the CPU."""
 
+    supports_sync_batchnorm: bool = False
+    """Whether torch's SyncBatchNorm runs on this device."""
+
     has_simulator: bool = False
     """Whether there are simulated devices of this family."""
 
@@ -267,6 +270,9 @@ class Backend(abc.ABC):
     def end_step(self, optimizer: torch.optim.Optimizer, **kwargs: Any) -> None:
         """Take the optimizer's step; lazy devices also end their graph here."""
         optimizer.step(**kwargs)
+
+    def end_batch(self) -> None:
+        """End one batch of an evaluation; lazy devices run their graph here."""
 
     def describe(self, device: torch.device) -> dict[str, Any]:
         """``{"name", "index"}`` and what else is known of one device, for the run record.

@@ -34,11 +34,13 @@ def begin(config: Any, folder: RunFolder) -> None:
     if config.task.name == "doctor":
         doctor.begin(config, folder, shown(folder))
         return
-    batch = f"global batch {config.global_batch_size}"
-    if processes > 1 or config.accumulate > 1:
-        batch += f" = {config.batch_size} x {processes} processes x {config.accumulate} micro-batches"
+    batch = ""
+    if config.global_batch_size is not None:
+        batch = f", global batch {config.global_batch_size}"
+        if processes > 1 or config.accumulate > 1:
+            batch += f" = {config.batch_size} x {processes} processes x {config.accumulate} micro-batches"
     terminal.print(
-        f"{config.name}: {config.task.name} on {config.backend.name}, {config.precision}, {batch}\n"
+        f"{config.name}: {config.task.name} on {config.backend.name}, {config.precision}{batch}\n"
         f"run folder: {shown(folder)}",
         highlight=False,
         soft_wrap=True,

@@ -79,6 +79,8 @@ class WrapperConfig:
     gradient_as_bucket_view: bool = False
     static_graph: bool = False
     bucket_cap_mb: int = 25
+    sync_batchnorm: bool = False
+    """Synchronise every batch norm over the devices, where the backend can."""
 
 
 @dataclass

@@ -54,7 +54,10 @@ def validate(config: Any, overrides: Sequence[str], backend: Backend) -> None:
             raise UnavailableError(
                 f"the logger needs the package {package}, which is not installed: pip install {package}"
             )
-    _derive_batch(config, overrides)
+    if config.task.name in ("eval", "predict"):
+        config.batch_size = config.global_batch_size = None  # nothing is trained, and nothing has to divide
+    else:
+        _derive_batch(config, overrides)
     if config.task.name == "parity":
         _prepare_parity(config)
     else:

@@ -164,6 +164,7 @@ class EvalLoop(BaseLoop):
             with runner.backend.autocast(runner.precision):
                 outputs = model(**batch, mode="predict")
             self.evaluator.update(outputs, batch)
+            runner.backend.end_batch()
             runner.call_hook(f"after_{stage}_iter", batch_idx=idx, data_batch=batch, outputs=outputs)
         metrics: dict[str, float] = self.evaluator.compute(runner.distributed_group)
         runner.call_hook(f"after_{stage}_epoch", metrics=metrics)

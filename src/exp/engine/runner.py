@@ -17,6 +17,7 @@ from mmengine.runner import BaseLoop
 from mmengine.runner import Runner as MMEngineRunner
 
 from exp.engine import rng, schedule  # noqa: F401 - registers the schedulers
+from exp.engine.batchnorm import fit_batchnorm
 from exp.engine.losses import LossMeter
 from exp.engine.placement import check_optimizer, check_placement, placement_report
 from exp.engine.wrapper import unwrapped, wrap
@@ -77,6 +78,9 @@ class Runner(MMEngineRunner):
     def wrap_model(self, model_wrapper_cfg: dict[str, Any] | None, model: torch.nn.Module) -> torch.nn.Module:
         """Place the model on the rank's device, check that it is there wholly, and wrap it."""
         config = self.session.config
+        model, warning = fit_batchnorm(model, self.backend, config.wrapper.sync_batchnorm and self._distributed)
+        if warning and self.session.console is not None:
+            self.session.console.print(f"warning: {warning}", style="yellow", soft_wrap=True)
         model = model.to(self.device)
         check_placement(model, self.device, self.rank)
         if isinstance(self.optim_wrapper, mmengine.optim.OptimWrapper):
@@ -90,7 +94,7 @@ class Runner(MMEngineRunner):
             )
         if not self._distributed or self._train_loop is None:
             return model  # evaluation runs the bare module: its ranks may have different numbers of batches
-        options = {key: value for key, value in config.wrapper.items() if key != "kind"}
+        options = {key: value for key, value in config.wrapper.items() if key not in ("kind", "sync_batchnorm")}
         return wrap(model, config.wrapper.kind, options, self.backend, self.device)
 
     # -- less noise -------------------------------------------------------------------------------------------------

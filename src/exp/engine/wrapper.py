@@ -10,7 +10,7 @@ from mmengine.registry import MODEL_WRAPPERS
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from exp.errors import ConfigError
+from exp.errors import ConfigError, PlacementError
 
 if TYPE_CHECKING:
     import torch
@@ -54,9 +54,16 @@ def wrap(model: nn.Module, kind: str, options: dict[str, Any], backend: Backend,
 
     Raises:
         ConfigError: ``kind`` is none of the three.
+        PlacementError: the backend names another card than the model's.
     """
     if kind == "none":
         return model
+    device_ids = backend.ddp_kwargs(device).get("device_ids")
+    if device_ids and device.index not in device_ids:
+        # Torch's class takes it without a word, and copies every batch to the other card.
+        raise PlacementError(
+            f"backend={backend.name} gives DDP device_ids={device_ids} for a model on {device}; correct its ddp_kwargs"
+        )
     if kind not in ("mmddp", "ddp"):
         raise ConfigError(f"wrapper.kind={kind} is not one of mmddp, ddp, none")
     base: type = backend.ddp_class

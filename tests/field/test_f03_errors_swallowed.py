@@ -1,0 +1,55 @@
+"""F3: a try/except around the wrapping let training go on unwrapped, each rank alone.
+
+The wrapping failed (F1), the script printed the error and went on; eight models were trained, each on an eighth of the
+data, and the one that was saved was as good as that.
+
+With exp no error is swallowed: it stops all ranks, and the rank and the cause come first.
+"""
+
+from __future__ import annotations
+
+from tests.conftest import TINY
+from tests.field.conftest import JOIN
+
+
+def test_stock_script_trains_each_rank_alone(stock):
+    script = (
+        JOIN
+        + """
+join("gloo")
+torch.manual_seed(0)
+model = nn.Linear(2, 1)
+try:
+    model = nn.parallel.DistributedDataParallel(model, device_ids=[0])
+except Exception as error:
+    print("wrapping failed:", type(error).__name__)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model(torch.full((1, 2), rank + 1.0)).sum().backward()
+optimizer.step()
+print(next(model.parameters()).tolist())
+dist.destroy_process_group()
+"""
+    )
+    first, second = stock(script, world_size=2)
+    assert first.returncode == second.returncode == 0  # as if all were well
+    assert "wrapping failed: ValueError" in first.printed
+    assert first.printed.splitlines()[-1] != second.printed.splitlines()[-1]
+
+
+def test_exp_stops_all_ranks_and_names_the_first(exp, library):
+    mine = library("""
+        from exp.models.timebridge import TimeBridge
+        import os
+        class Fails(TimeBridge):
+            def forward(self, *arguments, **options):
+                if os.environ["RANK"] == "1":
+                    raise ValueError("this rank has had enough")
+                return super().forward(*arguments, **options)
+    """)
+    done = exp(*TINY, "nproc=2", "model._target_=mine.Fails", "output_dir=run", **mine)
+    assert done.returncode == 1
+    first = done.stderr.splitlines()[0]
+    assert first.startswith("error: rank 1 (local_rank 1, ")
+    assert first.endswith("failed: ValueError: this rank has had enough")
+    assert exp.result("run")["status"] == "failed"
+    assert exp.result("run")["error"]["rank"] == 1
