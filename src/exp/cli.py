@@ -112,7 +112,7 @@ def _run(config: DictConfig, overrides: list[str], output_dir: Path) -> float | 
     write_atomically(folder.overrides, OmegaConf.to_yaml(OmegaConf.create(overrides)).encode())
     if config.resume is None and folder.result.is_file():
         folder.result.unlink()
-    report.begin(config, folder)
+    report.begin(config, folder, backend)
     if reference is not None:
         return _parity(config, reference, folder, chosen)
     outcome = chosen.launch(folder, config.nproc)

@@ -12,13 +12,14 @@ from exp.result import blank_result
 from exp.runfolder import read_json, write_json
 
 if TYPE_CHECKING:
+    from exp.backend import Backend
     from exp.launcher.base import Outcome
     from exp.runfolder import RunFolder
 
 __all__ = ["begin", "end", "shown"]
 
 
-def begin(config: Any, folder: RunFolder) -> None:
+def begin(config: Any, folder: RunFolder, backend: Backend) -> None:
     """Say what is about to run, and where it goes."""
     processes = config.nproc * config.launcher.nnodes
     terminal = console.make_console()
@@ -45,6 +46,13 @@ def begin(config: Any, folder: RunFolder) -> None:
         highlight=False,
         soft_wrap=True,
     )
+    devices = backend.device_count() if backend.exclusive_devices else 0
+    if devices > config.nproc:
+        terminal.print(
+            f"{devices - config.nproc} of {devices} {config.backend.name} devices stay idle; nproc={devices} uses all",
+            style="dim",
+            soft_wrap=True,
+        )
 
 
 def end(config: Any, folder: RunFolder, outcome: Outcome, exit_codes: list[int]) -> float | None:
