@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Sequence
 
 from exp import console
 from exp.errors import EXIT_FAILED, EXIT_OK, RunError
-from exp.parity.compare import Difference, compare, tolerances
+from exp.parity.compare import EARLY_STEPS, Difference, compare, read_losses, tolerances
 from exp.result import blank_result
-from exp.runfolder import read_json, write_json
+from exp.runfolder import read_json, write_atomically, write_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,6 +24,7 @@ __all__ = ["finish"]
 _TITLES = {
     "output": "forward (step 1)",
     "loss": "loss",
+    "late_loss": f"loss (after step {EARLY_STEPS})",
     "gradient": "gradients (step 1)",
     "parameter": "parameters (step 1)",
     "later": "gradients (later)",
@@ -30,7 +34,7 @@ _TOLD = ("later", "drift")  # for information: nothing is expected of them
 
 
 def finish(config: Any, folder: RunFolder, tested: RunFolder, reference: RunFolder, where: str) -> tuple[int, float]:
-    """Compare, print and write.
+    """Compare, print and write. The traces are kept where the two do not agree, to be looked into.
 
     Args:
         config: of the run.
@@ -50,7 +54,8 @@ def finish(config: Any, folder: RunFolder, tested: RunFolder, reference: RunFold
         if any(d.kind == kind for d in found)  # a single step has none later
     }
     first = next((d for d in found if d.relative > allowed[d.kind]), None)
-    losses = [d for d in found if d.kind == "loss"]
+    losses = [d for d in found if d.kind in ("loss", "late_loss")]
+    done = read_json(tested.result)
     report = {
         "backend": config.backend.name,
         "simulated": config.backend.simulate,
@@ -60,15 +65,17 @@ def finish(config: Any, folder: RunFolder, tested: RunFolder, reference: RunFold
         "precision": config.precision,
         "agrees": first is None,
         "tolerances": {kind: value for kind, value in allowed.items() if kind not in _TOLD},
-        "first_departure": None if first is None else asdict(first),
-        "largest": {kind: asdict(difference) for kind, difference in largest.items()},
+        "first_departure": None if first is None else _plain(first),
+        "largest": {kind: _plain(difference) for kind, difference in largest.items()},
         "loss_differences": [difference.relative for difference in losses],
+        "losses": {"tested": list(read_losses(tested).values()), "reference": list(read_losses(reference).values())},
+        "random_modules": done["random_modules"],
     }
     write_json(folder.path / "parity.json", report)
-    draw_losses(folder.plots / "parity.png", losses, allowed["loss"], f"{config.backend.name} and {config.reference}")
-    metric = largest["loss"].relative
+    _write_table(folder.path / "differences.csv", found, allowed)
+    draw_losses(folder.plots / "parity.png", losses, allowed, f"{config.backend.name} and {config.reference}")
+    metric = max(difference.relative for difference in losses)
     result = blank_result(config)
-    done = read_json(tested.result)
     result.update({key: done[key] for key in ("device_type", "devices", "process_group", "fallback", "wall_s")})
     result.update(
         status="completed" if first is None else "failed",
@@ -79,24 +86,56 @@ def finish(config: Any, folder: RunFolder, tested: RunFolder, reference: RunFold
     )
     message = ""
     if first is not None:
-        message = _message(config, first, allowed[first.kind])
+        message = _message(config, first, allowed[first.kind], report["random_modules"])
         result["error"] = {"rank": None, "type": RunError.__name__, "message": message}
     write_json(folder.result, result)
     _print(config, report, largest, allowed, where)
     if first is None:
+        for part in (tested, reference):
+            (part.path / "trace.npz").unlink()
         return EXIT_OK, metric
     console.error(message)
     return EXIT_FAILED, metric
 
 
-def _message(config: Any, first: Difference, allowed: float) -> str:
-    phases = {"output": "the forward pass", "loss": "the loss", "gradient": "the backward pass"}
+def _plain(difference: Difference) -> dict[str, Any]:
+    """For JSON, which has no infinity: null."""
+    values = asdict(difference)
+    return {key: None if value == math.inf else value for key, value in values.items()}
+
+
+def _write_table(path: Path, found: Sequence[Difference], allowed: dict[str, float]) -> None:
+    """All differences, one per line, in the order in which they can arise."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["kind", "step", "name", "absolute", "relative", "allowed"])
+    for d in found:
+        writer.writerow([d.kind, d.step, d.name, d.absolute, d.relative, "" if d.kind in _TOLD else allowed[d.kind]])
+    write_atomically(path, text.getvalue().encode())
+
+
+def _message(config: Any, first: Difference, allowed: float, random_modules: Sequence[str]) -> str:
+    phases = {
+        "output": "the forward pass",
+        "loss": "the loss",
+        "late_loss": "the loss",
+        "gradient": "the backward pass",
+    }
     phase = phases.get(first.kind, "the optimizer's step")
+    how_far = f"{first.relative:.1e} relative difference, {allowed:.0e} allowed"
+    if first.absolute == math.inf:
+        how_far = "missing, of another shape or not finite on one of the two"
+    advice = "compare this layer on both, or set task.tolerance"
+    if random_modules:
+        advice = f"turn off the random numbers that {_listed(random_modules)} still draws, which differ between devices"
     return (
         f"{config.backend.name} departs from {config.reference} first in {phase} of step {first.step}, at "
-        f"{first.name}: {first.relative:.1e} relative difference, {allowed:.0e} allowed; compare this layer "
-        "on both, or set task.tolerance"
+        f"{first.name}: {how_far}; {advice}"
     )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" (and {len(names) - 3} more)" if len(names) > 3 else "")
 
 
 def _print(config: Any, report: dict[str, Any], largest: dict[str, Difference], allowed: Any, where: str) -> None:
@@ -116,21 +155,28 @@ def _print(config: Any, report: dict[str, Any], largest: dict[str, Difference], 
     terminal = console.make_console()
     terminal.print()
     terminal.print(table)
+    if report["random_modules"]:
+        terminal.print(
+            f"\n{_listed(report['random_modules'])} still drew random numbers, although dropout is off; "
+            "two devices draw different ones",
+            style="yellow",
+            soft_wrap=True,
+        )
     verdict = "agree" if report["agrees"] else "DO NOT AGREE"
     terminal.print(
         f"\n{config.backend.name} and {config.reference} {verdict} over {report['steps']} steps; all figures in "
-        f"{where}/parity.json",
+        f"{where}: parity.json, differences.csv, plots/parity.png",
         soft_wrap=True,
     )
 
 
-def draw_losses(path: Path, losses: Sequence[Difference], allowed: float, title: str) -> None:
+def draw_losses(path: Path, losses: Sequence[Difference], allowed: dict[str, float], title: str) -> None:
     """Draw the relative difference of the loss over the steps, with a line at what is allowed.
 
     Args:
         path: PNG to write.
         losses: one per step.
-        allowed: the tolerance.
+        allowed: the tolerances, by kind.
         title: the two backends.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -140,10 +186,12 @@ def draw_losses(path: Path, losses: Sequence[Difference], allowed: float, title:
     axes = FigureCanvasAgg(figure).figure.add_subplot()
     smallest = 1e-9  # where the two are equal, a logarithm has nothing to show
     axes.semilogy([d.step for d in losses], [max(d.relative, smallest) for d in losses], marker="o", markersize=3)
-    axes.axhline(allowed, linestyle="--", color="tab:red", label="allowed")
+    limits = [allowed[d.kind] for d in losses]
+    edges = [d.step - 0.5 for d in losses] + [losses[-1].step + 0.5]
+    axes.step(edges, [limits[0], *limits], linestyle="--", color="tab:red", label="allowed")
     axes.set(xlabel="step", ylabel="relative difference of the loss", title=title)
     axes.set_ylim(bottom=smallest / 2)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.locator_params(axis="x", integer=True)
     axes.legend(loc="upper right", bbox_to_anchor=(1.0, 0.92))
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from exp import console
 from exp.errors import EXIT_OK
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from exp.launcher.base import Launcher, Outcome
 
 __all__ = ["launch_both", "prepare"]
-
-_RANDOM = ("dropout", "drop_path")
 
 
 def prepare(config: Any, reference: Any) -> list[str]:
@@ -30,13 +28,22 @@ def prepare(config: Any, reference: Any) -> list[str]:
     """
     changed: list[str] = []
     for each in (config, reference):
-        changed = []
-        for key, value in each.model.items():
-            if isinstance(value, float) and value > 0 and any(word in str(key) for word in _RANDOM):
-                each.model[key] = 0.0
-                changed.append(f"model.{key} was {value}")
+        changed = _turn_off(each.model, "model")
         each.max_steps, each.log_every = each.steps, 1
         each.max_epochs = max(each.max_epochs, each.steps)
+    return changed
+
+
+def _turn_off(node: DictConfig, prefix: str) -> list[str]:
+    """Set the probabilities of dropout (``dropout``, ``attn_drop``, ``drop_path_rate``, ...) in ``node`` to 0."""
+    changed = []
+    for key, value in node.items():
+        name = f"{prefix}.{key!s}"
+        if isinstance(value, DictConfig):
+            changed += _turn_off(value, name)
+        elif isinstance(value, float) and value > 0 and "drop" in str(key):
+            node[key] = 0.0
+            changed.append(f"{name} was {value}")
     return changed
 
 

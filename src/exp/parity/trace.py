@@ -1,12 +1,13 @@
 """What a parity run leaves for comparison: losses, outputs of the modules, gradients and parameters.
 
-One NumPy file per run. Of large tensors a fixed, evenly spaced part is kept, the same on every backend, so that the
-file stays small whatever the model: all of a tensor up to ``FIRST_STEP`` values in the first step, ``LATER_STEPS``
-values after it.
+One NumPy file per run, in the order of execution. Of large tensors a fixed, evenly spaced part is kept, the same on
+every backend, so that the file stays small whatever the model: all of a tensor up to ``FIRST_STEP`` values in the first
+step, ``LATER_STEPS`` values after it.
 """
 
 from __future__ import annotations
 
+import zipfile
 from typing import TYPE_CHECKING, Any, Iterator
 
 import numpy as np
@@ -18,6 +19,8 @@ from exp.engine.wrapper import unwrapped
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from exp.backend import Backend
 
 __all__ = ["TraceHook", "without_dropout"]
 
@@ -38,23 +41,30 @@ class TraceHook(Hook):
     def __init__(self, path: Path, steps: int) -> None:
         self.path = path
         self.steps = steps
-        self.arrays: dict[str, np.ndarray[Any, Any]] = {}
+        self._file: zipfile.ZipFile | None = None
+        self.random_modules: list[str] = []
+        """Modules that drew random numbers in the first step's forward pass."""
         self._handles: list[Any] = []
+        self._running: list[str] = []
+        self._order: dict[str, None] = {}  # modules, as they began
+        self._seen: set[str] = set()
+        self._random_state: tuple[torch.Tensor | None, ...] = ()
         self._step = 1
 
     def before_train(self, runner: Any) -> None:
         """Listen to the modules and to the optimizer."""
         runner.optim_wrapper.before_step = lambda: self._gradients(runner)
         if runner.distributed_group.is_main:
+            self._file = zipfile.ZipFile(self.path, "w")
             for name, module in unwrapped(runner.model).named_modules():
-                self._handles.append(module.register_forward_hook(self._output_hook(name or "model")))
+                self._listen(module, name or "model", runner.backend)
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         """Take the parameters after the step."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        if runner.distributed_group.is_main:
+        if runner.distributed_group.is_main and self._step in (1, self.steps):
             for name, parameter in unwrapped(runner.model).named_parameters():
                 self._keep("parameter", name, parameter)
         if self._step >= self.steps:
@@ -62,11 +72,11 @@ class TraceHook(Hook):
         self._step += 1
 
     def after_train(self, runner: Any) -> None:
-        """Write the file."""
+        """Complete the file."""
         runner.optim_wrapper.before_step = None
-        if runner.distributed_group.is_main:
-            arrays: Any = self.arrays
-            np.savez(self.path, **arrays)
+        if self._file is not None:
+            self._write("order", np.array(list(self._order)))
+            self._file.close()
 
     def _gradients(self, runner: Any) -> None:
         if runner.distributed_group.is_main:
@@ -74,22 +84,43 @@ class TraceHook(Hook):
                 if parameter.grad is not None:
                     self._keep("gradient", name, parameter.grad)
 
-    def _output_hook(self, name: str) -> Any:
-        def keep(_module: nn.Module, _inputs: Any, output: Any) -> None:
-            for index, tensor in enumerate(_tensors(output)):
-                key = name if index == 0 else f"{name}[{index}]"
-                if not any(known.endswith(f"/{key}") and known.startswith("output/") for known in self.arrays):
-                    self._keep("output", key, tensor, order=True)
+    def _listen(self, module: nn.Module, name: str, backend: Backend) -> None:
+        def before(_module: nn.Module, _inputs: Any) -> None:
+            self._note_random(backend)
+            self._running.append(name)
+            self._order.setdefault(name)
 
-        return keep
+        def after(_module: nn.Module, _inputs: Any, output: Any) -> None:
+            self._note_random(backend)
+            self._running.pop()
+            if name not in self._seen:  # the first of several calls
+                self._seen.add(name)
+                for index, tensor in enumerate(_tensors(output)):
+                    self._keep("output", f"{name}[{index}]" if index else name, tensor)
 
-    def _keep(self, kind: str, name: str, tensor: torch.Tensor, order: bool = False) -> None:
+        self._handles += [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
+
+    def _note_random(self, backend: Backend) -> None:
+        """Blame the module that is running for random numbers drawn since the last call."""
+        state = (torch.get_rng_state(), backend.rng_state())
+        if self._running and self._running[-1] not in self.random_modules:
+            for now, before in zip(state, self._random_state):
+                if now is not None and before is not None and not torch.equal(now, before):
+                    self.random_modules.append(self._running[-1])
+                    break
+        self._random_state = state
+
+    def _keep(self, kind: str, name: str, tensor: torch.Tensor) -> None:
+        """Write a tensor at once: all of a large model's would not fit into memory."""
         limit = FIRST_STEP if self._step == 1 else LATER_STEPS
         values = tensor.detach().reshape(-1)
         stride = -(-values.numel() // limit) if values.numel() else 1
-        place = f"{len(self.arrays):06d}" if order else f"{self._step:06d}"
-        # A copy, because a float32 tensor on the CPU would lend its memory.
-        self.arrays[f"{kind}/{place}/{name}"] = values[::stride].float().cpu().numpy().copy()
+        self._write(f"{kind}/{self._step:06d}/{name}", values[::stride].float().cpu().numpy())
+
+    def _write(self, key: str, values: np.ndarray[Any, Any]) -> None:
+        assert self._file is not None
+        with self._file.open(f"{key}.npy", "w", force_zip64=True) as file:
+            np.lib.format.write_array(file, values, allow_pickle=False)
 
 
 def _tensors(output: Any) -> Iterator[torch.Tensor]:
@@ -106,7 +137,13 @@ def _tensors(output: Any) -> Iterator[torch.Tensor]:
 
 
 def without_dropout(model: nn.Module) -> None:
-    """Turn dropout modules off: masks come from each device's own generator, so they would differ by design."""
+    """Turn torch's dropout off: masks come from each device's own generator, so they would differ by design.
+
+    A model that calls a dropout function by itself is told by its configuration (:func:`exp.parity.runs.prepare`); what
+    is left is found by :attr:`TraceHook.random_modules`.
+    """
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
+        elif isinstance(module, (nn.MultiheadAttention, nn.RNNBase)):
+            module.dropout = 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from exp.engine.hooks import truncate_metrics
 from exp.parity.trace import TraceHook, without_dropout
 from exp.tasks.common import build_data, build_model, make_result, record_environment
 from exp.tasks.train import Training
@@ -17,13 +18,16 @@ __all__ = ["run"]
 def run(session: Session) -> dict[str, Any]:
     """Train ``steps`` steps; ``trace.npz`` has what they computed, ``metrics.jsonl`` their losses."""
     record_environment(session)
+    if session.distributed.is_main:
+        truncate_metrics(session.folder.metrics, 0)  # of an earlier comparison in this folder
     model = build_model(session)
     without_dropout(model)
     training = Training(session, build_data(session), model)
     runner = training.runner
     runner.hooks.remove(training.checkpoint_hook)
-    runner.register_hook(TraceHook(session.folder.path / "trace.npz", session.config.steps))
+    trace = TraceHook(session.folder.path / "trace.npz", session.config.steps)
+    runner.register_hook(trace)
     runner.train()
     steps = runner.iter
     runner.close()
-    return make_result(session, {}, "", steps=steps)
+    return make_result(session, {}, "", steps=steps, random_modules=trace.random_modules)
