@@ -10,20 +10,25 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent
 
+_SMALL = ["model.d_model=32", "model.d_ff=32", "global_batch_size=16"]
 SETTINGS = {
     "timebridge_small": [],
-    "timebridge_etth1": ["data.lookback=192", "model.d_model=32", "model.d_ff=32", "global_batch_size=16"],
+    "timebridge_etth1": ["data.lookback=192", *_SMALL],
+    # For Cointegrated Attention, which ETT's experiments have none of; on the bundled file.
+    "timebridge_weather": ["data=etth1", "data.lookback=192", "model.num_patches_out=2", *_SMALL],
 }
 """Overrides of each experiment: smaller where the published size would take minutes. Dropout is off."""
 
-STEPS = 8
+STEPS = 20
 TOLERANCE = 1e-5
-"""Relative. Across torch 1.10 and 2.13, and across CPU and simulated cards, 2e-7 was seen."""
+"""Relative. Across torch 1.10 and 2.13, and across CPU and simulated cards, 1.2e-6 was seen in the default experiment,
+3e-7 in the others: a kink of the loss makes the difference (docs/parity.md). Initial weights are equal bit for bit."""
+SEED = 2023
 
 
 def command(name: str, backend: list[str], folder: str) -> list[str]:
     """Arguments of exp that compute the losses of ``name`` on ``backend`` (and on the CPU) into ``folder``."""
-    compared = ["task=parity", "reference=cpu", f"steps={STEPS}", f"output_dir={folder}"]
+    compared = ["task=parity", "reference=cpu", f"steps={STEPS}", f"seed={SEED}", f"output_dir={folder}"]
     return [f"experiment={name}", *SETTINGS[name], *backend, *compared]
 
 

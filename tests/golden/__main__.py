@@ -21,6 +21,8 @@ if __name__ == "__main__":
                 "experiment": name,
                 "overrides": golden.SETTINGS[name],
                 "written_with": f"torch {torch.__version__}, backend=cpu, fp32, dropout off",
+                "seed": golden.SEED,
+                "holds_for": "torch 1.10 to 2.13, CPU and simulated cards of both generations",
                 "tolerance": golden.TOLERANCE,
                 "losses": golden.losses(Path(folder) / "tested"),
             }
