@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from omegaconf import OmegaConf
 
 from exp.backends_registry import create_backend
 from tests.conftest import TINY
+
+pytestmark = pytest.mark.slow  # nothing in it depends on the version of torch
 
 
 def test_the_file_of_the_backend_holds_it():

@@ -11,6 +11,8 @@ import pytest
 
 from tests.conftest import TINY
 
+pytestmark = pytest.mark.slow  # nothing in it depends on the version of torch
+
 BARE = [setting for setting in TINY if not setting.startswith("global_batch_size")]
 SAME = "model.attention_dropout=0"
 

@@ -11,6 +11,8 @@ import pytest
 
 from tests.conftest import TINY
 
+pytestmark = pytest.mark.slow  # nothing in it depends on the version of torch
+
 
 def test_stock_sampler_counts_samples_twice(stock):
     script = """

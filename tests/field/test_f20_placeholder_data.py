@@ -6,7 +6,11 @@ that is expected. There is nothing to reproduce: the placeholder was in the user
 
 from __future__ import annotations
 
+import pytest
+
 from tests.conftest import TINY
+
+pytestmark = pytest.mark.slow  # nothing in it depends on the version of torch
 
 
 def test_a_missing_data_set_is_an_error_that_says_where(exp):
