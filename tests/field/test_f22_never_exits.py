@@ -26,8 +26,6 @@ def test_stock_wrapper_outlives_its_group(stock):
         JOIN
         + """
 import gc, weakref
-
-pytestmark = pytest.mark.slow  # nothing in it depends on the version of torch
 join("gloo")
 model = nn.parallel.DistributedDataParallel(nn.Linear(2, 2))
 reducer = weakref.ref(model)
