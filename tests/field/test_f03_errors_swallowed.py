@@ -3,43 +3,45 @@
 The wrapping failed (F1), the script printed the error and went on; eight models were trained, each on an eighth of the
 data, and the one that was saved was as good as that.
 
-With exp no error is swallowed: it stops all ranks, and the rank and the cause come first.
+With exp no error is swallowed: it stops all ranks, and the rank and the cause come first. Nor can several ranks be told
+to train without a wrapper.
 """
 
 from __future__ import annotations
+
+import pytest
 
 from tests.conftest import TINY
 from tests.field.conftest import JOIN
 
 
 def test_stock_script_trains_each_rank_alone(stock):
-    script = (
-        JOIN
-        + """
-join("gloo")
-torch.manual_seed(0)
-model = nn.Linear(2, 1)
-try:
-    model = nn.parallel.DistributedDataParallel(model, device_ids=[0])
-except Exception as error:
-    print("wrapping failed:", type(error).__name__)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-model(torch.full((1, 2), rank + 1.0)).sum().backward()
-optimizer.step()
-print(next(model.parameters()).tolist())
-dist.destroy_process_group()
-"""
-    )
-    first, second = stock(script, world_size=2)
+    script = """
+        join("gloo")
+        torch.manual_seed(0)
+        model = nn.Linear(2, 1)
+        try:
+            model = nn.parallel.DistributedDataParallel(model, device_ids=[0])
+        except Exception as error:
+            print("wrapping failed:", type(error).__name__)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(torch.full((1, 2), rank + 1.0)).sum().backward()
+        optimizer.step()
+        print("weights", next(model.parameters()).tolist())
+        dist.destroy_process_group()
+    """
+    first, second = stock(script, world_size=2, begin=JOIN)
     assert first.returncode == second.returncode == 0  # as if all were well
     assert "wrapping failed: ValueError" in first.printed
-    assert first.printed.splitlines()[-1] != second.printed.splitlines()[-1]
+    weights = [line for ended in (first, second) for line in ended.printed.splitlines() if line.startswith("weights")]
+    assert weights[0] != weights[1]
 
 
+@pytest.mark.slow
 def test_exp_stops_all_ranks_and_names_the_first(exp, library):
     mine = library("""
-        from exp.models.timebridge import TimeBridge
         import os
+        from exp.models.timebridge import TimeBridge
         class Fails(TimeBridge):
             def forward(self, *arguments, **options):
                 if os.environ["RANK"] == "1":
@@ -53,3 +55,9 @@ def test_exp_stops_all_ranks_and_names_the_first(exp, library):
     assert first.endswith("failed: ValueError: this rank has had enough")
     assert exp.result("run")["status"] == "failed"
     assert exp.result("run")["error"]["rank"] == 1
+
+
+def test_exp_refuses_several_ranks_without_a_wrapper(exp):
+    done = exp(*TINY, "nproc=2", "wrapper=none")
+    assert done.returncode == 2
+    assert "would train 2 models that never meet" in done.stderr.splitlines()[0]
