@@ -2,16 +2,27 @@
 
 MMEngine's init_dist("pytorch") calls torch.cuda.set_device for every device that it does not know.
 
-With exp the process group and the device belong to the backend: nothing calls CUDA on another one. The simulated card
-makes sure: calls of torch.cuda that would touch a device raise there.
+With exp the process group and the device belong to the backend: nothing calls CUDA on another one. A call would not go
+unnoticed: here, as on any machine without CUDA, each that touches a device raises.
 """
 
 from __future__ import annotations
 
-from tests.field.conftest import CARDS
+import pytest
+import torch
+
+from tests.field.conftest import CARD
 from tests.simulators import needs_card
 
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA card here, and no call of it fails")
 
+NO_CUDA = (
+    "Found no NVIDIA driver on your system",  # what the users saw: builds with CUDA, and torch 1.10 in any build
+    "module 'torch._C' has no attribute '_cuda_setDevice'",  # recent builds without CUDA
+)
+
+
+@needs_card
 def test_stock_mmengine_calls_cuda(stock):
     script = """
         import os
@@ -19,18 +30,20 @@ def test_stock_mmengine_calls_cuda(stock):
         from mmengine.dist import init_dist
         init_dist("pytorch", backend="gloo")
     """
-    (ended,) = stock(script)
+    (ended,) = stock(script, card=True, begin=CARD)
     assert ended.returncode == 1
-    last = ended.printed.splitlines()[-1]
-    # torch 1.10; a CPU build of recent torch; a CUDA build of it
-    known = ("Found no NVIDIA driver on your system", "has no attribute '_cuda_setDevice'", "CUDA")
-    assert any(text in ended.printed for text in known), last
-    assert "set_device" in ended.printed
+    assert "torch.cuda.set_device(local_rank)" in ended.printed
+    assert any(text in ended.last for text in NO_CUDA), ended.last
 
 
 @needs_card
-def test_exp_calls_none(exp):
-    done = exp(*CARDS, "nproc=2", "output_dir=run")
-    assert done.returncode == 0, done.stderr
-    for log in (exp.path("run") / "logs").glob("rank*.log"):
-        assert "CUDA device" not in log.read_text()
+def test_any_call_of_cuda_would_fail(stock):
+    (ended,) = stock("torch.cuda.synchronize()", card=True, begin=CARD)
+    assert ended.returncode == 1
+
+
+@needs_card
+def test_exp_calls_none(eight_cards):
+    assert eight_cards.result["status"] == "completed"
+    assert eight_cards.result["world_size"] == 8
+    assert "eccl" in eight_cards.result["process_group"]
