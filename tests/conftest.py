@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -9,6 +10,11 @@ import textwrap
 from pathlib import Path
 
 import pytest
+
+# A shell that puts the tests into the background (`pytest &` in a script) has them, and every process under them,
+# ignore SIGINT; then no test of Ctrl-C could mean anything.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A training of the default experiment that takes seconds: few short windows, a tiny model.
 TINY = [
