@@ -12,6 +12,7 @@ __all__ = [
     "autocast_disabled",
     "device_part_of",
     "has_fused_attention",
+    "recompute_in_backward",
     "supports_composite_process_groups",
     "supports_python_process_groups",
 ]
@@ -53,3 +54,19 @@ def autocast_disabled(device_type: str) -> ContextManager[Any]:
         return torch.autocast(device_type, enabled=False)
     except (AssertionError, RuntimeError):
         return contextlib.nullcontext()
+
+
+def recompute_in_backward(module: Any, *inputs: Any) -> Any:
+    """``module(*inputs)``, whose activations are not kept but computed again in the backward pass.
+
+    Random draws are repeated as they were. torch < 1.11 knows only the reentrant form, which is blind to gradients
+    where no input asks for one: there an input that does not is made to.
+    """
+    from torch.utils.checkpoint import checkpoint
+
+    if TORCH_VERSION >= (1, 11):
+        return checkpoint(module, *inputs, use_reentrant=False)
+    first, *rest = inputs
+    if not first.requires_grad:
+        first = first.detach().requires_grad_()
+    return checkpoint(module, first, *rest)
