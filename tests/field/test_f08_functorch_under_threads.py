@@ -77,4 +77,4 @@ def test_exp_trains_it_on_cards_as_one_process_does(exp, library):
     )
     assert one.keys() == two.keys()
     for name, weight in one.items():
-        torch.testing.assert_close(two[name], weight, rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(two[name], weight, rtol=1e-4, atol=1e-6)

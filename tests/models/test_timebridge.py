@@ -116,13 +116,14 @@ def test_official_weights_load_strictly_for_every_published_setting(name):
     sizes = {"period": period, "num_patches_out": patches_out, "num_heads": heads, "stable_len": stable_len}
     sizes.update(channels=channels, lookback=720, horizon=96, d_model=d_model, d_ff=d_ff)
     model = TimeBridge(**settings(layers, **sizes))
-    model.load_state_dict(model.adapt_state_dict({f"module.{key}": value for key, value in state.items()}), strict=True)
+    official = {f"module.{key}": value for key, value in state.items()}
+    model.load_state_dict(model.adapt_state_dict(official, Path("official.pth")), strict=True)
     assert all((parameter == 1).all() for parameter in model.parameters())
 
 
 def test_weights_that_are_no_timebridge():
     foreign = {"patch_embed.weight": torch.ones(1)}
-    assert TimeBridge(**SMALL).adapt_state_dict(foreign) == foreign
+    assert TimeBridge(**SMALL).adapt_state_dict(foreign, Path("foreign.pth")) == foreign
     with pytest.raises(CheckpointError, match=r"embedding\.proj\.0\.weight and decoder\.1\.weight missing"):
         adapt_official_state_dict(foreign)
 

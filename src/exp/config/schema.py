@@ -18,10 +18,13 @@ __all__ = [
     "CheckpointConfig",
     "ExpConfig",
     "ForecastingDataConfig",
+    "ImageModelConfig",
     "LauncherConfig",
     "LoggerConfig",
     "OptimConfig",
+    "SceneClassifierConfig",
     "ScheduleConfig",
+    "SegmenterConfig",
     "TaskConfig",
     "TimeBridgeConfig",
     "WrapperConfig",
@@ -111,6 +114,12 @@ class OptimConfig:
     weight_decay: float = 0.0
     clip_grad_norm: Optional[float] = None
     """Largest L2 norm of all gradients; null: no clipping."""
+    backbone_lr_scale: float = 1.0
+    """The backbone's learning rate is this times ``lr``."""
+    layer_decay: float = 1.0
+    """And for each layer of the backbone below its last this times that of the layer above."""
+    decay_norm_and_bias: bool = True
+    """Whether weight decay is also for parameters of one axis: norms, biases, layer scales."""
     options: Dict[str, Any] = field(default_factory=dict)
     """Further arguments of the optimizer."""
 
@@ -120,6 +129,8 @@ class ScheduleConfig:
     """Learning-rate schedule: MMEngine parameter schedulers, as MMEngine users write them."""
 
     param_scheduler: List[Dict[str, Any]] = field(default_factory=list)
+    warmup_steps: int = 0
+    """Optimizer steps of a linear warm-up, for the schedules that have one."""
 
 
 @dataclass
@@ -169,6 +180,79 @@ class TimeBridgeConfig:
     dropout: float = 0.0
     alpha: float = 0.35
     """Weight of the frequency part of the loss."""
+
+
+@dataclass
+class ImageModelConfig:
+    """What the models on a DINOv3 backbone share (:class:`exp.models.dinov3.base.ImageModel`; arXiv 2508.10104).
+
+    The number of classes and of channels comes from the data.
+    """
+
+    size: str = "vits16"
+    """``vits16``, ``vits16plus``, ``vitb16``, ``vitl16``, ``vitl16plus``, ``vith16plus``, ``vit7b16``, or ``tiny``."""
+    patch_size: int = 16
+    """Pixels along each side of a patch."""
+    embed_dim: Optional[int] = None
+    """Elements of a token instead of the size's."""
+    depth: Optional[int] = None
+    """Blocks instead of the size's."""
+    num_heads: Optional[int] = None
+    """Attention heads instead of the size's."""
+    normalization: str = "auto"
+    """``web``, ``satellite``, or ``auto``: as the weights of ``init_from`` want it, else ``web``."""
+    blocks: Optional[List[int]] = None
+    """Blocks whose features the head sees, from 0 (-1: the last); null: the last."""
+    layer_scale: float = 1e-5
+    """Initial layer scale; the paper's 1e-5 wants long training from random weights."""
+    drop_path: float = 0.0
+    """Probability of skipping a residual branch in the last block; grows linearly from 0 in the first."""
+    freeze: Any = "none"
+    """``none``, ``all`` (linear probe), or how many of the first blocks stay as they are."""
+    activation_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+    rope_rescale: Optional[float] = None
+    """In training, positions are rescaled by a random factor up to this one (2 in pretraining); null: not."""
+    dropout: float = 0.0
+    """Before the last layer of a head."""
+
+
+@dataclass
+class SceneClassifierConfig(ImageModelConfig):
+    """Scene classification (:class:`exp.models.dinov3.SceneClassifier`)."""
+
+    _target_: str = "exp.models.dinov3.SceneClassifier"
+    label_smoothing: float = 0.0
+
+
+@dataclass
+class SegmenterConfig(ImageModelConfig):
+    """Semantic segmentation (:class:`exp.models.dinov3.Segmenter`)."""
+
+    _target_: str = "exp.models.dinov3.Segmenter"
+    head: str = "upsample"
+    """``linear`` (one layer per patch) or ``upsample`` (two convolutional stages, four times the resolution)."""
+    head_channels: int = 256
+    head_norm: str = "batch"
+    """``batch`` (see ``wrapper.sync_batchnorm``) or ``group``."""
+    auxiliary_weight: float = 0.0
+    """Weight of the loss of an auxiliary head on an inner block; 0: no such head."""
+    auxiliary_block: Optional[int] = None
+    """The block that it sees, from 0; null: at two thirds of the depth."""
+    class_weights: Optional[List[float]] = None
+    """One weight per class in the cross-entropy; null: all 1."""
+    dice_weight: float = 0.0
+    """Weight of the Dice loss beside the cross-entropy."""
+    inference: str = "slide"
+    """``slide`` (overlapping windows) or ``whole`` images."""
+    window: int = 512
+    """Side of a window in pixels: best as large as training crops."""
+    overlap: float = 0.25
+    """Share of a window that the next one covers again."""
+    tta_scales: List[float] = field(default_factory=lambda: [1.0])
+    """Test-time augmentation: images are also predicted at these scales."""
+    tta_flip: bool = False
+    """Test-time augmentation: images are also predicted mirrored."""
 
 
 @dataclass
@@ -229,11 +313,14 @@ class ExpConfig:
     """Samples per optimizer step over all devices: ``batch_size * world_size * accumulate``."""
     accumulate: int = 1
     """Micro-batches per optimizer step."""
-    max_epochs: int = 10
+    max_epochs: Optional[int] = 10
+    """Passes over the training part; null: as many as ``max_steps`` takes."""
     max_steps: Optional[int] = None
     """Optimizer steps after which training stops, if ``max_epochs`` does not stop it before."""
+    val_every: Optional[int] = None
+    """Optimizer steps between validations; null: after each epoch."""
     patience: Optional[int] = None
-    """Early stopping: epochs without a better validation metric; null: never."""
+    """Early stopping: validations without a better metric; null: never."""
     min_delta: float = 1e-4
     """Relative improvement that counts as better for ``patience``. Validation is exact here, so without it the tiny
     gains of a vanishing learning rate would count for ever."""
@@ -255,4 +342,6 @@ def register() -> None:
     store = ConfigStore.instance()
     store.store(name="exp_schema", node=ExpConfig)
     store.store(group="schema/model", name="timebridge", node=TimeBridgeConfig)
+    store.store(group="schema/model", name="scenes", node=SceneClassifierConfig)
+    store.store(group="schema/model", name="segmentation", node=SegmenterConfig)
     store.store(group="schema/data", name="forecasting", node=ForecastingDataConfig)

@@ -109,10 +109,12 @@ def _check_values(config: Any) -> None:
         value = config.wrapper.kind if key == "wrapper.kind" else config[key]
         if value not in choices:
             raise ConfigError(f"{key}={value} is not one of {', '.join(choices)}{nearest(value, choices)}")
-    for key in ("nproc", "accumulate", "max_epochs", "log_every"):
+    for key in ("nproc", "accumulate", "log_every"):
         if config[key] < 1:
             raise ConfigError(f"{key}={config[key]} must be at least 1")
-    for key in ("max_steps", "patience"):
+    if config.max_epochs is None and config.max_steps is None:
+        raise ConfigError("neither max_epochs nor max_steps is set; give one of them")
+    for key in ("max_epochs", "max_steps", "val_every", "patience"):
         if config[key] is not None and config[key] < 1:
             raise ConfigError(f"{key}={config[key]} must be at least 1, or null")
     if config.launcher.nnodes < 1:

@@ -35,6 +35,7 @@ class ForecastingData:
         mean, std: of the training rows in original units, float64 (C,). ``std`` is 1 where a series is constant.
         num_marks: number of time features (M).
         metric_name: the metric by which the best model is chosen and sweeps are judged.
+        greater_is_better: whether larger values of it are better.
 
     Args:
         name: of the data set.
@@ -53,6 +54,7 @@ class ForecastingData:
     """
 
     metric_name = "mse"
+    greater_is_better = False
     num_marks = NUM_TIME_FEATURES
 
     def __init__(
@@ -100,15 +102,19 @@ class ForecastingData:
     def _windows(self, part: str) -> WindowDataset:
         return WindowDataset(self._values, self._marks, self.rows[part], self.lookback, self.horizon)
 
-    def metrics(self, per_position: bool = False) -> ForecastMetrics:
+    def metrics(self, detailed: bool = False) -> ForecastMetrics:
         """A new accumulator of this data set's metrics, in standardised units as they are published.
 
         Args:
-            per_position: also errors per series and per step of the horizon.
+            detailed: also errors per series and per step of the horizon.
         """
         from exp.engine.metrics import ForecastMetrics
 
-        return ForecastMetrics(per_position)
+        return ForecastMetrics(self.names if detailed else None)
+
+    def record(self) -> dict[str, int]:
+        """Windows of each part, for the result of a run."""
+        return {part: len(self._windows(part)) for part in self.rows}
 
     def to_original_units(self, values: torch.Tensor) -> torch.Tensor:
         """Undo the standardisation.

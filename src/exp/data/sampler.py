@@ -31,13 +31,21 @@ class TrainBatchSampler:
         world_size: number of ranks.
         accumulate: micro-batches per optimizer step.
         seed: of the shuffling.
+        with_epoch: yield (batch_size, 2): sample and epoch, for data that are augmented anew in each epoch.
 
     Raises:
         DataError: there are fewer samples than one global batch.
     """
 
     def __init__(
-        self, num_samples: int, batch_size: int, rank: int = 0, world_size: int = 1, accumulate: int = 1, seed: int = 0
+        self,
+        num_samples: int,
+        batch_size: int,
+        rank: int = 0,
+        world_size: int = 1,
+        accumulate: int = 1,
+        seed: int = 0,
+        with_epoch: bool = False,
     ) -> None:
         self.num_samples = num_samples
         self.batch_size = batch_size
@@ -45,6 +53,7 @@ class TrainBatchSampler:
         self.world_size = world_size
         self.accumulate = accumulate
         self.seed = seed
+        self.with_epoch = with_epoch
         self.epoch = 0
         self.samples = 0
         """Samples consumed in this epoch, over all ranks."""
@@ -70,9 +79,12 @@ class TrainBatchSampler:
         return (self.steps_per_epoch - self.samples // self.global_batch_size) * self.accumulate
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        """Micro-batches, int64 (batch_size,), from the position to the end of the epoch."""
+        """Micro-batches, int64 (batch_size,) or (batch_size, 2), from the position to the end of the epoch."""
         # Not a generator itself: the position is that of the call, not that of the first batch asked for.
-        return self._micro_batches(self._permutation(), self.samples, len(self))
+        samples = self._permutation()
+        if self.with_epoch:
+            samples = torch.stack([samples, torch.full_like(samples, self.epoch)], dim=1)
+        return self._micro_batches(samples, self.samples, len(self))
 
     def _permutation(self) -> torch.Tensor:
         # Mixed, so that epoch 1 of seed 0 is not epoch 0 of seed 1.

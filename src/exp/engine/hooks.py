@@ -44,6 +44,7 @@ class MetricsHook(Hook):
         self.train_seconds = 0.0
         self.samples = 0
         self._mark = 0.0
+        self._paused = 0.0
         self._steps_since_mark = 0
         self._staged = 0
         self._epoch_seconds = 0.0
@@ -113,8 +114,13 @@ class MetricsHook(Hook):
         # The epoch's mean: the last interval of an epoch can be a single step.
         self.progress.losses(losses, record["lr"], self._epoch_samples / self._epoch_seconds)
 
+    def before_val_epoch(self, runner: Any) -> None:
+        """A validation in mid-epoch is not training time."""
+        self._paused = time.perf_counter()
+
     def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
         """Record the validation metrics."""
+        self._mark += time.perf_counter() - self._paused
         self.write(runner, "val", runner.iter, metrics or {})
         self.progress.validated(metrics or {})
 
@@ -154,14 +160,23 @@ class CheckpointHook(Hook):
     Args:
         folder: ``checkpoints/``.
         config: :class:`exp.config.schema.CheckpointConfig`.
-        patience: epochs without a better metric after which training stops; None: never.
+        patience: validations without a better metric after which training stops; None: never.
         min_delta: relative improvement that counts as better for ``patience``.
-        metric: the validation metric, lower is better.
+        metric: the validation metric.
+        greater_is_better: whether larger values of it are better.
     """
 
     priority = "VERY_LOW"  # after the schedulers, so that their new state is in the file
 
-    def __init__(self, folder: Path, config: Any, patience: int | None, min_delta: float, metric: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        config: Any,
+        patience: int | None,
+        min_delta: float,
+        metric: str,
+        greater_is_better: bool = False,
+    ) -> None:
         self.folder = folder
         # Read once: an access to the configuration costs as much as a small kernel.
         self.every_steps: int = config.every_steps
@@ -171,6 +186,7 @@ class CheckpointHook(Hook):
         self.patience = patience
         self.min_delta = min_delta
         self.metric = metric
+        self.sign = -1.0 if greater_is_better else 1.0  # of what is to be small
         self.best: float | None = None
         self.best_epoch = 0
         self.reference: float | None = None  # the last value that was better by min_delta
@@ -192,27 +208,41 @@ class CheckpointHook(Hook):
         if not self.every_steps:
             return
         step = runner.iter + 1
-        # At the end of an epoch the checkpoint waits for the validation that follows.
-        if step % self.every_steps == 0 and batch_idx + 1 < runner.train_loop.steps_per_epoch:
+        # Where a validation follows, the checkpoint waits for it.
+        if step % self.every_steps == 0 and not runner.train_loop.validates_after(step, batch_idx):
             self._save(runner, step)
 
     def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
-        """Judge the epoch, then save."""
+        """Judge the weights, then save."""
         value = (metrics or {})[self.metric]
         if not math.isfinite(value):
-            raise RunError(f"validation {self.metric} is {value} after epoch {runner.epoch}; lower optim.lr")
-        if self.best is None or value < self.best:
+            raise RunError(f"validation {self.metric} is {value} after step {runner.iter}; lower optim.lr")
+        if self.best is None or self.sign * value < self.sign * self.best:
             self.best, self.best_epoch = value, runner.epoch
             if self.keep_best and runner.distributed_group.is_main:
                 checkpoint.write(self.best_path, runner.weights_checkpoint())
-        if self.reference is None or value < self.reference - self.min_delta * abs(self.reference):
+        if self.reference is None or self._gained(value, self.reference):
             self.reference, self.bad_epochs = value, 0
         else:
             self.bad_epochs += 1
             if self.patience is not None and self.bad_epochs >= self.patience:
                 runner.train_loop.stop_training = True
-        if self.every_epochs and runner.epoch % self.every_epochs == 0:
+        at_steps = self.every_steps and runner.iter % self.every_steps == 0
+        at_epochs = runner.train_loop.val_every is None and self._epoch_is_saved(runner.epoch)
+        if at_steps or at_epochs:
             self._save(runner, runner.iter)
+
+    def after_train_epoch(self, runner: Any) -> None:
+        """Save at the end of an epoch where no validation follows, which would do it."""
+        loop = runner.train_loop
+        if loop.val_every is not None and self._epoch_is_saved(runner.epoch + 1):
+            self._save(runner, runner.iter)
+
+    def _epoch_is_saved(self, epoch: int) -> bool:
+        return bool(self.every_epochs) and epoch % self.every_epochs == 0
+
+    def _gained(self, value: float, reference: float) -> bool:
+        return self.sign * value < self.sign * reference - self.min_delta * abs(reference)
 
     def after_train(self, runner: Any) -> None:
         """The last state is always kept."""

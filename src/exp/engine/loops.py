@@ -20,11 +20,14 @@ if TYPE_CHECKING:
 __all__ = ["EvalLoop", "TrainLoop"]
 
 
-def move(batch: dict[str, torch.Tensor], device: torch.device) -> dict[str, torch.Tensor]:
-    """The batch on ``device``, without waiting for the copy."""
+def move(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """The batch on ``device``, without waiting for the copy; what is no tensor (sizes of images) stays as it is."""
     if device.type == "cpu":
         return batch
-    return {key: value.to(device, non_blocking=True) for key, value in batch.items()}
+    return {
+        key: value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
+        for key, value in batch.items()
+    }
 
 
 class TrainLoop(BaseLoop):
@@ -34,9 +37,10 @@ class TrainLoop(BaseLoop):
         runner: the runner.
         dataloader: yields micro-batches (dicts of tensors) from the sampler's position on.
         sampler: holds the position; the loop alone advances it, so prefetching workers cannot falsify it.
-        max_epochs: passes over the data.
+        max_epochs: passes over the data; None: as many as ``max_steps`` takes.
         max_steps: optimizer steps in all; None: no limit.
         accumulate: micro-batches per optimizer step.
+        val_every: optimizer steps between validations; None: after each epoch.
     """
 
     def __init__(
@@ -44,20 +48,26 @@ class TrainLoop(BaseLoop):
         runner: Any,
         dataloader: DataLoader[Any],
         sampler: Any,
-        max_epochs: int,
+        max_epochs: int | None,
         max_steps: int | None = None,
         accumulate: int = 1,
+        val_every: int | None = None,
     ) -> None:
         super().__init__(runner, dataloader)
         self.sampler = sampler
         self.accumulate = accumulate
         self.steps_per_epoch: int = sampler.steps_per_epoch
+        self.val_every = val_every
+        if max_epochs is None:
+            assert max_steps is not None
+            max_epochs = -(-max_steps // self.steps_per_epoch)
         self._max_epochs = max_epochs
         self._max_iters = max_epochs * self.steps_per_epoch
         if max_steps is not None:
             self._max_iters = min(self._max_iters, max_steps)
         self._epoch = 0
         self._iter = 0
+        self._validated = 0
         self.stop_training = False
 
     @property
@@ -90,10 +100,22 @@ class TrainLoop(BaseLoop):
         runner = self.runner
         runner.call_hook("before_train")
         while self._epoch < self._max_epochs and self._iter < self._max_iters and not self.stop_training:
-            if self._run_epoch():
-                runner.val_loop.run()
+            if self._run_epoch() and (self.val_every is None or self._iter == self._max_iters):
+                self._validate()
         runner.call_hook("after_train")
         return runner.model
+
+    def validates_after(self, step: int, batch_idx: int) -> bool:
+        """Whether a validation follows optimizer step ``step``, the one with number ``batch_idx`` of its epoch."""
+        if step == self._max_iters:
+            return True
+        return batch_idx + 1 == self.steps_per_epoch if self.val_every is None else step % self.val_every == 0
+
+    def _validate(self) -> None:
+        if self._validated != self._iter:
+            self._validated = self._iter
+            self.runner.val_loop.run()
+            self.runner.model.train()
 
     def _run_epoch(self) -> bool:
         """Train from the sampler's position to the end of the epoch; False where a hook stopped the run at once.
@@ -109,6 +131,8 @@ class TrainLoop(BaseLoop):
         while step < self.steps_per_epoch and self._iter < self._max_iters and not self.stop_training:
             self.run_iter(step, batches)
             step += 1
+            if self.val_every is not None and self._iter % self.val_every == 0 and not self.stop_training:
+                self._validate()
         del batches
         if self.stop_training:
             return False

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
 
 import torch
 
 if TYPE_CHECKING:
     from exp.engine.distributed import Distributed
 
-__all__ = ["ForecastMetrics"]
+__all__ = ["ForecastMetrics", "Table"]
+
+
+class Table(NamedTuple):
+    """Metrics in detail.
+
+    Attributes:
+        name: of the table, such as ``per_class``.
+        key: what a row is, such as ``class``.
+        rows: name of each row.
+        columns: values by metric, one for each row.
+    """
+
+    name: str
+    key: str
+    rows: Sequence[str]
+    columns: dict[str, list[float]]
 
 
 class ForecastMetrics:
@@ -20,11 +36,11 @@ class ForecastMetrics:
     and evaluation never waits for the device in between.
 
     Args:
-        per_position: also keep errors per channel and per horizon step.
+        names: of the series, to keep errors per series and per horizon step, too; None: only the totals.
     """
 
-    def __init__(self, per_position: bool = False) -> None:
-        self.per_position = per_position
+    def __init__(self, names: Sequence[str] | None = None) -> None:
+        self.names = names
         self.reset()
 
     def reset(self) -> None:
@@ -44,18 +60,18 @@ class ForecastMetrics:
         error = outputs.float() - batch["y"]
         squared, absolute = error.square(), error.abs()
         self._windows.append(torch.stack([squared.mean(dim=(1, 2)), absolute.mean(dim=(1, 2))]))
-        if self.per_position:
+        if self.names is not None:
             self._positions.append(torch.stack([squared.sum(dim=0), absolute.sum(dim=0)]))
 
     def compute(self, distributed: Distributed) -> dict[str, float]:
-        """``{"mse", "mae"}`` over all ranks; fills :attr:`channel` and :attr:`step` where they were asked for."""
+        """``{"mse", "mae"}`` over all ranks."""
         totals = torch.zeros(3, dtype=torch.float64)
         if self._windows:
             windows = torch.cat(self._windows, dim=1).cpu().double()
             totals[:2], totals[2] = windows.sum(dim=1), windows.shape[1]
         distributed.sum(totals)
         count = totals[2].item()
-        if self.per_position:
+        if self.names is not None:
             self._compute_positions(distributed, count)
         return {"mse": totals[0].item() / count, "mae": totals[1].item() / count}
 
@@ -70,3 +86,10 @@ class ForecastMetrics:
         for index, name in enumerate(("mse", "mae")):
             self.channel[name] = mean[index].mean(dim=0).tolist()
             self.step[name] = mean[index].mean(dim=1).tolist()
+
+    def tables(self) -> list[Table]:
+        """Errors per series and per horizon step, where they were asked for; after :meth:`compute`."""
+        if self.names is None:
+            return []
+        steps = [str(step + 1) for step in range(len(self.step["mse"]))]
+        return [Table("per_channel", "channel", self.names, self.channel), Table("per_step", "step", steps, self.step)]

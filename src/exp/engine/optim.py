@@ -125,14 +125,50 @@ def build_optimizer(model: nn.Module, config: Any) -> torch.optim.Optimizer:
     """The optimizer of ``config`` (:class:`exp.config.schema.OptimConfig`) over the trainable parameters.
 
     Raises:
-        ConfigError: its type or one of its options is unknown.
+        ConfigError: its type or one of its options is unknown, nothing is trainable, or learning rates are to differ by
+            depth and the model does not tell its layers.
     """
     cls = OPTIMIZERS.get(config.type)
     if cls is None:
         known = sorted(name for name in OPTIMIZERS.module_dict if not name.startswith("_"))
         raise ConfigError(f"optim.type={config.type} is not known; known are {', '.join(known)}")
-    parameters = [p for p in model.parameters() if p.requires_grad]
+    groups = _parameter_groups(model, config)
     try:
-        return cls(parameters, lr=config.lr, weight_decay=config.weight_decay, **dict(config.options))
+        return cls(groups, lr=config.lr, weight_decay=config.weight_decay, **dict(config.options))
     except (TypeError, ValueError) as error:
         raise ConfigError(f"optim: {config.type} does not take these settings: {error}") from error
+
+
+def _parameter_groups(model: nn.Module, config: Any) -> list[dict[str, Any]]:
+    """Parameters that share learning rate and weight decay, those with the full learning rate first.
+
+    Layer ``i`` of a backbone of ``n`` layers learns with ``lr * backbone_lr_scale * layer_decay**(n - 1 - i)`` (BEiT,
+    arXiv 2106.08254).
+    """
+    by_depth = config.backbone_lr_scale != 1.0 or config.layer_decay != 1.0
+    if by_depth and not hasattr(model, "layer_of"):
+        raise ConfigError(
+            f"optim.backbone_lr_scale={config.backbone_lr_scale} and optim.layer_decay={config.layer_decay} are for "
+            f"models with a backbone, and {type(model).__name__} has none; leave them at 1"
+        )
+    groups: dict[tuple[float, bool], list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        scale = 1.0
+        layer = model.layer_of(name) if by_depth else None  # type: ignore[operator]
+        if layer is not None:
+            scale = config.backbone_lr_scale * config.layer_decay ** (model.num_layers - 1 - layer)  # type: ignore[operator]
+        decays = config.decay_norm_and_bias or parameter.dim() > 1
+        groups.setdefault((scale, decays), []).append(parameter)
+    if not groups:
+        raise ConfigError("no parameter of the model is trainable; set model.freeze to less")
+    result = []
+    for (scale, decays), parameters in sorted(groups.items(), key=lambda item: item[0], reverse=True):
+        group: dict[str, Any] = {"params": parameters}
+        if scale != 1.0:
+            group["lr"] = config.lr * scale
+        if not decays:
+            group["weight_decay"] = 0.0
+        result.append(group)
+    return result

@@ -100,8 +100,9 @@ class Progress:
             return
         shown = "  ".join(f"val_{name} {value:.4f}" for name, value in metrics.items())
         if self._bar is None:
-            epoch = -(-self._step // self._steps_per_epoch)
-            self.console.print(f"epoch {epoch}/{self._max_epochs}  {self._text}  {shown}  {self.eta()}", soft_wrap=True)
+            epochs, rest = divmod(self._step, self._steps_per_epoch)
+            place = f"epoch {epochs + bool(rest)}/{self._max_epochs}" + (f"  step {self._step}" if rest else "")
+            self.console.print(f"{place}  {self._text}  {shown}  {self.eta()}", soft_wrap=True)
         else:
             self._text = f"{self._text.split('  val_')[0]}  {shown}"
             self._draw()

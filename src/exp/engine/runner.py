@@ -125,8 +125,8 @@ class Runner(MMEngineRunner):
             if isinstance(config, dict):
                 config.setdefault("epoch_length", self.train_loop.steps_per_epoch)
                 end = self.max_epochs if config.get("by_epoch", True) else self.max_iters
-                if config.get("begin", 0) >= end:
-                    continue  # MMEngine refuses a scheduler that begins after the end of a short run
+                if config.get("begin", 0) >= min(end, config.get("end", end)):
+                    continue  # MMEngine refuses one that begins after the end of a short run, and a warm-up of 0 steps
             reached.append(config)
         return super().build_param_scheduler(reached)
 

@@ -31,7 +31,8 @@ class Model(BaseModel):
     - ``"predict"``: return the predictions that the metrics take;
     - ``"tensor"``: return the network's raw output.
 
-    A class that knows foreign checkpoints has a method ``adapt_state_dict(state) -> dict`` for them.
+    A class that knows foreign checkpoints has a method ``adapt_state_dict(state, source) -> dict`` for them; one whose
+    learning rates may differ by depth, ``num_layers`` and ``layer_of(name)`` (see :mod:`exp.engine.optim`).
     """
 
     def __init__(self) -> None:

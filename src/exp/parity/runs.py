@@ -30,7 +30,7 @@ def prepare(config: Any, reference: Any) -> list[str]:
     for each in (config, reference):
         changed = _turn_off(each.model, "model")
         each.max_steps, each.log_every = each.steps, 1
-        each.max_epochs = max(each.max_epochs, each.steps)
+        each.max_epochs = max(each.max_epochs or 0, each.steps)
     return changed
 
 

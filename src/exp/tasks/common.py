@@ -32,9 +32,14 @@ def build_data(session: Session) -> Any:
     return create(session.config.data)
 
 
-def build_model(session: Session) -> nn.Module:
-    """The model of the configuration, on the CPU, with the weights of ``init_from`` where it is set."""
-    model: nn.Module = create(session.config.model)
+def build_model(session: Session, data: Any) -> nn.Module:
+    """The model of the configuration, on the CPU, with the weights of ``init_from`` where it is set.
+
+    Args:
+        session: the session.
+        data: what the files alone can tell, such as the number of classes, comes from its ``model_arguments()``.
+    """
+    model: nn.Module = create(session.config.model, **getattr(data, "model_arguments", dict)())
     if session.config.init_from:
         load_weights(session, model, Path(session.config.init_from))
     return model
@@ -57,7 +62,7 @@ def load_weights(session: Session, model: nn.Module, path: Path) -> None:
         state = OrderedDict((key[len("module.") :], value) for key, value in state.items())
     adapt = getattr(model, "adapt_state_dict", None)
     if adapt is not None:
-        state = adapt(state)
+        state = adapt(state, path)
     own = model.state_dict()
     misfits = [f"{key}: {tuple(state[key].shape)} here, {tuple(own[key].shape)} in the model" for key in state
                if key in own and state[key].shape != own[key].shape]  # fmt: skip
@@ -80,7 +85,7 @@ def load_weights(session: Session, model: nn.Module, path: Path) -> None:
 
 
 def find_weights(path: Path) -> Path:
-    """The file that ``path`` stands for: itself, or the best (else newest) checkpoint of a run folder.
+    """The file that ``path`` stands for: itself, a run folder's best (else newest) checkpoint, or a model folder's.
 
     Raises:
         ConfigError: there is none.
@@ -88,11 +93,13 @@ def find_weights(path: Path) -> Path:
     if not path.is_dir():
         return path
     folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
-    candidates = [folder / "best.pth", *checkpoint.list_checkpoints(folder)]
+    candidates = [folder / "best.pth", *checkpoint.list_checkpoints(folder), folder / "model.safetensors"]
     for candidate in candidates:
         if candidate.is_file():
             return candidate
-    raise ConfigError(f"init_from={path} holds no checkpoint; looked for best.pth and step_*.pth in {folder}")
+    raise ConfigError(
+        f"init_from={path} holds no checkpoint; looked for best.pth, step_*.pth and model.safetensors in {folder}"
+    )
 
 
 def record_environment(session: Session) -> None:

@@ -1,4 +1,4 @@
-"""task=eval: test the weights of a checkpoint, also per channel and per horizon step."""
+"""task=eval: test the weights of a checkpoint, also in detail: per series and horizon step, or per class."""
 
 from __future__ import annotations
 
@@ -16,44 +16,39 @@ from exp.tasks.common import build_data, build_model, make_result, record_enviro
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from exp.engine.metrics import Table
     from exp.session import Session
 
 __all__ = ["run"]
 
 
 def run(session: Session) -> dict[str, Any]:
-    """Evaluate on the test part; writes ``metrics_per_channel.csv`` and ``metrics_per_step.csv``."""
+    """Evaluate on the test part; writes a ``metrics_<name>.csv`` for each table of the metrics."""
     record_environment(session)
     data = build_data(session)
-    model = build_model(session)
+    model = build_model(session, data)
     config, info = session.config, session.info
     sampler = EvalBatchSampler(len(data.test), config.data.eval_batch_size, info.rank, info.world_size)
     loader = eval_loader(data.test, sampler, config.data.num_workers)
-    metrics = data.metrics(per_position=True)
+    metrics = data.metrics(detailed=True)
     runner = Runner(session, model, test_dataloader=loader, test_cfg={}, test_evaluator=metrics,
                     visualizer={"type": "Visualizer", "name": session.unique_name, "vis_backends": None})  # fmt: skip
     runner._test_loop = EvalLoop(runner, loader, metrics, "test")
     values = runner.test()
     runner.close()
+    tables = metrics.tables()
     if session.distributed.is_main:
-        folder = session.folder.path
-        _write_table(folder / "metrics_per_channel.csv", "channel", data.names, metrics.channel)
-        steps = [str(step + 1) for step in range(len(metrics.step["mse"]))]
-        _write_table(folder / "metrics_per_step.csv", "step", steps, metrics.step)
-    return make_result(
-        session,
-        values,
-        data.metric_name,
-        checkpoint=config.init_from,
-        per_channel={name: dict(zip(data.names, values)) for name, values in metrics.channel.items()},
-        per_step=metrics.step,
-    )
+        for table in tables:
+            _write_table(session.folder.path / f"metrics_{table.name}.csv", table)
+    details = {table.name: {name: dict(zip(table.rows, values)) for name, values in table.columns.items()}
+               for table in tables}  # fmt: skip
+    return make_result(session, values, data.metric_name, checkpoint=config.init_from, data=data.record(), **details)
 
 
-def _write_table(path: Path, key: str, rows: list[str], columns: dict[str, list[float]]) -> None:
+def _write_table(path: Path, table: Table) -> None:
     buffer = io.StringIO()
     writer = csv.writer(buffer)
-    writer.writerow([key, *columns])
-    for index, row in enumerate(rows):
-        writer.writerow([row, *(f"{values[index]:.6g}" for values in columns.values())])
+    writer.writerow([table.key, *table.columns])
+    for index, row in enumerate(table.rows):
+        writer.writerow([row, *(f"{values[index]:.6g}" for values in table.columns.values())])
     write_atomically(path, buffer.getvalue().encode())

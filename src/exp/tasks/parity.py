@@ -20,9 +20,10 @@ def run(session: Session) -> dict[str, Any]:
     record_environment(session)
     if session.distributed.is_main:
         truncate_metrics(session.folder.metrics, 0)  # of an earlier comparison in this folder
-    model = build_model(session)
+    data = build_data(session)
+    model = build_model(session, data)
     without_dropout(model)
-    training = Training(session, build_data(session), model)
+    training = Training(session, data, model)
     runner = training.runner
     runner.hooks.remove(training.checkpoint_hook)
     trace = TraceHook(session.folder.path / "trace.npz", session.config.steps)

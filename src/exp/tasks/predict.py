@@ -29,7 +29,7 @@ def run(session: Session) -> dict[str, Any]:
     """
     record_environment(session)
     data = build_data(session)
-    model = build_model(session).to(session.device)
+    model = build_model(session, data).to(session.device)
     check_placement(model, session.device, session.info.rank)
     model.eval()
     values: dict[str, float] = {}

@@ -37,7 +37,7 @@ def run(session: Session) -> dict[str, Any]:
     """
     record_environment(session)
     data = build_data(session)
-    model = build_model(session)
+    model = build_model(session, data)
     try:
         return Training(session, data, model).run()
     except RuntimeError as error:
@@ -67,12 +67,18 @@ class Training:
             world_size=session.info.world_size,
             accumulate=config.accumulate,
             seed=config.seed,
+            with_epoch=getattr(data.train, "needs_epoch", False),
         )
         self.metrics_hook = MetricsHook(
             session.folder.metrics, config.log_every, Progress(session.console), session.started
         )
         self.checkpoint_hook = CheckpointHook(
-            session.folder.checkpoints, config.checkpoint, config.patience, config.min_delta, self.metric
+            session.folder.checkpoints,
+            config.checkpoint,
+            config.patience,
+            config.min_delta,
+            self.metric,
+            data.greater_is_better,
         )
         # The model is moved before the optimizer is built: parameters may be new objects on the device.
         model = model.to(session.device)
@@ -108,7 +114,9 @@ class Training:
             ],
             visualizer=_visualizer(session),
         )
-        runner._train_loop = TrainLoop(runner, loader, sampler, config.max_epochs, config.max_steps, config.accumulate)
+        runner._train_loop = TrainLoop(
+            runner, loader, sampler, config.max_epochs, config.max_steps, config.accumulate, config.val_every
+        )
         runner._val_loop = EvalLoop(runner, val_loader, data.metrics(), "val")
         runner._test_loop = EvalLoop(runner, test_loader, data.metrics(), "test")
 
@@ -134,6 +142,7 @@ class Training:
             steps=runner.iter,
             epochs=runner.epoch,
             best_epoch=best,
+            data=self.data.record(),
             validation={self.metric: self.checkpoint_hook.best},
             samples_per_second=hook.samples / hook.train_seconds if hook.train_seconds else None,
             time_to_first_step_s=hook.time_to_first_step,

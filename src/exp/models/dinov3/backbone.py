@@ -145,6 +145,7 @@ class Attention(nn.Module):
     def __init__(self, dim: int, num_heads: int) -> None:
         super().__init__()
         self.num_heads = num_heads
+        self.bias_mask: torch.Tensor
         self.qkv = nn.Linear(dim, 3 * dim)
         self.proj = nn.Linear(dim, dim)
         # Published weights hold a bias for keys as well, and a mask that zeroes it.
@@ -412,9 +413,10 @@ def _check(size: Size, patch_size: int, in_channels: int, drop_path: float, rope
         if value < 1:
             raise ConfigError(f"model.{name}={value} must be at least 1")
     if size.embed_dim % (4 * size.num_heads):
+        unit = 4 * size.num_heads
         raise ConfigError(
-            f"model.embed_dim={size.embed_dim} does not divide into num_heads={size.num_heads} heads of a multiple of 4 "
-            f"elements; the nearest is embed_dim={max(round(size.embed_dim / 4 / size.num_heads), 1) * 4 * size.num_heads}"
+            f"model.embed_dim={size.embed_dim} does not divide into num_heads={size.num_heads} heads of a multiple of "
+            f"4 elements; the nearest is embed_dim={max(round(size.embed_dim / unit), 1) * unit}"
         )
     if not 0.0 <= drop_path < 1.0:
         raise ConfigError(f"model.drop_path={drop_path} is not a probability below 1")

@@ -98,7 +98,7 @@ class ImageModel(Model):
         self.register_buffer("pixel_std", std.reshape(1, -1, 1, 1).clone())
 
     def _use_blocks(self, *more: int) -> None:
-        """Call once the heads are known: blocks after the last one used get no gradient, which DDP must not wait for."""
+        """Call once the heads are known: later blocks get no gradient, which DDP must not wait for."""
         for block in self.backbone.blocks[max([*self.blocks, *more]) + 1 :]:
             for parameter in block.parameters():
                 parameter.requires_grad_(False)

@@ -37,7 +37,9 @@ class Inference:
         if kind not in ("slide", "whole"):
             raise ConfigError(f"model.inference={kind} is not one of slide, whole")
         if window < 1 or not 0.0 <= overlap < 1.0:
-            raise ConfigError(f"model.window={window} must be at least 1, and model.overlap={overlap} from 0 to below 1")
+            raise ConfigError(
+                f"model.window={window} must be at least 1, and model.overlap={overlap} from 0 to below 1"
+            )
         if not scales or min(scales) <= 0.0:
             raise ConfigError(f"model.tta_scales={list(scales)} must be factors above 0, such as [1.0]")
         self.kind = kind

@@ -1,7 +1,7 @@
 """Reads DINOv3 weights under any of the names by which they are published.
 
-Three forms are known: the authors' ``.pth`` files, Hugging Face's safetensors (class DINOv3ViTModel of transformers) and
-timm's. All hold the same numbers; only names and the packing of query, key and value differ.
+Three forms are known: the authors' ``.pth`` files, Hugging Face's safetensors (transformers' DINOv3ViTModel), timm's.
+All hold the same numbers; only names and the packing of query, key and value differ.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def adapt_published(state: _State) -> dict[str, torch.Tensor]:
         if _UNUSED.search(key):
             continue
         for pattern, name in renames:
-            key = pattern.sub(name, key)  # noqa: PLW2901
+            key = pattern.sub(name, key)
         match = _SEPARATE.match(key)
         if match:
             block, projection, kind, bias_of = match.groups()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect
+from pathlib import Path
 from typing import Any, Mapping
 
 import torch
@@ -158,7 +159,7 @@ class TimeBridge(Model):
         forecast = self.decoder(tokens[:, : self.channels]).transpose(1, 2)
         return forecast * std + mean
 
-    def adapt_state_dict(self, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def adapt_state_dict(self, state: Mapping[str, torch.Tensor], source: Path) -> dict[str, torch.Tensor]:
         """Weights of the authors' code under our names; other weights as they are."""
         return adapt_official_state_dict(state) if is_official_state_dict(state) else dict(state)
 

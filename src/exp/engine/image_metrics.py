@@ -1,0 +1,134 @@
+"""Metrics of classes, over scenes or pixels: all of them follow from one confusion matrix of whole numbers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Sequence
+
+import torch
+
+from exp.engine.metrics import Table
+
+if TYPE_CHECKING:
+    from exp.engine.distributed import Distributed
+
+__all__ = ["ConfusionMatrix", "SceneMetrics", "SegmentationMetrics"]
+
+
+class ConfusionMatrix:
+    """How often each class was taken for which, exactly, for any batch size and world size.
+
+    Args:
+        num_classes: classes (K).
+    """
+
+    def __init__(self, num_classes: int) -> None:
+        self.num_classes = num_classes
+        self.counts = torch.zeros((num_classes, num_classes), dtype=torch.int64)
+        """(K, K), on the CPU: rows are the truth, columns the prediction."""
+
+    def update(self, predicted: torch.Tensor, truth: torch.Tensor) -> None:
+        """Count.
+
+        Args:
+            predicted: labels of any shape and integer type, below K where the truth is known.
+            truth: the same shape; what is no class (below 0, or K and more) is left out.
+        """
+        # Whole numbers are counted on the CPU: accelerators may narrow them, or count in an order of their own.
+        truth, predicted = (labels.detach().cpu().reshape(-1).to(torch.int64) for labels in (truth, predicted))
+        known = (truth >= 0) & (truth < self.num_classes)
+        pairs = truth[known] * self.num_classes + predicted[known]
+        self.counts += torch.bincount(pairs, minlength=self.num_classes**2).view(self.num_classes, self.num_classes)
+
+    def per_class(self) -> dict[str, list[float]]:
+        """``iou``, ``dice``, ``fscore``, ``precision``, ``recall`` by class; nan where it is neither there nor seen."""
+        counts = self.counts.double()
+        hits, truth, predicted = counts.diagonal(), counts.sum(dim=1), counts.sum(dim=0)
+        precision, recall = hits / predicted, hits / truth
+        there = (truth + predicted) > 0
+        # A class that is never predicted has no precision, and no hit either: its F score is 0.
+        fscore = torch.where(hits > 0, 2 * precision * recall / (precision + recall), torch.zeros_like(hits))
+        values = {
+            "iou": hits / (truth + predicted - hits),
+            "dice": 2 * hits / (truth + predicted),
+            "fscore": torch.where(there, fscore, torch.full_like(hits, float("nan"))),
+            "precision": precision,
+            "recall": recall,
+        }
+        return {name: value.tolist() for name, value in values.items()}
+
+    def accuracy(self) -> float:
+        """Share of all that is right."""
+        total = self.counts.sum().item()
+        return self.counts.diagonal().sum().item() / total if total else float("nan")
+
+
+class _ClassMetrics:
+    """What the metrics of scenes and of pixels share.
+
+    Args:
+        classes: names of the classes.
+    """
+
+    def __init__(self, classes: Sequence[str]) -> None:
+        self.classes = list(classes)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.confusion = ConfusionMatrix(len(self.classes))
+
+    def _sum(self, distributed: Distributed) -> None:
+        distributed.sum(self.confusion.counts)
+
+    def tables(self) -> list[Table]:
+        """Metrics of each class, and the confusion matrix; after ``compute``."""
+        counts = self.confusion.counts
+        per_class: dict[str, list[float]] = {**self.confusion.per_class(), "count": counts.sum(dim=1).tolist()}
+        confused = {f"as {name}": counts[:, column].tolist() for column, name in enumerate(self.classes)}
+        return [
+            Table("per_class", "class", self.classes, per_class),
+            Table("confusion", "class", self.classes, confused),
+        ]
+
+
+class SegmentationMetrics(_ClassMetrics):
+    """Mean intersection over union, Dice and F score over classes, and pixel accuracy; ignored pixels do not count."""
+
+    def update(self, outputs: torch.Tensor, batch: dict[str, Any]) -> None:
+        """Take in one batch.
+
+        Args:
+            outputs: labels (B, H, W).
+            batch: its ``label`` (B, H, W) is the truth.
+        """
+        self.confusion.update(outputs, batch["label"])
+
+    def compute(self, distributed: Distributed) -> dict[str, float]:
+        """``{"mIoU", "mDice", "mFscore", "pixel_accuracy"}`` over all ranks; means over the classes that occur."""
+        self._sum(distributed)
+        values = self.confusion.per_class()
+        means = {name: _mean(values[key]) for name, key in (("mIoU", "iou"), ("mDice", "dice"), ("mFscore", "fscore"))}
+        return {**means, "pixel_accuracy": self.confusion.accuracy()}
+
+
+class SceneMetrics(_ClassMetrics):
+    """Accuracy and macro F1 of scene classification."""
+
+    def update(self, outputs: torch.Tensor, batch: dict[str, Any]) -> None:
+        """Take in one batch.
+
+        Args:
+            outputs: logits (B, K).
+            batch: its ``label`` (B,) is the truth.
+        """
+        self.confusion.update(outputs.argmax(dim=-1), batch["label"])
+
+    def compute(self, distributed: Distributed) -> dict[str, float]:
+        """``{"accuracy", "macro_f1"}`` over all ranks; its mean is over the classes that occur."""
+        self._sum(distributed)
+        return {"accuracy": self.confusion.accuracy(), "macro_f1": _mean(self.confusion.per_class()["fscore"])}
+
+
+def _mean(values: Sequence[float]) -> float:
+    known = [value for value in values if value == value]  # nan is not
+    return sum(known) / len(known) if known else float("nan")
