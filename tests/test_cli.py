@@ -120,6 +120,7 @@ def test_a_default_run_is_quiet_and_leaves_its_records(exp):
     assert [path.name for path in (folder / "logs").iterdir()] == ["rank0.log"]
 
 
+@pytest.mark.slow
 def test_a_completed_run_is_not_overwritten(exp):
     exp.train("run")
     done = exp(*TINY, "output_dir=run")
@@ -128,6 +129,7 @@ def test_a_completed_run_is_not_overwritten(exp):
     assert exp.result("run")["status"] == "completed"
 
 
+@pytest.mark.slow
 def test_a_sweep_gives_each_job_a_folder_and_the_numbers_of_a_run_of_its_own(exp):
     done = exp("-m", *TINY, "seed=1,2", "output_dir=sweep")
     assert done.returncode == 0, done.stderr
@@ -136,6 +138,7 @@ def test_a_sweep_gives_each_job_a_folder_and_the_numbers_of_a_run_of_its_own(exp
     assert exp.result("sweep/0")["metrics"] != alone["metrics"]
 
 
+@pytest.mark.slow
 def test_a_failed_job_does_not_end_the_sweep(exp):
     done = exp("-m", *TINY, "data.horizon=96,20000", "seed=1", "output_dir=sweep")
     assert done.returncode == 2
@@ -143,6 +146,7 @@ def test_a_failed_job_does_not_end_the_sweep(exp):
     assert exp.result("sweep/0")["status"] == "completed"
 
 
+@pytest.mark.slow
 def test_stale_variables_cause_a_warning_and_nothing_else(exp):
     stale = {"RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "LOCAL_RANK": "3"}
     done = exp(*TINY, "output_dir=run", **stale)
@@ -203,6 +207,7 @@ def test_two_nodes_make_one_run(exp):
     assert "output_dir" in refused.stderr.splitlines()[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_local_run_says_so_and_can_be_continued(exp, number):
     settings = [*TINY, "max_steps=400", "checkpoint.every_steps=1", "output_dir=run"]
@@ -226,6 +231,7 @@ def test_an_interrupted_local_run_says_so_and_can_be_continued(exp, number):
     assert exp(*settings, "resume=auto", "max_steps=100").returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_ends_the_whole_sweep(exp, number):
     settings = [*TINY, "max_steps=400", "checkpoint.every_steps=1", "output_dir=sweep", "seed=1,2"]

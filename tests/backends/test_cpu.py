@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 
+import pytest
 import torch
 from exp.backends.cpu import CpuBackend
 
@@ -88,6 +89,7 @@ def test_a_process_group_from_the_shell_is_honoured_unless_the_config_names_one(
     assert configured == "gloo"
 
 
+@pytest.mark.slow
 def test_the_run_records_what_it_ran_on(exp):
     result = exp.train("run", "nproc=2", "backend.process_group=gloo")
     assert result["process_group"] == "gloo"

@@ -26,6 +26,7 @@ def acme(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_by_target(exp, acme):
     done = exp(
         "--config-dir", "my_conf", "backend=acme", *RUN, "nproc=2", "output_dir=run", PYTHONPATH=str(acme / "lib")
@@ -59,6 +60,7 @@ def test_ranks_that_share_a_card_are_refused(exp, acme):
     assert "ranks 0 and 1 share one card" in done.stderr.splitlines()[0]
 
 
+@pytest.mark.slow
 def test_by_entry_point(exp, acme):
     info = acme / "lib" / "acme-1.0.dist-info"
     info.mkdir()

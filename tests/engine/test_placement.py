@@ -41,6 +41,7 @@ def test_the_report_counts_and_shows_the_first_parameters():
     assert "weight: cpu, shape (3, 2), torch.float32" in report
 
 
+@pytest.mark.slow
 def test_on_request_every_rank_writes_it_to_its_log(exp):
     exp.train("run", "nproc=2", "report_placement=true")
     for rank in (0, 1):

@@ -6,6 +6,8 @@ A fallback happens only where it is allowed, is announced on every rank, and is 
 
 from __future__ import annotations
 
+import pytest
+
 from tests.field.conftest import CARDS, JOIN, OWN_GCU
 from tests.simulators import needs_card
 
@@ -32,6 +34,7 @@ def test_stock_script_guesses(stock):
     assert "training over eccl\nthe group is gloo\n" in ended.printed
 
 
+@pytest.mark.slow
 @needs_card
 def test_exp_refuses_without_permission_and_names_the_choices(exp, library):
     mine = library(HALVED, begin=OWN_GCU)

@@ -6,6 +6,8 @@ the global batch, and with it the result.
 
 from __future__ import annotations
 
+import pytest
+
 from tests.field.conftest import CARDS
 from tests.simulators import needs_card, needs_current_card
 
@@ -18,6 +20,7 @@ def test_stock_error_tells_bytes_only(stock):
     assert "GCU out of memory. Tried to allocate 256 MiB" in ended.printed.splitlines()[-1]
 
 
+@pytest.mark.slow
 @needs_card
 def test_exp_proposes_a_batch_that_keeps_the_global_one(exp):
     small = [setting for setting in CARDS if not setting.startswith("global_batch_size")]

@@ -6,6 +6,7 @@ it cannot. Weights and running statistics are kept.
 
 from __future__ import annotations
 
+import pytest
 import torch
 from exp.backends.cpu import CpuBackend
 
@@ -53,6 +54,7 @@ def test_exp_reverts_it_on_the_card_with_a_warning(exp, library):
     assert done.stdout.count("warning: backend=gcu has no synchronised batch norm") == 1
 
 
+@pytest.mark.slow
 def test_exp_reverts_it_on_the_cpu_too(exp, library):
     mine = library(MODEL)
     done = exp(*TINY, "nproc=2", "model._target_=mine.Normed", "output_dir=run", **mine)

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.simulators import needs_card
 
 DOCTOR = ["task=doctor", "backend=gcu", "backend.simulate=true", "task.burst_s=0.2", "output_dir=run"]
 
 
+@pytest.mark.slow
 @needs_card
 def test_the_doctor_examines_every_card(exp):
     done = exp(*DOCTOR, "nproc=4")
@@ -22,6 +25,7 @@ def test_the_doctor_examines_every_card(exp):
     assert len(report["ranks"]) == 4
 
 
+@pytest.mark.slow
 @needs_card
 def test_the_doctor_names_the_rank_without_a_card(exp):
     done = exp(*DOCTOR, "nproc=4", SIM_GCU_COUNT="3")

@@ -40,6 +40,7 @@ os._exit(0)
         assert ended.printed.splitlines()[-1] == "the reducer outlives its group: True"
 
 
+@pytest.mark.slow
 def test_exp_releases_the_wrapper_first(exp, library):
     mine = library("""
         import gc, weakref

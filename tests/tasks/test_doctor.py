@@ -95,6 +95,7 @@ def test_one_process_is_examined_in_a_process_of_its_own(doctor, exp):
     assert (exp.path("run") / "logs" / "agent.log").is_file()
 
 
+@pytest.mark.slow
 def test_shared_cards_and_missing_data_are_findings_not_the_end(doctor, tmp_path):
     examined = doctor("backend=sick", "nproc=3", f"data.root={tmp_path}", sick={0: "shares", 2: "shares"})
     assert examined.code == 1
@@ -110,6 +111,7 @@ def test_shared_cards_and_missing_data_are_findings_not_the_end(doctor, tmp_path
     assert all(len(line) <= 100 for line in examined.text.splitlines()[3:8])
 
 
+@pytest.mark.slow
 def test_a_card_too_few_then_a_rank_that_never_arrives(doctor):
     examined = doctor("backend=sick", "nproc=2", sick={1: "no card"})
     assert examined.code == 1
@@ -160,6 +162,7 @@ def test_wrong_sums_are_the_failure_of_the_rank_that_has_them(doctor):
     assert "the sum of 1 to 2 is 3, but 4 on cpu" in examined.text
 
 
+@pytest.mark.slow
 def test_an_idle_card_is_a_failure_and_a_slow_one_a_warning(doctor, tmp_path):
     (tmp_path / "monitor.json").write_text(
         json.dumps([reading(0, utilisation_percent=98), reading(1, utilisation_percent=0, state="Sleep")])
@@ -175,6 +178,7 @@ def test_an_idle_card_is_a_failure_and_a_slow_one_a_warning(doctor, tmp_path):
     assert " 98 % " in examined.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "words"), [("256k", "no space: "), ("16k", "No space left on device")])
 def test_a_full_disk(doctor, tmp_path, size, words):
     disk = tmp_path / "disk"

@@ -32,6 +32,7 @@ def test_golden_losses_on_the_cpu(exp, name):
     assert golden.losses(exp.path("run") / "tested") == pytest.approx(golden.read(name), rel=golden.TOLERANCE)
 
 
+@pytest.mark.slow
 def test_two_that_agree_are_reported_with_figures_and_a_picture(exp):
     done = exp(*SMALL, "backend=cpu", "nproc=2", "steps=3")
     assert done.returncode == 0, done.stderr
@@ -75,6 +76,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("part", "text"),
     [

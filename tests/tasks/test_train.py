@@ -264,6 +264,7 @@ def test_mmengines_hooks_and_visualisers_work_from_the_config(exp):
     assert "train/loss" in scalars[0].read_text()
 
 
+@pytest.mark.slow
 def test_loader_workers_end_with_the_run(exp):
     # Six of them; each that is not told to end is waited for five seconds.
     done = exp(*TINY, "data.num_workers=2", "output_dir=run", timeout=25)
