@@ -5,9 +5,12 @@ import json
 import pytest
 import torch
 from mmengine.hooks import Hook
+from mmengine.runner import BaseLoop
+from torch.utils.data import DataLoader
 
+from exp.engine import checkpoint
 from exp.errors import RunError
-from tests.engine.conftest import Line
+from tests.engine.conftest import Line, Samples
 
 
 def test_no_value_is_read_from_the_device_between_two_logs(make_runner, monkeypatch):
@@ -89,3 +92,66 @@ def test_mmengines_schedulers_count_optimizer_steps(make_runner):
 def test_a_scheduler_that_would_begin_after_the_end_is_left_out(make_runner):
     runner = make_runner(schedulers=[{"type": "ExponentialLR", "gamma": 0.5, "begin": 1}])
     assert runner.build_param_scheduler(runner.param_schedulers) == []
+
+
+class Validations(BaseLoop):
+    """Notes when it is run, and gives the metrics that it was given."""
+
+    def __init__(self, runner, values=()):
+        super().__init__(runner, DataLoader(Samples()))
+        self.steps, self.values = [], list(values)
+
+    def run(self):
+        runner = self.runner
+        self.steps.append(runner.iter)
+        runner.model.eval()
+        runner.call_hook("before_val_epoch")
+        runner.call_hook("after_val_epoch", metrics={"mse": self.values.pop(0) if self.values else 1.0})
+
+
+@pytest.mark.parametrize(
+    ("val_every", "max_steps", "expected"),
+    [(None, None, [16, 32]), (5, None, [5, 10, 15, 20, 25, 30, 32]), (16, None, [16, 32]), (None, 20, [16, 20]),
+     (10, 20, [10, 20]), (100, 20, [20])],
+)  # fmt: skip
+def test_validation_by_epochs_or_by_steps_and_always_at_the_end(make_runner, val_every, max_steps, expected):
+    runner = make_runner(max_epochs=2)
+    loop = runner._train_loop
+    loop.val_every, loop._max_iters = val_every, max_steps or loop.max_iters
+    runner._val_loop = validations = Validations(runner)
+    trained = []
+
+    class Mode(Hook):
+        def before_train_iter(self, runner, batch_idx, data_batch=None):
+            trained.append(runner.model.training)
+
+    runner.register_hook(Mode())
+    loop.run()
+    assert validations.steps == expected
+    assert all(trained)  # validation in mid-epoch leaves the model in training mode
+
+
+def test_checkpoints_by_steps_wait_for_the_validation_there(make_runner):
+    runner = make_runner()
+    loop, saving = runner._train_loop, runner.parts.saving
+    loop.val_every = saving.every_steps = 8
+    saving.every_epochs, saving.keep_last = 0, 10
+    runner._val_loop = Validations(runner, values=[2.0, 3.0])
+    loop.run()
+    names = [path.name for path in checkpoint.list_checkpoints(saving.folder)]
+    assert names == ["step_00000016.pth", "step_00000008.pth"]
+    kept = checkpoint.read(saving.folder / "step_00000008.pth")
+    assert kept["best"]["best"] == 2.0  # what the validation at that step found
+
+
+def test_more_can_be_better(make_runner):
+    runner = make_runner(max_epochs=4)
+    saving = runner.parts.saving
+    saving.sign, saving.patience, saving.min_delta = -1.0, 2, 0.01
+    runner._val_loop = validations = Validations(runner, values=[0.5, 0.6, 0.605, 0.55])
+    runner._train_loop.run()
+    assert saving.best == 0.605
+    assert saving.best_epoch == 3
+    assert saving.reference == 0.6
+    assert validations.steps == [16, 32, 48, 64]
+    assert runner._train_loop.stop_training

@@ -1,0 +1,78 @@
+"""Which parameters share a learning rate and a weight decay."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from exp.config.schema import OptimConfig
+from exp.engine.optim import build_optimizer
+from exp.errors import ConfigError
+from exp.models.dinov3 import SceneClassifier
+from tests.engine.conftest import Line
+
+SMALL = {"embed_dim": 32, "depth": 2, "num_heads": 2}
+
+
+def optimizer(model, **settings):
+    return build_optimizer(model, OmegaConf.structured(OptimConfig(type="AdamW", lr=1.0, weight_decay=0.5, **settings)))
+
+
+def rates(model, made):
+    """Learning rate and weight decay of every parameter, by name."""
+    of = {id(p): (group["lr"], group["weight_decay"]) for group in made.param_groups for p in group["params"]}
+    return {name: of[id(p)] for name, p in model.named_parameters() if p.requires_grad}
+
+
+def test_one_group_where_nothing_differs():
+    model = SceneClassifier(3, **SMALL)
+    (group,) = optimizer(model).param_groups
+    assert len(group["params"]) == len(list(model.parameters()))
+
+
+def test_learning_rates_fall_with_depth():
+    model = SceneClassifier(3, **SMALL)
+    made = optimizer(model, backbone_lr_scale=0.5, layer_decay=0.1)
+    found = {name: rate for name, (rate, _) in rates(model, made).items()}
+    assert found["head.weight"] == 1.0
+    assert found["backbone.norm.weight"] == 0.5
+    assert found["backbone.blocks.1.attn.qkv.weight"] == pytest.approx(0.05)
+    assert found["backbone.blocks.0.mlp.fc1.bias"] == pytest.approx(0.005)
+    assert found["backbone.patch_embed.proj.weight"] == found["backbone.cls_token"] == pytest.approx(0.0005)
+    assert made.param_groups[0]["lr"] == 1.0  # the one that is logged
+
+
+def test_norms_and_biases_can_go_without_decay():
+    model = SceneClassifier(3, **SMALL)
+    for name, (_, decay) in rates(model, optimizer(model, decay_norm_and_bias=False)).items():
+        plain = name.endswith(("bias", "gamma")) or "norm" in name
+        assert decay == (0.0 if plain else 0.5), name
+
+
+def test_frozen_parameters_are_left_out():
+    model = SceneClassifier(3, freeze="all", **SMALL)
+    assert set(rates(model, optimizer(model))) == {"head.weight", "head.bias"}
+
+
+def test_a_model_without_a_backbone_says_so():
+    with pytest.raises(ConfigError, match="for models with a backbone, and Line has none"):
+        optimizer(Line(), layer_decay=0.9)
+
+
+def test_nothing_to_train_is_an_error():
+    model = Line()
+    model.w.requires_grad_(False)
+    with pytest.raises(ConfigError, match="no parameter of the model is trainable"):
+        optimizer(model)
+
+
+def test_a_step_moves_each_group_at_its_rate():
+    model = SceneClassifier(3, **SMALL)
+    made = build_optimizer(model, OmegaConf.structured(OptimConfig(type="SGD", lr=1.0, backbone_lr_scale=0.0)))
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    image, label = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8), torch.tensor([0, 1])
+    model(image=image, label=label, mode="loss")["loss"].backward()
+    made.step()
+    moved = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
+    assert moved == {"head.weight", "head.bias"}
