@@ -15,8 +15,7 @@ PUBLISHED = {"vits16": 21.6, "vits16plus": 29, "vitb16": 86, "vitl16": 300, "vit
 
 def tiny(**settings):
     torch.manual_seed(0)
-    model = VisionTransformer(TINY, layer_scale=0.5, **settings)
-    return model
+    return VisionTransformer(TINY, layer_scale=0.5, **settings)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -132,7 +132,7 @@ def test_our_own_weights_of_another_size_are_refused():
 
 def test_another_patch_size_is_refused():
     state = published(SceneClassifier(3, **SMALL), "authors")
-    with pytest.raises(CheckpointError, match="has patches of 16 pixels, the model of 8; set model.patch_size=16"):
+    with pytest.raises(CheckpointError, match=r"has patches of 16 pixels, the model of 8; set model\.patch_size=16"):
         SceneClassifier(3, patch_size=8, **SMALL).adapt_state_dict(state, Path("weights.pth"))
 
 
