@@ -95,6 +95,23 @@ class TaskConfig:
     """predict: how many windows are plotted, spread over the test part."""
     max_channels: int = 4
     """predict: how many channels are plotted per window."""
+    input: Optional[str] = None
+    """predict, features: an image file, a folder of them (with those below it) or a glob; null: the test part."""
+    window: Optional[int] = None
+    """predict, features: larger images are cut into windows of so many pixels a side; null: ``model.window``, or 512."""
+    overlap: float = 0.25
+    """predict: share of a window that the next one covers again; where they overlap, scores fade into one another."""
+    metres_per_pixel: Optional[float] = None
+    """predict: for areas of images that do not tell it themselves, as GeoTIFFs do."""
+    on_error: str = "raise"
+    """predict, features: what an image that cannot be read means: ``raise``: the run fails once the others are done;
+    ``skip``: it is only named."""
+    max_images: int = 16
+    """predict, features: how many images are pictured: features maps, and tiles of the contact sheet."""
+    feature_dtype: str = "float16"
+    """features: ``float16`` or ``float32``."""
+    resize: Optional[int] = None
+    """features: images are scaled so that their longer side has so many pixels; null: not."""
     timeout_s: int = 60
     """doctor: longest that a check may take, and that ranks wait for one another, in seconds."""
     tolerance: Optional[float] = None

@@ -36,6 +36,7 @@ class ForecastingData:
         num_marks: number of time features (M).
         metric_name: the metric by which the best model is chosen and sweeps are judged.
         greater_is_better: whether larger values of it are better.
+        predictor: the module that predicts for task=predict.
 
     Args:
         name: of the data set.
@@ -55,6 +56,7 @@ class ForecastingData:
 
     metric_name = "mse"
     greater_is_better = False
+    predictor = "exp.predict.forecasts"
     num_marks = NUM_TIME_FEATURES
 
     def __init__(
