@@ -98,7 +98,8 @@ class TaskConfig:
     input: Optional[str] = None
     """predict, features: an image file, a folder of them (with those below it) or a glob; null: the test part."""
     window: Optional[int] = None
-    """predict, features: larger images are cut into windows of so many pixels a side; null: ``model.window``, or 512."""
+    """predict, features: larger images are cut into windows of so many pixels a side; null: predict ``model.window``,
+    features 1024."""
     overlap: float = 0.25
     """predict: share of a window that the next one covers again; where they overlap, scores fade into one another."""
     metres_per_pixel: Optional[float] = None

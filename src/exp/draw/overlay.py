@@ -1,0 +1,95 @@
+"""Class maps as pictures: laid over the image, or as files that hold the class numbers and look right as well."""
+
+from __future__ import annotations
+
+import io
+from typing import Sequence
+
+import numpy as np
+from PIL import Image
+
+from exp.draw.legend import Color, Entry, legend
+from exp.draw.pictures import enlarged
+
+__all__ = ["class_png", "colored", "overlay", "overlay_with_legend"]
+
+_STRENGTH = 0.5
+_LEAST = 640  # pixels of the longer side that a legend needs to be readable
+
+
+def _table(palette: Sequence[Color]) -> np.ndarray:
+    """(256, 3), uint8: the classes' colours; what is no class is black."""
+    table = np.zeros((256, 3), np.uint8)
+    table[: len(palette)] = palette
+    return table
+
+
+def colored(labels: np.ndarray, palette: Sequence[Color]) -> np.ndarray:
+    """Labels (H, W), uint8, as RGB (H, W, 3), uint8; what is no class is black."""
+    return _table(palette)[labels]
+
+
+def overlay(picture: np.ndarray, labels: np.ndarray, palette: Sequence[Color]) -> np.ndarray:
+    """The classes' colours over an image, and lines where classes meet.
+
+    Args:
+        picture: RGB (H, W, 3), uint8.
+        labels: (H, W), uint8; what is no class leaves the image as it is.
+        palette: RGB of each class.
+
+    Returns:
+        RGB (H, W, 3), uint8.
+    """
+    weight = np.zeros((256, 1), np.float32)
+    weight[: len(palette)] = _STRENGTH
+    tint = _table(palette).astype(np.float32) * weight
+    mixed = picture * (1.0 - weight[labels]) + tint[labels]
+    border = np.zeros(labels.shape, bool)
+    border[:, 1:] |= labels[:, 1:] != labels[:, :-1]
+    border[1:] |= labels[1:] != labels[:-1]
+    mixed[border] *= 0.55
+    return mixed.round().astype(np.uint8)
+
+
+def overlay_with_legend(
+    picture: np.ndarray,
+    labels: np.ndarray,
+    classes: Sequence[str],
+    palette: Sequence[Color],
+    notes: Sequence[str] = (),
+) -> np.ndarray:
+    """:func:`overlay` with a legend below; small images are enlarged.
+
+    Args:
+        picture: RGB (H, W, 3), uint8.
+        labels: (H, W), uint8.
+        classes: their names.
+        palette: their colours.
+        notes: one for each class, such as its share; empty: none.
+
+    Returns:
+        RGB, uint8.
+    """
+    mixed = overlay(enlarged(picture, _LEAST), enlarged(labels, _LEAST), palette)
+    entries = [Entry(name, color, note) for name, color, note in zip(classes, palette, notes or [""] * len(classes))]
+    return np.concatenate([mixed, legend(entries, mixed.shape[1])])
+
+
+def class_png(labels: np.ndarray, palette: Sequence[Color]) -> bytes:
+    """A palette PNG: programs read the class numbers, viewers show the classes' colours.
+
+    Args:
+        labels: (H, W), uint8, C-contiguous; an array, or a file mapped into memory.
+        palette: RGB of each class.
+
+    Returns:
+        The bytes of the file, 8 bits for each pixel.
+    """
+    height, width = labels.shape
+    # No copy of the labels, which may be larger than the memory.
+    picture = Image.frombuffer("P", (width, height), labels, "raw", "P", 0, 1)
+    # All 256 colours: with 16 or fewer, Pillow would pack several pixels into a byte.
+    picture.putpalette(_table(palette).tobytes())
+    buffer = io.BytesIO()
+    picture.save(buffer, format="PNG", compress_level=6)
+    return buffer.getvalue()

@@ -1,0 +1,70 @@
+"""From what a model sees to what a person can look at: RGB, a sensible size, PNG."""
+
+from __future__ import annotations
+
+import io
+
+import cv2
+import numpy as np
+from PIL import Image
+
+__all__ = ["beside", "enlarged", "png", "shrunk", "shrunk_labels", "to_rgb"]
+
+
+def to_rgb(image: np.ndarray) -> np.ndarray:
+    """An image of any number of channels, for the eye.
+
+    Args:
+        image: (H, W, C), 0..255. uint8 is shown as it is. float32 comes from sensors that use a small part of their
+            range: it is stretched, so that 1 % of the values are black and 1 % are white.
+
+    Returns:
+        (H, W, 3), uint8: the first three channels, or one channel three times.
+    """
+    image = image[..., :3] if image.shape[-1] >= 3 else image[..., :1]
+    if image.dtype != np.uint8:
+        low, high = np.percentile(image, (1, 99))
+        image = np.clip((image - low) * (255.0 / max(high - low, 1e-6)), 0, 255).round().astype(np.uint8)
+    return np.repeat(image, 3, axis=-1) if image.shape[-1] == 1 else np.ascontiguousarray(image)
+
+
+def shrunk(image: np.ndarray, longest: int) -> np.ndarray:
+    """The image with at most ``longest`` pixels on its longer side, by means over areas; (h, w, C), the same dtype."""
+    size = _fitting(image.shape[0], image.shape[1], longest)
+    if size == image.shape[:2]:
+        return image
+    small = cv2.resize(image, size[::-1], interpolation=cv2.INTER_AREA)
+    return small.reshape(*size, -1)
+
+
+def shrunk_labels(labels: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Every pixel the label at its middle: labels have no mean. (height, width), the same dtype."""
+    rows = (np.arange(height) + 0.5) * labels.shape[0] / height
+    columns = (np.arange(width) + 0.5) * labels.shape[1] / width
+    return np.asarray(labels[rows.astype(np.int64)][:, columns.astype(np.int64)])
+
+
+def enlarged(image: np.ndarray, least: int) -> np.ndarray:
+    """Whole pixels repeated until the longer side has at least ``least``: a tiny image is to be seen as it is."""
+    factor = -(-least // max(image.shape[:2]))
+    return image if factor <= 1 else image.repeat(factor, axis=0).repeat(factor, axis=1)
+
+
+def beside(pictures: list[np.ndarray], gap: int = 8) -> np.ndarray:
+    """RGB pictures of one height, side by side on white."""
+    white = np.full((pictures[0].shape[0], gap, 3), 255, np.uint8)
+    row = [part for picture in pictures for part in (white, picture)][1:]
+    return np.concatenate(row, axis=1)
+
+
+def png(picture: np.ndarray) -> bytes:
+    """An RGB picture (H, W, 3), uint8, as the bytes of a PNG file."""
+    buffer = io.BytesIO()
+    # Level 1: files a tenth larger, written in a third of the time.
+    Image.fromarray(picture).save(buffer, format="PNG", compress_level=1)
+    return buffer.getvalue()
+
+
+def _fitting(height: int, width: int, longest: int) -> tuple[int, int]:
+    factor = min(longest / max(height, width), 1.0)
+    return max(round(height * factor), 1), max(round(width * factor), 1)
