@@ -75,6 +75,6 @@ def _cell(tile: Tile, picture: np.ndarray, height: int, width: int) -> np.ndarra
     if tile.frame is not None:
         cell[top - _FRAME : bottom + _FRAME, left - _FRAME : right + _FRAME] = tile.frame
     cell[top:bottom, left:right] = picture
-    size = min(max(width // 16, 12), 22)
+    size = min(max(width // 18, 12), 18)
     captions = [line(text, width, size, bold=number == 0) for number, text in enumerate(tile.captions)]
     return np.concatenate([cell, *captions])

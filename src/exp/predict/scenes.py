@@ -1,0 +1,155 @@
+"""The class of whole images: a table of all, and a sheet of some to look at."""
+
+from __future__ import annotations
+
+import csv
+import io
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
+
+import numpy as np
+import torch
+
+from exp.data.images.decode import read_image
+from exp.draw.pictures import png, shrunk, to_rgb
+from exp.draw.sheet import Tile, sheet
+from exp.predict.inputs import Failure, Input, each_of_mine
+from exp.predict.scores import scene_scores
+from exp.runfolder import write_atomically
+
+if TYPE_CHECKING:
+    from exp.session import Session
+
+__all__ = ["Scene", "SceneReader", "predict_scenes", "predictions_csv", "scene_tile", "spread"]
+
+_TOP = 3
+_RIGHT, _WRONG = (46, 160, 67), (214, 39, 40)
+
+
+class Scene(NamedTuple):
+    """The prediction for one image.
+
+    Attributes:
+        file: its path.
+        best: the likeliest classes, as (class, probability), the likeliest first.
+        truth: its class, where that is known.
+    """
+
+    file: str
+    best: list[tuple[str, float]]
+    truth: str | None = None
+
+
+def predict_scenes(
+    session: Session, data: Any, model: Any, inputs: Sequence[Input], truths: Sequence[str] | None
+) -> tuple[dict[str, float], list[str], list[Failure]]:
+    """Predict this rank's share of the images; rank 0 writes the table and the sheet.
+
+    Args:
+        session: the session.
+        data: has ``classes``, ``channels``, ``value_range``, and ``prepare`` for an image.
+        model: gives logits of images.
+        inputs: all images, the same on every rank.
+        truths: the class of each, where they are known.
+
+    Returns:
+        Metrics; on rank 0 the files, below the run folder; the images of all ranks that could not be used.
+    """
+    reader = SceneReader(session, data, model, truths)
+    began = time.perf_counter()
+    failures = each_of_mine(session, inputs, reader.add)
+    reader.flush()
+    seconds = max(session.distributed.gather(time.perf_counter() - began))
+    gathered = session.distributed.gather((reader.scenes, failures))
+    scenes = [scene for _, scene in sorted(pair for part, _ in gathered for pair in part.items())]
+    failed = [failure for _, part in gathered for failure in part]
+    metrics = {"images": float(len(scenes)), "failed": float(len(failed)), "images_per_second": len(scenes) / seconds}
+    if truths is not None and scenes:
+        metrics[data.metric_name] = sum(scene.best[0][0] == scene.truth for scene in scenes) / len(scenes)
+    if not session.distributed.is_main or not scenes:
+        return metrics, [], failed
+    table, plot = session.folder.path / "predictions.csv", session.folder.plots / "predictions.png"
+    write_atomically(table, predictions_csv(scenes))
+    shown = [scenes[number] for number in spread(len(scenes), session.config.task.max_images)]
+    if not shown:
+        return metrics, ["predictions.csv"], failed
+    tiles = [scene_tile(read_image(scene.file, data.channels, data.value_range), scene) for scene in shown]
+    write_atomically(plot, png(sheet(tiles, title=f"{len(shown)} of {len(scenes)} predictions")))
+    return metrics, ["predictions.csv", "plots/predictions.png"], failed
+
+
+class SceneReader:
+    """Predicts images batch by batch; those of one batch have one size.
+
+    Attributes:
+        scenes: predictions by the number of the image.
+    """
+
+    def __init__(self, session: Session, data: Any, model: Any, truths: Sequence[str] | None) -> None:
+        self.data = data
+        self.truths = truths
+        self.scores = scene_scores(session, model)
+        self.batch_size: int = data.eval_batch_size
+        self.scenes: dict[int, Scene] = {}
+        self._pending: list[tuple[int, Input, np.ndarray]] = []
+
+    def add(self, number: int, entry: Input) -> None:
+        """Read an image; predict when a batch is full.
+
+        Raises:
+            DataError: it cannot be read.
+        """
+        pixels = self.data.prepare(read_image(entry.path, self.data.channels, self.data.value_range), entry.path)
+        if self._pending and (self._pending[0][2].shape, self._pending[0][2].dtype) != (pixels.shape, pixels.dtype):
+            self.flush()
+        self._pending.append((number, entry, pixels))
+        if len(self._pending) == self.batch_size:
+            self.flush()
+
+    def flush(self) -> None:
+        """Predict what has been read."""
+        if not self._pending:
+            return
+        batch = torch.from_numpy(np.stack([pixels.transpose(2, 0, 1) for _, _, pixels in self._pending]))
+        classes = self.data.classes
+        values, indices = self.scores(batch).topk(min(_TOP, len(classes)), dim=1)
+        for (number, entry, _), shares, best in zip(self._pending, values.tolist(), indices.tolist()):
+            named = [(classes[index], share) for index, share in zip(best, shares)]
+            self.scenes[number] = Scene(str(entry.path), named, None if self.truths is None else self.truths[number])
+        self._pending.clear()
+
+
+def predictions_csv(scenes: Sequence[Scene]) -> bytes:
+    """``file,class,probability,class_2,probability_2,class_3,probability_3``, and ``truth`` where it is known."""
+    ranks = len(scenes[0].best)
+    header = ["file"]
+    for rank in range(1, ranks + 1):
+        header += ["class", "probability"] if rank == 1 else [f"class_{rank}", f"probability_{rank}"]
+    known = scenes[0].truth is not None
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow([*header, "truth"] if known else header)
+    for scene in scenes:
+        cells = [cell for name, share in scene.best for cell in (name, f"{share:.4f}")]
+        writer.writerow([scene.file, *cells, *([scene.truth] if known else [])])
+    return buffer.getvalue().encode()
+
+
+def scene_tile(image: np.ndarray, scene: Scene) -> Tile:
+    """An image with its predicted class; framed green or red where the truth is known, which then is named."""
+    name, share = scene.best[0]
+    captions = [f"{name}  {100 * share:.0f} %"]
+    frame = None
+    if scene.truth is None:
+        captions.append(scene.file.rsplit("/", 1)[-1])
+    else:
+        frame = _RIGHT if scene.truth == name else _WRONG
+        captions.append("right" if scene.truth == name else f"is {scene.truth}")
+    return Tile(to_rgb(shrunk(image, 512)), captions, frame)
+
+
+def spread(count: int, most: int) -> list[int]:
+    """At most ``most`` of the numbers below ``count``, from the first to the last, evenly."""
+    if count <= most:
+        return list(range(count))
+    return [round(step * (count - 1) / max(most - 1, 1)) for step in range(most)]
