@@ -24,7 +24,7 @@ def test_help_fits_a_screen_and_lists_every_choice(exp):
         "auto cpu cuda gcu rocm",
         "auto local torchrun",
         "ddp mmddp none",
-        "doctor env eval parity predict train",
+        "doctor env eval features parity predict train",
         "global_batch_size",
         "resume=auto|PATH|null",
         "init_from",
