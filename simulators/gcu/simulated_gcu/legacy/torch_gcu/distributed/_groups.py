@@ -250,8 +250,13 @@ def _check_distinct(record: _Record, rank: int, place: str) -> None:
     """Every rank tells the others where it is, and refuses to share its card."""
     store = PrefixStore(f"{record.name}/place", record.store)
     store.set(str(rank), place)
-    for other in range(len(record.ranks)):
-        if other != rank and store.get(str(other)).decode() == place:
+    ranks = range(len(record.ranks))
+    places = [store.get(str(other)).decode() for other in ranks]
+    store.set(f"read/{rank}", "")
+    if rank == 0:  # it serves the store: were it to end at once, others would read of a broken pipe
+        store.wait([f"read/{other}" for other in ranks])
+    for other in ranks:
+        if other != rank and places[other] == place:
             raise RuntimeError(
                 f"eccl: ranks {min(rank, other)} and {max(rank, other)} are both on {place}; give each rank a card of "
                 "its own by LOCAL_RANK"
