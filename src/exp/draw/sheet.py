@@ -10,7 +10,7 @@ import numpy as np
 from exp.draw.legend import Color
 from exp.draw.text import line
 
-__all__ = ["Tile", "sheet"]
+__all__ = ["Tile", "sheet", "spread"]
 
 _GAP = 10
 _FRAME = 4
@@ -59,6 +59,13 @@ def sheet(tiles: Sequence[Tile], side: int = 224, columns: int = 0, title: str =
     if title:
         rows.insert(0, line(title, rows[0].shape[1], 18, bold=True))
     return np.concatenate(rows)
+
+
+def spread(count: int, most: int) -> list[int]:
+    """At most ``most`` of the numbers below ``count``, from the first to the last, evenly."""
+    if count <= most:
+        return list(range(count))
+    return [round(step * (count - 1) / max(most - 1, 1)) for step in range(most)]
 
 
 def _scaled(picture: np.ndarray, side: int) -> np.ndarray:

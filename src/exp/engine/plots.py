@@ -55,12 +55,13 @@ def draw_training(session: Session, data: Any, model: Any, metrics: Any = None) 
 
 def _image_pictures(session: Session, data: Any, model: Any, metrics: Any) -> dict[str, bytes]:
     from exp.draw.confusion import confusion_png
+    from exp.draw.sheet import spread
 
     model = unwrapped(model)
     model.eval()
     pictures = {}
     if data.val[torch.zeros(1, dtype=torch.int64)]["label"].dim() == 3:
-        for number, index in enumerate(_spread(len(data.val), _OVERLAYS)):
+        for number, index in enumerate(spread(len(data.val), _OVERLAYS)):
             pictures[f"val_{number}.png"] = _segmentation_picture(session, data, model, index)
     else:
         pictures["val.png"], counted = _scene_sheet(session, data, model, _SHEET if metrics else _COUNTED)
@@ -70,11 +71,6 @@ def _image_pictures(session: Session, data: Any, model: Any, metrics: Any) -> di
         unit = "pixels" if matrix.sum() > 0 and "val_0.png" in pictures else "images"
         pictures["confusion.png"] = confusion_png(matrix, data.classes, f"{int(matrix.sum()):,} {unit}")
     return pictures
-
-
-def _spread(count: int, most: int) -> list[int]:
-    """Numbers from the first to the last, evenly, each once."""
-    return sorted(set(torch.linspace(0, count - 1, min(count, most)).round().long().tolist()))
 
 
 def _predicted(session: Session, model: Any, batch: dict[str, Any]) -> torch.Tensor:
@@ -114,12 +110,12 @@ def _segmentation_picture(session: Session, data: Any, model: Any, index: int) -
 def _scene_sheet(session: Session, data: Any, model: Any, count: int) -> tuple[bytes, Any]:
     """A sheet of validation images, and the metrics of ``count`` of them."""
     from exp.draw.pictures import png
-    from exp.draw.sheet import sheet
-    from exp.predict.scenes import Scene, scene_tile
+    from exp.draw.scene import Scene, scene_tile
+    from exp.draw.sheet import sheet, spread
 
     metrics = data.metrics()
-    numbers = _spread(len(data.val), count)
-    shown = {numbers[position] for position in _spread(len(numbers), _SHEET)}
+    numbers = spread(len(data.val), count)
+    shown = {numbers[position] for position in spread(len(numbers), _SHEET)}
     tiles = []
     for begin in range(0, len(numbers), data.eval_batch_size):
         part = numbers[begin : begin + data.eval_batch_size]

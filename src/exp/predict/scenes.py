@@ -5,14 +5,15 @@ from __future__ import annotations
 import csv
 import io
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Sequence
 
 import numpy as np
 import torch
 
 from exp.data.images.decode import read_image
-from exp.draw.pictures import png, shrunk, to_rgb
-from exp.draw.sheet import Tile, sheet
+from exp.draw.pictures import png
+from exp.draw.scene import Scene, scene_tile
+from exp.draw.sheet import sheet, spread
 from exp.predict.inputs import Failure, Input, each_of_mine
 from exp.predict.scores import scene_scores
 from exp.runfolder import write_atomically
@@ -20,24 +21,9 @@ from exp.runfolder import write_atomically
 if TYPE_CHECKING:
     from exp.session import Session
 
-__all__ = ["Scene", "SceneReader", "predict_scenes", "predictions_csv", "scene_tile", "spread"]
+__all__ = ["SceneReader", "predict_scenes", "predictions_csv"]
 
 _TOP = 3
-_RIGHT, _WRONG = (46, 160, 67), (214, 39, 40)
-
-
-class Scene(NamedTuple):
-    """The prediction for one image.
-
-    Attributes:
-        file: its path.
-        best: the likeliest classes, as (class, probability), the likeliest first.
-        truth: its class, where that is known.
-    """
-
-    file: str
-    best: list[tuple[str, float]]
-    truth: str | None = None
 
 
 def predict_scenes(
@@ -133,23 +119,3 @@ def predictions_csv(scenes: Sequence[Scene]) -> bytes:
         cells = [cell for name, share in scene.best for cell in (name, f"{share:.4f}")]
         writer.writerow([scene.file, *cells, *([scene.truth] if known else [])])
     return buffer.getvalue().encode()
-
-
-def scene_tile(image: np.ndarray, scene: Scene) -> Tile:
-    """An image with its predicted class; framed green or red where the truth is known, which then is named."""
-    name, share = scene.best[0]
-    captions = [f"{name}  {100 * share:.0f} %"]
-    frame = None
-    if scene.truth is None:
-        captions.append(scene.file.rsplit("/", 1)[-1])
-    else:
-        frame = _RIGHT if scene.truth == name else _WRONG
-        captions.append("right" if scene.truth == name else f"is {scene.truth}")
-    return Tile(to_rgb(shrunk(image, 512)), captions, frame)
-
-
-def spread(count: int, most: int) -> list[int]:
-    """At most ``most`` of the numbers below ``count``, from the first to the last, evenly."""
-    if count <= most:
-        return list(range(count))
-    return [round(step * (count - 1) / max(most - 1, 1)) for step in range(most)]

@@ -1,7 +1,7 @@
 """Class maps of images of any size: overlapping windows whose scores fade into one another, in bounded memory.
 
 Scores of a whole image would be K numbers for each pixel, gigabytes for a satellite scene. Here they exist only for the
-rows that one row of windows covers, and for no more columns than :data:`BAND_BYTES` allow; what no later window can
+rows that one row of windows covers, and for no more columns than ``Tiling.band_bytes`` allow; what no later window can
 change becomes labels, one byte for each pixel.
 """
 
@@ -12,10 +12,7 @@ from typing import Callable, NamedTuple, Protocol, Sequence
 import numpy as np
 import torch
 
-__all__ = ["BAND_BYTES", "Image", "Tiling", "fade", "label_map", "spans"]
-
-BAND_BYTES = 2**28
-"""The most that the scores in memory take, in bytes."""
+__all__ = ["Image", "Tiling", "fade", "label_map", "spans"]
 
 Scores = Callable[[torch.Tensor], torch.Tensor]
 """(B, C, h, w), 0..255, on the CPU -> scores (B, K, h, w), float, on the model's device."""
@@ -43,11 +40,13 @@ class Tiling(NamedTuple):
         window: side of a window in pixels.
         overlap: share of it that the next one covers again, from 0 to below 1.
         at_once: windows that the model sees together, at most.
+        band_bytes: the most that the scores of a band of rows take, and those of windows seen together.
     """
 
     window: int
     overlap: float
     at_once: int = 8
+    band_bytes: int = 2**28
 
 
 class _Strip(NamedTuple):
@@ -93,12 +92,12 @@ def label_map(image: Image, scores: Scores, num_classes: int, tiling: Tiling, la
         labels: takes the result, uint8 (height, width): an array, or a file mapped into memory.
     """
     height, width = min(tiling.window, image.height), min(tiling.window, image.width)
-    tops = spans(image.height, height, tiling.overlap)
+    starts = spans(image.height, height, tiling.overlap)
     lefts = spans(image.width, width, tiling.overlap)
-    columns = max(BAND_BYTES // (4 * num_classes * height), width)
-    at_once = max(min(tiling.at_once, BAND_BYTES // (4 * num_classes * height * width)), 1)
+    columns = max(tiling.band_bytes // (4 * num_classes * height), width)
+    at_once = max(min(tiling.at_once, tiling.band_bytes // (4 * num_classes * height * width)), 1)
     for strip in _strips(image.width, width, lefts, columns):
-        _label_strip(image, scores, (height, width), tops, strip, at_once, labels)
+        _label_strip(image, scores, (height, width), starts, strip, at_once, labels)
 
 
 def _strips(extent: int, window: int, lefts: Sequence[int], columns: int) -> list[_Strip]:
@@ -114,7 +113,7 @@ def _label_strip(
     image: Image,
     scores: Scores,
     size: tuple[int, int],
-    tops: Sequence[int],
+    starts: Sequence[int],
     strip: _Strip,
     at_once: int,
     labels: np.ndarray,
@@ -123,7 +122,7 @@ def _label_strip(
     height, width = size
     weight = torch.from_numpy(np.outer(fade(height), fade(width)))
     total: torch.Tensor | None = None  # (K, height, columns): weighted sums over the rows of the current windows
-    for number, top in enumerate(tops):
+    for number, top in enumerate(starts):
         for first in range(0, len(strip.lefts), at_once):
             lefts = strip.lefts[first : first + at_once]
             stack = np.stack([image.read(top, left, height, width).transpose(2, 0, 1) for left in lefts])
@@ -136,12 +135,12 @@ def _label_strip(
                 inside = slice(begin - left, end - left)
                 total[:, :, begin - strip.begin : end - strip.begin] += found[row, :, :, inside] * weight[:, inside]
         assert total is not None
-        final = (tops[number + 1] if number + 1 < len(tops) else image.height) - top
+        final = (starts[number + 1] if number + 1 < len(starts) else image.height) - top
         # The sum of a pixel's weights is the same for all classes: it cannot change which one is the likeliest.
         rows = total[:, :final].argmax(dim=0).to(torch.uint8).cpu().numpy()
         labels[top : top + final, strip.begin : strip.end] = rows
         kept = height - final
-        if kept and number + 1 < len(tops):
+        if kept and number + 1 < len(starts):
             total[:, :kept] = total[:, final:].clone()
             total[:, kept:] = 0.0
         else:

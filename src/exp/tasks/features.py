@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exp.draw.pictures import beside, png
-from exp.draw.sheet import Tile, sheet
+from exp.draw.sheet import Tile, sheet, spread
 from exp.engine.placement import check_placement
 from exp.errors import ConfigError
 from exp.predict.features import FeatureWriter, feature_picture, index_csv, resized
 from exp.predict.images import check, chosen
 from exp.predict.inputs import each_of_mine, report_failures
-from exp.predict.scenes import spread
 from exp.runfolder import write_atomically
 from exp.tasks.common import build_data, build_model, make_result, record_environment
 
