@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import MISSING
+from omegaconf import II, MISSING
 
 __all__ = [
     "DIAGNOSES",
@@ -18,12 +18,15 @@ __all__ = [
     "CheckpointConfig",
     "ExpConfig",
     "ForecastingDataConfig",
+    "ImageDataConfig",
     "ImageModelConfig",
     "LauncherConfig",
     "LoggerConfig",
     "OptimConfig",
     "SceneClassifierConfig",
+    "SceneDataConfig",
     "ScheduleConfig",
+    "SegmentationDataConfig",
     "SegmenterConfig",
     "TaskConfig",
     "TimeBridgeConfig",
@@ -295,6 +298,74 @@ class ForecastingDataConfig:
 
 
 @dataclass
+class ImageDataConfig:
+    """What image data share (:class:`exp.data.images.base.ImageData`)."""
+
+    name: str = MISSING
+    root: Optional[str] = None
+    """Folder of the user's files; null: ``sample_data``."""
+    sample_data: Optional[str] = None
+    """Folder among the sample data that come with exp."""
+    size: int = 256
+    """Side of training images in pixels; the pipelines refer to it."""
+    channels: int = 3
+    """That the model gets: grey images are repeated for 3, an alpha channel is dropped."""
+    value_range: Optional[List[float]] = None
+    """[low, high] that become 0 and 255 where values are not 8 bit; null: [0, 65535] for 16 bit."""
+    split: List[float] = field(default_factory=lambda: [0.7, 0.1, 0.2])
+    """Shares of train, val and test where the files do not say; without test, val is tested on."""
+    classes: Optional[List[str]] = None
+    """Names in the order of their numbers; null: those of the files, sorted."""
+    train_pipeline: List[Any] = field(default_factory=list)
+    """mmcv's transforms, each as {type: <name>, <arguments>}; loading comes before them."""
+    eval_pipeline: List[Any] = field(default_factory=list)
+    on_error: str = "raise"
+    """``raise`` or ``skip`` a file that cannot be used; the result names those that were skipped."""
+    cache_megabytes: int = 0
+    """Decoded files are kept in memory up to this size, in each process that loads."""
+    seed: int = II("seed")
+    """Of the augmentation."""
+    eval_batch_size: int = 16
+    num_workers: int = 0
+
+
+@dataclass
+class SceneDataConfig(ImageDataConfig):
+    """Images with one label each (:class:`exp.data.images.scenes.SceneData`)."""
+
+    _target_: str = "exp.data.images.scenes.SceneData"
+    layout: str = "folders"
+    """``folders`` ([{train,val,test}/]<class>/*) or ``mmrs1m``."""
+    datasets: Optional[List[str]] = None
+    """MMRS-1M: names of its data sets; null: all that are there."""
+    modality: Optional[str] = None
+    """MMRS-1M: ``optical``, ``sar`` or ``infrared``; null: any."""
+
+
+@dataclass
+class SegmentationDataConfig(ImageDataConfig):
+    """Images with a mask each (:class:`exp.data.images.segmentation.SegmentationData`)."""
+
+    _target_: str = "exp.data.images.segmentation.SegmentationData"
+    layout: str = "masks"
+    """``masks`` (folders of images beside folders of masks) or ``loveda``."""
+    images: str = "images"
+    """Name of the folders of images."""
+    masks: str = "masks"
+    """Name of the folders of masks, beside those of images; a mask has its image's name."""
+    parts: Optional[Dict[str, List[str]]] = None
+    """Instead of ``split``: for train, val and test patterns of image paths below ``root``."""
+    palette: Optional[Dict[str, str]] = None
+    """Masks of colours: class -> "RRGGBB"; null: masks of class numbers, of ``classes``."""
+    ignore_colours: List[str] = field(default_factory=list)
+    """Colours that do not count; pixels of any other colour do not either, but the result tells how many."""
+    mask_values: Optional[Dict[int, int]] = None
+    """Masks of numbers: value in the file -> class number; null: they are the class numbers."""
+    ignore_values: List[int] = field(default_factory=lambda: [255])
+    """Masks of numbers: values that do not count."""
+
+
+@dataclass
 class ExpConfig:
     """The root of the configuration."""
 
@@ -363,3 +434,5 @@ def register() -> None:
     store.store(group="schema/model", name="scenes", node=SceneClassifierConfig)
     store.store(group="schema/model", name="segmentation", node=SegmenterConfig)
     store.store(group="schema/data", name="forecasting", node=ForecastingDataConfig)
+    store.store(group="schema/data", name="scenes", node=SceneDataConfig)
+    store.store(group="schema/data", name="segmentation", node=SegmentationDataConfig)

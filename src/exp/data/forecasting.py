@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Callable
 
 import numpy as np
 import torch
@@ -114,8 +114,12 @@ class ForecastingData:
 
         return ForecastMetrics(self.names if detailed else None)
 
-    def record(self) -> dict[str, int]:
-        """Windows of each part, for the result of a run."""
+    def record(self, gather: Callable[[Any], list[Any]]) -> dict[str, int]:
+        """Windows of each part, for the result of a run.
+
+        Args:
+            gather: of :class:`exp.engine.distributed.Distributed`, for data that ranks know different things of.
+        """
         return {part: len(self._windows(part)) for part in self.rows}
 
     def to_original_units(self, values: torch.Tensor) -> torch.Tensor:

@@ -42,7 +42,14 @@ def run(session: Session) -> dict[str, Any]:
             _write_table(session.folder.path / f"metrics_{table.name}.csv", table)
     details = {table.name: {name: dict(zip(table.rows, values)) for name, values in table.columns.items()}
                for table in tables}  # fmt: skip
-    return make_result(session, values, data.metric_name, checkpoint=config.init_from, data=data.record(), **details)
+    return make_result(
+        session,
+        values,
+        data.metric_name,
+        checkpoint=config.init_from,
+        data=data.record(session.distributed.gather),
+        **details,
+    )
 
 
 def _write_table(path: Path, table: Table) -> None:

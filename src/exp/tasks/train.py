@@ -142,7 +142,7 @@ class Training:
             steps=runner.iter,
             epochs=runner.epoch,
             best_epoch=best,
-            data=self.data.record(),
+            data=self.data.record(self.session.distributed.gather),
             validation={self.metric: self.checkpoint_hook.best},
             samples_per_second=hook.samples / hook.train_seconds if hook.train_seconds else None,
             time_to_first_step_s=hook.time_to_first_step,

@@ -1,0 +1,1 @@
+"""Image data: scenes with one label each, and images with a label for each pixel."""

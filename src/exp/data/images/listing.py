@@ -1,0 +1,149 @@
+"""What a layout finds on disk, and what layouts share. Imports neither torch nor numpy: the parent looks, too."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Sequence
+
+from exp.errors import DataError
+
+__all__ = [
+    "PARTS",
+    "SUFFIXES",
+    "Listing",
+    "content_of",
+    "data_root",
+    "files_below",
+    "folders_in",
+    "image_files",
+    "split",
+]
+
+PARTS = ("train", "val", "test")
+SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp")
+
+
+@dataclass
+class Listing:
+    """Samples of a data set.
+
+    Attributes:
+        classes: names.
+        parts: (image path, class number or mask path) of each sample, by part; no ``test``: tested on ``val``.
+        notes: for the record of a run.
+        mask_values: file value -> class number, where the layout says so.
+        ignored: file values that do not count, likewise.
+    """
+
+    classes: list[str]
+    parts: dict[str, list[tuple[str, Any]]]
+    notes: dict[str, Any] = field(default_factory=dict)
+    mask_values: dict[int, int] | None = None
+    ignored: list[int] = field(default_factory=list)
+
+
+def data_root(root: str | os.PathLike[str] | None, sample_data: str | None, name: str) -> Path:
+    """The folder that a configuration means.
+
+    Args:
+        root: folder of the user's files; None: ``sample_data``.
+        sample_data: folder among the sample data that come with exp; None: there are none for this data set.
+        name: of the data set, for messages.
+
+    Raises:
+        DataError: there is no such folder.
+    """
+    if root is not None:
+        folder = Path(root).expanduser().absolute()
+        if not folder.is_dir():
+            raise DataError(f"data.root={folder} is no folder; set it to where {name} lies\n  {content_of(folder)}")
+        return folder
+    if sample_data is None:
+        raise DataError(f"data.root is not set, and {name} does not come with exp; set data.root to its folder")
+    spec = importlib.util.find_spec("exp.sample_data")
+    places = list(spec.submodule_search_locations or []) if spec is not None else []
+    if not places or not (Path(places[0]) / sample_data).is_dir():
+        raise DataError(f"the sample data {sample_data} of exp are not installed; install exp anew, or set data.root")
+    return Path(places[0]) / sample_data
+
+
+def content_of(folder: Path) -> str:
+    """``in <folder>: a.csv, b/``, or the nearest folder above that exists."""
+    try:
+        with os.scandir(folder) as entries:
+            names = sorted(entry.name + "/" * entry.is_dir() for entry in entries)
+    except FileNotFoundError:
+        return content_of(folder.parent)
+    except OSError as error:
+        return f"{folder}: {error.strerror}"
+    more = f" and {len(names) - 12} more" if len(names) > 12 else ""
+    return f"in {folder}: {', '.join(names[:12]) or 'nothing'}{more}"
+
+
+def folders_in(folder: Path) -> list[Path]:
+    """Its folders, sorted; hidden ones left out."""
+    with os.scandir(folder) as entries:
+        return sorted(Path(entry.path) for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+
+
+def image_files(folder: Path) -> list[str]:
+    """Paths of the images directly in it, sorted."""
+    with os.scandir(folder) as entries:
+        return sorted(entry.path for entry in entries if _is_image(entry.name))
+
+
+def files_below(folder: Path) -> list[str]:
+    """Paths of all images in it and in its folders, sorted."""
+    found = []
+    for place, _, names in os.walk(folder):
+        found += [os.path.join(place, name) for name in names if _is_image(name)]  # noqa: PTH118 - a million of them
+    return sorted(found)
+
+
+def split(
+    samples: Sequence[tuple[str, Any]], fractions: Sequence[float], root: Path, by_class: bool
+) -> dict[str, list[tuple[str, Any]]]:
+    """Deal samples out to train, val and test.
+
+    The order comes from a hash of the path below ``root``: it is the same on every machine, and a file that is added
+    moves hardly any other.
+
+    Args:
+        samples: (path, label) each.
+        fractions: of train, val and test; they add up to 1, and a test part of 0 is left out.
+        root: above all paths.
+        by_class: deal out each label by itself, so that all parts have the same mixture.
+
+    Raises:
+        DataError: a part gets nothing.
+    """
+    groups: dict[Any, list[tuple[str, Any]]] = defaultdict(list)
+    for sample in samples:
+        groups[sample[1] if by_class else None].append(sample)
+    parts: dict[str, list[tuple[str, Any]]] = {part: [] for part, share in zip(PARTS, fractions) if share > 0}
+    for group in groups.values():
+        group.sort(key=lambda sample: hashlib.sha256(os.path.relpath(sample[0], root).encode()).digest())
+        begin, share = 0, 0.0
+        for part, fraction in zip(PARTS, fractions):
+            share += fraction
+            end = round(share * len(group))
+            if part in parts:
+                parts[part] += group[begin:end]
+            begin = end
+    for part, members in parts.items():
+        if not members:
+            raise DataError(
+                f"data.split={list(fractions)} leaves nothing of the {len(samples)} samples in {root} for {part}; "
+                "give it a larger share"
+            )
+        members.sort()
+    return parts
+
+
+def _is_image(name: str) -> bool:
+    return name.lower().endswith(SUFFIXES) and not name.startswith(".")
