@@ -27,6 +27,7 @@ TINY = [
     "max_epochs=1",
     "max_steps=4",
     "log_every=2",
+    "plots=false",  # matplotlib takes longer than the training
 ]
 
 

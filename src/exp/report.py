@@ -95,12 +95,13 @@ def _print_table(config: Any, folder: RunFolder, result: dict[str, Any]) -> None
     terminal = console.make_console()
     published = result.get("published")
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("plotted windows" if result["task"] == "predict" else "test")
+    table.add_column(result["measured_on"])
     table.add_column("this run", justify="right")
     if published:
         table.add_column("published", justify="right")
     for name, value in result["metrics"].items():
-        row = [name.upper(), f"{value:.4f}"]
+        title = name.upper() if len(name) <= 3 else name.replace("_", " ")  # MSE, but mIoU and accuracy
+        row = [title, f"{value:,}" if isinstance(value, int) else f"{value:.4f}"]
         if published:
             row.append(f"{published[name]:.3f}" if name in published else "")
         table.add_row(*row)

@@ -20,6 +20,7 @@ def blank_result(config: Any) -> dict[str, Any]:
         "metrics": {},
         "metric_name": None,
         "metric": None,
+        "measured_on": "test",
         "published": None,
         "backend": config.backend.name,
         "simulated": config.backend.simulate,

@@ -14,6 +14,7 @@ from omegaconf import II, MISSING
 
 __all__ = [
     "DIAGNOSES",
+    "WITH_WEIGHTS",
     "BackendConfig",
     "CheckpointConfig",
     "ExpConfig",
@@ -34,6 +35,8 @@ __all__ = [
     "register",
 ]
 
+WITH_WEIGHTS = ("eval", "predict", "features")
+"""Tasks that use a model as it is: they want ``init_from``, and train nothing."""
 DIAGNOSES = ("doctor", "env")
 """Tasks that examine what others need: a module of theirs has ``diagnose`` instead of ``run``."""
 
@@ -420,6 +423,8 @@ class ExpConfig:
     output_dir: str = MISSING
     log_every: int = 20
     """Steps between two readings of the loss."""
+    plots: bool = True
+    """Draw curves, and for images what the best weights say about some of them, when training has ended."""
     report_placement: bool = False
     """Write each rank's parameters, devices and group to its log."""
     hooks: List[Dict[str, Any]] = field(default_factory=list)

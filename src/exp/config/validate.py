@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from exp.backend import PRECISIONS
 from exp.config.batch import derive_batch_sizes
 from exp.config.explain import nearest
-from exp.config.schema import DIAGNOSES
+from exp.config.schema import DIAGNOSES, WITH_WEIGHTS
 from exp.errors import ConfigError, UnavailableError
 from exp.runfolder import RunFolder, read_json
 
@@ -54,7 +54,7 @@ def validate(config: Any, overrides: Sequence[str], backend: Backend) -> None:
             raise UnavailableError(
                 f"the logger needs the package {package}, which is not installed: pip install {package}"
             )
-    if config.task.name in ("eval", "predict"):
+    if config.task.name in WITH_WEIGHTS:
         config.batch_size = config.global_batch_size = None  # nothing is trained, and nothing has to divide
     else:
         _derive_batch(config, overrides)
@@ -211,7 +211,7 @@ def _check_files(config: Any) -> None:
         value = config[key]
         if value is not None and value != "auto" and not Path(value).exists():
             raise ConfigError(f"{key}={value}: there is no such file or folder ({Path(value).absolute()})")
-    if config.task.name in ("eval", "predict") and config.init_from is None:
+    if config.task.name in WITH_WEIGHTS and config.init_from is None:
         raise ConfigError(
             f"task={config.task.name} needs weights; set init_from to a checkpoint or a run folder, "
             "such as init_from=outputs/<experiment>/<run>"

@@ -37,6 +37,7 @@ class ForecastingData:
         metric_name: the metric by which the best model is chosen and sweeps are judged.
         greater_is_better: whether larger values of it are better.
         predictor: the module that predicts for task=predict.
+        tested_on: the part that metrics are of in the end.
 
     Args:
         name: of the data set.
@@ -58,6 +59,7 @@ class ForecastingData:
     greater_is_better = False
     predictor = "exp.predict.forecasts"
     num_marks = NUM_TIME_FEATURES
+    tested_on = "test"
 
     def __init__(
         self,

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
     from exp.session import Session
 
-__all__ = ["predict"]
+__all__ = ["MEASURED_ON", "predict"]
+
+MEASURED_ON = "plotted windows"
 
 
 def predict(session: Session, data: Any, model: Any) -> tuple[dict[str, float], list[str]]:

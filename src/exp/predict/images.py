@@ -14,7 +14,9 @@ from exp.predict.segmentation import predict_segmentation
 if TYPE_CHECKING:
     from exp.session import Session
 
-__all__ = ["check", "chosen", "predict"]
+__all__ = ["MEASURED_ON", "check", "chosen", "predict"]
+
+MEASURED_ON = "predictions"
 
 
 def predict(session: Session, data: Any, model: Any) -> tuple[dict[str, float], list[str]]:

@@ -104,7 +104,7 @@ class TiffImage:
 
         try:
             return self.dataset.read(**how)
-        except RasterioError as error:
+        except (RasterioError, OSError) as error:  # its own I/O error is no RasterioError before 1.4
             raise DataError(f"{self.path} cannot be read: {error}; copy it anew") from error
 
     def _converted(self, bands: np.ndarray) -> np.ndarray:
@@ -135,7 +135,7 @@ def open_image(path: Path, channels: int, value_range: Sequence[float] | None) -
         warnings.simplefilter("ignore", NotGeoreferencedWarning)  # plain TIFFs are welcome
         try:
             dataset = rasterio.open(path)
-        except RasterioError as error:
+        except (RasterioError, OSError) as error:  # its own I/O error is no RasterioError before 1.4
             raise DataError(f"{path} cannot be read: {error}; copy it anew") from error
     with dataset:
         if dataset.colorinterp[0] == ColorInterp.palette:  # colour numbers are no colours

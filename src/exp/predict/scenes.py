@@ -49,7 +49,8 @@ def predict_scenes(
     gathered = session.distributed.gather((reader.scenes, failures))
     scenes = [scene for _, scene in sorted(pair for part, _ in gathered for pair in part.items())]
     failed = [failure for _, part in gathered for failure in part]
-    metrics = {"images": float(len(scenes)), "failed": float(len(failed)), "images_per_second": len(scenes) / seconds}
+    metrics: dict[str, float] = {"images": len(scenes), "failed": len(failed)}
+    metrics["images_per_second"] = len(scenes) / seconds
     if truths is not None and scenes:
         metrics[data.metric_name] = sum(scene.best[0][0] == scene.truth for scene in scenes) / len(scenes)
     if not session.distributed.is_main or not scenes:

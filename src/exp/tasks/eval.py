@@ -47,6 +47,7 @@ def run(session: Session) -> dict[str, Any]:
         values,
         data.metric_name,
         checkpoint=config.init_from,
+        measured_on=data.tested_on,
         data=data.record(session.distributed.gather),
         **details,
     )

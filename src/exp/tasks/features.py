@@ -38,10 +38,6 @@ def run(session: Session) -> dict[str, Any]:
 
     config, task = session.config, session.config.task
     check(task)
-    if config.init_from is None:
-        raise ConfigError(
-            "task=features needs weights; set init_from to a run folder, a checkpoint or published weights"
-        )
     record_environment(session)
     data = build_data(session)
     model = build_model(session, data).to(session.device)
@@ -68,10 +64,11 @@ def run(session: Session) -> dict[str, Any]:
     report_failures(failed, len(inputs), task.on_error)
     return make_result(
         session,
-        {"images": float(len(files)), "failed": float(len(failed))},
+        {"images": len(files), "failed": len(failed)},
         data.metric_name,
         checkpoint=config.init_from,
         files=report,
+        measured_on="features",
         published=None,
     )
 

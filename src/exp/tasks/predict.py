@@ -18,7 +18,7 @@ def run(session: Session) -> dict[str, Any]:
     """Predict with the weights of ``init_from``; which files that gives is told by the module that the data name.
 
     ``data.predictor`` is its path; its ``predict(session, data, model)`` is called on every rank, and gives metrics by
-    name and the files that it wrote, those of all ranks on rank 0.
+    name (over what, its ``MEASURED_ON`` says) and the files that it wrote, those of all ranks on rank 0.
 
     Raises:
         ExpError: as that module raises it.
@@ -28,7 +28,8 @@ def run(session: Session) -> dict[str, Any]:
     model = build_model(session, data).to(session.device)
     check_placement(model, session.device, session.info.rank)
     model.eval()
-    metrics, files = importlib.import_module(data.predictor).predict(session, data, model)
+    predictor = importlib.import_module(data.predictor)
+    metrics, files = predictor.predict(session, data, model)
     session.distributed.barrier()
     return make_result(
         session,
@@ -36,5 +37,6 @@ def run(session: Session) -> dict[str, Any]:
         data.metric_name,
         checkpoint=session.config.init_from,
         files=files,
+        measured_on=predictor.MEASURED_ON,
         published=None,  # of the whole test part; not to be compared with a few samples
     )

@@ -118,7 +118,8 @@ class Training:
             runner, loader, sampler, config.max_epochs, config.max_steps, config.accumulate, config.val_every
         )
         runner._val_loop = EvalLoop(runner, val_loader, data.metrics(), "val")
-        runner._test_loop = EvalLoop(runner, test_loader, data.metrics(), "test")
+        self.test_metrics = data.metrics()
+        runner._test_loop = EvalLoop(runner, test_loader, self.test_metrics, "test")
 
     def _eval_loader(self, dataset: Any) -> Any:
         info, config = self.session.info, self.session.config
@@ -132,6 +133,8 @@ class Training:
         runner.train()
         best = self._load_best()
         metrics = runner.test()
+        if session.config.plots and session.distributed.is_main:
+            self._draw()
         runner.visualizer.close()
         runner.close()
         hook = self.metrics_hook
@@ -142,12 +145,23 @@ class Training:
             steps=runner.iter,
             epochs=runner.epoch,
             best_epoch=best,
+            measured_on=self.data.tested_on,
             data=self.data.record(self.session.distributed.gather),
             validation={self.metric: self.checkpoint_hook.best},
             samples_per_second=hook.samples / hook.train_seconds if hook.train_seconds else None,
             time_to_first_step_s=hook.time_to_first_step,
             resumed_from=resumed_from,
         )
+
+    def _draw(self) -> None:
+        """Pictures in ``plots/``; they are extras, so what goes wrong with them must not cost the result."""
+        from exp.engine.plots import draw_training
+
+        try:
+            draw_training(self.session, self.data, self.runner.model, self.test_metrics)
+        except Exception as error:
+            logger.exception("plots")
+            _say(self.session, f"plots: not drawn: {type(error).__name__}: {error}; the log of rank 0 tells more")
 
     def _resume(self) -> str | None:
         session = self.session

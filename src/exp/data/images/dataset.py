@@ -162,7 +162,7 @@ def stacked(images: Sequence[np.ndarray | None], blank: tuple[int, int, int], ke
         sizes = ", ".join(f"{height}x{width}" for height, width, _ in sorted(shapes)[:4])
         raise ConfigError(
             f"{key} gives images of different sizes ({sizes}), which make no batch; end it with a RandomCrop or "
-            "CenterCrop and a Pad to one size, or with Resize(keep_ratio=false)"
+            "CenterCrop and a PadTo, or with Resize(keep_ratio=false)"
         )
     height, width, channels = (max(shape[axis] for shape in shapes) for axis in range(3))
     dtype = np.float32 if any(image.dtype != np.uint8 for image in there) else np.uint8

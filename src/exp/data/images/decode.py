@@ -110,7 +110,7 @@ def read_bytes(path: str | os.PathLike[str]) -> np.ndarray:
     # OpenCV fills what is missing of a JPEG with grey, and says so on standard error only.
     if head.startswith(b"\xff\xd8") and tail != _JPEG_END:
         whole = content.tobytes()  # bytes may follow the end; but an embedded preview has an end of its own, too
-        if whole.rfind(_JPEG_END) < whole.rfind(_JPEG_SCAN):
+        if whole.rfind(_JPEG_END) <= whole.rfind(_JPEG_SCAN):  # or there is neither
             raise DataError(f"{path} is truncated: the end of the JPEG is missing; copy it anew")
     if head == b"\x89PNG" and b"IEND" not in content[-12:].tobytes() and content.tobytes().rfind(b"IEND") < 0:
         raise DataError(f"{path} is truncated: the end of the PNG is missing; copy it anew")
@@ -145,7 +145,7 @@ def _read_tiff(path: str | os.PathLike[str]) -> np.ndarray:
                     for number, color in file.colormap(1).items():
                         colors[number] = color[:3]
                     return colors[bands[0]]
-        except RasterioError as error:
+        except (RasterioError, OSError) as error:  # its own I/O error is no RasterioError before 1.4
             raise DataError(f"{path} cannot be read: {error}; copy it anew") from error
     return np.moveaxis(bands, 0, -1)
 

@@ -127,7 +127,7 @@ def find(
                 notes.setdefault("without_label", {})[folder.name] = unlabelled
     spellings = {label for content in found.values() for samples in (*content.parts.values(), content.rest)
                  for _, label in samples}  # fmt: skip
-    names_of = {label: label for label in spellings} if len(folders) == 1 else _united(spellings)
+    names_of = _united(spellings, own=len(folders) == 1)
     listed = list(classes or sorted(set(names_of.values())))
     numbers = {_key(name): number for number, name in enumerate(listed)}
     parts: dict[str, list[tuple[str, Any]]] = defaultdict(list)
@@ -228,11 +228,16 @@ def _key(label: str) -> str:
     return re.sub(r"[^a-z0-9]", "", label.lower())
 
 
-def _united(spellings: set[str]) -> dict[str, str]:
-    """One name for all spellings of a category: in words where one of them has words, small letters."""
+def _united(spellings: set[str], own: bool) -> dict[str, str]:
+    """One name for all spellings of a category.
+
+    Args:
+        spellings: all of them.
+        own: whether a name stays as it is spelt; else it becomes words, where one spelling has them, in small letters.
+    """
     by_key: dict[str, set[str]] = defaultdict(set)
     for label in spellings:
-        words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", label)
-        by_key[_key(label)].add(" ".join(re.split(r"[\s_\-]+", words.strip())).lower())
-    names = {key: sorted(found, key=lambda name: (-name.count(" "), name))[0] for key, found in by_key.items()}
+        words = re.split(r"[\s_\-]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", label).strip())
+        by_key[_key(label)].add(label if own else " ".join(words).lower())
+    names = {key: min(found, key=lambda name: (-name.count(" "), name)) for key, found in by_key.items()}
     return {label: names[_key(label)] for label in spellings}

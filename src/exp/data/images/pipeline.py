@@ -69,8 +69,12 @@ def _build(place: str, spec: Mapping[str, Any]) -> Any:
 
 
 def _tuples(value: Any) -> Any:
-    """Lists as tuples, which mmcv tells apart."""
-    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+    """Lists of numbers as tuples: mmcv wants sizes and ranges as tuples, and other lists as lists."""
+    if not isinstance(value, list):
+        return value
+    if all(isinstance(item, (int, float)) for item in value):
+        return tuple(value)
+    return [_tuples(item) for item in value]
 
 
 @contextmanager

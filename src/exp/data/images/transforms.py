@@ -14,7 +14,7 @@ from mmcv.transforms import TRANSFORMS, BaseTransform
 
 from exp.data.images.labels import IGNORED
 
-__all__ = ["PhotoMetricDistortion", "RandomCrop", "RandomRotate90"]
+__all__ = ["PadTo", "PhotoMetricDistortion", "RandomCrop", "RandomRotate90"]
 
 
 @TRANSFORMS.register_module(force=True)
@@ -57,6 +57,31 @@ class RandomCrop(BaseTransform):
     def _is_mixed(self, labels: np.ndarray) -> bool:
         counts = np.bincount(labels.reshape(-1), minlength=IGNORED + 1)[:IGNORED]
         return bool(np.count_nonzero(counts) > 1 and counts.max() < self.cat_max_ratio * counts.sum())
+
+
+@TRANSFORMS.register_module(force=True)
+class PadTo(BaseTransform):
+    """Pad at the right and at the bottom: an image with zeros, a mask with 255; of any number of channels.
+
+    Args:
+        size: side in pixels, or (height, width); what is larger stays as it is.
+    """
+
+    def __init__(self, size: int | Sequence[int]) -> None:
+        self.height, self.width = (size, size) if isinstance(size, int) else size
+
+    def transform(self, results: dict[str, Any]) -> dict[str, Any]:
+        """Pad."""
+        for key, value in (("img", 0), ("gt_seg_map", IGNORED)):
+            pixels = results.get(key)
+            if pixels is None or (pixels.shape[0] >= self.height and pixels.shape[1] >= self.width):
+                continue
+            size = (max(pixels.shape[0], self.height), max(pixels.shape[1], self.width))
+            padded = np.full((*size, *pixels.shape[2:]), value, pixels.dtype)
+            padded[: pixels.shape[0], : pixels.shape[1]] = pixels
+            results[key] = padded
+        results["img_shape"] = results["img"].shape[:2]
+        return results
 
 
 @TRANSFORMS.register_module(force=True)
