@@ -8,14 +8,14 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Sequence
 
+from exp.data.images.listing import SUFFIXES
 from exp.errors import ConfigError, DataError, RunError
 
 if TYPE_CHECKING:
     from exp.session import Session
 
-__all__ = ["SUFFIXES", "Failure", "Input", "each_of_mine", "find_images", "named", "report_failures"]
+__all__ = ["Failure", "Input", "each_of_mine", "find_images", "named", "report_failures"]
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp")
 _SHOWN = 20
 
 logger = logging.getLogger(__name__)
