@@ -21,6 +21,7 @@ class CpuBackend(Backend):
     """Processes on the CPU; ranks share it, so their number is not limited by the number of cores."""
 
     device_type = "cpu"
+    forks_safely = True
     exclusive_devices = False
     precisions = ("fp32", "bf16")
     default_process_group = "gloo"

@@ -132,6 +132,11 @@ class GcuBackend(Backend):
             return super().__new__(LegacyGcuBackend)
         return super().__new__(cls)
 
+    @property
+    def forks_safely(self) -> bool:
+        """Simulated cards alone: the vendor's plug-in loads with torch, and nobody has tried."""
+        return self.simulate
+
     def why_unavailable(self) -> str | None:
         """What is missing: torch, the plug-in, or a visible card."""
         missing = _probe.torch_missing()

@@ -68,9 +68,8 @@ def main() -> None:
         ours, plain = (statistics.median(column) for column in zip(*pairs[1:]))  # the first round warms up
         what = "decode, resize, crop, flip, turn" + (", distort" if "dubai" in experiment else "")
         print(f"{experiment:15} {what}: {ours:7.0f} images/s per core, {1000 / ours:.2f} ms each")
-        print(
-            f"{'':15} only decode and resize with OpenCV: {plain:7.0f} images/s; ours takes {plain / ours:.2f} x as long"
-        )
+        factor = plain / ours
+        print(f"{'':15} decode and resize with OpenCV only: {plain:7.0f} images/s; ours takes {factor:.2f} x as long")
 
 
 if __name__ == "__main__":

@@ -113,6 +113,14 @@ class Backend(abc.ABC):
         """
         return dict(self.env)
 
+    @property
+    def forks_safely(self) -> bool:
+        """``@plugin-dev`` Whether workers may be forked from a process that has imported torch and MMEngine.
+
+        True only where nothing that loads with them starts threads or opens a device.
+        """
+        return False
+
     def prepare(self) -> None:
         """Get ready what workers need and what takes long once, such as compiling; called before they start.
 

@@ -73,6 +73,9 @@ class LauncherConfig:
     """Tells jobs that share one endpoint apart."""
     max_restarts: int = 0
     """How often all workers are restarted, from the newest checkpoint, after one of them died."""
+    fork: bool = True
+    """Fork workers from one process that has imported everything, where the backend says that this is safe; false:
+    each imports by itself."""
     timeout_s: int = 1800
     """Longest wait for a collective operation or for missing nodes, in seconds."""
 

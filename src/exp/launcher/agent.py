@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import json
 import logging
@@ -14,8 +15,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from exp.launcher.forking import START_METHOD, start_template, work
 from exp.launcher.processes import AGENT_VARIABLE, JOB_VARIABLE, kill_job
-from exp.runfolder import write_json
+from exp.runfolder import RunFolder, write_json
 
 __all__ = ["main"]
 
@@ -31,12 +33,19 @@ def main() -> int:
     watcher = _watch_parent(order["parent"], order["scratch"])
     logging.basicConfig(level=logging.INFO, format="%(asctime)s agent %(levelname)s %(message)s")
 
+    report: dict[str, Any] = {"succeeded": False, "exits": [], "restarts": 0, "error": None}
+    # The template of the workers imports torch while this process does.
+    forked = order["worker"] == "exp.worker" and start_template(
+        RunFolder(order["run_dir"]), order["nproc"], single_node=order["nnodes"] == 1
+    )
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import elastic_launch
 
-    report: dict[str, Any] = {"succeeded": False, "exits": [], "restarts": 0, "error": None}
     try:
-        elastic_launch(_launch_config(order), sys.executable)("-m", order["worker"], order["run_dir"])
+        if forked:
+            elastic_launch(_launch_config(order), work)(order["worker"], order["run_dir"])
+        else:
+            elastic_launch(_launch_config(order), sys.executable)("-m", order["worker"], order["run_dir"])
         report["succeeded"] = True
     except ChildFailedError as error:
         report["exits"] = [
@@ -48,6 +57,7 @@ def main() -> int:
         report["error"] = f"{type(error).__name__}: {error}"
     report["restarts"] = _restarts(Path(order["scratch"]))
     write_json(Path(order["report"]), report)
+    gc.collect()  # objects of multiprocessing remove their semaphores when they go
     if os.getppid() != order["parent"]:
         watcher.join()  # the parent is dead, and the thread at work: it ends this process when nothing is left
     return 0 if report["succeeded"] else 1
@@ -96,6 +106,7 @@ def _launch_config(order: dict[str, Any]) -> Any:
         "max_restarts": order["max_restarts"],
         "monitor_interval": 0.1,
         "shutdown_timeout": _TERM_PATIENCE_S,
+        "start_method": START_METHOD,
     }
     if single:
         settings["local_addr"] = "127.0.0.1"

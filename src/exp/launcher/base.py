@@ -128,6 +128,7 @@ class Launcher(abc.ABC):
         rdzv_endpoint: ``host:port`` where agents of several nodes meet.
         rdzv_id: tells jobs at one endpoint apart.
         max_restarts: how often all workers are started again.
+        fork: whether workers may be forked from one process that has imported everything.
         timeout_s: seconds to wait for other nodes and for collectives.
         worker: module that a worker process runs.
     """
@@ -138,6 +139,7 @@ class Launcher(abc.ABC):
         rdzv_endpoint: str | None = None,
         rdzv_id: str = "exp",
         max_restarts: int = 0,
+        fork: bool = True,
         timeout_s: int = 1800,
         worker: str = "exp.worker",
     ) -> None:
@@ -145,6 +147,7 @@ class Launcher(abc.ABC):
         self.rdzv_endpoint = rdzv_endpoint
         self.rdzv_id = rdzv_id
         self.max_restarts = max_restarts
+        self.fork = fork
         self.timeout_s = timeout_s
         self.worker = worker
         if nnodes > 1 and not rdzv_endpoint:

@@ -1,0 +1,70 @@
+"""Workers forked from one template that has imported everything: eight imports become one.
+
+The template is the fork server of Python's multiprocessing: a process without threads, which touches no device. Torch's elastic agent starts its workers through it (``start_method="forkserver"``).
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import sys
+from multiprocessing import forkserver
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from exp.backends_registry import create_backend
+from exp.config.schema import DIAGNOSES
+from exp.runfolder import RunFolder
+
+__all__ = ["PRELOAD_VARIABLE", "START_METHOD", "start_template", "work"]
+
+START_METHOD = "forkserver"
+PRELOAD_VARIABLE = "EXP_PRELOAD"
+"""Environment variable that tells the template which modules the run's model and data need."""
+
+
+def start_template(folder: RunFolder, nproc: int, single_node: bool) -> bool:
+    """Start the template, if the workers of a run can come from one; it imports while the agent does.
+
+    What the backend wants in the environment of every worker is set here, before the template imports torch; what
+    differs between workers they set themselves, as they would otherwise.
+
+    Args:
+        folder: the run folder; its configuration is read.
+        nproc: workers on this node.
+        single_node: whether the job stays on it.
+
+    Returns:
+        Whether it was started. Not for one worker, nor for a diagnosis, which must find out what goes wrong in each
+        process, nor where the backend does not say that forking is safe.
+    """
+    config: Any = OmegaConf.load(folder.config)
+    if nproc == 1 or config.task.name in DIAGNOSES or not config.launcher.fork:
+        return False
+    backend = create_backend(config.backend)
+    if not backend.forks_safely:
+        return False
+    first, *others = (backend.worker_env(rank, nproc, single_node) for rank in range(nproc))
+    for name, value in first.items():
+        if all(other.get(name) == value for other in others):
+            os.environ.setdefault(name, value)
+    targets = [str(config[part].get("_target_", "")).rpartition(".")[0] for part in ("model", "data")]
+    # Modules of the user's are left to the workers: what they do while they load is not known to survive a fork.
+    modules = [module for module in targets if module.startswith("exp.")]
+    os.environ[PRELOAD_VARIABLE] = ",".join([*modules, f"exp.tasks.{config.task.name}"])
+    multiprocessing.get_context(START_METHOD).set_forkserver_preload(["exp.launcher.preload"])
+    forkserver.ensure_running()
+    return True
+
+
+def work(worker: str, run_dir: str) -> None:
+    """What a forked worker does; torch's agent calls it in a new process.
+
+    Args:
+        worker: module whose ``main`` is the worker.
+        run_dir: the run folder.
+    """
+    sys.argv = [worker, run_dir]
+    importlib.import_module(worker).main(forked=True)

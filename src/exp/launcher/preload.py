@@ -1,0 +1,26 @@
+"""Imported by the template alone (:mod:`exp.launcher.forking`): imports what the workers will need."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+
+from exp.launcher.forking import PRELOAD_VARIABLE
+
+_MODULES = [
+    "torch",
+    "torch._dynamo",  # of torch >= 2.0: imported when the first optimizer is made
+    "mmengine.runner",
+    "exp.session",
+    "exp.worker",
+    *os.environ.get(PRELOAD_VARIABLE, "").split(","),
+]
+
+for module in filter(None, _MODULES):
+    # What fails here fails in the workers again, where there is a log and an error file for it.
+    with contextlib.suppress(Exception):
+        importlib.import_module(module)
+# The collector would otherwise touch, and so copy, the pages of all these objects in every worker.
+gc.freeze()
