@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import shutil
-import subprocess
-import sys
 
 import cv2
 import numpy as np
@@ -15,7 +13,7 @@ import torch
 from PIL import Image
 from safetensors import safe_open
 
-from tests.conftest import clean_environment
+from tests.conftest import run_exp
 from tests.data.images.conftest import SAMPLES
 from tests.simulators import needs_card
 
@@ -35,24 +33,12 @@ TILES = [
 ]
 
 
-def run(folder, *arguments, **environment):
-    return subprocess.run(
-        [sys.executable, "-m", "exp", *arguments],
-        cwd=folder,
-        env=clean_environment(**environment),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """One training of each kind; ``<folder>/scenes`` and ``<folder>/tiles``."""
     folder = tmp_path_factory.mktemp("images")
     for name, settings in (("scenes", SCENES), ("tiles", TILES)):
-        done = run(folder, *settings, "backend=cpu", f"output_dir={name}")
+        done = run_exp(folder, *settings, "backend=cpu", f"output_dir={name}")
         assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return folder
 
@@ -100,7 +86,7 @@ def test_a_training_leaves_metrics_and_pictures(trained):
 )
 def test_several_devices_compute_what_one_does(trained, name, settings, where, same):
     other = f"{name}-{len(where)}"
-    done = run(trained, *settings, *where, f"output_dir={other}", "plots=false", SIM_GCU_STRICT="1")
+    done = run_exp(trained, *settings, *where, f"output_dir={other}", "plots=false", SIM_GCU_STRICT="1")
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert losses(trained, other) == pytest.approx(losses(trained, name), rel=same)
     assert result(trained, other)["metrics"] == pytest.approx(result(trained, name)["metrics"], abs=1e-3)
@@ -111,7 +97,7 @@ def test_a_resumed_run_ends_in_the_same_state_bit_for_bit(trained, name, setting
     halves = trained / f"{name}-halves"
     shutil.copytree(trained / name / "checkpoints", halves / "checkpoints")
     (halves / "checkpoints" / "step_00000004.pth").unlink()
-    done = run(trained, *settings, "backend=cpu", f"output_dir={halves}", "resume=auto", "plots=false")
+    done = run_exp(trained, *settings, "backend=cpu", f"output_dir={halves}", "resume=auto", "plots=false")
     assert done.returncode == 0, done.stderr
     ends = [torch.load(folder / "checkpoints" / "step_00000004.pth") for folder in (trained / name, halves)]
     for key, value in ends[0]["state_dict"].items():
@@ -120,7 +106,7 @@ def test_a_resumed_run_ends_in_the_same_state_bit_for_bit(trained, name, setting
 
 
 def test_evaluation_tells_every_class(trained):
-    done = run(trained, *TILES, "backend=cpu", "task=eval", "init_from=tiles", "output_dir=eval")
+    done = run_exp(trained, *TILES, "backend=cpu", "task=eval", "init_from=tiles", "output_dir=eval")
     assert done.returncode == 0, done.stderr
     assert result(trained, "eval")["metrics"] == pytest.approx(result(trained, "tiles")["metrics"], abs=1e-9)
     with (trained / "eval" / "metrics_per_class.csv").open() as file:
@@ -140,7 +126,7 @@ def test_segmentation_predicts_files_as_maps_overlays_and_areas(trained, tmp_pat
     cv2.imwrite(str(images / "small.jpg"), pixels[:50, :40])
     (images / "broken.png").write_bytes(b"no image")
     settings = [*TILES, "backend=cpu", "task=predict", "init_from=tiles", f"task.input={images}", "task.window=96"]
-    done = run(trained, *settings, "output_dir=maps", "task.metres_per_pixel=0.5", "task.on_error=skip")
+    done = run_exp(trained, *settings, "output_dir=maps", "task.metres_per_pixel=0.5", "task.on_error=skip")
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     folder = trained / "maps" / "predictions"
     with Image.open(folder / "classes" / "large.png") as picture:
@@ -153,7 +139,7 @@ def test_segmentation_predicts_files_as_maps_overlays_and_areas(trained, tmp_pat
     assert [int(row["pixels"]) for row in rows] == np.bincount(labels.reshape(-1), minlength=5).tolist()
     assert sum(float(row["square_metres"]) for row in rows) == 150 * 230 * 0.25
     assert result(trained, "maps")["metrics"]["failed"] == 1
-    failed = run(trained, *settings, "output_dir=maps2")
+    failed = run_exp(trained, *settings, "output_dir=maps2")
     assert failed.returncode == 1
     assert "broken.png" in failed.stderr
     assert (trained / "maps2" / "predictions" / "classes" / "large.png").is_file()
@@ -161,7 +147,7 @@ def test_segmentation_predicts_files_as_maps_overlays_and_areas(trained, tmp_pat
 
 def test_scenes_are_predicted_with_a_table_and_a_sheet(trained):
     """Of the test part, where the truth is known: the same accuracy as in training."""
-    done = run(trained, *SCENES, "backend=cpu", "task=predict", "init_from=scenes", "output_dir=classes", "nproc=2")
+    done = run_exp(trained, *SCENES, "backend=cpu", "task=predict", "init_from=scenes", "output_dir=classes", "nproc=2")
     assert done.returncode == 0, done.stderr
     with (trained / "classes" / "predictions.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -175,7 +161,7 @@ def test_scenes_are_predicted_with_a_table_and_a_sheet(trained):
 def test_features_are_files_and_maps(trained):
     image = SAMPLES / "mmrs1m" / "data" / "classification" / "DUBAI_split" / "test" / "road"
     settings = [*TILES, "backend=cpu", "task=features", "init_from=tiles", f"task.input={image}", "task.max_images=2"]
-    done = run(trained, *settings, "output_dir=features", "task.feature_dtype=float32", "nproc=2")
+    done = run_exp(trained, *settings, "output_dir=features", "task.feature_dtype=float32", "nproc=2")
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     folder = trained / "features"
     with (folder / "features.csv").open() as file:
@@ -194,12 +180,12 @@ def test_mmrs1m_by_the_users_recipe(trained):
     root = SAMPLES / "mmrs1m" / "data"
     settings = ["experiment=dinov3_mmrs1m", f"data.root={root}", "data.size=32", "data.num_workers=0", *MODEL, *SHORT]
     settings += ["val_every=2", "model.size=vits16", "global_batch_size=4"]
-    done = run(trained, *settings, "backend=cpu", "output_dir=mmrs1m", "plots=false")
+    done = run_exp(trained, *settings, "backend=cpu", "output_dir=mmrs1m", "plots=false")
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     data = result(trained, "mmrs1m")["data"]
     assert data["datasets"] == ["DUBAI_split"]
     assert "UCMerced" in data["missing_datasets"]
-    refused = run(trained, *settings, "backend=cpu", "output_dir=refused", "data.datasets=[UCMerced]")
+    refused = run_exp(trained, *settings, "backend=cpu", "output_dir=refused", "data.datasets=[UCMerced]")
     assert refused.returncode == 2
     assert refused.stderr.startswith("error: data.datasets: UCMerced is not in")
 
@@ -213,9 +199,9 @@ def test_a_file_that_cannot_be_used_is_the_first_line(trained, tmp_path):
     cut = root / "River" / "4.jpg"
     cut.write_bytes(cut.read_bytes()[:200])
     settings = [*SCENES, "backend=cpu", f"data.root={root}", "plots=false", "max_steps=2"]
-    failed = run(trained, *settings, "output_dir=cut")
+    failed = run_exp(trained, *settings, "output_dir=cut")
     assert failed.returncode == 2
     assert f"{cut} is truncated" in failed.stderr.splitlines()[0]
-    done = run(trained, *settings, "output_dir=cut2", "data.on_error=skip")
+    done = run_exp(trained, *settings, "output_dir=cut2", "data.on_error=skip")
     assert done.returncode == 0, done.stderr
     assert result(trained, "cut2")["data"]["skipped"]["count"] == 1

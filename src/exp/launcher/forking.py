@@ -1,6 +1,7 @@
 """Workers forked from one template that has imported everything: eight imports become one.
 
-The template is the fork server of Python's multiprocessing: a process without threads, which touches no device. Torch's elastic agent starts its workers through it (``start_method="forkserver"``).
+The template is the fork server of Python's multiprocessing: a process without threads, which touches no device. Torch's
+elastic agent starts its workers through it (``start_method="forkserver"``).
 """
 
 from __future__ import annotations
