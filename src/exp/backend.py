@@ -115,7 +115,7 @@ class Backend(abc.ABC):
 
     @property
     def forks_safely(self) -> bool:
-        """``@plugin-dev`` Whether workers may be forked from a process that has imported torch and MMEngine.
+        """Whether workers may be forked from a process that has imported torch and MMEngine.
 
         True only where nothing that loads with them starts threads or opens a device.
         """

@@ -1,0 +1,72 @@
+"""Workers come from one process that has imported everything, where the backend says that this is safe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import TINY
+
+BACKEND = """
+import os, signal
+from pathlib import Path
+from exp.backends.cpu import CpuBackend
+
+class Mine(CpuBackend):
+    forks_safely = {safe}
+
+    def worker_env(self, local_rank, local_world_size, single_node):
+        own = {{"FOR_ALL": "same", "FOR_ONE": str(local_rank)}}
+        return {{**own, **super().worker_env(local_rank, local_world_size, single_node)}}
+
+    def set_device(self, local_rank):
+        parent = Path(f"/proc/{{os.getppid()}}/cmdline").read_bytes().decode()
+        template = Path(f"/proc/{{os.getppid()}}/environ").read_bytes().decode()
+        how = "forked" if "forkserver" in parent else "started"
+        early = "early" if "FOR_ALL=same" in template else "late"
+        Path(f"seen{{local_rank}}").write_text(f"{{how}} {{early}} {{os.environ['FOR_ALL']}} {{os.environ['FOR_ONE']}}")
+        if {kill} and local_rank == 0:
+            os.kill(os.getppid(), signal.SIGKILL)
+        return super().set_device(local_rank)
+"""
+
+
+@pytest.fixture
+def train(exp):
+    def train(name, *settings, safe=True, kill=False):
+        (exp.folder / "mine.py").write_text(BACKEND.format(safe=safe, kill=kill))
+        for seen in exp.folder.glob("seen*"):
+            seen.unlink()
+        own = [setting for setting in TINY if setting != "backend=cpu"]
+        return exp(*own, "backend=cpu", "backend._target_=mine.Mine", "nproc=2", f"output_dir={name}", *settings)
+
+    return train
+
+
+@pytest.mark.parametrize(
+    ("safe", "settings", "how"),
+    [(True, [], "forked early"), (False, [], "started late"), (True, ["launcher.fork=false"], "started late")],
+)
+def test_workers_are_forked_where_that_is_safe(exp, train, safe, settings, how):
+    """What all ranks have in their environment is there before the template loads torch; a rank's own comes later."""
+    done = train("run", "model.attention_dropout=0", *settings, safe=safe)
+    assert done.returncode == 0, done.stderr
+    assert [(exp.folder / f"seen{rank}").read_text() for rank in (0, 1)] == [f"{how} same 0", f"{how} same 1"]
+    reference = exp.train("alone", "model.attention_dropout=0")
+    assert exp.result("run")["metrics"] == pytest.approx(reference["metrics"], rel=1e-5)
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_workers_do_not_outlive_their_template(exp, train, restarts):
+    done = train("run", f"launcher.max_restarts={restarts}", kill=True)
+    assert done.returncode not in (0, 75)
+    assert done.stderr.startswith("error: rank ")
+    assert [process for process in Path("/proc").glob("[0-9]*") if _works_in(process, exp.folder)] == []
+
+
+def _works_in(process, folder):
+    try:
+        return (process / "cwd").resolve(strict=True) == folder
+    except OSError:  # it has ended, or is a kernel's
+        return False
