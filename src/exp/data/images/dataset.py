@@ -186,23 +186,24 @@ def findings(
     Returns:
         ``{"skipped": {"count", "files"}, "unknown_pixels": {part: count}}``; only what there is.
     """
-    mine = {
-        part: (torch.nonzero(data.skipped)[:, 0].tolist(), torch.nonzero(data.unknown)[:, 0].tolist())
-        for part, data in datasets.items()
-    }
-    mine_unknown = {part: {number: int(datasets[part].unknown[number]) for number in mine[part][1]} for part in mine}
-    gathered = gather(({part: pair[0] for part, pair in mine.items()}, mine_unknown))
+    gathered = gather({part: _met(data) for part, data in datasets.items()})
     found: dict[str, Any] = {}
-    skipped = sorted({(part, number) for ranks, _ in gathered for part, numbers in ranks.items() for number in numbers})
+    skipped = sorted({(part, number) for rank in gathered for part, (numbers, _) in rank.items() for number in numbers})
     if skipped:
         files = [datasets[part].reason(number) for part, number in skipped[:most]]
         found["skipped"] = {"count": len(skipped), "files": files}
     unknown = {}
     for part in datasets:
         # By sample: several ranks may have met the same one, in different epochs.
-        pixels = {number: count for _, ranks in gathered for number, count in ranks[part].items()}
+        pixels = {number: count for rank in gathered for number, count in rank[part][1].items()}
         if pixels:
             unknown[part] = sum(pixels.values())
     if unknown:
         found["unknown_pixels"] = unknown
     return found
+
+
+def _met(data: ImageDataset) -> tuple[list[int], dict[int, int]]:
+    """The samples that this rank has left out, and pixels of no known class by sample."""
+    skipped, unknown = (torch.nonzero(flags)[:, 0].tolist() for flags in (data.skipped, data.unknown))
+    return skipped, {number: int(data.unknown[number]) for number in unknown}
