@@ -16,4 +16,7 @@ cd "$work"
 "$work/venv/bin/python" -c "import json; r = json.load(open('$work/run/result.json')); assert r['status'] == 'completed', r"
 "$work/venv/bin/python" -m exp backend=gcu backend.simulate=true nproc=2 max_steps=3 data.lookback=96 output_dir="$work/dry"
 "$work/venv/bin/python" -c "import json; r = json.load(open('$work/dry/result.json')); assert r['simulated'], r"
+"$work/venv/bin/python" -m exp backend=cpu experiment=dinov3_dubai max_steps=1 model.depth=1 data.size=64 plots=false \
+    output_dir="$work/tiles"
+"$work/venv/bin/python" -m exp backend=cpu experiment=dinov3_eurosat max_steps=1 model.depth=1 output_dir="$work/scenes"
 echo "wheels: ok"
