@@ -14,7 +14,7 @@ from typing import Callable
 
 from exp.errors import EXIT_FAILED, EXIT_OK, ExpError
 from exp.launcher.base import SCRATCH_VARIABLE, RankInfo, this_host
-from exp.launcher.processes import AGENT_VARIABLE, die_with_parent, is_alive
+from exp.launcher.processes import AGENT_VARIABLE, die_with_parent, is_alive, name_process
 from exp.runfolder import RunFolder, write_json
 
 __all__ = ["main", "run_worker"]
@@ -33,6 +33,7 @@ def main(body: Callable[[RunFolder, RankInfo], None] | None = None, forked: bool
     die_with_parent(signal.SIGKILL, os.getppid() if forked and is_alive(agent) else agent)
     folder = RunFolder(sys.argv[1])
     info = RankInfo.from_agent(os.environ)
+    name_process(f"exp-rank{info.rank}")
     info = _count_attempts(info, Path(os.environ[SCRATCH_VARIABLE]))
     try:
         run_worker(folder, info, redirect=True, body=body)

@@ -229,12 +229,12 @@ def workers(exp) -> dict[int, int]:
     found = {}
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            variables = dict(item.split("=", 1) for item in (entry / "environ").read_text().split("\0") if "=" in item)
-            command = (entry / "cmdline").read_text()
-        except (OSError, UnicodeDecodeError):
+            variables = (entry / "environ").read_bytes().split(b"\0")
+            name = (entry / "comm").read_text().strip()
+        except OSError:
             continue
-        if variables.get("EXP_TEST_MARK") == str(exp.folder) and "-m\0exp.worker" in command:
-            found[int(variables["RANK"])] = int(entry.name)
+        if f"EXP_TEST_MARK={exp.folder}".encode() in variables and name.startswith("exp-rank"):
+            found[int(name[len("exp-rank") :])] = int(entry.name)
     return found
 
 

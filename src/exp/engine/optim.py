@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Callable, ContextManager, Iterator
 import torch
 from mmengine.optim import OptimWrapper
 from mmengine.registry import OPTIMIZERS
+from omegaconf import OmegaConf
 from torch import nn
 
 from exp.errors import ConfigError
@@ -121,6 +122,12 @@ class BackendOptimWrapper(OptimWrapper):
         self.optimizer.load_state_dict(state)
 
 
+def _plain(options: Any) -> dict[str, Any]:
+    """Options as Python's own types, which checkpoints can hold; pairs such as Adam's betas as tuples."""
+    content: Any = OmegaConf.to_container(OmegaConf.create(options), resolve=True)
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in content.items()}
+
+
 def build_optimizer(model: nn.Module, config: Any) -> torch.optim.Optimizer:
     """The optimizer of ``config`` (:class:`exp.config.schema.OptimConfig`) over the trainable parameters.
 
@@ -134,7 +141,7 @@ def build_optimizer(model: nn.Module, config: Any) -> torch.optim.Optimizer:
         raise ConfigError(f"optim.type={config.type} is not known; known are {', '.join(known)}")
     groups = _parameter_groups(model, config)
     try:
-        return cls(groups, lr=config.lr, weight_decay=config.weight_decay, **dict(config.options))
+        return cls(groups, lr=config.lr, weight_decay=config.weight_decay, **_plain(config.options))
     except (TypeError, ValueError) as error:
         raise ConfigError(f"optim: {config.type} does not take these settings: {error}") from error
 

@@ -18,6 +18,7 @@ __all__ = [
     "is_alive",
     "job_processes",
     "kill_job",
+    "name_process",
     "signal_name",
 ]
 
@@ -28,6 +29,7 @@ AGENT_VARIABLE = "EXP_AGENT_PID"
 """Environment variable that tells workers which process must be their parent."""
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
 
 
 def die_with_parent(death_signal: int, parent: int) -> None:
@@ -41,6 +43,11 @@ def die_with_parent(death_signal: int, parent: int) -> None:
     libc.prctl(_PR_SET_PDEATHSIG, death_signal, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def name_process(name: str) -> None:
+    """What ``ps -o comm`` and ``top`` call this process: at most 15 bytes; forked workers would all look the same."""
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
 @contextlib.contextmanager
