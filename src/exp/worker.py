@@ -14,23 +14,20 @@ from typing import Callable
 
 from exp.errors import EXIT_FAILED, EXIT_OK, ExpError
 from exp.launcher.base import SCRATCH_VARIABLE, RankInfo, this_host
-from exp.launcher.processes import AGENT_VARIABLE, die_with_parent, is_alive, name_process
+from exp.launcher.processes import AGENT_VARIABLE, die_with_parent, name_process
 from exp.runfolder import RunFolder, write_json
 
 __all__ = ["main", "run_worker"]
 
 
-def main(body: Callable[[RunFolder, RankInfo], None] | None = None, forked: bool = False) -> None:
+def main(body: Callable[[RunFolder, RankInfo], None] | None = None, parent: int | None = None) -> None:
     """Run the worker that the agent started; the process ends here.
 
     Args:
         body: what the worker does; None: :func:`exp.session.run`.
-        forked: this process comes from the template of :mod:`exp.launcher.forking`. Then a success returns: torch's
-            agent waits for that, and multiprocessing ends the process without the interpreter's clean-up, too.
+        parent: process that it must not outlive; None: the agent.
     """
-    agent = int(os.environ[AGENT_VARIABLE])
-    # The template ends with the agent; if that has happened already, the parent is somebody else.
-    die_with_parent(signal.SIGKILL, os.getppid() if forked and is_alive(agent) else agent)
+    die_with_parent(signal.SIGKILL, int(os.environ[AGENT_VARIABLE]) if parent is None else parent)
     folder = RunFolder(sys.argv[1])
     info = RankInfo.from_agent(os.environ)
     name_process(f"exp-rank{info.rank}")
@@ -41,8 +38,7 @@ def main(body: Callable[[RunFolder, RankInfo], None] | None = None, forked: bool
         _exit(error.exit_code)
     except BaseException:  # noqa: BLE001 - it is in the log and in the error file
         _exit(EXIT_FAILED)
-    if not forked:
-        _exit(EXIT_OK)
+    _exit(EXIT_OK)
 
 
 def _count_attempts(info: RankInfo, scratch: Path) -> RankInfo:

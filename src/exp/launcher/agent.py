@@ -15,7 +15,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from exp.launcher.forking import START_METHOD, start_template, work
+from exp.launcher.forking import START_METHOD, recorded_exits, start_template, work
 from exp.launcher.processes import AGENT_VARIABLE, JOB_VARIABLE, kill_job
 from exp.runfolder import RunFolder, write_json
 
@@ -52,6 +52,8 @@ def main() -> int:
             {"rank": rank, "local_rank": failure.local_rank, "exit_code": failure.exitcode, "time": failure.timestamp}
             for rank, failure in error.failures.items()
         ]
+        if forked:
+            report["exits"] = recorded_exits(Path(order["scratch"])) or report["exits"]
     except Exception as error:  # whatever torch's agent raises, the parent must hear of it
         logger.exception("the agent failed")
         report["error"] = f"{type(error).__name__}: {error}"
