@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from exp.draw.curves import training_curves
-from exp.engine.loops import move
 from exp.engine.wrapper import unwrapped
+from exp.predict.scores import batch_outputs
 from exp.runfolder import write_atomically
 
 if TYPE_CHECKING:
@@ -73,12 +73,6 @@ def _image_pictures(session: Session, data: Any, model: Any, metrics: Any) -> di
     return pictures
 
 
-def _predicted(session: Session, model: Any, batch: dict[str, Any]) -> torch.Tensor:
-    with torch.no_grad(), session.backend.autocast(session.config.precision):
-        outputs: torch.Tensor = model(**move(batch, session.device), mode="predict")
-    return outputs.cpu()
-
-
 def _segmentation_picture(session: Session, data: Any, model: Any, index: int) -> bytes:
     """Image, truth and prediction side by side, and a legend."""
     import numpy as np
@@ -90,7 +84,7 @@ def _segmentation_picture(session: Session, data: Any, model: Any, index: int) -
 
     batch = data.val[torch.tensor([index])]
     height, width = batch["sizes"][0] if "sizes" in batch else batch["label"].shape[-2:]
-    predicted = _predicted(session, model, batch)[0, :height, :width].numpy()
+    predicted = batch_outputs(session, model, batch)[0, :height, :width].numpy()
     truth = batch["label"][0, :height, :width].numpy()
     image = batch["image"][0, :, :height, :width].permute(1, 2, 0).numpy()
     picture = enlarged(shrunk(to_rgb(image), _PANEL), 384)
@@ -120,7 +114,7 @@ def _scene_sheet(session: Session, data: Any, model: Any, count: int) -> tuple[b
     for begin in range(0, len(numbers), data.eval_batch_size):
         part = numbers[begin : begin + data.eval_batch_size]
         batch = data.val[torch.tensor(part)]
-        logits = _predicted(session, model, batch)
+        logits = batch_outputs(session, model, batch)
         metrics.update(logits, batch)
         shares, best = torch.softmax(logits.float(), dim=-1).max(dim=-1)
         for row, number in enumerate(part):

@@ -145,10 +145,7 @@ def image_features(session: Session, model: Any, pixels: np.ndarray, window: int
             session.backend.end_batch()
             if patches is None:
                 patches = torch.empty((rows, columns, inner.shape[-1]))
-            inner = inner[
-                tall.begin - tall.first : tall.end - tall.first, wide.begin - wide.first : wide.end - wide.first
-            ]
-            patches[tall.begin : tall.end, wide.begin : wide.end] = inner
+            patches[tall.begin : tall.end, wide.begin : wide.end] = inner[tall.kept, wide.kept]
     assert patches is not None
     return cls, patches
 

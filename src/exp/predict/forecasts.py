@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from exp.engine.distributed import Distributed
-from exp.engine.loops import move
+from exp.predict.scores import batch_outputs
 from exp.runfolder import write_atomically
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def _forecast(session: Session, data: Any, model: Any) -> tuple[dict[str, float]
     # From the first window of the test part to its last, evenly.
     indices = torch.linspace(0, len(data.test) - 1, count).round().long()
     batch = data.test[indices]
-    standardised = _predict(session, model, batch)
+    standardised = batch_outputs(session, model, batch).float()
     forecast = data.to_original_units(standardised).numpy()
     truth = data.to_original_units(batch["y"]).numpy()
     history = data.to_original_units(batch["x"]).numpy()
@@ -63,16 +63,11 @@ def _forecast(session: Session, data: Any, model: Any) -> tuple[dict[str, float]
         files += [str(path.relative_to(folder.path)), str(picture.relative_to(folder.path))]
     future, dates = data.future_window()
     path = folder.forecasts / "future.csv"
-    _write_csv(path, data.names, dates, data.to_original_units(_predict(session, model, future)).numpy()[0], None)
+    _write_csv(
+        path, data.names, dates, data.to_original_units(batch_outputs(session, model, future).float()).numpy()[0], None
+    )
     files.append(str(path.relative_to(folder.path)))
     return metrics.compute(Distributed()), files  # of this rank alone: the others take no part
-
-
-def _predict(session: Session, model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Forecasts (B, H, C) in standardised units, float32, on the CPU."""
-    with torch.no_grad(), session.backend.autocast(session.config.precision):
-        outputs: torch.Tensor = model(**move(batch, session.device), mode="predict")
-    return outputs.float().cpu()
 
 
 def _write_csv(path: Path, names: list[str], dates: Any, forecast: np.ndarray, truth: np.ndarray | None) -> None:

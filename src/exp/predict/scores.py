@@ -7,10 +7,19 @@ from typing import TYPE_CHECKING, Any, Callable
 import torch
 import torch.nn.functional as F
 
+from exp.engine.loops import move
+
 if TYPE_CHECKING:
     from exp.session import Session
 
-__all__ = ["pixel_scores", "scene_scores"]
+__all__ = ["batch_outputs", "pixel_scores", "scene_scores"]
+
+
+def batch_outputs(session: Session, model: Any, batch: dict[str, Any]) -> torch.Tensor:
+    """What the model predicts for a batch of the data, as its metrics take it, on the CPU."""
+    with torch.no_grad(), session.backend.autocast(session.config.precision):
+        outputs: torch.Tensor = model(**move(batch, session.device), mode="predict")
+    return outputs.cpu()
 
 
 def scene_scores(session: Session, model: Any) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -121,8 +121,8 @@ def find(
     if bare:
         answers = _answers(root, bare)
         for folder in bare:
-            found[folder] = _Found({}, _labelled(folder, answers[folder], root))
-            unlabelled = len(files_below(folder)) - len(found[folder].rest)
+            labelled, unlabelled = _labelled(folder, answers[folder], root)
+            found[folder] = _Found({}, labelled)
             if unlabelled:
                 notes.setdefault("without_label", {})[folder.name] = unlabelled
     spellings = {label for content in found.values() for samples in (*content.parts.values(), content.rest)
@@ -164,8 +164,8 @@ def _from_folders(folder: Path) -> _Found:
     return _Found(parts, [])
 
 
-def _labelled(folder: Path, answers: Mapping[str, str], root: Path) -> list[tuple[str, str]]:
-    """Its images with their answers; those without one are left out."""
+def _labelled(folder: Path, answers: Mapping[str, str], root: Path) -> tuple[list[tuple[str, str]], int]:
+    """Its images with their answers, and the number of those without one, which are left out."""
     files = {path[len(str(folder)) + 1 :]: path for path in files_below(folder)}
     lost = [name for name in answers if name not in files]
     if not answers:
@@ -177,7 +177,7 @@ def _labelled(folder: Path, answers: Mapping[str, str], root: Path) -> list[tupl
         raise DataError(
             f"{folder / lost[0]} is missing, and {len(lost) - 1} more that its *_cls.json names; copy them anew"
         )
-    return [(files[name], answer) for name, answer in sorted(answers.items())]
+    return [(files[name], answer) for name, answer in sorted(answers.items())], len(files) - len(answers)
 
 
 def _answers(root: Path, folders: Sequence[Path]) -> dict[Path, dict[str, str]]:
