@@ -1,0 +1,182 @@
+"""What tells runs apart: the keys of their configurations that differ, less those that differ as a consequence."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any, Sequence
+
+if TYPE_CHECKING:
+    from exp.compare.run import Run
+
+__all__ = ["column", "differing", "short_names", "unlike", "value_text"]
+
+# Config groups, and the key that names the choice where no override does. None: nothing does.
+_GROUPS: dict[str, str | None] = {
+    "experiment": "name",
+    "task": "task.name",
+    "backend": "backend.name",
+    "launcher": None,
+    "wrapper": "wrapper.kind",
+    "data": "data.name",
+    "model": None,
+    "optim": "optim.type",
+    "schedule": None,
+    "logger": None,
+}
+_SILENT = ("output_dir", "resume", "run")  # say nothing about what was computed
+_SILENT_BELOW = ("launcher.", "published", "hydra.", "logger.")
+_OVERRIDE = re.compile(r"^(?:\+\+|\+|~)?([^=@]+)(?:@[^=]*)?(?:=(.*))?$", re.DOTALL)
+
+
+def differing(runs: Sequence[Run]) -> list[str]:
+    """The keys that tell the runs apart: those that their overrides name first, in that order.
+
+    Left out is what differs only as a consequence: what a swept config group brings along (``backend``, not all of
+    ``backend.*``), what refers to another key (``model.lookback`` to ``data.lookback``), a batch size per device
+    beside an equal global one; and what says nothing about the computation, such as ``output_dir`` and ``launcher.*``.
+
+    Args:
+        runs: any number.
+
+    Returns:
+        Dotted keys, and names of config groups (``backend``, ``experiment``, ...). :func:`column` has their values.
+    """
+    overridden = [_overridden(run) for run in runs]
+    named = list(dict.fromkeys(key for overrides in overridden for key in overrides))
+    unequal = unlike(runs)
+    candidates = [key for key in unequal if not _is_silent(key)]
+    groups = {}
+    for group in _GROUPS:
+        everywhere = all(group in overrides for overrides in overridden)
+        if everywhere or group == "experiment" or any(key.startswith(f"{group}.") for key in unequal):
+            labels = column(runs, group)
+            if _differ(labels):
+                groups[group] = labels
+    kept: dict[str, list[Any]] = {}
+    for key in named:
+        if key in groups:
+            kept[key] = groups.pop(key)
+        else:  # the key itself, or those below it
+            for below in [one for one in candidates if one == key or one.startswith(f"{key}.")]:
+                kept[below] = column(runs, below)
+    # An experiment in a file of the user's own, a backend that auto chose: no override names them.
+    for group, labels in groups.items():
+        if not _follows(labels, kept, _above(group)):
+            kept[group] = labels
+    for key in candidates:
+        values = column(runs, key)
+        known = key in kept or key in _GROUPS.values() or key == "batch_size"
+        if not known and not _follows(values, kept, _above(key)) and not _repeats(values, list(kept.values())):
+            kept[key] = values
+    if "batch_size" in kept and "global_batch_size" not in named:
+        kept.pop("global_batch_size", None)  # one of them is derived from the other
+    return list(kept)
+
+
+def column(runs: Sequence[Run], key: str) -> list[Any]:
+    """The value of ``key`` in each run; None where a run has no such key.
+
+    Args:
+        runs: any number.
+        key: dotted, or the name of a config group: then the choice that the overrides made, or, where one of the runs
+            has no such override, the name that the configuration itself has for it.
+    """
+    if key not in _GROUPS:
+        return [run.config.get(key) for run in runs]
+    chosen = [_overridden(run).get(key) for run in runs]
+    identity = _GROUPS[key]
+    if key != "backend" and all(choice is not None for choice in chosen):
+        return chosen
+    if identity is not None:
+        return [run.config.get(identity) for run in runs]  # for the backend always: auto says less than what it became
+    return [choice or "(default)" for choice in chosen]
+
+
+def unlike(runs: Sequence[Run]) -> list[str]:
+    """All dotted keys that have not the same value in every run, consequences included, in their order."""
+    keys = dict.fromkeys(key for run in runs for key in run.config)
+    return [key for key in keys if _differ([run.config.get(key) for run in runs])]
+
+
+def short_names(keys: Sequence[str]) -> dict[str, str]:
+    """Every key's last part, or as many of its last parts as tell it from the others."""
+    names = {}
+    for key in keys:
+        parts = key.split(".")
+        for count in range(1, len(parts) + 1):
+            name = ".".join(parts[-count:])
+            if sum(other == name or other.endswith(f".{name}") for other in keys) == 1:
+                break
+        names[key] = name
+    return names
+
+
+def value_text(value: Any) -> str:
+    """A value of the configuration as a person would write it on the command line."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if value is None or isinstance(value, bool):
+        return str(json.dumps(value))
+    if isinstance(value, (list, dict)):
+        return json.dumps(value, default=str)
+    return str(value)
+
+
+def _overridden(run: Run) -> dict[str, str | None]:
+    found: dict[str, str | None] = {}
+    for override in run.overrides:
+        match = _OVERRIDE.match(override)
+        if match:
+            found[match[1].replace("/", ".")] = match[2]
+    return found
+
+
+def _is_silent(key: str) -> bool:
+    return key in _SILENT or key.startswith(_SILENT_BELOW)
+
+
+def _above(key: str) -> list[str]:
+    """The groups whose choice may have brought this key along."""
+    group = key.partition(".")[0]
+    return ["experiment"] if key == group else ["experiment", group]
+
+
+def _follows(values: list[Any], kept: dict[str, list[Any]], causes: Sequence[str]) -> bool:
+    """Whether one of the causes that are kept determines the values: equal causes, equal values."""
+    for cause in causes:
+        if cause in kept:
+            pairs = {(_text(one), _text(value)) for one, value in zip(kept[cause], values)}
+            if len(pairs) == len({one for one, _ in pairs}):
+                return True
+    return False
+
+
+def _repeats(values: list[Any], columns: Sequence[list[Any]]) -> bool:
+    """Whether all that differs in the values is the same as in other columns, as where the configuration refers."""
+    texts = {tuple(map(_text, each)) for each in columns}
+    parts = [_parts(value) for value in values]
+    for place in dict.fromkeys(place for each in parts for place in each):
+        found = tuple(_text(each.get(place)) for each in parts)
+        if len(set(found)) > 1 and found not in texts:
+            return False
+    return True
+
+
+def _parts(value: Any, place: str = "") -> dict[str, Any]:
+    """What a list or a mapping is made of, by place; any other value is its own only part."""
+    if isinstance(value, (list, dict)) and value:
+        pairs = value.items() if isinstance(value, dict) else enumerate(value)
+        return {key: part for name, one in pairs for key, part in _parts(one, f"{place}/{name}").items()}
+    return {place: value}
+
+
+def _differ(values: Sequence[Any]) -> bool:
+    return len({_text(value) for value in values}) > 1
+
+
+def _text(value: Any) -> str:
+    """Equal for values that mean the same: 1 and 1.0, but not 1 and true."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = float(value) if abs(value) < 2**53 else value
+    return json.dumps(value, sort_keys=True, default=str)

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+
+import pytest
+from rich.console import Console
+
+from exp.compare.runs import find_runs
+from exp.compare.table import as_rich_table, write_table
+
+
+def printed(runs, **options):
+    file = io.StringIO()
+    console = Console(file=file, width=200)
+    console.print(as_rich_table(runs, **options))
+    return file.getvalue().splitlines()
+
+
+def test_a_row_for_each_run_the_best_first(make_sweep, tmp_path):
+    write_table(find_runs([make_sweep()]), tmp_path)
+    rows = list(csv.DictReader((tmp_path / "sweep.csv").open()))
+    assert list(rows[0]) == [
+        "rank", "run", "optim.lr", "seed", "status", "mse", "mae", "steps", "wall_s", "samples_per_second", "error",
+    ]  # fmt: skip
+    assert [row["run"] for row in rows] == ["2", "3", "0", "4", "1", "5"]
+    assert [row["rank"] for row in rows] == ["1", "2", "3", "4", "5", ""]
+    assert rows[0]["optim.lr"] == "0.001"
+    assert rows[0]["samples_per_second"] == "1234.57"
+    assert rows[-1]["error"] == "rank 0: RunError: loss is nan"
+    assert math.isnan(float(rows[-1]["mse"]))
+    assert math.isnan(float(rows[-1]["mae"]))
+    full = json.loads((tmp_path / "sweep.json").read_text())
+    assert [row["run"] for row in full] == [row["run"] for row in rows]
+    assert full[0]["samples_per_second"] == 1234.5678
+    assert full[0]["folder"].endswith("sweep/2")
+    assert full[-1]["mse"] is None
+    assert full[-1]["metric_name"] is None
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["sweep", "sweep.csv", "sweep.json"]
+
+
+def test_runs_of_different_metrics_have_a_rank_each(make_run, tmp_path):
+    make_run("a", metric=0.5, overrides=["steps=3"], config={"steps": 3})
+    make_run("b", metric=0.7, metric_name="mIoU", overrides=["steps=4"], config={"steps": 4}, greater_is_better=True)
+    write_table(find_runs([tmp_path]), tmp_path / "out")
+    rows = list(csv.DictReader((tmp_path / "out" / "sweep.csv").open()))
+    assert [(row["rank"], row["mse"], row["mIoU"]) for row in rows] == [("1", "0.5", "nan"), ("1", "nan", "0.7")]
+    assert [(row["config.steps"], row["steps"]) for row in rows] == [("3", "40"), ("4", "40")]
+
+
+def test_values_that_json_and_csv_do_not_know(make_run, tmp_path):
+    import datetime
+
+    from exp.compare.run import Run
+
+    odd = [float("inf"), datetime.date(2026, 10, 1), [1, float("nan")], 'a "quoted", text\nof two lines']
+    runs = [Run(tmp_path / str(n), str(n), {"key": value}, ["key=x"], None) for n, value in enumerate(odd)]
+    write_table(runs, tmp_path)
+    text = (tmp_path / "sweep.json").read_text()
+    assert "NaN" not in text
+    assert "Infinity" not in text
+    rows = list(csv.DictReader((tmp_path / "sweep.csv").open(newline="")))
+    assert rows[3]["key"] == odd[3]
+
+
+def test_the_terminal_s_table_fits_and_marks_the_best(make_sweep):
+    lines = printed(find_runs([make_sweep()]))
+    assert lines[0].split() == ["run", "lr", "seed", "mse", "seconds"]
+    assert lines[2].split() == ["*", "2", "0.001", "1", "0.4100", "12"]
+    assert sum("*" in line for line in lines) == 1
+    assert "failed: rank 0: RunError: loss is nan" in lines[7]
+
+
+def test_a_wide_sweep_still_fits_into_100_columns(make_run, tmp_path):
+    for number in range(3):
+        config = {f"model.a_rather_long_name_{key}": f"{'x' * 40}{number}" for key in range(9)}
+        overrides = [f"{key}={value}" for key, value in config.items()]
+        place = f"{'some/where/deep/' * 5}{number}_{'y' * 50}"
+        outcome = {"error": "z" * 300} if number == 2 else {"metric": 1e-7 + number}
+        make_run(place, overrides=overrides, config=config, **outcome)
+    lines = printed(find_runs([tmp_path]))
+    assert max(map(len, lines)) <= 100
+    text = " ".join(" ".join(lines).split())
+    assert "a_rather_long_name_0" in text
+    assert "not shown" in text
+    assert "a_rather_long_name_8" in text
+
+
+@pytest.mark.parametrize("name", ["[bold]run[/bold]", "[/]", "a [link=x]"])
+def test_names_are_no_markup(make_run, tmp_path, name):
+    make_run(f"runs/{name.replace('/', '_')}", metric=1.0)
+    make_run("runs/other", error=f"{name} went wrong")
+    text = "\n".join(printed(find_runs([tmp_path])))
+    assert name.replace("/", "_") in text
+    assert name in text
+
+
+def test_tables_of_one_run_and_of_failed_ones(make_run, tmp_path):
+    folder = make_run("one", metric=0.5)
+    assert not any("*" in line for line in printed(find_runs([folder])))
+    make_run("failed/0", error="x")
+    make_run("failed/1")
+    lines = printed(find_runs([tmp_path / "failed"]), keys=[])
+    assert any("unfinished" in line for line in lines)
+    write_table(find_runs([tmp_path / "failed"]), tmp_path)
+    assert len((tmp_path / "sweep.csv").read_text().splitlines()) == 3
