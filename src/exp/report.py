@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from exp import console
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from exp.launcher.base import Outcome
     from exp.runfolder import RunFolder
 
-__all__ = ["begin", "end", "shown"]
+__all__ = ["Finished", "begin", "end", "shown"]
 
 
 def begin(config: Any, folder: RunFolder, backend: Backend) -> None:
@@ -55,25 +56,30 @@ def begin(config: Any, folder: RunFolder, backend: Backend) -> None:
         )
 
 
-def end(config: Any, folder: RunFolder, outcome: Outcome, exit_codes: list[int]) -> float | None:
-    """Print the outcome and note its exit code.
+@dataclass(frozen=True)
+class Finished:
+    """What became of a run, for the command line and for a sweeper."""
 
-    Returns:
-        The metric for a sweeper: nan where the run failed.
-    """
+    exit_code: int = EXIT_OK
+    metric: float | None = None
+    """nan where the run failed."""
+    interrupted_by: str | None = None
+    """Name of the signal that ended it."""
+
+
+def end(config: Any, folder: RunFolder, outcome: Outcome) -> Finished:
+    """Print the outcome, and record one that is no success."""
     if config.task.name == "doctor" and outcome.interrupted_by is None:
-        exit_codes.append(doctor.end(config, folder, outcome, shown(folder)))
-        return None
-    exit_codes.append(outcome.exit_code)
+        return Finished(doctor.end(config, folder, outcome, shown(folder)))
     if config.task.name == "env" and outcome.exit_code == EXIT_OK:
-        return None
+        return Finished()
     result = read_json(folder.result)
     if outcome.exit_code == EXIT_OK and result is not None:
         if outcome.restarts != result["restarts"]:
             result["restarts"] = outcome.restarts
             write_json(folder.result, result)
         _print_table(config, folder, result)
-        return result["metric"]
+        return Finished(metric=result["metric"])
     if outcome.exit_code != EXIT_OK:
         first = outcome.failures[0] if outcome.failures else None
         failed = blank_result(config)
@@ -84,8 +90,8 @@ def end(config: Any, folder: RunFolder, outcome: Outcome, exit_codes: list[int])
             failed["error"] = {"rank": first.rank, "type": first.type, "message": first.message}
         write_json(folder.result, failed)
         console.error(describe_failure(outcome))
-        return float("nan")
-    return None  # a node other than rank 0's
+        return Finished(outcome.exit_code, float("nan"), outcome.interrupted_by)
+    return Finished()  # a node other than rank 0's
 
 
 def _print_table(config: Any, folder: RunFolder, result: dict[str, Any]) -> None:

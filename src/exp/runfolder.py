@@ -26,6 +26,7 @@ class RunFolder:
         self.path = Path(path).absolute()
         self.config = self.path / "config.yaml"
         self.overrides = self.path / "overrides.yaml"
+        self.reference = self.path / "reference.yaml"
         self.env = self.path / "env.json"
         self.result = self.path / "result.json"
         self.metrics = self.path / "metrics.jsonl"

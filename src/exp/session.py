@@ -17,11 +17,9 @@ import uuid
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import OmegaConf
-
 from exp.backends_registry import create_backend
 from exp.cards import shared
-from exp.config.schema import DIAGNOSES, ExpConfig
+from exp.config.schema import DIAGNOSES, load
 from exp.errors import ConfigError, RunError
 from exp.runfolder import write_json
 
@@ -160,7 +158,7 @@ def run(folder: RunFolder, info: RankInfo) -> None:
     Raises:
         ExpError: as the parts raise it; the launcher turns it into the run's result and exit code.
     """
-    config = OmegaConf.merge(OmegaConf.structured(ExpConfig), OmegaConf.load(folder.config))
+    config = load(folder.config)
     backend = create_backend(config.backend)
     environment = backend.worker_env(info.local_rank, info.local_world_size, single_node=info.single_node)
     for name, value in environment.items():

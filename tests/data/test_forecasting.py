@@ -11,7 +11,8 @@ import torch
 from hydra import compose, initialize_config_module
 from hydra.utils import instantiate
 
-from exp.config.schema import ForecastingDataConfig, register
+from exp.config.families import ForecastingDataConfig
+from exp.config.schema import register
 from exp.data.forecasting import ForecastingData
 from exp.data.preflight import locate
 from exp.errors import DataError

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from exp.config.schema import ForecastingDataConfig
+from exp.config.families import ForecastingDataConfig
 from exp.data.preflight import preflight
 from exp.errors import DataError
 

@@ -7,10 +7,12 @@ files in ``conf/`` choose values; this file says which values there can be.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Optional
+from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import II, MISSING
+from omegaconf import MISSING, DictConfig, OmegaConf
+
+from exp.config import families
 
 __all__ = [
     "DIAGNOSES",
@@ -18,22 +20,20 @@ __all__ = [
     "BackendConfig",
     "CheckpointConfig",
     "ExpConfig",
-    "ForecastingDataConfig",
-    "ImageDataConfig",
-    "ImageModelConfig",
     "LauncherConfig",
     "LoggerConfig",
     "OptimConfig",
-    "SceneClassifierConfig",
-    "SceneDataConfig",
     "ScheduleConfig",
-    "SegmentationDataConfig",
-    "SegmenterConfig",
+    "SubmititConfig",
+    "SweepConfig",
     "TaskConfig",
-    "TimeBridgeConfig",
     "WrapperConfig",
+    "load",
     "register",
+    "typed",
 ]
+if TYPE_CHECKING:
+    from pathlib import Path
 
 WITH_WEIGHTS = ("eval", "predict", "features")
 """Tasks that use a model as it is: they want ``init_from``, and train nothing."""
@@ -78,6 +78,65 @@ class LauncherConfig:
     each imports by itself."""
     timeout_s: int = 1800
     """Longest wait for a collective operation or for missing nodes, in seconds."""
+
+
+@dataclass
+class SubmititConfig(LauncherConfig):
+    """A job on Slurm, by way of submitit (:class:`exp.launcher.submitit.SubmititLauncher`); see sbatch(1)."""
+
+    cluster: str = "slurm"
+    """``slurm``; ``local``: a process on this machine that outlives this one; ``debug``: in this process."""
+    nodes: int = 1
+    """Nodes of one run, with ``nproc`` workers each."""
+    partition: Optional[str] = None
+    account: Optional[str] = None
+    qos: Optional[str] = None
+    time_minutes: int = 60
+    """Time limit of a job. One that reaches it saves its state and is queued again."""
+    gres: Optional[str] = None
+    """Generic resources of each node, such as ``gpu:8``."""
+    gpus_per_node: Optional[int] = None
+    cpus_per_node: Optional[int] = None
+    mem_gib: Optional[float] = None
+    """Memory of each node, in GiB."""
+    constraint: Optional[str] = None
+    nodelist: Optional[str] = None
+    exclude: Optional[str] = None
+    exclusive: bool = False
+    """Share no node with other jobs."""
+    job_name: Optional[str] = None
+    """null: the experiment's name."""
+    setup: List[str] = field(default_factory=list)
+    """Lines of the batch script before the workers start, such as ``module load ...``."""
+    extra: Dict[str, Any] = field(default_factory=dict)
+    """Further options of sbatch: their names without dashes in front, and true for those without a value."""
+    srun_args: List[str] = field(default_factory=list)
+    signal_delay_s: int = 90
+    """How long before the time limit a run is told to save its state."""
+    max_requeues: int = 100
+    """How often a job is queued again before it counts as failed."""
+    array_parallelism: int = 256
+    """Jobs of a sweep that run at a time."""
+    wait: bool = True
+    """Follow the job to its end; false: only submit it."""
+    cancel_on_exit: bool = False
+    """Ctrl-C, while it waits, cancels the job; otherwise it goes on."""
+    dry_run: bool = False
+    """Only print the batch script."""
+    poll_s: float = 2.0
+    """Seconds between two looks at the queue."""
+
+
+@dataclass
+class SweepConfig:
+    """What concerns all the jobs of a sweep (``-m``)."""
+
+    resume: bool = False
+    """Leave out the jobs that ``output_dir`` holds completed, and continue those that it holds unfinished."""
+    parallel_jobs: Optional[int] = None
+    """Jobs on this machine at a time; null: as many as its devices, or the processor's cores, have room for."""
+    plots: bool = True
+    """Draw the results and write ``report.html`` when all jobs have ended."""
 
 
 @dataclass
@@ -182,196 +241,6 @@ class CheckpointConfig:
 
 
 @dataclass
-class TimeBridgeConfig:
-    """TimeBridge (:class:`exp.models.timebridge.TimeBridge`; Liu et al., arXiv 2410.04442)."""
-
-    _target_: str = "exp.models.timebridge.TimeBridge"
-    channels: int = MISSING
-    lookback: int = MISSING
-    horizon: int = MISSING
-    time_features: int = 4
-    """Number of time-feature channels."""
-    period: int = 24
-    """Patch length in time steps."""
-    num_patches_out: Optional[int] = None
-    """Patches after down-sampling (``num_p``); null: as many as before."""
-    d_model: int = 128
-    d_ff: int = 128
-    num_heads: int = 8
-    integrated_layers: int = 3
-    downsampling_layers: int = 1
-    cointegrated_layers: int = 0
-    stable_len: int = 6
-    """Length of the moving average that detrends queries and keys."""
-    attention_dropout: float = 0.15
-    dropout: float = 0.0
-    alpha: float = 0.35
-    """Weight of the frequency part of the loss."""
-
-
-@dataclass
-class ImageModelConfig:
-    """What the models on a DINOv3 backbone share (:class:`exp.models.dinov3.base.ImageModel`; arXiv 2508.10104).
-
-    The number of classes and of channels comes from the data.
-    """
-
-    size: str = "vits16"
-    """``vits16``, ``vits16plus``, ``vitb16``, ``vitl16``, ``vitl16plus``, ``vith16plus``, ``vit7b16``, or ``tiny``."""
-    patch_size: int = 16
-    """Pixels along each side of a patch."""
-    embed_dim: Optional[int] = None
-    """Elements of a token instead of the size's."""
-    depth: Optional[int] = None
-    """Blocks instead of the size's."""
-    num_heads: Optional[int] = None
-    """Attention heads instead of the size's."""
-    normalization: str = "auto"
-    """``web``, ``satellite``, or ``auto``: as the weights of ``init_from`` want it, else ``web``."""
-    blocks: Optional[List[int]] = None
-    """Blocks whose features the head sees, from 0 (-1: the last); null: the last."""
-    layer_scale: float = 1e-5
-    """Initial layer scale; the paper's 1e-5 wants long training from random weights."""
-    drop_path: float = 0.0
-    """Probability of skipping a residual branch in the last block; grows linearly from 0 in the first."""
-    freeze: Any = "none"
-    """``none``, ``all`` (linear probe), or how many of the first blocks stay as they are."""
-    activation_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, about a third more time."""
-    rope_rescale: Optional[float] = None
-    """In training, positions are rescaled by a random factor up to this one (2 in pretraining); null: not."""
-    dropout: float = 0.0
-    """Before the last layer of a head."""
-
-
-@dataclass
-class SceneClassifierConfig(ImageModelConfig):
-    """Scene classification (:class:`exp.models.dinov3.SceneClassifier`)."""
-
-    _target_: str = "exp.models.dinov3.SceneClassifier"
-    label_smoothing: float = 0.0
-
-
-@dataclass
-class SegmenterConfig(ImageModelConfig):
-    """Semantic segmentation (:class:`exp.models.dinov3.Segmenter`)."""
-
-    _target_: str = "exp.models.dinov3.Segmenter"
-    head: str = "upsample"
-    """``linear`` (one layer per patch) or ``upsample`` (two convolutional stages, four times the resolution)."""
-    head_channels: int = 256
-    head_norm: str = "batch"
-    """``batch`` (see ``wrapper.sync_batchnorm``) or ``group``."""
-    auxiliary_weight: float = 0.0
-    """Weight of the loss of an auxiliary head on an inner block; 0: no such head."""
-    auxiliary_block: Optional[int] = None
-    """The block that it sees, from 0; null: at two thirds of the depth."""
-    class_weights: Optional[List[float]] = None
-    """One weight per class in the cross-entropy; null: all 1."""
-    dice_weight: float = 0.0
-    """Weight of the Dice loss beside the cross-entropy."""
-    inference: str = "slide"
-    """``slide`` (overlapping windows) or ``whole`` images."""
-    window: int = 512
-    """Side of a window in pixels: best as large as training crops."""
-    overlap: float = 0.25
-    """Share of a window that the next one covers again."""
-    tta_scales: List[float] = field(default_factory=lambda: [1.0])
-    """Test-time augmentation: images are also predicted at these scales."""
-    tta_flip: bool = False
-    """Test-time augmentation: images are also predicted mirrored."""
-
-
-@dataclass
-class ForecastingDataConfig:
-    """A multivariate series on disk, cut into windows (:class:`exp.data.forecasting.ForecastingData`)."""
-
-    _target_: str = "exp.data.forecasting.ForecastingData"
-    name: str = MISSING
-    root: Optional[str] = None
-    """Folder of the user's files; null: the sample data that come with exp."""
-    file: str = MISSING
-    """Path below ``root``."""
-    split: str = "ratio"
-    """``ett_hour``, ``ett_minute`` (12/4/4 months of 30 days) or ``ratio`` (70/10/20 %)."""
-    channels: int = MISSING
-    lookback: int = 720
-    horizon: int = 96
-    header: bool = True
-    """False: comma-separated numbers only, without header and dates (plain or gzipped)."""
-    eval_batch_size: int = 128
-    num_workers: int = 0
-
-
-@dataclass
-class ImageDataConfig:
-    """What image data share (:class:`exp.data.images.base.ImageData`)."""
-
-    name: str = MISSING
-    root: Optional[str] = None
-    """Folder of the user's files; null: ``sample_data``."""
-    sample_data: Optional[str] = None
-    """Folder among the sample data that come with exp."""
-    size: int = 256
-    """Side of training images in pixels; the pipelines refer to it."""
-    channels: int = 3
-    """That the model gets: grey images are repeated for 3, an alpha channel is dropped."""
-    value_range: Optional[List[float]] = None
-    """[low, high] that become 0 and 255 where values are not 8 bit; null: [0, 65535] for 16 bit."""
-    split: List[float] = field(default_factory=lambda: [0.7, 0.1, 0.2])
-    """Shares of train, val and test where the files do not say; without test, val is tested on."""
-    classes: Optional[List[str]] = None
-    """Names in the order of their numbers; null: those of the files, sorted."""
-    train_pipeline: List[Any] = field(default_factory=list)
-    """mmcv's transforms, each as {type: <name>, <arguments>}; loading comes before them."""
-    eval_pipeline: List[Any] = field(default_factory=list)
-    on_error: str = "raise"
-    """``raise`` or ``skip`` a file that cannot be used; the result names those that were skipped."""
-    cache_megabytes: int = 0
-    """Decoded files are kept in memory up to this size, in each process that loads."""
-    seed: int = II("seed")
-    """Of the augmentation."""
-    eval_batch_size: int = 16
-    num_workers: int = 0
-
-
-@dataclass
-class SceneDataConfig(ImageDataConfig):
-    """Images with one label each (:class:`exp.data.images.scenes.SceneData`)."""
-
-    _target_: str = "exp.data.images.scenes.SceneData"
-    layout: str = "folders"
-    """``folders`` ([{train,val,test}/]<class>/*) or ``mmrs1m``."""
-    datasets: Optional[List[str]] = None
-    """MMRS-1M: names of its data sets; null: all that are there."""
-    modality: Optional[str] = None
-    """MMRS-1M: ``optical``, ``sar`` or ``infrared``; null: any."""
-
-
-@dataclass
-class SegmentationDataConfig(ImageDataConfig):
-    """Images with a mask each (:class:`exp.data.images.segmentation.SegmentationData`)."""
-
-    _target_: str = "exp.data.images.segmentation.SegmentationData"
-    layout: str = "masks"
-    """``masks`` (folders of images beside folders of masks) or ``loveda``."""
-    images: str = "images"
-    """Name of the folders of images."""
-    masks: str = "masks"
-    """Name of the folders of masks, beside those of images; a mask has its image's name."""
-    parts: Optional[Dict[str, List[str]]] = None
-    """Instead of ``split``: for train, val and test patterns of image paths below ``root``."""
-    palette: Optional[Dict[str, str]] = None
-    """Masks of colours: class -> "RRGGBB"; null: masks of class numbers, of ``classes``."""
-    ignore_colours: List[str] = field(default_factory=list)
-    """Colours that do not count; pixels of any other colour do not either, but the result tells how many."""
-    mask_values: Optional[Dict[int, int]] = None
-    """Masks of numbers: value in the file -> class number; null: they are the class numbers."""
-    ignore_values: List[int] = field(default_factory=lambda: [255])
-    """Masks of numbers: values that do not count."""
-
-
-@dataclass
 class ExpConfig:
     """The root of the configuration."""
 
@@ -385,6 +254,7 @@ class ExpConfig:
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    sweep: SweepConfig = field(default_factory=SweepConfig)
 
     name: str = MISSING
     """Name of the experiment; each file of ``conf/experiment`` sets it."""
@@ -438,9 +308,32 @@ def register() -> None:
     """Put the schema into Hydra's ConfigStore; calling it again changes nothing."""
     store = ConfigStore.instance()
     store.store(name="exp_schema", node=ExpConfig)
-    store.store(group="schema/model", name="timebridge", node=TimeBridgeConfig)
-    store.store(group="schema/model", name="scenes", node=SceneClassifierConfig)
-    store.store(group="schema/model", name="segmentation", node=SegmenterConfig)
-    store.store(group="schema/data", name="forecasting", node=ForecastingDataConfig)
-    store.store(group="schema/data", name="scenes", node=SceneDataConfig)
-    store.store(group="schema/data", name="segmentation", node=SegmentationDataConfig)
+    store.store(group="schema/launcher", name="submitit", node=SubmititConfig)
+    store.store(group="schema/model", name="timebridge", node=families.TimeBridgeConfig)
+    store.store(group="schema/model", name="scenes", node=families.SceneClassifierConfig)
+    store.store(group="schema/model", name="segmentation", node=families.SegmenterConfig)
+    store.store(group="schema/data", name="forecasting", node=families.ForecastingDataConfig)
+    store.store(group="schema/data", name="scenes", node=families.SceneDataConfig)
+    store.store(group="schema/data", name="segmentation", node=families.SegmentationDataConfig)
+
+
+def typed(config: Any) -> DictConfig:
+    """A configuration with the types of this module.
+
+    Args:
+        config: composed, or read from a file.
+
+    Raises:
+        OmegaConfBaseException: a key or a type is wrong.
+    """
+    root = OmegaConf.structured(ExpConfig)
+    if str(config.launcher.get("_target_", "")).endswith(".SubmititLauncher"):
+        root.launcher = SubmititConfig
+    merged = OmegaConf.merge(root, config)
+    assert isinstance(merged, DictConfig)
+    return merged
+
+
+def load(path: Path) -> DictConfig:
+    """The typed configuration in a ``config.yaml``."""
+    return typed(OmegaConf.load(path))

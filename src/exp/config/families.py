@@ -1,0 +1,214 @@
+"""The typed schemas of the families of models and data sets: every key, its type, its default and its unit.
+
+:mod:`exp.config.schema` has the rest of the configuration and registers these.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Dict, List, Optional
+
+from omegaconf import II, MISSING
+
+__all__ = [
+    "ForecastingDataConfig",
+    "ImageDataConfig",
+    "ImageModelConfig",
+    "SceneClassifierConfig",
+    "SceneDataConfig",
+    "SegmentationDataConfig",
+    "SegmenterConfig",
+    "TimeBridgeConfig",
+]
+
+# OmegaConf reads these annotations at run time, on Python 3.8 too: hence typing's generics, not the builtin ones.
+
+
+@dataclass
+class TimeBridgeConfig:
+    """TimeBridge (:class:`exp.models.timebridge.TimeBridge`; Liu et al., arXiv 2410.04442)."""
+
+    _target_: str = "exp.models.timebridge.TimeBridge"
+    channels: int = MISSING
+    lookback: int = MISSING
+    horizon: int = MISSING
+    time_features: int = 4
+    """Number of time-feature channels."""
+    period: int = 24
+    """Patch length in time steps."""
+    num_patches_out: Optional[int] = None
+    """Patches after down-sampling (``num_p``); null: as many as before."""
+    d_model: int = 128
+    d_ff: int = 128
+    num_heads: int = 8
+    integrated_layers: int = 3
+    downsampling_layers: int = 1
+    cointegrated_layers: int = 0
+    stable_len: int = 6
+    """Length of the moving average that detrends queries and keys."""
+    attention_dropout: float = 0.15
+    dropout: float = 0.0
+    alpha: float = 0.35
+    """Weight of the frequency part of the loss."""
+
+
+@dataclass
+class ImageModelConfig:
+    """What the models on a DINOv3 backbone share (:class:`exp.models.dinov3.base.ImageModel`; arXiv 2508.10104).
+
+    The number of classes and of channels comes from the data.
+    """
+
+    size: str = "vits16"
+    """``vits16``, ``vits16plus``, ``vitb16``, ``vitl16``, ``vitl16plus``, ``vith16plus``, ``vit7b16``, or ``tiny``."""
+    patch_size: int = 16
+    """Pixels along each side of a patch."""
+    embed_dim: Optional[int] = None
+    """Elements of a token instead of the size's."""
+    depth: Optional[int] = None
+    """Blocks instead of the size's."""
+    num_heads: Optional[int] = None
+    """Attention heads instead of the size's."""
+    normalization: str = "auto"
+    """``web``, ``satellite``, or ``auto``: as the weights of ``init_from`` want it, else ``web``."""
+    blocks: Optional[List[int]] = None
+    """Blocks whose features the head sees, from 0 (-1: the last); null: the last."""
+    layer_scale: float = 1e-5
+    """Initial layer scale; the paper's 1e-5 wants long training from random weights."""
+    drop_path: float = 0.0
+    """Probability of skipping a residual branch in the last block; grows linearly from 0 in the first."""
+    freeze: Any = "none"
+    """``none``, ``all`` (linear probe), or how many of the first blocks stay as they are."""
+    activation_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+    rope_rescale: Optional[float] = None
+    """In training, positions are rescaled by a random factor up to this one (2 in pretraining); null: not."""
+    dropout: float = 0.0
+    """Before the last layer of a head."""
+
+
+@dataclass
+class SceneClassifierConfig(ImageModelConfig):
+    """Scene classification (:class:`exp.models.dinov3.SceneClassifier`)."""
+
+    _target_: str = "exp.models.dinov3.SceneClassifier"
+    label_smoothing: float = 0.0
+
+
+@dataclass
+class SegmenterConfig(ImageModelConfig):
+    """Semantic segmentation (:class:`exp.models.dinov3.Segmenter`)."""
+
+    _target_: str = "exp.models.dinov3.Segmenter"
+    head: str = "upsample"
+    """``linear`` (one layer per patch) or ``upsample`` (two convolutional stages, four times the resolution)."""
+    head_channels: int = 256
+    head_norm: str = "batch"
+    """``batch`` (see ``wrapper.sync_batchnorm``) or ``group``."""
+    auxiliary_weight: float = 0.0
+    """Weight of the loss of an auxiliary head on an inner block; 0: no such head."""
+    auxiliary_block: Optional[int] = None
+    """The block that it sees, from 0; null: at two thirds of the depth."""
+    class_weights: Optional[List[float]] = None
+    """One weight per class in the cross-entropy; null: all 1."""
+    dice_weight: float = 0.0
+    """Weight of the Dice loss beside the cross-entropy."""
+    inference: str = "slide"
+    """``slide`` (overlapping windows) or ``whole`` images."""
+    window: int = 512
+    """Side of a window in pixels: best as large as training crops."""
+    overlap: float = 0.25
+    """Share of a window that the next one covers again."""
+    tta_scales: List[float] = field(default_factory=lambda: [1.0])
+    """Test-time augmentation: images are also predicted at these scales."""
+    tta_flip: bool = False
+    """Test-time augmentation: images are also predicted mirrored."""
+
+
+@dataclass
+class ForecastingDataConfig:
+    """A multivariate series on disk, cut into windows (:class:`exp.data.forecasting.ForecastingData`)."""
+
+    _target_: str = "exp.data.forecasting.ForecastingData"
+    name: str = MISSING
+    root: Optional[str] = None
+    """Folder of the user's files; null: the sample data that come with exp."""
+    file: str = MISSING
+    """Path below ``root``."""
+    split: str = "ratio"
+    """``ett_hour``, ``ett_minute`` (12/4/4 months of 30 days) or ``ratio`` (70/10/20 %)."""
+    channels: int = MISSING
+    lookback: int = 720
+    horizon: int = 96
+    header: bool = True
+    """False: comma-separated numbers only, without header and dates (plain or gzipped)."""
+    eval_batch_size: int = 128
+    num_workers: int = 0
+
+
+@dataclass
+class ImageDataConfig:
+    """What image data share (:class:`exp.data.images.base.ImageData`)."""
+
+    name: str = MISSING
+    root: Optional[str] = None
+    """Folder of the user's files; null: ``sample_data``."""
+    sample_data: Optional[str] = None
+    """Folder among the sample data that come with exp."""
+    size: int = 256
+    """Side of training images in pixels; the pipelines refer to it."""
+    channels: int = 3
+    """That the model gets: grey images are repeated for 3, an alpha channel is dropped."""
+    value_range: Optional[List[float]] = None
+    """[low, high] that become 0 and 255 where values are not 8 bit; null: [0, 65535] for 16 bit."""
+    split: List[float] = field(default_factory=lambda: [0.7, 0.1, 0.2])
+    """Shares of train, val and test where the files do not say; without test, val is tested on."""
+    classes: Optional[List[str]] = None
+    """Names in the order of their numbers; null: those of the files, sorted."""
+    train_pipeline: List[Any] = field(default_factory=list)
+    """mmcv's transforms, each as {type: <name>, <arguments>}; loading comes before them."""
+    eval_pipeline: List[Any] = field(default_factory=list)
+    on_error: str = "raise"
+    """``raise`` or ``skip`` a file that cannot be used; the result names those that were skipped."""
+    cache_megabytes: int = 0
+    """Decoded files are kept in memory up to this size, in each process that loads."""
+    seed: int = II("seed")
+    """Of the augmentation."""
+    eval_batch_size: int = 16
+    num_workers: int = 0
+
+
+@dataclass
+class SceneDataConfig(ImageDataConfig):
+    """Images with one label each (:class:`exp.data.images.scenes.SceneData`)."""
+
+    _target_: str = "exp.data.images.scenes.SceneData"
+    layout: str = "folders"
+    """``folders`` ([{train,val,test}/]<class>/*) or ``mmrs1m``."""
+    datasets: Optional[List[str]] = None
+    """MMRS-1M: names of its data sets; null: all that are there."""
+    modality: Optional[str] = None
+    """MMRS-1M: ``optical``, ``sar`` or ``infrared``; null: any."""
+
+
+@dataclass
+class SegmentationDataConfig(ImageDataConfig):
+    """Images with a mask each (:class:`exp.data.images.segmentation.SegmentationData`)."""
+
+    _target_: str = "exp.data.images.segmentation.SegmentationData"
+    layout: str = "masks"
+    """``masks`` (folders of images beside folders of masks) or ``loveda``."""
+    images: str = "images"
+    """Name of the folders of images."""
+    masks: str = "masks"
+    """Name of the folders of masks, beside those of images; a mask has its image's name."""
+    parts: Optional[Dict[str, List[str]]] = None
+    """Instead of ``split``: for train, val and test patterns of image paths below ``root``."""
+    palette: Optional[Dict[str, str]] = None
+    """Masks of colours: class -> "RRGGBB"; null: masks of class numbers, of ``classes``."""
+    ignore_colours: List[str] = field(default_factory=list)
+    """Colours that do not count; pixels of any other colour do not either, but the result tells how many."""
+    mask_values: Optional[Dict[int, int]] = None
+    """Masks of numbers: value in the file -> class number; null: they are the class numbers."""
+    ignore_values: List[int] = field(default_factory=lambda: [255])
+    """Masks of numbers: values that do not count."""

@@ -1,0 +1,49 @@
+"""Runs what has been frozen, with the launcher that its configuration names, and says what came of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from exp import console, launcher, report
+from exp.backends_registry import create_backend
+from exp.errors import EXIT_OK
+from exp.report import Finished
+
+if TYPE_CHECKING:
+    from exp.frozen import FrozenRun
+
+__all__ = ["execute"]
+
+
+def execute(run: FrozenRun) -> Finished:
+    """Write the run folder, launch, wait, print and record the end.
+
+    Raises:
+        ExpError: it cannot be started; what goes wrong later is in the answer.
+    """
+    config, folder = run.config, run.folder
+    chosen = launcher.resolve(config.launcher, config.nproc)
+    backend = create_backend(config.backend)
+    backend.prepare()
+    if run.reference is not None:
+        create_backend(run.reference.backend).prepare()
+    run.write()
+    report.begin(config, folder, backend)
+    if run.reference is not None:
+        return _parity(run, chosen)
+    return report.end(config, folder, chosen.launch(folder, config.nproc))
+
+
+def _parity(run: FrozenRun, chosen: launcher.Launcher) -> Finished:
+    """Both runs of ``task=parity``, and their comparison."""
+    from exp.parity import runs
+    from exp.parity.report import finish
+
+    config, folder = run.config, run.folder
+    changed = runs.prepare(config, run.reference)
+    if changed:
+        console.make_console().print(f"dropout is off in both runs: {', '.join(changed)}", soft_wrap=True)
+    outcome, tested, other = runs.launch_both(chosen, folder, config, run.reference)
+    if outcome.exit_code == EXIT_OK:
+        return Finished(*finish(config, folder, tested, other, report.shown(folder)))
+    return report.end(config, folder, outcome)

@@ -1,0 +1,133 @@
+"""A run, composed and validated once and written down: what happens to YAML files or the shell later changes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import MissingConfigException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from exp.backends_registry import choose, create_backend
+from exp.config import explain, schema
+from exp.config.validate import refuse_device_arguments, validate
+from exp.errors import ConfigError
+from exp.runfolder import RunFolder, write_atomically
+
+__all__ = ["FrozenRun", "freeze"]
+
+
+@dataclass
+class FrozenRun:
+    """What a launcher is given.
+
+    Attributes:
+        config: the whole configuration (:class:`exp.config.schema.ExpConfig`), without interpolations to come.
+        overrides: what the user gave on the command line.
+        folder: the run folder.
+        reference: task=parity: the configuration to compare with.
+    """
+
+    config: Any
+    overrides: list[str]
+    folder: RunFolder
+    reference: Any | None = None
+
+    def write(self) -> None:
+        """Make the run folder and put the configuration into it.
+
+        Raises:
+            RunError: the folder cannot be written.
+        """
+        folder = self.folder
+        folder.create()
+        write_atomically(folder.config, OmegaConf.to_yaml(self.config, resolve=True).encode())
+        write_atomically(folder.overrides, OmegaConf.to_yaml(OmegaConf.create(self.overrides)).encode())
+        if self.reference is not None:
+            write_atomically(folder.reference, OmegaConf.to_yaml(self.reference, resolve=True).encode())
+        if folder.result.is_file():
+            folder.result.unlink()  # of an attempt that this one continues
+
+    @classmethod
+    def load(cls, folder: RunFolder) -> FrozenRun:
+        """Read what :meth:`write` has written."""
+        reference = schema.load(folder.reference) if folder.reference.is_file() else None
+        overrides: Any = OmegaConf.to_container(OmegaConf.load(folder.overrides))
+        return cls(schema.load(folder.config), overrides, folder, reference)
+
+
+def freeze(config: DictConfig, overrides: list[str], output_dir: Path) -> FrozenRun:
+    """Validate what Hydra has composed, and fill in what is derived. Writes nothing.
+
+    Args:
+        config: composed by Hydra, without its own part.
+        overrides: the user's.
+        output_dir: the run folder.
+
+    Raises:
+        ConfigError: a value is wrong, two do not go together, or a file is missing.
+        UnavailableError: the hardware or a package is not there.
+    """
+    config = _choose_backend(config, overrides)
+    with open_dict(config):
+        config.output_dir = str(output_dir.absolute())
+    refuse_device_arguments(config)
+    config = schema.typed(config)  # checks what +KEY=VALUE added, too
+    validate(config, overrides, create_backend(config.backend))
+    reference = _reference(config, overrides) if config.task.name == "parity" else None
+    return FrozenRun(config, overrides, RunFolder(output_dir), reference)
+
+
+def _reference(config: DictConfig, overrides: list[str]) -> DictConfig:
+    """The same configuration for the reference of ``task=parity``, ready to run.
+
+    What the user has set below ``backend`` is meant for the backend under test; the reference has what its own file
+    says, unless it is the same one.
+    """
+    kept = list(overrides)
+    if f"backend={config.reference}" not in overrides:
+        kept = [override for override in overrides if not override.lstrip("+~").startswith("backend")]
+    try:
+        composed = _compose([*kept, f"backend={config.reference}"])
+    except MissingConfigException as error:
+        # Raised as it is, it would name a key that the user has not given, after a line of Hydra's own.
+        raise ConfigError(explain.explain(error, []).replace("backend=", "reference=", 1)) from error
+    composed = _choose_backend(composed, kept)
+    with open_dict(composed):
+        composed.output_dir = config.output_dir
+    reference = schema.typed(composed)
+    validate(reference, overrides, create_backend(reference.backend))
+    config.reference = reference.backend.name  # where it was auto
+    return reference
+
+
+def _compose(overrides: list[str]) -> DictConfig:
+    """The configuration for these overrides, without Hydra's own part."""
+    loader = GlobalHydra.instance().config_loader()
+    # A backend's file may lie in a folder that only this adds.
+    searched = [override for override in HydraConfig.get().overrides.hydra if override.startswith("hydra.searchpath=")]
+    composed = loader.load_configuration("config", [*overrides, *searched], run_mode=RunMode.RUN)
+    with open_dict(composed):
+        del composed["hydra"]
+    return composed
+
+
+def _choose_backend(config: DictConfig, overrides: list[str]) -> DictConfig:
+    """Replace ``backend=auto`` by the first that is available, with that backend's own configuration."""
+    if config.backend["_target_"] != "auto":
+        return config
+    if config.backend.simulate:
+        raise ConfigError("backend.simulate=true with backend=auto: say which backend's devices are to be simulated")
+    name = choose(list(config.backend.options.candidates))
+    kept = [override for override in overrides if not override.startswith("backend=")]
+    try:
+        return _compose([*kept, f"backend={name}"])
+    except MissingConfigException:
+        # Installed by another package, and no YAML file of its own in the search path: the class's own defaults.
+        config.backend._target_ = config.backend.name = name
+        config.backend.options = {}
+        return config
