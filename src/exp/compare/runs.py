@@ -11,7 +11,7 @@ from exp.compare.keys import differing
 from exp.compare.run import Run, is_run_folder, natural, read_run
 from exp.errors import ConfigError
 
-__all__ = ["Run", "by_metric", "differing", "find_runs", "ranked"]
+__all__ = ["Run", "by_metric", "differing", "find_runs", "greater_is_better", "ranked"]
 
 _NO_OUTCOME = ("report", "env")  # tasks whose folders hold nothing to compare
 _PARTS_OF_A_RUN = {"checkpoints", "logs", "plots", "tensorboard"}
@@ -74,8 +74,13 @@ def ranked(runs: Sequence[Run]) -> list[Run]:
     return ordered + [run for run in runs if run.metric is None]
 
 
+def greater_is_better(runs: Sequence[Run]) -> bool:
+    """Whether larger values of the metric of these runs, which is the same for all, are better."""
+    return any(run.greater_is_better for run in runs)
+
+
 def _best_first(runs: Sequence[Run]) -> list[Run]:
-    sign = -1.0 if any(run.greater_is_better for run in runs) else 1.0
+    sign = -1.0 if greater_is_better(runs) else 1.0
     known = [run for run in runs if run.metric is not None]
     known.sort(key=lambda run: sign * (run.metric or 0.0))
     return known + [run for run in runs if run.metric is None]
