@@ -17,6 +17,7 @@ __all__ = [
     "DataError",
     "ExpError",
     "PlacementError",
+    "Preempted",
     "RunError",
     "UnavailableError",
 ]
@@ -52,6 +53,20 @@ class UnavailableError(ExpError):
 
 class RunError(ExpError):
     """The run itself failed (exit code 1)."""
+
+
+class Preempted(ExpError):  # noqa: N818 - no error
+    """The run was told to end, and its state is saved: ``resume=auto`` continues it (exit code 75).
+
+    Args:
+        step: optimizer steps completed.
+    """
+
+    exit_code = EXIT_PREEMPTED
+
+    def __init__(self, step: int) -> None:
+        super().__init__(f"preempted after step {step}")
+        self.step = step
 
 
 class PlacementError(RunError):

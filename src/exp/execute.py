@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from exp import console, launcher, report
 from exp.backends_registry import create_backend
+from exp.config.schema import RESUMABLE
 from exp.errors import EXIT_OK
 from exp.report import Finished
 
@@ -31,7 +32,8 @@ def execute(run: FrozenRun) -> Finished:
     report.begin(config, folder, backend)
     if run.reference is not None:
         return _parity(run, chosen)
-    return report.end(config, folder, chosen.launch(folder, config.nproc))
+    outcome = chosen.launch(folder, config.nproc, saves=config.task.name in RESUMABLE)
+    return report.end(config, folder, outcome)
 
 
 def _parity(run: FrozenRun, chosen: launcher.Launcher) -> Finished:

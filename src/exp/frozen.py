@@ -1,4 +1,4 @@
-"""A run, composed and validated once and written down: what happens to YAML files or the shell later changes nothing."""
+"""A run, composed and validated once and written down: nothing that happens to YAML files later changes it."""
 
 from __future__ import annotations
 

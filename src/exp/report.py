@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from exp import console
 from exp.doctor import report as doctor
-from exp.errors import EXIT_OK
+from exp.errors import EXIT_OK, EXIT_PREEMPTED
 from exp.launcher import describe_failure
 from exp.result import blank_result
 from exp.runfolder import read_json, write_json
@@ -80,6 +80,8 @@ def end(config: Any, folder: RunFolder, outcome: Outcome) -> Finished:
             write_json(folder.result, result)
         _print_table(config, folder, result)
         return Finished(metric=result["metric"])
+    if outcome.preempted is not None:
+        return _preempted(config, folder, outcome.preempted["step"], outcome.restarts)
     if outcome.exit_code != EXIT_OK:
         first = outcome.failures[0] if outcome.failures else None
         failed = blank_result(config)
@@ -92,6 +94,19 @@ def end(config: Any, folder: RunFolder, outcome: Outcome) -> Finished:
         console.error(describe_failure(outcome))
         return Finished(outcome.exit_code, float("nan"), outcome.interrupted_by)
     return Finished()  # a node other than rank 0's
+
+
+def _preempted(config: Any, folder: RunFolder, step: int | None, restarts: int) -> Finished:
+    """The record of a run that ended on notice, and how it goes on."""
+    record = blank_result(config)
+    record.update(status="preempted", steps=step or 0, restarts=restarts)
+    write_json(folder.result, record)
+    if step is None:
+        text = f"preempted: task={config.task.name} has no state to save; run it again"
+    else:
+        text = f"preempted after step {step}, which is saved; resume=auto output_dir={shown(folder)} continues"
+    console.make_console().print(text, soft_wrap=True)
+    return Finished(EXIT_PREEMPTED, float("nan"))
 
 
 def _print_table(config: Any, folder: RunFolder, result: dict[str, Any]) -> None:

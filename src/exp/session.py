@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from exp.backends_registry import create_backend
 from exp.cards import shared
 from exp.config.schema import DIAGNOSES, load
-from exp.errors import ConfigError, RunError
+from exp.errors import ConfigError, Preempted, RunError
 from exp.runfolder import write_json
 
 if TYPE_CHECKING:
@@ -172,11 +172,12 @@ def run(folder: RunFolder, info: RankInfo) -> None:
         session.open()
         task = importlib.import_module(f"exp.tasks.{config.task.name}")
         result = task.run(session)
-    except BaseException:
+    except BaseException as error:
         # The frames of the error hold the wrapped model; they must let go of it before the interpreter exits.
         _, _, tb = sys.exc_info()
         if info.world_size > 1:
-            logger.error("failed:\n%s", traceback.format_exc())
+            if not isinstance(error, Preempted):
+                logger.error("failed:\n%s", traceback.format_exc())
             traceback.clear_frames(tb)
         raise
     session.close()

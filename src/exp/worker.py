@@ -12,9 +12,10 @@ import traceback
 from pathlib import Path
 from typing import Callable
 
-from exp.errors import EXIT_FAILED, EXIT_OK, ExpError
+from exp.errors import EXIT_FAILED, EXIT_OK, ExpError, Preempted
 from exp.launcher.base import SCRATCH_VARIABLE, RankInfo, this_host
 from exp.launcher.processes import AGENT_VARIABLE, die_with_parent, name_process
+from exp.preemption import record_preempted
 from exp.runfolder import RunFolder, write_json
 
 __all__ = ["main", "run_worker"]
@@ -34,6 +35,9 @@ def main(body: Callable[[RunFolder, RankInfo], None] | None = None, parent: int 
     info = _count_attempts(info, Path(os.environ[SCRATCH_VARIABLE]))
     try:
         run_worker(folder, info, redirect=True, body=body)
+    except Preempted as preempted:
+        record_preempted(os.environ[SCRATCH_VARIABLE], preempted.step)
+        _exit(EXIT_OK)  # to torch's agent anything else is a failure, and may mean a restart
     except ExpError as error:
         _exit(error.exit_code)
     except BaseException:  # noqa: BLE001 - it is in the log and in the error file
@@ -95,6 +99,9 @@ def run_worker(
 
             body = run
         body(folder, info)
+    except Preempted as preempted:
+        logging.getLogger(__name__).info("%s", preempted)
+        raise
     except (Exception, SystemExit) as error:  # SystemExit: a library that gives up must not end a run without a word
         logging.getLogger(__name__).error("rank %d failed\n%s", info.rank, traceback.format_exc())
         write_json(

@@ -16,6 +16,7 @@ from exp.config import families
 
 __all__ = [
     "DIAGNOSES",
+    "RESUMABLE",
     "WITH_WEIGHTS",
     "BackendConfig",
     "CheckpointConfig",
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 WITH_WEIGHTS = ("eval", "predict", "features")
 """Tasks that use a model as it is: they want ``init_from``, and train nothing."""
+RESUMABLE = ("train",)
+"""Tasks that save their state on the way; others, told to end, can only be run again."""
 DIAGNOSES = ("doctor", "env")
 """Tasks that examine what others need: a module of theirs has ``diagnose`` instead of ``run``."""
 

@@ -146,6 +146,8 @@ class EvalBatchSampler:
 
     def __init__(self, num_samples: int, batch_size: int, rank: int = 0, world_size: int = 1) -> None:
         self.batch_size = batch_size
+        self.common_batches = num_samples // world_size // batch_size
+        """Batches that every rank has at least."""
         # Contiguous shares, equal but for one sample; dealing out whole batches could leave ranks idle.
         self.first, self.end = num_samples * rank // world_size, num_samples * (rank + 1) // world_size
 

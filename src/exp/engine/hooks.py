@@ -191,7 +191,7 @@ class CheckpointHook(Hook):
         self.best_epoch = 0
         self.reference: float | None = None  # the last value that was better by min_delta
         self.bad_epochs = 0
-        self._saved_step = -1
+        self._saved = (-1, False)
 
     @property
     def best_path(self) -> Path:
@@ -210,7 +210,7 @@ class CheckpointHook(Hook):
         step = runner.iter + 1
         # Where a validation follows, the checkpoint waits for it.
         if step % self.every_steps == 0 and not runner.train_loop.validates_after(step, batch_idx):
-            self._save(runner, step)
+            self.save(runner, step)
 
     def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
         """Judge the weights, then save."""
@@ -230,13 +230,13 @@ class CheckpointHook(Hook):
         at_steps = self.every_steps and runner.iter % self.every_steps == 0
         at_epochs = runner.train_loop.val_every is None and self._epoch_is_saved(runner.epoch)
         if at_steps or at_epochs:
-            self._save(runner, runner.iter)
+            self.save(runner, runner.iter)
 
     def after_train_epoch(self, runner: Any) -> None:
         """Save at the end of an epoch where no validation follows, which would do it."""
         loop = runner.train_loop
         if loop.val_every is not None and self._epoch_is_saved(runner.epoch + 1):
-            self._save(runner, runner.iter)
+            self.save(runner, runner.iter)
 
     def _epoch_is_saved(self, epoch: int) -> bool:
         return bool(self.every_epochs) and epoch % self.every_epochs == 0
@@ -246,13 +246,20 @@ class CheckpointHook(Hook):
 
     def after_train(self, runner: Any) -> None:
         """The last state is always kept."""
-        self._save(runner, runner.iter)
+        self.save(runner, runner.iter)
 
-    def _save(self, runner: Any, step: int) -> None:
-        if step == self._saved_step:
+    def save(self, runner: Any, step: int, validation_due: bool = False) -> None:
+        """Write a checkpoint, unless the same one has been written. A collective.
+
+        Args:
+            runner: the runner.
+            step: optimizer steps completed.
+            validation_due: whether a validation is to be made before training goes on.
+        """
+        if (step, validation_due) == self._saved:
             return
-        self._saved_step = step
-        content = runner.training_checkpoint(step, self.state_dict())
+        self._saved = (step, validation_due)
+        content = runner.training_checkpoint(step, self.state_dict(), validation_due)
         if runner.distributed_group.is_main:
             checkpoint.write(self.folder / f"step_{step:08d}.pth", content)
             checkpoint.prune(self.folder, self.keep_last)

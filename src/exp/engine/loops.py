@@ -68,6 +68,7 @@ class TrainLoop(BaseLoop):
         self._epoch = 0
         self._iter = 0
         self._validated = 0
+        self._validation_due = False
         self.stop_training = False
 
     @property
@@ -90,15 +91,25 @@ class TrainLoop(BaseLoop):
         """Optimizer steps to train."""
         return self._max_iters
 
-    def restore(self, epoch: int, step: int, samples: int) -> None:
-        """Continue after ``step`` optimizer steps, ``samples`` samples (over all ranks) into ``epoch``."""
+    def restore(self, epoch: int, step: int, samples: int, validation_due: bool = False) -> None:
+        """Continue after ``step`` optimizer steps, ``samples`` samples (over all ranks) into ``epoch``.
+
+        Args:
+            epoch: epochs completed.
+            step: optimizer steps completed.
+            samples: of the epoch, over all ranks.
+            validation_due: whether a validation comes first.
+        """
         self._epoch, self._iter = epoch, step
+        self._validation_due = validation_due
         self.sampler.set_position(epoch, samples)
 
     def run(self) -> torch.nn.Module:
         """Train and validate, epoch by epoch."""
         runner = self.runner
         runner.call_hook("before_train")
+        if self._validation_due:
+            self._validate()
         while self._epoch < self._max_epochs and self._iter < self._max_iters and not self.stop_training:
             if self._run_epoch() and (self.val_every is None or self._iter == self._max_iters):
                 self._validate()

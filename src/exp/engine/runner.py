@@ -178,15 +178,16 @@ class Runner(MMEngineRunner):
         """The model's weights and where they come from."""
         return {"meta": self._meta(self.iter), "state_dict": unwrapped(self.model).state_dict()}
 
-    def training_checkpoint(self, step: int, best: Mapping[str, Any]) -> dict[str, Any]:
+    def training_checkpoint(self, step: int, best: Mapping[str, Any], validation_due: bool = False) -> dict[str, Any]:
         """All that an exact continuation needs. A collective: every rank's random state is in it.
 
         Args:
             step: optimizer steps completed.
             best: what the checkpoint hook knows of the epochs so far.
+            validation_due: whether a validation is to be made before training goes on.
         """
         content = self.weights_checkpoint()
-        content["meta"] = self._meta(step)
+        content["meta"] = {**self._meta(step), "validation_due": validation_due}
         content["optimizer"] = self.optim_wrapper.state_dict()
         content["param_schedulers"] = [scheduler.state_dict() for scheduler in self.param_schedulers or []]
         content["rng"] = self.distributed_group.gather(rng.rng_state(self.backend))
@@ -241,7 +242,7 @@ class Runner(MMEngineRunner):
         self.optim_wrapper.load_state_dict(content["optimizer"])
         for scheduler, state in zip(self.param_schedulers or [], content["param_schedulers"]):
             scheduler.load_state_dict(state)
-        self.train_loop.restore(meta["epoch"], meta["step"], meta["samples"])
+        self.train_loop.restore(meta["epoch"], meta["step"], meta["samples"], meta.get("validation_due", False))
         states = content["rng"]
         if self.world_size == len(states):
             rng.set_rng_state(states[self.rank], self.backend)

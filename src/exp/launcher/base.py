@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Mapping
 
 from exp.errors import EXIT_OK, ConfigError
+from exp.preemption import Notice
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -17,10 +18,22 @@ if TYPE_CHECKING:
 
     from exp.runfolder import RunFolder
 
-__all__ = ["SCRATCH_VARIABLE", "Launcher", "Outcome", "RankFailure", "RankInfo", "make_store", "this_host"]
+__all__ = [
+    "REQUEUED_VARIABLE",
+    "SCRATCH_VARIABLE",
+    "Launcher",
+    "Outcome",
+    "RankFailure",
+    "RankInfo",
+    "make_store",
+    "this_host",
+]
 
 SCRATCH_VARIABLE = "EXP_SCRATCH"
 """Environment variable that tells the workers of one node where the private folder of their job lies."""
+
+REQUEUED_VARIABLE = "EXP_REQUEUED"
+"""Environment variable that tells workers that a scheduler has started their job before."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +49,10 @@ class RankInfo:
     single_node: bool = True
     store: str | None = None
     """Path of a file store; None: torch's ``env://``, that is MASTER_ADDR and MASTER_PORT."""
+    requeued: bool = False
+    """Whether a scheduler has started this job anew, so that it has to go on where it was."""
+    notice: Notice = field(default_factory=Notice, compare=False)
+    """Tells that the run has to save its state and end."""
 
     @classmethod
     def single(cls) -> RankInfo:
@@ -58,6 +75,8 @@ class RankInfo:
             restart_count=restart,
             single_node=single_node,
             store=store if single_node else None,
+            requeued=REQUEUED_VARIABLE in environ,
+            notice=Notice(environ[SCRATCH_VARIABLE]),
         )
 
 
@@ -114,6 +133,8 @@ class Outcome:
     """The first to fail comes first."""
     interrupted_by: str | None = None
     """Name of the signal that ended it."""
+    preempted: dict[str, Any] | None = None
+    """It ended on notice: ``step`` after which its state is saved, null where there is nothing to save."""
     detail: str | None = None
     """What the agent itself complained of."""
     unkillable: list[int] = field(default_factory=list)
@@ -163,8 +184,14 @@ class Launcher(abc.ABC):
         """
 
     @abc.abstractmethod
-    def launch(self, folder: RunFolder, nproc: int) -> Outcome:
-        """Run ``config.yaml`` of ``folder`` in ``nproc`` workers on this node, to the end."""
+    def launch(self, folder: RunFolder, nproc: int, saves: bool = True) -> Outcome:
+        """Run ``config.yaml`` of ``folder`` in ``nproc`` workers on this node, to the end.
+
+        Args:
+            folder: the run folder.
+            nproc: workers.
+            saves: whether the task can save its state when it has to end (:data:`exp.config.schema.RESUMABLE`).
+        """
 
 
 def this_host() -> str:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
-from exp.errors import EXIT_FAILED, EXIT_OK, ConfigError
+from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, ConfigError, Preempted
 from exp.launcher.base import Launcher, Outcome, RankInfo, this_host
 from exp.launcher.failures import collect_failures, exit_code_of
 from exp.launcher.processes import handle_signals, signal_name
+from exp.preemption import PREEMPT_SIGNAL
 
 if TYPE_CHECKING:
+    from exp.preemption import Notice
     from exp.runfolder import RunFolder
 
 __all__ = ["LocalLauncher"]
@@ -27,18 +30,24 @@ class LocalLauncher(Launcher):
         if self.nnodes != 1:
             raise ConfigError(f"launcher.nnodes={self.nnodes} needs launcher=torchrun")
 
-    def launch(self, folder: RunFolder, nproc: int) -> Outcome:
+    def launch(self, folder: RunFolder, nproc: int, saves: bool = True) -> Outcome:
         """Run the worker; an error of it becomes the outcome, as with any other launcher."""
         from exp.worker import run_worker
 
         for stale in folder.logs.glob("rank*.error.json"):
             stale.unlink()
+        info = RankInfo.single()
+        signals = _Signals(info.notice, saves)
         try:
-            with handle_signals(_interrupt):
-                run_worker(folder, RankInfo.single(), redirect=False)
+            with handle_signals(signals):
+                run_worker(folder, info, redirect=False)
         except _Interrupted as interruption:
+            if interruption.number == PREEMPT_SIGNAL and not signals.saves:
+                return Outcome(EXIT_PREEMPTED, preempted={"step": None})
             name = signal_name(interruption.number)
             return Outcome(128 + interruption.number, interrupted_by=name)
+        except Preempted as preempted:
+            return Outcome(EXIT_PREEMPTED, preempted={"step": preempted.step})
         # The worker has written its error file; every error ends here, in the same words as those of other launchers.
         except (Exception, SystemExit) as error:  # noqa: BLE001
             failures = collect_failures(folder, [], this_host())
@@ -56,5 +65,24 @@ class _Interrupted(KeyboardInterrupt):
         self.number = number
 
 
-def _interrupt(number: int, _frame: object) -> None:
-    raise _Interrupted(number)
+class _Signals:
+    """Notice asks to save first; any other signal, or a second notice, ends the run at once.
+
+    Args:
+        notice: for the training loop.
+        saves: whether there is anything to save.
+    """
+
+    def __init__(self, notice: Notice, saves: bool) -> None:
+        self.notice = notice
+        self.saves = saves
+        self._process = os.getpid()
+
+    def __call__(self, number: int, _frame: object) -> None:
+        if number == PREEMPT_SIGNAL:
+            if os.getpid() != self._process:
+                return  # a loader's process, forked from this one: it goes on until this one has saved
+            if self.saves and not self.notice.given():
+                self.notice.give()
+                return
+        raise _Interrupted(number)

@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 from typing import Callable, Iterator
 
+from exp.preemption import PREEMPT_SIGNAL
+
 __all__ = [
     "AGENT_VARIABLE",
     "JOB_VARIABLE",
@@ -52,12 +54,12 @@ def name_process(name: str) -> None:
 
 @contextlib.contextmanager
 def handle_signals(handler: Callable[[int, object], None]) -> Iterator[None]:
-    """Give SIGINT, SIGTERM and SIGHUP to ``handler`` for a while.
+    """Give SIGINT, SIGTERM, SIGHUP and the signal of preemption to ``handler`` for a while.
 
     Those that this process was started to ignore stay ignored: ``nohup`` ignores SIGHUP, and a shell's ``&`` SIGINT.
     """
     before = {}
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, PREEMPT_SIGNAL):
         if signal.getsignal(number) is not signal.SIG_IGN:
             before[number] = signal.signal(number, handler)
     try:

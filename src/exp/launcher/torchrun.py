@@ -12,11 +12,12 @@ import tempfile
 import time
 from typing import TYPE_CHECKING, Any
 
-from exp.errors import EXIT_FAILED
+from exp.errors import EXIT_FAILED, EXIT_PREEMPTED
 from exp.launcher.base import SCRATCH_VARIABLE, Launcher, Outcome, this_host
 from exp.launcher.failures import collect_failures, exit_code_of
 from exp.launcher.ports import check_endpoint
 from exp.launcher.processes import JOB_VARIABLE, handle_signals, kill_job, signal_name
+from exp.preemption import PREEMPT_SIGNAL, Notice, held_back, preempted_at
 from exp.runfolder import read_json
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ _ERROR_PATIENCE_S = 6.0  # torch's agent itself would wait half a minute for ran
 class TorchrunLauncher(Launcher):
     """Starts the agent as a process of its own, so that this one never imports torch or holds a device."""
 
-    def launch(self, folder: RunFolder, nproc: int) -> Outcome:
+    def launch(self, folder: RunFolder, nproc: int, saves: bool = True) -> Outcome:
         """Run the workers; whatever ends the run, no process of it is left behind.
 
         Raises:
@@ -50,20 +51,28 @@ class TorchrunLauncher(Launcher):
         job = secrets.token_hex(8)
         with tempfile.TemporaryDirectory(prefix="exp-") as scratch, (folder.logs / f"{name}.log").open("ab") as log:
             order = self._order(folder, nproc, scratch, report)
-            process = subprocess.Popen(
-                [sys.executable, "-m", "exp.launcher.agent", json.dumps(order)],
-                stdin=subprocess.DEVNULL,
-                stderr=log,
-                env=self._environment(job, scratch),
-                start_new_session=True,
-            )
-            supervisor = _Supervisor(process, job, folder.logs if self.max_restarts == 0 else None)
+            with held_back():
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "exp.launcher.agent", json.dumps(order)],
+                    stdin=subprocess.DEVNULL,
+                    stderr=log,
+                    env=self._environment(job, scratch),
+                    start_new_session=True,
+                )
+            notice = Notice(scratch) if saves else None
+            supervisor = _Supervisor(process, job, folder.logs if self.max_restarts == 0 else None, notice)
             try:
                 received = supervisor.wait()
             finally:
                 unkillable = kill_job(job)
+            preempted = preempted_at(scratch)
         outcome = Outcome(unkillable=unkillable)
-        self._fill(outcome, folder, report, process.returncode, received)
+        if received == PREEMPT_SIGNAL and notice is None:
+            preempted = {"step": None}
+        if preempted is not None:
+            outcome.preempted, outcome.exit_code = preempted, EXIT_PREEMPTED
+        else:
+            self._fill(outcome, folder, report, process.returncode, received)
         return outcome
 
     def _order(self, folder: RunFolder, nproc: int, scratch: str, report: Path) -> dict[str, Any]:
@@ -124,14 +133,19 @@ class _Supervisor:
         job: what marks all processes of the job.
         errors: folder in which a failing rank leaves its error; where one does, the job has to end soon. None: an
             error is no end, because workers are restarted.
+        notice: for the workers, which then save their state; None: they have none.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], job: str, errors: Path | None) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], job: str, errors: Path | None, notice: Notice | None = None
+    ) -> None:
         self.process = process
         self.job = job
         self.errors = errors
+        self.notice = notice
         self.received: int | None = None
         self._deadline: float | None = None
+        self._told = False
 
     def wait(self) -> int | None:
         """Wait until the agent has ended; returns the signal that this process was sent, if any."""
@@ -150,12 +164,17 @@ class _Supervisor:
                         kill_job(self.job)
 
     def _on_signal(self, number: int, frame: object) -> None:
-        """First signal: ask the agent to end its workers. Second: kill them now."""
+        """Notice: pass it on. First signal: ask the agent to end its workers. Second, or second notice: kill them."""
         del frame
-        if self.received is None:
+        if number == PREEMPT_SIGNAL and self.notice is not None and not self._told:
+            self._told = True
+            self.notice.give()
+        elif self.received is None:
             self.received = number
             self._deadline = time.monotonic() + _TERM_PATIENCE_S
-            if self.process.poll() is None:
+            if self._told and number == PREEMPT_SIGNAL:
+                self._deadline = 0.0
+            elif self.process.poll() is None:
                 self.process.send_signal(signal.SIGTERM)
         else:
             self._deadline = 0.0

@@ -58,7 +58,7 @@ def launch_both(
         settings.output_dir = str(part.path)
         write_atomically(part.config, OmegaConf.to_yaml(settings, resolve=True).encode())
         terminal.print(f"{part.path.name}: {settings.backend.name}")
-        outcome = launcher.launch(part, settings.nproc)
+        outcome = launcher.launch(part, settings.nproc, saves=False)
         if outcome.exit_code != EXIT_OK:
             break
     return outcome, folders[0], folders[1]

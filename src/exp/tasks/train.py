@@ -14,6 +14,7 @@ from exp.engine import checkpoint
 from exp.engine.hooks import CheckpointHook, MetricsHook, truncate_metrics
 from exp.engine.loops import EvalLoop, TrainLoop
 from exp.engine.optim import BackendOptimWrapper, build_optimizer
+from exp.engine.preemption import Agreement, PreemptionHook
 from exp.engine.progress import Progress
 from exp.engine.rng import seed_everything
 from exp.engine.runner import Runner
@@ -110,6 +111,7 @@ class Training:
             custom_hooks=[
                 self.metrics_hook,
                 self.checkpoint_hook,
+                PreemptionHook(Agreement(session.info.notice, session.distributed), self.checkpoint_hook),
                 *OmegaConf.to_container(config.hooks, resolve=True),  # type: ignore[misc]
             ],
             visualizer=_visualizer(session),
@@ -130,13 +132,16 @@ class Training:
         """Resume where asked to, train, test the best weights."""
         runner, session = self.runner, self.session
         resumed_from = self._resume()
-        runner.train()
-        best = self._load_best()
-        metrics = runner.test()
+        try:
+            runner.train()
+            best = self._load_best()
+            metrics = runner.test()
+        finally:  # the terminal's cursor and the loaders' processes, whatever has happened
+            self.metrics_hook.progress.stop()
+            runner.close()
         if session.config.plots and session.distributed.is_main:
             self._draw()
         runner.visualizer.close()
-        runner.close()
         hook = self.metrics_hook
         return make_result(
             session,
@@ -165,13 +170,12 @@ class Training:
 
     def _resume(self) -> str | None:
         session = self.session
-        wanted = session.config.resume
-        if session.info.restart_count > 0:
-            wanted = "auto"
-        if wanted is None:
-            self._forget_metrics()
-            return None
-        path, content = _find(session, wanted)
+        restarted = session.info.restart_count > 0 or session.info.requeued
+        path: Path | None = None
+        # What a restarted run has saved itself comes before what it was told to begin with.
+        for wanted in ["auto"] * restarted + [session.config.resume]:
+            if wanted is not None and path is None:
+                path, content = _find(session, wanted)
         if path is None:
             self._forget_metrics()
             return None

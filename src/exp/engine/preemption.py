@@ -1,0 +1,118 @@
+"""Saving and ending when the scheduler wants the machine back: all ranks agree where, so that none is a step ahead."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+from mmengine.hooks import Hook
+
+from exp.errors import Preempted
+
+if TYPE_CHECKING:
+    from exp.engine.distributed import Distributed
+    from exp.engine.hooks import CheckpointHook
+    from exp.preemption import Notice
+
+__all__ = ["Agreement", "PreemptionHook"]
+
+_EVERY_S = 1.0
+
+
+class Agreement:
+    """Tells all ranks at one and the same point that one of them has had notice.
+
+    Asking costs a collective operation, so ranks ask about once a second, however short a step is. How many points
+    that is they work out from the time that all of them took together, which makes it the same number everywhere.
+
+    Args:
+        notice: of this node.
+        distributed: collectives.
+    """
+
+    def __init__(self, notice: Notice, distributed: Distributed) -> None:
+        self.notice = notice
+        self.distributed = distributed
+        self._alone = distributed.world_size == 1
+        self.begin()
+
+    def begin(self) -> None:
+        """A phase with steps of another length begins: ask at its first point."""
+        self._interval = self._left = 1
+        self._asked = time.monotonic()
+
+    def reached(self) -> bool:
+        """Called by every rank at the same points; whether to end here."""
+        if self._alone:
+            return self.notice.given()
+        self._left -= 1
+        if self._left:
+            return False
+        now = time.monotonic()
+        # Whole milliseconds: their sum is the same on every rank to the last bit.
+        told, milliseconds = self.distributed.sum(
+            torch.tensor([int(self.notice.given()), int((now - self._asked) * 1000)])
+        ).tolist()
+        self._asked = now
+        mean_s = max(milliseconds, 1) / 1000 / self.distributed.world_size
+        fitting = int(self._interval * _EVERY_S / mean_s)
+        self._interval = self._left = max(1, min(fitting, 2 * self._interval))
+        return bool(told)
+
+
+class PreemptionHook(Hook):
+    """Ends training on notice, with a checkpoint from which it goes on exactly.
+
+    Between two steps, and between two batches of a validation: there the checkpoint says that the validation is still
+    to be made.
+
+    Args:
+        agreement: of all ranks.
+        checkpoints: writes the checkpoint.
+    """
+
+    priority = "LOWEST"  # after everything that a checkpoint holds has its new state
+
+    def __init__(self, agreement: Agreement, checkpoints: CheckpointHook) -> None:
+        self.agreement = agreement
+        self.checkpoints = checkpoints
+        self._common_batches = 0
+
+    def before_train_epoch(self, runner: Any) -> None:
+        """Steps begin."""
+        self.agreement.begin()
+
+    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        """Between two steps; where a validation follows, its first batch is the place."""
+        step = runner.iter + 1
+        if not runner.train_loop.validates_after(step, batch_idx) and self.agreement.reached():
+            self.checkpoints.save(runner, step)
+            raise Preempted(step)
+
+    def before_val_epoch(self, runner: Any) -> None:
+        """Batches of another length begin, and ranks may have different numbers of them."""
+        self._begin_evaluation(runner.val_loop)
+
+    def before_val_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
+        """Before a batch of the validation."""
+        if batch_idx < self._common_batches and self.agreement.reached():
+            self.checkpoints.save(runner, runner.iter, validation_due=True)
+            raise Preempted(runner.iter)
+
+    def after_val_epoch(self, runner: Any, metrics: Any = None) -> None:
+        """Steps go on where the validation was within an epoch."""
+        self.agreement.begin()
+
+    def before_test_epoch(self, runner: Any) -> None:
+        """As for the validation."""
+        self._begin_evaluation(runner.test_loop)
+
+    def before_test_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
+        """Before a batch of the test; the end of the training has been saved."""
+        if batch_idx < self._common_batches and self.agreement.reached():
+            raise Preempted(runner.iter)
+
+    def _begin_evaluation(self, loop: Any) -> None:
+        self.agreement.begin()
+        self._common_batches = loop.dataloader.sampler.common_batches

@@ -1,0 +1,77 @@
+"""The notice that a run has to save its state and end: a signal to its parent, a file to its workers.
+
+The signal reaches one process of a node, the launcher's. Workers never see it: they, and everything under them, are
+started with it blocked, because Slurm sends it to every process of a job step, and its default is to kill. They look
+for the file between two steps instead, which no start-up, collective operation or loader process can miss.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any, Iterator
+
+from exp.runfolder import read_json, write_json
+
+__all__ = ["PREEMPT_SIGNAL", "Notice", "held_back", "preempted_at", "record_preempted"]
+
+PREEMPT_SIGNAL = signal.SIGUSR2
+"""NCCL and its relatives use SIGUSR1."""
+
+_LOOK_EVERY_S = 0.05
+_NOTICE = "preempt"
+_RECORD = "preempted.json"
+
+
+class Notice:
+    """Whether this node has been told to end.
+
+    Args:
+        scratch: the private folder of the job on this node, where the launcher is another process than the workers;
+            None: they are one.
+    """
+
+    def __init__(self, scratch: str | None = None) -> None:
+        self._file = None if scratch is None else os.path.join(scratch, _NOTICE)  # noqa: PTH118
+        self._given = False
+        self._looked = 0.0
+
+    def give(self) -> None:
+        """Tell this node's workers. Safe in a signal handler."""
+        if self._file is None:
+            self._given = True
+        else:
+            Path(self._file).touch()
+
+    def given(self) -> bool:
+        """Whether :meth:`give` has been called; looks at the file twenty times a second at most."""
+        if self._given or self._file is None:
+            return self._given
+        now = time.monotonic()
+        if now - self._looked >= _LOOK_EVERY_S:
+            self._looked = now
+            self._given = os.path.exists(self._file)  # noqa: PTH110 - a fifth of Path's time, at every step
+        return self._given
+
+
+@contextlib.contextmanager
+def held_back() -> Iterator[None]:
+    """Processes started within inherit the signal blocked; one that comes meanwhile is delivered afterwards."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {PREEMPT_SIGNAL})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def record_preempted(scratch: str, step: int | None) -> None:
+    """A worker tells its launcher that it ended because of the notice, after ``step`` optimizer steps."""
+    write_json(Path(scratch, _RECORD), {"step": step})
+
+
+def preempted_at(scratch: str) -> Any:
+    """What :func:`record_preempted` wrote, or None."""
+    return read_json(Path(scratch, _RECORD))
