@@ -27,9 +27,15 @@ def write_report(runs: Sequence[Run], folder: Path, title: str) -> Path:
         OSError: the folder cannot be written.
     """
     from exp.compare.page import write_page
+    from exp.compare.plots import comparison_pictures
     from exp.compare.table import write_table
+    from exp.runfolder import write_atomically
 
     write_table(runs, folder)
+    plots = comparison_pictures(runs)
+    for pictures in plots.values():
+        for name, content in pictures.items():
+            write_atomically(folder / "plots" / name, content)
     page = folder / "report.html"
-    write_page(runs, page, title)
+    write_page(runs, page, title, plots)
     return page

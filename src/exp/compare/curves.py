@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
 
 from exp.compare.scale import shortened
-from exp.compare.style import finish, spans_decades
+from exp.compare.style import finish, plain, spans_decades
 from exp.draw.figure import figure_png, new_figure
 
 if TYPE_CHECKING:
@@ -98,17 +98,17 @@ def _draw(curves: dict[Run, Curve], label: str, metric: str, total: int) -> byte
         if place < strong:
             score = f"  {run.metric:.4g}" if run.metric is not None else f"  {run.status}"
             style.update(color=f"C{place}", linewidth=1.8 if place == 0 else 1.4, zorder=20 - place,
-                         label=shortened(run.name, 32) + score)  # fmt: skip
+                         label=plain(shortened(run.name, 32) + score))  # fmt: skip
         else:
             style.update(color="0.55", linewidth=0.8, alpha=0.5, zorder=2)
         axes.plot(curve.steps, curve.values, **style)
     axes.set_xlabel("optimizer steps")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_ylabel(label)
+    axes.set_ylabel(plain(label))
     if spans_decades([value for curve in curves.values() for value in curve.values]):
         axes.set_yscale("log")
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=9, frameon=False,
-                title=f"best {strong}: run, {metric}" if len(curves) > strong else f"run, {metric}")  # fmt: skip
+                title=plain(f"best {strong}: run, {metric}" if len(curves) > strong else f"run, {metric}"))  # fmt: skip
     missing = f", {total - len(curves)} without a curve" if total > len(curves) else ""
     finish(axes, f"{label}, {len(curves)} run{'s' if len(curves) != 1 else ''}{missing}")
     return figure_png(figure)

@@ -9,7 +9,7 @@ import numpy as np
 from exp.compare.keys import column, short_names, value_text
 from exp.compare.runs import greater_is_better
 from exp.compare.scale import Scale, shortened
-from exp.compare.style import colors_of, counted, spans_decades
+from exp.compare.style import colors_of, counted, plain, spans_decades
 from exp.draw.figure import figure_png, new_figure
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def parallel_coordinates(runs: Sequence[Run], metric: str, keys: Sequence[str]) 
     scores = Scale(known)
     scores.log = spans_decades(known)
     colors = colors_of(known, greater)
-    figure = new_figure(max(1.55 * (len(drawn) + 1) + 1.2, 6), 4.8)
+    figure = new_figure(max(1.35 * (len(drawn) + 1) + 1.2, 6.6), 4.2)
     axes = figure.add_subplot()
     places = {key: [scale.share(value) for value in column(runs, key)] for key, scale in scales.items()}
     # The worst first, so that the best lie on top; the metric's axis has the best at its top, whichever that is.
@@ -62,20 +62,23 @@ def parallel_coordinates(runs: Sequence[Run], metric: str, keys: Sequence[str]) 
         _draw_axis(axes, place, [(scales[key].share(tick) if scales[key].numeric else _place(scales[key], tick),
                                   _label(tick)) for tick in scales[key].ticks()])  # fmt: skip
     axes.set_xticks(across)
-    axes.set_xticklabels([*(shortened(titles[key], 18) for key in drawn), metric], fontsize=10)
+    axes.set_xticklabels(
+        [plain(text) for text in (*(shortened(titles[key], 18) for key in drawn), metric)], fontsize=10
+    )
     axes.xaxis.tick_top()
     axes.tick_params(axis="x", length=0, pad=4)
     axes.set_yticks([])
     axes.set_xlim(-0.35, across[-1] + 0.04)
-    axes.set_ylim(-0.15, 1.04)
+    low = -0.15 if len(known) < len(runs) else -0.03
+    axes.set_ylim(low, 1.04)
     for spine in axes.spines.values():
         spine.set_visible(False)
-    bar = figure.colorbar(colors, ax=axes, pad=0.0, fraction=0.04, aspect=26, shrink=1.0 / 1.19, anchor=(0.0, 0.85))
+    bar = figure.colorbar(colors, cax=axes.inset_axes((1.0, -low / (1.04 - low), 0.02, 1.0 / (1.04 - low))))
     bar.outline.set_visible(False)
     if not greater:
         bar.ax.invert_yaxis()
     left_out = f" (first {len(drawn)} of {len(keys)} keys)" if len(drawn) < len(keys) else ""
-    axes.set_title(f"{metric}, best on top{counted(runs)}{left_out}", fontsize=11, pad=14)
+    axes.set_title(plain(f"{metric}, best on top{counted(runs)}{left_out}"), fontsize=11, pad=14)
     return figure_png(figure)
 
 
@@ -106,7 +109,7 @@ def heat_map(runs: Sequence[Run], metric: str, keys: Sequence[str]) -> bytes | N
             means[cell] = np.mean(scores)
     known = means[np.isfinite(means)].tolist()
     colors = colors_of(known, greater_is_better(runs))
-    figure = new_figure(max(0.8 * columns + 2.6, 5), max(0.5 * rows + 1.6, 3))
+    figure = new_figure(max(0.8 * columns + 2.6, 6.6), max(0.5 * rows + 1.6, 3))
     axes = figure.add_subplot()
     axes.imshow(np.where(np.isfinite(means), means, np.nan), cmap=colors.cmap, norm=colors.norm, aspect="auto")
     for (row, place), scores in cells.items():
@@ -120,12 +123,12 @@ def heat_map(runs: Sequence[Run], metric: str, keys: Sequence[str]) -> bytes | N
                       color="white" if dark else "0.1")  # fmt: skip
     axes.set_xticks(range(columns))
     long = max(map(len, labels[0])) > 9
-    axes.set_xticklabels([shortened(text, 20) for text in labels[0]], rotation=30 if long else 0,
+    axes.set_xticklabels([plain(shortened(text, 20)) for text in labels[0]], rotation=30 if long else 0,
                          ha="right" if long else "center")  # fmt: skip
     axes.set_yticks(range(rows))
-    axes.set_yticklabels([shortened(text, 20) for text in labels[1]])
-    axes.set_xlabel(titles[keys[0]])
-    axes.set_ylabel(titles[keys[1]])
+    axes.set_yticklabels([plain(shortened(text, 20)) for text in labels[1]])
+    axes.set_xlabel(plain(titles[keys[0]]))
+    axes.set_ylabel(plain(titles[keys[1]]))
     axes.tick_params(length=0)
     for spine in axes.spines.values():
         spine.set_visible(False)
@@ -135,7 +138,7 @@ def heat_map(runs: Sequence[Run], metric: str, keys: Sequence[str]) -> bytes | N
     axes.tick_params(which="minor", length=0)
     figure.colorbar(colors, ax=axes, pad=0.03).outline.set_visible(False)
     what = f"mean {metric} (and of how many)" if len(runs) > len(cells) else metric
-    axes.set_title(f"{what}{counted(runs)}", fontsize=11)
+    axes.set_title(plain(f"{what}{counted(runs)}"), fontsize=11)
     return figure_png(figure)
 
 
@@ -155,7 +158,7 @@ def _place(scale: Scale, category: str) -> float:
 
 
 def _label(tick: Any) -> str:
-    return f"{tick:.3g}" if isinstance(tick, float) else shortened(str(tick), 16)
+    return f"{tick:.3g}" if isinstance(tick, float) else plain(shortened(str(tick), 16))
 
 
 def _badness(run: Run, greater: bool) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from typing import TYPE_CHECKING, Any, Sequence
 
 from exp.compare.curves import learning_curves
@@ -10,7 +11,7 @@ from exp.compare.keys import column, differing, short_names
 from exp.compare.parallel import heat_map, parallel_coordinates
 from exp.compare.runs import by_metric, greater_is_better
 from exp.compare.scale import Scale
-from exp.compare.style import counted, finish, spans_decades
+from exp.compare.style import counted, finish, plain, spans_decades
 from exp.draw.figure import figure_png, new_figure
 from exp.runfolder import write_atomically
 
@@ -44,39 +45,46 @@ def draw_comparison(runs: Sequence[Run], folder: Path) -> list[Path]:
         OSError: the folder cannot be written.
     """
     paths = []
-    for name, content in comparison_pictures(runs).items():
-        write_atomically(folder / name, content)
-        paths.append(folder / name)
+    for pictures in comparison_pictures(runs).values():
+        for name, content in pictures.items():
+            write_atomically(folder / name, content)
+            paths.append(folder / name)
     return paths
 
 
-def comparison_pictures(runs: Sequence[Run]) -> dict[str, bytes]:
-    """The same, as the bytes of PNG files by their names."""
-    pictures = {}
-    for metric, group in by_metric(runs).items():
-        prefix = _file_name(metric or "loss")
-        keys = differing(group)
-        titles = short_names(keys)
-        if metric is not None and any(run.metric is not None for run in group):
-            if len(keys) >= 2:
-                pictures[f"{prefix}_parallel.png"] = parallel_coordinates(group, metric, keys)
-            pair = keys if len(keys) == 2 else [key for key in keys if not is_seed(key)]
-            map_png = heat_map(group, metric, pair) if len(pair) == 2 else None
-            if map_png is not None:
-                pictures[f"{prefix}_map.png"] = map_png
-            for key in keys[:_KEYS]:
-                picture = _metric_over(group, metric, key, titles[key])
-                if picture is not None:
-                    pictures[f"{prefix}_over_{_file_name(titles[key])}.png"] = picture
-        curves = learning_curves(group, metric)
-        if curves is not None:
-            pictures[f"{prefix}_curves.png"] = curves
-    return pictures
+def comparison_pictures(runs: Sequence[Run]) -> dict[str | None, dict[str, bytes]]:
+    """The same by metric, as the bytes of PNG files by their names."""
+    with warnings.catch_warnings():
+        # Names may be in any script; what the typeface lacks is an empty box, and nothing to warn of once per letter.
+        warnings.filterwarnings("ignore", message="Glyph .* missing")
+        return {metric: _pictures_of(group, metric) for metric, group in by_metric(runs).items()}
 
 
 def is_seed(key: str) -> bool:
     """Whether a key repeats a run instead of changing it."""
     return key.rpartition(".")[2] == "seed"
+
+
+def _pictures_of(runs: Sequence[Run], metric: str | None) -> dict[str, bytes]:
+    pictures = {}
+    prefix = _file_name(metric or "loss")
+    keys = differing(runs)
+    titles = short_names(keys)
+    if metric is not None and any(run.metric is not None for run in runs):
+        if len(keys) >= 2:
+            pictures[f"{prefix}_parallel.png"] = parallel_coordinates(runs, metric, keys)
+        pair = keys if len(keys) == 2 else [key for key in keys if not is_seed(key)]
+        map_png = heat_map(runs, metric, pair) if len(pair) == 2 else None
+        if map_png is not None:
+            pictures[f"{prefix}_map.png"] = map_png
+        for key in keys[:_KEYS]:
+            picture = _metric_over(runs, metric, key, titles[key])
+            if picture is not None:
+                pictures[f"{prefix}_over_{_file_name(titles[key])}.png"] = picture
+    curves = learning_curves(runs, metric)
+    if curves is not None:
+        pictures[f"{prefix}_curves.png"] = curves
+    return pictures
 
 
 def _metric_over(runs: Sequence[Run], metric: str, key: str, title: str) -> bytes | None:
@@ -88,22 +96,22 @@ def _metric_over(runs: Sequence[Run], metric: str, key: str, title: str) -> byte
     if len(scale.categories) > _CATEGORIES:
         return None
     if scale.numeric:
-        figure = new_figure(8, 4.2)
+        figure = new_figure(6.6, 3.8)
         axes = figure.add_subplot()
         _draw_line(axes, points, greater_is_better(runs))
         _draw_crosses(axes, crosses, along_x=True)
         scale.apply(axes, "x")
-        axes.set_xlabel(title)
-        axes.set_ylabel(metric)
+        axes.set_xlabel(plain(title))
+        axes.set_ylabel(plain(metric))
     else:
-        figure = new_figure(8, max(0.34 * len(scale.categories) + 1.3, 2.2))
+        figure = new_figure(6.6, max(0.34 * len(scale.categories) + 1.3, 2.2))
         axes = figure.add_subplot()
         _draw_rows(axes, points, len(scale.categories))
         _draw_crosses(axes, crosses, along_x=False)
         scale.apply(axes, "y")
         axes.set_ylim(len(scale.categories) - 0.4, -0.6)
-        axes.set_xlabel(metric)
-        axes.set_ylabel(title)
+        axes.set_xlabel(plain(metric))
+        axes.set_ylabel(plain(title))
     if spans_decades([value for _, value in points]):
         (axes.set_yscale if scale.numeric else axes.set_xscale)("log")
     finish(axes, f"{metric} over {title}{counted(runs)}")

@@ -42,7 +42,9 @@ def find_runs(paths: Sequence[str | Path]) -> list[Run]:
             "overrides.yaml or a result.json; give a run folder, a folder of them, or a glob such as 'outputs/*/*'"
         )
     parent = Path(os.path.commonpath([folder.parent for folder in folders]))
-    runs = [read_run(folder, folder.relative_to(parent).as_posix()) for folder in folders]
+    # Names of folders may be any bytes; those of runs can be printed.
+    names = [os.fsencode(folder.relative_to(parent)).decode("utf-8", "replace") for folder in folders]
+    runs = [read_run(folder, name) for folder, name in zip(folders, names)]
     compared = [run for run in runs if run.config.get("task.name") not in _NO_OUTCOME]
     if not compared:
         raise ConfigError(

@@ -6,6 +6,7 @@ import math
 from typing import Any, Sequence
 
 from exp.compare.keys import value_text
+from exp.compare.style import plain
 
 __all__ = ["Scale", "is_logarithmic", "shortened"]
 
@@ -65,7 +66,7 @@ class Scale:
         axis = getattr(axes, f"{which}axis")
         if not self.numeric:
             axis.set_ticks(list(range(len(self.categories))))
-            axis.set_ticklabels([shortened(text) for text in self.categories])
+            axis.set_ticklabels([plain(shortened(text)) for text in self.categories])
             return
         if self.log:
             getattr(axes, f"set_{which}scale")("log")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Sequence
 if TYPE_CHECKING:
     from exp.compare.run import Run
 
-__all__ = ["GRID", "colors_of", "counted", "finish", "spans_decades"]
+__all__ = ["GRID", "colors_of", "counted", "finish", "plain", "spans_decades"]
 
 GRID = {"color": "0.9", "linewidth": 0.6}
 
@@ -18,7 +18,13 @@ def finish(axes: Any, title: str) -> None:
     axes.set_axisbelow(True)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    axes.set_title(title, fontsize=11)
+    axes.set_title(plain(title), fontsize=11)
+
+
+def plain(text: str) -> str:
+    """Text that matplotlib draws as it is: dollars would begin a formula, and legends hide what begins with ``_``."""
+    escaped = text.replace("$", r"\$")
+    return f" {escaped}" if escaped.startswith("_") else escaped
 
 
 def counted(runs: Sequence[Run]) -> str:

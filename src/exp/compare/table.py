@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from exp.compare.run import Run
 
-__all__ = ["as_rich_table", "ranks", "write_table"]
+__all__ = ["as_rich_table", "number_text", "ranks", "write_table"]
 
 _WIDTH = 100  # characters of a terminal
 _LAST = ("steps", "wall_s", "samples_per_second")
@@ -87,7 +87,7 @@ def as_rich_table(runs: Sequence[Run], keys: Sequence[str] | None = None) -> Tab
     for number, run in enumerate(order):
         best = rank[run] == 1 and len(order) > 1
         cells = ["*" if best else "", names[number], *(values[key][number] for key in shown)]
-        cells += [_number(run.metric) if run.metric_name == name else "" for name in metrics]
+        cells += [number_text(run.metric) if run.metric_name == name else "" for name in metrics]
         text, style = last[number]
         # As Text: a name may hold brackets, which rich would take for markup.
         row = [Text(cell, style="bold green" if best else style) for cell in [*cells, text]]
@@ -103,6 +103,13 @@ def ranks(runs: Sequence[Run]) -> dict[Run, int | None]:
     for group in by_metric(runs).values():
         found.update((run, number if run.metric is not None else None) for number, run in enumerate(group, 1))
     return found
+
+
+def number_text(value: float | None) -> str:
+    """A metric for a person: four decimals, or as many digits where it is tiny or huge; a dash for None."""
+    if value is None:
+        return "-"
+    return f"{value:.4f}" if 1e-3 <= abs(value) < 1e5 or value == 0 else f"{value:.4g}"
 
 
 def _rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -153,12 +160,6 @@ def _outcome(run: Run) -> tuple[str, str]:
         return ("" if seconds is None else f"{seconds:,.0f}"), ""
     text = run.status if run.error is None else f"{run.status}: {run.error}"
     return text, "red" if run.status == "failed" else "dim"
-
-
-def _number(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.4f}" if 1e-3 <= abs(value) < 1e5 or value == 0 else f"{value:.4g}"
 
 
 def _width(title: str, texts: Sequence[str]) -> int:
