@@ -1,0 +1,249 @@
+"""Learned transition priors of latent time series, by a change of variables.
+
+The prior of a latent z_t^c is that of a noise eps_t^c, standard normal, which an MLP f_c per latent recovers from it:
+eps_t^c = f_c(context_t, z_t^c). The Jacobian of z_t -> eps_t is diagonal, so that
+
+    log p(z_t | context_t) = sum over c of [log N(eps_t^c; 0, 1) + log |d eps_t^c / d z_t^c|]
+
+(Yao et al., "Learning temporally causal latent processes from general temporal data", ICLR 2022, arXiv 2110.05428,
+sec. 3.2). There are two kinds of context: the last L steps of all latents (:class:`StationaryPrior`), and an embedding
+of the step's regime (:class:`ChangingPrior`).
+
+A variational model adds to its reconstruction losses weights times the divergences between the posterior q, from which
+z was drawn, and the prior, estimated at z (:func:`gaussian_log_density` gives log q),
+
+    log q(z_t) - prior(z)_t, averaged over steps and batch,
+
+and a weight times -log p(x) of the hidden Markov model of the regimes (:mod:`exp.models.timebridge.hmm`), whose most
+probable path chooses the embeddings. The priors give log-densities per step, (B, T): the first L steps of a stationary
+prior, which have no complete past and are standard normal, are often summed and weighted apart.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from exp.compat import autocast_disabled
+from exp.models.timebridge.tangent import value_and_tangent
+
+__all__ = ["DERIVATIVE_FLOOR", "ChangingPrior", "LatentMLPs", "StackedLinear", "StationaryPrior",
+           "gaussian_log_density", "log_magnitude"]  # fmt: skip
+
+DERIVATIVE_FLOOR = 1e-6
+"""A derivative of magnitude 0 counts as one of this: its square is far above float32's least number, 1e-38."""
+
+_HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
+
+
+def log_magnitude(derivative: torch.Tensor) -> torch.Tensor:
+    """Guarded log |d|: 0.5 log(d**2 + DERIVATIVE_FLOOR**2), whose gradient is 0 at d = 0 and 5e5 at most.
+
+    Args:
+        derivative: any shape, float32.
+
+    Returns:
+        The same shape; 5e-13 / d**2 above log |d|.
+    """
+    return 0.5 * torch.log(derivative * derivative + DERIVATIVE_FLOOR**2)
+
+
+def gaussian_log_density(
+    x: torch.Tensor, mean: torch.Tensor | None = None, log_variance: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Log-density of N(mean, exp(log_variance)) at x, in sum over the last axis.
+
+    Args:
+        x: (..., C).
+        mean: broadcastable to ``x``; None: 0.
+        log_variance: broadcastable to ``x``; None: 0.
+
+    Returns:
+        (...), of the dtype of ``x``.
+    """
+    centred = x if mean is None else x - mean
+    square = centred * centred
+    if log_variance is not None:
+        square = square * torch.exp(-log_variance) + log_variance
+    return -0.5 * square.sum(-1) - _HALF_LOG_TWO_PI * x.shape[-1]
+
+
+class StackedLinear(nn.Module):
+    """The parameters of one linear layer per latent; each is initialised as ``nn.Linear``.
+
+    Args:
+        latents: layers C.
+        inputs: of each.
+        outputs: of each.
+    """
+
+    def __init__(self, latents: int, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(latents, outputs, inputs))
+        self.bias = nn.Parameter(torch.empty(latents, outputs))
+        bound = 1.0 / math.sqrt(inputs)
+        nn.init.uniform_(self.weight, -bound, bound)
+        nn.init.uniform_(self.bias, -bound, bound)
+
+
+class LatentMLPs(nn.Module):
+    """One MLP with LeakyReLU per latent, from the context and the own latent to one number, all evaluated together.
+
+    Args:
+        latents: MLPs C.
+        context: numbers K that all MLPs see.
+        hidden: units of a hidden layer.
+        num_layers: hidden layers.
+        negative_slope: of LeakyReLU.
+
+    Raises:
+        ValueError: a size is below 1, or the slope is not in [0, 1].
+    """
+
+    def __init__(
+        self, latents: int, context: int, hidden: int, num_layers: int = 1, negative_slope: float = 0.2
+    ) -> None:
+        super().__init__()
+        for name, size in (("latents", latents), ("context", context), ("hidden", hidden), ("num_layers", num_layers)):
+            if size < 1:
+                raise ValueError(f"{name}={size} of a transition prior is too small; set at least 1")
+        if not 0.0 <= negative_slope <= 1.0:
+            raise ValueError(f"negative_slope={negative_slope} of a transition prior is not in [0, 1]; 0.2 is usual")
+        sizes = [context + 1, *[hidden] * num_layers, 1]
+        self.layers = nn.ModuleList(StackedLinear(latents, *pair) for pair in zip(sizes, sizes[1:]))
+        self.negative_slope = negative_slope
+
+    def forward(self, context: torch.Tensor, own: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Values and their derivatives with respect to the own latents.
+
+        Args:
+            context: (..., K).
+            own: (..., C).
+
+        Returns:
+            Values and derivatives, (..., C) each, in the parameters' dtype, under autocast too.
+        """
+        layers = [layer for layer in self.layers if isinstance(layer, StackedLinear)]  # all are; says so to mypy
+        weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
+        flat_context = context.reshape(-1, context.shape[-1]).to(weights[0].dtype)
+        flat_own = own.reshape(-1, own.shape[-1]).to(weights[0].dtype)
+        with autocast_disabled(own.device.type):
+            value, derivative = value_and_tangent(flat_context, flat_own, weights, biases, self.negative_slope)
+        return value.view(own.shape), derivative.view(own.shape)
+
+
+class StationaryPrior(nn.Module):
+    """Prior of latents whose transition does not change: eps_t^c = f_c(z_{t-L}, ..., z_{t-1}, z_t^c).
+
+    Args:
+        latents: C.
+        lags: past steps L that a step depends on.
+        hidden: units of a hidden layer.
+        num_layers: hidden layers.
+        negative_slope: of LeakyReLU.
+        compressed: numbers to which a linear layer common to all latents brings the L * C lagged latents, before the
+            MLPs see them; None: they see all. Some 10 from 100 latents on.
+
+    Raises:
+        ValueError: a size is below 1.
+    """
+
+    def __init__(
+        self,
+        latents: int,
+        lags: int = 1,
+        hidden: int = 64,
+        num_layers: int = 1,
+        negative_slope: float = 0.2,
+        compressed: int | None = None,
+    ) -> None:
+        super().__init__()
+        if lags < 1:
+            raise ValueError(f"lags={lags} of a stationary transition prior is too small; set at least 1")
+        self.latents, self.lags = latents, lags
+        context = lags * latents if compressed is None else compressed
+        self.mlps = LatentMLPs(latents, context, hidden, num_layers, negative_slope)
+        self.compress = nn.Identity() if compressed is None else nn.Linear(lags * latents, compressed)
+
+    def residuals(self, z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Noise and log-derivatives of the steps that have a complete past.
+
+        Args:
+            z: (B, T, C), T > L.
+
+        Returns:
+            eps and log |d eps / d z|, (B, T - L, C) each.
+
+        Raises:
+            ValueError: ``z`` has another number of latents, or too few steps.
+        """
+        _check_latents(z, self.latents, self.lags)
+        steps = z.shape[1] - self.lags
+        lagged = torch.cat([z[:, lag : lag + steps] for lag in range(self.lags)], dim=2)  # the oldest first
+        noise, derivative = self.mlps(self.compress(lagged), z[:, self.lags :])
+        return noise, log_magnitude(derivative)
+
+    def forward(self, z: torch.Tensor) -> torch.Tensor:
+        """Log-densities log p(z_t | z_<t), (B, T); the first L steps are standard normal. ``z``: (B, T, C), T > L."""
+        noise, log_derivative = self.residuals(z)
+        later = gaussian_log_density(noise) + log_derivative.sum(-1)
+        return torch.cat([gaussian_log_density(z[:, : self.lags]).to(later.dtype), later], dim=1)
+
+
+class ChangingPrior(nn.Module):
+    """Prior of latents whose distribution changes with the regime: eps_t^c = f_c(embedding_t, z_t^c).
+
+    Args:
+        latents: C.
+        embedding: elements D of a regime's embedding.
+        hidden: units of a hidden layer.
+        num_layers: hidden layers.
+        negative_slope: of LeakyReLU.
+
+    Raises:
+        ValueError: a size is below 1.
+    """
+
+    def __init__(
+        self, latents: int, embedding: int, hidden: int = 64, num_layers: int = 1, negative_slope: float = 0.2
+    ) -> None:
+        super().__init__()
+        self.latents = latents
+        self.mlps = LatentMLPs(latents, embedding, hidden, num_layers, negative_slope)
+
+    def residuals(self, z: torch.Tensor, embeddings: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Noise and log-derivatives of every step.
+
+        Args:
+            z: (B, T, C).
+            embeddings: (B, T, D), of the regime of each step.
+
+        Returns:
+            eps and log |d eps / d z|, (B, T, C) each.
+
+        Raises:
+            ValueError: ``z`` has another number of latents, or the embeddings another number of steps.
+        """
+        _check_latents(z, self.latents)
+        if embeddings.shape[:2] != z.shape[:2]:
+            raise ValueError(
+                f"embeddings {tuple(embeddings.shape)} and z {tuple(z.shape)} differ in batch or steps; "
+                f"pass the embedding of every step's regime, (B, T, D)"
+            )
+        noise, derivative = self.mlps(embeddings, z)
+        return noise, log_magnitude(derivative)
+
+    def forward(self, z: torch.Tensor, embeddings: torch.Tensor) -> torch.Tensor:
+        """Log-densities log p(z_t | regime_t), (B, T), for the arguments of :meth:`residuals`."""
+        noise, log_derivative = self.residuals(z, embeddings)
+        return gaussian_log_density(noise) + log_derivative.sum(-1)
+
+
+def _check_latents(z: torch.Tensor, latents: int, lags: int = 0) -> None:
+    if z.dim() != 3 or z.shape[2] != latents or z.shape[1] <= lags:
+        steps = f"more than {lags} steps" if lags else "steps"
+        raise ValueError(
+            f"z of a transition prior has the shape {tuple(z.shape)}; pass (batch, {steps}, {latents} latents)"
+        )
