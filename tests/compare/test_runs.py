@@ -197,6 +197,9 @@ class TestDiffering:
         assert keys(*runs, ("optim=sgd", {"optim.type": "SGD", "optim.lr": 0.01})) == ["model", "optim"]
         assert column(keys.runs, "model") == ["big", "small", "(default)"]
 
+    def test_a_key_that_names_the_choice_of_its_group(self, keys):
+        assert keys(*[(f"optim.type={kind}", {"optim.type": kind}) for kind in ("Adam", "SGD")]) == ["optim.type"]
+
     def test_the_default_choice_by_name_makes_no_difference(self, keys):
         assert keys(("model=timebridge data=etth1 optim=adam", {}), ("", {})) == []
 

@@ -62,7 +62,7 @@ def differing(runs: Sequence[Run]) -> list[str]:
                 kept[below] = column(runs, below)
     # An experiment in a file of the user's own, a backend that auto chose: no override names them.
     for group, labels in groups.items():
-        if not _follows(labels, kept, _above(group)):
+        if not _follows(labels, kept, [*_above(group), _GROUPS[group] or group]):
             kept[group] = labels
     for key in candidates:
         values = column(runs, key)

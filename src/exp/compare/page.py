@@ -136,7 +136,10 @@ def _heading(section: _Section, several: bool) -> str:
     parts = list(dict.fromkeys(str(result.get("measured_on") or "test") for result in results))
     experiments = list(dict.fromkeys(str(result["experiment"]) for result in results if result.get("experiment")))
     notes = [", ".join(experiments)] if 0 < len(experiments) <= 4 else []
-    notes.append("larger is better" if greater_is_better(section.runs) else "smaller is better")
+    if any("greater_is_better" in result for result in results):
+        notes.append("larger is better" if greater_is_better(section.runs) else "smaller is better")
+    elif results:  # runs of an earlier version
+        notes.append("smaller is taken for better: the runs do not say")
     what = f"{section.metric} on {' and '.join(parts)}" if parts else section.metric
     return f"{escape(what)} <small>{escape('; '.join(notes))}</small>"
 

@@ -19,30 +19,29 @@ _LONGEST = 300  # characters of a value
 
 
 def configuration(runs: Sequence[Run]) -> str:
-    """The keys whose values differ; behind a fold those that are the same in all runs.
+    """The keys that tell the runs apart; behind folds the others that differ, and those that are the same in all.
 
     Args:
         runs: the best first.
     """
-    chosen = differing(runs)
-    consequences = [
-        key for key in unlike(runs) if key not in (*chosen, "output_dir") and not _is_shown(runs, key, chosen)
-    ]
+    chosen, unequal = differing(runs), unlike(runs)
+    further = [key for key in unequal if key not in (*chosen, "output_dir") and not _is_shown(runs, key, chosen)]
+    differ = set(unequal)
+    same = [key for key in dict.fromkeys(key for run in runs for key in run.config) if key not in differ]
     parts = []
     if chosen:
-        parts.append(_table(runs, chosen, consequences))
-        if consequences:
-            parts.append('<p class="note">In grey: what differs as a consequence of the keys above it.</p>')
+        parts.append(_table(runs, chosen))
     elif len(runs) > 1:
-        parts.append("<p>All runs have the same configuration.</p>")
-    same = [key for key in dict.fromkeys(key for run in runs for key in run.config) if key not in set(unlike(runs))]
+        parts.append("<p>The runs differ in no key that bears on the outcome.</p>")
+    if further:
+        what = "1 more key that differs" if len(further) == 1 else f"{len(further)} more keys that differ"
+        title = f"{what}, as a consequence or without bearing on the outcome"
+        parts.append(_folded(title, _table(runs, further)))
     if same:
         rows = [f"<tr><td>{escape(key)}</td><td>{_value(runs[0].config.get(key))}</td></tr>" for key in same]
         title = f"{len(same)} keys that are the same in all runs" if len(runs) > 1 else f"{len(same)} keys"
-        parts.append(
-            f'<details><summary>{title}</summary><div class="scroll"><table class="keys"><tbody>'
-            f"{''.join(rows)}</tbody></table></div></details>"
-        )
+        table = f'<div class="scroll"><table class="keys"><tbody>{"".join(rows)}</tbody></table></div>'
+        parts.append(_folded(title, table))
     return "\n".join(parts)
 
 
@@ -56,19 +55,25 @@ def command_lines(runs: Sequence[Run]) -> str:
             lines.append(f"<li>{escape(run.name)}<br><code>{escape(command)}</code></li>")
     if not lines:
         return ""
-    return f'<details><summary>Command lines</summary><ul class="commands">{"".join(lines)}</ul></details>'
+    return _folded("Command lines", f'<ul class="commands">{"".join(lines)}</ul>')
 
 
-def _table(runs: Sequence[Run], chosen: Sequence[str], consequences: Sequence[str]) -> str:
+def _folded(title: str, content: str) -> str:
+    return f"<details><summary>{title}</summary>{content}</details>"
+
+
+def _table(runs: Sequence[Run], keys: Sequence[str]) -> str:
+    """The value of each key in each run, or, of many runs, in how many of them."""
     beside = len(runs) <= _COLUMNS
-    columns = [escape(run.name) for run in runs] if beside else ["values, and in how many runs"]
-    head = "".join(f'<th scope="col">{title}</th>' for title in ["key", *columns])
+    titles = [escape(run.name) for run in runs] if beside else ["values, and in how many runs"]
+    head = "".join(f'<th scope="col">{title}</th>' for title in ["key", *titles])
     rows = []
-    for key in [*chosen, *consequences]:
-        values = column(runs, key)
-        cells = "".join(f"<td>{_value(value)}</td>" for value in values) if beside else f"<td>{_tally(values)}</td>"
-        kind = "" if key in chosen else ' class="consequence"'
-        rows.append(f"<tr{kind}><td>{escape(key)}</td>{cells}</tr>")
+    for key in keys:
+        # A key that a run does not have is not the same as null.
+        texts = ["" if value is None and key not in run.config else _value(value)
+                 for run, value in zip(runs, column(runs, key))]  # fmt: skip
+        cells = "".join(f"<td>{text}</td>" for text in texts) if beside else f"<td>{_tally(runs, key, texts)}</td>"
+        rows.append(f"<tr><td>{escape(key)}</td>{cells}</tr>")
     return (
         f'<div class="scroll"><table class="keys"><thead><tr>{head}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></div>"
@@ -86,14 +91,14 @@ def _value(value: Any) -> str:
     return escape(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…")
 
 
-def _tally(values: Sequence[Any]) -> str:
+def _tally(runs: Sequence[Run], key: str, texts: Sequence[str]) -> str:
     """Each distinct value and how often it occurs; of many numbers their range."""
     counts: dict[str, int] = {}
-    for value in values:
-        text = _value(value)
+    for text in texts:
         counts[text] = counts.get(text, 0) + 1
+    values = column(runs, key)
     if len(counts) > _DISTINCT and all(isinstance(value, (int, float)) for value in values):
         return f"{len(counts)} values from {_value(min(values))} to {_value(max(values))}"
-    shown = [f'<span class="value">{text} <i>&times; {count}</i></span>' for text, count in counts.items()]
+    shown = [f'<span class="value">{text or "(none)"} <i>&times; {count}</i></span>' for text, count in counts.items()]
     more = f" and {len(shown) - _DISTINCT} more" if len(shown) > _DISTINCT else ""
     return " ".join(shown[:_DISTINCT]) + more

@@ -168,6 +168,6 @@ def _badness(run: Run, greater: bool) -> float:
 
 
 def _sorted_texts(values: Sequence[Any]) -> list[str]:
-    """The distinct values as text: numbers by their size, others in the order in which they come."""
+    """The distinct values as text: numbers by their size, others by their names."""
     scale = Scale(values)
     return scale.categories or [value_text(value) for value in sorted(set(values))]

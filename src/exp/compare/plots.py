@@ -6,6 +6,8 @@ import re
 import warnings
 from typing import TYPE_CHECKING, Any, Sequence
 
+import numpy as np
+
 from exp.compare.curves import learning_curves
 from exp.compare.keys import column, differing, short_names
 from exp.compare.parallel import heat_map, parallel_coordinates
@@ -142,9 +144,10 @@ def _draw_rows(axes: Any, points: Sequence[tuple[float, float]], count: int) -> 
         if not values:
             continue
         if len(values) >= _BOX_FROM:
-            axes.boxplot([values], positions=[row], vert=False, widths=0.6, showfliers=False, manage_ticks=False,
-                         boxprops={"color": "0.6"}, whiskerprops={"color": "0.6"}, capprops={"color": "0.6"},
-                         medianprops={"color": "tab:blue", "linewidth": 1.6})  # fmt: skip
+            low, middle, high = np.percentile(values, (25, 50, 75))
+            axes.plot([values[0], values[-1]], [row, row], color="0.75", linewidth=1.0, zorder=1)
+            axes.barh(row, high - low, left=low, height=0.6, facecolor="white", edgecolor="0.6", zorder=1)
+            axes.plot([middle, middle], [row - 0.3, row + 0.3], color="tab:blue", linewidth=1.6)
         elif len(values) > 1:
             mean = sum(values) / len(values)
             axes.plot([mean, mean], [row - 0.3, row + 0.3], color="tab:blue", linewidth=1.6)

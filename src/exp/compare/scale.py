@@ -6,6 +6,7 @@ import math
 from typing import Any, Sequence
 
 from exp.compare.keys import value_text
+from exp.compare.run import natural
 from exp.compare.style import plain
 
 __all__ = ["Scale", "is_logarithmic", "shortened"]
@@ -29,8 +30,8 @@ class Scale:
         distinct = list({value_text(value): value for value in values}.values())
         self.numeric = not categorical and all(map(_is_number, distinct))
         numbers = sorted(value for value in distinct if _is_number(value))
-        others = [value for value in distinct if not _is_number(value)]
-        self.categories = [] if self.numeric else [value_text(value) for value in [*numbers, *others]]
+        others = sorted((value_text(value) for value in distinct if not _is_number(value)), key=natural)
+        self.categories = [] if self.numeric else [*map(value_text, numbers), *others]
         self.log = self.numeric and is_logarithmic(numbers)
         self._numbers = numbers
 
