@@ -148,7 +148,7 @@ def test_runs_of_different_metrics_have_a_table_each(make_run, tmp_path):
     make_run("d", status="completed", config={"name": "dinov3", "task.name": "predict"})
     page = written(find_runs([tmp_path]), tmp_path)
     assert [head["text"] for head in page.all("h2")] == [
-        "mse on test timebridge_small; smaller is taken for better: the runs do not say",
+        "mse on test timebridge_small",
         "mIoU on test dinov3; larger is better",
         "Runs without a metric",
         "Configuration",

@@ -138,7 +138,7 @@ def _heading(section: _Section, several: bool) -> str:
     notes = [", ".join(experiments)] if 0 < len(experiments) <= 4 else []
     if any("greater_is_better" in result for result in results):
         notes.append("larger is better" if greater_is_better(section.runs) else "smaller is better")
-    elif results:  # runs of an earlier version
+    elif len(results) > 1:  # runs of an earlier version
         notes.append("smaller is taken for better: the runs do not say")
     what = f"{section.metric} on {' and '.join(parts)}" if parts else section.metric
     return f"{escape(what)} <small>{escape('; '.join(notes))}</small>"
