@@ -123,22 +123,28 @@ class _ShallowBlock:
 
     Args:
         inputs: (N, 1 + K + c); the last c columns are the latents'.
+        scratch: memory for hidden units, or None where the allocator keeps freed memory: on the CPU it goes back to the
+            system, and getting it again costs more than filling it.
         latents: which of all C they are.
         parameters: weights and biases of both layers, of all C latents.
         negative_slope: of LeakyReLU.
     """
 
     def __init__(
-        self, inputs: torch.Tensor, latents: slice, parameters: Sequence[torch.Tensor], negative_slope: float
+        self,
+        inputs: torch.Tensor,
+        scratch: torch.Tensor | None,
+        latents: slice,
+        parameters: Sequence[torch.Tensor],
+        negative_slope: float,
     ) -> None:
         weight, bias, last_weight, last_bias = (parameter[latents] for parameter in parameters)
-        self.inputs, self.latents, self.slope = inputs, latents, negative_slope
+        self.inputs, self.scratch, self.latents, self.slope = inputs, scratch, latents, negative_slope
         self.shape = weight.shape[:2]  # c, h
         self.shared = inputs.shape[1] - weight.shape[0]  # 1 + K
         self.own, self.last, self.last_bias = weight[:, :, -1], last_weight.squeeze(1), last_bias.squeeze(1)
         context = weight[:, :, :-1].flatten(0, 1).t()
         self.first = torch.cat([bias.reshape(1, -1), context, self._diagonal(self.own)])
-        self.rows = list(_slices(len(inputs), max(_limits(inputs)[1] // self.first.shape[1], 1)))
 
     def forward(self, value: torch.Tensor, derivative: torch.Tensor) -> None:
         """Fill in the latents' columns of both.
@@ -148,10 +154,12 @@ class _ShallowBlock:
         product = self.own * self.last
         out, positive_out = self._diagonal(self.last).t(), self._diagonal((1.0 - self.slope) * product).t()
         everywhere = self.slope * product.sum(1)
-        for rows in self.rows:
-            hidden = F.leaky_relu_(self.inputs[rows] @ self.first, self.slope)
-            value[rows, self.latents] = torch.addmm(self.last_bias, hidden, out)
-            derivative[rows, self.latents] = torch.addmm(everywhere, hidden.gt_(0), positive_out)
+        block_value, block_derivative = (x.repeat(len(self.inputs), 1) for x in (self.last_bias, everywhere))
+        for inputs, of_value, of_derivative in self._by_rows(self.inputs, block_value, block_derivative):
+            hidden = F.leaky_relu_(self._hidden_units(inputs), self.slope)
+            of_value.addmm_(hidden, out)
+            of_derivative.addmm_(hidden.gt_(0), positive_out)
+        value[:, self.latents], derivative[:, self.latents] = block_value, block_derivative
 
     def backward(self, value_grad: torch.Tensor, derivative_grad: torch.Tensor, grads: Sequence[torch.Tensor]) -> None:
         """Fill in the latents' share of the gradients; add it for the context.
@@ -160,23 +168,21 @@ class _ShallowBlock:
         sums over rows of s g inputs and of s d, since the hidden unit is itself linear in the inputs. Both are sums
         over the positive units, to which the part of the slope that is everywhere is added at the end.
         """
-        value_grad, derivative_grad = value_grad[:, self.latents], derivative_grad[:, self.latents]
+        value_grad, derivative_grad = (grad[:, self.latents].contiguous() for grad in (value_grad, derivative_grad))
         back = self.first[1:] * self.last.reshape(-1)  # from value to context and own latent, through each hidden unit
         back_everywhere = self.slope * back.unflatten(1, self.shape).sum(2).t()
         back = (1.0 - self.slope) * back.t()
-        inner = self.shared - 1
         by_value = torch.zeros_like(self.first)
         by_derivative = torch.zeros_like(self.first[: len(self.own)])
-        for rows in self.rows:
-            positive = (self.inputs[rows] @ self.first).gt_(0)
-            by_derivative.addmm_(derivative_grad[rows].t(), positive)
-            positive.view(-1, *self.shape).mul_(value_grad[rows].unsqueeze(2))
-            by_value.addmm_(self.inputs[rows].t(), positive)
-            of_inputs = positive @ back
-            grads[0][rows] += of_inputs[:, :inner]
-            grads[1][rows, self.latents] = of_inputs[:, inner:]
-        grads[0].addmm_(value_grad, back_everywhere[:, :inner])
-        grads[1][:, self.latents].addmm_(value_grad, back_everywhere[:, inner:])
+        of_inputs = value_grad @ back_everywhere
+        for inputs, value, derivative, into in self._by_rows(self.inputs, value_grad, derivative_grad, of_inputs):
+            positive = self._hidden_units(inputs).gt_(0)
+            by_derivative.addmm_(derivative.t(), positive)
+            positive.view(-1, *self.shape).mul_(value.unsqueeze(2))
+            by_value.addmm_(inputs.t(), positive)
+            into.addmm_(positive, back)
+        grads[0].add_(of_inputs[:, : self.shared - 1])
+        grads[1][:, self.latents] = of_inputs[:, self.shared - 1 :]
 
         everywhere = self.slope * (self.inputs.t() @ value_grad)
         of_shared = (1.0 - self.slope) * by_value[: self.shared].unflatten(1, self.shape)
@@ -190,6 +196,16 @@ class _ShallowBlock:
         shared_weight = self.first[: self.shared].unflatten(1, self.shape)
         last_grad.copy_(((of_shared * shared_weight).sum(0) + of_own * self.own).unsqueeze(1))
         last_bias_grad.copy_(value_grad.sum(0).unsqueeze(1))
+
+    def _by_rows(self, *tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+        most = max(_limits(self.inputs)[1] // self.first.shape[1], 1)
+        return zip(*(tensor.split(most) for tensor in tensors))
+
+    def _hidden_units(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self.scratch is None:
+            return inputs @ self.first
+        shape = (len(inputs), self.first.shape[1])
+        return torch.mm(inputs, self.first, out=self.scratch[: shape[0] * shape[1]].view(shape))
 
     def _diagonal(self, rows: torch.Tensor) -> torch.Tensor:
         """(c, h) -> (c, c h), with row i in columns i h to (i + 1) h - 1."""
@@ -209,11 +225,13 @@ def _shallow_blocks(
     most = _latents_of_a_block(own, parameters[0].shape[1])
     inputs = own.new_ones(len(own), shared + most)
     inputs[:, 1:shared] = context
+    elements = max(_limits(own)[1], most * parameters[0].shape[1])
+    scratch = own.new_empty(elements) if own.device.type == "cpu" else None
     for latents in _slices(own.shape[1], most):
         chosen = own[:, latents]
         block_inputs = inputs[:, : shared + chosen.shape[1]]
         block_inputs[:, shared:] = chosen
-        yield _ShallowBlock(block_inputs, latents, parameters, negative_slope)
+        yield _ShallowBlock(block_inputs, scratch, latents, parameters, negative_slope)
 
 
 def _deep_blocks(own: torch.Tensor, parameters: Sequence[torch.Tensor]) -> Iterator[tuple[slice, slice]]:
