@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 
+from exp.compat import TORCH_VERSION
 from exp.models.timebridge.hmm import LOG_FLOOR, log_likelihood, posterior, viterbi
 from exp.models.timebridge.messages import CPU_SCAN_WORK, DEVICE_SCAN_ELEMENTS, choose_form
 
@@ -217,6 +218,19 @@ def test_auto_takes_the_form_that_the_constants_say_and_both_agree():
     model = random_model(16, 100, 4)
     assert torch.equal(log_likelihood(*model), log_likelihood(*model, form="scan"))
     torch.testing.assert_close(log_likelihood(*model), log_likelihood(*model, form="loop"))
+
+
+@pytest.mark.skipif(TORCH_VERSION < (2, 0), reason="torch < 2.0 has few operators on the meta device")
+@both_forms
+def test_nothing_depends_on_values(form):
+    """Tensors without values go through: nothing is read back from the device."""
+    model = [tensor.to("meta").requires_grad_() for tensor in random_model(2, 11, 3)]
+    likelihood = log_likelihood(*model, form=form)
+    likelihood.sum().backward()
+    assert likelihood.shape == (2,)
+    assert model[2].grad.shape == (3, 3)
+    assert posterior(*model, form=form).shape == (2, 11, 3)
+    assert viterbi(*model, form=form).shape == (2, 11)
 
 
 def test_half_precision_inputs_and_autocast_still_give_float32():
