@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Sequence
 
 from exp.backend import Backend
 
@@ -38,6 +38,10 @@ class CpuBackend(Backend):
     def threads(self, local_world_size: int) -> int:
         """Threads per worker: the cores shared out, at least one."""
         return max(1, self.device_count() // local_world_size)
+
+    def only(self, devices: Sequence[int], nproc: int) -> dict[str, str]:
+        """As many threads per worker as there are cores for it, unless the user has said how many."""
+        return {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(max(1, len(devices) // nproc))}
 
     def worker_env(self, local_rank: int, local_world_size: int, single_node: bool) -> dict[str, str]:
         """One share of the cores per worker: left alone, each would start as many threads as there are cores."""

@@ -27,6 +27,7 @@ class CudaBackend(Backend):
     default_process_group = "cpu:gloo,cuda:nccl"
     gloo_carries_device = True
     supports_sync_batchnorm = True
+    visible_variables = ("CUDA_VISIBLE_DEVICES",)
     variables = (
         "CUDA_VISIBLE_DEVICES",
         "CUDA_DEVICE_ORDER",

@@ -107,6 +107,7 @@ class GcuBackend(Backend):
     precisions = ("fp32", "bf16", "fp16")
     default_process_group = "cpu:gloo,gcu:eccl"
     has_simulator = True
+    visible_variables = ("TOPS_VISIBLE_DEVICES",)
     variables = (
         "TOPS_VISIBLE_DEVICES",
         "ECCL_DEBUG",

@@ -17,6 +17,7 @@ _DRIVER = Path("/sys/module/amdgpu/version")
 class RocmBackend(CudaBackend):
     """AMD cards; RCCL answers to the name of NCCL, and to its environment variables."""
 
+    visible_variables = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
     variables = (
         "ROCR_VISIBLE_DEVICES",
         "HIP_VISIBLE_DEVICES",

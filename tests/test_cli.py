@@ -21,10 +21,10 @@ def test_help_fits_a_screen_and_lists_every_choice(exp):
     assert max(map(len, lines)) <= 120
     for words in (
         "timebridge_etth1",
-        "auto cpu cuda gcu rocm",
-        "auto local torchrun",
+        "auto cpu cuda gcu gcu_simulated rocm",
+        "auto local submitit torchrun",
         "ddp mmddp none",
-        "doctor env eval features parity predict train",
+        "doctor env eval features parity predict report train",
         "global_batch_size",
         "resume=auto|PATH|null",
         "init_from",
@@ -141,8 +141,8 @@ def test_a_sweep_gives_each_job_a_folder_and_the_numbers_of_a_run_of_its_own(exp
 @pytest.mark.slow
 def test_a_failed_job_does_not_end_the_sweep(exp):
     done = exp("-m", *TINY, "data.horizon=96,20000", "seed=1", "output_dir=sweep")
-    assert done.returncode == 2
-    assert "data.horizon=20000" in done.stderr
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: 1 data.horizon=20000: ")
     assert exp.result("sweep/0")["status"] == "completed"
 
 
@@ -234,7 +234,14 @@ def test_an_interrupted_local_run_says_so_and_can_be_continued(exp, number):
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_ends_the_whole_sweep(exp, number):
-    settings = [*TINY, "max_steps=400", "checkpoint.every_steps=1", "output_dir=sweep", "seed=1,2"]
+    settings = [
+        *TINY,
+        "max_steps=400",
+        "checkpoint.every_steps=1",
+        "output_dir=sweep",
+        "seed=1,2",
+        "sweep.parallel_jobs=1",
+    ]
     process = subprocess.Popen(
         [sys.executable, "-m", "exp", "-m", *settings],
         cwd=exp.folder,
@@ -251,4 +258,5 @@ def test_an_interrupt_ends_the_whole_sweep(exp, number):
     _, errors = process.communicate(timeout=20)
     assert process.returncode == 128 + number
     assert f"interrupted by {number.name}" in errors.splitlines()[0]
-    assert not exp.path("sweep/1").exists()
+    assert not exp.path("sweep/1/result.json").exists()
+    assert exp.result("sweep/0")["error"]["type"] == "Interrupted"

@@ -14,7 +14,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import os
-from typing import TYPE_CHECKING, Any, ContextManager, Mapping
+from typing import TYPE_CHECKING, Any, ContextManager, Mapping, Sequence
 
 from exp.errors import ConfigError
 
@@ -64,6 +64,9 @@ class Backend(abc.ABC):
     has_simulator: bool = False
     """Whether there are simulated devices of this family."""
 
+    visible_variables: tuple[str, ...] = ()
+    """Environment variables that choose the cards which a process sees; the first that is set counts."""
+
     variables: tuple[str, ...] = ()
     """Environment variables that change how this family behaves, for reports. None that may hold a secret."""
 
@@ -112,6 +115,20 @@ class Backend(abc.ABC):
             Here, ``env`` of the config; subclasses put their defaults before it.
         """
         return dict(self.env)
+
+    def only(self, devices: Sequence[int], nproc: int) -> dict[str, str]:
+        """Environment of a job that is to leave the other devices alone.
+
+        Args:
+            devices: their numbers among those that are visible here.
+            nproc: workers of the job.
+        """
+        del nproc
+        for variable in self.visible_variables:
+            if variable in os.environ:
+                visible = os.environ[variable].split(",")
+                return {variable: ",".join(visible[device].strip() for device in devices)}
+        return {variable: ",".join(map(str, devices)) for variable in self.visible_variables[:1]}
 
     @property
     def forks_safely(self) -> bool:

@@ -8,22 +8,26 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Iterator
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf.errors import OmegaConfBaseException
 
 from exp import console
+from exp.compare.command import write_report
 from exp.config import choices, explain, schema
 from exp.errors import EXIT_CONFIG, EXIT_OK, ExpError
 from exp.execute import execute
 from exp.frozen import freeze
-from exp.launcher.shell_env import take_stale_variables
+from exp.launcher.shell_env import drop_stale_variables
+from hydra_plugins.exp_sweeps import ExpLauncher
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -38,6 +42,7 @@ def main() -> int:
     os.umask(os.umask(0) | 0o022)  # nothing that a run writes may be changed by others
     schema.register()
     choices.register_resolvers()
+    Plugins.instance().register(ExpLauncher)  # found by itself where exp is installed, but not in a checkout
     _exit_codes.clear()
     full_error = bool(os.environ.get("HYDRA_FULL_ERROR"))
     try:
@@ -48,10 +53,26 @@ def main() -> int:
             traceback.print_exc()
         console.error(explain.explain(error, choices.default_keys()))
         return EXIT_CONFIG
+    except ExpError as error:
+        console.error(str(error))
+        return error.exit_code
     except KeyboardInterrupt:
-        console.error("interrupted")
+        number = _finish_sweep()
+        console.error(f"interrupted by {number}" if number else "interrupted")
         return max(_exit_codes, default=130)
+    _finish_sweep()
     return max(_exit_codes, default=EXIT_OK)
+
+
+def _finish_sweep() -> str | None:
+    """The end of a sweep, where there was one; returns the name of the signal that ended it."""
+    if "exp.sweep" not in sys.modules:
+        return None
+    from exp import sweep
+
+    code, number = sweep.finish()
+    _exit_codes.append(code)
+    return number
 
 
 @contextlib.contextmanager
@@ -73,14 +94,14 @@ def _hydra_main(config: DictConfig) -> float | None:
     """One job of Hydra's: the run, or one of a sweep's."""
     state = HydraConfig.get()
     try:
+        if config.task.name == "report":
+            write_report(config, list(state.overrides.task))
+            return None
         run = freeze(config, list(state.overrides.task), Path(state.runtime.output_dir))
-        stale = take_stale_variables(os.environ)
-        if stale:
-            console.warn(f"ignoring {', '.join(stale)} of the shell: exp starts its own workers")
+        drop_stale_variables()
         finished = execute(run)
     except (ExpError, OmegaConfBaseException) as error:
         # Told here, not raised: Hydra would print a line of its own, and end the sweep that this job is part of.
-        _remove_if_empty(Path(state.runtime.output_dir))
         job = f"job {' '.join(state.overrides.task)}: " if state.mode == RunMode.MULTIRUN else ""
         if isinstance(error, ExpError):
             console.error(job + str(error))
@@ -89,6 +110,8 @@ def _hydra_main(config: DictConfig) -> float | None:
             console.error(job + explain.explain(error, []))
             _exit_codes.append(EXIT_CONFIG)
         return float("nan")
+    finally:
+        _remove_if_empty(Path(state.runtime.output_dir))  # of what was refused, or writes elsewhere
     _exit_codes.append(finished.exit_code)
     if finished.interrupted_by is not None and state.mode == RunMode.MULTIRUN:
         raise KeyboardInterrupt  # it was meant for the sweep, not only for this job of it

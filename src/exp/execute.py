@@ -24,6 +24,10 @@ def execute(run: FrozenRun) -> Finished:
     """
     config, folder = run.config, run.folder
     chosen = launcher.resolve(config.launcher, config.nproc)
+    script = chosen.preflight([run], folder.path / "slurm")
+    if script is not None:
+        print(script)  # noqa: T201
+        return Finished()
     backend = create_backend(config.backend)
     backend.prepare()
     if run.reference is not None:

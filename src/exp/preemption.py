@@ -12,14 +12,14 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any, Iterable, Iterator
 
 from exp.runfolder import read_json, write_json
 
 __all__ = ["PREEMPT_SIGNAL", "Notice", "held_back", "preempted_at", "record_preempted"]
 
 PREEMPT_SIGNAL = signal.SIGUSR2
-"""NCCL and its relatives use SIGUSR1."""
+"""Vendors' collectives use SIGUSR1."""
 
 _LOOK_EVERY_S = 0.05
 _NOTICE = "preempt"
@@ -58,9 +58,9 @@ class Notice:
 
 
 @contextlib.contextmanager
-def held_back() -> Iterator[None]:
-    """Processes started within inherit the signal blocked; one that comes meanwhile is delivered afterwards."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {PREEMPT_SIGNAL})
+def held_back(signals: Iterable[signal.Signals]) -> Iterator[None]:
+    """Processes started within inherit these blocked; one that comes meanwhile is delivered here afterwards."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield
     finally:

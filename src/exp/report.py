@@ -69,6 +69,9 @@ class Finished:
 
 def end(config: Any, folder: RunFolder, outcome: Outcome) -> Finished:
     """Print the outcome, and record one that is no success."""
+    if outcome.left or outcome.reported:
+        metric = (read_json(folder.result) or {}).get("metric") if outcome.reported else None
+        return Finished(outcome.exit_code, metric, outcome.interrupted_by)
     if config.task.name == "doctor" and outcome.interrupted_by is None:
         return Finished(doctor.end(config, folder, outcome, shown(folder)))
     if config.task.name == "env" and outcome.exit_code == EXIT_OK:

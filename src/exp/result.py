@@ -20,6 +20,7 @@ def blank_result(config: Any) -> dict[str, Any]:
         "metrics": {},
         "metric_name": None,
         "metric": None,
+        "greater_is_better": False,
         "measured_on": "test",
         "published": None,
         "backend": config.backend.name,

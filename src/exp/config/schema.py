@@ -271,6 +271,8 @@ class ExpConfig:
     """Worker processes per node, one per device."""
     reference: Optional[str] = None
     """task=parity: the backend to compare with."""
+    run: Any = None
+    """task=report: a run folder, a sweep's folder, a glob, or a list of them."""
     steps: int = 20
     """task=parity: optimizer steps to compare."""
     seed: int = 2023

@@ -19,7 +19,7 @@ from exp.runfolder import RunFolder, read_json
 if TYPE_CHECKING:
     from exp.backend import Backend
 
-__all__ = ["check_data", "refuse_device_arguments", "validate"]
+__all__ = ["check_data", "check_hardware", "refuse_device_arguments", "runs_elsewhere", "validate"]
 
 _WRAPPERS = ("mmddp", "ddp", "none")
 
@@ -40,6 +40,7 @@ def validate(config: Any, overrides: Sequence[str], backend: Backend) -> None:
     _check_values(config)
     if (
         config.launcher.nnodes > 1
+        and config.launcher.get("cluster") is None
         and config.task.name != "parity"
         and not any(override.startswith("output_dir=") for override in overrides)
     ):
@@ -61,7 +62,7 @@ def validate(config: Any, overrides: Sequence[str], backend: Backend) -> None:
     if config.task.name == "parity":
         _prepare_parity(config)
     else:
-        _refuse_keys_of_parity(config, overrides)
+        _refuse_keys_of_others(config, overrides)
     _check_files(config)
 
 
@@ -127,21 +128,34 @@ def _check_available(config: Any, backend: Backend) -> None:
         raise UnavailableError(f"backend={config.backend.name} is not available: {reason}")
 
 
-def _check_processes(config: Any, backend: Backend) -> None:
+def check_hardware(config: Any, backend: Backend) -> None:
+    """Whether this machine has what ``nproc`` workers need.
+
+    Raises:
+        UnavailableError: it has not.
+    """
     _check_available(config, backend)
-    if config.precision not in backend.precisions:
-        raise ConfigError(
-            f"precision={config.precision} is not supported by backend={backend.name}; "
-            f"use one of {', '.join(backend.precisions)}"
-        )
-    if not backend.exclusive_devices:
-        return
-    count = backend.device_count()
+    count = backend.device_count() if backend.exclusive_devices else config.nproc
     if config.nproc > count:
         raise UnavailableError(
             f"nproc={config.nproc} asks for more devices than backend={backend.name} has here: {count}; "
             f"set nproc={count} or make more devices visible"
         )
+
+
+def _check_processes(config: Any, backend: Backend) -> None:
+    if config.precision not in backend.precisions:
+        raise ConfigError(
+            f"precision={config.precision} is not supported by backend={backend.name}; "
+            f"use one of {', '.join(backend.precisions)}"
+        )
+    if not runs_elsewhere(config):
+        check_hardware(config, backend)
+
+
+def runs_elsewhere(config: Any) -> bool:
+    """Whether the run's hardware is not that of this machine, but of a cluster's nodes."""
+    return bool(config.launcher.get("cluster") == "slurm")
 
 
 def _check_wrapper(config: Any) -> None:
@@ -162,7 +176,8 @@ def _prepare_diagnosis(config: Any, backend: Backend) -> None:
     for key in ("timeout_s", "burst_s"):
         if config.task[key] <= 0:
             raise ConfigError(f"task.{key}={config.task[key]} must be more than 0 seconds")
-    _check_available(config, backend)
+    if not runs_elsewhere(config):
+        _check_available(config, backend)
     if config.launcher["_target_"] == "auto":
         # Not in this process, even for one worker: it is to survive a device that hangs or crashes.
         config.launcher._target_ = "exp.launcher.torchrun.TorchrunLauncher"
@@ -176,12 +191,16 @@ def _prepare_parity(config: Any) -> None:
         raise ConfigError(f"steps={config.steps} must be at least 1")
     if config.launcher.nnodes > 1:
         raise ConfigError("task=parity runs on one node; leave out launcher.nnodes")
+    if config.launcher.get("cluster") is not None:
+        raise ConfigError(
+            "task=parity is two runs, one after the other; take launcher=torchrun, within a job if need be"
+        )
     if config.launcher["_target_"] == "auto":
         # Not in this process: the plug-ins of two devices need not live in one.
         config.launcher._target_ = "exp.launcher.torchrun.TorchrunLauncher"
 
 
-def _refuse_keys_of_parity(config: Any, overrides: Sequence[str]) -> None:
+def _refuse_keys_of_others(config: Any, overrides: Sequence[str]) -> None:
     for override in overrides:
         key, _, value = override.lstrip("+").partition("=")
         if key == "steps":
@@ -190,6 +209,8 @@ def _refuse_keys_of_parity(config: Any, overrides: Sequence[str]) -> None:
             )
         if key == "reference":
             raise ConfigError(f"{override}: reference is a key of task=parity; add task=parity, or leave it out")
+        if key == "run":
+            raise ConfigError(f"{override}: run is a key of task=report; add task=report, or leave it out")
 
 
 def _derive_batch(config: Any, overrides: Sequence[str]) -> None:
@@ -222,7 +243,7 @@ def _check_files(config: Any) -> None:
 def _check_output_dir(config: Any) -> None:
     folder = RunFolder(config.output_dir)
     previous = read_json(folder.result)
-    if config.resume is not None or config.launcher.nnodes > 1:
+    if config.resume is not None or (config.launcher.nnodes > 1 and config.launcher.get("cluster") is None):
         return
     if previous is not None and previous.get("status") == "completed":
         raise ConfigError(

@@ -6,16 +6,18 @@ import abc
 import os
 import socket
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Mapping
+from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 from exp.errors import EXIT_OK, ConfigError
 from exp.preemption import Notice
 
 if TYPE_CHECKING:
     from datetime import timedelta
+    from pathlib import Path
 
     from torch.distributed import Store
 
+    from exp.frozen import FrozenRun
     from exp.runfolder import RunFolder
 
 __all__ = [
@@ -25,6 +27,7 @@ __all__ = [
     "Outcome",
     "RankFailure",
     "RankInfo",
+    "Watcher",
     "make_store",
     "this_host",
 ]
@@ -134,11 +137,32 @@ class Outcome:
     interrupted_by: str | None = None
     """Name of the signal that ended it."""
     preempted: dict[str, Any] | None = None
-    """It ended on notice: ``step`` after which its state is saved, null where there is nothing to save."""
+    """It ended on notice: ``step`` after which its state is saved, null where there is nothing to save; and, from
+    torchrun, ``signals``: what gave notice on this node."""
+    reported: bool = False
+    """What there is to say of it has been printed, and written, where it ran."""
+    left: bool = False
+    """It has not ended, but nobody here waits for it any longer."""
     detail: str | None = None
     """What the agent itself complained of."""
     unkillable: list[int] = field(default_factory=list)
     """Processes that did not die."""
+
+
+class Watcher(abc.ABC):
+    """Is told what becomes of runs that are not in this process."""
+
+    @abc.abstractmethod
+    def say(self, text: str) -> None:
+        """Something that the user is to read."""
+
+    @abc.abstractmethod
+    def state(self, number: int, text: str) -> None:
+        """How a run is doing; called often."""
+
+    @abc.abstractmethod
+    def ended(self, number: int, outcome: Outcome) -> None:
+        """A run has ended."""
 
 
 class Launcher(abc.ABC):
@@ -181,6 +205,20 @@ class Launcher(abc.ABC):
 
         Raises:
             ConfigError: it cannot start ``nproc`` workers as configured.
+        """
+
+    def preflight(self, runs: Sequence[FrozenRun], logs: Path) -> str | None:
+        """Have the scheduler look at a request, before anything is written.
+
+        Args:
+            runs: to be submitted together.
+            logs: where the scheduler would write to.
+
+        Returns:
+            What would be handed to it, where the configuration asks for no more than that; None: go on.
+
+        Raises:
+            ConfigError: it would refuse the request.
         """
 
     @abc.abstractmethod

@@ -15,7 +15,7 @@ from exp.runfolder import read_json
 if TYPE_CHECKING:
     from exp.runfolder import RunFolder
 
-__all__ = ["collect_failures", "describe_failure", "exit_code_of"]
+__all__ = ["collect_failures", "describe_failure", "exit_code_of", "tail_of"]
 
 _AGENT_PATIENCE_S = 2  # less than what torch's agent waits before it kills a worker that ignores SIGTERM
 _HINTS = {
@@ -90,10 +90,24 @@ def describe_failure(outcome: Outcome) -> str:
         if Path(first.log).is_file():
             lines.append(f"  log: {first.log}")
     else:
-        lines.append(f"the run ended without a result: {outcome.detail or 'no rank left an error'}")
+        detail = outcome.detail or "no rank left an error"
+        lines.append(detail if outcome.reported else f"the run ended without a result: {detail}")
     if outcome.unkillable:
         lines.append(f"  still running, stuck in the kernel: {', '.join(map(str, outcome.unkillable))}")
     return "\n".join(lines)
+
+
+def tail_of(log: Path, lines: int = 12) -> list[str]:
+    """The name and the last lines of a log, for an error's details.
+
+    Args:
+        log: may be missing.
+        lines: at most so many that are not empty.
+    """
+    if not log.is_file():
+        return [f"  there is no log at {log}"]
+    said = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    return [f"  log: {log}", *(f"  | {line}" for line in said[-lines:])]
 
 
 # Errors of ours speak for themselves.

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import MutableMapping
 
-__all__ = ["take_stale_variables"]
+from exp import console
+
+__all__ = ["drop_stale_variables", "take_stale_variables"]
 
 _NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 _PREFIX = "TORCHELASTIC_"
@@ -16,3 +19,10 @@ def take_stale_variables(environ: MutableMapping[str, str]) -> list[str]:
     for name in stale:
         del environ[name]
     return sorted(stale)
+
+
+def drop_stale_variables() -> None:
+    """Remove them from this process's environment, with a warning."""
+    stale = take_stale_variables(os.environ)
+    if stale:
+        console.warn(f"ignoring {', '.join(stale)} of the shell: exp starts its own workers")

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Sequence
 
 from exp.errors import EXIT_FAILED, EXIT_PREEMPTED
 from exp.launcher.base import SCRATCH_VARIABLE, Launcher, Outcome, this_host
@@ -34,6 +34,10 @@ _ERROR_PATIENCE_S = 6.0  # torch's agent itself would wait half a minute for ran
 class TorchrunLauncher(Launcher):
     """Starts the agent as a process of its own, so that this one never imports torch or holds a device."""
 
+    notice_signals: tuple[signal.Signals, ...] = (PREEMPT_SIGNAL,)
+    """On these the run saves its state and ends; on a second one of the same kind it ends at once. No process of the
+    job but this one ever sees them: who sends them may send them to all."""
+
     def launch(self, folder: RunFolder, nproc: int, saves: bool = True) -> Outcome:
         """Run the workers; whatever ends the run, no process of it is left behind.
 
@@ -51,7 +55,7 @@ class TorchrunLauncher(Launcher):
         job = secrets.token_hex(8)
         with tempfile.TemporaryDirectory(prefix="exp-") as scratch, (folder.logs / f"{name}.log").open("ab") as log:
             order = self._order(folder, nproc, scratch, report)
-            with held_back():
+            with held_back(self.notice_signals):
                 process = subprocess.Popen(
                     [sys.executable, "-m", "exp.launcher.agent", json.dumps(order)],
                     stdin=subprocess.DEVNULL,
@@ -60,7 +64,8 @@ class TorchrunLauncher(Launcher):
                     start_new_session=True,
                 )
             notice = Notice(scratch) if saves else None
-            supervisor = _Supervisor(process, job, folder.logs if self.max_restarts == 0 else None, notice)
+            errors = folder.logs if self.max_restarts == 0 else None
+            supervisor = _Supervisor(process, job, errors, notice, self.notice_signals)
             try:
                 received = supervisor.wait()
             finally:
@@ -70,7 +75,8 @@ class TorchrunLauncher(Launcher):
         if received == PREEMPT_SIGNAL and notice is None:
             preempted = {"step": None}
         if preempted is not None:
-            outcome.preempted, outcome.exit_code = preempted, EXIT_PREEMPTED
+            signals = [signal_name(number) for number in supervisor.told]
+            outcome.preempted, outcome.exit_code = {**preempted, "signals": signals}, EXIT_PREEMPTED
         else:
             self._fill(outcome, folder, report, process.returncode, received)
         return outcome
@@ -134,18 +140,25 @@ class _Supervisor:
         errors: folder in which a failing rank leaves its error; where one does, the job has to end soon. None: an
             error is no end, because workers are restarted.
         notice: for the workers, which then save their state; None: they have none.
+        notice_signals: those on which it is given.
     """
 
     def __init__(
-        self, process: subprocess.Popen[bytes], job: str, errors: Path | None, notice: Notice | None = None
+        self,
+        process: subprocess.Popen[bytes],
+        job: str,
+        errors: Path | None,
+        notice: Notice | None,
+        notice_signals: Sequence[int],
     ) -> None:
         self.process = process
         self.job = job
         self.errors = errors
         self.notice = notice
+        self.notice_signals = notice_signals
+        self.told: list[int] = []
         self.received: int | None = None
         self._deadline: float | None = None
-        self._told = False
 
     def wait(self) -> int | None:
         """Wait until the agent has ended; returns the signal that this process was sent, if any."""
@@ -166,13 +179,13 @@ class _Supervisor:
     def _on_signal(self, number: int, frame: object) -> None:
         """Notice: pass it on. First signal: ask the agent to end its workers. Second, or second notice: kill them."""
         del frame
-        if number == PREEMPT_SIGNAL and self.notice is not None and not self._told:
-            self._told = True
+        if self.notice is not None and number in self.notice_signals and number not in self.told:
+            self.told.append(number)
             self.notice.give()
         elif self.received is None:
             self.received = number
             self._deadline = time.monotonic() + _TERM_PATIENCE_S
-            if self._told and number == PREEMPT_SIGNAL:
+            if number in self.told:
                 self._deadline = 0.0
             elif self.process.poll() is None:
                 self.process.send_signal(signal.SIGTERM)

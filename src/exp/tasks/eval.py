@@ -46,6 +46,7 @@ def run(session: Session) -> dict[str, Any]:
         session,
         values,
         data.metric_name,
+        greater_is_better=data.greater_is_better,
         checkpoint=config.init_from,
         measured_on=data.tested_on,
         data=data.record(session.distributed.gather),

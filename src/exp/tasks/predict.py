@@ -35,6 +35,7 @@ def run(session: Session) -> dict[str, Any]:
         session,
         metrics,
         data.metric_name,
+        greater_is_better=data.greater_is_better,
         checkpoint=session.config.init_from,
         files=files,
         measured_on=predictor.MEASURED_ON,

@@ -147,6 +147,7 @@ class Training:
             session,
             metrics,
             self.metric,
+            greater_is_better=self.data.greater_is_better,
             steps=runner.iter,
             epochs=runner.epoch,
             best_epoch=best,

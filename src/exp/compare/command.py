@@ -1,0 +1,45 @@
+"""``task=report``: what the command line does for it. No worker, no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Sequence
+
+from omegaconf import ListConfig
+
+from exp import console
+from exp.errors import ConfigError
+
+__all__ = ["write_report"]
+
+
+def write_report(config: Any, overrides: Sequence[str]) -> None:
+    """Find the runs, print their table, and write the files.
+
+    They go to ``output_dir`` where the user gives one; else into the sweep's folder, if ``run`` is one; else into a new
+    folder below ``outputs/report``, so that nothing is added to a run.
+
+    Args:
+        config: with ``run`` and ``output_dir``.
+        overrides: the user's.
+
+    Raises:
+        ConfigError: ``run`` is not set, or there are no runs.
+    """
+    from exp.compare import write_report as write
+    from exp.compare.runs import find_runs
+    from exp.compare.table import as_rich_table
+
+    if config.run is None:
+        raise ConfigError("task=report needs run=<a run folder, a sweep's folder, a glob, or a list [a,b] of them>")
+    paths = [str(path) for path in config.run] if isinstance(config.run, ListConfig) else [str(config.run)]
+    runs = find_runs(paths)
+    folder = Path(config.output_dir)
+    if not any(override.startswith("output_dir=") for override in overrides):
+        only = Path(paths[0])
+        is_sweep = len(paths) == 1 and only.is_dir() and not (only / "config.yaml").is_file()
+        folder = only if is_sweep else Path("outputs", "report", folder.name)
+    page = write(runs, folder, ", ".join(paths))
+    terminal = console.make_console()
+    terminal.print(as_rich_table(runs))
+    terminal.print(f"report: {page}", soft_wrap=True)

@@ -1,0 +1,56 @@
+"""Cards of a node that no other job of ours there uses, where the scheduler counts cards but does not say which."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from typing import TYPE_CHECKING, Iterator
+
+from exp.errors import UnavailableError
+from exp.launcher.base import this_host
+
+if TYPE_CHECKING:
+    from exp.backend import Backend
+
+__all__ = ["claimed_cards"]
+
+
+@contextlib.contextmanager
+def claimed_cards(backend: Backend, nproc: int) -> Iterator[list[int]]:
+    """Make only ``nproc`` cards visible to the processes that this one starts, for as long as the block lasts.
+
+    A claim is a name in the kernel's own space of socket names: exclusive, the same for all users, and gone with the
+    process that holds it. Nothing listens there.
+
+    Args:
+        backend: whose cards.
+        nproc: how many.
+
+    Returns:
+        Their numbers among those that were visible; all, without a claim, where no more than ``nproc`` are.
+
+    Raises:
+        UnavailableError: too few are left.
+    """
+    count = backend.device_count() if backend.exclusive_devices else 0
+    if count <= nproc:
+        yield list(range(count))
+        return
+    with contextlib.ExitStack() as claims:
+        mine: list[int] = []
+        for card in range(count):
+            name = f"\0exp-card/{this_host()}/{backend.only([card], 1)}"
+            claim = claims.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            with contextlib.suppress(OSError):  # somebody else's
+                claim.bind(name.encode())
+                mine.append(card)
+            if len(mine) == nproc:
+                break
+        if len(mine) < nproc:
+            raise UnavailableError(
+                f"{this_host()} has {len(mine)} of {count} {backend.name} cards to spare, but nproc={nproc}; have all "
+                "jobs ask for their cards (launcher.gres), or for whole nodes (launcher.exclusive=true)"
+            )
+        os.environ.update(backend.only(mine, nproc))
+        yield mine

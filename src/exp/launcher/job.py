@@ -1,0 +1,33 @@
+"""One job of a sweep in a process of its own, which :mod:`exp.sweep.packing` starts: ``-m exp.launcher.job FOLDER``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+from exp import console
+from exp.errors import ExpError
+from exp.execute import execute
+from exp.frozen import FrozenRun
+from exp.launcher.processes import die_with_parent
+from exp.runfolder import RunFolder
+
+__all__ = ["PARENT_VARIABLE", "main"]
+
+PARENT_VARIABLE = "EXP_SWEEP_PID"
+"""Environment variable that tells a job which process must not die before it."""
+
+
+def main(folder: str) -> int:
+    """Run what is frozen in ``folder``; returns the exit code."""
+    die_with_parent(signal.SIGTERM, int(os.environ[PARENT_VARIABLE]))
+    try:
+        return execute(FrozenRun.load(RunFolder(folder))).exit_code
+    except ExpError as error:
+        console.error(str(error))
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

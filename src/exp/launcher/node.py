@@ -1,0 +1,246 @@
+"""What one Slurm task does: a node's share of a run, through the torchrun launcher; and queueing the run again.
+
+Imports no torch. Everything that a second start needs is in the run folder: where a job is queued again, by us, by its
+administrator or after a node's failure, the same task runs on the same folder and goes on from the newest checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Mapping
+
+from exp import report
+from exp.backends_registry import create_backend
+from exp.config.schema import RESUMABLE
+from exp.config.validate import check_hardware
+from exp.errors import EXIT_OK, EXIT_PREEMPTED, ExpError, UnavailableError
+from exp.frozen import FrozenRun
+from exp.launcher.base import REQUEUED_VARIABLE, Outcome, RankFailure, this_host
+from exp.launcher.claims import claimed_cards
+from exp.launcher.shell_env import take_stale_variables
+from exp.launcher.torchrun import TorchrunLauncher
+from exp.preemption import PREEMPT_SIGNAL
+from exp.runfolder import RunFolder, read_json, write_json
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["NodeTask", "read_outcome"]
+
+_POLL_S = 0.1
+_MERGE_PATIENCE_S = 10.0
+_REQUEUE_PATIENCE_S = 300.0
+_PORTS = range(20000, 32768)  # below those that the kernel hands out by itself
+
+
+class _NodeLauncher(TorchrunLauncher):
+    """SIGTERM means that there is a while left: Slurm sends SIGKILL later, after its grace time or KillWait."""
+
+    notice_signals = (PREEMPT_SIGNAL, signal.SIGTERM)
+
+
+@dataclass
+class NodeTask:
+    """Called once on every node of a job.
+
+    Attributes:
+        run_dir: the run folder.
+        on_slurm: whether Slurm runs it; otherwise it is a process on one machine.
+        visible: off Slurm, the user's variables that choose cards; None: not set.
+    """
+
+    run_dir: str
+    on_slurm: bool = True
+    visible: Mapping[str, str | None] = field(default_factory=dict)
+
+    def __call__(self) -> int:
+        """Run this node's workers to the end; returns the exit code, or exits with it where Slurm looks at that."""
+        os.umask(os.umask(0) | 0o022)
+        take_stale_variables(os.environ)
+        for name, value in self.visible.items() if not self.on_slurm else ():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+        run = FrozenRun.load(RunFolder(self.run_dir))
+        node = _Node(run, self.on_slurm)
+        outcome = node.run_workers()
+        node.leave_word(outcome)
+        code = outcome.exit_code
+        if node.rank == 0:
+            outcome = node.merged(outcome)
+            outcome.restarts += node.restarts
+            write_json(run.folder.logs / "outcome.json", asdict(outcome))
+            code = report.end(run.config, run.folder, outcome).exit_code
+            # On SIGTERM alone it is Slurm that queues the job again, or somebody who has cancelled it.
+            signals = (outcome.preempted or {}).get("signals", [])
+            if self.on_slurm and PREEMPT_SIGNAL.name in signals:
+                _queue_again(node.restarts, run.config.launcher.max_requeues)
+        sys.stdout.flush()
+        if self.on_slurm and code != EXIT_OK:
+            sys.exit(code)  # submitit, which called this, would say COMPLETED
+        return code
+
+
+class _Node:
+    """This node's place in the job.
+
+    Args:
+        run: the run.
+        on_slurm: whether Slurm's variables count.
+    """
+
+    def __init__(self, run: FrozenRun, on_slurm: bool) -> None:
+        self.config, self.folder = run.config, run.folder
+        environ = os.environ if on_slurm else {}
+        self.rank = int(environ.get("SLURM_NODEID", 0))
+        self.count = int(self.config.launcher.nodes)
+        self.restarts = int(environ.get("SLURM_RESTART_COUNT", 0))
+        self.attempt = f"{environ.get('SLURM_JOB_ID', secrets.token_hex(4))}-{self.restarts}"
+        if self.restarts:
+            os.environ[REQUEUED_VARIABLE] = "1"
+
+    def run_workers(self) -> Outcome:
+        """Check the hardware, meet the other nodes, and run this node's workers."""
+        config = self.config
+        try:
+            backend = create_backend(config.backend)
+            check_hardware(config, backend)
+            backend.prepare()
+            with claimed_cards(backend, config.nproc):
+                endpoint = self._meet() if self.count > 1 else None
+                if self.rank == 0:
+                    report.begin(config, self.folder, backend)
+                launcher = _NodeLauncher(
+                    nnodes=self.count,
+                    rdzv_endpoint=endpoint,
+                    rdzv_id=self.attempt,
+                    max_restarts=config.launcher.max_restarts,
+                    fork=config.launcher.fork,
+                    timeout_s=config.launcher.timeout_s,
+                )
+                return launcher.launch(self.folder, config.nproc, saves=config.task.name in RESUMABLE)
+        except ExpError as error:
+            return Outcome(error.exit_code, detail=f"{this_host()}: {error}")
+
+    def _file(self, kind: str, rank: int) -> Path:
+        return self.folder.logs / f"{kind}-{self.attempt}-{rank}.json"
+
+    def leave_word(self, outcome: Outcome) -> None:
+        """What became of this node, for the first node and for whoever follows the job."""
+        write_json(self._file("outcome", self.rank), asdict(outcome))
+
+    def _meet(self) -> str:
+        """Wait until every node is ready; the first one then chooses a port and tells the others.
+
+        Chosen there and then, on the machine that will listen, so that two jobs on one node cannot take the same one.
+
+        Raises:
+            UnavailableError: a node cannot take part, or does not come.
+        """
+        write_json(self._file("ready", self.rank), {})
+        if self.rank == 0:
+            for other in range(1, self.count):
+                self._await(self._file("ready", other), other)
+            endpoint = f"{_own_name()}:{_free_port()}"
+            write_json(self._file("meet", 0), {"endpoint": endpoint})
+            return endpoint
+        return str(self._await(self._file("meet", 0), 0)["endpoint"])
+
+    def _await(self, path: Path, other: int) -> Any:
+        """The content of a file that another node writes."""
+        deadline = time.monotonic() + self.config.launcher.timeout_s
+        while True:
+            # Opened, not looked for: an NFS client may keep saying for a while that there is none.
+            content = read_json(path)
+            if content is not None:
+                return content
+            failed = read_json(self._file("outcome", other))
+            if failed is not None:
+                raise UnavailableError(f"node {other} cannot take part: {failed['detail']}")
+            if time.monotonic() > deadline:
+                raise UnavailableError(
+                    f"node {other} was not ready within launcher.timeout_s={self.config.launcher.timeout_s}; do all "
+                    f"nodes see {self.folder.path}?"
+                )
+            time.sleep(_POLL_S)
+
+    def merged(self, outcome: Outcome) -> Outcome:
+        """The first failure over all nodes first: a rank that is killed on one fails its peers on the others."""
+        if outcome.exit_code in (EXIT_OK, EXIT_PREEMPTED) or outcome.interrupted_by is not None:
+            return outcome
+        deadline = time.monotonic() + _MERGE_PATIENCE_S
+        outcomes = [outcome]
+        for other in range(1, self.count):
+            while True:
+                theirs = read_outcome(self._file("outcome", other))
+                if theirs is not None or time.monotonic() > deadline:
+                    break
+                time.sleep(_POLL_S)
+            if theirs is not None:
+                outcomes.append(theirs)
+        # Each node has put its own cause first: a signal before the errors that it led to.
+        outcomes.sort(key=lambda each: (not _was_killed(each), each.failures[0].time if each.failures else 0.0))
+        first = outcomes[0]
+        known: dict[int, RankFailure] = {}
+        for each in outcomes:
+            for failure in each.failures:
+                known.setdefault(failure.rank, failure)
+        first.failures = list(known.values())
+        return first
+
+
+def _was_killed(outcome: Outcome) -> bool:
+    return bool(outcome.failures) and outcome.failures[0].exit_code < 0
+
+
+def read_outcome(path: Path) -> Outcome | None:
+    """What :meth:`_Node.leave_word` wrote, or None."""
+    content = read_json(path)
+    if content is None:
+        return None
+    content["failures"] = [RankFailure(**failure) for failure in content["failures"]]
+    return Outcome(**content)
+
+
+def _own_name() -> str:
+    """The name under which Slurm knows this node, where it resolves here; the host's otherwise."""
+    name = os.environ.get("SLURMD_NODENAME", "")
+    with contextlib.suppress(OSError):
+        if name and socket.getaddrinfo(name, None):
+            return name
+    return this_host()
+
+
+def _free_port() -> int:
+    for _ in range(100):
+        port = _PORTS[secrets.randbelow(len(_PORTS))]
+        with socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET) as probe, contextlib.suppress(
+            OSError
+        ):
+            probe.bind(("", port))
+            return port
+    raise UnavailableError(f"{this_host()}: no free port between {_PORTS.start} and {_PORTS.stop - 1}")
+
+
+def _queue_again(restarts: int, most: int) -> None:
+    """Have Slurm start the job anew; it ends this process."""
+    if restarts >= most:
+        print(f"not queued again: launcher.max_requeues={most}", flush=True)  # noqa: T201
+        return
+    print("queued again", flush=True)  # noqa: T201
+    done = subprocess.run(
+        ["scontrol", "requeue", os.environ["SLURM_JOB_ID"]],  # noqa: S607
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode == 0:
+        time.sleep(_REQUEUE_PATIENCE_S)
+    else:
+        print(f"not queued again: {done.stderr.strip()}", flush=True)  # noqa: T201

@@ -1,0 +1,83 @@
+"""How a run elsewhere is doing, in one line: read in its folder, shown on the terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from exp import console
+from exp.launcher.base import Outcome, Watcher
+
+if TYPE_CHECKING:
+    from exp.runfolder import RunFolder
+
+__all__ = ["StatusLine", "progress_of"]
+
+_TAIL_BYTES = 2000
+
+
+def progress_of(folder: RunFolder) -> str:
+    """``step 120  loss 0.4312`` from the last reading in ``metrics.jsonl``; empty before the first."""
+    try:
+        with folder.metrics.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - _TAIL_BYTES, 0))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    for line in reversed(lines):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue  # cut off, at either end
+        values = [f"{name} {value:.4f}" for name, value in record.items() if name in ("loss", "metric")]
+        if record.get("split") == "train" and values:
+            return f"step {record['step']}  {'  '.join(values)}"
+        if record.get("split") in ("val", "test"):
+            return f"step {record['step']}  {record['split']}"
+    return ""
+
+
+class StatusLine(Watcher):
+    """One run: a line that is drawn again on a terminal, and a line per change of state elsewhere."""
+
+    def __init__(self) -> None:
+        self._console = console.make_console()
+        self._status: Any = None
+        self._shown = ""
+        self._began = time.monotonic()
+
+    def __enter__(self) -> StatusLine:
+        if self._console.is_terminal:
+            self._status = self._console.status("")
+            self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        self._console.print(text, highlight=False, soft_wrap=True)
+
+    def state(self, number: int, text: str) -> None:
+        """Show the state; without a terminal, only what is in front of the figures, when it changes."""
+        if self._status is not None:
+            self._status.update(f"{text}  {_clock(time.monotonic() - self._began)}")
+            return
+        short = text.partition("  ")[0]
+        if short != self._shown:
+            self._shown = short
+            self.say(short)
+
+    def ended(self, number: int, outcome: Outcome) -> None:
+        """The report says it."""
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}"

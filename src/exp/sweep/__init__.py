@@ -1,0 +1,247 @@
+"""The jobs of a sweep: frozen first, then run side by side or as a job array, shown and recorded as they end."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Callable, Collection
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from exp import console, launcher
+from exp.config import choices, explain
+from exp.config.validate import runs_elsewhere
+from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, ConfigError, ExpError
+from exp.frozen import FrozenRun, freeze
+from exp.launcher.base import Launcher, Outcome
+from exp.launcher.shell_env import drop_stale_variables
+from exp.runfolder import RunFolder, read_json
+from exp.sweep import records
+from exp.sweep.display import SweepDisplay
+from exp.sweep.identity import Finished, find_finished, identity
+from exp.sweep.packing import pack
+
+__all__ = ["Job", "Sweep", "current", "finish"]
+
+_current: list[Sweep] = []
+
+
+@dataclass
+class Job:
+    """One job of a sweep."""
+
+    number: int
+    overrides: list[str] = field(default_factory=list)
+    run: FrozenRun | None = None
+    """None where it was refused."""
+    outcome: Outcome | None = None
+    metric: float | None = None
+    skipped: bool = False
+    """It had been completed before."""
+
+    def title(self, common: Collection[str] = ()) -> str:
+        """``3 seed=2 optim.lr=0.001``: its folder's number, and the overrides that are not ``common`` to all jobs."""
+        number = str(self.number) if self.run is None else self.run.folder.path.name
+        return " ".join([number, *(override for override in self.overrides if override not in common)])
+
+
+class Sweep:
+    """All the jobs of one command line; a sweeper may ask for them batch by batch.
+
+    Args:
+        folder: the sweep's folder.
+        settings: :class:`exp.config.schema.SweepConfig`.
+        name: of the experiment.
+    """
+
+    def __init__(self, folder: Path, settings: Any, name: str) -> None:
+        self.folder = folder
+        self.settings = settings
+        self.name = name
+        self.jobs: list[Job] = []
+        self.batch: list[Job] = []
+        self.began = time.monotonic()
+        self.interrupted_by: str | None = None
+        self.dry = False
+        self._earlier: dict[str, Finished] = {}
+        self._taken: set[str] = set()
+        existing = records.run_folders(folder)
+        if settings.resume:
+            self._earlier = find_finished(existing)
+        elif existing:
+            raise ConfigError(
+                f"output_dir={folder} holds a sweep already; sweep.resume=true goes on with it, or use another one"
+            )
+        self._taken.update(path.name for path in existing)
+
+    def add(self, number: int, compose: Callable[[], tuple[Any, list[str]]]) -> None:
+        """Freeze a job of the next batch; one whose configuration is refused counts as failed.
+
+        Args:
+            number: Hydra's, from 0.
+            compose: gives the configuration and the job's overrides.
+        """
+        job = Job(number)
+        self.batch.append(job)
+        try:
+            config, job.overrides = compose()
+            # Where it goes depends on what it is: a folder of its own, or that of the same job in an earlier sweep.
+            job.run = freeze(config, job.overrides, self.folder / "new")
+            self._place(job, job.run)
+        except ExpError as error:
+            job.run = None
+            job.outcome = Outcome(error.exit_code, detail=str(error))
+        except OmegaConfBaseException as error:
+            job.outcome = Outcome(EXIT_CONFIG, detail=explain.explain(error, choices.default_keys()))
+
+    def _place(self, job: Job, run: FrozenRun) -> None:
+        earlier = self._earlier.get(identity(run.config)) if self._earlier else None
+        if earlier is None:
+            path = self.folder / str(self._free_number(job.number))
+        else:
+            path = earlier.folder
+            job.skipped, job.metric = earlier.completed, earlier.metric
+            run.config.resume = run.config.resume or "auto"
+        run.config.output_dir = str(path)
+        run.folder = RunFolder(path)
+
+    def _free_number(self, wanted: int) -> int:
+        while str(wanted) in self._taken:
+            wanted += 1
+        self._taken.add(str(wanted))
+        return wanted
+
+    def run_batch(self) -> list[float | None]:
+        """Run what has been added since the last batch; returns the metrics, nan for what failed.
+
+        Raises:
+            KeyboardInterrupt: a signal has ended the sweep.
+            ExpError: nothing of it can be run.
+        """
+        batch, self.batch = self.batch, []
+        refused = [job.outcome for job in batch if job.run is None and job.outcome is not None]
+        if len(refused) == len(batch) and not self.jobs:
+            raise _all_refused(refused)
+        drop_stale_variables()
+        self.jobs += batch
+        to_run = [job for job in batch if job.run is not None and not job.skipped]
+        chosen = _common_launcher(to_run)
+        if chosen is not None:
+            script = chosen.preflight([job.run for job in to_run if job.run is not None], self.folder / "slurm")
+            if script is not None:
+                print(script)  # noqa: T201
+                self.dry = True
+                return [None for _ in batch]
+        self._launch(batch, to_run, chosen)
+        for job in batch:
+            if job.outcome is not None and not job.outcome.left:
+                job.metric = _metric_of(job)
+        records.write(self)
+        if self.interrupted_by is not None:
+            raise KeyboardInterrupt
+        return [job.metric for job in batch]
+
+    def _launch(self, batch: list[Job], to_run: list[Job], chosen: Launcher | None) -> None:
+        runs = [job.run for job in to_run if job.run is not None]
+        for run in runs:
+            run.write()
+        with SweepDisplay(self, to_run) as display:
+            for job in batch:
+                if job.run is None:
+                    display.refused(job)
+            if not runs:
+                return
+            if chosen is not None:
+                from exp.launcher.submitit import SubmititLauncher
+
+                assert isinstance(chosen, SubmititLauncher)
+                outcomes = chosen.launch_all(runs, display, self.folder / "slurm")
+            else:
+                outcomes = pack(runs, self.settings.parallel_jobs, display)
+        for job, outcome in zip(to_run, outcomes):
+            job.outcome = outcome
+            self.interrupted_by = self.interrupted_by or outcome.interrupted_by
+
+    def common_overrides(self) -> set[str]:
+        """Those that all jobs have."""
+        return set.intersection(*(set(job.overrides) for job in self.jobs)) if len(self.jobs) > 1 else set()
+
+    def exit_code(self) -> int:
+        """0: all is well; 75: jobs were preempted, and none failed; else 1, or the code of all jobs."""
+        for job in self.jobs:
+            if job.outcome is not None and job.outcome.interrupted_by is not None:
+                return job.outcome.exit_code
+        codes = {job.outcome.exit_code for job in self.jobs if job.outcome is not None} - {EXIT_OK}
+        if not codes or self.dry:
+            return EXIT_OK
+        failed = codes - {EXIT_PREEMPTED}
+        if not failed:
+            return EXIT_PREEMPTED
+        everyone = all(job.outcome is not None and job.outcome.exit_code != EXIT_OK for job in self.jobs)
+        return failed.pop() if everyone and len(codes) == 1 else EXIT_FAILED
+
+
+def _all_refused(refused: list[Outcome]) -> ExpError:
+    """One error for a batch of which no job can run; what is said of all of them is said once."""
+    said = list(dict.fromkeys(outcome.detail or "" for outcome in refused))
+    error = ExpError("\n".join(said))
+    error.exit_code = max(outcome.exit_code for outcome in refused)
+    return error
+
+
+def _common_launcher(jobs: list[Job]) -> Launcher | None:
+    """The cluster's launcher, if that is where these jobs run.
+
+    Raises:
+        ConfigError: some would run there and others not, or they ask for different resources.
+    """
+    configs = [job.run.config for job in jobs if job.run is not None]
+    if not any(runs_elsewhere(config) for config in configs):
+        return None
+    asked = {OmegaConf.to_yaml(OmegaConf.create({"l": c.launcher, "n": c.nproc}), resolve=True) for c in configs}
+    if len(asked) > 1:
+        raise ConfigError(
+            "a sweep on Slurm is one job array, whose jobs all ask for the same; sweep launcher.* and nproc in "
+            "commands of their own"
+        )
+    return launcher.resolve(configs[0].launcher, configs[0].nproc)
+
+
+def _metric_of(job: Job) -> float | None:
+    assert job.outcome is not None
+    if job.outcome.exit_code != EXIT_OK or job.run is None:
+        return float("nan")
+    result = read_json(job.run.folder.result)
+    return None if result is None else result["metric"]
+
+
+def current(config: Any) -> Sweep:
+    """The sweep of this command line; made with the first batch.
+
+    Args:
+        config: composed for the whole sweep, Hydra's part included.
+
+    Raises:
+        ConfigError: its folder holds another one.
+    """
+    if not _current:
+        if config.sweep.resume and "output_dir" not in str(list(config.hydra.overrides.task)):
+            raise ConfigError("sweep.resume=true needs output_dir=<the folder of the sweep to go on with>")
+        _current.append(Sweep(Path(str(config.hydra.sweep.dir)).absolute(), config.sweep, config.name))
+    return _current[0]
+
+
+def finish() -> tuple[int, str | None]:
+    """After the last batch: the table, the files, the report.
+
+    Returns:
+        The exit code, and the name of the signal that ended the sweep.
+    """
+    if not _current:
+        return EXIT_OK, None
+    sweep = _current.pop()
+    if not sweep.dry:
+        records.finish(sweep, console.make_console())
+    return sweep.exit_code(), sweep.interrupted_by

@@ -1,0 +1,54 @@
+"""Which job of an earlier sweep is the same as one of this: the same configuration, wherever and however it ran."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Sequence
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from exp.config.schema import load
+from exp.runfolder import RunFolder, read_json
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["Finished", "find_finished", "identity"]
+
+_ELSEWHERE = ("launcher", "output_dir", "plots", "report_placement", "resume", "sweep")
+"""Keys that do not change what a run computes."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A job of an earlier sweep."""
+
+    folder: Path
+    completed: bool
+    metric: float | None
+
+
+def identity(config: Any) -> str:
+    """A digest of a configuration, less the keys that do not change what a run computes."""
+    plain: Any = OmegaConf.to_container(config, resolve=True) if OmegaConf.is_config(config) else dict(config)
+    kept = {key: value for key, value in plain.items() if key not in _ELSEWHERE}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def find_finished(folders: Sequence[Path]) -> dict[str, Finished]:
+    """The jobs in these run folders by identity; of two that are the same, one that is completed counts."""
+    found: dict[str, Finished] = {}
+    for path in folders:
+        folder = RunFolder(path)
+        result = read_json(folder.result) or {}
+        job = Finished(path, result.get("status") == "completed", result.get("metric"))
+        try:
+            key = identity(load(folder.config))  # typed, so that keys which are new since then have their defaults
+        except OmegaConfBaseException:
+            continue  # written by another version of exp, with keys that are no more
+        if key not in found or job.completed:
+            found[key] = job
+    return found

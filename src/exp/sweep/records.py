@@ -1,0 +1,68 @@
+"""The files of a sweep, and the table at its end."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+from exp.errors import EXIT_OK, EXIT_PREEMPTED
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rich.console import Console
+
+    from exp.sweep import Sweep
+
+__all__ = ["finish", "run_folders", "shown", "write"]
+
+
+def run_folders(folder: Path) -> list[Path]:
+    """The run folders of a sweep."""
+    return [path.parent for path in sorted(folder.glob("*/config.yaml"))]
+
+
+def write(sweep: Sweep) -> None:
+    """``sweep.csv`` and ``sweep.json`` of the jobs so far."""
+    from exp.compare.runs import find_runs
+    from exp.compare.table import write_table
+
+    if run_folders(sweep.folder):
+        write_table(find_runs([sweep.folder]), sweep.folder)
+
+
+def finish(sweep: Sweep, terminal: Console) -> None:
+    """Print the table of results and what became of the jobs; draw the plots and write the report."""
+    from exp.compare.runs import find_runs
+    from exp.compare.table import as_rich_table
+
+    if not run_folders(sweep.folder):
+        return
+    runs = find_runs([sweep.folder])
+    terminal.print()
+    terminal.print(as_rich_table(runs))
+    waiting = sum(job.outcome is not None and job.outcome.left for job in sweep.jobs)
+    counts = {
+        "completed": sum(run.status == "completed" for run in runs),
+        "done before": sum(job.skipped for job in sweep.jobs),
+        "submitted": waiting,
+        "failed": sum(
+            job.outcome is not None and job.outcome.exit_code not in (EXIT_OK, EXIT_PREEMPTED) and not job.outcome.left
+            for job in sweep.jobs
+        ),
+        "preempted": sum(job.outcome is not None and job.outcome.exit_code == EXIT_PREEMPTED for job in sweep.jobs),
+    }
+    text = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+    terminal.print(f"{text}; {time.monotonic() - sweep.began:.0f} s; results in {shown(sweep.folder)}", soft_wrap=True)
+    if sweep.settings.plots and counts["completed"] and not waiting and sweep.interrupted_by is None:
+        from exp.compare import write_report
+
+        page = write_report(runs, sweep.folder, sweep.name)
+        terminal.print(f"report: {shown(page)}", soft_wrap=True)
+
+
+def shown(path: Path) -> str:
+    """Relative to the working directory where it lies below it."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative

@@ -1,0 +1,66 @@
+"""What Hydra calls for ``-m``: only a launcher of its own sees all the jobs of a batch at once.
+
+It freezes them, so that nothing that is edited while they wait changes them, and gives them to :mod:`exp.sweep`.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any, Sequence
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import JobReturn, JobStatus, setup_globals
+from hydra.plugins.launcher import Launcher
+from omegaconf import open_dict, read_write
+
+if TYPE_CHECKING:
+    from hydra.types import HydraContext, TaskFunction
+    from omegaconf import DictConfig
+
+__all__ = ["ExpLauncher"]
+
+
+class ExpLauncher(Launcher):
+    """Hydra's side of a sweep."""
+
+    def __init__(self) -> None:
+        self._config: Any = None
+        self._context: Any = None
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """Keep what the jobs' configurations are composed from."""
+        self._config, self._context = config, hydra_context
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        """Run a batch to its end.
+
+        Args:
+            job_overrides: of each job.
+            initial_job_idx: number of the first.
+
+        Returns:
+            The metric of each; nan for one that failed.
+        """
+        from exp import sweep
+
+        setup_globals()
+        current = sweep.current(self._config)
+        for number, overrides in enumerate(job_overrides, initial_job_idx):
+            current.add(number, lambda overrides=overrides, number=number: self._compose(overrides, number))
+        returns = []
+        for metric in current.run_batch():
+            job = JobReturn(status=JobStatus.COMPLETED)
+            job.return_value = metric
+            returns.append(job)
+        return returns
+
+    def _compose(self, overrides: Sequence[str], number: int) -> tuple[Any, list[str]]:
+        """A job's configuration without Hydra's own part, and its overrides."""
+        composed = self._context.config_loader.load_sweep_config(self._config, list(overrides))
+        with open_dict(composed):
+            composed.hydra.job.id, composed.hydra.job.num = str(number), number
+        HydraConfig.instance().set_config(composed)
+        config = copy.deepcopy(composed)
+        with read_write(config), open_dict(config):
+            del config["hydra"]
+        return config, list(composed.hydra.overrides.task)
