@@ -7,16 +7,10 @@ import torch
 from torch import nn
 
 from exp.compat import TORCH_VERSION
-from exp.models.timebridge import tangent
+from exp.models.timebridge import blocks
+from exp.models.timebridge.density import DERIVATIVE_FLOOR, gaussian_log_density, log_magnitude
 from exp.models.timebridge.tangent import plain_value_and_tangent, value_and_tangent
-from exp.models.timebridge.transition import (
-    DERIVATIVE_FLOOR,
-    ChangingPrior,
-    LatentMLPs,
-    StationaryPrior,
-    gaussian_log_density,
-    log_magnitude,
-)
+from exp.models.timebridge.transition import ChangingPrior, LatentMLPs, StationaryPrior
 
 needs_functorch = pytest.mark.skipif(TORCH_VERSION < (2, 0), reason="torch < 2.0 has no torch.func to compare with")
 
@@ -107,8 +101,8 @@ def test_blocks_of_any_size_give_the_same(monkeypatch, columns, elements, num_la
         return [*outputs, *torch.autograd.grad(outputs, arguments, weights)]
 
     expected = outcome(plain_value_and_tangent)
-    monkeypatch.setattr(tangent, "_CPU_COLUMNS", columns)
-    monkeypatch.setattr(tangent, "_CPU_ELEMENTS", elements)
+    monkeypatch.setattr(blocks, "_CPU_COLUMNS", columns)
+    monkeypatch.setattr(blocks, "_CPU_ELEMENTS", elements)
     for mine, theirs in zip(outcome(value_and_tangent), expected):
         torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10)
 
@@ -168,6 +162,24 @@ def test_the_changing_prior_is_the_change_of_variables_on_the_regimes_embeddings
     assert_close(density.flatten(), expected)
     density.sum().backward()
     assert_close(table.grad, torch.autograd.grad(expected.sum(), table)[0], relative=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("latents", "hidden", "num_layers"), [(3, 8, 1), (40, 2, 1), (100, 5, 1), (7, 300, 1), (4, 6, 2)]
+)
+def test_the_density_and_its_gradients_are_those_of_residuals_and_log_derivatives(latents, hidden, num_layers):
+    torch.manual_seed(3)
+    prior = StationaryPrior(latents, lags=2, hidden=hidden, num_layers=num_layers, compressed=5).double()
+    z = torch.randn(3, 50, latents).double().requires_grad_()
+    weights = torch.rand(3, 48).double()
+
+    def outcome(density):
+        return [density, *torch.autograd.grad((density * weights).sum(), [z, *prior.parameters()])]
+
+    noise, log_derivative = prior.residuals(z)
+    expected = outcome(gaussian_log_density(noise) + log_derivative.sum(-1))
+    for mine, theirs in zip(outcome(prior(z)[:, 2:]), expected):
+        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
 
 
 def test_a_monotone_transition_gives_a_density():

@@ -10,7 +10,7 @@ sec. 3.2). There are two kinds of context: the last L steps of all latents (:cla
 of the step's regime (:class:`ChangingPrior`).
 
 A variational model adds to its reconstruction losses weights times the divergences between the posterior q, from which
-z was drawn, and the prior, estimated at z (:func:`gaussian_log_density` gives log q),
+z was drawn, and the prior, estimated at z (:func:`exp.models.timebridge.density.gaussian_log_density` gives log q),
 
     log q(z_t) - prior(z)_t, averaged over steps and batch,
 
@@ -27,47 +27,10 @@ import torch
 from torch import nn
 
 from exp.compat import autocast_disabled
+from exp.models.timebridge.density import gaussian_log_density, log_magnitude, noise_log_density
 from exp.models.timebridge.tangent import value_and_tangent
 
-__all__ = ["DERIVATIVE_FLOOR", "ChangingPrior", "LatentMLPs", "StackedLinear", "StationaryPrior",
-           "gaussian_log_density", "log_magnitude"]  # fmt: skip
-
-DERIVATIVE_FLOOR = 1e-6
-"""A derivative of magnitude 0 counts as one of this: its square is far above float32's least number, 1e-38."""
-
-_HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
-
-
-def log_magnitude(derivative: torch.Tensor) -> torch.Tensor:
-    """Guarded log |d|: 0.5 log(d**2 + DERIVATIVE_FLOOR**2), whose gradient is 0 at d = 0 and 5e5 at most.
-
-    Args:
-        derivative: any shape, float32.
-
-    Returns:
-        The same shape; 5e-13 / d**2 above log |d|.
-    """
-    return 0.5 * torch.log(derivative * derivative + DERIVATIVE_FLOOR**2)
-
-
-def gaussian_log_density(
-    x: torch.Tensor, mean: torch.Tensor | None = None, log_variance: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Log-density of N(mean, exp(log_variance)) at x, in sum over the last axis.
-
-    Args:
-        x: (..., C).
-        mean: broadcastable to ``x``; None: 0.
-        log_variance: broadcastable to ``x``; None: 0.
-
-    Returns:
-        (...), of the dtype of ``x``.
-    """
-    centred = x if mean is None else x - mean
-    square = centred * centred
-    if log_variance is not None:
-        square = square * torch.exp(-log_variance) + log_variance
-    return -0.5 * square.sum(-1) - _HALF_LOG_TWO_PI * x.shape[-1]
+__all__ = ["ChangingPrior", "LatentMLPs", "StackedLinear", "StationaryPrior"]
 
 
 class StackedLinear(nn.Module):
@@ -90,6 +53,9 @@ class StackedLinear(nn.Module):
 
 class LatentMLPs(nn.Module):
     """One MLP with LeakyReLU per latent, from the context and the own latent to one number, all evaluated together.
+
+    The parameters are ``layers.<i>.weight`` and ``.bias``, stacked over the latents: (C, outputs, inputs) and
+    (C, outputs). Of the first layer's inputs the own latent is the last.
 
     Args:
         latents: MLPs C.
@@ -125,13 +91,34 @@ class LatentMLPs(nn.Module):
         Returns:
             Values and derivatives, (..., C) each, in the parameters' dtype, under autocast too.
         """
-        layers = [layer for layer in self.layers if isinstance(layer, StackedLinear)]  # all are; says so to mypy
-        weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
-        flat_context = context.reshape(-1, context.shape[-1]).to(weights[0].dtype)
-        flat_own = own.reshape(-1, own.shape[-1]).to(weights[0].dtype)
+        flat_context, flat_own, weights, biases = self._flat(context, own)
         with autocast_disabled(own.device.type):
             value, derivative = value_and_tangent(flat_context, flat_own, weights, biases, self.negative_slope)
         return value.view(own.shape), derivative.view(own.shape)
+
+    def log_density(self, context: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+        """Sum over the latents of log N(value; 0, 1) + log |derivative|, faster than from :meth:`forward`.
+
+        Args:
+            context: (..., K).
+            own: (..., C).
+
+        Returns:
+            (...), in the parameters' dtype, under autocast too.
+        """
+        flat_context, flat_own, weights, biases = self._flat(context, own)
+        with autocast_disabled(own.device.type):
+            density = noise_log_density(flat_context, flat_own, weights, biases, self.negative_slope)
+        return density.view(own.shape[:-1])
+
+    def _flat(
+        self, context: torch.Tensor, own: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
+        layers = [layer for layer in self.layers if isinstance(layer, StackedLinear)]  # all are; says so to mypy
+        weights: list[torch.Tensor] = [layer.weight for layer in layers]
+        biases: list[torch.Tensor] = [layer.bias for layer in layers]
+        flat_context, flat_own = (x.reshape(-1, x.shape[-1]).to(weights[0].dtype) for x in (context, own))
+        return flat_context, flat_own, weights, biases
 
 
 class StationaryPrior(nn.Module):
@@ -179,17 +166,19 @@ class StationaryPrior(nn.Module):
         Raises:
             ValueError: ``z`` has another number of latents, or too few steps.
         """
-        _check_latents(z, self.latents, self.lags)
-        steps = z.shape[1] - self.lags
-        lagged = torch.cat([z[:, lag : lag + steps] for lag in range(self.lags)], dim=2)  # the oldest first
-        noise, derivative = self.mlps(self.compress(lagged), z[:, self.lags :])
+        noise, derivative = self.mlps(*self._past_and_present(z))
         return noise, log_magnitude(derivative)
 
     def forward(self, z: torch.Tensor) -> torch.Tensor:
         """Log-densities log p(z_t | z_<t), (B, T); the first L steps are standard normal. ``z``: (B, T, C), T > L."""
-        noise, log_derivative = self.residuals(z)
-        later = gaussian_log_density(noise) + log_derivative.sum(-1)
+        later = self.mlps.log_density(*self._past_and_present(z))
         return torch.cat([gaussian_log_density(z[:, : self.lags]).to(later.dtype), later], dim=1)
+
+    def _past_and_present(self, z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        _check_latents(z, self.latents, self.lags)
+        steps = z.shape[1] - self.lags
+        lagged = torch.cat([z[:, lag : lag + steps] for lag in range(self.lags)], dim=2)  # the oldest first
+        return self.compress(lagged), z[:, self.lags :]
 
 
 class ChangingPrior(nn.Module):
@@ -226,19 +215,22 @@ class ChangingPrior(nn.Module):
         Raises:
             ValueError: ``z`` has another number of latents, or the embeddings another number of steps.
         """
+        self._check(z, embeddings)
+        noise, derivative = self.mlps(embeddings, z)
+        return noise, log_magnitude(derivative)
+
+    def forward(self, z: torch.Tensor, embeddings: torch.Tensor) -> torch.Tensor:
+        """Log-densities log p(z_t | regime_t), (B, T), for the arguments of :meth:`residuals`."""
+        self._check(z, embeddings)
+        return self.mlps.log_density(embeddings, z)
+
+    def _check(self, z: torch.Tensor, embeddings: torch.Tensor) -> None:
         _check_latents(z, self.latents)
         if embeddings.shape[:2] != z.shape[:2]:
             raise ValueError(
                 f"embeddings {tuple(embeddings.shape)} and z {tuple(z.shape)} differ in batch or steps; "
                 f"pass the embedding of every step's regime, (B, T, D)"
             )
-        noise, derivative = self.mlps(embeddings, z)
-        return noise, log_magnitude(derivative)
-
-    def forward(self, z: torch.Tensor, embeddings: torch.Tensor) -> torch.Tensor:
-        """Log-densities log p(z_t | regime_t), (B, T), for the arguments of :meth:`residuals`."""
-        noise, log_derivative = self.residuals(z, embeddings)
-        return gaussian_log_density(noise) + log_derivative.sum(-1)
 
 
 def _check_latents(z: torch.Tensor, latents: int, lags: int = 0) -> None:

@@ -1,0 +1,112 @@
+"""Densities of latents whose noise is standard normal: change of variables with one derivative per latent."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Sequence
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from exp.compat import autocast_disabled
+from exp.models.timebridge.blocks import shallow_blocks
+from exp.models.timebridge.tangent import value_and_tangent
+
+__all__ = ["DERIVATIVE_FLOOR", "gaussian_log_density", "log_magnitude", "noise_log_density"]
+
+DERIVATIVE_FLOOR = 1e-6
+"""A derivative of magnitude 0 counts as one of this: its square is far above float32's least number, 1e-38."""
+
+_HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
+
+
+def log_magnitude(derivative: torch.Tensor) -> torch.Tensor:
+    """Guarded log |d|: 0.5 log(d**2 + DERIVATIVE_FLOOR**2), whose gradient is 0 at d = 0 and 5e5 at most.
+
+    Args:
+        derivative: any shape, float32.
+
+    Returns:
+        The same shape; 5e-13 / d**2 above log |d|.
+    """
+    return 0.5 * torch.log(derivative * derivative + DERIVATIVE_FLOOR**2)
+
+
+def gaussian_log_density(
+    x: torch.Tensor, mean: torch.Tensor | None = None, log_variance: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Log-density of N(mean, exp(log_variance)) at x, in sum over the last axis.
+
+    Args:
+        x: (..., C).
+        mean: broadcastable to ``x``; None: 0.
+        log_variance: broadcastable to ``x``; None: 0.
+
+    Returns:
+        (...), of the dtype of ``x``.
+    """
+    centred = x if mean is None else x - mean
+    square = centred * centred
+    if log_variance is not None:
+        square = square * torch.exp(-log_variance) + log_variance
+    return -0.5 * square.sum(-1) - _HALF_LOG_TWO_PI * x.shape[-1]
+
+
+def noise_log_density(
+    context: torch.Tensor,
+    own: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    biases: Sequence[torch.Tensor],
+    negative_slope: float,
+) -> torch.Tensor:
+    """Sum over C latents of log N(value; 0, 1) + log |derivative|, of :func:`value_and_tangent`. Differentiable once.
+
+    With one hidden layer values and derivatives are taken up block by block, while they are in the cache.
+
+    Args:
+        context: (N, K), input of every MLP.
+        own: (N, C), the latent of each MLP.
+        weights: as for :func:`value_and_tangent`.
+        biases: as for :func:`value_and_tangent`.
+        negative_slope: as for :func:`value_and_tangent`.
+
+    Returns:
+        (N,).
+    """
+    if len(weights) > 2:
+        value, derivative = value_and_tangent(context, own, weights, biases, negative_slope)
+        return gaussian_log_density(value) + log_magnitude(derivative).sum(-1)
+    parameters = (tensor for pair in zip(weights, biases) for tensor in pair)
+    result: torch.Tensor = _NoiseLogDensity.apply(negative_slope, context, own, *parameters)
+    return result
+
+
+class _NoiseLogDensity(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, negative_slope: float, context: torch.Tensor, own: torch.Tensor, *parameters: torch.Tensor
+    ) -> torch.Tensor:
+        doubled = own.new_zeros(len(own))
+        kept = []
+        for block in shallow_blocks(context, own, parameters, negative_slope):
+            value, derivative = block.forward()
+            logs = torch.log(derivative * derivative + DERIVATIVE_FLOOR**2)
+            doubled += logs.addcmul_(value, value, value=-1.0).sum(1)
+            kept += [value, derivative]
+        ctx.save_for_backward(context, own, *parameters, *kept)
+        ctx.negative_slope, ctx.count = negative_slope, len(parameters)
+        return 0.5 * doubled - _HALF_LOG_TWO_PI * own.shape[1]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        context, own, *others = ctx.saved_tensors
+        parameters, kept = others[: ctx.count], others[ctx.count :]
+        grads = [torch.zeros_like(context), torch.empty_like(own), *map(torch.zeros_like, parameters)]
+        column = grad.unsqueeze(1)
+        with autocast_disabled(own.device.type):
+            blocks = shallow_blocks(context, own, parameters, ctx.negative_slope)
+            for block, value, derivative in zip(blocks, kept[::2], kept[1::2]):
+                of_log = derivative / (derivative * derivative + DERIVATIVE_FLOOR**2)
+                block.backward(value * -column, of_log * column, grads)
+        return (None, *grads)
