@@ -51,7 +51,7 @@ def main() -> int:
     except (HydraException, OmegaConfBaseException) as error:
         if full_error:
             traceback.print_exc()
-        console.error(explain.explain(error, choices.default_keys()))
+        console.error(explain.explain(error, choices.default_keys(sys.argv[1:])))
         return EXIT_CONFIG
     except ExpError as error:
         console.error(str(error))

@@ -17,6 +17,8 @@ from exp.compare.runs import find_runs
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 VOID = {"meta", "img", "br", "input", "link", "base", "hr"}
 
+pytestmark = pytest.mark.slow  # nothing here depends on the version of torch
+
 
 class Page(html.parser.HTMLParser):
     """What a page consists of: its elements with their attributes and texts; raises where they are not balanced."""

@@ -12,6 +12,8 @@ from exp.compare.plots import comparison_pictures, draw_comparison
 from exp.compare.runs import find_runs
 from exp.compare.scale import Scale, is_logarithmic
 
+pytestmark = pytest.mark.slow  # nothing here depends on the version of torch
+
 
 def pixels(content):
     return np.asarray(Image.open(io.BytesIO(content)).convert("RGB")).astype(int)

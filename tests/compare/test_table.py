@@ -11,6 +11,8 @@ from rich.console import Console
 from exp.compare.runs import find_runs
 from exp.compare.table import as_rich_table, write_table
 
+pytestmark = pytest.mark.slow  # nothing here depends on the version of torch
+
 
 def printed(runs, **options):
     file = io.StringIO()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from typing import Sequence
 
 from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
@@ -49,8 +50,18 @@ def describe_choices() -> str:
     return "\n".join(lines)
 
 
-def default_keys() -> list[str]:
-    """The dotted keys of the default configuration, and its groups."""
+def default_keys(arguments: Sequence[str] = ()) -> list[str]:
+    """The dotted keys of a configuration, and its groups.
+
+    Args:
+        arguments: of the command line; choices among exp's own files, such as ``launcher=submitit``, count.
+    """
     GlobalHydra.instance().clear()
     with initialize_config_module("exp.conf", version_base="1.3"):
-        return [*config_keys(compose("config")), *_GROUPS]
+        loader = GlobalHydra.instance().config_loader()
+        chosen = []
+        for argument in arguments:
+            group, _, choice = argument.partition("=")
+            if group in _GROUPS and choice in loader.get_group_options(group, ObjectType.CONFIG):
+                chosen.append(argument)
+        return [*config_keys(compose("config", chosen)), *_GROUPS]

@@ -21,7 +21,14 @@ _ENDED = (
     "PREEMPTED",
     "TIMEOUT",
 )
-_NEVER = ("BadConstraints", "PartitionNodeLimit", "PartitionTimeLimit", "InvalidAccount", "InvalidQOS")
+_NEVER = (
+    "BadConstraints",
+    "PartitionConfig",
+    "PartitionNodeLimit",
+    "PartitionTimeLimit",
+    "InvalidAccount",
+    "InvalidQOS",
+)
 _HINTS = {
     "TIMEOUT": "its time limit came before its state was saved; raise launcher.time_minutes or launcher.signal_delay_s",
     "OUT_OF_MEMORY": "it used more memory than it had asked for; raise launcher.mem_gib",

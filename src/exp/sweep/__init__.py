@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Collection
 
+from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -93,7 +94,7 @@ class Sweep:
         except ExpError as error:
             job.run = None
             job.outcome = Outcome(error.exit_code, detail=str(error))
-        except OmegaConfBaseException as error:
+        except (HydraException, OmegaConfBaseException) as error:
             job.outcome = Outcome(EXIT_CONFIG, detail=explain.explain(error, choices.default_keys()))
 
     def _place(self, job: Job, run: FrozenRun) -> None:

@@ -1,0 +1,260 @@
+"""launcher=submitit on a real Slurm: what users see when things go well, and when they do not."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+
+import pytest
+import torch
+
+from tests.conftest import TINY
+
+LONG = ["max_steps=4000", "max_epochs=1000", "val_every=1000", "log_every=10"]
+EXACT = ["max_steps=400", "max_epochs=10", "log_every=10", "checkpoint.every_epochs=0", "nproc=2"]
+
+
+def hosts(result: dict) -> list[str]:
+    return [device["host"] for device in result["devices"]]
+
+
+def assert_same_weights(tmp_path, first: str, second: str, step: int) -> None:
+    one, other = (torch.load(tmp_path / run / f"checkpoints/step_{step:08d}.pth") for run in (first, second))
+    for name, weight in one["state_dict"].items():
+        assert torch.equal(weight, other["state_dict"][name]), name
+
+
+@pytest.mark.slow
+def test_a_job_is_followed_to_its_result(submit, result):
+    code, said = submit("launcher.time_minutes=5", "launcher.mem_gib=1.5", "launcher.setup=[echo set up here]").end()
+    assert code == 0, said
+    assert "running on n" in said
+    assert "MSE" in said
+    assert result("run")["status"] == "completed"
+    assert hosts(result("run"))[0] in ("n1", "n2")
+
+
+def test_two_nodes_are_one_run(submit, result):
+    code, said = submit("launcher.nodes=2", "nproc=2").end()
+    assert code == 0, said
+    assert hosts(result("run")) == ["n1", "n1", "n2", "n2"]
+    assert result("run")["world_size"] == 4
+
+
+@pytest.mark.slow
+def test_a_dry_run_prints_the_script_and_leaves_nothing(submit, tmp_path):
+    code, said = submit(
+        "launcher.dry_run=true", "launcher.nodes=2", "launcher.gres=gcu:8", "nproc=8", "launcher.time_minutes=90",
+        "launcher.account=me", "launcher.qos=high", "launcher.constraint=big", "launcher.exclude=n9",
+        "launcher.mem_gib=2", "+launcher.extra.mail_type=END", "launcher.setup=[module load it]",
+    ).end()  # fmt: skip
+    assert code == 0, said
+    for line in (
+        "#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=1", "#SBATCH --cpus-per-task=8", "#SBATCH --gres=gcu:8",
+        "#SBATCH --time=90", "#SBATCH --account=me", "#SBATCH --qos=high", "#SBATCH --constraint=big",
+        "#SBATCH --exclude=n9", "#SBATCH --mem=2048M", "#SBATCH --mail-type=END", "#SBATCH --signal=USR2@90",
+        "#SBATCH --requeue", "module load it",
+    ):  # fmt: skip
+        assert line in said.splitlines()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("setting", "code", "words"),
+    [
+        ("launcher.nodes=8", 2, "not available"),
+        ("launcher.partition=nope", 2, "invalid partition specified: nope"),
+        ("launcher.gres=gcu:99", 2, "not available"),
+        ("launcher.mem_gib=99999", 2, "not available"),
+        ("launcher.time_minutes=1", 2, "launcher.signal_delay_s=90"),
+        ("+launcher.extra.gres=gcu:1", 2, "set launcher.gres"),
+        ("launcher.partitoin=main", 2, "did you mean 'launcher.partition'"),
+        ("launcher.cluster=lokal", 2, "did you mean 'local'"),
+    ],
+)
+def test_a_wrong_request_is_refused_before_it_is_submitted(submit, cluster, tmp_path, setting, code, words):
+    ended, said = submit(setting, "global_batch_size=64").end()
+    assert (ended, words in said) == (code, True), said
+    assert said.startswith("error: ")
+    assert cluster.jobs() == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_request_that_can_never_be_met_is_cancelled(submit, cluster, result):
+    code, said = submit("launcher.partition=small", "launcher.time_minutes=20").end()
+    assert code == 3, said
+    assert "will never start" in said
+    assert "PartitionTimeLimit" in said
+    assert cluster.jobs() == []
+    assert result("run")["status"] == "failed"
+
+
+@pytest.mark.slow
+def test_without_slurm_it_says_so(exp):
+    done = exp(*TINY, "launcher=submitit", PATH="/nowhere")
+    assert done.returncode == 3
+    assert "found no sbatch" in done.stderr
+
+
+def test_the_signal_before_the_time_limit_loses_no_step(submit, exp, result, cluster, tmp_path):
+    running = submit(*EXACT)
+    running.wait_for_steps()
+    cluster.run("scancel", "--signal=USR2", running.job())
+    code, said = running.end()
+    assert code == 0, said + running.logs()
+    assert "queued again" in said
+    assert result("run")["restarts"] == 1
+    step = int(result("run")["resumed_from"][-12:-4])
+    assert f"preempted after step {step}" in running.logs()
+    exp.train("whole", *EXACT)
+    assert_same_weights(tmp_path, "run", "whole", 400)
+
+
+@pytest.mark.slow
+def test_a_job_of_higher_priority_takes_both_nodes_and_gives_them_back(submit, exp, result, cluster, tmp_path):
+    settings = [*EXACT[:-1], "nproc=1"]
+    running = submit(*settings, "launcher.nodes=2")
+    running.wait_for_steps()
+    urgent = cluster.run(
+        "sbatch", "--parsable", "--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 2"
+    )
+    code, said = running.end()
+    assert code == 0, said + running.logs()
+    assert urgent.stdout.strip() not in cluster.jobs()
+    assert result("run")["restarts"] >= 1
+    step = int(result("run")["resumed_from"][-12:-4])
+    assert f"preempted after step {step}" in running.logs()
+    exp.train("whole", *settings[:-1], "nproc=2")
+    assert_same_weights(tmp_path, "run", "whole", 400)
+
+
+@pytest.mark.slow
+def test_a_plain_requeue_goes_on_from_what_was_saved(submit, result, cluster):
+    running = submit(*EXACT, "checkpoint.every_steps=10")
+    running.wait_for_steps()
+    running.wait_for(lambda: any(running.place.glob("run/checkpoints/step_*.pth")))
+    cluster.run("scontrol", "requeue", running.job())
+    code, said = running.end()
+    assert code == 0, said + running.logs()
+    assert int(result("run")["resumed_from"][-12:-4]) >= 10
+
+
+@pytest.mark.slow
+def test_a_cancelled_job_says_so(submit, cluster, result):
+    running = submit(*LONG)
+    running.wait_for_steps()
+    cluster.run("scancel", running.job())
+    code, said = running.end(60)
+    assert code == 1, said
+    assert "is CANCELLED: somebody cancelled it" in said
+    assert "  log: " in said
+    assert result("run")["status"] == "failed"
+
+
+@pytest.mark.slow
+def test_a_killed_rank_on_another_node_is_the_one_that_is_named(submit, result):
+    running = submit(*LONG, "launcher.nodes=2", "nproc=2")
+    running.wait_for_steps()
+    os.kill(running.process_of("exp-rank3"), signal.SIGKILL)
+    code, said = running.end(90)
+    assert code == 1, said
+    assert "rank 3 (local_rank 1, n2) failed: killed by SIGKILL" in said
+    assert result("run")["error"]["rank"] == 3
+
+
+@pytest.mark.slow
+def test_a_job_that_dies_without_a_word_is_noticed(submit):
+    running = submit(*LONG)
+    running.wait_for_steps()
+    os.kill(running.process_of("-m\0submitit.core._submit"), signal.SIGKILL)
+    code, said = running.end(60)
+    assert code == 1, said
+    assert "is FAILED: it left no result" in said
+
+
+@pytest.mark.slow
+def test_the_time_limit_ends_a_run_that_saves_nothing(submit):
+    """A task without state cannot use the signal; one that ignores it would look the same."""
+    stuck = "launcher.setup=[exec sleep 200]"
+    code, said = submit(stuck, "launcher.time_minutes=1", "launcher.signal_delay_s=5").end(150)
+    assert code == 1, said
+    assert "is TIMEOUT: its time limit came" in said
+    assert "launcher.time_minutes" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cancel", [False, True])
+def test_an_interrupt_leaves_or_cancels_the_job(submit, cluster, tmp_path, cancel):
+    running = submit(*LONG, f"launcher.cancel_on_exit={cancel}")
+    running.wait_for_steps()
+    job = running.job()
+    os.kill(running.process.pid, signal.SIGINT)
+    code, said = running.end(30)
+    assert code == 130, said
+    if cancel:
+        assert f"cancelled {job}" in said
+        deadline = time.monotonic() + 30
+        while cluster.jobs():
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+    else:
+        assert f"{job} will go on" in said
+        assert cluster.jobs() == [job]
+        assert not (tmp_path / "run" / "result.json").exists()
+
+
+@pytest.mark.slow
+def test_nobody_need_wait(submit, cluster, result):
+    running = submit("launcher.wait=false")
+    code, said = running.end(30)
+    assert code == 0, said
+    job = running.job()
+    assert f"  {job}  " in said
+    deadline = time.monotonic() + 90
+    while job in cluster.jobs():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    assert result("run")["status"] == "completed"
+
+
+@pytest.mark.slow
+def test_a_sweep_is_one_array_and_a_failed_job_does_not_end_it(submit, cluster, tmp_path):
+    code, said = submit("seed=1,2", "optim.lr=0.001,-1", "launcher.array_parallelism=3", sweep=True).end()
+    assert code == 1, said
+    assert "submitted job array" in said
+    statuses = [json.loads((tmp_path / "run" / str(job) / "result.json").read_text())["status"] for job in range(4)]
+    assert statuses == ["completed", "failed", "completed", "failed"]
+    assert said.count("Invalid learning rate: -1.0") >= 2
+    assert (tmp_path / "run" / "report.html").is_file()
+    assert len((tmp_path / "run" / "sweep.csv").read_text().splitlines()) == 5
+
+
+def test_jobs_on_one_node_take_different_cards(submit, cluster, tmp_path):
+    """The cluster counts its cards, but gives no numbers to the jobs."""
+    code, said = submit(
+        "backend=gcu_simulated", "launcher.nodelist=n1", "launcher.gres=gcu:4", "launcher.cpus_per_node=1", "nproc=4",
+        "seed=1,2", "max_steps=200", "max_epochs=10", "val_every=200", sweep=True,
+    ).end()  # fmt: skip
+    assert code == 0, said
+    records = [json.loads((tmp_path / "run" / str(job) / "env.json").read_text())["devices"] for job in range(2)]
+    cards = [{device["card"] for device in devices} for devices in records]
+    assert [len(each) for each in cards] == [4, 4]
+    assert not cards[0] & cards[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["local", "debug"])
+def test_the_same_without_slurm(exp, where):
+    done = exp(
+        *TINY, "launcher=submitit", f"launcher.cluster={where}", "nproc=2", "output_dir=run", "launcher.poll_s=0.5"
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert exp.result("run")["status"] == "completed"
+    assert "MSE" in done.stdout
+    failed = exp(*TINY, "launcher=submitit", f"launcher.cluster={where}", "optim.lr=-1", "output_dir=no")
+    assert failed.returncode == 2
+    assert "Invalid learning rate" in failed.stdout + failed.stderr
