@@ -19,4 +19,7 @@ cd "$work"
 "$work/venv/bin/python" -m exp backend=cpu experiment=dinov3_dubai max_steps=1 model.depth=1 data.size=64 plots=false \
     output_dir="$work/tiles"
 "$work/venv/bin/python" -m exp backend=cpu experiment=dinov3_eurosat max_steps=1 model.depth=1 output_dir="$work/scenes"
+"$work/venv/bin/python" -m exp -m backend=cpu,gcu_simulated max_steps=2 data.lookback=96 plots=false output_dir="$work/sweep"
+test -s "$work/sweep/report.html"
+"$work/venv/bin/python" -m exp launcher=submitit launcher.dry_run=true launcher.nodes=2 nproc=8 backend=gcu | grep -q -- --nodes=2
 echo "wheels: ok"

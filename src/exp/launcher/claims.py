@@ -28,13 +28,14 @@ def claimed_cards(backend: Backend, nproc: int) -> Iterator[list[int]]:
         nproc: how many.
 
     Returns:
-        Their numbers among those that were visible; all, without a claim, where no more than ``nproc`` are.
+        Their numbers among those that were visible; all, without a claim, where no more than ``nproc`` are or
+        none can be hidden.
 
     Raises:
         UnavailableError: too few are left.
     """
     count = backend.device_count() if backend.exclusive_devices else 0
-    if count <= nproc:
+    if count <= nproc or not backend.visible_variables:
         yield list(range(count))
         return
     with contextlib.ExitStack() as claims:

@@ -51,8 +51,10 @@ class _Pools:
             return None
         needed: dict[str, int] = {}
         if backend.exclusive_devices:
-            self._free.setdefault(backend.name, list(range(backend.device_count())))
-            needed[backend.name] = nproc
+            count = backend.device_count()
+            self._free.setdefault(backend.name, list(range(count)))
+            # Where a job cannot be kept from seeing all cards, it has them all.
+            needed[backend.name] = nproc if backend.visible_variables else count
         if (not backend.exclusive_devices or backend.simulate) and self.parallel_jobs is None:
             needed[_CORES] = min(nproc, self._cores)
         if any(len(self._free[pool]) < count for pool, count in needed.items()):
@@ -95,9 +97,12 @@ class _Running:
             return Outcome(restarts=result.get("restarts", 0))
         if code == EXIT_PREEMPTED:
             return Outcome(code, preempted={"step": result.get("steps")})
-        ended = f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"
-        said = (result.get("error") or {}).get("message") or ended
-        return Outcome(code if code > 0 else EXIT_FAILED, detail="\n".join([said, *tail_of(self.log)]), reported=True)
+        error = result.get("error")
+        if error is not None:
+            said = [error["message"], f"  log: {self.log}"]
+        else:
+            said = [f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}", *tail_of(self.log)]
+        return Outcome(code if code > 0 else EXIT_FAILED, detail="\n".join(said), reported=True)
 
 
 def pack(runs: Sequence[FrozenRun], parallel_jobs: int | None, watcher: Watcher) -> list[Outcome]:
