@@ -10,10 +10,14 @@ import torch.nn.functional as F
 __all__ = ["ShallowBlock", "latents_of_a_block", "limits", "shallow_blocks", "slices"]
 
 _CPU_COLUMNS, _CPU_ELEMENTS = 256, 2**18
-"""Hidden units of a block on the CPU: columns that make a matrix product fast, elements that fit into a cache."""
+"""Hidden units of a block on the CPU: columns that make a matrix product fast, elements that fit into a cache.
+
+Forward and backward for 160 latents, 64 hidden units, 13,040 rows, context 10, on one thread of a server CPU, in ms:
+128 columns 560, 192 columns 485, 256 columns 440, 512 columns 440; 2**17 and 2**18 elements alike.
+"""
 
 _DEVICE_COLUMNS, _DEVICE_ELEMENTS = 1024, 2**25
-"""Elsewhere: few large kernels, of 128 MiB each."""
+"""Elsewhere: few large kernels, of 128 MiB each. Chosen, not measured."""
 
 _MOST_LATENTS = 32
 """Latents of a block: products per latent are done as block-diagonal ones, which this many times more work takes."""
