@@ -144,6 +144,21 @@ def test_a_plain_requeue_goes_on_from_what_was_saved(submit, result, cluster):
 
 
 @pytest.mark.slow
+def test_a_failing_node_costs_what_was_not_saved(submit, result, cluster):
+    running = submit(*EXACT, "checkpoint.every_steps=10")
+    running.wait_for_steps()
+    running.wait_for(lambda: any(running.place.glob("run/checkpoints/step_*.pth")))
+    node = cluster.run("squeue", "-h", "-j", running.job(), "-o", "%N").stdout.strip()
+    cluster.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
+    try:
+        code, said = running.end()
+    finally:
+        cluster.run("scontrol", "update", f"NodeName={node}", "State=RESUME", check=False)  # it may be back already
+    assert code == 0, said + running.logs()
+    assert int(result("run")["resumed_from"][-12:-4]) >= 10
+
+
+@pytest.mark.slow
 def test_a_cancelled_job_says_so(submit, cluster, result):
     running = submit(*LONG)
     running.wait_for_steps()
