@@ -19,6 +19,7 @@ __all__ = [
     "SegmentationDataConfig",
     "SegmenterConfig",
     "TimeBridgeConfig",
+    "TimeBridgePriorConfig",
 ]
 
 # OmegaConf reads these annotations at run time, on Python 3.8 too: hence typing's generics, not the builtin ones.
@@ -50,6 +51,29 @@ class TimeBridgeConfig:
     dropout: float = 0.0
     alpha: float = 0.35
     """Weight of the frequency part of the loss."""
+
+
+@dataclass
+class TimeBridgePriorConfig(TimeBridgeConfig):
+    """TimeBridge with a transition prior (:class:`exp.models.timebridge.TimeBridgePrior`, which documents the keys)."""
+
+    _target_: str = "exp.models.timebridge.TimeBridgePrior"
+    prior: bool = True
+    stationary_share: float = 0.7
+    lags: int = 1
+    regimes: int = 4
+    regime_channels: int = 4
+    regime_epochs: int = 1
+    regime_embedding: int = 2
+    prior_hidden: Optional[int] = None
+    prior_layers: int = 1
+    prior_context: Optional[int] = None
+    reconstruction_weight: float = 1e-5
+    stationary_kl_weight: float = 1e-3
+    changing_kl_weight: float = 1e-3
+    hmm_weight: float = 1.0
+    initial_log_variance: float = -4.0
+    sampling: bool = True
 
 
 @dataclass

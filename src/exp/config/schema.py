@@ -315,6 +315,7 @@ def register() -> None:
     store.store(name="exp_schema", node=ExpConfig)
     store.store(group="schema/launcher", name="submitit", node=SubmititConfig)
     store.store(group="schema/model", name="timebridge", node=families.TimeBridgeConfig)
+    store.store(group="schema/model", name="timebridge_prior", node=families.TimeBridgePriorConfig)
     store.store(group="schema/model", name="scenes", node=families.SceneClassifierConfig)
     store.store(group="schema/model", name="segmentation", node=families.SegmenterConfig)
     store.store(group="schema/data", name="forecasting", node=families.ForecastingDataConfig)

@@ -136,6 +136,9 @@ class TrainLoop(BaseLoop):
         """
         runner = self.runner
         runner.call_hook("before_train_epoch")
+        start_epoch: Any = getattr(unwrapped(runner.model), "start_epoch", None)  # a model of MMEngine's has none
+        if start_epoch is not None:
+            start_epoch(self._epoch)
         runner.model.train()
         batches = iter(self.dataloader)
         step = self.sampler.samples // self.sampler.global_batch_size

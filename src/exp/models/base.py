@@ -38,6 +38,13 @@ class Model(BaseModel):
     def __init__(self) -> None:
         super().__init__(data_preprocessor=_PassThrough())
 
+    def start_epoch(self, epoch: int) -> None:
+        """Called before each epoch of a training, and when one goes on in the middle of an epoch.
+
+        Args:
+            epoch: from 0.
+        """
+
     def train_step(self, data: dict[str, torch.Tensor], optim_wrapper: OptimWrapper) -> dict[str, torch.Tensor]:
         """Forward, backward and update on one batch that lies on the model's device.
 

@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from exp.models.timebridge.model import TimeBridge
+from exp.models.timebridge.prior_model import TimeBridgePrior
 
-__all__ = ["TimeBridge"]
+__all__ = ["TimeBridge", "TimeBridgePrior"]

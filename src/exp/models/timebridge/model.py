@@ -21,9 +21,9 @@ from exp.models.timebridge.layers import (
 from exp.models.timebridge.loss import TimeFrequencyLoss
 from exp.models.timebridge.official import adapt_official_state_dict, is_official_state_dict
 
-__all__ = ["TimeBridge"]
+__all__ = ["STD_EPS", "TimeBridge", "standardised"]
 
-_EPS = 1e-5
+STD_EPS = 1e-5
 """Added to the standard deviation (not to the variance), as in the authors' code."""
 
 
@@ -112,7 +112,8 @@ class TimeBridge(Model):
         for _ in range(cointegrated_layers):
             layers.append(CointegratedAttention(channels + time_features, **common))
         self.encoder = Encoder(layers)
-        self.decoder = nn.Sequential(nn.Flatten(-2), nn.Linear(patches_out * d_model, horizon, bias=False))
+        self.token_elements = patches_out * d_model
+        self.decoder = nn.Sequential(nn.Flatten(-2), nn.Linear(self.token_elements, horizon, bias=False))
         self.loss = TimeFrequencyLoss(horizon, alpha)
 
     def forward(
@@ -148,20 +149,42 @@ class TimeBridge(Model):
         return {"loss": self.loss(self._forecast(x, marks), y)}
 
     def _forecast(self, x: torch.Tensor, marks: torch.Tensor) -> torch.Tensor:
-        with torch.no_grad():
-            mean = x.mean(1, keepdim=True)
-            std = x.std(1, keepdim=True)
-            series = (x - mean) / (std + _EPS)
-            if self.uses_time_features:
-                series = torch.cat([series, marks], dim=-1)
-            series = series.transpose(1, 2)
-        tokens = self.encoder(self.embedding(series))
-        forecast = self.decoder(tokens[:, : self.channels]).transpose(1, 2)
-        return forecast * std + mean
+        series, mean, std = standardised(x)
+        return self.decoder(self.encode(series, marks)).transpose(1, 2) * std + mean
+
+    def encode(self, series: torch.Tensor, marks: torch.Tensor) -> torch.Tensor:
+        """Tokens of standardised series.
+
+        Args:
+            series: (B, L, C).
+            marks: (B, L, M); not read without Cointegrated Attention.
+
+        Returns:
+            (B, C, patches, d_model).
+        """
+        if self.uses_time_features:
+            series = torch.cat([series, marks], dim=-1)
+        tokens: torch.Tensor = self.encoder(self.embedding(series.transpose(1, 2)))
+        return tokens[:, : self.channels]
 
     def adapt_state_dict(self, state: Mapping[str, torch.Tensor], source: Path) -> dict[str, torch.Tensor]:
         """Weights of the authors' code under our names; other weights as they are."""
         return adapt_official_state_dict(state) if is_official_state_dict(state) else dict(state)
+
+
+@torch.no_grad()
+def standardised(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Each series with its mean and standard deviation over the lookback; no gradients flow through them.
+
+    Args:
+        x: (B, L, C).
+
+    Returns:
+        The standardised series (B, L, C), mean and standard deviation (B, 1, C).
+    """
+    mean = x.mean(1, keepdim=True)
+    std = x.std(1, keepdim=True)
+    return (x - mean) / (std + STD_EPS), mean, std
 
 
 def _require_at_least(least: int, **values: int) -> None:

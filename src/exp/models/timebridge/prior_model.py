@@ -1,0 +1,189 @@
+"""TimeBridge as a variational model whose latents have a learned transition prior."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from exp.errors import ConfigError
+from exp.models.timebridge.density import gaussian_log_density
+from exp.models.timebridge.loss import TimeFrequencyLoss
+from exp.models.timebridge.model import STD_EPS, TimeBridge, standardised
+from exp.models.timebridge.regimes import Regimes
+from exp.models.timebridge.transition import ChangingPrior, StationaryPrior
+
+__all__ = ["TimeBridgePrior"]
+
+
+class TimeBridgePrior(TimeBridge):
+    """TimeBridge whose series are latents of a state-space model (users' variant hao405/tb96-xianyan_big).
+
+    One TimeBridge gives the mean, another the log-variance of a latent for each channel and each of the L + H time
+    steps of lookback and horizon: q(z | x). In training latents are drawn from it, and
+
+        loss = forecast(z over the horizon) + reconstruction(z over the lookback)
+             + KL of the stationary latents + KL of the changing latents - log p(x) of the regimes,
+
+    each term with its weight. A KL term is the mean over steps of log q(z_t) - log p(z_t | ...) at the latents drawn;
+    p is a :class:`StationaryPrior` for the first channels, and for the rest a :class:`ChangingPrior` that is told the
+    regime of the step, the most probable one by :class:`Regimes`. These learn from the data alone during the first
+    ``regime_epochs`` epochs, and are frozen then. A forecast is the mean, without drawing: nothing of the prior is
+    needed for it, and weights of a plain TimeBridge fit as they are.
+
+    Args:
+        prior: whether there are a prior and regimes at all.
+        stationary_share: share of the channels, rounded down, whose latents are stationary.
+        lags: past steps that a stationary latent depends on.
+        regimes: number of them.
+        regime_channels: how many channels the regimes are seen in, from the first on.
+        regime_epochs: epochs before the regimes are frozen.
+        regime_embedding: elements of a regime's embedding.
+        prior_hidden: units of the hidden layer of a latent's MLP; None: 384, and 3 from 100 channels on.
+        prior_layers: hidden layers of it.
+        prior_context: numbers to which the lagged latents are brought for the MLPs; None: all below 100 channels, else
+            10.
+        reconstruction_weight: of the loss over the lookback.
+        stationary_kl_weight: of the KL term of the stationary latents, per time step.
+        changing_kl_weight: of that of the changing ones.
+        hmm_weight: of the regimes' negative log-likelihood per time step. Nothing else trains them.
+        initial_log_variance: added to the network's log-variance, so that training begins with little noise.
+        sampling: False: the mean instead of a draw. Draws come from each device's own generator, as dropout does, so
+            that only without them losses are the same for any number of devices.
+        **timebridge: arguments of :class:`TimeBridge`.
+
+    Raises:
+        ConfigError: the settings do not go together.
+    """
+
+    def __init__(
+        self,
+        *,
+        prior: bool = True,
+        stationary_share: float = 0.7,
+        lags: int = 1,
+        regimes: int = 4,
+        regime_channels: int = 4,
+        regime_epochs: int = 1,
+        regime_embedding: int = 2,
+        prior_hidden: int | None = None,
+        prior_layers: int = 1,
+        prior_context: int | None = None,
+        reconstruction_weight: float = 1e-5,
+        stationary_kl_weight: float = 1e-3,
+        changing_kl_weight: float = 1e-3,
+        hmm_weight: float = 1.0,
+        initial_log_variance: float = -4.0,
+        sampling: bool = True,
+        **timebridge: Any,
+    ) -> None:
+        super().__init__(**timebridge)
+        channels, lookback = timebridge["channels"], timebridge["lookback"]
+        _check(stationary_share, lags, lookback, regimes, regime_channels, regime_epochs)
+        self.prior, self.sampling = prior, sampling
+        self.stationary = int(channels * stationary_share + 1e-9)
+        self.initial_log_variance = initial_log_variance
+        self.regime_epochs = regime_epochs
+        self.weights = {
+            "reconstruction": reconstruction_weight,
+            "stationary_kl": stationary_kl_weight,
+            "changing_kl": changing_kl_weight,
+            "hmm": hmm_weight,
+        }
+        self._frozen = False
+        self.past_decoder = _head(self.token_elements, lookback)
+        self.past_loss = TimeFrequencyLoss(lookback, self.loss.alpha)
+        if prior or sampling:
+            self.scale = TimeBridge(**timebridge)
+            self.past_scale = _head(self.token_elements, lookback)
+        if not prior:
+            return
+        many = channels >= 100
+        hidden = prior_hidden or (3 if many else 384)
+        if self.stationary:
+            context = prior_context or (10 if many else None)
+            self.stationary_prior = StationaryPrior(self.stationary, lags, hidden, prior_layers, compressed=context)
+        if self.stationary < channels:
+            self.changing_prior = ChangingPrior(channels - self.stationary, regime_embedding, hidden, prior_layers)
+            self.regimes = Regimes(regimes, min(regime_channels, channels))
+            self.regime_embedding = nn.Embedding(regimes, regime_embedding)
+
+    def start_epoch(self, epoch: int) -> None:
+        """Freeze the regimes once their epochs are over."""
+        self._frozen = epoch >= self.regime_epochs
+        if self._frozen and self.prior and self.stationary < self.channels:
+            self.regimes.freeze()
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        marks: torch.Tensor,
+        y: torch.Tensor | None = None,
+        index: torch.Tensor | None = None,
+        mode: str = "tensor",
+    ) -> torch.Tensor | dict[str, torch.Tensor]:
+        """Forecast, or the terms of the loss; arguments as for :class:`TimeBridge`.
+
+        Returns:
+            The terms, weighted: ``loss_forecast``, ``loss_reconstruction`` and, with the prior, ``loss_stationary_kl``,
+            ``loss_changing_kl`` and ``loss_hmm``, 0-dim each; or the forecast (B, H, C) for the other modes.
+        """
+        if mode != "loss" or y is None:
+            return super().forward(x, marks, y, index, mode)
+        series, mean, std = standardised(x)
+        tokens = self.encode(series, marks)
+        latent_mean = torch.cat([self.past_decoder(tokens), self.decoder(tokens)], dim=-1).transpose(1, 2)
+        latent_mean = latent_mean.float()
+        z, log_variance = latent_mean, None
+        if self.prior or self.sampling:
+            spread = self.scale.encode(series, marks)
+            heads = torch.cat([self.past_scale(spread), self.scale.decoder(spread)], dim=-1).transpose(1, 2)
+            log_variance = heads.float() + self.initial_log_variance
+        if self.sampling and log_variance is not None:
+            z = latent_mean + torch.exp(0.5 * log_variance) * torch.randn_like(latent_mean)
+        observed = z * std + mean
+        lookback = x.shape[1]
+        terms = {
+            "forecast": self.loss(observed[:, lookback:], y),
+            "reconstruction": self.past_loss(observed[:, :lookback], x),
+        }
+        if self.prior and log_variance is not None:
+            whole = torch.cat([series, (y - mean) / (std + STD_EPS)], dim=1)
+            terms.update(self._divergences(z, latent_mean, log_variance, whole))
+        return {f"loss_{name}": term * self.weights.get(name, 1.0) for name, term in terms.items()}
+
+    def _divergences(
+        self, z: torch.Tensor, mean: torch.Tensor, log_variance: torch.Tensor, series: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        """The KL terms and the regimes' own, unweighted."""
+        split = self.stationary
+        terms = {}
+        if split:
+            density = gaussian_log_density(z[..., :split], mean[..., :split], log_variance[..., :split])
+            terms["stationary_kl"] = (density - self.stationary_prior(z[..., :split])).mean()
+        if split < self.channels:
+            embeddings = self.regime_embedding(self.regimes.path(series, self._frozen))
+            density = gaussian_log_density(z[..., split:], mean[..., split:], log_variance[..., split:])
+            terms["changing_kl"] = (density - self.changing_prior(z[..., split:], embeddings)).mean()
+            if self._frozen:
+                # DDP waits for a gradient of every parameter: these get zeros, and nothing looks at them any more.
+                terms["hmm"] = sum((p.sum() for p in self.regimes.parameters()), z.new_zeros(())) * 0.0
+            else:
+                terms["hmm"] = self.regimes.negative_log_likelihood(series)
+        return terms
+
+
+def _head(tokens: int, steps: int) -> nn.Sequential:
+    return nn.Sequential(nn.Flatten(-2), nn.Linear(tokens, steps, bias=False))
+
+
+def _check(share: float, lags: int, lookback: int, regimes: int, regime_channels: int, regime_epochs: int) -> None:
+    if not 0.0 <= share <= 1.0:
+        raise ConfigError(f"model.stationary_share={share} is not a share; set 0 <= stationary_share <= 1")
+    if not 1 <= lags < lookback:
+        raise ConfigError(f"model.lags={lags} must be at least 1 and less than lookback={lookback}")
+    for name, value, least in (("regimes", regimes, 1), ("regime_channels", regime_channels, 1),
+                               ("regime_epochs", regime_epochs, 0)):  # fmt: skip
+        if value < least:
+            raise ConfigError(f"model.{name}={value} is too small; set at least {least}")
