@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from exp.runfolder import RunFolder
 
 __all__ = [
-    "REQUEUED_VARIABLE",
+    "REQUEUES_VARIABLE",
     "SCRATCH_VARIABLE",
     "Launcher",
     "Outcome",
@@ -35,8 +35,8 @@ __all__ = [
 SCRATCH_VARIABLE = "EXP_SCRATCH"
 """Environment variable that tells the workers of one node where the private folder of their job lies."""
 
-REQUEUED_VARIABLE = "EXP_REQUEUED"
-"""Environment variable that tells workers that a scheduler has started their job before."""
+REQUEUES_VARIABLE = "EXP_REQUEUES"
+"""Environment variable that tells workers how often a scheduler has started their job anew."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class RankInfo:
     single_node: bool = True
     store: str | None = None
     """Path of a file store; None: torch's ``env://``, that is MASTER_ADDR and MASTER_PORT."""
-    requeued: bool = False
-    """Whether a scheduler has started this job anew, so that it has to go on where it was."""
+    requeues: int = 0
+    """How often a scheduler has started this job anew: it has to go on where it was."""
     notice: Notice = field(default_factory=Notice, compare=False)
     """Tells that the run has to save its state and end."""
 
@@ -78,7 +78,7 @@ class RankInfo:
             restart_count=restart,
             single_node=single_node,
             store=store if single_node else None,
-            requeued=REQUEUED_VARIABLE in environ,
+            requeues=int(environ.get(REQUEUES_VARIABLE, 0)),
             notice=Notice(environ[SCRATCH_VARIABLE]),
         )
 

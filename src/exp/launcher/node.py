@@ -23,7 +23,7 @@ from exp.config.schema import RESUMABLE
 from exp.config.validate import check_hardware
 from exp.errors import EXIT_OK, EXIT_PREEMPTED, ExpError, UnavailableError
 from exp.frozen import FrozenRun
-from exp.launcher.base import REQUEUED_VARIABLE, Outcome, RankFailure, this_host
+from exp.launcher.base import REQUEUES_VARIABLE, Outcome, RankFailure, this_host
 from exp.launcher.claims import claimed_cards
 from exp.launcher.shell_env import take_stale_variables
 from exp.launcher.torchrun import TorchrunLauncher
@@ -105,7 +105,7 @@ class _Node:
         self.restarts = int(environ.get("SLURM_RESTART_COUNT", 0))
         self.attempt = f"{environ.get('SLURM_JOB_ID', secrets.token_hex(4))}-{self.restarts}"
         if self.restarts:
-            os.environ[REQUEUED_VARIABLE] = "1"
+            os.environ[REQUEUES_VARIABLE] = str(self.restarts)
 
     def run_workers(self) -> Outcome:
         """Check the hardware, meet the other nodes, and run this node's workers."""

@@ -131,7 +131,7 @@ def make_result(session: Session, metrics: dict[str, float], metric_name: str, *
         fallback=session.fallback,
         wrapper=config.wrapper.kind if session.info.world_size > 1 else "none",
         wall_s=time.time() - session.started,
-        restarts=session.info.restart_count,
+        restarts=session.info.restart_count + session.info.requeues,
     )
     result.update(extra)
     return result

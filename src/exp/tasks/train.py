@@ -171,7 +171,7 @@ class Training:
 
     def _resume(self) -> str | None:
         session = self.session
-        restarted = session.info.restart_count > 0 or session.info.requeued
+        restarted = session.info.restart_count > 0 or session.info.requeues > 0
         path: Path | None = None
         # What a restarted run has saved itself comes before what it was told to begin with.
         for wanted in ["auto"] * restarted + [session.config.resume]:
