@@ -55,19 +55,20 @@ class TorchrunLauncher(Launcher):
         job = secrets.token_hex(8)
         with tempfile.TemporaryDirectory(prefix="exp-") as scratch, (folder.logs / f"{name}.log").open("ab") as log:
             order = self._order(folder, nproc, scratch, report)
-            with held_back(self.notice_signals):
-                process = subprocess.Popen(
-                    [sys.executable, "-m", "exp.launcher.agent", json.dumps(order)],
-                    stdin=subprocess.DEVNULL,
-                    stderr=log,
-                    env=self._environment(job, scratch),
-                    start_new_session=True,
-                )
             notice = Notice(scratch) if saves else None
             errors = folder.logs if self.max_restarts == 0 else None
-            supervisor = _Supervisor(process, job, errors, notice, self.notice_signals)
+            supervisor = _Supervisor(job, errors, notice, self.notice_signals)
             try:
-                received = supervisor.wait()
+                with handle_signals(supervisor.on_signal):
+                    with held_back(self.notice_signals):
+                        process = subprocess.Popen(
+                            [sys.executable, "-m", "exp.launcher.agent", json.dumps(order)],
+                            stdin=subprocess.DEVNULL,
+                            stderr=log,
+                            env=self._environment(job, scratch),
+                            start_new_session=True,
+                        )
+                    received = supervisor.wait(process)
             finally:
                 unkillable = kill_job(job)
             preempted = preempted_at(scratch)
@@ -135,7 +136,6 @@ class _Supervisor:
     """Waits for the agent, and hands signals on to it.
 
     Args:
-        process: the agent.
         job: what marks all processes of the job.
         errors: folder in which a failing rank leaves its error; where one does, the job has to end soon. None: an
             error is no end, because workers are restarted.
@@ -143,15 +143,8 @@ class _Supervisor:
         notice_signals: those on which it is given.
     """
 
-    def __init__(
-        self,
-        process: subprocess.Popen[bytes],
-        job: str,
-        errors: Path | None,
-        notice: Notice | None,
-        notice_signals: Sequence[int],
-    ) -> None:
-        self.process = process
+    def __init__(self, job: str, errors: Path | None, notice: Notice | None, notice_signals: Sequence[int]) -> None:
+        self.process: subprocess.Popen[bytes] | None = None
         self.job = job
         self.errors = errors
         self.notice = notice
@@ -160,23 +153,23 @@ class _Supervisor:
         self.received: int | None = None
         self._deadline: float | None = None
 
-    def wait(self) -> int | None:
+    def wait(self, process: subprocess.Popen[bytes]) -> int | None:
         """Wait until the agent has ended; returns the signal that this process was sent, if any."""
-        with handle_signals(self._on_signal):
-            while True:
-                try:
-                    self.process.wait(timeout=0.2)
-                    return self.received
-                except subprocess.TimeoutExpired:
-                    if self.errors is not None and any(self.errors.glob("rank*.error.json")):
-                        self.errors = None
-                        if self._deadline is None:
-                            self._deadline = time.monotonic() + _ERROR_PATIENCE_S
-                    if self._deadline is not None and time.monotonic() > self._deadline:
-                        self._deadline = None
-                        kill_job(self.job)
+        self.process = process
+        while True:
+            try:
+                process.wait(timeout=0.2)
+                return self.received
+            except subprocess.TimeoutExpired:
+                if self.errors is not None and any(self.errors.glob("rank*.error.json")):
+                    self.errors = None
+                    if self._deadline is None:
+                        self._deadline = time.monotonic() + _ERROR_PATIENCE_S
+                if self._deadline is not None and time.monotonic() > self._deadline:
+                    self._deadline = None
+                    kill_job(self.job)
 
-    def _on_signal(self, number: int, frame: object) -> None:
+    def on_signal(self, number: int, frame: object) -> None:
         """Notice: pass it on. First signal: ask the agent to end its workers. Second, or second notice: kill them."""
         del frame
         if self.notice is not None and number in self.notice_signals and number not in self.told:
@@ -187,7 +180,7 @@ class _Supervisor:
             self._deadline = time.monotonic() + _TERM_PATIENCE_S
             if number in self.told:
                 self._deadline = 0.0
-            elif self.process.poll() is None:
+            elif self.process is not None and self.process.poll() is None:
                 self.process.send_signal(signal.SIGTERM)
         else:
             self._deadline = 0.0
