@@ -41,15 +41,14 @@ class LocalLauncher(Launcher):
         try:
             with handle_signals(signals):
                 run_worker(folder, info, redirect=False)
-        except _Interrupted as interruption:
-            if interruption.number == PREEMPT_SIGNAL and not signals.saves:
-                return Outcome(EXIT_PREEMPTED, preempted={"step": None})
-            name = signal_name(interruption.number)
-            return Outcome(128 + interruption.number, interrupted_by=name)
+        except _Interrupted:
+            return signals.outcome()
         except Preempted as preempted:
             return Outcome(EXIT_PREEMPTED, preempted={"step": preempted.step})
         # The worker has written its error file; every error ends here, in the same words as those of other launchers.
         except (Exception, SystemExit) as error:  # noqa: BLE001
+            if signals.received is not None:  # it was raised within native code, which made another error of it
+                return signals.outcome()
             failures = collect_failures(folder, [], this_host())
             if not failures:
                 return Outcome(EXIT_FAILED, detail=f"{type(error).__name__}: {error}")
@@ -59,10 +58,6 @@ class LocalLauncher(Launcher):
 
 class _Interrupted(KeyboardInterrupt):
     """A signal has come. A KeyboardInterrupt, because torch's data-loader workers end quietly on that."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
 
 
 class _Signals:
@@ -76,6 +71,7 @@ class _Signals:
     def __init__(self, notice: Notice, saves: bool) -> None:
         self.notice = notice
         self.saves = saves
+        self.received: int | None = None
         self._process = os.getpid()
 
     def __call__(self, number: int, _frame: object) -> None:
@@ -85,4 +81,12 @@ class _Signals:
             if self.saves and not self.notice.given():
                 self.notice.give()
                 return
+        self.received = number
         raise _Interrupted(number)
+
+    def outcome(self) -> Outcome:
+        """Of a run that a signal has ended."""
+        assert self.received is not None
+        if self.received == PREEMPT_SIGNAL and not self.saves:
+            return Outcome(EXIT_PREEMPTED, preempted={"step": None})
+        return Outcome(128 + self.received, interrupted_by=signal_name(self.received))
