@@ -12,6 +12,7 @@ __all__ = [
     "autocast_disabled",
     "device_part_of",
     "has_fused_attention",
+    "is_transformed",
     "recompute_in_backward",
     "supports_composite_process_groups",
     "supports_python_process_groups",
@@ -70,3 +71,11 @@ def recompute_in_backward(module: Any, *inputs: Any) -> Any:
     if not first.requires_grad:
         first = first.detach().requires_grad_()
     return checkpoint(module, first, *rest)
+
+
+def is_transformed(value: Any) -> bool:
+    """Whether a torch.func transform (torch >= 2.0) is at work on a tensor."""
+    functorch = getattr(torch._C, "_functorch", None)
+    if functorch is None or not isinstance(value, torch.Tensor):
+        return False
+    return bool(functorch.is_functorch_wrapped_tensor(value))

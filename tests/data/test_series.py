@@ -54,7 +54,9 @@ def test_harmless_variants(write, text):
 @pytest.mark.parametrize("name", ["solar.txt", "solar.txt.gz"])
 def test_numbers_only(write, name):
     text = b"0,1.5,2\n3,4,5\n"
-    series = read_series(write(gzip.compress(text, mtime=0) if name.endswith("gz") else text, name), header=False, channels=3)
+    series = read_series(
+        write(gzip.compress(text, mtime=0) if name.endswith("gz") else text, name), header=False, channels=3
+    )
     np.testing.assert_array_equal(series.values, [[0, 1.5, 2], [3, 4, 5]])
     assert series.dates is None
     assert series.names == ("0", "1", "2")

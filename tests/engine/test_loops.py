@@ -77,7 +77,7 @@ def test_losses_are_logged_as_means_of_their_interval(make_runner):
 
 def test_a_loss_that_is_not_finite_ends_the_run_with_the_steps_named(make_runner):
     runner = make_runner(model=Line(poison=7), log_every=5)
-    with pytest.raises(RunError, match=r"loss is (inf|nan) within the 5 steps before step 10"):
+    with pytest.raises(RunError, match=r"loss is (inf|nan) on rank 0 within the 5 steps before step 10"):
         runner.run_steps()
 
 

@@ -78,3 +78,30 @@ def test_exp_trains_it_on_cards_as_one_process_does(exp, library):
     assert one.keys() == two.keys()
     for name, weight in one.items():
         torch.testing.assert_close(two[name], weight, rtol=1e-4, atol=1e-6)
+
+
+def test_a_transform_around_the_wrapper_is_refused(ranks):
+    """It would go around the wrapper's averaging of gradients."""
+    if not hasattr(torch, "func"):
+        pytest.skip("torch.func came with torch 2.0")
+    script = """
+        import torch
+        from torch.func import jacfwd
+        from exp.engine.wrapper import wrap
+        from exp.errors import RunError
+        join()
+        said = []
+        for kind in ("mmddp", "ddp"):
+            wrapped = wrap(torch.nn.Linear(3, 2), kind, {}, backend, torch.device("cpu"))
+            assert wrapped(torch.ones(3)).shape == (2,)
+            try:
+                jacfwd(wrapped)(torch.ones(3))
+            except RunError as error:
+                said.append(str(error).split(";")[0])
+            del wrapped
+        backend.destroy_process_group()
+        print(json.dumps(said))
+    """
+    for said in ranks(script, world_size=2):
+        assert len(said) == 2
+        assert all("is around the data-parallel wrapper" in line for line in said)

@@ -84,7 +84,8 @@ class MetricsHook(Hook):
             self._read(runner, runner.iter)
 
     def _read(self, runner: Any, step: int) -> None:
-        losses = {name: runner.distributed_group.mean(value) for name, value in runner.losses.read().items()}
+        own = runner.losses.read()
+        losses = {name: runner.distributed_group.mean(value) for name, value in own.items()}
         now = time.perf_counter()
         seconds, steps = now - self._mark, self._steps_since_mark
         samples = steps * runner.train_loop.sampler.global_batch_size
@@ -95,9 +96,11 @@ class MetricsHook(Hook):
         self._epoch_samples += samples
         for name, value in losses.items():
             if not math.isfinite(value):
+                by_rank = enumerate(runner.distributed_group.gather(own[name]))
+                ranks = ", ".join(str(rank) for rank, mine in by_rank if not math.isfinite(mine))
                 raise RunError(
-                    f"{name} is {value} within the {steps} steps before step {step} (epoch {runner.epoch + 1}); "
-                    "lower optim.lr, set optim.clip_grad_norm, or use precision=fp32"
+                    f"{name} is {value} on rank {ranks} within the {steps} steps before step {step} (epoch "
+                    f"{runner.epoch + 1}); lower optim.lr, set optim.clip_grad_norm, or use precision=fp32"
                 )
         if not losses:
             return

@@ -10,7 +10,8 @@ from mmengine.registry import MODEL_WRAPPERS
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from exp.errors import ConfigError, PlacementError
+from exp.compat import is_transformed
+from exp.errors import ConfigError, PlacementError, RunError
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +29,20 @@ _DEFAULTS = {
 }
 
 
+class _NoTransform:
+    """Refuses a torch.func transform around the wrapper, which would leave its averaging of gradients out."""
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """The wrapper's own."""
+        for value in (*inputs, *kwargs.values()):
+            if is_transformed(value):
+                raise RunError(
+                    "a torch.func transform (jacfwd, vmap, grad, ...) is around the data-parallel wrapper, which could "
+                    "not average gradients then; use it inside the model's forward pass"
+                )
+        return super().forward(*inputs, **kwargs)  # type: ignore[misc]
+
+
 class _TrainStep:
     """Gives a DDP class the ``train_step`` that MMEngine's loop calls; validation runs on the bare module."""
 
@@ -40,6 +55,10 @@ class _TrainStep:
         loss, log_vars = self.module.parse_losses(losses)
         optim_wrapper.update_params(loss)
         return log_vars
+
+
+class _GuardedMMDDP(_NoTransform, MMDistributedDataParallel):
+    """MMEngine's class."""
 
 
 def wrap(model: nn.Module, kind: str, options: dict[str, Any], backend: Backend, device: torch.device) -> nn.Module:
@@ -74,9 +93,9 @@ def wrap(model: nn.Module, kind: str, options: dict[str, Any], backend: Backend,
         names = ", ".join(f"wrapper.{key}" for key in sorted(unknown))
         raise ConfigError(f"{names} is not known to {base.__module__}.{base.__name__} of this torch; leave it out")
     if kind == "mmddp" and base is DistributedDataParallel:
-        return MMDistributedDataParallel(model, **options, **backend.ddp_kwargs(device))
+        return _GuardedMMDDP(model, **options, **backend.ddp_kwargs(device))
     # The class that torch or the vendor gives, with the one method that the loop needs.
-    ddp = type(base.__name__, (_TrainStep, base), {})
+    ddp = type(base.__name__, (_NoTransform, _TrainStep, base), {})
     # MMEngine looks inside what it knows for a wrapper.
     MODEL_WRAPPERS.register_module(name=f"{base.__module__}.{base.__name__}", module=ddp, force=True)
     return ddp(model, **options, **backend.ddp_kwargs(device))

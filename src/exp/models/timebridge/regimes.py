@@ -37,7 +37,7 @@ class Regimes(nn.Module):
         self.spreads = nn.Parameter(torch.zeros(count, channels))
         self.initial = nn.Parameter(torch.zeros(count))
         self.transition = nn.Parameter(_STAY * torch.eye(count))
-        self.register_buffer("frozen", torch.zeros((), dtype=torch.bool))
+        self.register_buffer("frozen", torch.zeros(()))  # 0 or 1; gloo of torch 1.10 carries no bool
         for name, parameter in self.named_parameters():
             self.register_buffer(f"frozen_{name}", parameter.detach().clone())
 
@@ -48,7 +48,7 @@ class Regimes(nn.Module):
         with torch.no_grad():
             for name, parameter in self.named_parameters():
                 getattr(self, f"frozen_{name}").copy_(parameter)
-            self.frozen.fill_(True)
+            self.frozen.fill_(1.0)
 
     def negative_log_likelihood(self, series: torch.Tensor) -> torch.Tensor:
         """-log p(series) per time step, mean over the batch.
