@@ -13,7 +13,7 @@ from exp.launcher.base import Outcome, Watcher
 if TYPE_CHECKING:
     from exp.runfolder import RunFolder
 
-__all__ = ["StatusLine", "progress_of"]
+__all__ = ["StatusLine", "clock", "progress_of"]
 
 _TAIL_BYTES = 2000
 
@@ -66,7 +66,7 @@ class StatusLine(Watcher):
     def state(self, number: int, text: str) -> None:
         """Show the state; without a terminal, only what is in front of the figures, when it changes."""
         if self._status is not None:
-            self._status.update(f"{text}  {_clock(time.monotonic() - self._began)}")
+            self._status.update(f"{text}  {clock(time.monotonic() - self._began)}")
             return
         short = text.partition("  ")[0]
         if short != self._shown:
@@ -77,7 +77,8 @@ class StatusLine(Watcher):
         """The report says it."""
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """``1:02:03``."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}"

@@ -10,6 +10,7 @@ from exp import console
 from exp.errors import EXIT_OK, EXIT_PREEMPTED
 from exp.launcher.base import Outcome, Watcher
 from exp.launcher.failures import describe_failure
+from exp.launcher.status import clock
 from exp.runfolder import read_json
 
 if TYPE_CHECKING:
@@ -133,13 +134,13 @@ class SweepDisplay(Watcher):
         parts: list[Any] = [
             Text(
                 f"{self._ended} of {len(self.jobs)} ended, {len(self._states)} under way, {waiting} waiting, "
-                f"{self._failed} failed  {_clock(time.monotonic() - self.sweep.began)}",
+                f"{self._failed} failed  {clock(time.monotonic() - self.sweep.began)}",
                 style="bold",
             )
         ]
         for number, text in list(self._states.items())[:_MOST_RUNNING]:
             began = self._began.get(number)
-            clock = f"  {_clock(time.monotonic() - began)}" if began is not None else ""
+            clock = f"  {clock(time.monotonic() - began)}" if began is not None else ""
             parts.append(
                 Text(f"  {self.jobs[number].title(self._common)}  {text}{clock}", no_wrap=True, overflow="ellipsis")
             )
@@ -151,9 +152,3 @@ class SweepDisplay(Watcher):
 
             parts += [Text(), as_rich_table(ranked(self._results)[:_BEST])]
         self._live.update(Group(*parts), refresh=True)
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}"
