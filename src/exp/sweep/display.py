@@ -140,9 +140,9 @@ class SweepDisplay(Watcher):
         ]
         for number, text in list(self._states.items())[:_MOST_RUNNING]:
             began = self._began.get(number)
-            clock = f"  {clock(time.monotonic() - began)}" if began is not None else ""
+            since = f"  {clock(time.monotonic() - began)}" if began is not None else ""
             parts.append(
-                Text(f"  {self.jobs[number].title(self._common)}  {text}{clock}", no_wrap=True, overflow="ellipsis")
+                Text(f"  {self.jobs[number].title(self._common)}  {text}{since}", no_wrap=True, overflow="ellipsis")
             )
         if len(self._states) > _MOST_RUNNING:
             parts.append(Text(f"  and {len(self._states) - _MOST_RUNNING} more"))
