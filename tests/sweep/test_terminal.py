@@ -1,0 +1,63 @@
+"""What is drawn on a terminal while runs are elsewhere: a pseudo-terminal sees it all."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.conftest import TINY, clean_environment
+
+pytestmark = pytest.mark.slow
+
+
+def on_a_terminal(folder, *arguments: str) -> tuple[int, str]:
+    """Exit code, and everything that was drawn, without the control sequences."""
+    ours, theirs = pty.openpty()
+    environment = clean_environment(TERM="xterm-256color", COLUMNS="120", LINES="40")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "exp", *arguments],
+        cwd=folder,
+        env=environment,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    drawn, deadline = b"", time.monotonic() + 120
+    while time.monotonic() < deadline:
+        if select.select([ours], [], [], 0.5)[0]:
+            try:
+                drawn += os.read(ours, 65536)
+            except OSError:  # the other end is closed
+                break
+    os.close(ours)
+    return process.wait(timeout=10), re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", drawn.decode(errors="replace"))
+
+
+def test_a_sweep(exp):
+    code, drawn = on_a_terminal(
+        exp.folder, "-m", *TINY, "output_dir=sweep", "optim.lr=0.001,-1", "sweep.parallel_jobs=1", "sweep.plots=false"
+    )
+    assert code == 1, drawn
+    assert re.search(r"0 of 2 ended, 1 under way, 1 waiting, 0 failed +0:00:\d\d", drawn)
+    assert re.search(r"  0 optim.lr=0.001  running.*0:00:\d\d", drawn)
+    assert "1 optim.lr=-1: FAILED: optim: Adam does not take these settings" in drawn
+    assert "1 completed, 1 failed" in drawn
+    assert "Traceback" not in drawn
+
+
+def test_a_submitted_run(exp):
+    settings = ["launcher=submitit", "launcher.cluster=local", "launcher.poll_s=0.2", "output_dir=run"]
+    code, drawn = on_a_terminal(exp.folder, *TINY, *settings)
+    assert code == 0, drawn
+    assert "started process" in drawn
+    assert re.search(r"running on this machine.* 0:00:\d\d", drawn)
+    assert "MSE" in drawn
+    assert "Traceback" not in drawn
