@@ -27,6 +27,7 @@ from exp.errors import EXIT_CONFIG, EXIT_OK, ExpError
 from exp.execute import execute
 from exp.frozen import freeze
 from exp.launcher.shell_env import drop_stale_variables
+from exp.runfolder import remove_if_empty
 from hydra_plugins.exp_sweeps import ExpLauncher
 
 if TYPE_CHECKING:
@@ -111,16 +112,9 @@ def _hydra_main(config: DictConfig) -> float | None:
             _exit_codes.append(EXIT_CONFIG)
         return float("nan")
     finally:
-        _remove_if_empty(Path(state.runtime.output_dir))  # of what was refused, or writes elsewhere
+        # Hydra makes it before a configuration is refused, or found to write elsewhere.
+        remove_if_empty(Path(state.runtime.output_dir))
     _exit_codes.append(finished.exit_code)
     if finished.interrupted_by is not None and state.mode == RunMode.MULTIRUN:
         raise KeyboardInterrupt  # it was meant for the sweep, not only for this job of it
     return finished.metric
-
-
-def _remove_if_empty(folder: Path) -> None:
-    """Hydra makes the output folder before a configuration is refused: leave nothing behind, nor empty parents."""
-    for path in (folder, *folder.parents):
-        if path == Path.cwd() or not path.is_dir() or any(path.iterdir()):
-            return
-        path.rmdir()

@@ -147,3 +147,13 @@ def test_optuna_searches_with_trials_side_by_side(exp):
     assert len(rows(exp)) == 4
     best = json.loads(json.dumps(exp.path("sweep/optimization_results.yaml").read_text()))
     assert rows(exp)[0]["optim.lr"][:5] in best
+
+
+def test_a_sweep_that_is_refused_or_only_shown_leaves_nothing(exp):
+    refused = exp(*SWEEP, "precision=fp8,fp9")
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("error: ")
+    shown = exp(*SWEEP, "launcher=submitit", "launcher.dry_run=true", "seed=1,2,3")
+    assert shown.returncode == 0, shown.stderr
+    assert "#SBATCH --array=0-2%3" in shown.stdout.splitlines()
+    assert list(exp.folder.iterdir()) == []

@@ -243,6 +243,8 @@ def finish() -> tuple[int, str | None]:
     if not _current:
         return EXIT_OK, None
     sweep = _current.pop()
-    if not sweep.dry:
+    if sweep.dry:
+        records.remove_unused(sweep.folder)
+    else:
         records.finish(sweep, console.make_console())
     return sweep.exit_code(), sweep.interrupted_by

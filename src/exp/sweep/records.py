@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from exp.errors import EXIT_OK, EXIT_PREEMPTED
+from exp.runfolder import remove_if_empty
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -15,12 +16,20 @@ if TYPE_CHECKING:
 
     from exp.sweep import Sweep
 
-__all__ = ["finish", "run_folders", "shown", "write"]
+__all__ = ["finish", "remove_unused", "run_folders", "shown", "write"]
 
 
 def run_folders(folder: Path) -> list[Path]:
     """The run folders of a sweep."""
     return [path.parent for path in sorted(folder.glob("*/config.yaml"))]
+
+
+def remove_unused(folder: Path) -> None:
+    """Remove what Hydra has made for a sweep of which no job was started."""
+    written = folder / "multirun.yaml"
+    if not run_folders(folder) and written.is_file():
+        written.unlink()
+        remove_if_empty(folder)
 
 
 def write(sweep: Sweep) -> None:

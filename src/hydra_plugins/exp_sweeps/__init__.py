@@ -6,6 +6,7 @@ It freezes them, so that nothing that is edited while they wait changes them, an
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Sequence
 
 from hydra.core.hydra_config import HydraConfig
@@ -42,13 +43,20 @@ class ExpLauncher(Launcher):
             The metric of each; nan for one that failed.
         """
         from exp import sweep
+        from exp.errors import ExpError
+        from exp.sweep.records import remove_unused
 
         setup_globals()
-        current = sweep.current(self._config)
-        for number, overrides in enumerate(job_overrides, initial_job_idx):
-            current.add(number, lambda overrides=overrides, number=number: self._compose(overrides, number))
+        try:
+            current = sweep.current(self._config)
+            for number, overrides in enumerate(job_overrides, initial_job_idx):
+                current.add(number, lambda overrides=overrides, number=number: self._compose(overrides, number))
+            metrics = current.run_batch()
+        except ExpError:
+            remove_unused(Path(str(self._config.hydra.sweep.dir)))
+            raise
         returns = []
-        for metric in current.run_batch():
+        for metric in metrics:
             job = JobReturn(status=JobStatus.COMPLETED)
             job.return_value = metric
             returns.append(job)
