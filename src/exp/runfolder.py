@@ -59,6 +59,7 @@ class RunFolder:
 
 def remove_if_empty(folder: Path) -> None:
     """Remove a folder and those above it that are empty then, as far as the working directory."""
+    folder = folder.absolute()
     for path in (folder, *folder.parents):
         if path == Path.cwd() or not path.is_dir() or any(path.iterdir()):
             return
