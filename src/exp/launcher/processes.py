@@ -57,16 +57,17 @@ def handle_signals(handler: Callable[[int, object], None]) -> Iterator[None]:
     """Give SIGINT, SIGTERM, SIGHUP and the signal of preemption to ``handler`` for a while.
 
     Those that this process was started to ignore stay ignored: ``nohup`` ignores SIGHUP, and a shell's ``&`` SIGINT.
+    Notice that comes after it, when only the end is left to be told, is ignored, where its default would be to kill.
     """
     before = {}
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, PREEMPT_SIGNAL):
-        if signal.getsignal(number) is not signal.SIG_IGN:
+        if number == PREEMPT_SIGNAL or signal.getsignal(number) is not signal.SIG_IGN:
             before[number] = signal.signal(number, handler)
     try:
         yield
     finally:
         for number, previous in before.items():
-            signal.signal(number, previous)
+            signal.signal(number, signal.SIG_IGN if number == PREEMPT_SIGNAL else previous)
 
 
 def is_alive(pid: int) -> bool:
