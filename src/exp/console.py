@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["error", "make_console", "warn"]
+__all__ = ["error", "make_console", "shown", "warn"]
 
 
 def make_console() -> Console:
@@ -17,6 +18,14 @@ def make_console() -> Console:
 
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=120)
+
+
+def shown(path: Path) -> str:
+    """A path as the user reads it: relative to the working directory where it lies below it."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
 
 
 def warn(message: str) -> None:

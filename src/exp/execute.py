@@ -51,5 +51,5 @@ def _parity(run: FrozenRun, chosen: launcher.Launcher) -> Finished:
         console.make_console().print(f"dropout is off in both runs: {', '.join(changed)}", soft_wrap=True)
     outcome, tested, other = runs.launch_both(chosen, folder, config, run.reference)
     if outcome.exit_code == EXIT_OK:
-        return Finished(*finish(config, folder, tested, other, report.shown(folder)))
+        return Finished(*finish(config, folder, tested, other, console.shown(folder.path)))
     return report.end(config, folder, outcome)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from exp.launcher.base import Outcome
     from exp.runfolder import RunFolder
 
-__all__ = ["Finished", "begin", "end", "shown"]
+__all__ = ["Finished", "begin", "end"]
 
 
 def begin(config: Any, folder: RunFolder, backend: Backend) -> None:
@@ -34,7 +34,7 @@ def begin(config: Any, folder: RunFolder, backend: Backend) -> None:
             soft_wrap=True,
         )
     if config.task.name == "doctor":
-        doctor.begin(config, folder, shown(folder))
+        doctor.begin(config, folder, console.shown(folder.path))
         return
     batch = ""
     if config.global_batch_size is not None:
@@ -43,7 +43,7 @@ def begin(config: Any, folder: RunFolder, backend: Backend) -> None:
             batch += f" = {config.batch_size} x {processes} processes x {config.accumulate} micro-batches"
     terminal.print(
         f"{config.name}: {config.task.name} on {config.backend.name}, {config.precision}{batch}\n"
-        f"run folder: {shown(folder)}",
+        f"run folder: {console.shown(folder.path)}",
         highlight=False,
         soft_wrap=True,
     )
@@ -73,7 +73,7 @@ def end(config: Any, folder: RunFolder, outcome: Outcome) -> Finished:
         metric = (read_json(folder.result) or {}).get("metric") if outcome.reported else None
         return Finished(outcome.exit_code, metric, outcome.interrupted_by)
     if config.task.name == "doctor" and outcome.interrupted_by is None:
-        return Finished(doctor.end(config, folder, outcome, shown(folder)))
+        return Finished(doctor.end(config, folder, outcome, console.shown(folder.path)))
     if config.task.name == "env" and outcome.exit_code == EXIT_OK:
         return Finished()
     result = read_json(folder.result)
@@ -107,7 +107,8 @@ def _preempted(config: Any, folder: RunFolder, step: int | None, restarts: int) 
     if step is None:
         text = f"preempted: task={config.task.name} has no state to save; run it again"
     else:
-        text = f"preempted after step {step}, which is saved; resume=auto output_dir={shown(folder)} continues"
+        place = console.shown(folder.path)
+        text = f"preempted after step {step}, which is saved; resume=auto output_dir={place} continues"
     console.make_console().print(text, soft_wrap=True)
     return Finished(EXIT_PREEMPTED, float("nan"))
 
@@ -135,14 +136,4 @@ def _print_table(config: Any, folder: RunFolder, result: dict[str, Any]) -> None
         terminal.print(f"published: {published['source']}, horizon {config.data.horizon}", style="dim", soft_wrap=True)
     speed = f", {result['samples_per_second']:,.0f} samples/s" if result.get("samples_per_second") else ""
     steps = f"{result['steps']} steps, " if result["steps"] else ""
-    terminal.print(f"{steps}{result['wall_s']:.0f} s{speed}; results in {shown(folder)}", soft_wrap=True)
-
-
-def shown(folder: RunFolder) -> str:
-    """The run folder, relative to the working directory where it lies below it."""
-    from pathlib import Path
-
-    try:
-        return str(folder.path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(folder.path)
+    terminal.print(f"{steps}{result['wall_s']:.0f} s{speed}; results in {console.shown(folder.path)}", soft_wrap=True)

@@ -17,26 +17,23 @@ __all__ = ["claimed_cards"]
 
 
 @contextlib.contextmanager
-def claimed_cards(backend: Backend, nproc: int) -> Iterator[list[int]]:
+def claimed_cards(backend: Backend, nproc: int) -> Iterator[None]:
     """Make only ``nproc`` cards visible to the processes that this one starts, for as long as the block lasts.
 
     A claim is a name in the kernel's own space of socket names: exclusive, the same for all users, and gone with the
-    process that holds it. Nothing listens there.
+    process that holds it. Nothing listens there. There is none where no more than ``nproc`` cards are visible, or
+    none can be hidden.
 
     Args:
         backend: whose cards.
         nproc: how many.
-
-    Returns:
-        Their numbers among those that were visible; all, without a claim, where no more than ``nproc`` are or
-        none can be hidden.
 
     Raises:
         UnavailableError: too few are left.
     """
     count = backend.device_count() if backend.exclusive_devices else 0
     if count <= nproc or not backend.visible_variables:
-        yield list(range(count))
+        yield
         return
     with contextlib.ExitStack() as claims:
         mine: list[int] = []
@@ -54,4 +51,4 @@ def claimed_cards(backend: Backend, nproc: int) -> Iterator[list[int]]:
                 "jobs ask for their cards (launcher.gres), or for whole nodes (launcher.exclusive=true)"
             )
         os.environ.update(backend.only(mine, nproc))
-        yield mine
+        yield

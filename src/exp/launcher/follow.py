@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Sequence
 
-from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, EXIT_UNAVAILABLE
+from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_UNAVAILABLE
 from exp.launcher import slurm
 from exp.launcher.base import Outcome, Watcher
 from exp.launcher.failures import tail_of
-from exp.launcher.node import read_outcome
+from exp.launcher.node import outcome_file, read_outcome
 from exp.launcher.processes import handle_signals, signal_name
 from exp.launcher.slurm import JobState
 from exp.launcher.status import progress_of
@@ -42,10 +42,9 @@ class Followed:
     folder: RunFolder
     logs: Path
     outcome: Outcome | None = None
-    started: float = field(default_factory=time.time)
     looks: int = 0
     """How often, one after the other, it was seen to have ended, or to wait for ever."""
-    runs: int = 0
+    has_run: bool = False
     _last: str = ""
 
     @property
@@ -90,26 +89,20 @@ class Followed:
 
     def _describe(self, state: JobState) -> str:
         if state.name == "PENDING":
-            again = "queued again, " if self.runs else ""
+            again = "queued again, " if self.has_run else ""
             return f"{again}pending" + (f" ({state.reason})" if state.reason else "")
         if state.name == "RUNNING":
-            self.runs = max(self.runs, 1)
+            self.has_run = True
             return f"running on {state.nodes}  {progress_of(self.folder)}".rstrip()
         return state.name.lower()
 
     def _end(self, state: JobState, status: str | None) -> Outcome:
         """What a job that has ended without success has to say."""
-        words = sorted(self.folder.logs.glob("outcome-*-0.json"), key=lambda path: path.stat().st_mtime)
-        left = read_outcome(words[-1]) if words else None
+        left = read_outcome(outcome_file(self.folder))
         by_itself = state.name in ("FAILED", "COMPLETED")
-        if by_itself and status == "failed" and left is not None:
-            result = read_json(self.folder.result)
-            merged = read_outcome(self.folder.logs / "outcome.json")
-            outcome = merged or left
-            outcome.restarts = result["restarts"]
-            return outcome
-        if by_itself and status == "preempted":
-            return Outcome(EXIT_PREEMPTED, preempted=left.preempted if left else {"step": None})
+        # Without a status in the result, what was left is an earlier submission's.
+        if by_itself and status in ("failed", "preempted") and left is not None:
+            return left
         lines = [slurm.describe_end(self.id, state)]
         if left is not None and left.preempted is not None and left.preempted["step"] is not None:
             lines.append(f"  its state after step {left.preempted['step']} is saved; resume=auto continues")

@@ -33,7 +33,7 @@ from exp.runfolder import RunFolder, read_json, write_json
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["NodeTask", "read_outcome"]
+__all__ = ["NodeTask", "outcome_file", "read_outcome"]
 
 _POLL_S = 0.1
 _MERGE_PATIENCE_S = 10.0
@@ -77,7 +77,7 @@ class NodeTask:
         if node.rank == 0:
             outcome = node.merged(outcome)
             outcome.restarts += node.restarts
-            write_json(run.folder.logs / "outcome.json", asdict(outcome))
+            write_json(outcome_file(run.folder), asdict(outcome))
             code = report.end(run.config, run.folder, outcome).exit_code
             # On SIGTERM alone it is Slurm that queues the job again, or somebody who has cancelled it.
             signals = (outcome.preempted or {}).get("signals", [])
@@ -134,7 +134,7 @@ class _Node:
         return self.folder.logs / f"{kind}-{self.attempt}-{rank}.json"
 
     def leave_word(self, outcome: Outcome) -> None:
-        """What became of this node, for the first node and for whoever follows the job."""
+        """What became of this node, for the others."""
         write_json(self._file("outcome", self.rank), asdict(outcome))
 
     def _meet(self) -> str:
@@ -201,8 +201,13 @@ def _was_killed(outcome: Outcome) -> bool:
     return bool(outcome.failures) and outcome.failures[0].exit_code < 0
 
 
+def outcome_file(folder: RunFolder) -> Path:
+    """Where the first node leaves what became of all of them, for whoever follows the job."""
+    return folder.logs / "outcome.json"
+
+
 def read_outcome(path: Path) -> Outcome | None:
-    """What :meth:`_Node.leave_word` wrote, or None."""
+    """The outcome in a file, or None."""
     content = read_json(path)
     if content is None:
         return None

@@ -92,7 +92,6 @@ class Sweep:
             job.run = freeze(config, job.overrides, self.folder / "new")
             self._place(job, job.run)
         except ExpError as error:
-            job.run = None
             job.outcome = Outcome(error.exit_code, detail=str(error))
         except (HydraException, OmegaConfBaseException) as error:
             job.outcome = Outcome(EXIT_CONFIG, detail=explain.explain(error, choices.default_keys()))

@@ -51,7 +51,8 @@ class SweepDisplay(Watcher):
         if done and first_batch:
             self.say(f"{len(done)} of {len(self.sweep.jobs)} jobs are done already")
         if first_batch:
-            self.say(f"{len(self.jobs)} job{'s' * (len(self.jobs) != 1)} to run; sweep folder: {self._folder()}")
+            jobs = "1 job" if len(self.jobs) == 1 else f"{len(self.jobs)} jobs"
+            self.say(f"{jobs} to run; sweep folder: {console.shown(self.sweep.folder)}")
         if self._console.is_terminal:
             from rich.live import Live
 
@@ -62,11 +63,6 @@ class SweepDisplay(Watcher):
     def __exit__(self, *_: object) -> None:
         if self._live is not None:
             self._live.stop()
-
-    def _folder(self) -> str:
-        from exp.sweep.records import shown
-
-        return shown(self.sweep.folder)
 
     def say(self, text: str) -> None:
         """A line that stays."""

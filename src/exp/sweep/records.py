@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import time
 from typing import TYPE_CHECKING
 
+from exp import console
 from exp.errors import EXIT_OK, EXIT_PREEMPTED
 from exp.runfolder import remove_if_empty
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from exp.sweep import Sweep
 
-__all__ = ["finish", "remove_unused", "run_folders", "shown", "write"]
+__all__ = ["finish", "remove_unused", "run_folders", "write"]
 
 
 def run_folders(folder: Path) -> list[Path]:
@@ -63,15 +63,11 @@ def finish(sweep: Sweep, terminal: Console) -> None:
         "preempted": sum(job.outcome is not None and job.outcome.exit_code == EXIT_PREEMPTED for job in sweep.jobs),
     }
     text = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
-    terminal.print(f"{text}; {time.monotonic() - sweep.began:.0f} s; results in {shown(sweep.folder)}", soft_wrap=True)
+    terminal.print(
+        f"{text}; {time.monotonic() - sweep.began:.0f} s; results in {console.shown(sweep.folder)}", soft_wrap=True
+    )
     if sweep.settings.plots and counts["completed"] and not waiting and sweep.interrupted_by is None:
         from exp.compare import write_report
 
         page = write_report(runs, sweep.folder, sweep.name)
-        terminal.print(f"report: {shown(page)}", soft_wrap=True)
-
-
-def shown(path: Path) -> str:
-    """Relative to the working directory where it lies below it."""
-    relative = os.path.relpath(path)
-    return str(path) if relative.startswith("..") else relative
+        terminal.print(f"report: {console.shown(page)}", soft_wrap=True)

@@ -146,6 +146,10 @@ class TimeBridge(Model):
             raise ValueError(f"mode={mode!r} is not one of 'loss', 'predict', 'tensor'")
         if y is None:
             raise ValueError("mode='loss' needs y (B, H, C), and the batch has none")
+        return self.losses(x, marks, y)
+
+    def losses(self, x: torch.Tensor, marks: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The terms of the loss by name, 0-dim each; arguments as for :meth:`forward`."""
         return {"loss": self.loss(self._forecast(x, marks), y)}
 
     def _forecast(self, x: torch.Tensor, marks: torch.Tensor) -> torch.Tensor:

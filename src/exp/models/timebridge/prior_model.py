@@ -115,22 +115,12 @@ class TimeBridgePrior(TimeBridge):
         if self._frozen and self.prior and self.stationary < self.channels:
             self.regimes.freeze()
 
-    def forward(
-        self,
-        x: torch.Tensor,
-        marks: torch.Tensor,
-        y: torch.Tensor | None = None,
-        index: torch.Tensor | None = None,
-        mode: str = "tensor",
-    ) -> torch.Tensor | dict[str, torch.Tensor]:
-        """Forecast, or the terms of the loss; arguments as for :class:`TimeBridge`.
+    def losses(self, x: torch.Tensor, marks: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The terms, weighted; arguments as for :meth:`forward`.
 
-        Returns:
-            The terms, weighted: ``loss_forecast``, ``loss_reconstruction`` and, with the prior, ``loss_stationary_kl``,
-            ``loss_changing_kl`` and ``loss_hmm``, 0-dim each; or the forecast (B, H, C) for the other modes.
+        ``loss_forecast``, ``loss_reconstruction`` and, with the prior, ``loss_stationary_kl``, ``loss_changing_kl`` and
+        ``loss_hmm``, 0-dim each.
         """
-        if mode != "loss" or y is None:
-            return super().forward(x, marks, y, index, mode)
         series, mean, std = standardised(x)
         tokens = self.encode(series, marks)
         latent_mean = torch.cat([self.past_decoder(tokens), self.decoder(tokens)], dim=-1).transpose(1, 2)
