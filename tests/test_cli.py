@@ -120,6 +120,22 @@ def test_a_default_run_is_quiet_and_leaves_its_records(exp):
     assert [path.name for path in (folder / "logs").iterdir()] == ["rank0.log"]
 
 
+@pytest.mark.parametrize("arguments", [[*TINY, "launcher=local"], ["launcher=submitit", "launcher.dry_run=true"]])
+def test_a_run_whose_reader_has_gone_goes_on(exp, tmp_path, arguments):
+    reader, writer = os.pipe()
+    os.close(reader)  # as after ``| head``
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "exp", "backend=cpu", *arguments, "output_dir=run"], cwd=tmp_path, text=True,
+            env=clean_environment(), check=False, stdout=writer, stderr=subprocess.PIPE,
+        )  # fmt: skip
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
+    if "launcher=local" in arguments:
+        assert exp.result("run")["status"] == "completed"
+
+
 @pytest.mark.slow
 def test_a_completed_run_is_not_overwritten(exp):
     exp.train("run")

@@ -26,7 +26,7 @@ def execute(run: FrozenRun) -> Finished:
     chosen = launcher.resolve(config.launcher, config.nproc)
     script = chosen.preflight([run], folder.path / "slurm")
     if script is not None:
-        print(script)  # noqa: T201
+        console.make_console().out(script, highlight=False)
         return Finished()
     backend = create_backend(config.backend)
     backend.prepare()

@@ -131,7 +131,7 @@ class Sweep:
         if chosen is not None:
             script = chosen.preflight([job.run for job in to_run if job.run is not None], self.folder / "slurm")
             if script is not None:
-                print(script)  # noqa: T201
+                console.make_console().out(script, highlight=False)
                 self.dry = True
                 return [None for _ in batch]
         self._launch(batch, to_run, chosen)
