@@ -38,8 +38,8 @@ def assert_equal_terms(mine: list[dict], other: list[dict]) -> None:
 
 @pytest.mark.parametrize("phase", [0, 1])
 def test_two_processes_train_as_one(exp, phase):
-    """Regimes frozen from the start, or learning to the end."""
-    settings = [*SAME, f"model.regime_epochs={phase}"]
+    """Regimes frozen from the start, or learning to the end; with as many hidden units as users train with."""
+    settings = [*SAME, f"model.regime_epochs={phase}", "model.prior_hidden=384", "max_steps=8"]
     one = train(exp, "one", *settings)
     assert all(set(TERMS) <= set(record) for record in one)
     assert (one[0]["loss_hmm"] == 0) == (phase == 0)

@@ -14,22 +14,40 @@ from exp.models.timebridge.tangent import value_and_tangent
 
 __all__ = ["DERIVATIVE_FLOOR", "gaussian_log_density", "log_magnitude", "noise_log_density"]
 
-DERIVATIVE_FLOOR = 1e-6
-"""A derivative of magnitude 0 counts as one of this: its square is far above float32's least number, 1e-38."""
+DERIVATIVE_FLOOR = 1e-3
+"""Derivatives of less than this magnitude have a guarded logarithm (:func:`log_magnitude`).
+
+The gradient of log |d| is 1 / d. A derivative that adds up hundreds of float32 products is known to some 1e-7, and of
+10**4 rows some come close to zero: with a floor of 1e-6 single rows decide over a whole step's gradient, the prior
+learns more slowly for it, and runs on different devices drift apart within five steps. With 1e-3 neither was seen; one
+row in a thousand is below it when training begins.
+"""
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 
 
 def log_magnitude(derivative: torch.Tensor) -> torch.Tensor:
-    """Guarded log |d|: 0.5 log(d**2 + DERIVATIVE_FLOOR**2), whose gradient is 0 at d = 0 and 5e5 at most.
+    """Log |d|, exact down to the floor f and (d**2 / f**2 - 1) / 2 + log f below it: as smooth, and finite at 0.
+
+    Its gradient d / max(d**2, f**2) is 1 / f at most, and 0 at d = 0.
 
     Args:
         derivative: any shape, float32.
 
     Returns:
-        The same shape; 5e-13 / d**2 above log |d|.
+        The same shape.
     """
-    return 0.5 * torch.log(derivative * derivative + DERIVATIVE_FLOOR**2)
+    return 0.5 * _log_square(derivative)
+
+
+def _log_square(derivative: torch.Tensor) -> torch.Tensor:
+    """Twice the guarded log |d|."""
+    floored = _floored_square(derivative.detach())  # where it is the square itself, both its gradients cancel
+    return torch.log(floored) + (derivative * derivative / floored - 1.0)
+
+
+def _floored_square(derivative: torch.Tensor) -> torch.Tensor:
+    return (derivative * derivative).clamp_min(DERIVATIVE_FLOOR**2)
 
 
 def gaussian_log_density(
@@ -90,7 +108,7 @@ class _NoiseLogDensity(torch.autograd.Function):
         kept = []
         for block in shallow_blocks(context, own, parameters, negative_slope):
             value, derivative = block.forward()
-            logs = torch.log(derivative * derivative + DERIVATIVE_FLOOR**2)
+            logs = _log_square(derivative)
             doubled += logs.addcmul_(value, value, value=-1.0).sum(1)
             kept += [value, derivative]
         ctx.save_for_backward(context, own, *parameters, *kept)
@@ -107,6 +125,6 @@ class _NoiseLogDensity(torch.autograd.Function):
         with autocast_disabled(own.device.type):
             blocks = shallow_blocks(context, own, parameters, ctx.negative_slope)
             for block, value, derivative in zip(blocks, kept[::2], kept[1::2]):
-                of_log = derivative / (derivative * derivative + DERIVATIVE_FLOOR**2)
+                of_log = derivative / _floored_square(derivative)
                 block.backward(value * -column, of_log * column, grads)
         return (None, *grads)
