@@ -83,6 +83,8 @@ def test_cfg_job_shows_the_configuration(exp):
         (["backend=cpu", "data=csv"], 2, ["data.channels, data.file, data.name must be set"]),
         (["backend=cpu", "logger=tensorboard", "logger.requires=[nonesuch]"], 3, ["nonesuch", "pip install"]),
         (["nproc=["], 2, ["nproc=["]),
+        (["data=eurosat"], 2, ["experiment=timebridge_small sets data.lookback", "--help"]),
+        (["model=dinov3_scenes"], 2, ["scene classification", "forecasting", "experiment=dinov3_eurosat"]),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_clear_line_with_its_exit_code_and_starts_nothing(exp, arguments, code, words):

@@ -117,8 +117,9 @@ def test_emissions_are_those_of_torch():
 
 @pytest.mark.parametrize(
     ("settings", "words"),
-    [({"stationary_share": 1.2}, "stationary_share=1.2"), ({"lags": 96}, "lags=96"), ({"regimes": 0}, "regimes=0")],
-)
+    [({"stationary_share": 1.2}, "stationary_share=1.2"), ({"lags": 96}, "lags=96"), ({"regimes": 0}, "regimes=0"),
+     ({"prior_hidden": 0}, "prior_hidden=0"), ({"hmm_weight": -1.0}, "hmm_weight=-1.0")],
+)  # fmt: skip
 def test_wrong_settings_are_refused(settings, words):
     with pytest.raises(ConfigError, match=words):
         make(**settings)

@@ -8,7 +8,9 @@ from typing import Sequence
 from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
+from hydra.errors import HydraException
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from exp.config.explain import config_keys
 
@@ -64,4 +66,8 @@ def default_keys(arguments: Sequence[str] = ()) -> list[str]:
             group, _, choice = argument.partition("=")
             if group in _GROUPS and choice in loader.get_group_options(group, ObjectType.CONFIG):
                 chosen.append(argument)
-        return [*config_keys(compose("config", chosen)), *_GROUPS]
+        try:
+            config = compose("config", chosen)
+        except (HydraException, OmegaConfBaseException):  # what is to be explained may be in these very choices
+            config = compose("config")
+        return [*config_keys(config), *_GROUPS]

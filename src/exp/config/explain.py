@@ -44,6 +44,13 @@ def explain(error: Exception, known_keys: Iterable[str]) -> str:
         return f"cannot read the argument '{error.override}': expected KEY=VALUE, and quotes around special characters"
     text = str(error)
     cause = error.__cause__
+    match = re.search(r"In 'experiment/([^']+)'.*?\n\s*(Key .*?)\n\s*full_key: (\S+)", text, re.DOTALL)
+    if match:
+        experiment, complaint, key = match.groups()
+        return (
+            f"experiment={experiment} sets {key}, which the data or model chosen beside it does not have; choose an "
+            f"experiment that is made for them (--help lists all)\n  {complaint}"
+        )
     unknown = _unknown_key(text, cause)
     if unknown is not None:
         return f"there is no key '{unknown}'{nearest(unknown, known_keys)}\n  --cfg job shows all keys"

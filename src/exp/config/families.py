@@ -11,6 +11,7 @@ from typing import Any, Dict, List, Optional
 from omegaconf import II, MISSING
 
 __all__ = [
+    "FAMILIES",
     "ForecastingDataConfig",
     "ImageDataConfig",
     "ImageModelConfig",
@@ -236,3 +237,11 @@ class SegmentationDataConfig(ImageDataConfig):
     """Masks of numbers: value in the file -> class number; null: they are the class numbers."""
     ignore_values: List[int] = field(default_factory=lambda: [255])
     """Masks of numbers: values that do not count."""
+
+
+FAMILIES = {
+    "forecasting": (TimeBridgeConfig, ForecastingDataConfig, "timebridge_small"),
+    "scene classification": (SceneClassifierConfig, SceneDataConfig, "dinov3_eurosat"),
+    "segmentation": (SegmenterConfig, SegmentationDataConfig, "dinov3_dubai"),
+}
+"""Models and data that go together, and an experiment that has both."""

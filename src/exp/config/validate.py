@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from exp.backend import PRECISIONS
 from exp.config.batch import derive_batch_sizes
 from exp.config.explain import nearest
+from exp.config.families import FAMILIES
 from exp.config.schema import DIAGNOSES, WITH_WEIGHTS
 from exp.errors import ConfigError, UnavailableError
 from exp.runfolder import RunFolder, read_json
@@ -36,6 +37,7 @@ def validate(config: Any, overrides: Sequence[str], backend: Backend) -> None:
         ConfigError: a value is wrong, two do not go together, or a file is missing.
         UnavailableError: the backend or a package is not there, or there are fewer devices than ``nproc``.
     """
+    _check_family(config)
     _check_missing(config)
     _check_values(config)
     if (
@@ -95,6 +97,18 @@ def refuse_device_arguments(config: Any) -> None:
     for key in ("device_ids", "output_device"):
         if key in config.wrapper:
             raise ConfigError(f"wrapper.{key} comes from the backend alone; remove it")
+
+
+def _check_family(config: Any) -> None:
+    """Whether model and data go together, as far as they are ours."""
+    model_type, data_type = (OmegaConf.get_type(config[part]) for part in ("model", "data"))
+    of_model = next((name for name, (model, _, _) in FAMILIES.items() if issubclass(model_type, model)), None)
+    of_data = next((name for name, (_, data, _) in FAMILIES.items() if issubclass(data_type, data)), None)
+    if of_model is not None and of_data is not None and of_model != of_data:
+        raise ConfigError(
+            f"the model is for {of_model}, and the data are for {of_data}; choose an experiment that has both, such as "
+            f"experiment={FAMILIES[of_data][2]} or experiment={FAMILIES[of_model][2]}"
+        )
 
 
 def _check_missing(config: Any) -> None:

@@ -21,7 +21,7 @@ from exp.models.timebridge.layers import (
 from exp.models.timebridge.loss import TimeFrequencyLoss
 from exp.models.timebridge.official import adapt_official_state_dict, is_official_state_dict
 
-__all__ = ["STD_EPS", "TimeBridge", "standardised"]
+__all__ = ["STD_EPS", "TimeBridge", "require_at_least", "standardised"]
 
 STD_EPS = 1e-5
 """Added to the standard deviation (not to the variance), as in the authors' code."""
@@ -77,10 +77,10 @@ class TimeBridge(Model):
         alpha: float = 0.35,
     ) -> None:
         super().__init__()
-        _require_at_least(1, channels=channels, horizon=horizon, time_features=time_features, period=period,
+        require_at_least(1, channels=channels, horizon=horizon, time_features=time_features, period=period,
                           d_model=d_model, d_ff=d_ff, num_heads=num_heads, stable_len=stable_len)  # fmt: skip
-        _require_at_least(2, lookback=lookback)  # of one step there is no standard deviation
-        _require_at_least(0, integrated_layers=integrated_layers, downsampling_layers=downsampling_layers,
+        require_at_least(2, lookback=lookback)  # of one step there is no standard deviation
+        require_at_least(0, integrated_layers=integrated_layers, downsampling_layers=downsampling_layers,
                           cointegrated_layers=cointegrated_layers)  # fmt: skip
         _require_multiple("lookback", lookback, "period", period)
         _require_multiple("d_model", d_model, "num_heads", num_heads)
@@ -191,9 +191,14 @@ def standardised(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
     return (x - mean) / (std + STD_EPS), mean, std
 
 
-def _require_at_least(least: int, **values: int) -> None:
+def require_at_least(least: int, **values: float | None) -> None:
+    """Refuse settings below ``least``, by name; those that are None are left to their defaults.
+
+    Raises:
+        ConfigError: one is too small.
+    """
     for name, value in values.items():
-        if value < least:
+        if value is not None and value < least:
             raise ConfigError(f"model.{name}={value} is too small; set at least {least}")
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from exp.errors import ConfigError
 from exp.models.timebridge.density import gaussian_log_density
 from exp.models.timebridge.loss import TimeFrequencyLoss
-from exp.models.timebridge.model import STD_EPS, TimeBridge, standardised
+from exp.models.timebridge.model import STD_EPS, TimeBridge, require_at_least, standardised
 from exp.models.timebridge.regimes import Regimes
 from exp.models.timebridge.transition import ChangingPrior, StationaryPrior
 
@@ -80,7 +80,15 @@ class TimeBridgePrior(TimeBridge):
     ) -> None:
         super().__init__(**timebridge)
         channels, lookback = timebridge["channels"], timebridge["lookback"]
-        _check(stationary_share, lags, lookback, regimes, regime_channels, regime_epochs)
+        if not 0.0 <= stationary_share <= 1.0:
+            raise ConfigError(f"model.stationary_share={stationary_share} is not a share; set one from 0 to 1")
+        if not 1 <= lags < lookback:
+            raise ConfigError(f"model.lags={lags} must be at least 1 and less than lookback={lookback}")
+        require_at_least(1, regimes=regimes, regime_channels=regime_channels, regime_embedding=regime_embedding,
+                         prior_hidden=prior_hidden, prior_layers=prior_layers, prior_context=prior_context)  # fmt: skip
+        require_at_least(0, regime_epochs=regime_epochs, reconstruction_weight=reconstruction_weight,
+                         stationary_kl_weight=stationary_kl_weight, changing_kl_weight=changing_kl_weight,
+                         hmm_weight=hmm_weight)  # fmt: skip
         self.prior, self.sampling = prior, sampling
         self.stationary = int(channels * stationary_share + 1e-9)
         self.initial_log_variance = initial_log_variance
@@ -100,9 +108,9 @@ class TimeBridgePrior(TimeBridge):
         if not prior:
             return
         many = channels >= 100
-        hidden = prior_hidden or (3 if many else 384)
+        hidden = (3 if many else 384) if prior_hidden is None else prior_hidden
         if self.stationary:
-            context = prior_context or (10 if many else None)
+            context = 10 if many and prior_context is None else prior_context
             self.stationary_prior = StationaryPrior(self.stationary, lags, hidden, prior_layers, compressed=context)
         if self.stationary < channels:
             self.changing_prior = ChangingPrior(channels - self.stationary, regime_embedding, hidden, prior_layers)
@@ -166,14 +174,3 @@ class TimeBridgePrior(TimeBridge):
 
 def _head(tokens: int, steps: int) -> nn.Sequential:
     return nn.Sequential(nn.Flatten(-2), nn.Linear(tokens, steps, bias=False))
-
-
-def _check(share: float, lags: int, lookback: int, regimes: int, regime_channels: int, regime_epochs: int) -> None:
-    if not 0.0 <= share <= 1.0:
-        raise ConfigError(f"model.stationary_share={share} is not a share; set 0 <= stationary_share <= 1")
-    if not 1 <= lags < lookback:
-        raise ConfigError(f"model.lags={lags} must be at least 1 and less than lookback={lookback}")
-    for name, value, least in (("regimes", regimes, 1), ("regime_channels", regime_channels, 1),
-                               ("regime_epochs", regime_epochs, 0)):  # fmt: skip
-        if value < least:
-            raise ConfigError(f"model.{name}={value} is too small; set at least {least}")
