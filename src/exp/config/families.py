@@ -69,7 +69,7 @@ class TimeBridgePriorConfig(TimeBridgeConfig):
     prior_hidden: Optional[int] = None
     prior_layers: int = 1
     prior_context: Optional[int] = None
-    reconstruction_weight: float = 1e-5
+    reconstruction_weight: float = 1.0
     stationary_kl_weight: float = 1e-3
     changing_kl_weight: float = 1e-3
     hmm_weight: float = 1.0

@@ -70,7 +70,7 @@ class TimeBridgePrior(TimeBridge):
         prior_hidden: int | None = None,
         prior_layers: int = 1,
         prior_context: int | None = None,
-        reconstruction_weight: float = 1e-5,
+        reconstruction_weight: float = 1.0,
         stationary_kl_weight: float = 1e-3,
         changing_kl_weight: float = 1e-3,
         hmm_weight: float = 1.0,
