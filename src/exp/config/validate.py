@@ -101,7 +101,7 @@ def refuse_device_arguments(config: Any) -> None:
 
 def _check_family(config: Any) -> None:
     """Whether model and data go together, as far as they are ours."""
-    model_type, data_type = (OmegaConf.get_type(config[part]) for part in ("model", "data"))
+    model_type, data_type = (OmegaConf.get_type(config[part]) or object for part in ("model", "data"))
     of_model = next((name for name, (model, _, _) in FAMILIES.items() if issubclass(model_type, model)), None)
     of_data = next((name for name, (_, data, _) in FAMILIES.items() if issubclass(data_type, data)), None)
     if of_model is not None and of_data is not None and of_model != of_data:

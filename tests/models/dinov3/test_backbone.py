@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from exp.errors import ConfigError
-from exp.models.dinov3.backbone import SIZES, VisionTransformer
+from exp.models.dinov3.backbone import VisionTransformer
+from exp.models.dinov3.sizes import SIZES
 
 TINY = dataclasses.replace(SIZES["tiny"], embed_dim=32, depth=3, num_heads=2, hidden_dim=64)
 # Published parameter counts (arXiv 2508.10104, table of the family), in millions.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from exp.models.dinov3.backbone import SIZES, VisionTransformer
+from exp.models.dinov3.backbone import VisionTransformer
+from exp.models.dinov3.sizes import SIZES
 from exp.models.dinov3.weights import adapt_published
 
 # Of the larger ones two blocks, of the largest one: all of them would take gigabytes, and minutes to make.

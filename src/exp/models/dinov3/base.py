@@ -11,7 +11,8 @@ import torch
 from exp.config.explain import nearest
 from exp.errors import CheckpointError, ConfigError
 from exp.models.base import Model
-from exp.models.dinov3.backbone import SIZES, Features, VisionTransformer
+from exp.models.dinov3.backbone import Features, VisionTransformer
+from exp.models.dinov3.sizes import SIZES
 from exp.models.dinov3.weights import adapt_published, check_size, is_published, pretraining_of
 
 __all__ = ["ImageModel"]
@@ -28,7 +29,7 @@ class ImageModel(Model):
     """A model on a :class:`VisionTransformer`, which takes images as the data set gives them.
 
     Args:
-        size: one of :data:`exp.models.dinov3.backbone.SIZES`.
+        size: one of :data:`exp.models.dinov3.sizes.SIZES`.
         patch_size: pixels along each side of a patch.
         in_channels: of the image (C).
         embed_dim: instead of the size's; the feed-forward part keeps its ratio.

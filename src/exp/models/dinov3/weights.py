@@ -13,7 +13,7 @@ from typing import Mapping
 import torch
 
 from exp.errors import CheckpointError
-from exp.models.dinov3.backbone import SIZES, Size
+from exp.models.dinov3.sizes import SIZES, Size
 
 __all__ = ["adapt_published", "check_size", "is_published", "pretraining_of"]
 
