@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Callable
 
 import torch
-import torch.nn.functional as F
 
 from exp.engine.loops import move
+from exp.models.dinov3.inference import augmented
 
 if TYPE_CHECKING:
     from exp.session import Session
@@ -42,30 +42,16 @@ def pixel_scores(session: Session, model: Any) -> Callable[[torch.Tensor], torch
     probabilities over scaled and mirrored copies, as in evaluation.
     """
     scales = [float(scale) for scale in session.config.model.get("tta_scales", [1.0])]
-    mirrors = (False, True) if session.config.model.get("tta_flip", False) else (False,)
-    augmented = scales != [1.0] or len(mirrors) > 1
+    flip = bool(session.config.model.get("tta_flip", False))
+
+    def logits(image: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = model(image=image, mode="tensor").float()
+        return result
 
     def scores(image: torch.Tensor) -> torch.Tensor:
-        image = image.to(session.device)
         with torch.no_grad(), session.backend.autocast(session.config.precision):
-            if not augmented:
-                found = model(image=image, mode="tensor").float()
-            else:
-                found = sum(_of_copy(model, image.float(), scale, mirrored) for scale in scales for mirrored in mirrors)
+            found = augmented(logits, image.to(session.device), scales, flip)
         session.backend.end_batch()
         return found
 
     return scores
-
-
-def _of_copy(model: Any, image: torch.Tensor, scale: float, mirrored: bool) -> torch.Tensor:
-    """Probabilities (B, K, H, W) of a scaled, perhaps mirrored copy, brought back to the image's own pixels."""
-    size = (image.shape[-2], image.shape[-1])
-    if scale != 1.0:
-        target = [max(round(extent * scale), 1) for extent in size]
-        image = F.interpolate(image, size=target, mode="bilinear", align_corners=False)
-    logits = model(image=image.flip(-1) if mirrored else image, mode="tensor").float()
-    logits = logits.flip(-1) if mirrored else logits
-    if logits.shape[-2:] != size:
-        logits = F.interpolate(logits, size=size, mode="bilinear", align_corners=False)
-    return torch.softmax(logits, dim=1)

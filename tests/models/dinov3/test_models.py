@@ -76,14 +76,14 @@ def test_augmented_copies_are_averaged():
     model = Segmenter(3, **SMALL, **settings, tta_flip=True, tta_scales=[1.0, 0.5]).eval()
     image = torch.randint(0, 256, (1, 3, 32, 48), dtype=torch.uint8)
     with torch.no_grad():
-        averaged = model.inference._averaged(model._logits, image)
-        mirrored = model.inference._averaged(model._logits, image.flip(-1))
+        averaged = model.inference.averaged(model._logits, image)
+        mirrored = model.inference.averaged(model._logits, image.flip(-1))
     assert averaged.sum(dim=1).allclose(torch.full((1, 32, 48), 4.0), atol=1e-5)  # four copies
     torch.testing.assert_close(mirrored.flip(-1), averaged)
     plain = Segmenter(3, **SMALL, **settings).eval()
     plain.load_state_dict(model.state_dict())
     with torch.no_grad():
-        assert not torch.allclose(plain.inference._averaged(plain._logits, image).softmax(1) * 4, averaged, atol=1e-3)
+        assert not torch.allclose(plain.inference.averaged(plain._logits, image).softmax(1) * 4, averaged, atol=1e-3)
 
 
 @pytest.mark.parametrize(("extent", "expected"), [(32, [0]), (33, [0, 1]), (64, [0, 24, 32]), (80, [0, 24, 48])])

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from exp.errors import ConfigError
 
-__all__ = ["Inference", "window_origins"]
+__all__ = ["Inference", "augmented", "window_origins"]
 
 _WINDOWS_AT_ONCE = 8
 
@@ -65,29 +65,12 @@ class Inference:
         labels = torch.full((image.shape[0], *image.shape[-2:]), fill, dtype=torch.uint8, device=image.device)
         for row, (height, width) in enumerate(sizes or [(image.shape[-2], image.shape[-1])] * image.shape[0]):
             single = image[row : row + 1, :, :height, :width]
-            labels[row, :height, :width] = self._averaged(scores, single)[0].argmax(dim=0).to(torch.uint8)
+            labels[row, :height, :width] = self.averaged(scores, single)[0].argmax(dim=0).to(torch.uint8)
         return labels
 
-    def _averaged(self, scores: Scores, image: torch.Tensor) -> torch.Tensor:
-        """Logits (1, K, H, W), or the sum of probabilities over scaled and mirrored copies."""
-        if self.scales == [1.0] and not self.flip:
-            return self._scores(scores, image)
-        size = (image.shape[-2], image.shape[-1])
-        total: torch.Tensor | None = None
-        for scale in self.scales:
-            scaled = image.float()
-            if scale != 1.0:
-                target = [max(round(extent * scale), 1) for extent in size]
-                scaled = F.interpolate(scaled, size=target, mode="bilinear", align_corners=False)
-            for mirrored in (False, True) if self.flip else (False,):
-                logits = self._scores(scores, scaled.flip(-1) if mirrored else scaled)
-                logits = logits.flip(-1) if mirrored else logits
-                if logits.shape[-2:] != size:
-                    logits = F.interpolate(logits, size=size, mode="bilinear", align_corners=False)
-                probabilities = torch.softmax(logits, dim=1)
-                total = probabilities if total is None else total + probabilities
-        assert total is not None
-        return total
+    def averaged(self, scores: Scores, image: torch.Tensor) -> torch.Tensor:
+        """:func:`augmented` over the windows of one image (1, C, H, W)."""
+        return augmented(lambda copy: self._scores(scores, copy), image, self.scales, self.flip)
 
     def _scores(self, scores: Scores, image: torch.Tensor) -> torch.Tensor:
         """Logits (1, K, H, W), averaged where windows overlap."""
@@ -113,6 +96,38 @@ class Inference:
                 count[..., top : top + tall, left : left + wide] += 1.0
         assert total is not None
         return total / count
+
+
+def augmented(scores: Scores, image: torch.Tensor, scales: Sequence[float], flip: bool) -> torch.Tensor:
+    """Logits, or the sum of probabilities over scaled and mirrored copies, brought back to the image's own pixels.
+
+    Args:
+        scores: the network.
+        image: (B, C, H, W).
+        scales: of the copies; [1.0] without ``flip``: there are none, and logits come back.
+        flip: each also mirrored left to right.
+
+    Returns:
+        (B, K, H, W).
+    """
+    if list(scales) == [1.0] and not flip:
+        return scores(image)
+    size = (image.shape[-2], image.shape[-1])
+    total: torch.Tensor | None = None
+    for scale in scales:
+        scaled = image.float()
+        if scale != 1.0:
+            target = [max(round(extent * scale), 1) for extent in size]
+            scaled = F.interpolate(scaled, size=target, mode="bilinear", align_corners=False)
+        for mirrored in (False, True) if flip else (False,):
+            logits = scores(scaled.flip(-1) if mirrored else scaled)
+            logits = logits.flip(-1) if mirrored else logits
+            if logits.shape[-2:] != size:
+                logits = F.interpolate(logits, size=size, mode="bilinear", align_corners=False)
+            probabilities = torch.softmax(logits, dim=1)
+            total = probabilities if total is None else total + probabilities
+    assert total is not None
+    return total
 
 
 def window_origins(extent: int, window: int, stride: int) -> list[int]:
