@@ -48,6 +48,7 @@ def test_more_processes_than_devices_are_refused_before_anything_starts(exp, acm
     assert not exp.path("outputs").exists()
 
 
+@pytest.mark.slow
 def test_ranks_that_share_a_card_are_refused(exp, acme):
     code = (acme / "lib" / "acme_backend.py").read_text()
     (acme / "lib" / "acme_backend.py").write_text(

@@ -46,8 +46,9 @@ def train(exp):
 
 @pytest.mark.parametrize(
     ("safe", "settings", "how"),
-    [(True, [], "forked early"), (False, [], "started late"), (True, ["launcher.fork=false"], "started late")],
-)
+    [(True, [], "forked early"), pytest.param(False, [], "started late", marks=pytest.mark.slow),
+     pytest.param(True, ["launcher.fork=false"], "started late", marks=pytest.mark.slow)],
+)  # fmt: skip
 def test_workers_are_forked_where_that_is_safe(exp, train, safe, settings, how):
     """What all ranks have in their environment is there before the template loads torch; a rank's own comes later."""
     done = train("run", "model.attention_dropout=0", *settings, safe=safe)

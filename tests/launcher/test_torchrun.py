@@ -242,7 +242,7 @@ def listeners(pids) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("max_restarts", [0, 1])
+@pytest.mark.parametrize("max_restarts", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_two_agents_on_one_machine_make_one_job(job, max_restarts):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

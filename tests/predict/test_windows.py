@@ -105,6 +105,7 @@ def test_no_seams():
     assert np.abs(np.diff(border_rows(0.5))).max() <= 2
 
 
+@pytest.mark.slow
 def test_the_memory_of_a_large_image_is_bounded():
     """6000 x 6000 pixels, 8 classes: scores of the whole image would be 1.15 GB."""
     script = """

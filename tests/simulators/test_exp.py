@@ -13,6 +13,7 @@ SIMULATED = [*(setting for setting in TINY if setting != "backend=cpu"), "backen
 
 
 @needs_card
+@pytest.mark.slow
 def test_eight_cards_train_as_one_process_on_the_cpu(exp):
     # Dropout is drawn from each device's own generator: without it, the numbers are the same.
     same = "model.attention_dropout=0"

@@ -53,6 +53,7 @@ def test_an_array_and_what_waits(batch):
     assert {state.name for state in ended.values()} == {"COMPLETED"}
 
 
+@pytest.mark.slow
 def test_a_job_that_nobody_knows_and_a_slurm_that_does_not_answer(batch, monkeypatch):
     assert find_states(["1"]) == {"1": JobState("GONE")}
     monkeypatch.setenv("SLURM_CONF", "/nowhere/slurm.conf")

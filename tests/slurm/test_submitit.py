@@ -100,6 +100,7 @@ def test_without_slurm_it_says_so(exp):
     assert "found no sbatch" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_signal_before_the_time_limit_loses_no_step(submit, exp, result, cluster, tmp_path):
     running = submit(*EXACT)
     running.wait_for_steps()
@@ -248,6 +249,7 @@ def test_a_sweep_is_one_array_and_a_failed_job_does_not_end_it(submit, cluster, 
     assert len((tmp_path / "run" / "sweep.csv").read_text().splitlines()) == 5
 
 
+@pytest.mark.slow
 def test_jobs_on_one_node_take_different_cards(submit, cluster, tmp_path):
     """The cluster counts its cards, but gives no numbers to the jobs."""
     code, said = submit(

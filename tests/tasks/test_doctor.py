@@ -217,6 +217,7 @@ def test_what_no_rank_can_report_is_told_before_any_starts(exp, arguments, code,
 
 
 @needs_card
+@pytest.mark.slow
 def test_eight_simulated_cards(doctor):
     examined = doctor("backend=gcu", "backend.simulate=true", "nproc=8", timeout_s=120)
     assert examined.code == 0, examined.text

@@ -94,7 +94,7 @@ def assert_same_weights(first: Path, second: Path) -> None:
         assert torch.equal(weight, other["state_dict"][name]), name
 
 
-@pytest.mark.parametrize(("nproc", "loaders"), [(1, 2), (2, 0)])
+@pytest.mark.parametrize(("nproc", "loaders"), [pytest.param(1, 2, marks=pytest.mark.slow), (2, 0)])
 def test_a_signal_to_every_process_saves_and_the_run_goes_on_exactly(exp, start, nproc, loaders):
     """Slurm sends its signal to every process of a job step: agent, workers and their loaders as well."""
     settings = [f"nproc={nproc}", f"data.num_workers={loaders}"]

@@ -36,7 +36,7 @@ def assert_equal_terms(mine: list[dict], other: list[dict]) -> None:
             assert one[term] == pytest.approx(two[term], rel=1e-5, abs=1e-5 * two["loss"]), (one["step"], term)
 
 
-@pytest.mark.parametrize("phase", [0, 1])
+@pytest.mark.parametrize("phase", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_two_processes_train_as_one(exp, phase):
     """Regimes frozen from the start, or learning to the end; with as many hidden units as users train with."""
     settings = [*SAME, f"model.regime_epochs={phase}", "model.prior_hidden=384", "max_steps=8"]
