@@ -4,7 +4,7 @@ Three models with the settings of the experiment's published recipe train on the
 (A B C A B C ...): the forecaster alone; with drawn latents, which takes a second network; and with the prior and its
 regimes, both while these learn and frozen. The prior's cost is the last less the second. Medians over the turns.
 
-    python benchmarks/prior_step.py [--experiment weather] [--steps 3] [--rounds 7] [--threads 2]
+    python benchmarks/prior_step.py [--experiment weather] [--hidden 384] [--steps 3] [--rounds 7] [--threads 2]
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--experiment", default="weather")
+    parser.add_argument("--hidden", type=int, help="hidden units of a latent's MLP; default: the experiment's")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2)
@@ -62,12 +63,12 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     register()
     forecaster = configuration(f"experiment=timebridge_{options.experiment}")
-    variant = f"experiment=timebridge_prior_{options.experiment}"
+    variant = [f"experiment=timebridge_prior_{options.experiment}", f"model.prior_hidden={options.hidden or 'null'}"]
     steppers = {
         "forecaster": stepper(forecaster),
-        "drawn latents": stepper(configuration(variant, "model.prior=false")),
-        "prior, regimes learn": stepper(configuration(variant)),
-        "prior, regimes frozen": stepper(configuration(variant), epoch=10**6),
+        "drawn latents": stepper(configuration(*variant, "model.prior=false")),
+        "prior, regimes learn": stepper(configuration(*variant)),
+        "prior, regimes frozen": stepper(configuration(*variant), epoch=10**6),
     }
     seconds: dict[str, list[float]] = {name: [] for name in steppers}
     for turn in range(options.rounds + 1):

@@ -27,7 +27,7 @@ from typing import Any, Callable
 import torch
 from torch import nn
 
-from exp.models.timebridge.density import gaussian_log_density
+from exp.models.timebridge.density import gaussian_log_density, log_magnitude
 from exp.models.timebridge.hmm import log_likelihood, viterbi
 from exp.models.timebridge.transition import StationaryPrior
 
@@ -66,7 +66,7 @@ class PlainPrior(nn.Module):
             inputs = torch.cat([context, now[:, latent : latent + 1]], dim=-1)
             noise.append(mlp(inputs))
             jacobian = vmap(jacfwd(mlp))(inputs).squeeze(1)
-            log_derivative = log_derivative + torch.log(torch.abs(jacobian[:, -1]))
+            log_derivative = log_derivative + log_magnitude(jacobian[:, -1])
         return (gaussian_log_density(torch.cat(noise, dim=-1)) + log_derivative).mean()
 
 
