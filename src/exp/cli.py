@@ -22,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from exp import console
 from exp.compare.command import write_report
-from exp.config import choices, explain, schema
+from exp.config import choices, explain, paths, schema, trained
 from exp.errors import EXIT_CONFIG, EXIT_OK, ExpError
 from exp.execute import execute
 from exp.frozen import freeze
@@ -47,8 +47,10 @@ def main() -> int:
     _exit_codes.clear()
     full_error = bool(os.environ.get("HYDRA_FULL_ERROR"))
     try:
+        sys.argv[1:] = paths.expand_arguments(sys.argv[1:])
+        primary, sys.argv[1:] = trained.begin(sys.argv[1:])
         with _errors_reach_us():
-            _hydra_main()
+            hydra.main(version_base="1.3", config_path="pkg://exp.conf", config_name=primary)(_job)()
     except (HydraException, OmegaConfBaseException) as error:
         if full_error:
             traceback.print_exc()
@@ -90,8 +92,7 @@ def _errors_reach_us() -> Iterator[None]:
             os.environ["HYDRA_FULL_ERROR"] = before
 
 
-@hydra.main(version_base="1.3", config_path="pkg://exp.conf", config_name="config")
-def _hydra_main(config: DictConfig) -> float | None:
+def _job(config: DictConfig) -> float | None:
     """One job of Hydra's: the run, or one of a sweep's."""
     state = HydraConfig.get()
     try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from exp.backends_registry import choose, create_backend
-from exp.config import explain, schema
+from exp.config import explain, paths, schema, trained
 from exp.config.validate import refuse_device_arguments, validate
 from exp.errors import ConfigError
 from exp.runfolder import RunFolder, write_atomically
@@ -72,14 +74,59 @@ def freeze(config: DictConfig, overrides: list[str], output_dir: Path) -> Frozen
         ConfigError: a value is wrong, two do not go together, or a file is missing.
         UnavailableError: the hardware or a package is not there.
     """
-    config = _choose_backend(config, overrides)
+    config = _choose_backend(_as_trained(config, overrides), overrides)
     with open_dict(config):
         config.output_dir = str(output_dir.absolute())
     refuse_device_arguments(config)
     config = schema.typed(config)  # checks what +KEY=VALUE added, too
+    paths.expand(config)
     validate(config, overrides, create_backend(config.backend))
+    _take_note(config, overrides)
     reference = _reference(config, overrides) if config.task.name == "parity" else None
     return FrozenRun(config, overrides, RunFolder(output_dir), reference)
+
+
+def _as_trained(config: DictConfig, overrides: list[str]) -> DictConfig:
+    """The configuration on top of that of the run in ``init_from``, where it is to be used as it was trained.
+
+    The command line has seen to that already (:func:`exp.config.trained.begin`), but in a sweep over runs it knew only
+    one of them.
+    """
+    if config.task.name not in schema.WITH_WEIGHTS or config.record.trained_in is None:
+        return config
+    folder = trained.run_folder_of(config.init_from)
+    if folder is None or str(folder) == config.record.trained_in:
+        return config
+    trained.offer(folder)
+    return _compose(overrides)
+
+
+def _take_note(config: DictConfig, overrides: list[str]) -> None:
+    """Fill in ``config.record``."""
+    record, choices = config.record, HydraConfig.get().runtime.choices
+    chosen = {group: choice for group, choice in choices.items() if group in (*config, "experiment")}
+    record.chosen = {
+        **record.chosen,
+        **{group: choice for group, choice in chosen.items() if choice != trained.OF_RUN},
+        "backend": config.backend.name,
+    }
+    record.follows = trained.follows(config)
+    folder = trained.run_folder_of(config.init_from) if config.task.name in schema.WITH_WEIGHTS else None
+    if folder is not None:
+        record.trained_in = str(folder)
+        record.differs = trained.different(config, schema.load(RunFolder(folder).config), "trained with")
+    if config.data.get("horizon") in config.published:
+        changed = record.trained_in is not None or any(re.match(r"[+~]*(data|model)\b", each) for each in overrides)
+        if changed:  # else there is nothing to compare, and composing takes a moment
+            shipped = _as_shipped(record.chosen["experiment"], config.data.horizon)
+            left_out = ("data.root", "data.file", "seed", "precision")
+            record.published_differs = trained.different(config, shipped, "there", left_out)
+
+
+@functools.lru_cache(maxsize=None)
+def _as_shipped(experiment: str, horizon: int) -> DictConfig:
+    """An experiment as its file has it."""
+    return _compose([f"experiment={experiment}", f"data.horizon={horizon}"], "config")
 
 
 def _reference(config: DictConfig, overrides: list[str]) -> DictConfig:
@@ -105,12 +152,18 @@ def _reference(config: DictConfig, overrides: list[str]) -> DictConfig:
     return reference
 
 
-def _compose(overrides: list[str]) -> DictConfig:
-    """The configuration for these overrides, without Hydra's own part."""
+def _compose(overrides: list[str], primary: str | None = None) -> DictConfig:
+    """The configuration for these overrides, without Hydra's own part.
+
+    Args:
+        overrides: as on the command line.
+        primary: the primary configuration; None: that of this command line.
+    """
     loader = GlobalHydra.instance().config_loader()
     # A backend's file may lie in a folder that only this adds.
     searched = [override for override in HydraConfig.get().overrides.hydra if override.startswith("hydra.searchpath=")]
-    composed = loader.load_configuration("config", [*overrides, *searched], run_mode=RunMode.RUN)
+    primary = primary or HydraConfig.get().job.config_name
+    composed = loader.load_configuration(primary, [*overrides, *searched], run_mode=RunMode.RUN)
     with open_dict(composed):
         del composed["hydra"]
     return composed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exp import console
@@ -47,6 +48,10 @@ def begin(config: Any, folder: RunFolder, backend: Backend) -> None:
         highlight=False,
         soft_wrap=True,
     )
+    if config.record.trained_in is not None:
+        terminal.print(f"as trained in {console.shown(Path(config.record.trained_in))}", soft_wrap=True)
+        for line in config.record.differs:
+            terminal.print(f"  but {line}", style="yellow", soft_wrap=True)
     devices = backend.device_count() if backend.exclusive_devices else 0
     if devices > config.nproc:
         terminal.print(
@@ -134,6 +139,10 @@ def _print_table(config: Any, folder: RunFolder, result: dict[str, Any]) -> None
     terminal.print(table)
     if published:
         terminal.print(f"published: {published['source']}, horizon {config.data.horizon}", style="dim", soft_wrap=True)
+        if published["differs"]:
+            experiment = config.record.chosen["experiment"]
+            unlike = ", ".join(published["differs"])
+            terminal.print(f"this run is not as experiment={experiment}: {unlike}", style="yellow", soft_wrap=True)
     speed = f", {result['samples_per_second']:,.0f} samples/s" if result.get("samples_per_second") else ""
     steps = f"{result['steps']} steps, " if result["steps"] else ""
     terminal.print(f"{steps}{result['wall_s']:.0f} s{speed}; results in {console.shown(folder.path)}", soft_wrap=True)

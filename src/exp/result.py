@@ -23,6 +23,8 @@ def blank_result(config: Any) -> dict[str, Any]:
         "greater_is_better": False,
         "measured_on": "test",
         "published": None,
+        "trained_in": None,
+        "differs": [],
         "backend": config.backend.name,
         "simulated": config.backend.simulate,
         "device_type": None,

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from exp.backend import Backend
     from exp.engine.distributed import Distributed
+    from exp.engine.fit import Weights
     from exp.launcher.base import RankInfo
     from exp.runfolder import RunFolder
 
@@ -52,6 +53,8 @@ class Session:
         process_group: the process group in use, or ``none``.
         fallback: how and why it is not the one that was wanted, or None.
         started: ``time.time()`` when this worker began.
+        weights: of ``init_from``, once they have been read.
+        data_state: what the data set says of itself, for checkpoints; None: nothing.
         unique_name: tells this run from others of the same process.
     """
 
@@ -68,6 +71,8 @@ class Session:
         self.devices: list[dict[str, Any]] = []
         self.process_group = "none"
         self.fallback: dict[str, Any] | None = None
+        self.weights: Weights | None = None
+        self.data_state: dict[str, Any] | None = None
 
     def open(self) -> None:
         """Select the device, join the process group, seed, and say where this rank is.

@@ -25,7 +25,7 @@ _GROUPS: dict[str, str | None] = {
     "logger": None,
 }
 _SILENT = ("output_dir", "resume", "run")  # say nothing about what was computed
-_SILENT_BELOW = ("launcher.", "published", "hydra.", "logger.")
+_SILENT_BELOW = ("launcher.", "published", "hydra.", "logger.", "record.")
 _OVERRIDE = re.compile(r"^(?:\+\+|\+|~)?([^=@]+)(?:@[^=]*)?(?:=(.*))?$", re.DOTALL)
 
 

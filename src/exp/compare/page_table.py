@@ -124,9 +124,11 @@ def _word(text: str) -> str:
 
 
 def _published_row(runs: Sequence[Run], metrics: Sequence[str], keys: int) -> str:
-    """The figures that a paper reports for these data, where all runs refer to the same ones."""
+    """The figures that a paper reports for these data, where all runs refer to the same ones and can be compared."""
     found = [(run.result or {}).get("published") for run in runs if run.metric is not None]
     if not found or not isinstance(found[0], dict) or any(each != found[0] for each in found):
+        return ""
+    if found[0].get("differs"):
         return ""
     cells = "".join(
         f'<td class="n">{escape(value_text(found[0][name])) if name in found[0] else ""}</td>' for name in metrics

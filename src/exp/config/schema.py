@@ -24,6 +24,7 @@ __all__ = [
     "LauncherConfig",
     "LoggerConfig",
     "OptimConfig",
+    "RecordConfig",
     "ScheduleConfig",
     "SubmititConfig",
     "SweepConfig",
@@ -31,6 +32,7 @@ __all__ = [
     "WrapperConfig",
     "load",
     "register",
+    "structure_of",
     "typed",
 ]
 if TYPE_CHECKING:
@@ -244,6 +246,22 @@ class CheckpointConfig:
 
 
 @dataclass
+class RecordConfig:
+    """What exp notes of how a configuration came about; filled in while it is frozen, not to be set."""
+
+    chosen: Dict[str, str] = field(default_factory=dict)
+    """The choice in each config group."""
+    follows: Dict[str, str] = field(default_factory=dict)
+    """Keys of model and data that were taken from another key, and which: they follow it when a run is used again."""
+    trained_in: Optional[str] = None
+    """eval, predict, features: the run folder whose configuration this one began with."""
+    differs: List[str] = field(default_factory=list)
+    """What is not as in that run."""
+    published_differs: List[str] = field(default_factory=list)
+    """What is not as in the experiment that published figures are of."""
+
+
+@dataclass
 class ExpConfig:
     """The root of the configuration."""
 
@@ -297,7 +315,10 @@ class ExpConfig:
     resume: Optional[str] = None
     """``auto``: continue from the newest checkpoint in ``output_dir``; a path: from that checkpoint or run folder."""
     init_from: Optional[str] = None
-    """Checkpoint whose weights the model starts from (ours or the authors', .pth or .safetensors)."""
+    """Checkpoint whose weights the model starts from (ours or the authors', .pth or .safetensors), or a run folder;
+    eval, predict and features of a run folder take model and data from there, too."""
+    init_partial: bool = False
+    """train: start from ``init_from`` even where more than a new head is not in it."""
     output_dir: str = MISSING
     log_every: int = 20
     """Steps between two readings of the loss."""
@@ -307,20 +328,36 @@ class ExpConfig:
     """Write each rank's parameters, devices and group to its log."""
     hooks: List[Dict[str, Any]] = field(default_factory=list)
     """Further MMEngine hooks."""
+    record: RecordConfig = field(default_factory=RecordConfig)
+
+
+_STRUCTURES = {
+    "launcher/submitit": SubmititConfig,
+    "model/timebridge": families.TimeBridgeConfig,
+    "model/timebridge_prior": families.TimeBridgePriorConfig,
+    "model/scenes": families.SceneClassifierConfig,
+    "model/segmentation": families.SegmenterConfig,
+    "data/forecasting": families.ForecastingDataConfig,
+    "data/scenes": families.SceneDataConfig,
+    "data/segmentation": families.SegmentationDataConfig,
+}
 
 
 def register() -> None:
     """Put the schema into Hydra's ConfigStore; calling it again changes nothing."""
     store = ConfigStore.instance()
     store.store(name="exp_schema", node=ExpConfig)
-    store.store(group="schema/launcher", name="submitit", node=SubmititConfig)
-    store.store(group="schema/model", name="timebridge", node=families.TimeBridgeConfig)
-    store.store(group="schema/model", name="timebridge_prior", node=families.TimeBridgePriorConfig)
-    store.store(group="schema/model", name="scenes", node=families.SceneClassifierConfig)
-    store.store(group="schema/model", name="segmentation", node=families.SegmenterConfig)
-    store.store(group="schema/data", name="forecasting", node=families.ForecastingDataConfig)
-    store.store(group="schema/data", name="scenes", node=families.SceneDataConfig)
-    store.store(group="schema/data", name="segmentation", node=families.SegmentationDataConfig)
+    for place, structure in _STRUCTURES.items():
+        group, name = place.split("/")
+        store.store(group=f"schema/{group}", name=name, node=structure)
+
+
+def structure_of(target: str | None) -> type | None:
+    """The typed schema of the model or data set that a ``_target_`` names; None: it has none."""
+    for structure in _STRUCTURES.values():
+        if target is not None and getattr(structure, "_target_", MISSING) == target:
+            return structure
+    return None
 
 
 def typed(config: Any) -> DictConfig:

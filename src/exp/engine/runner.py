@@ -175,8 +175,11 @@ class Runner(MMEngineRunner):
             self._resume_point = None
 
     def weights_checkpoint(self) -> dict[str, Any]:
-        """The model's weights and where they come from."""
-        return {"meta": self._meta(self.iter), "state_dict": unwrapped(self.model).state_dict()}
+        """The model's weights, where they come from, and what of the data belongs to them."""
+        content = {"meta": self._meta(self.iter), "state_dict": unwrapped(self.model).state_dict()}
+        if self.session.data_state is not None:
+            content["data"] = self.session.data_state
+        return content
 
     def training_checkpoint(self, step: int, best: Mapping[str, Any], validation_due: bool = False) -> dict[str, Any]:
         """All that an exact continuation needs. A collective: every rank's random state is in it.

@@ -31,8 +31,9 @@ class Model(BaseModel):
     - ``"predict"``: return the predictions that the metrics take;
     - ``"tensor"``: return the network's raw output.
 
-    A class that knows foreign checkpoints has a method ``adapt_state_dict(state, source) -> dict`` for them; one whose
-    learning rates may differ by depth, ``num_layers`` and ``layer_of(name)`` (see :mod:`exp.engine.optim`).
+    A class that knows foreign checkpoints has a method ``adapt_state_dict(state, source) -> dict`` for them, and one
+    ``settings_of(state) -> dict`` for the configuration's keys that they tell; one whose learning rates may differ by
+    depth, ``num_layers`` and ``layer_of(name)`` (see :mod:`exp.engine.optim`).
     """
 
     def __init__(self) -> None:
@@ -44,6 +45,15 @@ class Model(BaseModel):
         Args:
             epoch: from 0.
         """
+
+    def may_start_anew(self, name: str) -> bool:
+        """Whether a training may begin with weights that lack this tensor: true for a head, on top of what is known.
+
+        Args:
+            name: of a parameter or buffer.
+        """
+        del name
+        return False
 
     def train_step(self, data: dict[str, torch.Tensor], optim_wrapper: OptimWrapper) -> dict[str, torch.Tensor]:
         """Forward, backward and update on one batch that lies on the model's device.

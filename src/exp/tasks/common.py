@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
 from exp.config.create import create
-from exp.engine import checkpoint
+from exp.config.schema import WITH_WEIGHTS
+from exp.engine.fit import Weights, fit_weights, read_weights
 from exp.environment import describe_environment
-from exp.errors import CheckpointError, ConfigError
 from exp.result import blank_result
 from exp.runfolder import write_json
 
@@ -22,14 +21,28 @@ if TYPE_CHECKING:
 
     from exp.session import Session
 
-__all__ = ["build_data", "build_model", "load_weights", "make_result", "record_environment"]
+__all__ = ["build_data", "build_model", "make_result", "record_environment"]
 
 logger = logging.getLogger(__name__)
 
 
 def build_data(session: Session) -> Any:
-    """The data set of the configuration."""
-    return create(session.config.data)
+    """The data set of the configuration; with the weights of a run, as that run had it.
+
+    What belongs to weights, such as the standardisation of a series or the names of classes, goes with them: a data set
+    has ``state()`` for it, which every checkpoint keeps, and ``adopt(state)``.
+
+    Raises:
+        DataError: the data do not go with the weights.
+    """
+    data = create(session.config.data)
+    if session.config.init_from:
+        session.weights = read_weights(Path(session.config.init_from))
+        state = session.weights.data
+        if session.config.task.name in WITH_WEIGHTS and state is not None and hasattr(data, "adopt"):
+            data.adopt(state)
+    session.data_state = data.state() if hasattr(data, "state") else None
+    return data
 
 
 def build_model(session: Session, data: Any) -> nn.Module:
@@ -38,68 +51,18 @@ def build_model(session: Session, data: Any) -> nn.Module:
     Args:
         session: the session.
         data: what the files alone can tell, such as the number of classes, comes from its ``model_arguments()``.
+
+    Raises:
+        ConfigError: the weights do not fit (:func:`exp.engine.fit.fit_weights`).
     """
     model: nn.Module = create(session.config.model, **getattr(data, "model_arguments", dict)())
-    if session.config.init_from:
-        load_weights(session, model, Path(session.config.init_from))
+    if session.weights is not None:
+        report = fit_weights(model, session.weights, session.config)
+        session.weights = Weights(session.weights.path, {}, None)  # the tensors are the model's now
+        logger.info(report)
+        if session.console is not None:
+            session.console.print(report, highlight=False, soft_wrap=True)
     return model
-
-
-def load_weights(session: Session, model: nn.Module, path: Path) -> None:
-    """Load our checkpoints or the authors', and say which keys did not match.
-
-    Args:
-        session: for the console.
-        model: takes the weights; has ``adapt_state_dict`` where it knows foreign names.
-        path: a ``.pth``, a ``.safetensors``, or a run folder (its best checkpoint).
-
-    Raises:
-        CheckpointError: the file is not readable, or not one tensor fits.
-    """
-    path = find_weights(path)
-    state = checkpoint.weights_of(checkpoint.read(path))
-    if all(key.startswith("module.") for key in state):  # saved from inside a DDP or DataParallel wrapper
-        state = OrderedDict((key[len("module.") :], value) for key, value in state.items())
-    adapt = getattr(model, "adapt_state_dict", None)
-    if adapt is not None:
-        state = adapt(state, path)
-    own = model.state_dict()
-    misfits = [f"{key}: {tuple(state[key].shape)} here, {tuple(own[key].shape)} in the model" for key in state
-               if key in own and state[key].shape != own[key].shape]  # fmt: skip
-    fitting = {key: value for key, value in state.items() if key in own and value.shape == own[key].shape}
-    missing = [key for key in own if key not in state]
-    unknown = [key for key in state if key not in own]
-    if not fitting:
-        raise CheckpointError(
-            f"init_from: nothing in {path} fits the model: its keys are like {', '.join(list(state)[:3])}; "
-            f"the model's like {', '.join(list(own)[:3])}"
-        )
-    model.load_state_dict(fitting, strict=False)
-    report = f"init_from: {len(fitting)} of {len(own)} tensors from {path}"
-    for title, keys in (("missing in the file", missing), ("unknown to the model", unknown), ("other shape", misfits)):
-        if keys:
-            report += f"\n  {title}: {', '.join(keys[:10])}" + (f" and {len(keys) - 10} more" if len(keys) > 10 else "")
-    logger.info(report)
-    if session.console is not None:
-        session.console.print(report, highlight=False, soft_wrap=True)
-
-
-def find_weights(path: Path) -> Path:
-    """The file that ``path`` stands for: itself, a run folder's best (else newest) checkpoint, or a model folder's.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    if not path.is_dir():
-        return path
-    folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
-    candidates = [folder / "best.pth", *checkpoint.list_checkpoints(folder), folder / "model.safetensors"]
-    for candidate in candidates:
-        if candidate.is_file():
-            return candidate
-    raise ConfigError(
-        f"init_from={path} holds no checkpoint; looked for best.pth, step_*.pth and model.safetensors in {folder}"
-    )
 
 
 def record_environment(session: Session) -> None:
@@ -125,6 +88,8 @@ def make_result(session: Session, metrics: dict[str, float], metric_name: str, *
         metric_name=metric_name,
         metric=metrics.get(metric_name),
         published=_published(config),
+        trained_in=config.record.trained_in,
+        differs=list(config.record.differs),
         device_type=session.device.type,
         devices=[{key: device.get(key) for key in ("name", "index", "host")} for device in session.devices],
         process_group=session.process_group,
@@ -142,4 +107,5 @@ def _published(config: Any) -> dict[str, Any] | None:
     horizon = config.data.get("horizon")
     if horizon not in config.published or config.published_for != config.data.get("name"):
         return None
-    return {**OmegaConf.to_container(config.published[horizon]), "source": config.published_source}  # type: ignore[dict-item]
+    figures: Any = OmegaConf.to_container(config.published[horizon])
+    return {**figures, "source": config.published_source, "differs": list(config.record.published_differs)}

@@ -120,6 +120,10 @@ class ImageModel(Model):
         """The backbone layer of a parameter (:meth:`VisionTransformer.layer_of`); None: it is the head's."""
         return self.backbone.layer_of(name[len(_PREFIX) :]) if name.startswith(_PREFIX) else None
 
+    def may_start_anew(self, name: str) -> bool:
+        """Whatever is not the backbone's."""
+        return not name.startswith(_PREFIX)
+
     @property
     def num_layers(self) -> int:
         """Layers of the backbone as :meth:`layer_of` counts them."""

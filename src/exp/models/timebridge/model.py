@@ -171,6 +171,10 @@ class TimeBridge(Model):
         tokens: torch.Tensor = self.encoder(self.embedding(series.transpose(1, 2)))
         return tokens[:, : self.channels]
 
+    def may_start_anew(self, name: str) -> bool:
+        """The layer that makes forecasts of the tokens: it depends on the horizon."""
+        return name.startswith("decoder.")
+
     def adapt_state_dict(self, state: Mapping[str, torch.Tensor], source: Path) -> dict[str, torch.Tensor]:
         """Weights of the authors' code under our names; other weights as they are."""
         return adapt_official_state_dict(state) if is_official_state_dict(state) else dict(state)

@@ -117,6 +117,10 @@ class TimeBridgePrior(TimeBridge):
             self.regimes = Regimes(regimes, min(regime_channels, channels))
             self.regime_embedding = nn.Embedding(regimes, regime_embedding)
 
+    def may_start_anew(self, name: str) -> bool:
+        """All but the forecaster: weights of a plain TimeBridge are a beginning."""
+        return not name.startswith(("embedding.", "encoder."))
+
     def start_epoch(self, epoch: int) -> None:
         """Freeze the regimes once their epochs are over."""
         self._frozen = epoch >= self.regime_epochs

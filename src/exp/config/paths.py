@@ -1,0 +1,47 @@
+"""Paths in the configuration: a leading ``~`` is the home folder; relative ones begin where exp was started."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Sequence
+
+from omegaconf import ListConfig, OmegaConf
+
+__all__ = ["expand", "expand_arguments"]
+
+_RELATIVE = ("data.root", "init_from", "resume", "task.input")
+
+
+def expand_arguments(arguments: Sequence[str]) -> list[str]:
+    """``KEY=~/path`` with the home folder in the tilde's place: a shell expands it at the beginning of words only."""
+    return [re.sub(r"=~(?=/|$)", lambda _: f"={Path.home()}", argument, count=1) for argument in arguments]
+
+
+def expand(config: Any) -> None:
+    """Make the paths in a configuration absolute, in place: a run may be used again from any folder.
+
+    A string that begins with ``~/`` is taken for a path wherever it stands; of the others, the keys of
+    :class:`exp.config.schema.ExpConfig` that are known to be paths.
+
+    Args:
+        config: typed.
+    """
+    _expand_home(config)
+    for key in _RELATIVE:
+        value = OmegaConf.select(config, key)
+        if isinstance(value, str) and value != "auto":
+            OmegaConf.update(config, key, str(Path.cwd() / value))
+
+
+def _expand_home(node: Any) -> None:
+    if node._is_none() or node._is_missing():
+        return
+    for key in range(len(node)) if isinstance(node, ListConfig) else list(node):
+        if OmegaConf.is_missing(node, key) or OmegaConf.is_interpolation(node, key):
+            continue
+        value = node[key]
+        if OmegaConf.is_config(value):
+            _expand_home(value)
+        elif isinstance(value, str) and (value == "~" or value.startswith("~/")):
+            node[key] = str(Path(value).expanduser())

@@ -1,0 +1,192 @@
+"""A run is used as it was trained: eval, predict and features begin with the configuration of the run in ``init_from``.
+
+Hydra composes it as it composes any other: the run's model and data are offered as choices of their config groups, and
+a primary configuration takes them, so that what the command line says comes on top, with types, and sweeps work.
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Iterator, Sequence
+
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Transformer
+from hydra.errors import HydraException
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from exp.config.schema import WITH_WEIGHTS, structure_of
+from exp.errors import ConfigError
+from exp.runfolder import RunFolder
+
+__all__ = ["OF_RUN", "begin", "different", "follows", "offer", "run_folder_of"]
+
+OF_RUN = "of_run"
+"""Name of the primary configuration that begins with a run's own, and of the choices that it takes."""
+
+_GROUPS = ("data", "model")
+_WITH_THEM = ("name", "seed", "precision", "published", "published_source", "published_for")
+# Keys that say how fast something is computed, not what.
+_NEUTRAL = re.compile(r"^(data\.(num_workers|eval_batch_size|cache_megabytes)|model\.activation_checkpointing)$")
+_REFERENCE = re.compile(r"^\$\{([A-Za-z_][\w.]*)\}$")
+
+
+def run_folder_of(weights: str | None) -> Path | None:
+    """The run folder that weights belong to: itself, or the one in whose ``checkpoints`` they lie; None: no run's."""
+    if not weights:
+        return None
+    path = Path(weights).expanduser().absolute()
+    for folder in (path, path.parent, path.parent.parent):
+        if RunFolder(folder).config.is_file() and (folder == path or "checkpoints" in path.parts):
+            return folder
+    return None
+
+
+def begin(arguments: Sequence[str]) -> tuple[str, list[str]]:
+    """What Hydra is to compose for a command line.
+
+    Args:
+        arguments: of the command line.
+
+    Returns:
+        The name of the primary configuration, and the arguments without choices that repeat those of the run: they
+        would put a file's values in place of the run's.
+
+    Raises:
+        ConfigError: the run's configuration cannot be read.
+    """
+    given = {key: values for key, values in map(_parsed, arguments) if key is not None}
+    tasks, weights = given.get("task", []), given.get("init_from", [])
+    folder = next((folder for folder in map(run_folder_of, map(str, weights)) if folder is not None), None)
+    if folder is None or not any(task in WITH_WEIGHTS for task in tasks):
+        return "config", list(arguments)
+    chosen = _chosen_in(folder)
+    if given.get("experiment", [chosen.get("experiment")]) != [chosen.get("experiment")]:
+        return "config", list(arguments)
+    offer(folder)
+    repeated = [f"{group}={chosen.get(group)}" for group in ("experiment", *_GROUPS)]
+    return OF_RUN, [argument for argument in arguments if argument not in repeated]
+
+
+def _parsed(argument: str) -> tuple[str | None, list[Any]]:
+    """The key of an override and its values, of a sweep all of them."""
+    if not re.match(r"^\+{0,2}(task|init_from|experiment)=", argument):
+        return None, []
+    try:
+        override = OverridesParser.create().parse_override(argument)
+        sweep = override.is_sweep_override()
+        values = list(override.sweep_iterator(Transformer.identity)) if sweep else [override.value()]
+    except HydraException:  # which Hydra will say itself
+        return None, []
+    return override.key_or_group, values
+
+
+def _chosen_in(folder: Path) -> dict[str, Any]:
+    """The choice that a run made in each config group."""
+    config = _read(folder)
+    chosen = OmegaConf.select(config, "record.chosen") or {}
+    return {"experiment": config.get("name"), **chosen}
+
+
+def _read(folder: Path) -> DictConfig:
+    path = RunFolder(folder).config
+    try:
+        config = OmegaConf.load(path)
+    except Exception as error:  # whatever is wrong with the file
+        raise ConfigError(f"{path} is not the configuration of a run: {str(error).splitlines()[0]}") from error
+    if not isinstance(config, DictConfig) or any(not isinstance(config.get(group), DictConfig) for group in _GROUPS):
+        raise ConfigError(f"{path} is not the configuration of a run: it has no model and data")
+    return config
+
+
+def offer(folder: Path) -> None:
+    """Make a run's model and data choices of their groups, and :data:`OF_RUN` a primary configuration that takes them.
+
+    Raises:
+        ConfigError: the run's configuration cannot be read, or is of a version of exp that knew other keys.
+    """
+    config = _read(folder)
+    for key, target in (OmegaConf.select(config, "record.follows") or {}).items():
+        OmegaConf.update(config, key, f"${{{target}}}")
+    store = ConfigStore.instance()
+    for group in _GROUPS:
+        node: Any = OmegaConf.to_container(config[group], resolve=False)
+        structure = structure_of(node.get("_target_"))
+        try:
+            typed = node if structure is None else OmegaConf.merge(OmegaConf.structured(structure), node)
+        except OmegaConfBaseException as error:
+            raise ConfigError(
+                f"{RunFolder(folder).config}: {group}.{error.key}: {str(error.msg).splitlines()[0]}; the run is of "
+                "another version of exp"
+            ) from error
+        store.store(group=group, name=OF_RUN, node=typed)
+    rest = {key: config[key] for key in _WITH_THEM if key in config}
+    # The run's choices are kept in the record, where those of this composition would only say OF_RUN.
+    rest["record"] = {"trained_in": str(folder), "chosen": _chosen_in(folder)}
+    store.store(group="experiment", name=OF_RUN, node=rest, package="_global_")
+    overrides = [{f"override {group}": OF_RUN} for group in (*_GROUPS, "experiment")]
+    store.store(name=OF_RUN, node={"defaults": ["config", *overrides, "_self_"]})
+
+
+def follows(config: DictConfig) -> dict[str, str]:
+    """The keys of model and data that refer to another key: ``{"model.channels": "data.channels"}``.
+
+    A frozen configuration has values in their place; a change of the other key is to reach them all the same.
+
+    Args:
+        config: composed, not resolved.
+    """
+    return {key: target for group in _GROUPS for key, target in _references(config[group], group)}
+
+
+def _references(node: Any, prefix: str) -> Iterator[tuple[str, str]]:
+    if not OmegaConf.is_config(node) or node._is_none() or node._is_missing():
+        return
+    keys: Any = range(len(node)) if isinstance(node, ListConfig) else list(node)
+    for key in keys:
+        name = f"{prefix}[{key}]" if isinstance(node, ListConfig) else f"{prefix}.{key}"
+        child = node._get_node(key)
+        if OmegaConf.is_interpolation(node, key):
+            match = _REFERENCE.match(str(child._value()))
+            if match:
+                yield name, match.group(1)
+        else:
+            yield from _references(child, name)
+
+
+def different(config: Any, other: Any, names: str, leave_out: Sequence[str] = ()) -> list[str]:
+    """What model, data, seed and precision of two configurations have that is not the same, one line for each key.
+
+    Keys that only follow another one are left out.
+
+    Args:
+        config: the one that is described.
+        other: what it is compared with.
+        names: what ``other`` is called in the lines: ``data.horizon=48 (<names>: 96)``.
+        leave_out: keys that do not count.
+    """
+    mine, theirs = dict(_values(config)), dict(_values(other))
+    unequal = [key for key in dict.fromkeys([*mine, *theirs]) if mine.get(key) != theirs.get(key)]
+    silent = {key for key, target in config.record.follows.items() if target in unequal}
+    return [
+        f"{key}={_text(mine.get(key))} ({names}: {_text(theirs.get(key))})"
+        for key in unequal
+        if not _NEUTRAL.match(key) and key not in silent and key not in leave_out
+    ]
+
+
+def _values(config: Any) -> Iterator[tuple[str, Any]]:
+    for group in _GROUPS:
+        content: Any = OmegaConf.to_container(config[group], resolve=True)
+        for key, value in content.items():
+            yield f"{group}.{key}", value
+    for key in ("seed", "precision"):
+        yield key, config.get(key)
+
+
+def _text(value: Any) -> str:
+    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
