@@ -87,5 +87,5 @@ def _check_masks(config: Mapping[str, Any]) -> None:
     wrong = [f"{value}: {label}" for value, label in (config["mask_values"] or {}).items() if label not in numbers]
     if wrong:
         raise DataError(f"data.mask_values: {', '.join(wrong)} is no class number; there are {len(numbers)} classes")
-    if config["parts"] is not None and not {"train", "val"} <= set(config["parts"]) <= set(PARTS):
+    if config["parts"] and not {"train", "val"} <= set(config["parts"]) <= set(PARTS):
         raise DataError(f"data.parts names {', '.join(config['parts'])}; it must have train and val, and may have test")
