@@ -205,3 +205,21 @@ def test_a_file_that_cannot_be_used_is_the_first_line(trained, tmp_path):
     done = run_exp(trained, *settings, "output_dir=cut2", "data.on_error=skip")
     assert done.returncode == 0, done.stderr
     assert result(trained, "cut2")["data"]["skipped"]["count"] == 1
+
+
+def test_weights_of_a_bare_backbone_give_features_but_predict_nothing(trained):
+    state = torch.load(trained / "scenes" / "checkpoints" / "best.pth")["state_dict"]
+    bare = {key[len("backbone.") :]: value for key, value in state.items() if key.startswith("backbone.")}
+    torch.save(bare, trained / "backbone.pth")
+    image = next(iter(sorted(SAMPLES.rglob("*.jpg"))))
+    settings = [*SCENES, "backend=cpu", "init_from=backbone.pth", f"task.input={image}"]
+    done = run_exp(trained, *settings, "task=features", "output_dir=bare-features", "task.max_images=1")
+    assert done.returncode == 0, done.stderr
+    done = run_exp(trained, *settings, "task=predict", "output_dir=bare-predict")
+    assert done.returncode == 2
+    first = done.stderr.splitlines()[0]
+    assert "needs all weights of the model" in first
+    assert "its head is not in the file" in first
+    done = run_exp(trained, "backend=cpu", "task=eval", "init_from=scenes", "data.channels=5", "output_dir=bands")
+    assert done.returncode == 2
+    assert "patch_embed" in done.stderr
