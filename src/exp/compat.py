@@ -14,6 +14,7 @@ __all__ = [
     "has_fused_attention",
     "is_transformed",
     "recompute_in_backward",
+    "safe_globals",
     "supports_composite_process_groups",
     "supports_python_process_groups",
 ]
@@ -21,6 +22,9 @@ __all__ = [
 TORCH_VERSION: tuple[int, int] = tuple(  # type: ignore[assignment]
     int(part) for part in torch.__version__.split(".")[:2]
 )
+
+safe_globals: Any = getattr(torch.serialization, "safe_globals", None)
+"""Context in which ``weights_only=True`` admits more classes (torch >= 2.5); None: there is none."""
 
 
 def supports_composite_process_groups() -> bool:

@@ -52,6 +52,103 @@ def test_a_file_that_would_run_code_is_refused(tmp_path):
     assert not Path("/tmp/exp-test-bomb-went-off").exists()
 
 
+def test_a_refusal_names_the_culprit_and_advises_nothing_unsafe(tmp_path):
+    path = tmp_path / "bomb.pth"
+    torch.save({"state_dict": {"a": torch.ones(1)}, "message_hub": np.float64(1), "x": _Bomb()}, str(path))
+    with pytest.raises(CheckpointError, match=r"it names (posix|nt)\.system, which is not plain data") as error:
+        checkpoint.read(path)
+    told, seen = [], error.value
+    while seen is not None:
+        told.append(str(seen))
+        seen = seen.__cause__
+    assert "weights_only" not in "".join(told)
+    torch.save(torch.nn.Sequential(torch.nn.Linear(1, 1)), str(path))
+    with pytest.raises(CheckpointError, match=r"names torch\.nn\.modules\.") as error:
+        checkpoint.read(path)
+    assert "weights_only" not in str(error.value)
+
+
+@pytest.fixture(scope="module")
+def of_mmengine(tmp_path_factory):
+    """A checkpoint of MMEngine's own runner, and the weights in it."""
+    from mmengine.model import BaseModel
+    from mmengine.runner import Runner
+
+    class Tiny(BaseModel):
+        def __init__(self):
+            super().__init__()
+            self.backbone = torch.nn.Linear(2, 2)
+
+        def forward(self, inputs, mode="loss"):
+            return {"loss": self.backbone(inputs).square().mean()}
+
+    folder = tmp_path_factory.mktemp("mmengine")
+    loader = torch.utils.data.DataLoader([{"inputs": torch.ones(2)}] * 4, batch_size=2)
+    model = Tiny()
+    runner = Runner(
+        model, str(folder), train_dataloader=loader, optim_wrapper={"optimizer": {"type": "SGD", "lr": 0.1}},
+        train_cfg={"by_epoch": True, "max_epochs": 1}, experiment_name="checkpoint", log_level="ERROR",
+    )  # fmt: skip
+    runner.message_hub.update_info("scale", np.float32(2))
+    runner.message_hub.update_info("palette", np.zeros((2, 3), np.uint8))
+    runner.train()
+    return folder / "epoch_1.pth", {key: value.clone() for key, value in model.state_dict().items()}
+
+
+def test_a_checkpoint_of_mmengine_is_read(of_mmengine):
+    path, weights = of_mmengine
+    content = checkpoint.read(path)
+    assert {"meta", "state_dict", "message_hub", "optimizer"} <= set(content)
+    assert content["meta"]["epoch"] == 1
+    state = checkpoint.weights_of(content)
+    assert list(state) == list(weights)
+    for key, value in weights.items():
+        assert torch.equal(state[key], value)
+    assert type(content["message_hub"]["runtime_info"]["scale"]).__module__ != "numpy", "nothing of it is made anew"
+
+
+def test_settings_beside_the_weights_are_read(tmp_path):
+    from argparse import Namespace
+    from collections import defaultdict
+
+    from mmengine.config import ConfigDict
+
+    beside = {"args": Namespace(lr=1.0, out=Path("x")), "cfg": ConfigDict(a=[{"b": 1}]), "n": np.float64(3)}
+    beside["counts"] = defaultdict(list, {"a": [1]})
+    torch.save({"model": {"module.a": torch.ones(2)}, **beside}, str(tmp_path / "w.pth"))
+    state = checkpoint.weights_of(checkpoint.read(tmp_path / "w.pth"))
+    assert {key: value.tolist() for key, value in state.items()} == {"a": [1, 1]}
+
+
+def test_a_file_older_than_zip_is_read(tmp_path):
+    torch.save({"state_dict": {"a": torch.arange(3.0)}}, str(tmp_path / "w.pth"), _use_new_zipfile_serialization=False)
+    assert checkpoint.weights_of(checkpoint.read(tmp_path / "w.pth"))["a"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [{"a.b": 0}, {"module.a.b": 0}, {"_orig_mod.module.a.b": 0}, {"module._orig_mod.a._checkpoint_wrapped_module.b": 0},
+     {"model": {"a.b": 0}, "optimizer": {"lr": 1}}, {"student": {"c": 0}, "teacher": {"a.b": 0}},
+     {"model": {"teacher": {"module.a.b": 0}, "epoch": 1}}, {"state_dict": {"a.b": 0}, "model": {"name": "x"}}],
+)  # fmt: skip
+def test_every_form_of_state_dict_is_found(content):
+    def filled(node):
+        if not isinstance(node, dict):
+            return torch.ones(1) if node == 0 else node
+        return {key: filled(value) for key, value in node.items()}
+
+    assert list(checkpoint.weights_of(filled(content))) == ["a.b"]
+
+
+@pytest.mark.parametrize("content", [{}, {"state_dict": {}}, {"epoch": 1, "loss": 2.0}, [1]])
+def test_no_state_dict_is_an_error_that_tells_what_is_there(content):
+    with pytest.raises(
+        CheckpointError, match="holds no state dict: expected tensors by name, or under one of"
+    ) as error:
+        checkpoint.weights_of(content)
+    assert "epoch" not in content or "it has the keys epoch, loss" in str(error.value)
+
+
 def test_a_pickle_in_the_oldest_format_is_refused(tmp_path):
     path = tmp_path / "old.pth"
     path.write_bytes(pickle.dumps(_Bomb()))

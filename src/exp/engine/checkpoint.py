@@ -1,16 +1,14 @@
 """Checkpoint files: written so that none is ever half there, read so that none can run code.
 
-A checkpoint is plain data (dicts, lists, numbers, strings, CPU tensors), so it opens with ``weights_only=True``. Torch
-below 1.13 has no such switch; there :class:`_PlainUnpickler` is handed to ``torch.load`` instead, which admits the same
-few names. A file that needs more is refused; nothing is ever retried without the guard.
+A checkpoint is plain data (dicts, lists, numbers, strings, CPU tensors), so it opens under torch's restricted
+unpickler, and so do those of other tools (:mod:`exp.engine.unpickle`). A file that needs more is refused; nothing is
+ever retried without the guard.
 """
 
 from __future__ import annotations
 
 import io
-import pickle
 import re
-import types
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any, Mapping
@@ -18,7 +16,7 @@ from typing import Any, Mapping
 import numpy as np
 import torch
 
-from exp.compat import TORCH_VERSION
+from exp.engine.unpickle import load_plain
 from exp.errors import CheckpointError
 from exp.runfolder import write_atomically
 
@@ -34,19 +32,9 @@ __all__ = [
 ]
 
 _NAME = re.compile(r"^step_(\d+)\.pth$")
-_ADMITTED = {("collections", "OrderedDict"), ("torch._utils", "_rebuild_tensor_v2"), ("torch", "Size")}
-
-
-class _PlainUnpickler(pickle.Unpickler):
-    """Admits tensors, their storages and containers; anything else in the file is refused by name."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        """Look up what the pickle asks for, if it is plain data."""
-        if (module, name) in _ADMITTED or (module == "torch" and name.endswith("Storage")):
-            return super().find_class(module, name)
-        if (module, name) == ("torch._utils", "_rebuild_parameter"):
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"{module}.{name} is not plain data")
+_HOLDERS = ("state_dict", "model", "teacher", "student")
+# torch.compile, FSDP and activation checkpointing wrap any module of a model, not only the whole.
+_WRAPPER = re.compile(r"(?:(?<=\.)|^)(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 
 
 def plain(value: Any) -> Any:
@@ -96,21 +84,14 @@ def read(path: Path) -> Any:
             from safetensors.torch import load_file
 
             return load_file(str(path))
-        if TORCH_VERSION >= (1, 13):
-            return torch.load(str(path), map_location="cpu", weights_only=True)
-        guard = types.SimpleNamespace(Unpickler=_PlainUnpickler, load=_refuse_legacy, __name__="exp.plain_pickle")
-        return torch.load(str(path), map_location="cpu", pickle_module=guard)
+        return load_plain(path)
     except Exception as error:  # what a damaged file raises depends on where it is damaged
-        reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+        said = str(error).strip().splitlines()
         raise CheckpointError(
-            f"cannot read the checkpoint {path}: {reason}\n"
+            f"cannot read the checkpoint {path}: {said[0][:200] if said else type(error).__name__}\n"
             "Only plain tensors and containers are loaded; a file that needs more could run code. "
             "Save foreign weights as model.state_dict() or as .safetensors."
         ) from error
-
-
-def _refuse_legacy(*_: Any, **__: Any) -> None:
-    raise pickle.UnpicklingError("written by torch < 1.6; save it again with a newer torch")
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -150,12 +131,31 @@ def remove_stale_temporaries(folder: Path) -> None:
 
 
 def weights_of(content: Any) -> OrderedDict[str, torch.Tensor]:
-    """The model's state dict in ``content``: ours (``state_dict``), or a bare one.
+    """The model's state dict in ``content``, without the names that wrappers of a model put before its own.
+
+    Args:
+        content: a bare state dict, or one under ``state_dict`` (ours, MMEngine's, Lightning's), ``model``, ``teacher``
+            (self-distillation, such as DINO's; taken before its student) or ``student``.
 
     Raises:
         CheckpointError: there are no tensors by name in it.
     """
-    state = content.get("state_dict", content) if isinstance(content, Mapping) else None
-    if not isinstance(state, Mapping) or not all(isinstance(value, torch.Tensor) for value in state.values()):
-        raise CheckpointError("the checkpoint holds no state dict: expected tensors by name, or a key 'state_dict'")
-    return OrderedDict(state)
+    state = content
+    for _ in range(4):  # such as {"model": {"teacher": {...}}}
+        if isinstance(state, Mapping) and state and all(isinstance(value, torch.Tensor) for value in state.values()):
+            return _without_wrappers(state)
+        holders = [key for key in _HOLDERS if isinstance(state, Mapping) and isinstance(state.get(key), Mapping)]
+        if not holders:
+            break
+        state = state[holders[0]]
+    names = f"; it has the keys {', '.join(map(str, list(state)[:8]))}" if isinstance(state, Mapping) else ""
+    raise CheckpointError(
+        f"the checkpoint holds no state dict: expected tensors by name, or under one of {', '.join(_HOLDERS)}{names}"
+    )
+
+
+def _without_wrappers(state: Mapping[str, torch.Tensor]) -> OrderedDict[str, torch.Tensor]:
+    plain_names = OrderedDict((_WRAPPER.sub("", key), value) for key, value in state.items())
+    while all(key.startswith("module.") for key in plain_names):  # of DDP and DataParallel, round the whole model
+        plain_names = OrderedDict((key[len("module.") :], value) for key, value in plain_names.items())
+    return plain_names

@@ -1,0 +1,140 @@
+"""Opens pickled checkpoints of any tool, and runs nothing that they name.
+
+Beside weights, the tools of the field pickle what describes a training: histories of its log, settings, NumPy scalars.
+None of it is needed here. Names of these companions are read as inert stand-ins, which take whatever unpickling hands
+them and keep nothing; tensors and containers are read as they are; a file that names anything else is refused.
+"""
+
+from __future__ import annotations
+
+import pickle
+import pickletools
+import re
+import types
+import zipfile
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from exp.compat import safe_globals
+
+__all__ = ["load_plain"]
+
+_ADMITTED = {
+    ("collections", "OrderedDict"), ("torch._utils", "_rebuild_tensor_v2"), ("torch._utils", "_rebuild_parameter"),
+    ("torch", "Size"),
+}  # fmt: skip
+# What MMEngine, OpenMMLab's libraries, Lightning and the ViTs' training scripts leave beside the weights.
+_COMPANIONS = re.compile(
+    r"(?:mmengine|mmcv|mmseg|mmdet|mmcls|mmpretrain|mmaction|mmselfsup|numpy|omegaconf|yacs|fvcore|addict"
+    r"|lightning|lightning_fabric|pytorch_lightning|pathlib|datetime)\..+"
+    r"|_codecs\.encode|argparse\.Namespace|collections\.(?:defaultdict|deque)"
+    r"|(?:builtins|__builtin__)\.(?:getattr|bool|int|float|complex|str|bytes|bytearray|list|tuple|dict|set|frozenset|slice|range)"
+    r"|typing\.Any|torch\.torch_version\.TorchVersion"
+)
+
+
+class _Inert:
+    """Stands where a file has an object that is not needed."""
+
+    def __new__(cls, *_: Any, **__: Any) -> _Inert:
+        return object.__new__(cls)
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def __setstate__(self, _: Any) -> None:
+        pass
+
+    def __setitem__(self, *_: Any) -> None:
+        pass
+
+    def append(self, _: Any) -> None:
+        """Forget."""
+
+    extend = append
+
+
+class _InertMapping:
+    """The same for kinds of dict, which torch's unpickler fills only if they are of Python's own."""
+
+    def __new__(cls, *_: Any, **__: Any) -> OrderedDict[Any, Any]:  # type: ignore[misc]
+        return OrderedDict()
+
+
+def _stand_in(module: str, name: str) -> type:
+    kind = _InertMapping if name.lower().endswith(("dict", "cfgnode")) else _Inert
+    return type(name, (kind,), {"__module__": module, "__qualname__": name})
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Admits tensors, their storages and containers, and stand-ins; anything else in the file is refused by name."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Look up what the pickle asks for, if it is harmless."""
+        if (module, name) in _ADMITTED or (module == "torch" and name.endswith("Storage")):
+            return super().find_class(module, name)
+        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
+            return getattr(torch, name)
+        if _COMPANIONS.fullmatch(f"{module}.{name}"):
+            return _stand_in(module, name)
+        raise pickle.UnpicklingError(_not_plain(module, name))
+
+
+def load_plain(path: Path) -> Any:
+    """The content of a file of ``torch.save``, on the CPU.
+
+    Args:
+        path: the file.
+
+    Raises:
+        pickle.UnpicklingError: it names what is neither plain data nor a known companion of weights.
+        Exception: it is damaged; what is raised depends on where.
+    """
+    if safe_globals is None:  # torch's own restricted unpickler, where there is one, cannot be told more names
+        guard = types.SimpleNamespace(Unpickler=_PlainUnpickler, load=_load_plain_pickle, __name__="exp.plain_pickle")
+        return torch.load(str(path), map_location="cpu", pickle_module=guard)
+    try:
+        return torch.load(str(path), map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        names = _names_in(path)
+        stand_ins = [_stand_in(*name) for name in names if _COMPANIONS.fullmatch(".".join(name))]
+        try:
+            with safe_globals(stand_ins):
+                return torch.load(str(path), map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError:
+            pass
+        raise pickle.UnpicklingError(_reason(error, names)) from None
+
+
+def _load_plain_pickle(file: Any, **options: Any) -> Any:
+    return _PlainUnpickler(file, **options).load()
+
+
+def _names_in(path: Path) -> list[tuple[str, str]]:
+    """What the pickle in a file of torch >= 1.6 names, without loading it; nothing of an older one."""
+    if not zipfile.is_zipfile(path):
+        return []
+    with zipfile.ZipFile(path) as archive:
+        inner = next((name for name in archive.namelist() if name.endswith("data.pkl")), None)
+        if inner is None:
+            return []
+        with archive.open(inner) as stream:
+            found = {argument for code, argument, _ in pickletools.genops(stream) if code.name == "GLOBAL"}
+    pairs = (tuple(str(argument).split(" ", 1)) for argument in sorted(found, key=str))
+    return [("builtins" if module == "__builtin__" else module, name) for module, name in pairs]
+
+
+def _reason(error: Exception, names: list[tuple[str, str]]) -> str:
+    """Why torch refused, in our words: its own advise to switch the guard off."""
+    for module, name in names:
+        if module.split(".")[0] not in ("torch", "collections") and not _COMPANIONS.fullmatch(f"{module}.{name}"):
+            return _not_plain(module, name)
+    named = re.search(r"GLOBAL\s+([\w.]+)", str(error))
+    return _not_plain(*named.group(1).rpartition(".")[::2]) if named else "it holds more than plain data"
+
+
+def _not_plain(module: str, name: str) -> str:
+    return f"it names {module}.{name}, which is not plain data"
