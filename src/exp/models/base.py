@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Mapping
 
 import torch
 from mmengine.model import BaseModel
 from mmengine.optim import OptimWrapper
 from torch import nn
+
+from exp.models.names import under_own_names
 
 __all__ = ["Model"]
 
@@ -31,13 +34,55 @@ class Model(BaseModel):
     - ``"predict"``: return the predictions that the metrics take;
     - ``"tensor"``: return the network's raw output.
 
-    A class that knows foreign checkpoints has a method ``adapt_state_dict(state, source) -> dict`` for them, and one
-    ``settings_of(state) -> dict`` for the configuration's keys that they tell; one whose learning rates may differ by
-    depth, ``num_layers`` and ``layer_of(name)`` (see :mod:`exp.engine.optim`).
+    A class that knows foreign checkpoints overrides :meth:`adapt_state_dict`; one whose learning rates may differ by
+    depth has ``num_layers`` and ``layer_of(name)`` (see :mod:`exp.engine.optim`).
     """
 
     def __init__(self) -> None:
         super().__init__(data_preprocessor=_PassThrough())
+
+    def adapt_state_dict(self, state: Mapping[str, torch.Tensor], source: Path) -> dict[str, torch.Tensor]:
+        """The weights of a file under this model's names; what does not fit is left for the caller to find.
+
+        Args:
+            state: tensors by name.
+            source: the file that they come from, for messages.
+
+        Returns:
+            All tensors, some of them by other names.
+
+        Raises:
+            CheckpointError: they are known to be another model's.
+        """
+        del source
+        return under_own_names(state, self.state_dict())
+
+    def fit_state_dict(self, state: Mapping[str, torch.Tensor], source: Path) -> dict[str, torch.Tensor]:
+        """Adapted weights made to fit a model that is about to be trained, such as one for other channels.
+
+        Never for evaluation or prediction: what is made here is a beginning, not what the weights were trained as.
+
+        Args:
+            state: of :meth:`adapt_state_dict`.
+            source: the file that they come from, for messages.
+        """
+        del source
+        return dict(state)
+
+    def settings_of(self, state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+        """Which configuration the shapes and names of adapted weights tell, as far as they do.
+
+        The keys by which it differs from ``settings_of(self.state_dict())`` are those that mend a misfit.
+
+        Args:
+            state: of :meth:`adapt_state_dict`.
+
+        Returns:
+            Values by the configuration's keys, such as ``{"model.d_model": 128}``; of a list how many:
+            ``"<5 names>"``.
+        """
+        del state
+        return {}
 
     def start_epoch(self, epoch: int) -> None:
         """Called before each epoch of a training, and when one goes on in the middle of an epoch.

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from exp.compat import TORCH_VERSION
 from exp.errors import ConfigError
 from exp.models.dinov3 import SceneClassifier, Segmenter
 from exp.models.dinov3.inference import window_origins
@@ -148,3 +149,35 @@ def test_dice_of_a_perfect_prediction_is_nothing():
 def test_settings_that_cannot_be(settings, message):
     with pytest.raises(ConfigError, match=message):
         Segmenter(3, **{**SMALL, **settings})
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", ["scenes", "linear", "upsample"])
+def test_heads_and_losses_are_in_float32_under_autocast(kind, dtype):
+    """With features beyond what float16 carries, and the same backbone output they equal those without autocast."""
+    if dtype == torch.float16 and TORCH_VERSION < (2, 3):
+        pytest.skip("this torch has no float16 autocast on the CPU")
+    torch.manual_seed(0)
+    if kind == "scenes":
+        model, label = SceneClassifier(4, **SMALL), torch.tensor([1, 3])
+    else:
+        model = Segmenter(4, head=kind, auxiliary_weight=0.4, dice_weight=0.5, dropout=0.0, **SMALL)
+        label = torch.randint(0, 4, (2, 32, 32)).to(torch.uint8)
+    model.backbone.norm.weight.data.fill_(1e6)
+    image = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
+    with torch.autocast("cpu", dtype=dtype):
+        features = model.features(image, [0, 1, 2])
+        losses = model(image=image, label=label, mode="loss")
+        logits = model(image=image)
+    assert logits.dtype == features[-1].patches.dtype == torch.float32
+    assert features[-1].patches.abs().max() > 1e6
+    assert torch.isfinite(logits).all()
+    exact = model(image=image, label=label, mode="loss")
+    for name, loss in losses.items():
+        assert loss.dtype == torch.float32
+        assert torch.isfinite(loss)
+        assert loss.item() == pytest.approx(exact[name].item(), rel=0.1, abs=1e-3), name
+    model.features = lambda image, blocks: [features[block] for block in blocks]  # from here on they are the same
+    exact = model(image=image, label=label, mode="loss")
+    torch.testing.assert_close(losses, exact, rtol=1e-6, atol=0)
+    torch.testing.assert_close(logits, model(image=image), rtol=1e-6, atol=0)

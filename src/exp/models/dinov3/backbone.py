@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from exp.compat import recompute_in_backward
+from exp.compat import autocast_disabled, recompute_in_backward
 from exp.errors import ConfigError
 from exp.models.dinov3.blocks import NORM_EPS, Block, PatchEmbedding, RotaryEmbedding
 from exp.models.dinov3.sizes import Size
@@ -118,7 +118,8 @@ class VisionTransformer(nn.Module):
             blocks: which blocks' outputs, from 0; None: the last. Later blocks than the last of these are not run.
 
         Returns:
-            One :class:`Features` for each of ``blocks``, in their order; h = ceil(H / patch size).
+            One :class:`Features` for each of ``blocks``, in their order, float32 under autocast too; h = ceil(H / patch
+            size).
         """
         wanted = [len(self.blocks) - 1] if blocks is None else list(blocks)
         frozen: ContextManager[None] = torch.no_grad() if self.frozen_blocks else contextlib.nullcontext()
@@ -139,7 +140,8 @@ class VisionTransformer(nn.Module):
                 kept[index] = tokens
         features = []
         for index in wanted:
-            normed = self.norm(kept[index])
+            with autocast_disabled(image.device.type):  # elements of deep layers exceed what float16 carries
+                normed = self.norm(kept[index].float())
             features.append(Features(normed[:, 0], normed[:, prefix:].unflatten(1, (height, width))))
         return features
 
@@ -148,9 +150,10 @@ class VisionTransformer(nn.Module):
         bottom, right = (-extent % self.patch_size for extent in image.shape[-2:])
         if bottom or right:
             image = F.pad(image, (0, right, 0, bottom))
-        patches = self.patch_embed(image)
+        # The sum that runs through all blocks is in float32 from the beginning, under autocast too.
+        patches = self.patch_embed(image).float()
         batch, _, height, width = patches.shape
-        prefix = [token.to(patches.dtype).expand(batch, -1, -1) for token in (self.cls_token, self.storage_tokens)]
+        prefix = [token.expand(batch, -1, -1) for token in (self.cls_token, self.storage_tokens)]
         return torch.cat([*prefix, patches.flatten(2).transpose(1, 2)], dim=1), height, width
 
     def layer_of(self, name: str) -> int:

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Mapping, Sequence
+from typing import Any, Mapping, Sequence
 
 import torch
 
 from exp.config.explain import nearest
-from exp.errors import CheckpointError, ConfigError
+from exp.errors import ConfigError
 from exp.models.base import Model
 from exp.models.dinov3.backbone import Features, VisionTransformer
 from exp.models.dinov3.sizes import SIZES
-from exp.models.dinov3.weights import adapt_published, check_size, is_published, pretraining_of
+from exp.models.dinov3.weights import (
+    adapt_published,
+    backbone_settings,
+    check_backbone,
+    pretraining_of,
+    published_prefix,
+    refuse_other_families,
+)
+from exp.models.names import under_own_names
 
 __all__ = ["ImageModel"]
 
@@ -132,38 +140,61 @@ class ImageModel(Model):
     def adapt_state_dict(self, state: Mapping[str, torch.Tensor], source: Path) -> dict[str, torch.Tensor]:
         """Published DINOv3 weights, or our own, for this model; normalisation follows the weights.
 
+        Published ones may be a part of another model, such as ``teacher.backbone.``; of that model's heads none is
+        taken for ours.
+
         Args:
             state: tensors by name.
             source: the file that they come from.
 
+        Returns:
+            The weights; the patch embedding for as many channels as they have.
+
         Raises:
-            CheckpointError: they are of another size or patch size.
+            CheckpointError: they are of another family, size or patch size.
         """
-        if not is_published(state):
-            own = dict(state)
+        refuse_other_families(state, source)
+        names = self.state_dict()
+        prefix = published_prefix(state)
+        if prefix is None or (prefix.endswith(_PREFIX) and prefix[: -len(_PREFIX)] + "pixel_mean" in state):  # ours
+            own = under_own_names(state, names)
             if self.normalization != "auto":
                 own.update(pixel_mean=self.pixel_mean, pixel_std=self.pixel_std)
-            backbone = {key[len(_PREFIX) :]: value for key, value in own.items() if key.startswith(_PREFIX)}
-            check_size(backbone, self.size, source)
-            return own
-        adapted = adapt_published(state)
-        check_size(adapted, self.size, source)
-        name = "patch_embed.proj.weight"
-        adapted[name] = self._fit_channels(adapted[name], source)
-        pretraining = pretraining_of(state, source)
-        if self.normalization == "auto" and pretraining is not None:
-            self._normalise_like(pretraining)
-        own = {_PREFIX + key: value for key, value in adapted.items()}
-        return {**own, "pixel_mean": self.pixel_mean, "pixel_std": self.pixel_std}
+        else:
+            rest = {key: value for key, value in state.items() if not key.startswith(prefix) and key not in names}
+            inner = {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
+            pretraining = pretraining_of(inner, source)
+            if self.normalization == "auto" and pretraining is not None:
+                self._normalise_like(pretraining)
+            own = {**rest, **{_PREFIX + key: value for key, value in adapt_published(inner).items()}}
+            own.update(pixel_mean=self.pixel_mean, pixel_std=self.pixel_std)
+        if any(key.startswith(_PREFIX) for key in own):
+            own.setdefault(f"{_PREFIX}rope.periods", self.backbone.rope.computed_periods())
+        check_backbone(_backbone_of(own), self.backbone.state_dict(), source)
+        return own
 
-    def _fit_channels(self, weight: torch.Tensor, source: Path) -> torch.Tensor:
-        """The patch embedding for this model's channels: a grey image keeps its embedding however many there are."""
-        wanted = self.backbone.patch_embed.proj.weight.shape
-        if weight.shape[2:] != wanted[2:]:
-            raise CheckpointError(
-                f"init_from: {source} has patches of {weight.shape[2]} pixels, the model of {wanted[2]}; "
-                f"set model.patch_size={weight.shape[2]}"
-            )
-        if weight.shape[1] == wanted[1]:
-            return weight
-        return (weight.sum(dim=1, keepdim=True) / wanted[1]).expand(-1, wanted[1], -1, -1).clone()
+    def fit_state_dict(self, state: Mapping[str, torch.Tensor], source: Path) -> dict[str, torch.Tensor]:
+        """A patch embedding for this model's channels: a grey image keeps its embedding however many there are."""
+        fitted = super().fit_state_dict(state, source)
+        name = f"{_PREFIX}patch_embed.proj.weight"
+        channels = self.backbone.patch_embed.proj.in_channels
+        if name in fitted and fitted[name].shape[1] != channels:
+            fitted[name] = (fitted[name].sum(dim=1, keepdim=True) / channels).expand(-1, channels, -1, -1).clone()
+        for statistic in ("pixel_mean", "pixel_std"):
+            if statistic in fitted and fitted[statistic].shape[1] != channels:
+                mean = fitted[statistic].mean(dim=1, keepdim=True)
+                fitted[statistic] = mean.expand(-1, channels, -1, -1).clone()
+        return fitted
+
+    def settings_of(self, state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+        """Size, patch size and channels; see :meth:`exp.models.base.Model.settings_of`."""
+        return backbone_settings(_backbone_of(state))
+
+    def _blocks_in(self, state: Mapping[str, torch.Tensor], width: float) -> dict[str, str]:
+        """How many blocks a head sees whose input is so wide."""
+        token = state.get(f"{_PREFIX}cls_token")
+        return {} if token is None else {"model.blocks": f"<{width / token.shape[-1]:.0f} blocks>"}
+
+
+def _backbone_of(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {key[len(_PREFIX) :]: value for key, value in state.items() if key.startswith(_PREFIX)}

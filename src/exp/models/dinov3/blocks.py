@@ -6,6 +6,7 @@ Shapes as in :mod:`exp.models.dinov3.backbone`.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -28,16 +29,35 @@ class RotaryEmbedding(nn.Module):
     Patch centres are scaled to [-1, 1] along each axis; a head's elements form pairs, half of them turned by the row's
     coordinate, half by the column's, with periods from 1 to (nearly) 100. Computed in float32 at any precision.
 
+    The periods are part of the state, since the authors' weights were trained with periods rounded to bfloat16, up to
+    0.4 % off; they hold them. A state without (Hugging Face, timm) gets them as these libraries make them, in float32.
+
     Args:
         head_dim: elements of a head; a multiple of 4.
         rescale: in training, coordinates are multiplied by exp(u), u uniform in [-log rescale, log rescale]; None: not.
     """
 
+    periods: torch.Tensor
+
     def __init__(self, head_dim: int, rescale: float | None = None) -> None:
         super().__init__()
         self.head_dim = head_dim
         self.rescale = rescale
+        self.register_buffer("periods", self.computed_periods())
+        # On the CPU too: tables are made there, and asking a device for its copy would wait for it.
+        self._periods = self.computed_periods()
         self._kept: dict[tuple[int, int, int, str], tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def computed_periods(self) -> torch.Tensor:
+        """(head_dim / 4,), float32: 100 ** (2 k / (head_dim / 2))."""
+        quarter = self.head_dim // 4
+        return _ROPE_BASE ** (torch.arange(quarter, dtype=torch.float32) / quarter)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        state_dict.setdefault(f"{prefix}periods", self.computed_periods())  # checkpoints of before they were kept
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        self._periods = self.periods.detach().cpu().float().clone()
+        self._kept.clear()
 
     def forward(self, height: int, width: int, prefix: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines of the angles of all tokens.
@@ -65,8 +85,7 @@ class RotaryEmbedding(nn.Module):
         self, height: int, width: int, prefix: int, device: torch.device, scale: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         # On the CPU, then moved: it is small, and the same on every device.
-        quarter = self.head_dim // 4
-        periods = _ROPE_BASE ** (torch.arange(quarter, dtype=torch.float32) / quarter)
+        quarter, periods = self.head_dim // 4, self._periods
         rows, columns = (
             2.0 * (torch.arange(0.5, count, dtype=torch.float32) / count) - 1.0 for count in (height, width)
         )

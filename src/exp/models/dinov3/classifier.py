@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Mapping
 
 import torch
 from torch import nn
 
+from exp.compat import autocast_disabled
 from exp.models.dinov3.base import ImageModel
 from exp.models.dinov3.losses import cross_entropy
 
@@ -57,7 +58,7 @@ class SceneClassifier(ImageModel):
             mode: ``"loss"``, ``"predict"`` or ``"tensor"`` (:class:`exp.models.base.Model`).
 
         Returns:
-            ``{"loss": <0-dim float32 tensor>}``, or logits (B, K) for the other modes.
+            ``{"loss": <0-dim float32 tensor>}``, or logits (B, K), float32, for the other modes.
 
         Raises:
             ValueError: ``mode`` is unknown, or the loss is asked for without labels.
@@ -66,9 +67,19 @@ class SceneClassifier(ImageModel):
         parts = []
         for features in self.features(image, self.blocks):
             parts += [features.cls, features.patches.mean(dim=(1, 2))]
-        logits = self.head(self.dropout(torch.cat(parts, dim=-1)))
+        with autocast_disabled(image.device.type):
+            logits = self.head(self.dropout(torch.cat(parts, dim=-1)))
         if mode in ("predict", "tensor"):
             return logits
         if mode != "loss" or label is None:
             raise ValueError(f"mode={mode!r} must be 'loss' with labels, 'predict' or 'tensor'")
         return {"loss": cross_entropy(logits, label, self.ignore_index, label_smoothing=self.label_smoothing)}
+
+    def settings_of(self, state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+        """Those of the backbone, the number of classes, and of the blocks that the head sees."""
+        settings = super().settings_of(state)
+        head = state.get("head.weight")
+        if head is not None and head.dim() == 2:
+            settings["data.classes"] = f"<{head.shape[0]} names>"
+            settings.update(self._blocks_in(state, head.shape[1] / 2))
+        return settings

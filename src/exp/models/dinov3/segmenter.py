@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from typing import Any, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
 
+from exp.compat import autocast_disabled
 from exp.errors import ConfigError
 from exp.models.dinov3.base import ImageModel
 from exp.models.dinov3.heads import FcnHead, build_head
@@ -117,11 +118,16 @@ class Segmenter(ImageModel):
 
     def _logits(self, image: torch.Tensor) -> torch.Tensor:
         maps = [_map(features.patches) for features in self.features(image, self.blocks)]
-        return self._to_pixels(self.head(torch.cat(maps, dim=1)), image)
+        with autocast_disabled(image.device.type):
+            return self._to_pixels(self.head(torch.cat(maps, dim=1)), image)
 
     def _losses(self, image: torch.Tensor, label: torch.Tensor) -> dict[str, torch.Tensor]:
         blocks = [*self.blocks, self.auxiliary_block] if self.auxiliary_weight else self.blocks
         maps = [_map(features.patches) for features in self.features(image, blocks)]
+        with autocast_disabled(image.device.type):
+            return self._losses_of(maps, image, label)
+
+    def _losses_of(self, maps: list[torch.Tensor], image: torch.Tensor, label: torch.Tensor) -> dict[str, torch.Tensor]:
         logits = self._to_pixels(self.head(torch.cat(maps[: len(self.blocks)], dim=1)), image)
         losses = {"loss": self._cross_entropy(logits, label)}
         if self.dice_weight:
@@ -132,6 +138,20 @@ class Segmenter(ImageModel):
         if len(losses) > 1:
             losses["loss_ce"] = losses.pop("loss")  # "loss" is the sum of all
         return losses
+
+    def settings_of(self, state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+        """Those of the backbone and of the heads."""
+        settings = super().settings_of(state)
+        last, first = state.get("head.classify.weight"), state.get("head.stages.0.weight")
+        if last is not None:
+            settings["data.classes"] = f"<{last.shape[0]} names>"
+            settings["model.head"] = "linear" if first is None else "upsample"
+            settings.update(self._blocks_in(state, last.shape[1] if first is None else first.shape[0]))
+            settings["model.auxiliary_weight"] = "<above 0>" if "auxiliary_head.classify.weight" in state else 0.0
+        if first is not None:
+            settings["model.head_channels"] = first.shape[1]
+            settings["model.head_norm"] = "batch" if "head.stages.1.running_mean" in state else "group"
+        return settings
 
     def _cross_entropy(self, logits: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
         return cross_entropy(logits, label, self.ignore_index, self.class_weights)

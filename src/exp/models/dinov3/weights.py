@@ -1,28 +1,42 @@
 """Reads DINOv3 weights under any of the names by which they are published.
 
 Three forms are known: the authors' ``.pth`` files, Hugging Face's safetensors (transformers' DINOv3ViTModel), timm's.
-All hold the same numbers; only names and the packing of query, key and value differ.
+All hold the same numbers; only names and the packing of query, key and value differ. The periods of the rotary
+embedding are in the authors' alone: transformers and timm compute them in float32, and so it is done for their files.
 """
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Mapping
+from typing import Any, Mapping
 
 import torch
 
 from exp.errors import CheckpointError
 from exp.models.dinov3.sizes import SIZES, Size
+from exp.models.names import best_prefix
 
-__all__ = ["adapt_published", "check_size", "is_published", "pretraining_of"]
+__all__ = [
+    "adapt_published",
+    "backbone_settings",
+    "check_backbone",
+    "pretraining_of",
+    "published_prefix",
+    "refuse_other_families",
+]
 
 _State = Mapping[str, torch.Tensor]
 
-# Only pretraining uses these; angles of the rotary embedding are computed, and the mask of the biases is known.
-_UNUSED = re.compile(r"mask_token$|rope|bias_mask$|^local_cls_norm|inv_freq$")
+# Only pretraining uses these; the mask of the biases is known.
+_UNUSED = re.compile(r"mask_token$|bias_mask$|^local_cls_norm")
+_LANDMARK = re.compile(r"^(|.*\.)(?:storage_tokens|reg_token|embeddings\.register_tokens)$")
+_INVERSE_PERIODS = re.compile(r"^(?:.*\.)?(?:rope|rope_embed|rope_embeddings)\.inv_freq$")
+# Of the authors, of timm and of Hugging Face.
+_CONVNEXT = re.compile(r"(?:^|\.)stages\.\d+\.(?:blocks\.|layers\.)?\d+\.(?:dwconv|conv_dw|depthwise_conv)\.")
 
 _RENAMED = [
+    (r"^rope_embed\.periods$", "rope.periods"),
     # Hugging Face
     (r"^(?:model\.)?layer\.", "blocks."),
     (r"^embeddings\.patch_embeddings\.", "patch_embed.proj."),
@@ -46,9 +60,28 @@ _FEED_FORWARD = {
 _SEPARATE = re.compile(r"^(blocks\.\d+\.attn\.)(?:([qkv])_proj\.(weight|bias)|([qv])_bias)$")
 
 
-def is_published(state: _State) -> bool:
-    """Whether these are weights of a bare backbone in one of the three forms (ours have a prefix before each name)."""
-    return any(key in state for key in ("storage_tokens", "reg_token", "embeddings.register_tokens"))
+def published_prefix(state: _State) -> str | None:
+    """The path before the names of a published backbone, such as ``backbone.`` or ``teacher.backbone.``.
+
+    Returns:
+        An empty string for a bare backbone, None where there is none; of several, see
+        :func:`exp.models.names.best_prefix`.
+    """
+    found = [match.group(1) for match in map(_LANDMARK.match, state) if match]
+    return best_prefix(found) if found else None
+
+
+def refuse_other_families(state: _State, source: Path) -> None:
+    """Refuse the convolutional models of the family by their name.
+
+    Raises:
+        CheckpointError: these are the weights of a ConvNeXt.
+    """
+    if any(_CONVNEXT.search(key) for key in state):
+        raise CheckpointError(
+            f"init_from: {source} holds a ConvNeXt, but the backbones here are vision transformers (ViT); "
+            "take a ViT's weights, such as dinov3_vitl16_pretrain_sat493m-eadcf0ff.pth"
+        )
 
 
 def adapt_published(state: _State) -> dict[str, torch.Tensor]:
@@ -67,6 +100,9 @@ def adapt_published(state: _State) -> dict[str, torch.Tensor]:
     for key, value in state.items():
         if _UNUSED.search(key):
             continue
+        if _INVERSE_PERIODS.match(key):
+            adapted["rope.periods"] = 1.0 / value.float()
+            continue
         for pattern, name in renames:
             key = pattern.sub(name, key)
         match = _SEPARATE.match(key)
@@ -83,13 +119,15 @@ def adapt_published(state: _State) -> dict[str, torch.Tensor]:
         bias = key[: -len("weight")] + "bias"
         if bias not in adapted:  # timm drops biases that are all zero
             adapted[bias] = adapted[key].new_zeros(adapted[key].shape[0])
+    if "rope.periods" in adapted:
+        adapted["rope.periods"] = adapted["rope.periods"].float()
     return adapted
 
 
 def size_of(state: _State) -> Size | None:
     """The size of the model that adapted weights come from; None where they do not tell.
 
-    The number of heads is not in them: it is the published one, or 0.
+    The number of heads is told by the periods of the rotary embedding; without them it is the published one, or 0.
     """
     token, storage = state.get("cls_token"), state.get("storage_tokens")
     depth = len({key.split(".")[1] for key in state if key.startswith("blocks.")})
@@ -100,30 +138,69 @@ def size_of(state: _State) -> Size | None:
     found = (token.shape[-1], depth, hidden.shape[0], gated)
     heads = [size.num_heads for size in SIZES.values()
              if (size.embed_dim, size.depth, size.hidden_dim, size.gated) == found]  # fmt: skip
+    periods = state.get("rope.periods")
+    if periods is not None and len(periods):
+        heads = [found[0] // (4 * len(periods))]
     return Size(found[0], depth, heads[0] if heads else 0, found[2], gated, 0 if storage is None else storage.shape[1])
 
 
-def check_size(state: _State, size: Size, source: Path) -> None:
-    """Refuse weights of another size than the model's.
+def backbone_settings(state: _State) -> dict[str, Any]:
+    """The configuration of a backbone as its adapted weights tell it; nothing where they are too few to tell.
+
+    Args:
+        state: weights by the names of the backbone.
+    """
+    settings: dict[str, Any] = {}
+    size = size_of(state)
+    name = None if size is None else _name(size)
+    if size is not None and name is not None:
+        settings = {"model.size": name, "model.embed_dim": None, "model.depth": None, "model.num_heads": None}
+    elif size is not None:
+        like = next((key for key, known in SIZES.items() if known.gated == size.gated
+                     and known.hidden_dim * size.embed_dim // known.embed_dim == size.hidden_dim), None)  # fmt: skip
+        settings = {} if like is None else {"model.size": like}
+        settings.update({"model.embed_dim": size.embed_dim, "model.depth": size.depth})
+        if size.num_heads:
+            settings["model.num_heads"] = size.num_heads
+    embedding = state.get("patch_embed.proj.weight")
+    if embedding is not None and embedding.dim() == 4:
+        settings.update({"data.channels": embedding.shape[1], "model.patch_size": embedding.shape[2]})
+    return settings
+
+
+def check_backbone(state: _State, own: _State, source: Path) -> None:
+    """Refuse weights of another size or patch size than the model's.
 
     Args:
         state: adapted weights.
-        size: of the model.
+        own: the backbone's.
         source: where they were read.
 
     Raises:
-        CheckpointError: they are of another size; names both.
+        CheckpointError: they are of another size; names both, and the keys that mend it.
     """
-    found = size_of(state)
-    if found is None or (found.embed_dim, found.depth, found.hidden_dim, found.gated) == (
+    found, size = size_of(state), size_of(own)
+    assert size is not None
+    there, here = backbone_settings(state), backbone_settings(own)
+    mend = [f"{key}={'null' if value is None else value}" for key, value in there.items()
+            if key != "data.channels" and key in here and here[key] != value]  # fmt: skip
+    if found is not None and (found.embed_dim, found.depth, found.hidden_dim, found.gated) != (
         size.embed_dim, size.depth, size.hidden_dim, size.gated):  # fmt: skip
-        return
-    name = _name(found)
-    advice = f"set model.size={name}" if name else "set model.size, model.embed_dim and model.depth to match"
-    raise CheckpointError(
-        f"init_from: {source} holds {_describe(found)}, but the model is {_describe(size)}; "
-        f"{advice}, or take weights of this size"
-    )
+        raise CheckpointError(
+            f"init_from: {source} holds {_describe(found)}, but the model is {_describe(size)}; "
+            f"set {' '.join(mend)}, or take weights of this size"
+        )
+    if found is not None and found.num_heads not in (0, size.num_heads):
+        raise CheckpointError(
+            f"init_from: {source} holds weights for {found.num_heads} attention heads, the model has "
+            f"{size.num_heads}; set {' '.join(mend)}"
+        )
+    name = "model.patch_size"
+    if there.get(name, here[name]) != here[name]:
+        raise CheckpointError(
+            f"init_from: {source} has patches of {there[name]} pixels, the model of {here[name]}; "
+            f"set {name}={there[name]}"
+        )
 
 
 def pretraining_of(state: _State, source: Path) -> str | None:
