@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from exp.compat import TORCH_VERSION
 from exp.errors import ConfigError
 from exp.models.timebridge import TimeBridge, TimeBridgePrior
-from exp.models.timebridge.regimes import Regimes
+from exp.models.timebridge.regimes import Regimes, _emissions
+from exp.models.timebridge.transition import ChangingPrior, StationaryPrior
 
 SIZES = {"channels": 7, "lookback": 96, "horizon": 24, "d_model": 16, "d_ff": 16, "num_heads": 2}
 TERMS = ["loss_forecast", "loss_reconstruction", "loss_stationary_kl", "loss_changing_kl", "loss_hmm"]
@@ -106,8 +108,6 @@ def test_regimes_are_found(batch):
 def test_emissions_are_those_of_torch():
     from torch.distributions import Normal
 
-    from exp.models.timebridge.regimes import _emissions
-
     torch.manual_seed(0)
     x, means, spreads = torch.randn(3, 5, 4), torch.randn(6, 4), torch.randn(6, 4)
     std = torch.nn.functional.softplus(spreads) + 0.1
@@ -123,3 +123,38 @@ def test_emissions_are_those_of_torch():
 def test_wrong_settings_are_refused(settings, words):
     with pytest.raises(ConfigError, match=words):
         make(**settings)
+
+
+@pytest.mark.parametrize("compressed", [None, 3])
+def test_autocast_does_not_reach_the_densities(compressed):
+    torch.manual_seed(0)
+    series = torch.randn(4, 120, 7) * 3.0 + 2.0
+    regimes, prior = Regimes(4, 4), StationaryPrior(5, lags=2, hidden=8, compressed=compressed)
+    changing, embedding = ChangingPrior(2, 2, hidden=8), torch.nn.Embedding(4, 2)
+
+    def densities():
+        path = regimes.path(series, frozen=False)
+        return [_emissions(series[..., :4], regimes.means, regimes.spreads), regimes.negative_log_likelihood(series),
+                path.float(), prior(series[..., :5]), changing(series[..., 5:], embedding(path))]  # fmt: skip
+
+    exact = densities()
+    for dtype in (torch.bfloat16, *([torch.float16] if TORCH_VERSION >= (2, 3) else [])):
+        with torch.autocast("cpu", dtype=dtype):
+            for rough, value in zip(densities(), exact):
+                torch.testing.assert_close(rough, value, rtol=0, atol=1e-5)
+
+
+def test_heads_and_losses_are_in_float32_under_autocast(batch):
+    """From the same tokens everything that follows is the same, whatever the autocast."""
+    model = make(sampling=False, cointegrated_layers=1).eval()
+    model.start_epoch(0)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        tokens, spread = (part.encode(batch["x"], batch["marks"]) for part in (model, model.scale))
+        assert tokens.abs().max() > 0
+    model.encode, model.scale.encode = lambda *_: tokens, lambda *_: spread
+    exact, forecast = model(**batch, mode="loss"), model(batch["x"], batch["marks"])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rough = model(**batch, mode="loss")
+        assert torch.equal(model(batch["x"], batch["marks"]), forecast)
+    assert {term.dtype for term in rough.values()} == {torch.float32}
+    torch.testing.assert_close(rough, exact, rtol=1e-6, atol=1e-6)

@@ -9,6 +9,7 @@ from typing import Any, Mapping
 import torch
 from torch import nn
 
+from exp.compat import autocast_disabled
 from exp.errors import ConfigError
 from exp.models.base import Model
 from exp.models.timebridge.layers import (
@@ -21,7 +22,7 @@ from exp.models.timebridge.layers import (
 from exp.models.timebridge.loss import TimeFrequencyLoss
 from exp.models.timebridge.official import adapt_official_state_dict, is_official_state_dict
 
-__all__ = ["STD_EPS", "TimeBridge", "require_at_least", "standardised"]
+__all__ = ["STD_EPS", "TimeBridge", "in_float32", "require_at_least", "standardised"]
 
 STD_EPS = 1e-5
 """Added to the standard deviation (not to the variance), as in the authors' code."""
@@ -154,7 +155,7 @@ class TimeBridge(Model):
 
     def _forecast(self, x: torch.Tensor, marks: torch.Tensor) -> torch.Tensor:
         series, mean, std = standardised(x)
-        return self.decoder(self.encode(series, marks)).transpose(1, 2) * std + mean
+        return in_float32(self.decoder, self.encode(series, marks)).transpose(1, 2) * std + mean
 
     def encode(self, series: torch.Tensor, marks: torch.Tensor) -> torch.Tensor:
         """Tokens of standardised series.
@@ -178,6 +179,13 @@ class TimeBridge(Model):
     def adapt_state_dict(self, state: Mapping[str, torch.Tensor], source: Path) -> dict[str, torch.Tensor]:
         """Weights of the authors' code under our names; other weights as they are."""
         return adapt_official_state_dict(state) if is_official_state_dict(state) else dict(state)
+
+
+def in_float32(head: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+    """What ``head`` gives without autocast, (..., steps), float32: a forecast is not rounded to half precision."""
+    with autocast_disabled(tokens.device.type):
+        output: torch.Tensor = head(tokens.float())
+    return output
 
 
 @torch.no_grad()

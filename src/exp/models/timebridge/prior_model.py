@@ -10,7 +10,7 @@ from torch import nn
 from exp.errors import ConfigError
 from exp.models.timebridge.density import gaussian_log_density
 from exp.models.timebridge.loss import TimeFrequencyLoss
-from exp.models.timebridge.model import STD_EPS, TimeBridge, require_at_least, standardised
+from exp.models.timebridge.model import STD_EPS, TimeBridge, in_float32, require_at_least, standardised
 from exp.models.timebridge.regimes import Regimes
 from exp.models.timebridge.transition import ChangingPrior, StationaryPrior
 
@@ -135,13 +135,14 @@ class TimeBridgePrior(TimeBridge):
         """
         series, mean, std = standardised(x)
         tokens = self.encode(series, marks)
-        latent_mean = torch.cat([self.past_decoder(tokens), self.decoder(tokens)], dim=-1).transpose(1, 2)
-        latent_mean = latent_mean.float()
+        heads = (self.past_decoder, self.decoder)
+        latent_mean = torch.cat([in_float32(head, tokens) for head in heads], dim=-1).transpose(1, 2)
         z, log_variance = latent_mean, None
         if self.prior or self.sampling:
             spread = self.scale.encode(series, marks)
-            heads = torch.cat([self.past_scale(spread), self.scale.decoder(spread)], dim=-1).transpose(1, 2)
-            log_variance = heads.float() + self.initial_log_variance
+            heads = (self.past_scale, self.scale.decoder)
+            log_variance = torch.cat([in_float32(head, spread) for head in heads], dim=-1).transpose(1, 2)
+            log_variance = log_variance + self.initial_log_variance
         if self.sampling and log_variance is not None:
             z = latent_mean + torch.exp(0.5 * log_variance) * torch.randn_like(latent_mean)
         observed = z * std + mean

@@ -8,11 +8,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from exp.compat import autocast_disabled
 from exp.models.timebridge.hmm import log_likelihood, viterbi
 
-__all__ = ["Regimes"]
+__all__ = ["LEAST_STD", "Regimes"]
 
-_LEAST_STD = 0.1
+LEAST_STD = 0.1
+"""Of an emission."""
 _STAY = 2.0
 """Initial log-odds of staying in a regime: without, paths begin as noise."""
 
@@ -81,9 +83,14 @@ class Regimes(nn.Module):
 
 
 def _emissions(x: torch.Tensor, means: torch.Tensor, spreads: torch.Tensor) -> torch.Tensor:
-    """Log N(x; mean, std) of every regime, std = softplus(spread) + 0.1: (B, T, D) -> (B, T, K)."""
-    std = F.softplus(spreads) + _LEAST_STD
-    # The square is multiplied out into two matrix products: no (B, T, K, D) is held.
-    precision = 1.0 / (std * std)
-    quadratic = (x * x) @ precision.t() - 2.0 * (x @ (means * precision).t()) + (means * means * precision).sum(1)
-    return -0.5 * quadratic - std.log().sum(1) - 0.5 * math.log(2.0 * math.pi) * x.shape[-1]
+    """Log N(x; mean, std) of every regime, std = softplus(spread) + 0.1: (B, T, D) -> (B, T, K).
+
+    In float32 under autocast too: the products are large numbers that cancel, of which bfloat16 keeps three digits.
+    """
+    with autocast_disabled(x.device.type):
+        x = x.float()
+        std = F.softplus(spreads) + LEAST_STD
+        # The square is multiplied out into two matrix products: no (B, T, K, D) is held.
+        precision = 1.0 / (std * std)
+        quadratic = (x * x) @ precision.t() - 2.0 * (x @ (means * precision).t()) + (means * means * precision).sum(1)
+        return -0.5 * quadratic - std.log().sum(1) - 0.5 * math.log(2.0 * math.pi) * x.shape[-1]

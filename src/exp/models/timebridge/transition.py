@@ -178,7 +178,8 @@ class StationaryPrior(nn.Module):
         _check_latents(z, self.latents, self.lags)
         steps = z.shape[1] - self.lags
         lagged = torch.cat([z[:, lag : lag + steps] for lag in range(self.lags)], dim=2)  # the oldest first
-        return self.compress(lagged), z[:, self.lags :]
+        with autocast_disabled(z.device.type):
+            return self.compress(lagged.float()), z[:, self.lags :]
 
 
 class ChangingPrior(nn.Module):
