@@ -10,9 +10,8 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from exp.config.schema import register
-from exp.errors import CheckpointError, ConfigError
+from exp.errors import ConfigError
 from exp.models.timebridge import TimeBridge
-from exp.models.timebridge.official import adapt_official_state_dict
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 from reference_timebridge import PlainTimeBridge, plain_loss
@@ -124,8 +123,42 @@ def test_official_weights_load_strictly_for_every_published_setting(name):
 def test_weights_that_are_no_timebridge():
     foreign = {"patch_embed.weight": torch.ones(1)}
     assert TimeBridge(**SMALL).adapt_state_dict(foreign, Path("foreign.pth")) == foreign
-    with pytest.raises(CheckpointError, match=r"embedding\.proj\.0\.weight and decoder\.1\.weight missing"):
-        adapt_official_state_dict(foreign)
+
+
+@pytest.mark.parametrize("prefix", ["module.", "model.", "teacher.encoder."])
+def test_weights_are_found_under_any_path(prefix):
+    source = TimeBridge(**settings((1, 1, 1)))
+    state = {prefix + key: value for key, value in source.state_dict().items()}
+    state.update({"criterion.weight": torch.ones(1), "student.embedding.proj.0.weight": torch.ones(1)})
+    target = TimeBridge(**settings((1, 1, 1)))
+    left = target.load_state_dict(target.adapt_state_dict(state, Path("w.pth")), strict=False)
+    assert left.missing_keys == []
+    assert left.unexpected_keys == ["criterion.weight", "student.embedding.proj.0.weight"]
+    assert all(torch.equal(mine, source.state_dict()[key]) for key, mine in target.state_dict().items())
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_weights_tell_their_settings(name):
+    _, period, patches_out, _, _, d_model, d_ff, layers = PUBLISHED[name]
+    state = {
+        key: torch.empty(shape) for key, shape in official_shapes(period, patches_out, d_model, d_ff, layers).items()
+    }
+    assert TimeBridge(**SMALL).settings_of(state) == {
+        "model.d_model": d_model, "model.period": period, "model.d_ff": d_ff, "model.num_patches_out": patches_out,
+        "model.integrated_layers": layers[0], "model.downsampling_layers": layers[1],
+        "model.cointegrated_layers": layers[2], "data.lookback": 720, "data.horizon": 96,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("layers", LAYERS)
+def test_a_model_tells_its_own_settings(layers):
+    model = TimeBridge(**settings(layers))
+    told = {key.split(".")[1]: value for key, value in model.settings_of(model.state_dict()).items()}
+    untold = {"channels", "num_heads", *(["d_ff"] if not sum(layers) else [])}
+    assert told == {
+        **{key: value for key, value in settings(layers).items() if key not in untold},
+        "num_patches_out": None,
+    }
 
 
 def test_training_is_deterministic_and_learns():

@@ -67,6 +67,7 @@ class TimeBridgePriorConfig(TimeBridgeConfig):
     regime_epochs: int = 1
     regime_embedding: int = 2
     prior_hidden: Optional[int] = None
+    changing_hidden: Optional[int] = None
     prior_layers: int = 1
     prior_context: Optional[int] = None
     reconstruction_weight: float = 1.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect
-from pathlib import Path
 from typing import Any, Mapping
 
 import torch
@@ -20,7 +19,7 @@ from exp.models.timebridge.layers import (
     PatchEmbedding,
 )
 from exp.models.timebridge.loss import TimeFrequencyLoss
-from exp.models.timebridge.official import adapt_official_state_dict, is_official_state_dict
+from exp.models.timebridge.shapes import timebridge_settings
 
 __all__ = ["STD_EPS", "TimeBridge", "in_float32", "require_at_least", "standardised"]
 
@@ -176,9 +175,9 @@ class TimeBridge(Model):
         """The layer that makes forecasts of the tokens: it depends on the horizon."""
         return name.startswith("decoder.")
 
-    def adapt_state_dict(self, state: Mapping[str, torch.Tensor], source: Path) -> dict[str, torch.Tensor]:
-        """Weights of the authors' code under our names; other weights as they are."""
-        return adapt_official_state_dict(state) if is_official_state_dict(state) else dict(state)
+    def settings_of(self, state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+        """Widths, layers, lookback and horizon; see :meth:`exp.models.base.Model.settings_of`."""
+        return timebridge_settings(state)
 
 
 def in_float32(head: nn.Module, tokens: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Any, Mapping
 
 import torch
 from torch import nn
@@ -11,7 +12,9 @@ from exp.errors import ConfigError
 from exp.models.timebridge.density import gaussian_log_density
 from exp.models.timebridge.loss import TimeFrequencyLoss
 from exp.models.timebridge.model import STD_EPS, TimeBridge, in_float32, require_at_least, standardised
+from exp.models.timebridge.official import adapt_variant, variant_prefix
 from exp.models.timebridge.regimes import Regimes
+from exp.models.timebridge.shapes import prior_settings
 from exp.models.timebridge.transition import ChangingPrior, StationaryPrior
 
 __all__ = ["TimeBridgePrior"]
@@ -40,15 +43,17 @@ class TimeBridgePrior(TimeBridge):
         regime_channels: how many channels the regimes are seen in, from the first on.
         regime_epochs: epochs before the regimes are frozen.
         regime_embedding: elements of a regime's embedding.
-        prior_hidden: units of the hidden layer of a latent's MLP; None: 384, and 3 from 100 channels on.
-        prior_layers: hidden layers of it.
-        prior_context: numbers to which the lagged latents are brought for the MLPs; None: all below 100 channels, else
-            10.
+        prior_hidden: units of the hidden layer of a stationary latent's MLP; None: 384, and 3 from 100 channels on.
+        changing_hidden: of a changing latent's; None: ``prior_hidden``, or 384.
+        prior_layers: hidden layers of both.
+        prior_context: numbers to which the lagged latents are brought for the MLPs; None: all up to 100 stationary
+            latents, 10 of more.
         reconstruction_weight: of the loss over the lookback.
         stationary_kl_weight: of the KL term of the stationary latents, per time step.
         changing_kl_weight: of that of the changing ones.
         hmm_weight: of the regimes' negative log-likelihood per time step. Nothing else trains them.
-        initial_log_variance: added to the network's log-variance, so that training begins with little noise.
+        initial_log_variance: added to the network's log-variance, so that training begins with little noise. It stays
+            with the weights: those of a checkpoint bring their own.
         sampling: False: the mean instead of a draw. Draws come from each device's own generator, as dropout does, so
             that only without them losses are the same for any number of devices.
         **timebridge: arguments of :class:`TimeBridge`.
@@ -56,6 +61,8 @@ class TimeBridgePrior(TimeBridge):
     Raises:
         ConfigError: the settings do not go together.
     """
+
+    log_variance_shift: torch.Tensor
 
     def __init__(
         self,
@@ -68,6 +75,7 @@ class TimeBridgePrior(TimeBridge):
         regime_epochs: int = 1,
         regime_embedding: int = 2,
         prior_hidden: int | None = None,
+        changing_hidden: int | None = None,
         prior_layers: int = 1,
         prior_context: int | None = None,
         reconstruction_weight: float = 1.0,
@@ -85,13 +93,13 @@ class TimeBridgePrior(TimeBridge):
         if not 1 <= lags < lookback:
             raise ConfigError(f"model.lags={lags} must be at least 1 and less than lookback={lookback}")
         require_at_least(1, regimes=regimes, regime_channels=regime_channels, regime_embedding=regime_embedding,
-                         prior_hidden=prior_hidden, prior_layers=prior_layers, prior_context=prior_context)  # fmt: skip
+                         prior_hidden=prior_hidden, changing_hidden=changing_hidden, prior_layers=prior_layers,
+                         prior_context=prior_context)  # fmt: skip
         require_at_least(0, regime_epochs=regime_epochs, reconstruction_weight=reconstruction_weight,
                          stationary_kl_weight=stationary_kl_weight, changing_kl_weight=changing_kl_weight,
                          hmm_weight=hmm_weight)  # fmt: skip
         self.prior, self.sampling = prior, sampling
         self.stationary = int(channels * stationary_share + 1e-9)
-        self.initial_log_variance = initial_log_variance
         self.regime_epochs = regime_epochs
         self.weights = {
             "reconstruction": reconstruction_weight,
@@ -105,14 +113,16 @@ class TimeBridgePrior(TimeBridge):
         if prior or sampling:
             self.scale = TimeBridge(**timebridge)
             self.past_scale = _head(self.token_elements, lookback)
+            self._initial_shift = torch.tensor(float(initial_log_variance))
+            self.register_buffer("log_variance_shift", self._initial_shift.clone())
         if not prior:
             return
-        many = channels >= 100
-        hidden = (3 if many else 384) if prior_hidden is None else prior_hidden
         if self.stationary:
-            context = 10 if many and prior_context is None else prior_context
+            hidden = (3 if channels >= 100 else 384) if prior_hidden is None else prior_hidden
+            context = 10 if self.stationary > 100 and prior_context is None else prior_context
             self.stationary_prior = StationaryPrior(self.stationary, lags, hidden, prior_layers, compressed=context)
         if self.stationary < channels:
+            hidden = changing_hidden or prior_hidden or 384
             self.changing_prior = ChangingPrior(channels - self.stationary, regime_embedding, hidden, prior_layers)
             self.regimes = Regimes(regimes, min(regime_channels, channels))
             self.regime_embedding = nn.Embedding(regimes, regime_embedding)
@@ -120,6 +130,28 @@ class TimeBridgePrior(TimeBridge):
     def may_start_anew(self, name: str) -> bool:
         """All but the forecaster: weights of a plain TimeBridge are a beginning."""
         return not name.startswith(("embedding.", "encoder."))
+
+    def adapt_state_dict(self, state: Mapping[str, torch.Tensor], source: Path) -> dict[str, torch.Tensor]:
+        """Weights of the users' variant by our names; others as those of any model."""
+        prefix = variant_prefix(state)
+        if prefix is not None:
+            return adapt_variant(state, prefix)
+        adapted = super().adapt_state_dict(state, source)
+        self._add_shift(adapted, "")
+        return adapted
+
+    def _add_shift(self, state: dict[str, Any], prefix: str) -> None:
+        """To weights from before it was kept: it was the configuration's."""
+        if f"{prefix}past_scale.1.weight" in state and hasattr(self, "log_variance_shift"):
+            state.setdefault(f"{prefix}log_variance_shift", self._initial_shift.clone())
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        self._add_shift(state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def settings_of(self, state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+        """Those of TimeBridge, and of prior and regimes."""
+        return {**super().settings_of(state), **prior_settings(state)}
 
     def start_epoch(self, epoch: int) -> None:
         """Freeze the regimes once their epochs are over."""
@@ -142,7 +174,7 @@ class TimeBridgePrior(TimeBridge):
             spread = self.scale.encode(series, marks)
             heads = (self.past_scale, self.scale.decoder)
             log_variance = torch.cat([in_float32(head, spread) for head in heads], dim=-1).transpose(1, 2)
-            log_variance = log_variance + self.initial_log_variance
+            log_variance = log_variance + self.log_variance_shift
         if self.sampling and log_variance is not None:
             z = latent_mean + torch.exp(0.5 * log_variance) * torch.randn_like(latent_mean)
         observed = z * std + mean
