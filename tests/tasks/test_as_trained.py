@@ -118,7 +118,7 @@ def test_training_begins_with_a_new_head_but_not_with_less_unless_told_to(folder
     done = run_exp(folder, *settings, "model.d_model=32", "init_partial=true", "output_dir=partial")
     assert done.returncode == 0, done.stderr
     state = checkpoint.read(folder / "plant" / "checkpoints" / "best.pth")["state_dict"]
-    torch.save({f"strange.{name}": value for name, value in state.items()}, str(folder / "strange.pth"))
+    torch.save({f"{name}.strange": value for name, value in state.items()}, str(folder / "strange.pth"))
     refused(folder, *settings[:-1], "init_from=strange.pth", words=("nothing in", "strange.pth"))
 
 

@@ -7,13 +7,11 @@ training may begin with part of a model anew, as a head for other classes; more 
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Iterable, Mapping
 
 import torch
-from omegaconf import OmegaConf
 from torch import nn
 
 from exp.config.schema import WITH_WEIGHTS
@@ -53,8 +51,6 @@ def read_weights(path: Path) -> Weights:
     path = find_weights(path)
     content = checkpoint.read(path)
     state = checkpoint.weights_of(content)
-    if all(key.startswith("module.") for key in state):  # saved from inside a DDP or DataParallel wrapper
-        state = OrderedDict((key[len("module.") :], value) for key, value in state.items())
     ours = isinstance(content, Mapping) and "state_dict" in content and isinstance(content.get("data"), dict)
     return Weights(path, state, content["data"] if ours else None)
 
@@ -81,9 +77,9 @@ def fit_weights(model: nn.Module, weights: Weights, config: Any) -> str:
     """Give a model its weights.
 
     Args:
-        model: takes them. Where it has ``adapt_state_dict(state, path)``, that brings foreign names to its own; what
-            ``may_start_anew(name)`` says of its parameters, and ``settings_of(state)`` of the keys that weights were
-            made with, is made use of.
+        model: takes them. Where it has ``adapt_state_dict(state, path)``, that brings foreign names to its own, and for
+            a training ``fit_state_dict(state, path)`` makes them fit; what ``may_start_anew(name)`` says of its
+            parameters, and ``settings_of(state)`` of the keys that weights were made with, is made use of.
         weights: of :func:`read_weights`.
         config: the frozen configuration: what is to be done with the model.
 
@@ -97,6 +93,10 @@ def fit_weights(model: nn.Module, weights: Weights, config: Any) -> str:
     adapt = getattr(model, "adapt_state_dict", None)
     if adapt is not None:
         state = adapt(state, weights.path)
+    made_to_fit: list[str] = []
+    if config.task.name not in WITH_WEIGHTS and hasattr(model, "fit_state_dict"):
+        adapted, state = state, model.fit_state_dict(state, weights.path)  # type: ignore[operator]
+        made_to_fit = [key for key, value in state.items() if value.shape != adapted[key].shape]
     fit = _Fit(model, state, may_be_new=getattr(model, "may_start_anew", _never))
     task = config.task.name
     if task in WITH_WEIGHTS:
@@ -122,6 +122,8 @@ def fit_weights(model: nn.Module, weights: Weights, config: Any) -> str:
             )
     model.load_state_dict(fit.fitting, strict=False)
     report = f"init_from: {fit.count()} from {weights.path}"
+    if made_to_fit:
+        report += f"\n  made to fit the model: {', '.join(made_to_fit)}"
     if task not in WITH_WEIGHTS:
         report += f"\n  {_lines(fit.wrong())}" if fit.wrong() else ""
     return report
@@ -176,8 +178,9 @@ class _Fit:
 
 def _mend(model: nn.Module, state: Mapping[str, torch.Tensor], config: Any, fit: _Fit) -> str:
     """What to change, as far as weights and run tell."""
-    settings: dict[str, Any] = model.settings_of(state) if hasattr(model, "settings_of") else {}  # type: ignore[operator]
-    keys = [f"{key}={value}" for key, value in settings.items() if OmegaConf.select(config, key) != value]
+    settings_of: Any = getattr(model, "settings_of", dict)
+    there, here = settings_of(state), settings_of(fit.own)
+    keys = [f"{key}={_word(value)}" for key, value in there.items() if key in here and here[key] != value]
     if keys:
         return f"; set {' '.join(keys)}"
     if config.record.differs:
@@ -185,6 +188,11 @@ def _mend(model: nn.Module, state: Mapping[str, torch.Tensor], config: Any, fit:
     if fit.fitting and all(map(fit.may_be_new, (key for key in fit.own if key not in state))):
         return "; its head is not in the file: train it first (task=train), then use that run"
     return "; use the settings that they were trained with"
+
+
+def _word(value: Any) -> str:
+    """As it is written on the command line."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _lines(wrong: Mapping[str, list[str]]) -> str:

@@ -52,7 +52,7 @@ class Model(BaseModel):
             All tensors, some of them by other names.
 
         Raises:
-            CheckpointError: they are known to be another model's.
+            ConfigError: they are known to be another model's.
         """
         del source
         return under_own_names(state, self.state_dict())

@@ -57,7 +57,9 @@ def test_channels_by_one_rule(found, wanted):
 
 @pytest.mark.parametrize(("found", "wanted"), [(3, 4), (1, 2), (5, 3), (13, 12)])
 def test_other_channels_are_refused(found, wanted):
-    with pytest.raises(DataError, match=rf"x.png has {found} channels, but data.channels={wanted}; set data.channels"):
+    with pytest.raises(
+        DataError, match=rf"x.png has {found} channels, but data.channels={wanted}; give images of {wanted}, or train"
+    ):
         convert(np.zeros((4, 5, found), np.uint8), "x.png", wanted)
 
 

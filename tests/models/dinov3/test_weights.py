@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from exp.engine import checkpoint
-from exp.errors import CheckpointError
+from exp.errors import ConfigError
 from exp.models.dinov3 import SceneClassifier, Segmenter
 from exp.models.dinov3.weights import adapt_published
 
@@ -127,7 +127,7 @@ def test_normalisation_follows_the_weights(name, normalization, mean):
 
 def test_the_wrong_size_is_refused_by_name():
     state = published(SceneClassifier(3, size="vits16"), "authors")
-    with pytest.raises(CheckpointError) as error:
+    with pytest.raises(ConfigError) as error:
         SceneClassifier(3, size="vits16plus", **SMALL).adapt_state_dict(state, Path("dinov3_vits16.pth"))
     line = str(error.value).splitlines()[0]
     assert "dinov3_vits16.pth holds vits16 (384 wide, 12 blocks, MLP 1536)" in line
@@ -137,13 +137,13 @@ def test_the_wrong_size_is_refused_by_name():
 
 def test_our_own_weights_of_another_size_are_refused():
     state = Segmenter(3, **SMALL).state_dict()
-    with pytest.raises(CheckpointError, match="holds a model 32 wide, 2 blocks"):
+    with pytest.raises(ConfigError, match="holds a model 32 wide, 2 blocks"):
         Segmenter(3, embed_dim=32, depth=3, num_heads=2).adapt_state_dict(state, Path("best.pth"))
 
 
 def test_another_patch_size_is_refused():
     state = published(SceneClassifier(3, **SMALL), "authors")
-    with pytest.raises(CheckpointError, match=r"has patches of 16 pixels, the model of 8; set model\.patch_size=16"):
+    with pytest.raises(ConfigError, match=r"has patches of 16 pixels, the model of 8; set model\.patch_size=16"):
         SceneClassifier(3, patch_size=8, **SMALL).adapt_state_dict(state, Path("weights.pth"))
 
 
@@ -264,7 +264,7 @@ def test_our_own_weights_are_found_under_any_path(prefix):
 )  # fmt: skip
 def test_a_convnext_is_refused_by_name(names):
     state = {name: torch.zeros(1) for name in names}
-    with pytest.raises(CheckpointError, match=r"convnext\.pth holds a ConvNeXt, but the backbones here are vision tr"):
+    with pytest.raises(ConfigError, match=r"convnext\.pth holds a ConvNeXt, but the backbones here are vision tr"):
         SceneClassifier(3, **SMALL).adapt_state_dict(state, Path("convnext.pth"))
 
 
@@ -317,5 +317,5 @@ def test_what_mends_a_misfit_is_named():
         ),
         ({"embed_dim": 32, "depth": 2, "num_heads": 2, "size": "vits16plus"}, "set model.size=vits16plus, or"),
     ):
-        with pytest.raises(CheckpointError, match=words):
+        with pytest.raises(ConfigError, match=words):
             model.adapt_state_dict(SceneClassifier(3, **other).state_dict(), Path("best.pth"))

@@ -88,7 +88,10 @@ def convert(
             grey = pixels[..., :3].astype(np.float32) @ _GREY
             pixels = (np.rint(grey) if pixels.dtype.kind in "iu" else grey).astype(pixels.dtype)[..., None]
         else:
-            raise DataError(f"{path} has {found} channels, but data.channels={channels}; set data.channels={found}")
+            raise DataError(
+                f"{path} has {found} channels, but data.channels={channels}; give images of {channels}, or train "
+                f"a model for {found} with data.channels={found}"
+            )
     if pixels.dtype != np.uint8:
         pixels = _to_byte_range(pixels, path, value_range)
     return np.ascontiguousarray(pixels)

@@ -151,7 +151,7 @@ class ImageModel(Model):
             The weights; the patch embedding for as many channels as they have.
 
         Raises:
-            CheckpointError: they are of another family, size or patch size.
+            ConfigError: they are of another family, size or patch size.
         """
         refuse_other_families(state, source)
         names = self.state_dict()

@@ -13,7 +13,7 @@ from typing import Any, Mapping
 
 import torch
 
-from exp.errors import CheckpointError
+from exp.errors import ConfigError
 from exp.models.dinov3.sizes import SIZES, Size
 from exp.models.names import best_prefix
 
@@ -75,10 +75,10 @@ def refuse_other_families(state: _State, source: Path) -> None:
     """Refuse the convolutional models of the family by their name.
 
     Raises:
-        CheckpointError: these are the weights of a ConvNeXt.
+        ConfigError: these are the weights of a ConvNeXt.
     """
     if any(_CONVNEXT.search(key) for key in state):
-        raise CheckpointError(
+        raise ConfigError(
             f"init_from: {source} holds a ConvNeXt, but the backbones here are vision transformers (ViT); "
             "take a ViT's weights, such as dinov3_vitl16_pretrain_sat493m-eadcf0ff.pth"
         )
@@ -177,7 +177,7 @@ def check_backbone(state: _State, own: _State, source: Path) -> None:
         source: where they were read.
 
     Raises:
-        CheckpointError: they are of another size; names both, and the keys that mend it.
+        ConfigError: they are of another size; names both, and the keys that mend it.
     """
     found, size = size_of(state), size_of(own)
     assert size is not None
@@ -186,18 +186,18 @@ def check_backbone(state: _State, own: _State, source: Path) -> None:
             if key != "data.channels" and key in here and here[key] != value]  # fmt: skip
     if found is not None and (found.embed_dim, found.depth, found.hidden_dim, found.gated) != (
         size.embed_dim, size.depth, size.hidden_dim, size.gated):  # fmt: skip
-        raise CheckpointError(
+        raise ConfigError(
             f"init_from: {source} holds {_describe(found)}, but the model is {_describe(size)}; "
             f"set {' '.join(mend)}, or take weights of this size"
         )
     if found is not None and found.num_heads not in (0, size.num_heads):
-        raise CheckpointError(
+        raise ConfigError(
             f"init_from: {source} holds weights for {found.num_heads} attention heads, the model has "
             f"{size.num_heads}; set {' '.join(mend)}"
         )
     name = "model.patch_size"
     if there.get(name, here[name]) != here[name]:
-        raise CheckpointError(
+        raise ConfigError(
             f"init_from: {source} has patches of {there[name]} pixels, the model of {here[name]}; "
             f"set {name}={there[name]}"
         )
