@@ -61,7 +61,7 @@ def test_a_head_that_is_not_in_the_file_is_never_made_up(folder):
 def test_other_channels_start_from_ours_and_are_refused_elsewhere(folder):
     done = run_exp(folder, *SCENES, "data.channels=1", "init_from=scenes", "output_dir=grey")
     assert done.returncode == 0, done.stderr
-    assert "made to fit the model: backbone.patch_embed.proj.weight" in done.stdout
+    assert "made to fit the model: pixel_mean, pixel_std, backbone.patch_embed.proj.weight" in done.stdout
     for task in ("eval", "predict", "features"):
         done = run_exp(folder, f"task={task}", "init_from=scenes", "data.channels=1", "output_dir=refused")
         assert done.returncode == 2, done.stdout
