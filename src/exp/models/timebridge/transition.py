@@ -179,7 +179,7 @@ class StationaryPrior(nn.Module):
         steps = z.shape[1] - self.lags
         lagged = torch.cat([z[:, lag : lag + steps] for lag in range(self.lags)], dim=2)  # the oldest first
         with autocast_disabled(z.device.type):
-            return self.compress(lagged.float()), z[:, self.lags :]
+            return self.compress(lagged.to(next(self.mlps.parameters()).dtype)), z[:, self.lags :]
 
 
 class ChangingPrior(nn.Module):
