@@ -11,13 +11,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from exp.backends.cpu import CpuBackend
 
 from exp.data.forecasting import ForecastingData
 from exp.data.splits import borders
 from exp.errors import DataError
-from exp.predict import forecasts
-from exp.runfolder import RunFolder
 from tests.conftest import TINY, run_exp
 
 SIZES = ["data.lookback=96", "data.horizon=24", "data.channels=2"]
@@ -100,13 +97,6 @@ def test_too_few_rows_name_the_file_and_how_many_would_do(trained):
     assert "task.input=" in line
 
 
-class Continues(torch.nn.Module):
-    """Repeats the last day."""
-
-    def forward(self, x, **_):
-        return x[:, -24:]
-
-
 def new_rows(trained, tmp_path, count, split="ratio", like=None, **options):
     write_series(tmp_path / "new.csv", count, first=1500)
     data = ForecastingData(
@@ -122,51 +112,46 @@ def like(trained):
     return ForecastingData("plant", str(trained.folder / "plant.csv"), 2, lookback=96, horizon=24, date_column="zeit")
 
 
-@pytest.fixture
-def predict(tmp_path):
-    folder = RunFolder(tmp_path / "out")
-    folder.create()
-    said = []
-    console = SimpleNamespace(print=lambda text, **_: said.append(text))
-    config = SimpleNamespace(task=SimpleNamespace(num_windows=3, max_channels=2), precision="fp32")
-    session = SimpleNamespace(folder=folder, config=config, console=console, device=torch.device("cpu"),
-                              backend=CpuBackend("cpu"), distributed=SimpleNamespace(is_main=True))  # fmt: skip
-
-    def predict(data):
-        class Model(Continues):
-            def forward(self, x, mode, **batch):
-                return super().forward(x)
-
-        metrics, files = forecasts.predict(session, data, Model())
-        return SimpleNamespace(metrics=metrics, files=files, said=said, folder=folder.path)
-
-    return predict
+def predicted(trained, folder, *arguments):
+    """The result of ``task=predict`` with nothing of the run repeated, and its future."""
+    done = run_exp(folder, "task=predict", f"init_from={trained.folder / 'run'}", "output_dir=out", *arguments)
+    assert done.returncode == 0, done.stderr
+    with (folder / "out/forecasts/future.csv").open() as file:
+        future = list(csv.DictReader(file))
+    return json.loads((folder / "out/result.json").read_text()), future, done.stdout
 
 
-@pytest.mark.parametrize("split", ["ratio", "new"])
-def test_lookback_rows_are_enough_for_the_future(trained, tmp_path, like, predict, split):
-    data = new_rows(trained, tmp_path, 96, split, like)
-    assert data.state() == like.state()
-    done = predict(data)
-    assert done.files == ["forecasts/future.csv"]
-    assert done.metrics == {"windows": 0}
-    assert "96 rows, too few for a window with truth" in done.said[0]
-    with (done.folder / "forecasts/future.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    # What follows the last row, in the units of the file.
-    assert [rows[0]["date"], rows[23]["date"]] == [str(datetime(2019, 12, 1) + timedelta(hours=1500 + 96 + ahead))
-                                                   for ahead in (0, 23)]  # fmt: skip
-    assert float(rows[0]["load"]) == pytest.approx(5000 + 300 * np.sin((1500 + 72) / 4), abs=0.1)
+def test_lookback_rows_are_enough_for_the_future(trained, tmp_path):
+    """Without the file that the run was trained on, and with dates that only the run's own tell to be day-first."""
+    write_series(tmp_path / "new.csv", 96, first=1500)
+    (trained.folder / "plant.csv").rename(trained.folder / "away.csv")
+    try:
+        result, future, said = predicted(trained, tmp_path, "task.input=new.csv")
+    finally:
+        (trained.folder / "away.csv").rename(trained.folder / "plant.csv")
+    assert result["files"] == ["forecasts/future.csv"]
+    assert result["metrics"] == {"windows": 0}
+    assert f"{tmp_path / 'new.csv'} has 96 rows, too few for a window with truth" in said
+    dates = [str(datetime(2019, 12, 1) + timedelta(hours=1500 + 96 + ahead)) for ahead in (0, 23)]
+    assert [future[0]["date"], future[23]["date"]] == dates
+    # In the units of the file, by the run's standardisation: 96 rows of its own would give another one.
+    assert 4000 < float(future[0]["load"]) < 6000
+    assert 5 < float(future[0]["temp"]) < 15
 
 
-def test_more_rows_give_windows_with_truth(trained, tmp_path, like, predict):
-    done = predict(new_rows(trained, tmp_path, 130, like=like))
-    assert done.metrics["windows"] == 3
-    assert [name for name in done.files if name.endswith(".csv")] == [
+def test_more_rows_give_windows_with_truth_and_the_same_future(trained, tmp_path):
+    write_series(tmp_path / "new.csv", 130, first=1500)
+    result, future, _ = predicted(trained, tmp_path, f"data.file={tmp_path / 'new.csv'}", "task.num_windows=3")
+    assert [name for name in result["files"] if name.endswith(".csv")] == [
         *(f"forecasts/window_{index:05d}.csv" for index in (0, 5, 10)),
         "forecasts/future.csv",
     ]
-    assert done.metrics["mae_file_units"] > done.metrics["mae"]
+    assert result["metrics"]["windows"] == 3
+    assert result["metrics"]["mae_file_units"] > result["metrics"]["mae"]
+    (tmp_path / "later").mkdir()
+    write_series(tmp_path / "later/new.csv", 96, first=1500 + 34)
+    _, shorter, _ = predicted(trained, tmp_path / "later", "task.input=new.csv")
+    assert shorter == future  # the same last rows
 
 
 def test_what_new_rows_cannot_do_is_said(trained, tmp_path, like):
@@ -210,13 +195,8 @@ def test_another_standardisation_is_exact(like):
     assert torch.equal(like.test[[0]]["y"], before)
 
 
-def test_task_input_is_the_file(trained):
-    """As far as weights without a state let it: the file is read, and asks for the standardisation of a run."""
-    done = run_exp(trained.folder, *TINY, *SIZES, "data=csv", "data.name=plant", "data.file=gone.csv",
-                   "data.date_column=zeit", "data.date_format=%d.%m.%Y %H:%M", "task=predict", "init_from=run",
-                   "task.input=new.csv", "output_dir=predicted")  # fmt: skip
-    config = (trained.folder / "predicted" / "config.yaml").read_text()
-    assert f"file: {trained.folder / 'new.csv'}" in config
-    assert "split: new" in config
-    assert done.returncode in (0, 2)
-    assert done.returncode == 0 or "new.csv: data.split=new has no rows for training" in done.stderr
+def test_authors_weights_say_where_the_order_of_series_is_not_known(tmp_path):
+    (tmp_path / "s.csv").write_text("date,OT,b\n" + "".join(f"2020-01-{n:02d},{n},{n * n % 7}\n" for n in range(1, 32)))
+    data = ForecastingData("s", str(tmp_path / "s.csv"), 2, lookback=4, horizon=2)
+    assert "the column OT is not the last one" in data.notes_on_foreign_weights[0]
+    assert ForecastingData("ETTh1", "ETTh1.csv", 7).notes_on_foreign_weights == []

@@ -131,8 +131,8 @@ class ForecastingData:
         if "OT" not in self.names[:-1]:
             return []
         return [
-            f"{self.path}: the column OT is not the last one. The authors' code moves it to the end, and these weights do "
-            "not tell the order of their series; where it matters, write the columns in that order"
+            f"{self.path}: the column OT is not the last one. The authors' code moves it to the end, and these weights "
+            "do not tell the order of their series; where it matters, write the columns in that order"
         ]
 
     def _take_dates(self, series: Series) -> None:
