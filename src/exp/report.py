@@ -10,7 +10,7 @@ from exp import console
 from exp.doctor import report as doctor
 from exp.errors import EXIT_OK, EXIT_PREEMPTED
 from exp.launcher import describe_failure
-from exp.result import blank_result
+from exp.result import blank_result, number_text
 from exp.runfolder import read_json, write_json
 
 if TYPE_CHECKING:
@@ -130,8 +130,11 @@ def _print_table(config: Any, folder: RunFolder, result: dict[str, Any]) -> None
     if published:
         table.add_column("published", justify="right")
     for name, value in result["metrics"].items():
-        title = name.upper() if len(name) <= 3 else name.replace("_", " ")  # MSE, but mIoU and accuracy
-        row = [title, f"{value:,}" if isinstance(value, int) else f"{value:.4f}"]
+        first, *more = name.split("_")
+        title = " ".join([first.upper() if len(first) <= 3 else first, *more])  # MSE, but mIoU and accuracy
+        unit = result.get("metric_units", {}).get(name)
+        title += f" ({unit})" if unit else ""
+        row = [title, f"{value:,}" if isinstance(value, int) else number_text(value)]
         if published:
             row.append(f"{published[name]:.3f}" if name in published else "")
         table.add_row(*row)

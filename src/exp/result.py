@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["blank_result"]
+__all__ = ["blank_result", "number_text"]
+
+
+def number_text(value: float) -> str:
+    """A metric for a person: four decimals, or four digits where it is tiny or huge."""
+    return f"{value:.4f}" if 1e-3 <= abs(value) < 1e5 or value == 0 else f"{value:.4g}"
 
 
 def blank_result(config: Any) -> dict[str, Any]:
@@ -20,6 +25,7 @@ def blank_result(config: Any) -> dict[str, Any]:
         "metrics": {},
         "metric_name": None,
         "metric": None,
+        "metric_units": {},
         "greater_is_better": False,
         "measured_on": "test",
         "published": None,

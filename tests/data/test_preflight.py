@@ -64,8 +64,8 @@ def test_missing_folder_tells_the_nearest_one(tmp_path):
     [
         (b"", {}, "is empty"),
         (b"\n\n", {}, "is empty"),
-        (b"time,a\n", {}, "row 1, column 1: no `date` column"),
-        (b"date;a\n", {}, "row 1, column 1: no `date` column"),
+        (b"time,a\n", {}, "row 1: no column `date`: the header is time, a; set data.date_column=time"),
+        (b"date;a\n", {}, "row 1: its cells are separated by semicolons"),
         (b"date,a\n", {}, "has 1 series (a), but data.channels=7"),
         (b"1,2\n", {"header": False}, "has 2 series, but data.channels=7"),
         (b"date,a\n", {"header": False}, "row 1, column 1: 'date' is not a number"),

@@ -78,7 +78,7 @@ def test_numbers_only(write, name):
         ("3,4.5", "3", "row 3, column 3: the row has 2 cells, but the first row has 3"),
         ("3,4.5", "3,4.5,6", "row 3, column 4: the row has 4 cells, but the first row has 3"),
         ("1,2\n", "1,2,7\n", "row 2, column 4: the row has 4 cells, but the first row has 3"),
-        ("date,", "Date,", "row 1, column 1: no `date` column: the header begins with 'Date'"),
+        ("date,", "when,", "row 1: no column `date`: the header is when, a, b; set data.date_column to"),
         ("date,a,b", "date", "row 1: there is a `date` column, but no series"),
     ],
 )

@@ -142,7 +142,7 @@ def test_evaluation_does_not_depend_on_processes_or_batches(exp):
     for other in metrics:
         assert all(math.isclose(trained[key], other[key], rel_tol=1e-6) for key in trained), metrics
     channels = (exp.path("b") / "metrics_per_channel.csv").read_text().splitlines()
-    assert channels[0] == "channel,mse,mae"
+    assert channels[0] == "channel,mse_standardised,mae_standardised,mse_file_units,mae_file_units"
     assert len(channels) == 8
     mean = sum(float(line.split(",")[1]) for line in channels[1:]) / 7
     assert math.isclose(mean, trained["mse"], rel_tol=1e-4)

@@ -8,6 +8,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Sequence
 
+from exp import result
 from exp.compare.keys import column, differing, short_names, value_text
 from exp.compare.runs import by_metric, ranked
 from exp.runfolder import write_atomically, write_json
@@ -107,9 +108,7 @@ def ranks(runs: Sequence[Run]) -> dict[Run, int | None]:
 
 def number_text(value: float | None) -> str:
     """A metric for a person: four decimals, or as many digits where it is tiny or huge; a dash for None."""
-    if value is None:
-        return "-"
-    return f"{value:.4f}" if 1e-3 <= abs(value) < 1e5 or value == 0 else f"{value:.4g}"
+    return "-" if value is None else result.number_text(value)
 
 
 def _rows(runs: Sequence[Run]) -> list[dict[str, Any]]:

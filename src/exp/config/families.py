@@ -162,12 +162,20 @@ class ForecastingDataConfig:
     file: str = MISSING
     """Path below ``root``."""
     split: str = "ratio"
-    """``ett_hour``, ``ett_minute`` (12/4/4 months of 30 days) or ``ratio`` (70/10/20 %)."""
+    """``ett_hour``, ``ett_minute`` (12/4/4 months of 30 days), ``ratio`` (70/10/20 %), or ``new``: all rows are for
+    testing, with the weights of another run."""
     channels: int = MISSING
     lookback: int = 720
     horizon: int = 96
     header: bool = True
     """False: comma-separated numbers only, without header and dates (plain or gzipped)."""
+    date_column: Optional[str] = "date"
+    """Name of the column of dates, in letters of either case; null: the file has none."""
+    date_format: Optional[str] = None
+    """How dates are written, for strftime: ``%d/%m/%Y %H:%M``; ``%s``: seconds since 1970. null: found from
+    the column."""
+    allow_gaps: bool = True
+    """Whether rows may be at other distances in time than most; if so, the run says how many are, and the first."""
     eval_batch_size: int = 128
     num_workers: int = 0
 

@@ -170,7 +170,8 @@ class TaskConfig:
     max_channels: int = 4
     """predict: how many channels are plotted per window."""
     input: Optional[str] = None
-    """predict, features: an image file, a folder of them (with those below it) or a glob; null: the test part."""
+    """predict, features: an image file, a folder of them (with those below it) or a glob; predict, series: a CSV file
+    of new rows, of which ``data.lookback`` suffice; null: the test part."""
     window: Optional[int] = None
     """predict, features: larger images are cut into windows of so many pixels a side; null: predict ``model.window``,
     features 1024."""

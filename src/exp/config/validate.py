@@ -88,6 +88,16 @@ def check_data(data: Any) -> bool:
     return True
 
 
+def _take_input(config: Any) -> None:
+    """``task.input`` stands for the data where their family says so: a file of new rows."""
+    module_name, _, _ = config.data["_target_"].rpartition(".")
+    family = module_name.rpartition(".")[0]
+    if family and importlib.util.find_spec(f"{family}.preflight") is not None:
+        take = getattr(importlib.import_module(f"{family}.preflight"), "take_input", None)
+        if take is not None:
+            take(config.data, config.task.input)
+
+
 def refuse_device_arguments(config: Any) -> None:
     """The wrapper's device arguments have one source, the backend (two sources were overridden by one another).
 
@@ -241,6 +251,8 @@ def _derive_batch(config: Any, overrides: Sequence[str]) -> None:
 
 
 def _check_files(config: Any) -> None:
+    if config.task.name == "predict" and config.task.input is not None:
+        _take_input(config)
     check_data(config.data)
     for key in ("init_from", "resume"):
         value = config[key]

@@ -19,7 +19,7 @@ class WindowDataset(Dataset):
         values: the series, float32 (T, C). Best with each series contiguous (strides (1, T)): a window is then C runs
             of memory, and batches come out as the models use them, (B, C, L) contiguous.
         marks: time features, float32 (T, M), of the same layout.
-        rows: which rows; at least ``lookback + horizon``.
+        rows: which rows; there is no window in fewer than ``lookback + horizon``.
         lookback: rows that a forecast sees (L).
         horizon: rows that it forecasts (H).
     """
@@ -33,7 +33,7 @@ class WindowDataset(Dataset):
         self.horizon = horizon
 
     def __len__(self) -> int:
-        return len(self.rows) - self.lookback - self.horizon + 1
+        return max(len(self.rows) - self.lookback - self.horizon + 1, 0)
 
     def __getitem__(self, indices: torch.Tensor | Sequence[int]) -> dict[str, torch.Tensor]:
         """Cut a batch.

@@ -124,12 +124,14 @@ class MetricsHook(Hook):
     def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
         """Record the validation metrics."""
         self._mark += time.perf_counter() - self._paused
-        self.write(runner, "val", runner.iter, metrics or {})
-        self.progress.validated(metrics or {})
+        units = getattr(runner.val_loop.evaluator, "units", {})
+        self.write(runner, "val", runner.iter, metrics or {}, units)
+        self.progress.validated(metrics or {}, units)
 
     def after_test_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
         """Record the test metrics."""
-        self.write(runner, "test", 0 if runner.train_loop is None else runner.iter, metrics or {})
+        units = getattr(runner.test_loop.evaluator, "units", {})
+        self.write(runner, "test", 0 if runner.train_loop is None else runner.iter, metrics or {}, units)
 
     def after_train(self, runner: Any) -> None:
         """Take the bar away."""
@@ -141,8 +143,18 @@ class MetricsHook(Hook):
             self._file.close()
             self._file = None
 
-    def write(self, runner: Any, split: str, step: int, values: dict[str, float]) -> None:
-        """Append one line to ``metrics.jsonl`` and tell MMEngine's message hub and visualiser."""
+    def write(
+        self, runner: Any, split: str, step: int, values: dict[str, float], units: dict[str, str] | None = None
+    ) -> None:
+        """Append one line to ``metrics.jsonl`` and tell MMEngine's message hub and visualiser.
+
+        Args:
+            runner: the runner.
+            split: ``train``, ``val`` or ``test``.
+            step: optimizer steps completed.
+            values: numbers by name.
+            units: what values some of them are of, where their names do not say it.
+        """
         scalars = {f"{split}/{name}": value for name, value in values.items()}
         runner.message_hub.update_info("iter", step)
         for name, value in scalars.items():
@@ -150,7 +162,10 @@ class MetricsHook(Hook):
         if runner.distributed_group.is_main:
             if self._file is None:
                 self._file = self.path.open("a", encoding="utf-8", buffering=1)
-            self._file.write(json.dumps({"split": split, "step": step, "epoch": runner.epoch, **values}) + "\n")
+            record = {"split": split, "step": step, "epoch": runner.epoch, **values}
+            if units:
+                record["units"] = units
+            self._file.write(json.dumps(record) + "\n")
             if runner.visualizer._vis_backends:
                 runner.visualizer.add_scalars(scalars, step=step)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence
 
 import torch
+
+from exp.errors import DataError
 
 if TYPE_CHECKING:
     from exp.engine.distributed import Distributed
@@ -20,16 +23,22 @@ class Table(NamedTuple):
         key: what a row is, such as ``class``.
         rows: name of each row.
         columns: values by metric, one for each row.
+        units: what values a metric is of, where its name does not say it.
     """
 
     name: str
     key: str
     rows: Sequence[str]
     columns: dict[str, list[float]]
+    units: Mapping[str, str] = MappingProxyType({})
 
 
 class ForecastMetrics:
-    """Mean squared and absolute error over all windows, horizon steps and channels (standardised units).
+    """Mean squared and absolute error over all windows, horizon steps and channels.
+
+    ``mse`` and ``mae`` are of standardised values, as they are published; ``mse_file_units`` and ``mae_file_units`` are
+    the same means over errors in the units of the file, a channel's multiplied by its standard deviation (squared). In
+    a file whose channels have different units, the mean over channels mixes them: :meth:`tables` has each for itself.
 
     Each window's error is one float32 mean, computed on the device; windows are summed in float64 on the CPU, once, at
     the end. So the result is the same for any batch size and world size to the last digits that float32 kernels keep,
@@ -37,10 +46,16 @@ class ForecastMetrics:
 
     Args:
         names: of the series, to keep errors per series and per horizon step, too; None: only the totals.
+        std: by which the series were divided, float64 (C,) on the CPU; None: the values are in the units of the file.
     """
 
-    def __init__(self, names: Sequence[str] | None = None) -> None:
+    def __init__(self, names: Sequence[str] | None = None, std: torch.Tensor | None = None) -> None:
         self.names = names
+        self.std = std
+        self.units = {} if std is None else {"mse": "standardised", "mae": "standardised"}
+        # Relative to the largest, so that float32 carries the squares, too.
+        self._largest = 1.0 if std is None else float(std.max())
+        self._relative = None if std is None else (std / self._largest).float()
         self.reset()
 
     def reset(self) -> None:
@@ -59,21 +74,38 @@ class ForecastMetrics:
         """
         error = outputs.float() - batch["y"]
         squared, absolute = error.square(), error.abs()
-        self._windows.append(torch.stack([squared.mean(dim=(1, 2)), absolute.mean(dim=(1, 2))]))
+        means = [squared.mean(dim=(1, 2)), absolute.mean(dim=(1, 2))]
+        if self._relative is not None:
+            if self._relative.device != error.device:
+                self._relative = self._relative.to(error.device)
+            scaled = error * self._relative
+            means += [scaled.square().mean(dim=(1, 2)), scaled.abs().mean(dim=(1, 2))]
+        self._windows.append(torch.stack(means))
         if self.names is not None:
             self._positions.append(torch.stack([squared.sum(dim=0), absolute.sum(dim=0)]))
 
     def compute(self, distributed: Distributed) -> dict[str, float]:
-        """``{"mse", "mae"}`` over all ranks."""
-        totals = torch.zeros(3, dtype=torch.float64)
+        """``{"mse", "mae"}``, and with ``std`` also ``"mse_file_units"`` and ``"mae_file_units"``, over all ranks.
+
+        Raises:
+            DataError: there was no window on any rank.
+        """
+        names = ["mse", "mae"] if self.std is None else ["mse", "mae", "mse_file_units", "mae_file_units"]
+        totals = torch.zeros(len(names) + 1, dtype=torch.float64)
         if self._windows:
             windows = torch.cat(self._windows, dim=1).cpu().double()
-            totals[:2], totals[2] = windows.sum(dim=1), windows.shape[1]
+            totals[:-1], totals[-1] = windows.sum(dim=1), windows.shape[1]
         distributed.sum(totals)
-        count = totals[2].item()
+        count = totals[-1].item()
+        if count == 0:
+            raise DataError(
+                "there is no window with truth to measure errors of: the part has fewer rows than "
+                "data.lookback + data.horizon; give more rows, or forecast with task=predict"
+            )
         if self.names is not None:
             self._compute_positions(distributed, count)
-        return {"mse": totals[0].item() / count, "mae": totals[1].item() / count}
+        scale = {"mse_file_units": self._largest**2, "mae_file_units": self._largest}
+        return {name: total / count * scale.get(name, 1.0) for name, total in zip(names, totals.tolist())}
 
     def _compute_positions(self, distributed: Distributed, count: float) -> None:
         shape = tuple(self._positions[0].shape) if self._positions else None
@@ -83,13 +115,21 @@ class ForecastMetrics:
         for part in self._positions:
             local += part.cpu().double()
         mean = distributed.sum(local) / count  # (2, H, C)
+        self._add_tables(mean, "")
+        if self.std is not None:
+            self._add_tables(mean * torch.stack([self.std**2, self.std]).unsqueeze(1), "_file_units")
+
+    def _add_tables(self, mean: torch.Tensor, ending: str) -> None:
         for index, name in enumerate(("mse", "mae")):
-            self.channel[name] = mean[index].mean(dim=0).tolist()
-            self.step[name] = mean[index].mean(dim=1).tolist()
+            self.channel[name + ending] = mean[index].mean(dim=0).tolist()
+            self.step[name + ending] = mean[index].mean(dim=1).tolist()
 
     def tables(self) -> list[Table]:
         """Errors per series and per horizon step, where they were asked for; after :meth:`compute`."""
         if self.names is None:
             return []
         steps = [str(step + 1) for step in range(len(self.step["mse"]))]
-        return [Table("per_channel", "channel", self.names, self.channel), Table("per_step", "step", steps, self.step)]
+        return [
+            Table("per_channel", "channel", self.names, self.channel, self.units),
+            Table("per_step", "step", steps, self.step, self.units),
+        ]

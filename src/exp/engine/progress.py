@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Mapping
 
+from exp.result import number_text
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -94,11 +96,17 @@ class Progress:
         shown = "  ".join(f"{name} {value:.4f}" for name, value in losses.items())
         self._text = f"{shown}  lr {lr:.1e}  {samples_per_second:,.0f} samples/s"
 
-    def validated(self, metrics: Mapping[str, float]) -> None:
-        """An epoch, or the part of one that ``max_steps`` left, has been validated."""
+    def validated(self, metrics: Mapping[str, float], units: Mapping[str, str] | None = None) -> None:
+        """An epoch, or the part of one that ``max_steps`` left, has been validated.
+
+        Args:
+            metrics: by name.
+            units: what values some of them are of, where their names do not say it.
+        """
         if self.console is None:
             return
-        shown = "  ".join(f"val_{name} {value:.4f}" for name, value in metrics.items())
+        said = {name: f" ({unit})" for name, unit in (units or {}).items()}
+        shown = "  ".join(f"val_{name} {number_text(value)}{said.get(name, '')}" for name, value in metrics.items())
         if self._bar is None:
             epochs, rest = divmod(self._step, self._steps_per_epoch)
             place = f"epoch {epochs + bool(rest)}/{self._max_epochs}" + (f"  step {self._step}" if rest else "")

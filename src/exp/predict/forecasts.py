@@ -26,7 +26,8 @@ def predict(session: Session, data: Any, model: Any) -> tuple[dict[str, float], 
     """Forecast windows spread over the test part, and what follows the last row of the file.
 
     Rank 0 does the work: it is a few windows. Writes ``forecasts/window_<n>.csv`` (date, and per channel forecast and
-    truth), ``forecasts/future.csv`` (no truth yet) and ``plots/window_<n>.png``.
+    truth), ``forecasts/future.csv`` (no truth yet) and ``plots/window_<n>.png``. New rows that are too few for a window
+    with truth give ``future.csv`` alone.
 
     Args:
         session: the session.
@@ -34,7 +35,7 @@ def predict(session: Session, data: Any, model: Any) -> tuple[dict[str, float], 
         model: on the session's device, in eval mode.
 
     Returns:
-        Metrics of the windows in standardised units, and the files below the run folder; both empty but on rank 0.
+        Metrics of the windows and their number, and the files below the run folder; both empty but on rank 0.
     """
     if not session.distributed.is_main:
         return {}, []
@@ -43,44 +44,64 @@ def predict(session: Session, data: Any, model: Any) -> tuple[dict[str, float], 
 
 def _forecast(session: Session, data: Any, model: Any) -> tuple[dict[str, float], list[str]]:
     task, folder = session.config.task, session.folder
+    metrics: dict[str, float] = {}
+    files: list[str] = []
     count = min(task.num_windows, len(data.test))
-    # From the first window of the test part to its last, evenly.
+    if count:
+        metrics, files = _windows(session, data, model, count)
+    elif task.num_windows and session.console is not None:
+        session.console.print(
+            f"{data.path} has {data.num_rows} rows, too few for a window with truth (data.lookback + data.horizon = "
+            f"{data.lookback + data.horizon}): only what follows them is forecast",
+            highlight=False,
+            soft_wrap=True,
+        )
+    future, dates = data.future_window()
+    path = folder.forecasts / "future.csv"
+    _write_csv(path, data.names, dates, _in_file_units(data, batch_outputs(session, model, future))[0], None)
+    files.append(str(path.relative_to(folder.path)))
+    return {**metrics, "windows": count}, files
+
+
+def _windows(session: Session, data: Any, model: Any, count: int) -> tuple[dict[str, float], list[str]]:
+    """``count`` windows of the test part, from its first to its last, evenly."""
+    folder = session.folder
     indices = torch.linspace(0, len(data.test) - 1, count).round().long()
     batch = data.test[indices]
-    standardised = batch_outputs(session, model, batch).float()
-    forecast = data.to_original_units(standardised).numpy()
-    truth = data.to_original_units(batch["y"]).numpy()
-    history = data.to_original_units(batch["x"]).numpy()
+    outputs = batch_outputs(session, model, batch)
+    forecast, truth, history = (_in_file_units(data, values) for values in (outputs, batch["y"], batch["x"]))
     metrics = data.metrics()
-    metrics.update(standardised, batch)
+    metrics.update(outputs, batch)
     files = []
     for row, index in enumerate(indices.tolist()):
         dates = data.dates_of("test", index)
         path = folder.forecasts / f"window_{index:05d}.csv"
         _write_csv(path, data.names, dates, forecast[row], truth[row])
         picture = folder.plots / f"window_{index:05d}.png"
-        _draw(picture, data, index, history[row], truth[row], forecast[row], task.max_channels)
+        _draw(picture, data, index, history[row], truth[row], forecast[row], session.config.task.max_channels)
         files += [str(path.relative_to(folder.path)), str(picture.relative_to(folder.path))]
-    future, dates = data.future_window()
-    path = folder.forecasts / "future.csv"
-    _write_csv(
-        path, data.names, dates, data.to_original_units(batch_outputs(session, model, future).float()).numpy()[0], None
-    )
-    files.append(str(path.relative_to(folder.path)))
     return metrics.compute(Distributed()), files  # of this rank alone: the others take no part
+
+
+def _in_file_units(data: Any, values: torch.Tensor) -> np.ndarray:
+    array: np.ndarray = data.to_original_units(values.double()).numpy()  # on the CPU, where float64 costs nothing
+    return array
 
 
 def _write_csv(path: Path, names: list[str], dates: Any, forecast: np.ndarray, truth: np.ndarray | None) -> None:
     import pandas as pd
 
-    table: dict[str, Any] = {"date" if dates is not None else "step": range(1, len(forecast) + 1)}
-    if dates is not None:
-        table["date"] = dates
+    # Columns side by side, not by name: a series may be called "step", or as another one with "_truth".
+    columns: list[Any] = [range(1, len(forecast) + 1) if dates is None else dates]
+    titles = ["step" if dates is None else "date"]
     for channel, name in enumerate(names):
-        table[name] = forecast[:, channel]
+        columns.append(forecast[:, channel])
+        titles.append(name)
         if truth is not None:
-            table[f"{name}_truth"] = truth[:, channel]
-    write_atomically(path, pd.DataFrame(table).to_csv(index=False, float_format="%.6g").encode())
+            columns.append(truth[:, channel])
+            titles.append(f"{name}_truth")
+    table = pd.concat([pd.Series(column) for column in columns], axis=1)
+    write_atomically(path, table.to_csv(index=False, header=titles, float_format="%.6g").encode())
 
 
 def _draw(

@@ -30,18 +30,26 @@ def build_data(session: Session) -> Any:
     """The data set of the configuration; with the weights of a run, as that run had it.
 
     What belongs to weights, such as the standardisation of a series or the names of classes, goes with them: a data set
-    has ``state()`` for it, which every checkpoint keeps, and ``adopt(state)``.
+    has ``state()`` for it, which every checkpoint keeps, and ``adopt(state)``. What the user should know of the files
+    is in its ``notes``, and said once.
 
     Raises:
         DataError: the data do not go with the weights.
     """
     data = create(session.config.data)
+    notes: list[str] = []
     if session.config.init_from:
         session.weights = read_weights(Path(session.config.init_from))
         state = session.weights.data
-        if session.config.task.name in WITH_WEIGHTS and state is not None and hasattr(data, "adopt"):
+        if state is None:
+            notes += getattr(data, "notes_on_foreign_weights", [])
+        elif session.config.task.name in WITH_WEIGHTS and hasattr(data, "adopt"):
             data.adopt(state)
     session.data_state = data.state() if hasattr(data, "state") else None
+    for note in notes + getattr(data, "notes", []):
+        logger.info(note)
+        if session.console is not None:
+            session.console.print(note, highlight=False, soft_wrap=True)
     return data
 
 

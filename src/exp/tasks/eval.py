@@ -49,6 +49,7 @@ def run(session: Session) -> dict[str, Any]:
         greater_is_better=data.greater_is_better,
         checkpoint=config.init_from,
         measured_on=data.tested_on,
+        metric_units=getattr(data, "metric_units", {}),
         data=data.record(session.distributed.gather),
         **details,
     )
@@ -57,7 +58,8 @@ def run(session: Session) -> dict[str, Any]:
 def _write_table(path: Path, table: Table) -> None:
     buffer = io.StringIO()
     writer = csv.writer(buffer)
-    writer.writerow([table.key, *table.columns])
+    titles = [f"{name}_{table.units[name]}" if name in table.units else name for name in table.columns]
+    writer.writerow([table.key, *titles])
     for index, row in enumerate(table.rows):
         writer.writerow([row, *(f"{values[index]:.6g}" for values in table.columns.values())])
     write_atomically(path, buffer.getvalue().encode())

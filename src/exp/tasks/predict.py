@@ -39,5 +39,6 @@ def run(session: Session) -> dict[str, Any]:
         checkpoint=session.config.init_from,
         files=files,
         measured_on=predictor.MEASURED_ON,
+        metric_units=getattr(data, "metric_units", {}),
         published=None,  # of the whole test part; not to be compared with a few samples
     )

@@ -152,6 +152,7 @@ class Training:
             epochs=runner.epoch,
             best_epoch=best,
             measured_on=self.data.tested_on,
+            metric_units=getattr(self.data, "metric_units", {}),
             data=self.data.record(self.session.distributed.gather),
             validation={self.metric: self.checkpoint_hook.best},
             samples_per_second=hook.samples / hook.train_seconds if hook.train_seconds else None,

@@ -1,0 +1,67 @@
+"""The rows of a CSV file with their line numbers, or which line is none. Imports neither torch nor pandas nor numpy."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import zlib
+from typing import TYPE_CHECKING, Any, Iterator
+
+from exp.errors import DataError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["numbered_rows"]
+
+_TEXT: dict[str, Any] = {"encoding": "utf-8-sig", "newline": ""}
+_OPEN_QUOTE = "a quote opens here that is not closed on this line; remove it, or close it"
+_MAGIC = (
+    (b"\xff\xfe", "UTF-16", ""),
+    (b"\xfe\xff", "UTF-16", ""),
+    (b"\x1f\x8b", "compressed by gzip", "let its name end in .gz"),
+    (b"PK", "a zip archive or a workbook", ""),
+)
+
+
+def numbered_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Line number (from 1) and cells of every line that is not blank; slower than pandas, but knows where it is.
+
+    Raises:
+        DataError: the file cannot be read, is not UTF-8 text, or has a quote that is not closed on its line.
+    """
+    line = 0  # lines that have been read whole
+    try:
+        with gzip.open(path, "rt", **_TEXT) if path.suffix == ".gz" else path.open(**_TEXT) as file:
+            reader = csv.reader(file, strict=True)
+            for cells in reader:
+                if reader.line_num > line + 1:
+                    # Numbers and dates have no line breaks; pandas blames the row in which the next quote stands.
+                    column = next(index for index, cell in enumerate(cells, 1) if "\n" in cell or "\r" in cell)
+                    raise DataError(f"{path} row {line + 1}, column {column}: {_OPEN_QUOTE}")
+                line = reader.line_num
+                if len(cells) > 1 or (cells and cells[0].strip()):
+                    yield line, cells
+    except UnicodeDecodeError as error:
+        raise _not_utf8(path, error) from error
+    except csv.Error as error:
+        open_quote = "end of data" in str(error) or "field limit" in str(error)
+        problem = _OPEN_QUOTE if open_quote else f"{error}; write every cell as a plain number, name or date"
+        raise DataError(f"{path} row {line + 1}: {problem}") from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path} cannot be read: {error}; check its permissions, or copy it anew") from error
+
+
+def _not_utf8(path: Path, error: UnicodeDecodeError) -> DataError:
+    """Which row is not text, or what the file is instead."""
+    save = "save it as comma-separated UTF-8"
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        for row, line in enumerate(file, 1):
+            for begin, what, do in _MAGIC if row == 1 else ():
+                if line.startswith(begin):
+                    return DataError(f"{path} is not UTF-8 text: it is {what}; {do or save}")
+            try:
+                line.decode()
+            except UnicodeDecodeError:
+                return DataError(f"{path} row {row} is not UTF-8 text ({error.reason}); {save}")
+    return DataError(f"{path} is not UTF-8 text ({error.reason}); {save}")
