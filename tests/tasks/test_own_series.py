@@ -200,3 +200,12 @@ def test_authors_weights_say_where_the_order_of_series_is_not_known(tmp_path):
     data = ForecastingData("s", str(tmp_path / "s.csv"), 2, lookback=4, horizon=2)
     assert "the column OT is not the last one" in data.notes_on_foreign_weights[0]
     assert ForecastingData("ETTh1", "ETTh1.csv", 7).notes_on_foreign_weights == []
+
+
+def test_another_data_set_keeps_its_own_standardisation_and_says_so(trained):
+    write_series(trained.folder / "sister.csv", 1500, first=7)
+    for name, said in (("plant", 0), ("sister", 1)):
+        data = [f"data.name={name}", "data.file=sister.csv"]
+        done = run_exp(trained.folder, "task=eval", "init_from=run", *data, f"output_dir=transfer-{name}")
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("standardised by its own training rows, not by those of plant") == said

@@ -150,12 +150,13 @@ class ForecastingData:
         raise problem
 
     def state(self) -> dict[str, Any]:
-        """What belongs to weights that were trained on these data: ``{"names", "mean", "std", "date_format"}``.
+        """What belongs to weights that were trained on these data: ``{"name", "names", "mean", "std", "date_format"}``.
 
-        The first three have an element for each series; mean and standard deviation are those of the training rows, in
-        the units of the file. The format of the dates is None where there are none.
+        ``name`` is that of the data set; the next three have an element for each series; mean and standard deviation
+        are those of the training rows, in the units of the file. The format of the dates is None where there are none.
         """
         return {
+            "name": self.name,
             "names": list(self.names),
             "mean": self.mean.tolist(),
             "std": self.std.tolist(),
@@ -165,8 +166,9 @@ class ForecastingData:
     def adopt(self, state: Mapping[str, Any]) -> None:
         """Standardise as the data were that weights have been trained on.
 
-        Where the file is too short for its split, all of its rows are for testing from now on. Where its dates are
-        ambiguous, they are read as those of the other data.
+        A data set of another name that has rows for training keeps its own standardisation, in which the figures for it
+        are published; that is noted. Where the file is too short for its split, all of its rows are for testing from
+        now on. Where its dates are ambiguous, they are read as those of the other data.
 
         Args:
             state: of :meth:`state`.
@@ -182,6 +184,12 @@ class ForecastingData:
                 f"{self.path}: its series are not those that the weights were trained on{same}; name and order the "
                 f"columns as there\n  here:  {', '.join(self.names)}\n  there: {', '.join(names)}"
             )
+        if state.get("name", self.name) != self.name and "train" in self._rows and self._ambiguous is None:
+            self.notes.append(
+                f"{self.name} is standardised by its own training rows, not by those of {state['name']}, which the "
+                f"weights were trained on; data.name={state['name']} says that these are rows of the same series"
+            )
+            return
         if self._ambiguous is not None:
             if state.get("date_format") not in self._ambiguous.formats:
                 raise DataError(str(self._ambiguous))
