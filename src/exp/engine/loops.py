@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Iterator
 import torch
 from mmengine.runner import BaseLoop
 
-from exp.engine.wrapper import unwrapped
+from exp.engine.wrapper import predictions, unwrapped
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -200,7 +200,7 @@ class EvalLoop(BaseLoop):
             batch = move(cpu_batch, runner.device)
             runner.call_hook(f"before_{stage}_iter", batch_idx=idx, data_batch=batch)
             with runner.backend.autocast(runner.precision):
-                outputs = model(**batch, mode="predict")
+                outputs = predictions(model, batch, stage)
             self.evaluator.update(outputs, batch)
             runner.backend.end_batch()
             runner.call_hook(f"after_{stage}_iter", batch_idx=idx, data_batch=batch, outputs=outputs)
