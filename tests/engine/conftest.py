@@ -11,8 +11,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from exp.config.schema import CheckpointConfig, ExpConfig
 from exp.data.sampler import TrainBatchSampler
+from exp.engine.checkpoint_hook import CheckpointHook
 from exp.engine.distributed import Distributed
-from exp.engine.hooks import CheckpointHook, MetricsHook
+from exp.engine.hooks import MetricsHook
 from exp.engine.loops import TrainLoop
 from exp.engine.optim import BackendOptimWrapper
 from exp.engine.progress import Progress

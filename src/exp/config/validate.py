@@ -13,6 +13,7 @@ from exp.backend import PRECISIONS
 from exp.config.batch import derive_batch_sizes
 from exp.config.explain import nearest
 from exp.config.families import FAMILIES
+from exp.config.hooks import check_hooks
 from exp.config.schema import DIAGNOSES, WITH_WEIGHTS
 from exp.errors import ConfigError, UnavailableError
 from exp.runfolder import RunFolder, read_json
@@ -142,6 +143,7 @@ def _check_values(config: Any) -> None:
     for key in ("max_epochs", "max_steps", "val_every", "patience"):
         if config[key] is not None and config[key] < 1:
             raise ConfigError(f"{key}={config[key]} must be at least 1, or null")
+    check_hooks(config.hooks)
     if config.launcher.nnodes < 1:
         raise ConfigError(f"launcher.nnodes={config.launcher.nnodes} must be at least 1")
 

@@ -1,17 +1,19 @@
-"""Synchronised batch norm only where the backend has it."""
+"""Batch norms over several ranks: synchronised where the backend can, else one running statistic for all of them."""
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Iterable
 
+import torch
 from mmengine.model import revert_sync_batchnorm
 from torch import nn
 
 if TYPE_CHECKING:
     from exp.backend import Backend
+    from exp.engine.distributed import Distributed
 
-__all__ = ["fit_batchnorm"]
+__all__ = ["average_buffers", "fit_batchnorm"]
 
 logger = logging.getLogger(__name__)
 
@@ -38,3 +40,31 @@ def fit_batchnorm(model: nn.Module, backend: Backend, synchronise: bool) -> tupl
     )
     logger.warning(warning)
     return (revert_sync_batchnorm(model) if has else model), warning
+
+
+@torch.no_grad()
+def average_buffers(modules: Iterable[nn.Module], distributed: Distributed) -> None:
+    """Give all ranks the mean of their floating-point buffers, such as running statistics of unsynchronised norms.
+
+    One exchange for all buffers, in float64 on the CPU: the mean of equal values is that value to the last bit, so
+    constants stay what they are, and every process group carries it. Integer buffers count steps and are equal.
+
+    Args:
+        modules: the model and its copies; the same on every rank.
+        distributed: with one process nothing is done.
+    """
+    if distributed.world_size == 1:
+        return
+    groups: dict[tuple[torch.dtype, torch.device], dict[int, torch.Tensor]] = {}
+    for module in modules:
+        for buffer in module.buffers():
+            if buffer.is_floating_point() and buffer.numel():
+                groups.setdefault((buffer.dtype, buffer.device), {})[id(buffer)] = buffer
+    if not groups:
+        return
+    flat = [torch.cat([buffer.reshape(-1) for buffer in group.values()]) for group in groups.values()]
+    mean = distributed.sum(torch.cat([part.cpu().double() for part in flat])) / distributed.world_size
+    for group, own, part in zip(groups.values(), flat, mean.split([part.numel() for part in flat])):
+        shares = part.to(own.dtype).to(own.device).split([buffer.numel() for buffer in group.values()])
+        for buffer, share in zip(group.values(), shares):
+            buffer.copy_(share.view_as(buffer))

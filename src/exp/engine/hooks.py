@@ -1,4 +1,4 @@
-"""Our hooks on MMEngine's stages: metrics, progress, best model, early stopping and checkpoints."""
+"""Our hook on MMEngine's stages for metrics and progress."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from mmengine.hooks import Hook
 
-from exp.engine import checkpoint
 from exp.engine.staged import staged_bytes
+from exp.engine.stock_hooks import EveryStepHook
 from exp.errors import RunError
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from exp.engine.progress import Progress
 
-__all__ = ["CheckpointHook", "MetricsHook", "truncate_metrics"]
+__all__ = ["MetricsHook", "truncate_metrics"]
 
 
 class MetricsHook(Hook):
@@ -49,6 +49,7 @@ class MetricsHook(Hook):
         self._staged = 0
         self._epoch_seconds = 0.0
         self._epoch_samples = 0
+        self._every_step = False  # another hook tells the message hub, at every step
         self._loop: Any = None  # the runner's, without its checks at every access
         self._file: TextIO | None = None
 
@@ -56,6 +57,7 @@ class MetricsHook(Hook):
         """Show the bar."""
         loop = self._loop = runner.train_loop
         self._staged = staged_bytes()
+        self._every_step = any(isinstance(hook, EveryStepHook) for hook in runner.hooks)
         self.progress.start(loop.max_iters, loop.max_epochs, loop.iter, loop.steps_per_epoch)
 
     def before_train_epoch(self, runner: Any) -> None:
@@ -63,9 +65,6 @@ class MetricsHook(Hook):
         self._mark = time.perf_counter()
         self._steps_since_mark = 0
         self._epoch_seconds, self._epoch_samples = 0.0, 0
-        runner.message_hub.update_info_dict(
-            {"epoch": runner.epoch, "max_epochs": runner.max_epochs, "max_iters": runner.max_iters}
-        )
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         """Count the step; read the losses when it is time."""
@@ -146,7 +145,7 @@ class MetricsHook(Hook):
     def write(
         self, runner: Any, split: str, step: int, values: dict[str, float], units: dict[str, str] | None = None
     ) -> None:
-        """Append one line to ``metrics.jsonl`` and tell MMEngine's message hub and visualiser.
+        """Append one line to ``metrics.jsonl`` and tell MMEngine's message hub (of training) and visualiser.
 
         Args:
             runner: the runner.
@@ -156,9 +155,9 @@ class MetricsHook(Hook):
             units: what values some of them are of, where their names do not say it.
         """
         scalars = {f"{split}/{name}": value for name, value in values.items()}
-        runner.message_hub.update_info("iter", step)
-        for name, value in scalars.items():
-            runner.message_hub.update_scalar(name, value)
+        if split == "train" and not self._every_step:
+            for name, value in scalars.items():
+                runner.message_hub.update_scalar(name, value)
         if runner.distributed_group.is_main:
             if self._file is None:
                 self._file = self.path.open("a", encoding="utf-8", buffering=1)
@@ -168,133 +167,6 @@ class MetricsHook(Hook):
             self._file.write(json.dumps(record) + "\n")
             if runner.visualizer._vis_backends:
                 runner.visualizer.add_scalars(scalars, step=step)
-
-
-class CheckpointHook(Hook):
-    """Keeps the best and the newest checkpoints, and stops a run that no longer gets better.
-
-    Best and early stopping live here together, because both are part of what a resumed run must know.
-
-    Args:
-        folder: ``checkpoints/``.
-        config: :class:`exp.config.schema.CheckpointConfig`.
-        patience: validations without a better metric after which training stops; None: never.
-        min_delta: relative improvement that counts as better for ``patience``.
-        metric: the validation metric.
-        greater_is_better: whether larger values of it are better.
-    """
-
-    priority = "VERY_LOW"  # after the schedulers, so that their new state is in the file
-
-    def __init__(
-        self,
-        folder: Path,
-        config: Any,
-        patience: int | None,
-        min_delta: float,
-        metric: str,
-        greater_is_better: bool = False,
-    ) -> None:
-        self.folder = folder
-        # Read once: an access to the configuration costs as much as a small kernel.
-        self.every_steps: int = config.every_steps
-        self.every_epochs: int = config.every_epochs
-        self.keep_last: int = config.keep_last
-        self.keep_best: bool = config.keep_best
-        self.patience = patience
-        self.min_delta = min_delta
-        self.metric = metric
-        self.sign = -1.0 if greater_is_better else 1.0  # of what is to be small
-        self.best: float | None = None
-        self.best_epoch = 0
-        self.reference: float | None = None  # the last value that was better by min_delta
-        self.bad_epochs = 0
-        self._saved = (-1, False)
-
-    @property
-    def best_path(self) -> Path:
-        """Where the best weights lie."""
-        return self.folder / "best.pth"
-
-    def before_train(self, runner: Any) -> None:
-        """Remove what a killed writer left."""
-        if runner.distributed_group.is_main:
-            checkpoint.remove_stale_temporaries(self.folder)
-
-    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
-        """Save within the epoch."""
-        if not self.every_steps:
-            return
-        step = runner.iter + 1
-        # Where a validation follows, the checkpoint waits for it.
-        if step % self.every_steps == 0 and not runner.train_loop.validates_after(step, batch_idx):
-            self.save(runner, step)
-
-    def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
-        """Judge the weights, then save."""
-        value = (metrics or {})[self.metric]
-        if not math.isfinite(value):
-            raise RunError(f"validation {self.metric} is {value} after step {runner.iter}; lower optim.lr")
-        if self.best is None or self.sign * value < self.sign * self.best:
-            self.best, self.best_epoch = value, runner.epoch
-            if self.keep_best and runner.distributed_group.is_main:
-                checkpoint.write(self.best_path, runner.weights_checkpoint())
-        if self.reference is None or self._gained(value, self.reference):
-            self.reference, self.bad_epochs = value, 0
-        else:
-            self.bad_epochs += 1
-            if self.patience is not None and self.bad_epochs >= self.patience:
-                runner.train_loop.stop_training = True
-        at_steps = self.every_steps and runner.iter % self.every_steps == 0
-        at_epochs = runner.train_loop.val_every is None and self._epoch_is_saved(runner.epoch)
-        if at_steps or at_epochs:
-            self.save(runner, runner.iter)
-
-    def after_train_epoch(self, runner: Any) -> None:
-        """Save at the end of an epoch where no validation follows, which would do it."""
-        loop = runner.train_loop
-        if loop.val_every is not None and self._epoch_is_saved(runner.epoch + 1):
-            self.save(runner, runner.iter)
-
-    def _epoch_is_saved(self, epoch: int) -> bool:
-        return bool(self.every_epochs) and epoch % self.every_epochs == 0
-
-    def _gained(self, value: float, reference: float) -> bool:
-        return self.sign * value < self.sign * reference - self.min_delta * abs(reference)
-
-    def after_train(self, runner: Any) -> None:
-        """The last state is always kept."""
-        self.save(runner, runner.iter)
-
-    def save(self, runner: Any, step: int, validation_due: bool = False) -> None:
-        """Write a checkpoint, unless the same one has been written. A collective.
-
-        Args:
-            runner: the runner.
-            step: optimizer steps completed.
-            validation_due: whether a validation is to be made before training goes on.
-        """
-        if (step, validation_due) == self._saved:
-            return
-        self._saved = (step, validation_due)
-        content = runner.training_checkpoint(step, self.state_dict(), validation_due)
-        if runner.distributed_group.is_main:
-            checkpoint.write(self.folder / f"step_{step:08d}.pth", content)
-            checkpoint.prune(self.folder, self.keep_last)
-
-    def state_dict(self) -> dict[str, Any]:
-        """What a resumed run must know of the epochs before it."""
-        return {
-            "best": self.best,
-            "best_epoch": self.best_epoch,
-            "reference": self.reference,
-            "bad_epochs": self.bad_epochs,
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` gave."""
-        self.best, self.best_epoch = state["best"], state["best_epoch"]
-        self.reference, self.bad_epochs = state["reference"], state["bad_epochs"]
 
 
 def truncate_metrics(path: Path, step: int) -> None:

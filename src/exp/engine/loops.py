@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Iterator
 import torch
 from mmengine.runner import BaseLoop
 
-from exp.engine.wrapper import unwrapped
+from exp.engine.wrapper import predictions, unwrapped
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -68,7 +68,8 @@ class TrainLoop(BaseLoop):
         self._epoch = 0
         self._iter = 0
         self._validated = 0
-        self._validation_due = False
+        self.validation_due = False
+        """Whether a validation comes before any further step."""
         self.stop_training = False
 
     @property
@@ -91,6 +92,11 @@ class TrainLoop(BaseLoop):
         """Optimizer steps to train."""
         return self._max_iters
 
+    @property
+    def finished(self) -> bool:
+        """Whether all epochs and steps have been trained."""
+        return self._epoch >= self._max_epochs or self._iter >= self._max_iters
+
     def restore(self, epoch: int, step: int, samples: int, validation_due: bool = False) -> None:
         """Continue after ``step`` optimizer steps, ``samples`` samples (over all ranks) into ``epoch``.
 
@@ -101,16 +107,16 @@ class TrainLoop(BaseLoop):
             validation_due: whether a validation comes first.
         """
         self._epoch, self._iter = epoch, step
-        self._validation_due = validation_due
+        self.validation_due = validation_due
         self.sampler.set_position(epoch, samples)
 
     def run(self) -> torch.nn.Module:
         """Train and validate, epoch by epoch."""
         runner = self.runner
         runner.call_hook("before_train")
-        if self._validation_due:
+        if self.validation_due:
             self._validate()
-        while self._epoch < self._max_epochs and self._iter < self._max_iters and not self.stop_training:
+        while not self.finished and not self.stop_training:
             if self._run_epoch() and (self.val_every is None or self._iter == self._max_iters):
                 self._validate()
         runner.call_hook("after_train")
@@ -191,6 +197,8 @@ class EvalLoop(BaseLoop):
     def run(self) -> dict[str, float]:
         """Evaluate; returns the metrics by name."""
         runner, stage = self.runner, self.stage
+        if stage == "val":
+            runner.prepare_validation()
         runner.call_hook(f"before_{stage}")
         runner.call_hook(f"before_{stage}_epoch")
         model = unwrapped(runner.model)
@@ -200,11 +208,13 @@ class EvalLoop(BaseLoop):
             batch = move(cpu_batch, runner.device)
             runner.call_hook(f"before_{stage}_iter", batch_idx=idx, data_batch=batch)
             with runner.backend.autocast(runner.precision):
-                outputs = model(**batch, mode="predict")
+                outputs = predictions(model, batch, stage)
             self.evaluator.update(outputs, batch)
             runner.backend.end_batch()
             runner.call_hook(f"after_{stage}_iter", batch_idx=idx, data_batch=batch, outputs=outputs)
         metrics: dict[str, float] = self.evaluator.compute(runner.distributed_group)
         runner.call_hook(f"after_{stage}_epoch", metrics=metrics)
         runner.call_hook(f"after_{stage}")
+        if stage == "val":
+            runner.end_validation()
         return metrics

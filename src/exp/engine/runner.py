@@ -7,21 +7,22 @@ own file, and checkpoints (plain data, exact resume). Everything else - hooks, s
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Mapping
+from typing import TYPE_CHECKING, Any
 
 import mmengine
 import torch
-from mmengine.hooks import Hook
+from mmengine.hooks import Hook, ParamSchedulerHook
 from mmengine.logging import MMLogger
 from mmengine.runner import BaseLoop
-from mmengine.runner import Runner as MMEngineRunner
 
-from exp.engine import rng, schedule  # noqa: F401 - registers the schedulers
+from exp.engine import schedule  # noqa: F401 - registers the schedulers
 from exp.engine.batchnorm import fit_batchnorm
+from exp.engine.checkpointing import CheckpointingRunner
 from exp.engine.losses import LossMeter
 from exp.engine.placement import check_optimizer, check_placement, placement_report
+from exp.engine.stock_hooks import RuntimeInfoHook
 from exp.engine.wrapper import unwrapped, wrap
-from exp.errors import CheckpointError, ConfigError
+from exp.errors import ConfigError
 
 if TYPE_CHECKING:
     from exp.session import Session
@@ -31,10 +32,10 @@ __all__ = ["Runner"]
 logger = logging.getLogger(__name__)
 
 # Ours take their place: they read a loss from the device at every step, pickle objects, or print at length.
-_DISABLED_HOOKS = dict.fromkeys(["runtime_info", "timer", "sampler_seed", "logger", "checkpoint"])
+_DISABLED_HOOKS = dict.fromkeys(["timer", "sampler_seed", "logger", "checkpoint"])
 
 
-class Runner(MMEngineRunner):
+class Runner(CheckpointingRunner):
     """Runs one experiment on the session's device.
 
     Args:
@@ -51,11 +52,14 @@ class Runner(MMEngineRunner):
         self.precision = session.config.precision
         self.losses = LossMeter()
         self._hook_calls: dict[str, list[Any]] = {}
-        self._resume_point: tuple[Mapping[str, Any], str, Any] | None = None
         super().__init__(
             model=model,
             work_dir=str(session.folder.path),
-            default_hooks={**_DISABLED_HOOKS, "param_scheduler": {"type": "ParamSchedulerHook"}},
+            default_hooks={
+                **_DISABLED_HOOKS,
+                "runtime_info": RuntimeInfoHook(),
+                "param_scheduler": ParamSchedulerHook(),
+            },
             default_scope="mmengine",
             randomness={"seed": session.config.seed},
             experiment_name=session.unique_name,
@@ -159,97 +163,10 @@ class Runner(MMEngineRunner):
             ]
             self._hook_calls[fn_name] = calls
         for call in calls:
-            call(self, **kwargs)
-
-    # -- checkpoints ------------------------------------------------------------------------------------------------
-
-    def resume_from(self, content: Mapping[str, Any], source: str, checkpoint_hook: Any) -> None:
-        """Have :meth:`train` continue from a training checkpoint, once loops and schedulers are built."""
-        self._resume_point = (content, source, checkpoint_hook)
-
-    def load_or_resume(self) -> None:
-        """Continue from what :meth:`resume_from` was given; weights to start from are loaded before wrapping."""
-        if self._resume_point is not None:
-            content, source, checkpoint_hook = self._resume_point
-            checkpoint_hook.load_state_dict(self.restore(content, source))
-            self._resume_point = None
-
-    def weights_checkpoint(self) -> dict[str, Any]:
-        """The model's weights, where they come from, and what of the data belongs to them."""
-        content = {"meta": self._meta(self.iter), "state_dict": unwrapped(self.model).state_dict()}
-        if self.session.data_state is not None:
-            content["data"] = self.session.data_state
-        return content
-
-    def training_checkpoint(self, step: int, best: Mapping[str, Any], validation_due: bool = False) -> dict[str, Any]:
-        """All that an exact continuation needs. A collective: every rank's random state is in it.
-
-        Args:
-            step: optimizer steps completed.
-            best: what the checkpoint hook knows of the epochs so far.
-            validation_due: whether a validation is to be made before training goes on.
-        """
-        content = self.weights_checkpoint()
-        content["meta"] = {**self._meta(step), "validation_due": validation_due}
-        content["optimizer"] = self.optim_wrapper.state_dict()
-        content["param_schedulers"] = [scheduler.state_dict() for scheduler in self.param_schedulers or []]
-        content["rng"] = self.distributed_group.gather(rng.rng_state(self.backend))
-        content["best"] = dict(best)
-        self.call_hook("before_save_checkpoint", checkpoint=content)
-        return content
-
-    def _meta(self, step: int) -> dict[str, Any]:
-        trains = self._train_loop is not None
-        return {
-            "format": 1,
-            "experiment": self.session.config.name,
-            "step": step,
-            "epoch": self.epoch if trains else 0,
-            "samples": self.train_loop.sampler.samples if trains else 0,
-            "global_batch_size": self.session.config.global_batch_size,
-            "world_size": self.world_size,
-            "seed": self.seed,
-        }
-
-    def restore(self, content: Mapping[str, Any], source: str) -> dict[str, Any]:
-        """Continue from a training checkpoint.
-
-        Args:
-            content: what :meth:`training_checkpoint` gave.
-            source: where it was read, for messages.
-
-        Returns:
-            What the checkpoint hook knew.
-
-        Raises:
-            CheckpointError: it does not fit this model, or is no training checkpoint.
-            ConfigError: it was trained with another global batch size or seed: the data order would not continue.
-        """
-        missing = {"meta", "state_dict", "optimizer", "rng", "best"} - set(content)
-        if missing:
-            raise CheckpointError(
-                f"{source} is no training checkpoint (no {', '.join(sorted(missing))}); to start from its weights, "
-                "use init_from instead of resume"
-            )
-        meta = content["meta"]
-        for key, mine in (("global_batch_size", self.session.config.global_batch_size), ("seed", self.seed)):
-            if meta[key] != mine:
-                raise ConfigError(
-                    f"resume: {source} was trained with {key}={meta[key]}, this run has {mine}; set {key}={meta[key]}"
-                )
-        self.call_hook("after_load_checkpoint", checkpoint=content)
-        try:
-            unwrapped(self.model).load_state_dict(content["state_dict"])
-        except RuntimeError as error:
-            raise CheckpointError(f"{source} does not fit the model of this run: {error}") from error
-        self.optim_wrapper.load_state_dict(content["optimizer"])
-        for scheduler, state in zip(self.param_schedulers or [], content["param_schedulers"]):
-            scheduler.load_state_dict(state)
-        self.train_loop.restore(meta["epoch"], meta["step"], meta["samples"], meta.get("validation_due", False))
-        states = content["rng"]
-        if self.world_size == len(states):
-            rng.set_rng_state(states[self.rank], self.backend)
-        else:
-            rng.seed_everything(self.session.config.seed + self.rank + 1000003 * meta["step"], self.backend)
-            logger.warning("resumed at world size %d, not %d: random states start anew", self.world_size, len(states))
-        return dict(content["best"])
+            try:
+                call(self, **kwargs)
+            except (AssertionError, ImportError, ValueError) as error:
+                # Where MMEngine's hooks check their settings against the run.
+                if fn_name not in ("before_run", "before_train") or type(call.__self__).__module__.startswith("exp."):
+                    raise
+                raise ConfigError(f"hooks: {type(call.__self__).__name__}: {error}") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Mapping
 
 from mmengine.model import MMDistributedDataParallel
 from mmengine.registry import MODEL_WRAPPERS
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from exp.backend import Backend
 
-__all__ = ["unwrapped", "wrap"]
+__all__ = ["forward", "predictions", "preprocessed", "unwrapped", "wrap"]
 
 _DEFAULTS = {
     "find_unused_parameters": False,
@@ -51,7 +51,7 @@ class _TrainStep:
     def train_step(self: Any, data: dict[str, torch.Tensor], optim_wrapper: Any) -> dict[str, torch.Tensor]:
         """Forward through the DDP class, so that its hooks see the backward pass; then one optimizer update."""
         with optim_wrapper.optim_context(self):
-            losses = self(**data, mode="loss")
+            losses = forward(self, preprocessed(self.module, data, training=True), "loss")
         loss, log_vars = self.module.parse_losses(losses)
         optim_wrapper.update_params(loss)
         return log_vars
@@ -99,6 +99,35 @@ def wrap(model: nn.Module, kind: str, options: dict[str, Any], backend: Backend,
     # MMEngine looks inside what it knows for a wrapper.
     MODEL_WRAPPERS.register_module(name=f"{base.__module__}.{base.__name__}", module=ddp, force=True)
     return ddp(model, **options, **backend.ddp_kwargs(device))
+
+
+def preprocessed(model: nn.Module, data: Any, training: bool = False) -> Any:
+    """A batch as the model's ``forward`` takes it, after MMEngine's ``data_preprocessor`` where the model has one.
+
+    Args:
+        model: without a wrapper.
+        data: a batch on the model's device.
+        training: what the preprocessor is told; it may augment then.
+    """
+    preprocessor: Any = getattr(model, "data_preprocessor", None)
+    return data if preprocessor is None else preprocessor(data, training)
+
+
+def forward(model: nn.Module, data: Any, mode: str) -> Any:
+    """Call a model or its wrapper with a preprocessed batch: keyword arguments, or positional ones."""
+    return model(**data, mode=mode) if isinstance(data, Mapping) else model(*data, mode=mode)
+
+
+def predictions(model: nn.Module, data: Any, stage: str = "test") -> Any:
+    """What a model predicts for a batch, by MMEngine's ``val_step`` or ``test_step`` where it has them.
+
+    Args:
+        model: without a wrapper.
+        data: a batch on the model's device, not preprocessed.
+        stage: ``val`` or ``test``.
+    """
+    step: Any = getattr(model, f"{stage}_step", None)
+    return forward(model, preprocessed(model, data), "predict") if step is None else step(data)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -23,6 +23,8 @@ class _PassThrough(nn.Module):
         del training
         return data
 
+    __call__ = forward  # at every step: without the module's own machinery
+
 
 class Model(BaseModel):
     """A model that MMEngine's Runner, MMDistributedDataParallel and our engine can run.
@@ -107,18 +109,18 @@ class Model(BaseModel):
             The losses by name, still on the device.
         """
         with optim_wrapper.optim_context(self):
-            losses = self(**data, mode="loss")
+            losses = self(**self.data_preprocessor(data, True), mode="loss")
         loss, log_vars = self.parse_losses(losses)
         optim_wrapper.update_params(loss)
         return log_vars
 
     def val_step(self, data: dict[str, torch.Tensor]) -> Any:
         """Predictions for one batch."""
-        return self(**data, mode="predict")
+        return self(**self.data_preprocessor(data, False), mode="predict")
 
     def test_step(self, data: dict[str, torch.Tensor]) -> Any:
         """Predictions for one batch."""
-        return self(**data, mode="predict")
+        return self(**self.data_preprocessor(data, False), mode="predict")
 
     def parse_losses(self, losses: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """The total to back-propagate, and what to log.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Callable
 import torch
 
 from exp.engine.loops import move
+from exp.engine.wrapper import forward, predictions, preprocessed
 from exp.models.dinov3.inference import augmented
 
 if TYPE_CHECKING:
@@ -18,8 +19,8 @@ __all__ = ["batch_outputs", "pixel_scores", "scene_scores"]
 def batch_outputs(session: Session, model: Any, batch: dict[str, Any]) -> torch.Tensor:
     """What the model predicts for a batch of the data, as its metrics take it, on the CPU."""
     with torch.no_grad(), session.backend.autocast(session.config.precision):
-        outputs: torch.Tensor = model(**move(batch, session.device), mode="predict")
-    return outputs.cpu()
+        outputs: torch.Tensor = predictions(model, move(batch, session.device))
+    return outputs.detach().cpu()
 
 
 def scene_scores(session: Session, model: Any) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -27,7 +28,7 @@ def scene_scores(session: Session, model: Any) -> Callable[[torch.Tensor], torch
 
     def scores(image: torch.Tensor) -> torch.Tensor:
         with torch.no_grad(), session.backend.autocast(session.config.precision):
-            logits = model(image=image.to(session.device), mode="tensor")
+            logits = forward(model, preprocessed(model, {"image": image.to(session.device)}), "tensor")
         probabilities = torch.softmax(logits.float(), dim=-1).cpu()
         session.backend.end_batch()
         return probabilities
@@ -45,7 +46,7 @@ def pixel_scores(session: Session, model: Any) -> Callable[[torch.Tensor], torch
     flip = bool(session.config.model.get("tta_flip", False))
 
     def logits(image: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = model(image=image, mode="tensor").float()
+        result: torch.Tensor = forward(model, preprocessed(model, {"image": image}), "tensor").float()
         return result
 
     def scores(image: torch.Tensor) -> torch.Tensor:

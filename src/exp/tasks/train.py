@@ -11,14 +11,15 @@ from omegaconf import OmegaConf
 from exp.data.loader import eval_loader, train_loader
 from exp.data.sampler import EvalBatchSampler, TrainBatchSampler
 from exp.engine import checkpoint
-from exp.engine.hooks import CheckpointHook, MetricsHook, truncate_metrics
+from exp.engine.checkpoint_hook import CheckpointHook
+from exp.engine.hooks import MetricsHook, truncate_metrics
 from exp.engine.loops import EvalLoop, TrainLoop
 from exp.engine.optim import BackendOptimWrapper, build_optimizer
 from exp.engine.preemption import Agreement, PreemptionHook
 from exp.engine.progress import Progress
 from exp.engine.rng import seed_everything
 from exp.engine.runner import Runner
-from exp.engine.wrapper import unwrapped
+from exp.engine.stock_hooks import build_hooks
 from exp.errors import CheckpointError, ConfigError, RunError
 from exp.tasks.common import build_data, build_model, make_result, record_environment
 
@@ -112,7 +113,7 @@ class Training:
                 self.metrics_hook,
                 self.checkpoint_hook,
                 PreemptionHook(Agreement(session.info.notice, session.distributed), self.checkpoint_hook),
-                *OmegaConf.to_container(config.hooks, resolve=True),  # type: ignore[misc]
+                *build_hooks(OmegaConf.to_container(config.hooks, resolve=True), self.metric, data.greater_is_better),  # type: ignore[arg-type]
             ],
             visualizer=_visualizer(session),
         )
@@ -134,8 +135,8 @@ class Training:
         resumed_from = self._resume()
         try:
             runner.train()
-            best = self._load_best()
-            metrics = runner.test()
+            content, tested = self.checkpoint_hook.tested(runner)
+            metrics = runner.test_with(content)
         finally:  # the terminal's cursor and the loaders' processes, whatever has happened
             self.metrics_hook.progress.stop()
             runner.close()
@@ -150,14 +151,13 @@ class Training:
             greater_is_better=self.data.greater_is_better,
             steps=runner.iter,
             epochs=runner.epoch,
-            best_epoch=best,
             measured_on=self.data.tested_on,
             metric_units=getattr(self.data, "metric_units", {}),
             data=self.data.record(self.session.distributed.gather),
-            validation={self.metric: self.checkpoint_hook.best},
             samples_per_second=hook.samples / hook.train_seconds if hook.train_seconds else None,
             time_to_first_step_s=hook.time_to_first_step,
             resumed_from=resumed_from,
+            **tested,
         )
 
     def _draw(self) -> None:
@@ -181,7 +181,7 @@ class Training:
         if path is None:
             self._forget_metrics()
             return None
-        self.runner.resume_from(content, str(path), self.checkpoint_hook)
+        self.runner.resume_from(content, path, self.checkpoint_hook)
         if session.distributed.is_main:
             truncate_metrics(session.folder.metrics, content["meta"]["step"])
         session.distributed.barrier()
@@ -192,16 +192,6 @@ class Training:
         """Drop the lines of an earlier attempt in this folder that left no checkpoint."""
         if self.session.distributed.is_main:
             truncate_metrics(self.session.folder.metrics, 0)
-
-    def _load_best(self) -> int:
-        """Give the model its best weights; they were written by rank 0, so all ranks wait for it first."""
-        hook, runner = self.checkpoint_hook, self.runner
-        self.session.distributed.barrier()
-        if hook.keep_best and hook.best_path.is_file():
-            content = checkpoint.read(hook.best_path)
-            unwrapped(runner.model).load_state_dict(content["state_dict"])
-            return int(content["meta"]["epoch"])
-        return runner.epoch
 
 
 def _find(session: Session, wanted: str) -> tuple[Path | None, Any]:

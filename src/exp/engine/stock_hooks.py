@@ -1,0 +1,181 @@
+"""MMEngine's own hooks, so that they do here what they say.
+
+Most of them run as they are. Those below stand in for the class of the same name, where that one knows one vendor's
+devices only, loses its state on resuming, or writes beside the run folder. docs/hooks.md has the whole table.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Mapping, Sequence
+
+import mmengine.hooks
+import torch
+from mmengine.hooks import Hook
+from mmengine.hooks.hook import DATA_BATCH
+from mmengine.registry import HOOKS
+from omegaconf import OmegaConf
+
+from exp.config.explain import nearest
+from exp.config.hooks import REFUSED, refusal
+from exp.errors import ConfigError, UnavailableError
+
+__all__ = ["EveryStepHook", "RuntimeInfoHook", "build_hooks"]
+
+
+class RuntimeInfoHook(mmengine.hooks.RuntimeInfoHook):
+    """Keeps ``runner.message_hub`` up to date: counters at each step, metrics after each evaluation.
+
+    Learning rate and losses are there every ``log_every`` steps, from :class:`exp.engine.hooks.MetricsHook`.
+    """
+
+    def before_run(self, runner: Any) -> None:
+        """Seed, name and configuration of the run."""
+        self.last_loop_stage = None
+        runner.message_hub.update_info_dict(
+            {
+                "cfg": OmegaConf.to_yaml(runner.session.config),
+                "seed": runner.seed,
+                "experiment_name": runner.experiment_name,
+                "mmengine_version": mmengine.__version__,
+            }
+        )
+
+    def before_train_iter(self, runner: Any, batch_idx: int, data_batch: DATA_BATCH = None) -> None:
+        """Count the step."""
+        runner.message_hub.update_info("iter", runner.iter)
+
+    def after_train_iter(
+        self, runner: Any, batch_idx: int, data_batch: DATA_BATCH = None, outputs: dict[str, Any] | None = None
+    ) -> None:
+        """Read nothing: that would wait for the device at every step."""
+
+
+class EveryStepHook(mmengine.hooks.RuntimeInfoHook):
+    """What MMEngine's RuntimeInfoHook adds to ours: learning rate and losses in the message hub at every step."""
+
+    def get_triggered_stages(self) -> list[str]:
+        """Only these; ours has the rest."""
+        return ["before_train_iter", "after_train_iter"]
+
+
+class EmptyCacheHook(mmengine.hooks.EmptyCacheHook):
+    """Empties the device's cache, whatever the device; the original asks two vendors' libraries."""
+
+    def _before_epoch(self, runner: Any, mode: str = "train") -> None:
+        if self._do_before_epoch:
+            _empty_cache(runner.device)
+
+    def _after_epoch(self, runner: Any, mode: str = "train") -> None:
+        if self._do_after_epoch:
+            _empty_cache(runner.device)
+
+    def _after_iter(
+        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None, mode: str = "train"
+    ) -> None:
+        if self._do_after_iter:
+            _empty_cache(runner.device)
+
+
+def _empty_cache(device: torch.device) -> None:
+    empty = getattr(getattr(torch, device.type, None), "empty_cache", None)
+    if empty is not None:
+        empty()
+
+
+class SyncBuffersHook(Hook):
+    """Averages buffers over ranks after each epoch, too; the engine does so before validations and checkpoints.
+
+    The original uses a process group that some devices' collectives do not give, and runs at each validation again.
+    """
+
+    def after_train_epoch(self, runner: Any) -> None:
+        """Average them."""
+        runner.average_buffers()
+
+
+class EarlyStoppingHook(mmengine.hooks.EarlyStoppingHook):
+    """Goes on counting when a run is resumed."""
+
+    priority = "LOW"  # before the checkpoint of this validation is written
+
+    def before_save_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
+        """Keep the count."""
+        states = checkpoint.setdefault("early_stopping", {})
+        states[self.monitor] = {"wait_count": self.wait_count, "best_score": float(self.best_score)}
+
+    def after_load_checkpoint(self, runner: Any, checkpoint: Mapping[str, Any]) -> None:
+        """Take the count up again."""
+        state = checkpoint.get("early_stopping", {}).get(self.monitor) if runner._resume else None
+        if state is not None:
+            self.wait_count, self.best_score = state["wait_count"], state["best_score"]
+
+
+class ProfilerHook(mmengine.hooks.ProfilerHook):
+    """Writes into the run folder, one file per rank, also where training ends before an epoch does."""
+
+    def before_run(self, runner: Any) -> None:
+        """Begin, once: the test of the same run is not profiled."""
+        if hasattr(self, "profiler"):
+            return
+        name: Any = self.json_trace_path
+        if name is None and self.on_trace_ready is None:
+            name = "profile.json"
+        if name is not None:
+            path = Path(runner.work_dir, name)
+            if runner.world_size > 1:
+                path = path.with_name(f"{path.stem}.rank{runner.rank}{path.suffix}")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self.json_trace_path: str | None = str(path)
+        super().before_run(runner)
+
+    def after_train(self, runner: Any) -> None:
+        """Write what there is, where no whole epoch has been trained."""
+        if not self._closed:
+            self._export_chrome_trace(runner)
+
+
+_INSTEAD = {
+    mmengine.hooks.RuntimeInfoHook: EveryStepHook,
+    mmengine.hooks.EmptyCacheHook: EmptyCacheHook,
+    mmengine.hooks.SyncBuffersHook: SyncBuffersHook,
+    mmengine.hooks.EarlyStoppingHook: EarlyStoppingHook,
+    mmengine.hooks.ProfilerHook: ProfilerHook,
+}
+
+
+def build_hooks(configs: Sequence[Mapping[str, Any]], metric: str, greater_is_better: bool) -> list[Hook]:
+    """The hooks of a configuration.
+
+    Args:
+        configs: each has ``type`` (a registered name or a dotted path), perhaps ``priority``, and arguments.
+        metric: the validation metric of the data.
+        greater_is_better: its rule, for an EarlyStoppingHook that monitors it and gives none.
+
+    Raises:
+        ConfigError: a hook is unknown, refused, or does not take its arguments.
+        UnavailableError: it needs a package that is not installed.
+    """
+    return [_build(dict(config), metric, greater_is_better) for config in configs]
+
+
+def _build(config: dict[str, Any], metric: str, greater_is_better: bool) -> Hook:
+    name, priority = config.pop("type"), config.pop("priority", None)
+    cls = HOOKS.get(name)
+    if cls is None:
+        known = [known for known in HOOKS.module_dict if known not in REFUSED]
+        raise ConfigError(f"hooks: there is no hook {name}{nearest(name, known)}; known are {', '.join(sorted(known))}")
+    for base in cls.__mro__:
+        if base is not Hook and base.__module__.startswith("mmengine.") and base.__name__ in REFUSED:
+            raise ConfigError(refusal(base.__name__))
+    if cls is mmengine.hooks.EarlyStoppingHook and config.get("monitor") == metric:
+        config.setdefault("rule", "greater" if greater_is_better else "less")
+    try:
+        hook: Hook = _INSTEAD.get(cls, cls)(**config)
+    except ImportError as error:
+        raise UnavailableError(f"hooks: {name} needs a package that is not installed: {error}") from error
+    except (AssertionError, TypeError, ValueError) as error:
+        raise ConfigError(f"hooks: {name} does not take these settings: {error}") from error
+    if priority is not None:
+        hook.priority = priority
+    return hook

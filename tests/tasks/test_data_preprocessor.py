@@ -1,0 +1,96 @@
+"""A model of MMEngine's own kind, with a data preprocessor: the same inputs wherever it is called."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from mmengine.model import BaseModel, ImgDataPreprocessor
+
+from exp.engine.wrapper import forward, predictions, preprocessed
+from tests.conftest import TINY
+
+# Whatever a batch holds, the model is to see 100.
+MINE = """
+import json
+import torch
+from mmengine.model import BaseDataPreprocessor, BaseModel
+from exp.models.base import Model
+
+class Hundred(BaseDataPreprocessor):
+    def forward(self, data, training=False):
+        data = self.cast_data(data)
+        return {**data, "x": torch.full_like(data["x"], 100.0 + training)}
+
+class Note:
+    def note(self, x, mode):
+        with open("inputs.jsonl", "a") as file:
+            file.write(json.dumps([mode, x.min().item(), x.max().item()]) + chr(10))
+
+    def build(self, horizon, channels):
+        self.level = torch.nn.Parameter(torch.zeros(horizon, channels))
+
+    def forward(self, x, y=None, mode="tensor", **_):
+        self.note(x, mode)
+        found = self.level.expand(x.shape[0], -1, -1)
+        return {"loss": (found - y).square().mean()} if mode == "loss" else found
+
+class Stock(Note, BaseModel):
+    def __init__(self, horizon, channels, **_):
+        super().__init__(data_preprocessor=Hundred())
+        self.build(horizon, channels)
+
+class Ours(Note, Model):
+    def __init__(self, horizon, channels, **_):
+        super().__init__()
+        self.data_preprocessor = Hundred()
+        self.build(horizon, channels)
+"""
+
+
+@pytest.mark.parametrize("model", ["Stock", pytest.param("Ours", marks=pytest.mark.slow)])
+def test_training_under_each_wrapper_and_evaluation_see_the_same(exp, model):
+    (exp.folder / "mine.py").write_text(MINE)
+    settings = [*TINY, f"model._target_=mine.{model}", "max_steps=1"]
+
+    def seen(*arguments):
+        notes = exp.folder / "inputs.jsonl"
+        notes.write_text("")
+        done = exp(*settings, *arguments)
+        assert done.returncode == 0, done.stderr
+        return {tuple(json.loads(line)) for line in notes.read_text().splitlines()}
+
+    both = {("loss", 101.0, 101.0), ("predict", 100.0, 100.0)}
+    assert seen("output_dir=none") == both
+    for wrapper in ("mmddp", "ddp"):
+        assert seen(f"output_dir={wrapper}", f"wrapper={wrapper}", "nproc=2") == both
+    for task in ("eval", "predict"):
+        assert seen(f"task={task}", "init_from=none", f"output_dir={task}") == {("predict", 100.0, 100.0)}
+
+
+class Pixels(BaseModel):
+    """As from an image library on MMEngine: ``inputs`` and ``data_samples``."""
+
+    def __init__(self):
+        super().__init__(ImgDataPreprocessor(mean=[1.0], std=[2.0], pad_size_divisor=4, bgr_to_rgb=True))
+        self.scale = torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, inputs, data_samples=None, mode="tensor"):
+        return inputs * self.scale
+
+
+@pytest.mark.parametrize("stage", ["val", "test"])
+def test_mmengines_image_preprocessor(stage):
+    model, images = Pixels(), torch.rand(2, 3, 6, 8) * 255
+    expected = torch.nn.functional.pad((images.flip(1) - 1) / 2, (0, 0, 0, 2))
+    assert torch.equal(predictions(model, {"inputs": images}, stage), expected)
+    assert torch.equal(forward(model, preprocessed(model, {"inputs": images}), "tensor"), expected)
+
+
+def test_a_model_without_any_of_it_is_called_with_the_batch():
+    class Plain(torch.nn.Module):
+        def forward(self, x, mode):
+            return x, mode
+
+    assert predictions(Plain(), {"x": 3}) == (3, "predict")
