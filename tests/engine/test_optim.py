@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from exp.backends.cpu import CpuBackend
 from omegaconf import OmegaConf
 
 from exp.config.schema import OptimConfig
-from exp.engine.optim import build_optimizer
+from exp.engine.optim import BackendOptimWrapper, build_optimizer
 from exp.errors import ConfigError
 from exp.models.dinov3 import SceneClassifier
 from tests.engine.conftest import Line
@@ -40,7 +41,16 @@ def test_learning_rates_fall_with_depth():
     assert found["backbone.blocks.1.attn.qkv.weight"] == pytest.approx(0.05)
     assert found["backbone.blocks.0.mlp.fc1.bias"] == pytest.approx(0.005)
     assert found["backbone.patch_embed.proj.weight"] == found["backbone.cls_token"] == pytest.approx(0.0005)
-    assert made.param_groups[0]["lr"] == 1.0  # the one that is logged
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0, 10.0])
+def test_the_rate_that_is_logged_is_that_of_optim_lr(scale):
+    made = optimizer(SceneClassifier(3, **SMALL), backbone_lr_scale=scale)
+    wrapper = BackendOptimWrapper(made, CpuBackend(name="cpu"))
+    assert wrapper.learning_rate == 1.0
+    for group in made.param_groups:
+        group["lr"] *= 0.5  # as a scheduler does
+    assert wrapper.learning_rate == 0.5
 
 
 def test_norms_and_biases_can_go_without_decay():

@@ -105,7 +105,7 @@ class MetricsHook(Hook):
         if not losses:
             return
         record: dict[str, Any] = dict(losses)
-        record["lr"] = runner.optim_wrapper.optimizer.param_groups[0]["lr"]
+        record["lr"] = runner.optim_wrapper.learning_rate
         if runner.optim_wrapper.grad_norm is not None:
             record["grad_norm"] = float(runner.optim_wrapper.grad_norm)
         record["samples_per_second"] = samples / seconds

@@ -53,6 +53,14 @@ class BackendOptimWrapper(OptimWrapper):
             None  # called with all gradients in place, before they are clipped
         )
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        rates = [group["lr"] for group in optimizer.param_groups]
+        self._logged = rates.index(optimizer.defaults["lr"]) if optimizer.defaults["lr"] in rates else 0
+
+    @property
+    def learning_rate(self) -> float:
+        """The present rate of the parameters that began with the optimizer's own; the first group's where none did."""
+        rate: float = self.optimizer.param_groups[self._logged]["lr"]
+        return rate
 
     def initialize_count_status(self, model: nn.Module, init_counts: int, max_counts: int) -> None:
         """Start a count of micro-batches; our loop only ever runs whole optimizer steps, so nothing is left over."""

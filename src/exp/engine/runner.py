@@ -16,7 +16,7 @@ from mmengine.logging import MMLogger
 from mmengine.runner import BaseLoop
 from mmengine.runner import Runner as MMEngineRunner
 
-from exp.engine import rng, schedule  # noqa: F401 - registers the schedulers
+from exp.engine import rng, schedule
 from exp.engine.batchnorm import fit_batchnorm
 from exp.engine.losses import LossMeter
 from exp.engine.placement import check_optimizer, check_placement, placement_report
@@ -123,6 +123,7 @@ class Runner(MMEngineRunner):
         reached = []
         for config in scheduler:
             if isinstance(config, dict):
+                schedule.check_groups(config, self.optim_wrapper.optimizer)
                 config.setdefault("epoch_length", self.train_loop.steps_per_epoch)
                 end = self.max_epochs if config.get("by_epoch", True) else self.max_iters
                 if config.get("begin", 0) >= min(end, config.get("end", end)):
