@@ -293,7 +293,10 @@ class Backend(abc.ABC):
         return None
 
     def end_step(self, optimizer: torch.optim.Optimizer, **kwargs: Any) -> None:
-        """Take the optimizer's step; lazy devices also end their graph here."""
+        """Take the optimizer's step; lazy devices also end their graph here. Called once per step at any precision.
+
+        With a loss scaler, ``optimizer.step`` is the scaler's, which may leave the update out.
+        """
         optimizer.step(**kwargs)
 
     def end_batch(self) -> None:
