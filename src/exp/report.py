@@ -126,7 +126,7 @@ def _print_table(config: Any, folder: RunFolder, result: dict[str, Any]) -> None
         table.add_column("published", justify="right")
     for name, value in result["metrics"].items():
         title = name.upper() if len(name) <= 3 else name.replace("_", " ")  # MSE, but mIoU and accuracy
-        row = [title, f"{value:,}" if isinstance(value, int) else f"{value:.4f}"]
+        row = [title, _shown(value)]
         if published:
             row.append(f"{published[name]:.3f}" if name in published else "")
         table.add_row(*row)
@@ -137,3 +137,9 @@ def _print_table(config: Any, folder: RunFolder, result: dict[str, Any]) -> None
     speed = f", {result['samples_per_second']:,.0f} samples/s" if result.get("samples_per_second") else ""
     steps = f"{result['steps']} steps, " if result["steps"] else ""
     terminal.print(f"{steps}{result['wall_s']:.0f} s{speed}; results in {console.shown(folder.path)}", soft_wrap=True)
+
+
+def _shown(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4f}"

@@ -12,6 +12,7 @@ from mmengine.hooks import Hook
 from exp.engine import checkpoint
 from exp.engine.staged import staged_bytes
 from exp.errors import RunError
+from exp.runfolder import to_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -150,7 +151,7 @@ class MetricsHook(Hook):
         if runner.distributed_group.is_main:
             if self._file is None:
                 self._file = self.path.open("a", encoding="utf-8", buffering=1)
-            self._file.write(json.dumps({"split": split, "step": step, "epoch": runner.epoch, **values}) + "\n")
+            self._file.write(to_json({"split": split, "step": step, "epoch": runner.epoch, **values}) + "\n")
             if runner.visualizer._vis_backends:
                 runner.visualizer.add_scalars(scalars, step=step)
 
