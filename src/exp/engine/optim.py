@@ -11,6 +11,7 @@ from mmengine.registry import OPTIMIZERS
 from omegaconf import OmegaConf
 from torch import nn
 
+from exp.backend import FLOAT32
 from exp.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class BackendOptimWrapper(OptimWrapper):
     Args:
         optimizer: a torch optimizer.
         backend: gives autocast, loss scaler and the step itself.
-        precision: ``fp32``, ``bf16`` or ``fp16``.
+        precision: one of :data:`exp.backend.PRECISIONS`.
         accumulate: micro-batches per optimizer step.
         clip_grad_norm: largest L2 norm of all gradients, or None.
     """
@@ -96,7 +97,7 @@ class BackendOptimWrapper(OptimWrapper):
 
     def optim_context(self, model: nn.Module) -> ContextManager[Any]:
         """Autocast, and no gradient exchange before the last micro-batch of a step."""
-        if self.precision == "fp32" and self._accumulative_counts == 1:
+        if self.precision in FLOAT32 and self._accumulative_counts == 1:
             return _NOTHING
         return self._optim_context(model)
 
