@@ -197,7 +197,9 @@ class CudaBackend(Backend):
         if None not in place:
             described["bus_id"] = "{:04x}:{:02x}:{:02x}.0".format(*place)
         card = self._card(device.index)
-        return described if card is None else {**described, "card": card}
+        if card is not None:
+            return {**described, "card": card}
+        return {**described, "visible": _probe.visible_name(device.index, *self.visible_variables)}
 
     def _card(self, index: int) -> int | None:
         """Number on this host of the card that torch calls ``index``, as far as the variables tell."""
