@@ -320,7 +320,7 @@ class Backend(abc.ABC):
     def describe(self, device: torch.device) -> dict[str, Any]:
         """``{"name", "index"}`` and what else is known of one device, for the run record.
 
-        ``uuid``, ``serial``, ``bus_id`` or ``card`` (its number on the host, visible or not) tell cards apart, as far as
-        they are known; where none is, ``visible``, the card's name in the visible-devices variable (:mod:`exp.cards`).
+        ``uuid``, ``serial``, ``bus_id`` or ``card`` (its number on the host, visible or not) tell cards apart, as far
+        as they are known; where none is, ``visible``, its name in the visible-devices variable (:mod:`exp.cards`).
         """
         return {"name": device.type, "index": device.index}
