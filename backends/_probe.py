@@ -11,7 +11,15 @@ import sys
 from pathlib import Path
 from typing import Any, Iterator
 
-__all__ = ["count_visible", "nvml_device_count", "nvml_driver_version", "torch_build", "torch_missing", "visible_card"]
+__all__ = [
+    "count_visible",
+    "nvml_device_count",
+    "nvml_driver_version",
+    "torch_build",
+    "torch_missing",
+    "visible_card",
+    "visible_name",
+]
 
 _VERSION_LENGTH = 80  # NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE of nvml.h
 
@@ -105,3 +113,13 @@ def visible_card(index: int, *variables: str) -> int | None:
             visible = [item.strip() for item in value.split(",")]
             return int(visible[index]) if index < len(visible) and visible[index].isdigit() else None
     return index
+
+
+def visible_name(index: int, *variables: str) -> str | None:
+    """How the first of ``variables`` that is set names the ``index``-th visible card; None: no such name."""
+    for variable in variables:
+        value = os.environ.get(variable)
+        if value is not None:
+            visible = [item.strip() for item in value.split(",")]
+            return visible[index] if index < len(visible) else None
+    return None

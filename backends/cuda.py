@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exp.backends import _monitor, _probe
 
-from exp.backend import Backend
-from exp.errors import UnavailableError
+from exp.backend import FLOAT32, Backend
+from exp.errors import ConfigError, UnavailableError
 
 if TYPE_CHECKING:
     import torch
@@ -16,14 +17,14 @@ if TYPE_CHECKING:
 __all__ = ["CudaBackend"]
 
 _PROC = Path("/proc/driver/nvidia/gpus")
-_BF16_SINCE = 8  # compute capability of Ampere
+_AMPERE = 8  # compute capability: the first with bf16 and TF32
 
 
 class CudaBackend(Backend):
     """NVIDIA cards through ``torch.cuda``, with NCCL; CPU tensors go over gloo beside it."""
 
     device_type = "cuda"
-    precisions = ("fp32", "bf16", "fp16")
+    precisions = ("fp32", "bf16", "fp16", "tf32")
     default_process_group = "cpu:gloo,cuda:nccl"
     gloo_carries_device = True
     supports_sync_batchnorm = True
@@ -37,6 +38,7 @@ class CudaBackend(Backend):
         "NCCL_SOCKET_IFNAME",
         "NCCL_IB_DISABLE",
         "NCCL_P2P_DISABLE",
+        "NVIDIA_TF32_OVERRIDE",
         "PYTORCH_CUDA_ALLOC_CONF",
     )
 
@@ -84,13 +86,34 @@ class CudaBackend(Backend):
         return torch.device(self.device_type, local_rank)
 
     def supports(self, precision: str) -> bool:
-        """bf16 only where the card has it."""
+        """bf16 and tf32 only where the card has them."""
         import torch
 
-        if precision == "bf16":
+        if precision in ("bf16", "tf32"):
             # torch.cuda.is_bf16_supported says yes to cards that emulate it, slowly.
-            return torch.cuda.get_device_capability()[0] >= _BF16_SINCE
+            return torch.cuda.get_device_capability()[0] >= _AMPERE
         return super().supports(precision)
+
+    def set_precision(self, precision: str) -> None:
+        """Turn TF32 on or off for matrix products, convolutions (where torch has it on by default) and RNNs.
+
+        Raises:
+            ConfigError: NVIDIA_TF32_OVERRIDE, which the libraries obey before torch, says the opposite.
+        """
+        import torch
+
+        allowed = precision == "tf32"
+        overrule = os.environ.get("NVIDIA_TF32_OVERRIDE")
+        if precision in FLOAT32 and overrule == str(int(not allowed)):
+            raise ConfigError(f"NVIDIA_TF32_OVERRIDE={overrule} overrules precision={precision}; unset it")
+        super().set_precision(precision)
+        torch.backends.cuda.matmul.allow_tf32 = allowed
+        torch.backends.cudnn.allow_tf32 = allowed
+        if hasattr(torch.backends.cudnn, "conv"):
+            # Torch >= 2.9 has newer names, and refuses to read an older one where the two disagree: both are told.
+            switches: Any = (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn)
+            for switch in switches:
+                switch.fp32_precision = "tf32" if allowed else "ieee"
 
     def grad_scaler(self, precision: str) -> Any | None:
         """The scaler that every supported torch has for this device."""
@@ -174,7 +197,9 @@ class CudaBackend(Backend):
         if None not in place:
             described["bus_id"] = "{:04x}:{:02x}:{:02x}.0".format(*place)
         card = self._card(device.index)
-        return described if card is None else {**described, "card": card}
+        if card is not None:
+            return {**described, "card": card}
+        return {**described, "visible": _probe.visible_name(device.index, *self.visible_variables)}
 
     def _card(self, index: int) -> int | None:
         """Number on this host of the card that torch calls ``index``, as far as the variables tell."""

@@ -277,4 +277,10 @@ class GcuBackend(Backend):
         """Name, index and total memory in bytes of the card, and its number on the host."""
         properties = _gcu().get_device_properties(device.index)
         described = {"name": properties.name, "index": device.index, "memory": properties.total_memory}
-        return {**described, "card": _probe.visible_card(device.index, "TOPS_VISIBLE_DEVICES")}
+        return {**described, **place_of(device.index)}
+
+
+def place_of(index: int) -> dict[str, Any]:
+    """The card's number on the host, or the name that the variable gives it."""
+    card = _probe.visible_card(index, "TOPS_VISIBLE_DEVICES")
+    return {"visible": _probe.visible_name(index, "TOPS_VISIBLE_DEVICES")} if card is None else {"card": card}

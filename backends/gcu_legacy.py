@@ -6,8 +6,7 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-from exp.backends import _probe
-from exp.backends.gcu import GcuBackend
+from exp.backends.gcu import GcuBackend, place_of
 
 from exp.errors import ConfigError
 
@@ -153,8 +152,7 @@ class LegacyGcuBackend(GcuBackend):
 
     def describe(self, device: torch.device) -> dict[str, Any]:
         """Index, and the card's number on the host; efsmi knows more."""
-        card = _probe.visible_card(device.index, "TOPS_VISIBLE_DEVICES")
-        return {"name": "GCU (legacy)", "index": device.index, "card": card}
+        return {"name": "GCU (legacy)", "index": device.index, **place_of(device.index)}
 
 
 def _free_port() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ __all__ = ["RocmBackend"]
 
 _TOPOLOGY = Path("/sys/class/kfd/kfd/topology/nodes")
 _DRIVER = Path("/sys/module/amdgpu/version")
+_TF32_SINCE = (2, 7)  # of torch
 
 
 class RocmBackend(CudaBackend):
@@ -22,6 +24,7 @@ class RocmBackend(CudaBackend):
         "ROCR_VISIBLE_DEVICES",
         "HIP_VISIBLE_DEVICES",
         "CUDA_VISIBLE_DEVICES",
+        "HIPBLASLT_ALLOW_TF32",
         "HSA_OVERRIDE_GFX_VERSION",
         "MIOPEN_DISABLE_CACHE",
         "MIOPEN_SYSTEM_DB_PATH",
@@ -58,8 +61,20 @@ class RocmBackend(CudaBackend):
         return _probe.count_visible(left, "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 
     def supports(self, precision: str) -> bool:
-        """Whatever the family can: bf16 needs no particular card here, says torch >= 2.0."""
+        """tf32 on gfx94x alone, the rest on every card: bf16 needs no particular one here, says torch >= 2.0."""
+        if precision == "tf32":
+            import torch
+
+            from exp.compat import TORCH_VERSION
+
+            properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
+            return TORCH_VERSION >= _TF32_SINCE and str(getattr(properties, "gcnArchName", "")).startswith("gfx94")
         return precision in self.precisions
+
+    def set_precision(self, precision: str) -> None:
+        """Also set hipBLASLt's own variable, without which torch has no TF32 here; it is read at every product."""
+        os.environ["HIPBLASLT_ALLOW_TF32"] = str(int(precision == "tf32"))
+        super().set_precision(precision)
 
     def packages(self) -> dict[str, str | None]:
         """The HIP that torch was built for, and the driver."""

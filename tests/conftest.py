@@ -37,6 +37,15 @@ TINY = [
 ]
 
 
+def read_strictly(text: str) -> Any:
+    """The JSON value in ``text``; Python alone would read infinity and nan, which are none."""
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is no JSON: {text}")
+
+    return json.loads(text, parse_constant=refuse)
+
+
 def clean_environment(**extra: str) -> dict[str, str]:
     """The environment of a child: this one's, less what would make it someone's rank; one thread per process."""
     drop = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCH_DISTRIBUTED_BACKEND")
@@ -116,11 +125,11 @@ def exp(tmp_path):
             return self.result(name)
 
         def result(self, name: str) -> dict:
-            return json.loads((tmp_path / name / "result.json").read_text())
+            return read_strictly((tmp_path / name / "result.json").read_text())
 
         def losses(self, name: str) -> dict[int, float]:
             lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
-            records = [json.loads(line) for line in lines]
+            records = [read_strictly(line) for line in lines]
             return {record["step"]: record["loss"] for record in records if record["split"] == "train"}
 
         def path(self, name: str) -> Path:

@@ -24,9 +24,11 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import Store
 
-__all__ = ["PRECISIONS", "Backend"]
+__all__ = ["FLOAT32", "PRECISIONS", "Backend"]
 
-PRECISIONS = ("fp32", "bf16", "fp16")
+PRECISIONS = ("fp32", "bf16", "fp16", "tf32")
+FLOAT32 = ("fp32", "tf32")
+"""Those that store all values as float32; ``tf32`` multiplies them with mantissas of 10 bits."""
 
 
 class Backend(abc.ABC):
@@ -252,9 +254,22 @@ class Backend(abc.ABC):
         """Whether this device trains in ``precision`` (one of :data:`PRECISIONS`)."""
         return precision in self.precisions
 
+    def set_precision(self, precision: str) -> None:
+        """Have this process multiply float32 values in full, or as TF32 where ``precision`` is ``tf32``.
+
+        Called before the first product. The switches that a family has beside torch's general one are set in its file.
+
+        Raises:
+            ConfigError: the environment overrules it.
+        """
+        import torch
+
+        if hasattr(torch, "set_float32_matmul_precision"):  # torch >= 1.12
+            torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+
     def autocast(self, precision: str) -> ContextManager[Any]:
-        """Context manager for the forward pass; does nothing for fp32."""
-        if precision == "fp32":
+        """Context manager for the forward pass; does nothing for fp32 and tf32."""
+        if precision in FLOAT32:
             return contextlib.nullcontext()
         import torch
 
@@ -293,7 +308,10 @@ class Backend(abc.ABC):
         return None
 
     def end_step(self, optimizer: torch.optim.Optimizer, **kwargs: Any) -> None:
-        """Take the optimizer's step; lazy devices also end their graph here."""
+        """Take the optimizer's step; lazy devices also end their graph here. Called once per step at any precision.
+
+        With a loss scaler, ``optimizer.step`` is the scaler's, which may leave the update out.
+        """
         optimizer.step(**kwargs)
 
     def end_batch(self) -> None:
@@ -302,6 +320,7 @@ class Backend(abc.ABC):
     def describe(self, device: torch.device) -> dict[str, Any]:
         """``{"name", "index"}`` and what else is known of one device, for the run record.
 
-        ``uuid``, ``bus_id`` or ``card`` (its number on the host, visible or not) tell cards apart (:mod:`exp.cards`).
+        ``uuid``, ``serial``, ``bus_id`` or ``card`` (its number on the host, visible or not) tell cards apart, as far
+        as they are known; where none is, ``visible``, its name in the visible-devices variable (:mod:`exp.cards`).
         """
         return {"name": device.type, "index": device.index}

@@ -1,39 +1,42 @@
-"""Which physical card a rank has: two descriptions of one card must compare equal. Imports no torch."""
+"""Which physical card a rank has, by what each backend tells of it. Imports no torch."""
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 __all__ = ["identity", "reading_of", "shared"]
 
 
 def identity(device: Mapping[str, Any]) -> str:
-    """What tells a card from the others of its host.
+    """What tells a card from the others of its host, for people.
 
     Args:
-        device: from :meth:`exp.backend.Backend.describe`. The first of ``uuid``, ``bus_id`` and ``card`` (its number on
-            the host) that is known; torch's index only where nothing else is, because visible-device variables, which
-            may differ from one process to the next, give one card several indices.
+        device: from :meth:`exp.backend.Backend.describe`. The first of ``uuid``, ``serial``, ``bus_id`` and ``card``
+            (its number on the host) that is known; torch's index only where nothing else is.
     """
-    if device.get("uuid"):
-        return _uuid(device["uuid"])
-    if device.get("bus_id"):
-        return _bus(device["bus_id"])
-    number = device.get("card")
-    return f"card {device.get('index') if number is None else number}"
+    known = _known(device)
+    address = next((known[key] for key in _ADDRESSES if key in known), None)
+    return address or f"card {known.get('card', device.get('index'))}"
 
 
 def shared(devices: Mapping[int, Mapping[str, Any]]) -> list[tuple[int, int]]:
-    """Pairs of ranks that have one card.
+    """Pairs of ranks that have one card: the first rank that has it, and another.
+
+    Two cards are one where all identities that both tell agree: the parts of a divided card have its address or its
+    UUID, and not both. Where there is none that both tell, they are one only if torch calls both the same, within the
+    same list of visible cards.
 
     Args:
-        devices: by rank, as :func:`identity` takes them, with ``host``.
+        devices: by rank, as :func:`identity` takes them, with ``host`` and, where it is known, ``device``.
     """
-    first: dict[tuple[str, str], int] = {}
+    owners: dict[str, list[int]] = {}
     pairs = []
     for rank, device in sorted(devices.items()):
-        owner = first.setdefault((device["host"], identity(device)), rank)
-        if owner != rank:
+        others = owners.setdefault(device["host"], [])
+        owner = next((other for other in others if _same(devices[other], device)), None)
+        if owner is None:
+            others.append(rank)
+        else:
             pairs.append((owner, rank))
     return pairs
 
@@ -45,20 +48,60 @@ def reading_of(device: Mapping[str, Any], readings: Sequence[Mapping[str, Any]])
         device: from :meth:`exp.backend.Backend.describe`.
         readings: from :meth:`exp.backend.Backend.monitor`.
     """
-    for key, normal in (("uuid", _uuid), ("bus_id", _bus)):
+    own = _known(device)
+    for key in _ADDRESSES:
         for row in readings:
-            if device.get(key) and row.get(key) and normal(device[key]) == normal(row[key]):
+            if key in own and _known(row).get(key) == own[key]:
                 return row
-    number = device.get("card")
-    number = device.get("index") if number is None else number
+    number = own.get("card", device.get("index"))
     return next((row for row in readings if row["index"] == number), None)
 
 
-def _uuid(value: Any) -> str:
-    return str(value).lower().replace("gpu-", "", 1)
+def _same(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+    one, other = _known(first), _known(second)
+    common = one.keys() & other.keys()
+    if common:
+        return all(one[key] == other[key] for key in common)
+    if one or other:
+        return False
+    # Visible-device variables, which may differ from one process to the next, give one card several indices.
+    return all(first.get(key) == second.get(key) for key in ("index", "device", "visible"))
 
 
-def _bus(value: Any) -> str:
+def _known(device: Mapping[str, Any]) -> dict[str, Any]:
+    """The identities that a description has, in one spelling each."""
+    found: dict[str, Any] = {}
+    for key, normal in _ADDRESSES.items():
+        value = normal(str(device[key])) if device.get(key) else ""
+        if value.strip("0:.-"):  # zeros stand for an unknown address
+            found[key] = value
+    if device.get("card") is not None:
+        found["card"] = device["card"]
+    return found
+
+
+def _uuid(value: str) -> str:
+    """Without what only some programs put before it.
+
+    Some cards have a number of 64 bits. Torch shows its 16 hexadecimal digits as if their letters were the 16 bytes of
+    a UUID; the monitor shows the number.
+    """
+    plain = value.lower()
+    for prefix in ("gpu-", "0x"):
+        plain = plain[len(prefix) :] if plain.startswith(prefix) else plain
+    digits = plain.replace("-", "")
+    if len(digits) == 32 and not set(digits) - _HEXADECIMAL:
+        letters = bytes.fromhex(digits).decode("latin-1").lower()
+        if not set(letters) - _HEXADECIMAL:
+            return letters
+    return plain
+
+
+def _bus(value: str) -> str:
     """``00000000:3B:00.0`` and ``0000:3b:00.0`` are one bus."""
-    parts = str(value).lower().split(":")
+    parts = value.lower().split(":")
     return ":".join([parts[-3][-4:].zfill(4) if len(parts) > 2 else "0000", *parts[-2:]])
+
+
+_HEXADECIMAL = set("0123456789abcdef")
+_ADDRESSES: dict[str, Callable[[str], str]] = {"uuid": _uuid, "serial": str, "bus_id": _bus}

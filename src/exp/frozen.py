@@ -149,7 +149,10 @@ def _reference(config: DictConfig, overrides: list[str]) -> DictConfig:
     with open_dict(composed):
         composed.output_dir = config.output_dir
     reference = schema.typed(composed)
-    validate(reference, overrides, create_backend(reference.backend))
+    backend = create_backend(reference.backend)
+    if reference.precision == "tf32" and "tf32" not in backend.precisions:
+        reference.precision = "fp32"  # which TF32 approximates
+    validate(reference, overrides, backend)
     config.reference = reference.backend.name  # where it was auto
     return reference
 

@@ -134,7 +134,7 @@ def _print_table(config: Any, folder: RunFolder, result: dict[str, Any]) -> None
         title = " ".join([first.upper() if len(first) <= 3 else first, *more])  # MSE, but mIoU and accuracy
         unit = result.get("metric_units", {}).get(name)
         title += f" ({unit})" if unit else ""
-        row = [title, f"{value:,}" if isinstance(value, int) else number_text(value)]
+        row = [title, _shown(value)]
         if published:
             row.append(f"{published[name]:.3f}" if name in published else "")
         table.add_row(*row)
@@ -149,3 +149,9 @@ def _print_table(config: Any, folder: RunFolder, result: dict[str, Any]) -> None
     speed = f", {result['samples_per_second']:,.0f} samples/s" if result.get("samples_per_second") else ""
     steps = f"{result['steps']} steps, " if result["steps"] else ""
     terminal.print(f"{steps}{result['wall_s']:.0f} s{speed}; results in {console.shown(folder.path)}", soft_wrap=True)
+
+
+def _shown(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,}" if isinstance(value, int) else number_text(value)

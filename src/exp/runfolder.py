@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 from exp.errors import RunError
 
-__all__ = ["RunFolder", "read_json", "remove_if_empty", "write_atomically", "write_json"]
+__all__ = ["RunFolder", "read_json", "remove_if_empty", "to_json", "write_atomically", "write_json"]
 
 _LEAST_BYTES = 2**16  # what the records of the shortest run may need
 
@@ -82,8 +83,43 @@ def write_atomically(path: Path, content: bytes | memoryview) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write ``value`` as JSON, atomically."""
-    write_atomically(path, (json.dumps(value, indent=2) + "\n").encode())
+    """Write ``value`` as JSON, atomically; see :func:`to_json`."""
+    write_atomically(path, (to_json(value, indent=2) + "\n").encode())
+
+
+def to_json(value: Any, **options: Any) -> str:
+    """``value`` as JSON, which has neither infinity nor nan: such numbers are null.
+
+    What they were is told beside them, in the outermost object that holds them (of a list of records: in each of them),
+    under ``not_finite``: by dotted path ``"nan"``, ``"inf"`` or ``"-inf"``, such as ``{"metrics.mse": "nan"}``.
+
+    Args:
+        value: of what ``json.dumps`` takes.
+        **options: of ``json.dumps``.
+    """
+    return json.dumps(_told(value), allow_nan=False, **options)  # noqa: TID251 - the one place
+
+
+def _told(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_told(item) for item in value]
+    found: dict[str, str] = {}
+    plain = _finite(value, "", found)
+    if found and isinstance(plain, dict):
+        plain["not_finite"] = found
+    return plain
+
+
+def _finite(value: Any, path: str, found: dict[str, str]) -> Any:
+    """``value`` with null for what is not finite, which goes to ``found`` by its path."""
+    if isinstance(value, dict):
+        return {key: _finite(item, f"{path}.{key}" if path else str(key), found) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item, f"{path}.{index}" if path else str(index), found) for index, item in enumerate(value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        found[path] = str(float(value))
+        return None
+    return value
 
 
 def read_json(path: Path) -> Any:

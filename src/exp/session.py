@@ -17,6 +17,7 @@ import uuid
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from exp.backend import PRECISIONS
 from exp.backends_registry import create_backend
 from exp.cards import shared
 from exp.config.schema import DIAGNOSES, load
@@ -90,8 +91,9 @@ class Session:
         if not backend.supports(config.precision):
             raise ConfigError(
                 f"precision={config.precision} is not supported by {backend.name} ({self.device}); "
-                f"use one of {', '.join(p for p in ('fp32', 'bf16', 'fp16') if backend.supports(p))}"
+                f"use one of {', '.join(p for p in PRECISIONS if backend.supports(p))}"
             )
+        backend.set_precision(config.precision)
         if info.world_size > 1:
             timeout = timedelta(seconds=config.launcher.timeout_s)
             store = make_store(info, timeout)

@@ -38,13 +38,14 @@ def test_the_card_is_selected_and_a_rank_too_many_is_refused(card):
         backend.set_device(torch.cuda.device_count())
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "tf32"])
 def test_a_step_in_each_precision(card, precision):
     import torch
 
     backend, device = card
     if not backend.supports(precision):
         pytest.skip(f"this card has no {precision}")
+    backend.set_precision(precision)
     torch.manual_seed(0)
     model = torch.nn.Linear(8, 8).to(device)
     before = model.weight.detach().clone()
@@ -54,7 +55,7 @@ def test_a_step_in_each_precision(card, precision):
     with backend.autocast(precision):
         out = model(torch.ones(4, 8, device=device))
         loss = out.float().square().mean()
-    assert out.dtype == {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    assert out.dtype == {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
     if scaler is None:
         loss.backward()
         backend.end_step(optimizer)
@@ -64,6 +65,29 @@ def test_a_step_in_each_precision(card, precision):
         scaler.update()
     assert torch.isfinite(model.weight).all()
     assert not torch.equal(model.weight, before)
+
+
+@pytest.mark.parametrize("kind", ["matmul", "conv"])
+def test_fp32_is_full_and_tf32_is_asked_for(card, kind):
+    import torch
+
+    backend, device = card
+    if not backend.supports("tf32") or (HERE == "rocm" and kind == "conv"):
+        pytest.skip("this card has no tf32 for it")
+    torch.manual_seed(0)
+    x, w = torch.randn(1, 256, 64, 64), torch.randn(256, 256, 3, 3)
+
+    def product(x, w):
+        if kind == "conv":
+            return torch.nn.functional.conv2d(x, w, padding=1)
+        return w.reshape(256, -1) @ w.reshape(256, -1).t()
+
+    exact, error = product(x.double(), w.double()), {}
+    for precision in ("tf32", "fp32"):
+        backend.set_precision(precision)
+        off = product(x.to(device), w.to(device)).cpu().double() - exact
+        error[precision] = float(off.abs().max() / exact.abs().max())
+    assert error["fp32"] < 3e-6 < 3e-5 < error["tf32"] < 3e-3
 
 
 def test_random_states_come_back(card):

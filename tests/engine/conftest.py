@@ -53,7 +53,7 @@ class Samples(Dataset):
 def make_runner(tmp_path):
     """Makes a runner around a line, with our hooks; ``runner.run_steps()`` trains."""
 
-    def make(model=None, accumulate=1, log_every=5, max_epochs=1, hooks=(), schedulers=None):
+    def make(model=None, accumulate=1, log_every=5, max_epochs=1, hooks=(), schedulers=None, optimizer=None):
         config = OmegaConf.structured(ExpConfig)
         config.name, config.global_batch_size = "line", 4 * accumulate
         session = Session(config, RunFolder(tmp_path), RankInfo.single(), CpuBackend(name="cpu"))
@@ -62,9 +62,8 @@ def make_runner(tmp_path):
         model = model or Line()
         sampler = TrainBatchSampler(64, batch_size=4, accumulate=accumulate)
         loader = DataLoader(Samples(), batch_size=None, sampler=sampler)
-        wrapper = BackendOptimWrapper(
-            torch.optim.SGD(model.parameters(), lr=0.1), session.backend, accumulate=accumulate
-        )
+        optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
+        wrapper = BackendOptimWrapper(optimizer, session.backend, accumulate=accumulate)
         metrics = MetricsHook(session.folder.metrics, log_every, Progress(None), time.time())
         saving = CheckpointHook(session.folder.checkpoints, OmegaConf.structured(CheckpointConfig), None, 0.0, "mse")
         runner = Runner(

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
+from exp.backends.cpu import CpuBackend
 from omegaconf import OmegaConf
 
 from exp.config.schema import OptimConfig
-from exp.engine.optim import build_optimizer
+from exp.engine.optim import BackendOptimWrapper, build_optimizer
 from exp.errors import ConfigError
 from exp.models.dinov3 import SceneClassifier
 from tests.engine.conftest import Line
 
+needs_cpu_scaler = pytest.mark.skipif(
+    not hasattr(torch, "amp") or not hasattr(torch.amp, "GradScaler"), reason="this torch scales losses on cards only"
+)
 SMALL = {"embed_dim": 32, "depth": 2, "num_heads": 2}
 
 
@@ -40,7 +44,16 @@ def test_learning_rates_fall_with_depth():
     assert found["backbone.blocks.1.attn.qkv.weight"] == pytest.approx(0.05)
     assert found["backbone.blocks.0.mlp.fc1.bias"] == pytest.approx(0.005)
     assert found["backbone.patch_embed.proj.weight"] == found["backbone.cls_token"] == pytest.approx(0.0005)
-    assert made.param_groups[0]["lr"] == 1.0  # the one that is logged
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0, 10.0])
+def test_the_rate_that_is_logged_is_that_of_optim_lr(scale):
+    made = optimizer(SceneClassifier(3, **SMALL), backbone_lr_scale=scale)
+    wrapper = BackendOptimWrapper(made, CpuBackend(name="cpu"))
+    assert wrapper.learning_rate == 1.0
+    for group in made.param_groups:
+        group["lr"] *= 0.5  # as a scheduler does
+    assert wrapper.learning_rate == 0.5
 
 
 def test_norms_and_biases_can_go_without_decay():
@@ -76,3 +89,57 @@ def test_a_step_moves_each_group_at_its_rate():
     made.step()
     moved = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
     assert moved == {"head.weight", "head.bias"}
+
+
+class Lazy(CpuBackend):
+    """Ends its graph with every step, as lazy devices do, and trains in fp16."""
+
+    precisions = ("fp32", "fp16")
+
+    def __init__(self):
+        super().__init__(name="lazy")
+        self.ended = []
+
+    def grad_scaler(self, precision):
+        return torch.amp.GradScaler("cpu", init_scale=1024.0) if precision == "fp16" else None
+
+    def end_step(self, optimizer, **kwargs):
+        assert isinstance(optimizer, torch.optim.Optimizer)
+        assert [group["lr"] for group in optimizer.param_groups] == [0.1]
+        before = optimizer.param_groups[0]["params"][0].clone()
+        super().end_step(optimizer, **kwargs)
+        self.ended.append(not torch.equal(before, optimizer.param_groups[0]["params"][0]))
+
+
+@pytest.mark.parametrize("clip", [None, 0.01])
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("fp16", marks=needs_cpu_scaler)])
+def test_the_backend_ends_every_step(precision, clip):
+    model, backend = Line(), Lazy()
+    wrapper = BackendOptimWrapper(
+        torch.optim.SGD(model.parameters(), lr=0.1), backend, precision=precision, accumulate=2, clip_grad_norm=clip
+    )
+    gradients, norms = [], []
+    wrapper.before_step = lambda: gradients.append(model.w.grad.item())
+    x = torch.ones(4)
+    for step in range(4):
+        for _ in range(2):
+            with wrapper.optim_context(model):
+                loss = model(x, 3 * x)["loss"]
+            overflow = step == 2 and precision == "fp16"
+            wrapper.update_params(loss * float("inf") if overflow else loss)
+        norms.append(None if wrapper.grad_norm is None else wrapper.grad_norm.item())
+    skipped = [2] if precision == "fp16" else []
+    assert backend.ended == [step not in skipped for step in range(4)]
+    assert gradients[0] == pytest.approx(-6.0)  # as they are, not times the loss scale
+    assert torch.isfinite(model.w).all()
+    assert wrapper.optimizer.param_groups[0]["params"][0].grad is None
+    if clip:
+        assert norms[0] == pytest.approx(6.0)
+        assert model.w.item() == pytest.approx(0.1 * clip * (4 - len(skipped)))
+        assert [step for step, norm in enumerate(norms) if norm != norm or norm == float("inf")] == skipped
+    if precision == "fp16":
+        assert wrapper.scaler.get_scale() == 512.0
+        state = wrapper.state_dict()
+        other = BackendOptimWrapper(torch.optim.SGD(Line().parameters(), lr=0.1), backend, precision="fp16")
+        other.load_state_dict(state)
+        assert other.scaler.get_scale() == 512.0

@@ -1,7 +1,16 @@
-import torch
-from mmengine.registry import PARAM_SCHEDULERS
+from __future__ import annotations
 
-from exp.engine import schedule  # noqa: F401
+from pathlib import Path
+
+import pytest
+import torch
+from mmengine.hooks import Hook
+from mmengine.registry import PARAM_SCHEDULERS
+from omegaconf import OmegaConf
+
+from exp.engine import schedule
+from exp.errors import ConfigError
+from tests.engine.conftest import Line
 
 
 def trajectory(scheduler, optimizer, steps):
@@ -39,3 +48,111 @@ def test_one_cycle_is_torchs_and_continues_from_its_state():
     seen += trajectory(resumed, resumed_optimizer, 12)
     assert seen == expected
     assert min(beta for _, beta in seen) < 0.86
+
+
+CONF = Path(__file__).parents[2] / "conf" / "schedule"
+SCALES = (1.0, 0.1, 0.01)
+
+
+def groups(make=torch.optim.Adam, lr=2e-3, **options):
+    """An optimizer whose groups learn at parts of ``lr``, as layer_decay and backbone_lr_scale leave them."""
+    parts = [{"params": [torch.nn.Parameter(torch.ones(1))], "lr": lr * scale} for scale in SCALES]
+    return make(parts, lr=lr, **options)
+
+
+def rates(optimizer, make_runner, schedulers, epochs=3):
+    """Rates of every group at each optimizer step of a real run, in which MMEngine's own hook steps the schedulers."""
+    seen = []
+
+    class Look(Hook):
+        priority = "LOWEST"
+
+        def before_train_iter(self, runner, batch_idx, data_batch=None):
+            seen.append([group["lr"] for group in optimizer.param_groups])
+
+    model = Line()
+    model.others = torch.nn.ParameterList([p for group in optimizer.param_groups for p in group["params"]])
+    runner = make_runner(model, hooks=[Look()], max_epochs=epochs, schedulers=schedulers, optimizer=optimizer)
+    runner._train_loop._validate = lambda: None
+    runner.param_schedulers = runner.build_param_scheduler(runner.param_schedulers)
+    runner._train_loop.run()
+    return torch.tensor(seen, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in CONF.glob("*.yaml")))
+def test_every_schedule_keeps_the_ratio_of_the_groups_rates(name, make_runner):
+    content = OmegaConf.load(CONF / f"{name}.yaml")
+    root = OmegaConf.create(
+        {"schedule": {"warmup_steps": 5, **content}, "max_epochs": 3, "max_steps": 48, "optim": {"lr": 2e-3}}
+    )
+    schedulers = OmegaConf.to_container(root.schedule.param_scheduler, resolve=True)
+    seen = rates(groups(), make_runner, schedulers)
+    assert len(seen) == 48
+    for number, scale in enumerate(SCALES):
+        torch.testing.assert_close(seen[:, number], seen[:, 0] * scale, rtol=1e-9, atol=1e-18)
+    if name != "constant":
+        assert seen[:, 0].max() > 1.5 * seen[-1, 0]
+
+
+@pytest.mark.parametrize(
+    ("schedulers", "text"),
+    [
+        ({"type": "CosineAnnealingLR", "T_max": 3, "eta_min": 1e-4, "convert_to_iter_based": True},
+         "eta_min=0.0001 lies above .* 1 of 3 .* use eta_min_ratio"),
+        ({"type": "PolyLR", "eta_min": 1e-4, "by_epoch": False}, "eta_min=0.0001 lies above .* lower eta_min"),
+        ({"type": "OneCycleLR", "eta_max": 2e-3, "total_steps": 48, "by_epoch": False},
+         "OneCycleLR gives all groups .* eta_max=0.002; .* type TorchOneCycle"),
+    ],
+)  # fmt: skip
+def test_an_absolute_rate_that_would_undo_the_groups_is_refused(schedulers, text, make_runner):
+    with pytest.raises(ConfigError, match=text):
+        rates(groups(), make_runner, [schedulers])
+
+
+def test_an_absolute_end_below_every_group_is_mmengines(make_runner):
+    schedulers = [{"type": "CosineAnnealingLR", "T_max": 3, "eta_min": 1e-6, "convert_to_iter_based": True}]
+    seen = rates(groups(), make_runner, schedulers)
+    assert seen[-1].tolist() == pytest.approx([1e-6] * 3, rel=5)
+    seen = rates(groups(), make_runner, [{**schedulers[0], "eta_min": None, "eta_min_ratio": 0.1}])
+    assert (seen[-1] / seen[0]).tolist() == pytest.approx([0.1] * 3, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("make_one", "momentum"),
+    [
+        (lambda **kw: groups(torch.optim.SGD, momentum=0.9, **kw), lambda group: group["momentum"]),
+        (lambda **kw: groups(torch.optim.Adam, **kw), lambda group: group["betas"][0]),
+    ],
+    ids=["SGD", "Adam"],
+)
+def test_one_cycle_of_several_groups_continues_exactly(make_one, momentum):
+    def run(optimizer, scheduler, steps):
+        seen = []
+        for _ in range(steps):
+            optimizer.step()
+            scheduler.step()
+            seen.append([(group["lr"], momentum(group)) for group in optimizer.param_groups])
+        return seen
+
+    cycle = {"eta_max": 4e-3, "total_steps": 20, "pct_start": 0.2}
+    optimizer = make_one()
+    whole = run(optimizer, schedule.TorchOneCycle(optimizer, **cycle), 19)
+    # Its largest rate stands for that of optim.lr: the other groups keep their part of it.
+    assert [rate for rate, _ in whole[2]] == pytest.approx([4e-3 * scale for scale in SCALES])
+    assert whole[2][0][1] == pytest.approx(0.85) != pytest.approx(whole[0][0][1])
+    assert all(step[0][1] == step[1][1] == step[2][1] for step in whole)
+    first = make_one()
+    scheduler = schedule.TorchOneCycle(first, **cycle)
+    seen = run(first, scheduler, 8)
+    second = make_one()
+    resumed = schedule.TorchOneCycle(second, **cycle)
+    second.load_state_dict(first.state_dict())
+    resumed.load_state_dict(scheduler.state_dict())
+    assert seen + run(second, resumed, 11) == whole
+
+
+def test_one_cycle_says_what_an_optimizer_without_momentum_can_do():
+    optimizer = groups(torch.optim.Adagrad)
+    with pytest.raises(ConfigError, match=r"Adagrad has no momentum .* cycle_momentum: false"):
+        schedule.TorchOneCycle(optimizer, eta_max=1.0, total_steps=4)
+    schedule.TorchOneCycle(optimizer, eta_max=1.0, total_steps=4, cycle_momentum=False)

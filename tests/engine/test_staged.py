@@ -88,3 +88,65 @@ def test_the_group_carries_tensors_of_a_card_and_of_the_cpu(ranks):
     on_cpu = TRAIN + "join()\nfinish(train(torch_ddp))"
     for found, expected in zip((first, second), ranks(on_cpu, world_size=2)):
         nearly(found["weights"], expected)
+
+
+ACCUMULATE = (
+    TRAIN
+    + """
+from exp.engine.optim import BackendOptimWrapper
+from exp.engine.wrapper import wrap
+from exp.models.base import Model
+
+class Line(Model):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1000))
+
+    def forward(self, x, mode="loss"):
+        return {"loss": (self.weight * x).square().mean()}
+
+if card:
+    backend.simulate = True
+device = backend.set_device(rank)
+store = dist.FileStore(folder + "/store", world_size)
+backend.init_staged_process_group(store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
+found = {}
+for kind in ("mmddp", "ddp", "staged"):
+    torch.manual_seed(0)
+    model = Line().to(device)
+    if kind == "staged":
+        type(backend).ddp_class = StagedDataParallel
+        ddp = wrap(model, "ddp", {}, backend, device)
+    else:
+        ddp = wrap(model, kind, {}, backend, device)
+    optim = BackendOptimWrapper(torch.optim.SGD(model.parameters(), lr=0.1), backend, accumulate=4)
+    exchanges, steps = [0], []
+    real = dist.all_reduce
+    def counted(*arguments, **options):
+        exchanges[0] += 1
+        return real(*arguments, **options)
+    dist.all_reduce = counted
+    for step in range(5):
+        before, exchanges[0] = staged_bytes(), 0
+        for micro in range(4):
+            torch.manual_seed(10 * step + 3 * micro + rank)
+            ddp.train_step({"x": torch.randn(1000).to(device)}, optim)
+        steps.append([staged_bytes() - before, exchanges[0]])
+    dist.all_reduce = real
+    found[kind] = [steps, model.weight.tolist()]
+backend.destroy_process_group()
+finish(found)
+"""
+)
+
+
+@pytest.mark.parametrize("card", [False, pytest.param(True, marks=needs_current_card)], ids=["cpu", "card"])
+def test_accumulated_gradients_are_exchanged_once_per_step(ranks, card):
+    found = ranks(ACCUMULATE, world_size=2, backend="gcu" if card else "cpu", before=f"card = {card}\n")
+    for kind in ("mmddp", "ddp", "staged"):
+        (steps, weight), (_, other) = (rank[kind] for rank in found)
+        assert weight == other == pytest.approx(found[0]["mmddp"][1], abs=1e-6)
+        if card:  # there and back, the gradients and nothing else; the first steps of torch's DDP rebuild its buckets
+            assert [copied for copied, _ in steps[2:]] == [2 * 4 * 1000] * 3, kind
+        if kind == "staged":
+            assert [count for _, count in steps] == [1] * 5

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from html import escape
 from pathlib import Path
 from string import Template
@@ -18,7 +17,7 @@ from exp.compare.runs import by_metric, greater_is_better, ranked
 from exp.compare.table import number_text
 from exp.compare.thumbnails import Album, Thumbnail, collect, data_uri
 from exp.errors import RunError
-from exp.runfolder import read_json, write_atomically
+from exp.runfolder import read_json, to_json, write_atomically
 
 __all__ = ["write_page"]
 
@@ -173,7 +172,7 @@ def _data(sections: Sequence[_Section], numbers: dict[Run, int]) -> dict[str, An
 
 def _embedded(value: Any) -> str:
     """JSON that may stand in a script element: nothing in it can end that."""
-    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    text = to_json(value, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 

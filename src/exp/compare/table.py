@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Sequence
 
@@ -143,13 +142,12 @@ def _cell(value: Any, is_metric: bool) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON knows: YAML has dates and infinite numbers, too."""
+    """What JSON knows: YAML has dates, too."""
     if isinstance(value, dict):
         return {str(key): _plain(one) for key, one in value.items()}
     if isinstance(value, list):
         return [_plain(one) for one in value]
-    known = value is None or isinstance(value, (str, int)) or (isinstance(value, float) and math.isfinite(value))
-    return value if known else str(value)
+    return value if value is None or isinstance(value, (str, int, float)) else str(value)
 
 
 def _outcome(run: Run) -> tuple[str, str]:

@@ -297,6 +297,7 @@ class ExpConfig:
     """task=parity: optimizer steps to compare."""
     seed: int = 2023
     precision: str = "fp32"
+    """``fp32``, ``bf16``, ``fp16``, or ``tf32``: float32 whose products have mantissas of 10 bits."""
     batch_size: Optional[int] = None
     """Samples per device and micro-batch. Give this or ``global_batch_size``; the other is derived."""
     global_batch_size: Optional[int] = None

@@ -116,6 +116,7 @@ class Alone:
         for precision in PRECISIONS:
             if not self.backend.supports(precision):
                 continue
+            self.backend.set_precision(precision)
             left, right = torch.ones(16, 16, device=self.device), torch.ones(16, 16, device=self.device)
             with self.backend.autocast(precision):
                 product = left @ right
@@ -124,7 +125,9 @@ class Alone:
                     f"{precision} gives wrong numbers", "use another precision, and report it to the vendor"
                 )
             works.append(precision)
-        if self.config.precision not in works:
+        if self.config.precision in works:
+            self.backend.set_precision(self.config.precision)  # of all that follows
+        else:
             raise CheckError(f"no {self.config.precision} on this device", f"use precision={' or '.join(works)}")
         return Found(", ".join(works), {"precisions": works})
 

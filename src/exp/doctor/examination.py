@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Callable, Sequence
 
 from exp.doctor.record import FAILED, OK, SKIPPED, WARNING, Check, CheckError, Found, Record, SkipError, record_file
 from exp.errors import ExpError, RunError
-from exp.runfolder import read_json
+from exp.runfolder import read_json, to_json
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -132,7 +132,7 @@ class Meeting:
         if self.store is None or point in self._passed:
             return
         self._passed.add(point)
-        self.store.set(f"doctor/{point}/{self.info.rank}", json.dumps(value))
+        self.store.set(f"doctor/{point}/{self.info.rank}", to_json(value))
         self.store.add(f"doctor/{point}/here/{self.info.rank}", 1)
         self.store.add(f"doctor/{point}/count", 1)
 

@@ -26,7 +26,7 @@ def training_curves(records: Sequence[dict[str, Any]], metric: str, greater_is_b
         The bytes of a PNG file.
     """
     train = [record for record in records if record["split"] == "train"]
-    val = [record for record in records if record["split"] == "val" and metric in record]
+    val = [record for record in records if record["split"] == "val" and record.get(metric) is not None]
     figure = new_figure(8, 7)
     loss, score, rate = figure.subplots(3, 1, sharex=True, gridspec_kw={"height_ratios": [3, 3, 1.6]})
     _draw_losses(loss, train)
@@ -47,7 +47,7 @@ def training_curves(records: Sequence[dict[str, Any]], metric: str, greater_is_b
 
 
 def _series(records: Sequence[dict[str, Any]], name: str) -> tuple[list[int], list[float]]:
-    known = [record for record in records if name in record]
+    known = [record for record in records if record.get(name) is not None]
     return [record["step"] for record in known], [record[name] for record in known]
 
 
@@ -58,7 +58,7 @@ def _draw_losses(axes: Any, train: Sequence[dict[str, Any]]) -> None:
     if not total:  # no reading of the sum: it is that of the parts
         with_parts = [record for record in train if any(name in record for name in parts)]
         steps = [record["step"] for record in with_parts]
-        total = [sum(record.get(name, 0.0) for name in parts) for record in with_parts]
+        total = [sum(record.get(name) or 0.0 for name in parts) for record in with_parts]
     many = len(total) >= _SMOOTHED_FROM
     marker = "o" if len(total) <= 25 else None
     for number, name in enumerate(parts if len(parts) > 1 else []):

@@ -12,6 +12,7 @@ from mmengine.hooks import Hook
 from exp.engine.staged import staged_bytes
 from exp.engine.stock_hooks import EveryStepHook
 from exp.errors import RunError
+from exp.runfolder import to_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -104,7 +105,7 @@ class MetricsHook(Hook):
         if not losses:
             return
         record: dict[str, Any] = dict(losses)
-        record["lr"] = runner.optim_wrapper.optimizer.param_groups[0]["lr"]
+        record["lr"] = runner.optim_wrapper.learning_rate
         if runner.optim_wrapper.grad_norm is not None:
             record["grad_norm"] = float(runner.optim_wrapper.grad_norm)
         record["samples_per_second"] = samples / seconds
@@ -164,7 +165,7 @@ class MetricsHook(Hook):
             record = {"split": split, "step": step, "epoch": runner.epoch, **values}
             if units:
                 record["units"] = units
-            self._file.write(json.dumps(record) + "\n")
+            self._file.write(to_json(record) + "\n")
             if runner.visualizer._vis_backends:
                 runner.visualizer.add_scalars(scalars, step=step)
 

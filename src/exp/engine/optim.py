@@ -11,6 +11,7 @@ from mmengine.registry import OPTIMIZERS
 from omegaconf import OmegaConf
 from torch import nn
 
+from exp.backend import FLOAT32
 from exp.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,6 +20,32 @@ if TYPE_CHECKING:
 __all__ = ["BackendOptimWrapper", "build_optimizer"]
 
 _NOTHING: ContextManager[Any] = contextlib.nullcontext()
+
+
+class _ScaledOptimizer(torch.optim.Optimizer):
+    """An optimizer whose step is the loss scaler's, which leaves it out where gradients are not finite.
+
+    The backend ends every step, so that a lazy device's graph ends with one that was left out, too. Everything but the
+    step is the optimizer's own.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, scaler: Any) -> None:
+        self._optimizer, self._scaler = optimizer, scaler  # without the base class's: there is one state only
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_optimizer"], name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = self._optimizer.__getstate__()
+        return state
+
+    def step(self, closure: Any = None, **kwargs: Any) -> Any:
+        """Take the step unless a gradient overflowed, and adapt the scale of the losses."""
+        if closure is not None:
+            kwargs["closure"] = closure  # which scalers refuse
+        loss = self._scaler.step(self._optimizer, **kwargs)
+        self._scaler.update()
+        return loss
 
 
 class BackendOptimWrapper(OptimWrapper):
@@ -30,7 +57,7 @@ class BackendOptimWrapper(OptimWrapper):
     Args:
         optimizer: a torch optimizer.
         backend: gives autocast, loss scaler and the step itself.
-        precision: ``fp32``, ``bf16`` or ``fp16``.
+        precision: one of :data:`exp.backend.PRECISIONS`.
         accumulate: micro-batches per optimizer step.
         clip_grad_norm: largest L2 norm of all gradients, or None.
     """
@@ -47,12 +74,21 @@ class BackendOptimWrapper(OptimWrapper):
         self.backend = backend
         self.precision = precision
         self.scaler = backend.grad_scaler(precision)
+        self._stepper = optimizer if self.scaler is None else _ScaledOptimizer(optimizer, self.scaler)
         self.clip_grad_norm = clip_grad_norm
         self.grad_norm: torch.Tensor | None = None
         self.before_step: Callable[[], None] | None = (
-            None  # called with all gradients in place, before they are clipped
+            None  # called with all gradients in place, unscaled, before they are clipped
         )
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        rates = [group["lr"] for group in optimizer.param_groups]
+        self._logged = rates.index(optimizer.defaults["lr"]) if optimizer.defaults["lr"] in rates else 0
+
+    @property
+    def learning_rate(self) -> float:
+        """The present rate of the parameters that began with the optimizer's own; the first group's where none did."""
+        rate: float = self.optimizer.param_groups[self._logged]["lr"]
+        return rate
 
     def initialize_count_status(self, model: nn.Module, init_counts: int, max_counts: int) -> None:
         """Start a count of micro-batches; our loop only ever runs whole optimizer steps, so nothing is left over."""
@@ -61,7 +97,7 @@ class BackendOptimWrapper(OptimWrapper):
 
     def optim_context(self, model: nn.Module) -> ContextManager[Any]:
         """Autocast, and no gradient exchange before the last micro-batch of a step."""
-        if self.precision == "fp32" and self._accumulative_counts == 1:
+        if self.precision in FLOAT32 and self._accumulative_counts == 1:
             return _NOTHING
         return self._optim_context(model)
 
@@ -88,18 +124,14 @@ class BackendOptimWrapper(OptimWrapper):
             self.zero_grad(**(zero_kwargs or {}))
 
     def step(self, **kwargs: Any) -> None:
-        """Clip and take the optimizer's step (skipped by the scaler when fp16 gradients overflow)."""
+        """Clip, and have the backend end the step; with a loss scaler it is skipped where fp16 gradients overflow."""
+        if self.scaler is not None and (self.before_step is not None or self.clip_grad_norm is not None):
+            self.scaler.unscale_(self.optimizer)
         if self.before_step is not None:
             self.before_step()
         if self.clip_grad_norm is not None:
-            if self.scaler is not None:
-                self.scaler.unscale_(self.optimizer)
             self.grad_norm = nn.utils.clip_grad_norm_(self._parameters, self.clip_grad_norm)
-        if self.scaler is None:
-            self.backend.end_step(self.optimizer, **kwargs)
-        else:
-            self.scaler.step(self.optimizer, **kwargs)
-            self.scaler.update()
+        self.backend.end_step(self._stepper, **kwargs)
 
     def zero_grad(self, **kwargs: Any) -> None:
         """Drop the gradients (set_to_none: no kernel is launched)."""

@@ -15,7 +15,7 @@ from mmengine.hooks import Hook, ParamSchedulerHook
 from mmengine.logging import MMLogger
 from mmengine.runner import BaseLoop
 
-from exp.engine import schedule  # noqa: F401 - registers the schedulers
+from exp.engine import schedule
 from exp.engine.batchnorm import fit_batchnorm
 from exp.engine.checkpointing import CheckpointingRunner
 from exp.engine.losses import LossMeter
@@ -127,6 +127,7 @@ class Runner(CheckpointingRunner):
         reached = []
         for config in scheduler:
             if isinstance(config, dict):
+                schedule.check_groups(config, self.optim_wrapper.optimizer)
                 config.setdefault("epoch_length", self.train_loop.steps_per_epoch)
                 end = self.max_epochs if config.get("by_epoch", True) else self.max_iters
                 if config.get("begin", 0) >= min(end, config.get("end", end)):

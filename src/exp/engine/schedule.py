@@ -1,14 +1,16 @@
-"""Parameter schedulers that MMEngine does not have."""
+"""Learning-rate schedules for optimizers whose groups of parameters learn at different rates."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Mapping
 
 from mmengine.optim import OptimWrapper
 from mmengine.registry import PARAM_SCHEDULERS
 from torch.optim.lr_scheduler import OneCycleLR
 
-__all__ = ["TorchOneCycle"]
+from exp.errors import ConfigError
+
+__all__ = ["TorchOneCycle", "check_groups"]
 
 
 @PARAM_SCHEDULERS.register_module(force=True)
@@ -18,21 +20,42 @@ class TorchOneCycle:
     MMEngine's OneCycleLR leaves the momentum alone; torch's cycles it against the learning rate (Smith and Topin,
     arXiv 1708.07120), for Adam its first beta. Published TimeBridge results were trained with torch's.
 
+    Groups keep the ratio of their rates: one that begins at a tenth of the optimizer's learning rate (``layer_decay``,
+    ``backbone_lr_scale``) rises to a tenth of ``eta_max``. Momentum is the same in all of them.
+
     Args:
         optimizer: given by the runner.
-        eta_max: largest learning rate.
+        eta_max: largest learning rate, of a group with the optimizer's own.
         total_steps: steps of the whole cycle.
         pct_start: part of them in which the rate rises.
+        cycle_momentum: cycle the momentum against the rate.
+
+    Raises:
+        ConfigError: the optimizer has no momentum to cycle.
     """
 
     by_epoch = False
 
     def __init__(
-        self, optimizer: Any, eta_max: float, total_steps: int, pct_start: float = 0.3, end: int | None = None
+        self,
+        optimizer: Any,
+        eta_max: float,
+        total_steps: int,
+        pct_start: float = 0.3,
+        end: int | None = None,
+        cycle_momentum: bool = True,
     ) -> None:
         del end  # MMEngine sets it for every scheduler; this one ends with its cycle
         inner = optimizer.optimizer if isinstance(optimizer, OptimWrapper) else optimizer
-        self._scheduler = OneCycleLR(inner, max_lr=eta_max, total_steps=total_steps, pct_start=pct_start)
+        if cycle_momentum and not {"momentum", "betas"} & set(inner.defaults):
+            raise ConfigError(
+                f"schedule: {type(inner).__name__} has no momentum that TorchOneCycle could cycle; "
+                "set its cycle_momentum: false, or use another optimizer"
+            )
+        largest = [eta_max * scale for scale in _scales(inner)]
+        self._scheduler = OneCycleLR(
+            inner, max_lr=largest, total_steps=total_steps, pct_start=pct_start, cycle_momentum=cycle_momentum
+        )
 
     @classmethod
     def build_iter_from_epoch(
@@ -54,3 +77,46 @@ class TorchOneCycle:
         """Continue at the position of ``state_dict``."""
         self._scheduler.last_epoch = state_dict["last_epoch"]
         self._scheduler._step_count = state_dict["step_count"]
+
+
+def check_groups(scheduler: Mapping[str, Any], optimizer: Any) -> None:
+    """Refuse a stock scheduler whose absolute rate would undo the different rates of the optimizer's groups.
+
+    MMEngine's schedulers multiply each group's own rate, but for ``eta_min`` (unless it is given as ``eta_min_ratio``)
+    and for OneCycleLR's ``eta_max``, which they take for all groups alike.
+
+    Args:
+        scheduler: its configuration.
+        optimizer: with the rates that the groups begin with.
+
+    Raises:
+        ConfigError: groups with different rates would be driven to one, or would rise to the end of a decay.
+    """
+    kind = str(scheduler.get("type")).rpartition(".")[2]
+    begin = _initial_rates(optimizer)
+    if len(set(begin)) == 1 or not kind.endswith("LR"):
+        return
+    if kind == "OneCycleLR":
+        raise ConfigError(
+            f"schedule: OneCycleLR gives all groups of parameters the one rate eta_max={scheduler.get('eta_max')}; "
+            "optim.layer_decay and optim.backbone_lr_scale need type TorchOneCycle (schedule=onecycle)"
+        )
+    end = scheduler.get("eta_min") or 0.0
+    above = sum(rate < end for rate in begin)
+    if above:
+        advice = "lower eta_min" if kind == "PolyLR" else "use eta_min_ratio, a part of each group's own rate"
+        raise ConfigError(
+            f"schedule: {kind} eta_min={end} lies above the learning rate of {above} of {len(begin)} groups of "
+            f"parameters (optim.layer_decay, optim.backbone_lr_scale), which would rise; {advice}"
+        )
+
+
+def _initial_rates(optimizer: Any) -> list[float]:
+    """What the groups were made with: a scheduler that was built before may have changed ``lr`` since."""
+    return [group.get("initial_lr", group["lr"]) for group in optimizer.param_groups]
+
+
+def _scales(optimizer: Any) -> list[float]:
+    """Each group's rate as a part of the optimizer's own."""
+    base = optimizer.defaults["lr"]
+    return [rate / base if base else 1.0 for rate in _initial_rates(optimizer)]

@@ -250,6 +250,7 @@ class StagedDataParallel(nn.Module):
         self._capacity = bucket_cap_mb * 2**20
         self._parameters_to_train = [p for p in module.parameters() if p.requires_grad]
         self._synchronize = True
+        self._exchange = True
         self._queued = False
         self._buffers_differ = True
         self._broadcast([*module.parameters(), *module.buffers()])
@@ -260,13 +261,16 @@ class StagedDataParallel(nn.Module):
         """The module's."""
         if self.broadcast_buffers and self._buffers_differ:
             self._broadcast(list(self.module.buffers()))
+        # As in DDP, the forward pass decides for its backward pass, which may run after `no_sync` has been left.
+        if torch.is_grad_enabled():
+            self._exchange, self._queued = self._synchronize, False
         # As in DDP: once per exchange of gradients, not once per micro-batch.
         self._buffers_differ = self._synchronize and torch.is_grad_enabled()
         return self.module(*inputs, **kwargs)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulate gradients without exchanging them."""
+        """Accumulate gradients without exchanging them: those of forward passes within."""
         before, self._synchronize = self._synchronize, False
         try:
             yield
@@ -274,7 +278,7 @@ class StagedDataParallel(nn.Module):
             self._synchronize = before
 
     def _on_gradient(self, gradient: torch.Tensor) -> None:
-        if self._synchronize and not self._queued:
+        if self._exchange and not self._queued:
             self._queued = True
             # Runs once this backward pass has put every gradient in place.
             torch.autograd.Variable._execution_engine.queue_callback(self._average)

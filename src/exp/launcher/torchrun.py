@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import signal
@@ -18,7 +17,7 @@ from exp.launcher.failures import collect_failures, exit_code_of
 from exp.launcher.ports import check_endpoint
 from exp.launcher.processes import JOB_VARIABLE, handle_signals, kill_job, signal_name
 from exp.preemption import PREEMPT_SIGNAL, Notice, held_back, preempted_at
-from exp.runfolder import read_json
+from exp.runfolder import read_json, to_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,7 +61,7 @@ class TorchrunLauncher(Launcher):
                 with handle_signals(supervisor.on_signal):
                     with held_back(self.notice_signals):
                         process = subprocess.Popen(
-                            [sys.executable, "-m", "exp.launcher.agent", json.dumps(order)],
+                            [sys.executable, "-m", "exp.launcher.agent", to_json(order)],
                             stdin=subprocess.DEVNULL,
                             stderr=log,
                             env=self._environment(job, scratch),

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EARLY_STEPS", "Difference", "compare", "read_losses", "tolerances"]
 
-_LOSS_TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 2e-3}
+_LOSS_TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 2e-3, "tf32": 2e-3}
 # Differences grow on the way from a sum over many values (the loss) to single ones, and through the optimizer.
 _FACTORS = {"loss": 1.0, "late_loss": 1000.0, "output": 10.0, "gradient": 100.0, "parameter": 100.0}
 _LARGEST = 0.5  # beyond it, nothing would ever depart
@@ -28,7 +28,7 @@ def tolerances(precision: str, loss: float | None) -> dict[str, float]:
     """Largest relative difference that still agrees, by kind.
 
     Args:
-        precision: ``fp32``, ``bf16`` or ``fp16``.
+        precision: one of :data:`exp.backend.PRECISIONS`.
         loss: for the loss; None: the default of the precision. The others follow from it.
     """
     base = _LOSS_TOLERANCE[precision] if loss is None else loss

@@ -65,8 +65,8 @@ def finish(config: Any, folder: RunFolder, tested: RunFolder, reference: RunFold
         "precision": config.precision,
         "agrees": first is None,
         "tolerances": {kind: value for kind, value in allowed.items() if kind not in _TOLD},
-        "first_departure": None if first is None else _plain(first),
-        "largest": {kind: _plain(difference) for kind, difference in largest.items()},
+        "first_departure": None if first is None else asdict(first),
+        "largest": {kind: asdict(difference) for kind, difference in largest.items()},
         "loss_differences": [difference.relative for difference in losses],
         "losses": {"tested": list(read_losses(tested).values()), "reference": list(read_losses(reference).values())},
         "random_modules": done["random_modules"],
@@ -96,12 +96,6 @@ def finish(config: Any, folder: RunFolder, tested: RunFolder, reference: RunFold
         return EXIT_OK, metric
     console.error(message)
     return EXIT_FAILED, metric
-
-
-def _plain(difference: Difference) -> dict[str, Any]:
-    """For JSON, which has no infinity: null."""
-    values = asdict(difference)
-    return {key: None if value == math.inf else value for key, value in values.items()}
 
 
 def _write_table(path: Path, found: Sequence[Difference], allowed: dict[str, float]) -> None:

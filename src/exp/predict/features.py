@@ -16,7 +16,7 @@ from safetensors.numpy import save
 
 from exp.draw.components import Components, Moments
 from exp.draw.pictures import enlarged, shrunk, to_rgb
-from exp.runfolder import write_atomically
+from exp.runfolder import to_json, write_atomically
 
 if TYPE_CHECKING:
     from exp.engine.distributed import Distributed
@@ -87,7 +87,7 @@ class FeatureWriter:
         about = {"file": str(entry.path), "height": height, "width": width, "patch_size": patch_size(self.model)}
         path = self.session.folder.path / "features" / f"{entry.name}.safetensors"
         tensors = {"cls": cls.numpy().astype(self.dtype), "patches": patches.numpy().astype(self.dtype)}
-        write_atomically(path, save(tensors, {key: json.dumps(value) for key, value in about.items()}))
+        write_atomically(path, save(tensors, {key: to_json(value) for key, value in about.items()}))
         name = path.relative_to(self.session.folder.path).as_posix()
         self.written[number] = FeatureFile(str(entry.path), name, height, width, *patches.shape[:2])
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Sequence
 
@@ -11,7 +10,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from exp.config.schema import load
-from exp.runfolder import RunFolder, read_json
+from exp.runfolder import RunFolder, read_json, to_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,7 +34,7 @@ def identity(config: Any) -> str:
     """A digest of a configuration, less the keys that do not change what a run computes."""
     plain: Any = OmegaConf.to_container(config, resolve=True) if OmegaConf.is_config(config) else dict(config)
     kept = {key: value for key, value in plain.items() if key not in _ELSEWHERE}
-    return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()
+    return hashlib.sha256(to_json(kept, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def find_finished(folders: Sequence[Path]) -> dict[str, Finished]:

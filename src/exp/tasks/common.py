@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from exp.config.create import create
 from exp.config.schema import WITH_WEIGHTS
 from exp.engine.fit import Weights, fit_weights, read_weights
 from exp.environment import describe_environment
+from exp.errors import RunError
 from exp.result import blank_result
 from exp.runfolder import write_json
 
@@ -87,9 +89,14 @@ def make_result(session: Session, metrics: dict[str, float], metric_name: str, *
         metrics: all metrics by name.
         metric_name: the one that a sweeper optimises.
         **extra: further keys, such as steps and epochs.
+
+    Raises:
+        RunError: the metric that a sweeper optimises is not finite. Others may be, and are null in the file: a class
+            that does not occur has no precision.
     """
     config = session.config
     result = blank_result(config)
+    _check_finite(metrics, metric_name, extra.get("measured_on", result["measured_on"]))
     result.update(
         status="completed",
         metrics=metrics,
@@ -108,6 +115,15 @@ def make_result(session: Session, metrics: dict[str, float], metric_name: str, *
     )
     result.update(extra)
     return result
+
+
+def _check_finite(metrics: dict[str, float], name: str, measured_on: str) -> None:
+    value = metrics.get(name)
+    if value is not None and not math.isfinite(value):
+        raise RunError(
+            f"{measured_on} {name} is {value}: the model's outputs or the data are not finite, or nothing could be "
+            "scored; check the data, and the weights for a training that diverged (lower optim.lr)"
+        )
 
 
 def _published(config: Any) -> dict[str, Any] | None:
