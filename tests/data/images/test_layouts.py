@@ -248,7 +248,17 @@ def test_wrong_values_of_scenes_are_told(scenes, tmp_path, values, said):
     ("values", "said"),
     [
         ({}, "neither data.palette nor data.classes is set"),
-        ({"palette": {"a": "12345"}}, "the colour '12345' of a must be RRGGBB in hexadecimal, quoted"),
+        ({"palette": {"a": "12345"}}, "the colour '12345' of a must be RRGGBB in hexadecimal, quoted twice"),
+        ({"palette": {"a": "aaaaaa"}, "ignore_colours": ["inf"]}, r"'data.ignore_colours=\[\"6E1234\"\]'"),
+        (
+            {"palette": {"a": "aaaaaa"}, "classes": ["a", "b"]},
+            "data.palette has the classes a, but data.classes=.*null",
+        ),
+        ({"palette": {"a": "aaaaaa"}, "mask_values": {1: 0}}, "data.mask_values is for masks of class numbers"),
+        ({"classes": ["a", "b", "a"]}, r"data.classes=\['a', 'b', 'a'\] names a twice"),
+        ({"classes": ["a", "b"], "mask_values": {255: 1}}, "255 is in data.mask_values and in data.ignore_values"),
+        ({"classes": ["a"], "ignore_values": [-1]}, "data.ignore_values names -1, which no mask can hold"),
+        ({"classes": ["a"], "layout": "loveda"}, "data.classes names a, but LoveDA has the classes background"),
         ({"palette": {"a": "aaaaaa", "b": "AAAAAA"}}, "b and a have the same colour AAAAAA"),
         ({"palette": {"a": "aaaaaa"}, "ignore_colours": ["AAAAAA"]}, "ignore_colours and a have the same colour"),
         ({"classes": ["a"], "mask_values": {1: 0, 2: 1}}, "data.mask_values: 2: 1 is no class number; there are 1"),
