@@ -70,8 +70,15 @@ def _check_values(config: Mapping[str, Any]) -> None:
     if config["classes"] is not None and not classes:
         raise DataError("data.classes=[] names no class; list them, or leave it out")
     limits = config["value_range"]
-    if limits is not None and (len(limits) != 2 or not limits[0] < limits[1]):
-        raise DataError(f"data.value_range={list(limits)} must be [low, high], low below high, or null")
+    if limits is not None and limits != "auto" and not _is_range(limits):
+        shown = limits if isinstance(limits, (str, int, float)) else list(limits)
+        raise DataError(f"data.value_range={shown} must be [low, high], low below high, or auto, or null")
+
+
+def _is_range(limits: Any) -> bool:
+    if isinstance(limits, (str, int, float)) or len(limits) != 2:
+        return False
+    return all(isinstance(limit, (int, float)) for limit in limits) and limits[0] < limits[1]
 
 
 def _check_loveda(config: Mapping[str, Any]) -> None:
@@ -97,6 +104,8 @@ def _check_masks(config: Mapping[str, Any]) -> None:
             f"data.palette has the classes {', '.join(palette)}, but data.classes={list(classes)}; leave out "
             "data.classes where masks hold colours, and set data.palette=null where they hold class numbers"
         )
+    if not 0.0 <= config["max_unknown"] <= 1.0:
+        raise DataError(f"data.max_unknown={config['max_unknown']} must be a share from 0 to 1")
     if palette:
         _check_colours(palette, config["ignore_colours"])
     _check_numbers(config, len(palette or classes))
