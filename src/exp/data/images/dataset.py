@@ -113,7 +113,7 @@ class ImageDataset(Dataset):
                 logger.warning("left out: %s", error)
             count = int(self.skipped.sum())
             if not self._used and count >= min(len(self.samples), _FRUITLESS):
-                raise DataError(f"{error}; all of the first {count} samples had to be left out") from error
+                raise DataError(f"all of the first {count} samples had to be left out; the last: {error}") from error
             return None
         if not self._used:
             self._used.fill_(True)
