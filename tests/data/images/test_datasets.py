@@ -280,5 +280,7 @@ def test_other_classes_or_channels_than_those_of_the_weights_are_refused(scenes,
 
 def test_skipping_does_not_hide_that_nothing_can_be_used(scenes, deep_root):
     data = scenes(root=str(deep_root), channels=1, on_error="skip")
-    with pytest.raises(DataError, match=r"all of the first 14 samples had to be left out; the last: .* holds uint16 values"):
+    with pytest.raises(
+        DataError, match=r"all of the first 14 samples had to be left out; the last: .* holds uint16 values"
+    ):
         data.train[keys(range(len(data.train)))]

@@ -47,7 +47,7 @@ def find(
         images: name of the folders of images.
         masks: name of the folders of masks beside them.
         fractions: of train, val and test.
-        patterns: instead of fractions: for each part, patterns of image paths below ``root``.
+        patterns: if any, instead of fractions: for each part, patterns of image paths below ``root``.
         skip_errors: whether an image without its mask is left out; the number of them goes into the notes.
 
     Raises:
@@ -73,7 +73,7 @@ def find(
     for line in lone:
         logger.warning("left out: %s", line)
     notes: dict[str, Any] = {"without_partner": len(lone)} if lone else {}
-    if patterns is None:
+    if not patterns:
         return Listing([], split(pairs, fractions, root, by_class=False), notes)
     parts: dict[str, list[tuple[str, str]]] = {}
     for part, wanted in patterns.items():
