@@ -13,7 +13,7 @@ from exp.data.images.reader import ImageReader
 from exp.draw.pictures import shrunk_labels
 from exp.errors import DataError
 from exp.predict.classmaps import Counts, SmallMap, class_png, class_tiff
-from exp.predict.raster import open_image
+from exp.predict.raster import RasterImage, open_image
 from tests.conftest import clean_environment
 
 PALETTE = [(250, 10, 10), (10, 200, 10), (10, 10, 250)]
@@ -127,3 +127,26 @@ def test_memory_grows_with_the_width_and_not_with_the_height(tmp_path):
     assert done.returncode == 0, done.stderr
     # A TIFF keeps its index of strips, and GDAL its cache.
     assert float(done.stdout.split()[-1]) < 80
+
+
+@pytest.mark.parametrize(("dtype", "channels"), [(np.uint8, 4), (np.uint8, 1), (np.uint16, 3)])
+def test_a_large_png_by_rows_is_the_one_decoded_whole(tmp_path, monkeypatch, dtype, channels):
+    pytest.importorskip("rasterio")
+    pixels = (
+        np.random.default_rng(0).integers(0, 3000 if dtype is np.uint16 else 256, (150, 90, channels)).astype(dtype)
+    )
+    if channels == 4:
+        pixels[..., 3] = 255
+        pixels[20:40, :, 3] = 0
+    cv2.imwrite(str(tmp_path / "x.png"), pixels)
+    reader = ImageReader(min(channels, 3), (0, 3000))
+    with open_image(tmp_path / "x.png", reader) as image:
+        whole, missing = image.read(0, 0, 150, 90), image.without_data(0, 150)
+    monkeypatch.setattr("exp.predict.raster._LARGE_PNG", 100)
+    with open_image(tmp_path / "x.png", reader) as image:
+        assert isinstance(image, RasterImage)
+        for top, left in ((0, 0), (0, 30), (40, 10), (86, 26)):  # down the image, as windows go
+            np.testing.assert_array_equal(image.read(top, left, 64, 64), whole[top : top + 64, left : left + 64])
+            found = image.without_data(top, 30)
+            expected = None if missing is None or not missing[top : top + 30].any() else missing[top : top + 30]
+            np.testing.assert_array_equal(found, expected)

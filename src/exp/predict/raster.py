@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["DecodedImage", "RasterImage", "is_georeferenced", "open_image"]
 
 _LARGE_PNG = 2**26  # pixels; smaller ones are decoded whole, which is faster
+_ROWS_AT_ONCE = 256  # of a picture
 _CACHE_MIB = 64
 """Of GDAL, which would take a twentieth of the machine's memory."""
 
@@ -102,8 +103,15 @@ class RasterImage:
 
         factor = min(longest / max(self.height, self.width), 1.0)
         size = (max(round(self.height * factor), 1), max(round(self.width * factor), 1))
-        pixels, _ = self._split(self._bands(out_shape=(self.dataset.count, *size), resampling=Resampling.average))
-        return to_rgb(convert(pixels, self.path, self.reader.channels, self.reader.value_range))
+        # Of many bands only those that are shown: a picture of all of them would be larger than all else.
+        shown = list(range(1, (3 if self.dataset.count > 4 else self.dataset.count) + 1))
+        bands = self._bands(indexes=shown, out_shape=(len(shown), *size), resampling=Resampling.average)
+        pixels, channels = np.moveaxis(bands, 0, -1), len(shown)
+        if len(shown) == self.dataset.count:
+            (pixels, _), channels = self._split(bands), self.reader.channels
+        blocks = (pixels[top : top + _ROWS_AT_ONCE] for top in range(0, size[0], _ROWS_AT_ONCE))
+        limits = self.reader.value_range
+        return to_rgb(np.concatenate([convert(rows, self.path, channels, limits)[..., :3] for rows in blocks]))
 
     def without_data(self, top: int, height: int) -> np.ndarray | None:
         """Which pixels of these rows hold no data: bool (height, width); None: all do."""
