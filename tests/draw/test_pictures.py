@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import io
 
-import cv2
 import numpy as np
 import pytest
 from PIL import Image
@@ -10,7 +9,7 @@ from PIL import Image
 from exp.draw.confusion import confusion_png
 from exp.draw.curves import training_curves
 from exp.draw.legend import Entry, legend
-from exp.draw.overlay import class_png, overlay, overlay_with_legend
+from exp.draw.overlay import overlay, overlay_with_legend
 from exp.draw.pictures import enlarged, png, shrunk, shrunk_labels, to_rgb
 from exp.draw.sheet import Tile, sheet, spread
 from exp.draw.text import fitted, text_width
@@ -29,24 +28,6 @@ def blocks(height=40, width=60):
 
 def decoded(content):
     return np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
-
-
-@pytest.mark.parametrize("mapped", [False, True])
-def test_a_class_png_holds_the_numbers_and_shows_the_colours(tmp_path, mapped):
-    labels = blocks()
-    if mapped:
-        on_disk = np.memmap(tmp_path / "labels", np.uint8, "w+", shape=labels.shape)
-        on_disk[:] = labels
-        labels = on_disk
-    content = class_png(labels, PALETTE)
-    picture = Image.open(io.BytesIO(content))
-    assert picture.mode == "P"
-    assert content[24] == 8, "bits for each pixel"
-    assert (np.asarray(picture) == labels).all()
-    # Any other decoder sees the colours.
-    seen = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR)[..., ::-1]
-    for number, color in [*enumerate(PALETTE), (255, (0, 0, 0))]:
-        assert (seen[labels == number] == color).all()
 
 
 def test_an_overlay_tints_classes_and_leaves_the_rest(tmp_path):

@@ -1,21 +1,14 @@
 from __future__ import annotations
 
-import numpy as np
 import pandas as pd
 import pytest
 
-from exp.predict.areas import Area, areas_csv, count_labels, total_csv
+from exp.predict.areas import Area, areas_csv, total_csv
 
 
 def table(content, tmp_path):
     (tmp_path / "table.csv").write_bytes(content)
     return pd.read_csv(tmp_path / "table.csv")
-
-
-def test_pixels_are_counted_over_blocks_of_rows():
-    labels = np.random.default_rng(0).integers(0, 4, (3000, 7)).astype(np.uint8)
-    labels[0] = 255
-    assert count_labels(labels, 3) == [int((labels == number).sum()) for number in range(3)]
 
 
 def test_shares_are_of_the_known_pixels_and_metres_of_pixels(tmp_path):

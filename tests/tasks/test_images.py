@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
 
 import cv2
@@ -113,8 +114,10 @@ def test_evaluation_tells_every_class(trained):
         rows = list(csv.DictReader(file))
     assert [row["class"] for row in rows] == ["building", "land", "road", "vegetation", "water"]
     assert {"iou", "dice", "precision", "recall", "count"} <= set(rows[0])
-    assert sum(int(float(row["count"])) for row in rows) > 100_000
-    assert (trained / "eval" / "metrics_confusion.csv").is_file()
+    with (trained / "eval" / "metrics_confusion.csv").open() as file:
+        confused = {row.pop("class"): [int(count) for count in row.values()] for row in csv.DictReader(file)}
+    assert [int(row["count"]) for row in rows] == [sum(confused[row["class"]]) for row in rows]
+    assert sum(int(row["count"]) for row in rows) > 100_000
 
 
 def test_segmentation_predicts_files_as_maps_overlays_and_areas(trained, tmp_path):
@@ -222,4 +225,51 @@ def test_weights_of_a_bare_backbone_give_features_but_predict_nothing(trained):
     assert "its head is not in the file" in first
     done = run_exp(trained, "backend=cpu", "task=eval", "init_from=scenes", "data.channels=5", "output_dir=bands")
     assert done.returncode == 2
-    assert "patch_embed" in done.stderr
+    assert "the weights were trained with data.channels=3, but it is 5 here" in done.stderr.splitlines()[0]
+
+
+def test_a_range_is_asked_for_and_stays_with_the_weights(trained, tmp_path):
+    """16-bit scenes: the range is measured on the training images, and evaluation and prediction have it from there."""
+    for name in ("Forest", "River"):
+        (tmp_path / name).mkdir()
+        sample = cv2.imread(str(next((SAMPLES / "eurosat_nir" / name).iterdir())), cv2.IMREAD_UNCHANGED)
+        for number in range(20):
+            cv2.imwrite(str(tmp_path / name / f"{number}.png"), np.roll(sample, number, axis=1))
+    settings = [*SCENES, "backend=cpu", f"data.root={tmp_path}", "data.channels=1", "plots=false"]
+    refused = run_exp(trained, *settings, "output_dir=nir-refused")
+    assert refused.returncode == 2
+    assert "holds uint16 values from" in refused.stderr.splitlines()[0]
+    assert "data.value_range=auto" in refused.stderr.splitlines()[0]
+    done = run_exp(trained, *settings, "data.value_range=auto", "output_dir=nir")
+    assert done.returncode == 0, done.stderr
+    limits = result(trained, "nir")["data"]["value_range"]
+    assert 0 < limits[0] < 1000 < limits[1] < 65535
+    best = trained / "nir" / "checkpoints" / "best.pth"
+    state = torch.load(best)
+    assert state["data"]["value_range"] == limits
+    state["data"]["value_range"] = [0.0, 65535.0]  # what the weights say is what counts
+    torch.save(state, best)
+    done = run_exp(trained, "backend=cpu", "task=eval", "init_from=nir", "output_dir=nir-eval")
+    assert done.returncode == 0, done.stderr
+    assert result(trained, "nir-eval")["data"]["value_range"] == [0.0, 65535.0]
+
+
+def test_masks_of_mostly_unknown_colours_do_not_train(trained, tmp_path):
+    """Dubai's masks as JPEG: hardly a colour is what it was."""
+    for number in range(1, 4):
+        for kind in ("images", "masks"):
+            (tmp_path / kind).mkdir(exist_ok=True)
+        sample = next((SAMPLES.parents[1] / "data" / "dubai").rglob(f"tile1/masks/*_00{number}.png"))
+        with Image.open(sample) as mask:
+            mask.convert("RGB").save(tmp_path / "masks" / f"{number}.jpg", quality=95)
+        shutil.copy(next(sample.parents[1].glob(f"images/{sample.stem}.*")), tmp_path / "images" / f"{number}.jpg")
+    parts = "data.parts={train: ['*/[12].*'], val: ['*/3.*']}"
+    done = run_exp(
+        trained, *TILES, "backend=cpu", f"data.root={tmp_path}", parts, "global_batch_size=2", "output_dir=jpeg"
+    )
+    first = done.stderr.splitlines()[0]
+    assert done.returncode == 2
+    assert re.search(
+        r"[12]\.jpg: [0-9.]+ % of the pixels have no colour of data.palette \(at most 1 % may\): [0-9A-F]{6}", first
+    )
+    assert "it is a JPEG, which changes colours" in first

@@ -41,7 +41,10 @@ def explain(error: Exception, known_keys: Iterable[str]) -> str:
         options = [option for option in error.options if not option.startswith("__")]
         return f"{group}={choice} is not a choice{nearest(choice, options)}\n  choices of {group}: {', '.join(options)}"
     if isinstance(error, OverrideParseException):
-        return f"cannot read the argument '{error.override}': expected KEY=VALUE, and quotes around special characters"
+        return (
+            f"cannot read the argument '{error.override}': expected KEY=VALUE, and quotes around special characters; "
+            "around a dictionary twice: 'KEY={name: \"value\"}'"
+        )
     text = str(error)
     cause = error.__cause__
     match = re.search(r"In 'experiment/([^']+)'.*?\n\s*(Key .*?)\n\s*full_key: (\S+)", text, re.DOTALL)
@@ -72,7 +75,9 @@ def _unknown_key(text: str, cause: BaseException | None) -> str | None:
     if match:
         if "No match in the defaults list" in text:
             return match.group(1).split("=")[0]
-        return match.group(1)
+        # Of a dictionary given for a key that there is, the member that there is not.
+        below = str(getattr(cause, "full_key", None) or "")
+        return below if below.startswith(f"{match.group(1)}.") else match.group(1)
     if isinstance(cause, OmegaConfBaseException) and re.search(r"Key '\S+' (is )?not in", str(cause)):
         return str(cause.full_key)
     return None

@@ -192,9 +192,12 @@ class ImageDataConfig:
     size: int = 256
     """Side of training images in pixels; the pipelines refer to it."""
     channels: int = 3
-    """That the model gets: grey images are repeated for 3, an alpha channel is dropped."""
-    value_range: Optional[List[float]] = None
-    """[low, high] that become 0 and 255 where values are not 8 bit; null: [0, 65535] for 16 bit."""
+    """That the model gets: grey images are repeated for 3, coloured ones become grey for 1."""
+    alpha: Optional[bool] = None
+    """Whether a channel beyond those is transparency: null: as the file marks it; true: it is; false: it is a band."""
+    value_range: Any = None
+    """[low, high] that become 0 and 255 where values are not 8 bit; ``auto``: percentiles 1 and 99 of training images,
+    kept with the weights; null: only 8-bit values are taken."""
     split: List[float] = field(default_factory=lambda: [0.7, 0.1, 0.2])
     """Shares of train, val and test where the files do not say; without test, val is tested on."""
     classes: Optional[List[str]] = None
@@ -236,14 +239,16 @@ class SegmentationDataConfig(ImageDataConfig):
     """Name of the folders of images."""
     masks: str = "masks"
     """Name of the folders of masks, beside those of images; a mask has its image's name."""
-    parts: Optional[Dict[str, List[str]]] = field(default_factory=dict)
+    parts: Optional[Dict[str, List[str]]] = None
     """Instead of ``split``: for train, val and test patterns of image paths below ``root``."""
-    palette: Optional[Dict[str, str]] = field(default_factory=dict)
-    """Masks of colours: class -> "RRGGBB"; none: masks of class numbers, of ``classes``."""
+    palette: Optional[Dict[str, str]] = None
+    """Masks of colours: class -> "RRGGBB"; null: masks of class numbers, of ``classes``."""
     ignore_colours: List[str] = field(default_factory=list)
     """Colours that do not count; pixels of any other colour do not either, but the result tells how many."""
-    mask_values: Optional[Dict[int, int]] = field(default_factory=dict)
-    """Masks of numbers: value in the file -> class number; none: they are the class numbers."""
+    max_unknown: float = 0.1
+    """Masks of colours: the largest share of a mask's pixels that may be of other colours; in a JPEG a tenth of it."""
+    mask_values: Optional[Dict[int, int]] = None
+    """Masks of numbers: value in the file -> class number; null: they are the class numbers."""
     ignore_values: List[int] = field(default_factory=lambda: [255])
     """Masks of numbers: values that do not count."""
 

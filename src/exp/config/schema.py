@@ -13,7 +13,6 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from exp.config import families
-from exp.config.dictionaries import opened
 
 __all__ = [
     "DIAGNOSES",
@@ -349,10 +348,10 @@ _STRUCTURES = {
 def register() -> None:
     """Put the schema into Hydra's ConfigStore; calling it again changes nothing."""
     store = ConfigStore.instance()
-    store.store(name="exp_schema", node=opened(ExpConfig))
+    store.store(name="exp_schema", node=ExpConfig)
     for place, structure in _STRUCTURES.items():
         group, name = place.split("/")
-        store.store(group=f"schema/{group}", name=name, node=opened(structure))
+        store.store(group=f"schema/{group}", name=name, node=structure)
 
 
 def structure_of(target: str | None) -> type | None:

@@ -1,22 +1,20 @@
-"""Class maps as pictures: laid over the image, or as files that hold the class numbers and look right as well."""
+"""Class maps as pictures, laid over the image."""
 
 from __future__ import annotations
 
-import io
 from typing import Sequence
 
 import numpy as np
-from PIL import Image
 
 from exp.draw.legend import Color, Entry, legend
 from exp.draw.pictures import enlarged
 
-__all__ = ["class_png", "colored", "overlay", "overlay_with_legend"]
+__all__ = ["colored", "overlay", "overlay_with_legend", "palette_table"]
 
 _LEAST = 640  # pixels of the longer side that a legend needs to be readable
 
 
-def _table(palette: Sequence[Color]) -> np.ndarray:
+def palette_table(palette: Sequence[Color]) -> np.ndarray:
     """(256, 3), uint8: the classes' colours; what is no class is black."""
     table = np.zeros((256, 3), np.uint8)
     table[: len(palette)] = palette
@@ -25,7 +23,7 @@ def _table(palette: Sequence[Color]) -> np.ndarray:
 
 def colored(labels: np.ndarray, palette: Sequence[Color]) -> np.ndarray:
     """Labels (H, W), uint8, as RGB (H, W, 3), uint8; what is no class is black."""
-    return _table(palette)[labels]
+    return palette_table(palette)[labels]
 
 
 def overlay(picture: np.ndarray, labels: np.ndarray, palette: Sequence[Color]) -> np.ndarray:
@@ -40,7 +38,7 @@ def overlay(picture: np.ndarray, labels: np.ndarray, palette: Sequence[Color]) -
         RGB (H, W, 3), uint8.
     """
     # Half of each, in bytes: floats would take a gigabyte for a large picture.
-    mixed = picture // 2 + (_table(palette) // 2)[labels]
+    mixed = picture // 2 + (palette_table(palette) // 2)[labels]
     unknown = labels >= len(palette)
     mixed[unknown] = picture[unknown]
     border = np.zeros(labels.shape, bool)
@@ -72,23 +70,3 @@ def overlay_with_legend(
     mixed = overlay(enlarged(picture, _LEAST), enlarged(labels, _LEAST), palette)
     entries = [Entry(name, color, note) for name, color, note in zip(classes, palette, notes or [""] * len(classes))]
     return np.concatenate([mixed, legend(entries, mixed.shape[1])])
-
-
-def class_png(labels: np.ndarray, palette: Sequence[Color]) -> bytes:
-    """A palette PNG: programs read the class numbers, viewers show the classes' colours.
-
-    Args:
-        labels: (H, W), uint8, C-contiguous; an array, or a file mapped into memory.
-        palette: RGB of each class.
-
-    Returns:
-        The bytes of the file, 8 bits for each pixel.
-    """
-    height, width = labels.shape
-    # No copy of the labels, which may be larger than the memory.
-    picture = Image.frombuffer("P", (width, height), labels, "raw", "P", 0, 1)
-    # All 256 colours: with 16 or fewer, Pillow would pack several pixels into a byte.
-    picture.putpalette(_table(palette).tobytes())
-    buffer = io.BytesIO()
-    picture.save(buffer, format="PNG", compress_level=6)
-    return buffer.getvalue()

@@ -6,11 +6,7 @@ import csv
 import io
 from typing import NamedTuple, Sequence
 
-import numpy as np
-
-__all__ = ["Area", "areas_csv", "count_labels", "shares", "total_csv"]
-
-_ROWS_AT_ONCE = 1024
+__all__ = ["Area", "areas_csv", "shares", "total_csv"]
 
 
 class Area(NamedTuple):
@@ -25,14 +21,6 @@ class Area(NamedTuple):
     file: str
     counts: Sequence[int]
     pixel_area: float | None
-
-
-def count_labels(labels: np.ndarray, num_classes: int) -> list[int]:
-    """Pixels of each class; labels (H, W), uint8, may be mapped into memory, and are read a few rows at a time."""
-    counts = np.zeros(256, np.int64)
-    for top in range(0, labels.shape[0], _ROWS_AT_ONCE):
-        counts += np.bincount(labels[top : top + _ROWS_AT_ONCE].ravel(), minlength=256)
-    return [int(count) for count in counts[:num_classes]]
 
 
 def shares(counts: Sequence[int]) -> list[float]:

@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Sequence
 
-from exp.data.images.listing import SUFFIXES
+from exp.data.images.listing import SUFFIXES, files_below
 from exp.errors import ConfigError, DataError, RunError
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def find_images(wanted: str) -> list[Path]:
     if path.is_file():
         return [path]
     if path.is_dir():
-        found = [file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file()]
+        found = [Path(file) for file in files_below(path)]
         what = f"a folder without images ({', '.join(SUFFIXES)})"
     else:
         found = [file for file in map(Path, glob.glob(str(path), recursive=True)) if file.is_file()]  # noqa: PTH207 - absolute patterns too

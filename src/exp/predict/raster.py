@@ -1,4 +1,4 @@
-"""Images that are read part by part: decoded whole, or, with the optional package rasterio, TIFFs by window."""
+"""Images that are read part by part: decoded whole, or, with the optional package rasterio, rows by rows."""
 
 from __future__ import annotations
 
@@ -6,18 +6,26 @@ import importlib.util
 import math
 import warnings
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Iterator
 
 import numpy as np
 
-from exp.data.images.decode import convert, read_image
+from exp.data.images.decode import read_raw
+from exp.data.images.values import Raw, convert, no_data, split_alpha
 from exp.draw.pictures import shrunk, to_rgb
 from exp.errors import DataError
 
-__all__ = ["DecodedImage", "TiffImage", "is_georeferenced", "open_image", "write_class_tiff"]
+if TYPE_CHECKING:
+    from pathlib import Path
 
-_NO_DATA = 255
+    from exp.data.images.reader import ImageReader
+
+__all__ = ["DecodedImage", "RasterImage", "is_georeferenced", "open_image"]
+
+_LARGE_PNG = 2**26  # pixels; smaller ones are decoded whole, which is faster
+_ROWS_AT_ONCE = 256  # of a picture
+_CACHE_MIB = 64
+"""Of GDAL, which would take a twentieth of the machine's memory."""
 
 
 class DecodedImage:
@@ -30,12 +38,14 @@ class DecodedImage:
 
     Args:
         pixels: (H, W, C), uint8 or float32, 0..255.
+        missing: which pixels hold no data, bool (H, W); None: all do.
     """
 
     pixel_area: float | None = None
 
-    def __init__(self, pixels: np.ndarray) -> None:
+    def __init__(self, pixels: np.ndarray, missing: np.ndarray | None = None) -> None:
         self.pixels = pixels
+        self.missing = missing
         self.height, self.width = pixels.shape[:2]
 
     def read(self, top: int, left: int, height: int, width: int) -> np.ndarray:
@@ -48,11 +58,14 @@ class DecodedImage:
 
     def without_data(self, top: int, height: int) -> np.ndarray | None:
         """Which pixels of these rows hold no data: bool (height, width); None: all do."""
-        return None
+        return None if self.missing is None else self.missing[top : top + height]
 
 
-class TiffImage:
-    """A TIFF on disk, of which only windows are read; it may be far larger than the memory.
+class RasterImage:
+    """A TIFF or a PNG on disk, which may be far larger than the memory: only the rows in work are held.
+
+    Rows are read once, in the order of the windows: files in strips, and compressed ones, would be decoded again for
+    each window.
 
     Attributes:
         height: pixels.
@@ -62,24 +75,27 @@ class TiffImage:
     Args:
         dataset: of ``rasterio.open``.
         path: for messages.
-        channels: that the model gets.
-        value_range: of 16-bit values (:func:`exp.data.images.decode.convert`).
+        reader: channels and range of values that the model gets.
     """
 
-    def __init__(self, dataset: Any, path: Path, channels: int, value_range: Sequence[float] | None) -> None:
+    def __init__(self, dataset: Any, path: Path, reader: ImageReader) -> None:
+        from rasterio.enums import ColorInterp
+
         self.dataset = dataset
         self.path = path
-        self.channels = channels
-        self.value_range = value_range
+        self.reader = reader
         self.height, self.width = dataset.height, dataset.width
         self.pixel_area = _pixel_area(dataset)
-        self._all_data = all("all_valid" in [flag.name for flag in flags] for flags in dataset.mask_flag_enums)
+        self._alpha = dataset.count > 1 and dataset.colorinterp[-1] == ColorInterp.alpha
+        flags = [{flag.name for flag in flags} for flags in dataset.mask_flag_enums]
+        self._has_mask = any("per_dataset" in names and "alpha" not in names for names in flags)
+        self._top = 0
+        self._rows = np.empty((dataset.count, 0, self.width), dataset.dtypes[0])
 
     def read(self, top: int, left: int, height: int, width: int) -> np.ndarray:
         """That part: (height, width, C)."""
-        from rasterio.windows import Window
-
-        return self._converted(self._bands(window=Window(left, top, width, height)))
+        pixels, _ = self._split(self._held(top, height)[:, :, left : left + width])
+        return convert(pixels, self.path, self.reader.channels, self.reader.value_range)
 
     def thumbnail(self, longest: int) -> np.ndarray:
         """RGB for the eye, with at most ``longest`` pixels on its longer side: (h, w, 3), uint8."""
@@ -87,17 +103,41 @@ class TiffImage:
 
         factor = min(longest / max(self.height, self.width), 1.0)
         size = (max(round(self.height * factor), 1), max(round(self.width * factor), 1))
-        return to_rgb(
-            self._converted(self._bands(out_shape=(self.dataset.count, *size), resampling=Resampling.average))
-        )
+        # Of many bands only those that are shown: a picture of all of them would be larger than all else.
+        shown = list(range(1, (3 if self.dataset.count > 4 else self.dataset.count) + 1))
+        bands = self._bands(indexes=shown, out_shape=(len(shown), *size), resampling=Resampling.average)
+        pixels, channels = np.moveaxis(bands, 0, -1), len(shown)
+        if len(shown) == self.dataset.count:
+            (pixels, _), channels = self._split(bands), self.reader.channels
+        blocks = (pixels[top : top + _ROWS_AT_ONCE] for top in range(0, size[0], _ROWS_AT_ONCE))
+        limits = self.reader.value_range
+        return to_rgb(np.concatenate([convert(rows, self.path, channels, limits)[..., :3] for rows in blocks]))
 
     def without_data(self, top: int, height: int) -> np.ndarray | None:
         """Which pixels of these rows hold no data: bool (height, width); None: all do."""
-        if self._all_data:
-            return None
         from rasterio.windows import Window
 
-        return self.dataset.dataset_mask(window=Window(0, top, self.width, height)) == 0
+        missing = no_data(*self._split(self._held(top, height)), self.dataset.nodata)
+        if self._has_mask:
+            masked = self.dataset.dataset_mask(window=Window(0, top, self.width, height)) == 0
+            missing = masked if missing is None else missing | masked
+        return missing
+
+    def _held(self, top: int, height: int) -> np.ndarray:
+        """Whole rows (bands, height, W), as they are in the file; those held before are not read again."""
+        from rasterio.windows import Window
+
+        held = self._rows.shape[1]
+        if top < self._top or top + height > self._top + held:
+            rows = np.empty((self.dataset.count, height, self.width), self._rows.dtype)
+            known = max(min(self._top + held - top, height), 0) if top >= self._top else 0
+            if known:
+                rows[:, :known] = self._rows[:, top - self._top : top - self._top + known]
+            self._rows = rows  # the old ones may go before new ones come
+            self._top = top
+            window = Window(0, top + known, self.width, height - known)
+            rows[:, known:] = self._bands(window=window)
+        return self._rows[:, top - self._top : top - self._top + height]
 
     def _bands(self, **how: Any) -> np.ndarray:
         from rasterio.errors import RasterioError
@@ -107,73 +147,63 @@ class TiffImage:
         except (RasterioError, OSError) as error:  # its own I/O error is no RasterioError before 1.4
             raise DataError(f"{self.path} cannot be read: {error}; copy it anew") from error
 
-    def _converted(self, bands: np.ndarray) -> np.ndarray:
-        return convert(np.moveaxis(bands, 0, -1), self.path, self.channels, self.value_range)
+    def _split(self, bands: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        raw = Raw(np.moveaxis(bands, 0, -1), self._alpha)
+        return split_alpha(raw, self.path, self.reader.channels, self.reader.alpha)
 
 
 @contextmanager
-def open_image(path: Path, channels: int, value_range: Sequence[float] | None) -> Iterator[DecodedImage | TiffImage]:
-    """Open an image: a TIFF by window where rasterio is installed, everything else decoded whole.
+def open_image(path: Path, reader: ImageReader) -> Iterator[DecodedImage | RasterImage]:
+    """Open an image: where rasterio is installed a TIFF and a large PNG by rows, everything else decoded whole.
 
     Args:
         path: of the file.
-        channels: that the model gets.
-        value_range: of 16-bit values.
+        reader: of the data that the model was trained on.
 
     Raises:
         DataError: it cannot be read, or has other channels.
     """
-    by_window = path.suffix.lower() in (".tif", ".tiff") and importlib.util.find_spec("rasterio") is not None
-    if not by_window:
-        yield DecodedImage(read_image(path, channels, value_range))
+    if not _by_rows(path):
+        yield _decoded(path, reader)
         return
     import rasterio
     from rasterio.enums import ColorInterp
     from rasterio.errors import NotGeoreferencedWarning, RasterioError
 
-    with warnings.catch_warnings():
+    with rasterio.Env(GDAL_CACHEMAX=_CACHE_MIB), warnings.catch_warnings():
         warnings.simplefilter("ignore", NotGeoreferencedWarning)  # plain TIFFs are welcome
         try:
             dataset = rasterio.open(path)
         except (RasterioError, OSError) as error:  # its own I/O error is no RasterioError before 1.4
             raise DataError(f"{path} cannot be read: {error}; copy it anew") from error
-    with dataset:
-        if dataset.colorinterp[0] == ColorInterp.palette:  # colour numbers are no colours
-            yield DecodedImage(read_image(path, channels, value_range))
-        else:
-            yield TiffImage(dataset, path, channels, value_range)
+        with dataset:
+            if dataset.colorinterp[0] == ColorInterp.palette:  # colour numbers are no colours
+                yield _decoded(path, reader)
+            else:
+                yield RasterImage(dataset, path, reader)
 
 
-def write_class_tiff(path: Path, image: TiffImage, labels: np.ndarray, palette: Sequence[tuple[int, int, int]]) -> None:
-    """Write labels as a GeoTIFF at the place of ``image``: one band, uint8, 255 is no data, with the palette.
-
-    Args:
-        path: of the new file; its folder is made.
-        image: whose georeference it gets.
-        labels: (H, W), uint8.
-        palette: RGB of each class.
-    """
-    import rasterio
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    profile = {"driver": "GTiff", "height": image.height, "width": image.width, "count": 1, "dtype": "uint8",
-               "crs": image.dataset.crs, "transform": image.dataset.transform, "nodata": _NO_DATA,
-               "compress": "deflate", "tiled": True, "blockxsize": 256, "blockysize": 256,
-               "BIGTIFF": "IF_SAFER"}  # fmt: skip
-    try:
-        with rasterio.open(temporary, "w", **profile) as file:
-            file.write(labels, 1)
-            file.write_colormap(1, {number: (*color, 255) for number, color in enumerate(palette)})
-        temporary.replace(path)
-    finally:
-        if temporary.exists():
-            temporary.unlink()
+def _by_rows(path: Path) -> bool:
+    if importlib.util.find_spec("rasterio") is None:
+        return False
+    if path.suffix.lower() in (".tif", ".tiff"):
+        return True
+    with path.open("rb") as file:
+        head = file.read(24)
+    size = [int.from_bytes(head[begin : begin + 4], "big") for begin in (16, 20)]
+    return head.startswith(b"\x89PNG") and size[0] * size[1] > _LARGE_PNG
 
 
-def is_georeferenced(image: DecodedImage | TiffImage) -> bool:
+def _decoded(path: Path, reader: ImageReader) -> DecodedImage:
+    raw = read_raw(path)
+    pixels, transparency = split_alpha(raw, path, reader.channels, reader.alpha)
+    missing = no_data(pixels, transparency, raw.nodata)
+    return DecodedImage(convert(pixels, path, reader.channels, reader.value_range), missing)
+
+
+def is_georeferenced(image: DecodedImage | RasterImage) -> bool:
     """Whether the file says where on Earth it is."""
-    return isinstance(image, TiffImage) and image.dataset.crs is not None
+    return isinstance(image, RasterImage) and image.dataset.crs is not None
 
 
 def _pixel_area(dataset: Any) -> float | None:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Sequence
 import numpy as np
 import torch
 
-from exp.data.images.decode import read_image
 from exp.draw.pictures import png
 from exp.draw.scene import Scene, scene_tile
 from exp.draw.sheet import sheet, spread
@@ -33,7 +32,7 @@ def predict_scenes(
 
     Args:
         session: the session.
-        data: has ``classes``, ``channels``, ``value_range``, and ``prepare`` for an image.
+        data: has ``classes``, ``read`` for a file, and ``prepare`` for an image.
         model: gives logits of images.
         inputs: all images, the same on every rank.
         truths: the class of each, where they are known.
@@ -60,7 +59,7 @@ def predict_scenes(
     shown = [scenes[number] for number in spread(len(scenes), session.config.task.max_images)]
     if not shown:
         return metrics, ["predictions.csv"], failed
-    tiles = [scene_tile(read_image(scene.file, data.channels, data.value_range), scene) for scene in shown]
+    tiles = [scene_tile(data.read(scene.file), scene) for scene in shown]
     write_atomically(plot, png(sheet(tiles, title=f"{len(shown)} of {len(scenes)} predictions")))
     return metrics, ["predictions.csv", "plots/predictions.png"], failed
 
@@ -86,7 +85,7 @@ class SceneReader:
         Raises:
             DataError: it cannot be read.
         """
-        pixels = self.data.prepare(read_image(entry.path, self.data.channels, self.data.value_range), entry.path)
+        pixels = self.data.prepare(self.data.read(entry.path), entry.path)
         if self._pending and (self._pending[0][2].shape, self._pending[0][2].dtype) != (pixels.shape, pixels.dtype):
             self.flush()
         self._pending.append((number, entry, pixels))

@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 import logging
-import tempfile
 import time
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Iterator, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Sequence
 
-import numpy as np
-
-from exp.draw.overlay import class_png, overlay_with_legend
-from exp.draw.pictures import png, shrunk_labels
-from exp.predict.areas import Area, areas_csv, count_labels, shares, total_csv
+from exp.draw.overlay import overlay_with_legend
+from exp.draw.pictures import png
+from exp.predict.areas import Area, areas_csv, shares, total_csv
+from exp.predict.classmaps import Counts, RowTaker, SmallMap, class_png, class_tiff
 from exp.predict.inputs import Failure, Input, each_of_mine
-from exp.predict.raster import DecodedImage, TiffImage, is_georeferenced, open_image, write_class_tiff
+from exp.predict.raster import RasterImage, is_georeferenced, open_image
 from exp.predict.scores import pixel_scores
-from exp.predict.windows import Tiling, label_map
+from exp.predict.windows import Tiling, label_rows
 from exp.runfolder import write_atomically
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from exp.session import Session
 
 __all__ = ["OVERLAY_PIXELS", "SegmentationWriter", "predict_segmentation"]
 
 OVERLAY_PIXELS = 4096
 """The longer side of an overlay, at most."""
-_IN_MEMORY = 2**28  # pixels of a label map; larger ones are mapped from a temporary file
-_ROWS_AT_ONCE = 1024
 _NO_DATA = 255
 
 logger = logging.getLogger(__name__)
@@ -42,7 +36,7 @@ def predict_segmentation(
 
     Args:
         session: the session.
-        data: has ``classes``, ``palette``, ``channels`` and ``value_range``.
+        data: has ``classes``, ``palette`` and ``read``.
         model: gives logits of pixels.
         inputs: all images, the same on every rank.
 
@@ -87,58 +81,36 @@ class SegmentationWriter:
         self.tiling = Tiling(window, task.overlap)
 
     def predict(self, number: int, entry: Input) -> None:
-        """Predict an image and write what is to be known of it.
+        """Predict an image and write what is to be known of it, rows as they are done.
 
         Raises:
             DataError: it cannot be read.
         """
         began = time.perf_counter()
-        with open_image(entry.path, self.data.channels, self.data.value_range) as image:
-            with self._label_array(image.height, image.width) as labels:
-                label_map(image, self.scores, len(self.data.classes), self.tiling, labels)
-                _forget_where_there_is_no_data(image, labels)
-                self._write(number, entry, image, labels)
-            seconds = time.perf_counter() - began
-            logger.info("%s: %d x %d pixels in %.1f s", entry.path, image.width, image.height, seconds)
-
-    @contextmanager
-    def _label_array(self, height: int, width: int) -> Iterator[np.ndarray]:
-        if height * width <= _IN_MEMORY:
-            yield np.empty((height, width), np.uint8)
-            return
-        # Without a name: it is gone with the process, however that ends.
-        with tempfile.TemporaryFile(dir=self.session.folder.path) as file:
-            yield np.memmap(file, np.uint8, "w+", shape=(height, width))
-
-    def _write(self, number: int, entry: Input, image: DecodedImage | TiffImage, labels: np.ndarray) -> None:
-        data = self.data
-        counts = count_labels(labels, len(data.classes))
-        own = self.session.config.task.metres_per_pixel
-        area = image.pixel_area if image.pixel_area is not None or own is None else own**2
-        self.areas[number] = Area(str(entry.path), counts, area)
-        self._save(f"classes/{entry.name}.png", class_png(labels, data.palette))
-        picture = image.thumbnail(OVERLAY_PIXELS)
-        notes = [f"{100 * share:.1f} %" for share in shares(counts)]
-        small = shrunk_labels(labels, *picture.shape[:2])
-        self._save(f"overlays/{entry.name}.png",
-                   png(overlay_with_legend(picture, small, data.classes, data.palette, notes)))  # fmt: skip
-        if isinstance(image, TiffImage) and is_georeferenced(image):
-            path = self.folder / "geo" / f"{entry.name}.tif"
-            write_class_tiff(path, image, labels, data.palette)
-            self._note(path)
-
-    def _save(self, name: str, content: bytes) -> None:
-        write_atomically(self.folder / name, content)
-        self._note(self.folder / name)
-
-    def _note(self, path: Path) -> None:
-        self.files.append(path.relative_to(self.session.folder.path).as_posix())
-
-
-def _forget_where_there_is_no_data(image: DecodedImage | TiffImage, labels: np.ndarray) -> None:
-    """Pixels that the file marks as no data get no class."""
-    for top in range(0, labels.shape[0], _ROWS_AT_ONCE):
-        rows = labels[top : top + _ROWS_AT_ONCE]
-        missing = image.without_data(top, len(rows))
-        if missing is not None:
-            rows[missing] = _NO_DATA
+        data, classes = self.data, len(self.data.classes)
+        with open_image(entry.path, data.read) as image:
+            size = (image.height, image.width)
+            picture = image.thumbnail(OVERLAY_PIXELS)
+            counts, small = Counts(), SmallMap(size, (picture.shape[0], picture.shape[1]))
+            with ExitStack() as files:
+                takers: list[RowTaker] = [counts, small]
+                paths = [self.folder / "classes" / f"{entry.name}.png"]
+                takers.append(files.enter_context(class_png(paths[0], size, data.palette)))
+                if isinstance(image, RasterImage) and is_georeferenced(image):
+                    paths.append(self.folder / "geo" / f"{entry.name}.tif")
+                    takers.append(files.enter_context(class_tiff(paths[1], image, data.palette)))
+                for top, rows in label_rows(image, self.scores, classes, self.tiling):
+                    missing = image.without_data(top, len(rows))
+                    if missing is not None:
+                        rows[missing] = _NO_DATA
+                    for taker in takers:
+                        taker.add(rows)
+            own = self.session.config.task.metres_per_pixel
+            area = image.pixel_area if image.pixel_area is not None or own is None else own**2
+        self.areas[number] = Area(str(entry.path), counts.counts[:classes].tolist(), area)
+        notes = [f"{100 * share:.1f} %" for share in shares(self.areas[number].counts)]
+        paths.append(self.folder / "overlays" / f"{entry.name}.png")
+        write_atomically(paths[-1], png(overlay_with_legend(picture, small.labels, data.classes, data.palette, notes)))
+        self.files += [path.relative_to(self.session.folder.path).as_posix() for path in paths]
+        seconds = time.perf_counter() - began
+        logger.info("%s: %d x %d pixels in %.1f s", entry.path, size[1], size[0], seconds)

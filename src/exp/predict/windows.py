@@ -1,18 +1,19 @@
 """Class maps of images of any size: overlapping windows whose scores fade into one another, in bounded memory.
 
-Scores of a whole image would be K numbers for each pixel, gigabytes for a satellite scene. Here they exist only for the
-rows that one row of windows covers, and for no more columns than ``Tiling.band_bytes`` allow; what no later window can
-change becomes labels, one byte for each pixel.
+Scores of a whole image would be K numbers for each pixel, gigabytes for a satellite scene. Here they exist for the rows
+that one row of windows covers only, and for no more columns at a time than ``Tiling.band_bytes`` allow; from one row of
+windows to the next remain those of the rows in which both overlap. What no later window can change becomes labels, one
+byte for each pixel, and is handed on.
 """
 
 from __future__ import annotations
 
-from typing import Callable, NamedTuple, Protocol, Sequence
+from typing import Callable, Iterator, NamedTuple, Protocol, Sequence
 
 import numpy as np
 import torch
 
-__all__ = ["Image", "Tiling", "fade", "label_map", "spans"]
+__all__ = ["Image", "Tiling", "fade", "label_rows", "spans"]
 
 Scores = Callable[[torch.Tensor], torch.Tensor]
 """(B, C, h, w), 0..255, on the CPU -> scores (B, K, h, w), float, on the model's device."""
@@ -49,7 +50,7 @@ class Tiling(NamedTuple):
     band_bytes: int = 2**28
 
 
-class _Strip(NamedTuple):
+class _Columns(NamedTuple):
     """The columns ``begin`` to ``end`` of the image, and where the windows that touch them begin."""
 
     begin: int
@@ -81,67 +82,74 @@ def fade(length: int) -> np.ndarray:
     return np.maximum(np.sin(phase) ** 2, 1e-3).astype(np.float32)
 
 
-def label_map(image: Image, scores: Scores, num_classes: int, tiling: Tiling, labels: np.ndarray) -> None:
-    """The likeliest class of every pixel.
+def label_rows(image: Image, scores: Scores, num_classes: int, tiling: Tiling) -> Iterator[tuple[int, np.ndarray]]:
+    """The likeliest class of every pixel, from top to bottom.
 
     Args:
         image: is read window by window.
         scores: the model.
         num_classes: scores for each pixel (K), at most 255.
         tiling: how to cut; an image that fits into one window is seen whole.
-        labels: takes the result, uint8 (height, width): an array, or a file mapped into memory.
+
+    Yields:
+        The number of the first of some rows, and their labels, uint8 (rows, width); each row once.
     """
     height, width = min(tiling.window, image.height), min(tiling.window, image.width)
     starts = spans(image.height, height, tiling.overlap)
     lefts = spans(image.width, width, tiling.overlap)
     columns = max(tiling.band_bytes // (4 * num_classes * height), width)
     at_once = max(min(tiling.at_once, tiling.band_bytes // (4 * num_classes * height * width)), 1)
-    for strip in _strips(image.width, width, lefts, columns):
-        _label_strip(image, scores, (height, width), starts, strip, at_once, labels)
+    strips = [_Strip(strip, (height, width), at_once) for strip in _columns(image.width, width, lefts, columns)]
+    for top, following in zip(starts, [*starts[1:], image.height]):
+        yield top, np.concatenate([strip.labels(image, scores, top, following - top) for strip in strips], axis=1)
 
 
-def _strips(extent: int, window: int, lefts: Sequence[int], columns: int) -> list[_Strip]:
-    """Strips of at most ``columns`` columns; windows that touch two of them are computed for both."""
+def _columns(extent: int, window: int, lefts: Sequence[int], columns: int) -> list[_Columns]:
+    """At most ``columns`` columns each; windows that touch two of them are computed for both."""
     strips = []
     for begin in range(0, extent, columns):
         end = min(begin + columns, extent)
-        strips.append(_Strip(begin, end, [left for left in lefts if left < end and left + window > begin]))
+        strips.append(_Columns(begin, end, [left for left in lefts if left < end and left + window > begin]))
     return strips
 
 
-def _label_strip(
-    image: Image,
-    scores: Scores,
-    size: tuple[int, int],
-    starts: Sequence[int],
-    strip: _Strip,
-    at_once: int,
-    labels: np.ndarray,
-) -> None:
-    """Rows of windows from top to bottom; the sums slide down with them."""
-    height, width = size
-    weight = torch.from_numpy(np.outer(fade(height), fade(width)))
-    total: torch.Tensor | None = None  # (K, height, columns): weighted sums over the rows of the current windows
-    for number, top in enumerate(starts):
-        for first in range(0, len(strip.lefts), at_once):
-            lefts = strip.lefts[first : first + at_once]
+class _Strip:
+    """Some columns of the image, and the weighted sums of their scores in the rows that are not final yet.
+
+    Args:
+        columns: which.
+        size: of a window, (height, width).
+        at_once: windows that the model sees together.
+    """
+
+    def __init__(self, columns: _Columns, size: tuple[int, int], at_once: int) -> None:
+        self.columns = columns
+        self.size = size
+        self.at_once = at_once
+        self.weight = torch.from_numpy(np.outer(fade(size[0]), fade(size[1])))
+        self.kept: torch.Tensor | None = None  # (K, rows, columns) at the top of the next row of windows
+
+    def labels(self, image: Image, scores: Scores, top: int, final: int) -> np.ndarray:
+        """The ``final`` rows from ``top`` on, which no later window covers: uint8 (final, columns)."""
+        (height, width), (begin, end, all_lefts) = self.size, self.columns
+        total: torch.Tensor | None = None  # (K, height, columns)
+        for first in range(0, len(all_lefts), self.at_once):
+            lefts = all_lefts[first : first + self.at_once]
             stack = np.stack([image.read(top, left, height, width).transpose(2, 0, 1) for left in lefts])
             found = scores(torch.from_numpy(stack))
             if total is None:
-                total = found.new_zeros((found.shape[1], height, strip.end - strip.begin), dtype=torch.float32)
-                weight = weight.to(found.device)
+                total = found.new_zeros((found.shape[1], height, end - begin), dtype=torch.float32)
+                if self.kept is not None:
+                    total[:, : self.kept.shape[1]] = self.kept
+                    self.kept = None
+                self.weight = self.weight.to(found.device)
             for row, left in enumerate(lefts):
-                begin, end = max(left, strip.begin), min(left + width, strip.end)
-                inside = slice(begin - left, end - left)
-                total[:, :, begin - strip.begin : end - strip.begin] += found[row, :, :, inside] * weight[:, inside]
+                here, there = max(left, begin), min(left + width, end)
+                inside = slice(here - left, there - left)
+                total[:, :, here - begin : there - begin] += found[row, :, :, inside] * self.weight[:, inside]
         assert total is not None
-        final = (starts[number + 1] if number + 1 < len(starts) else image.height) - top
         # The sum of a pixel's weights is the same for all classes: it cannot change which one is the likeliest.
-        rows = total[:, :final].argmax(dim=0).to(torch.uint8).cpu().numpy()
-        labels[top : top + final, strip.begin : strip.end] = rows
-        kept = height - final
-        if kept and number + 1 < len(starts):
-            total[:, :kept] = total[:, final:].clone()
-            total[:, kept:] = 0.0
-        else:
-            total.zero_()
+        rows: np.ndarray = total[:, :final].argmax(dim=0).to(torch.uint8).cpu().numpy()
+        if final < height:
+            self.kept = total[:, final:].clone()
+        return rows

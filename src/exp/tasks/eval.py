@@ -61,5 +61,10 @@ def _write_table(path: Path, table: Table) -> None:
     titles = [f"{name}_{table.units[name]}" if name in table.units else name for name in table.columns]
     writer.writerow([table.key, *titles])
     for index, row in enumerate(table.rows):
-        writer.writerow([row, *(f"{values[index]:.6g}" for values in table.columns.values())])
+        writer.writerow([row, *(_cell(values[index]) for values in table.columns.values())])
     write_atomically(path, buffer.getvalue().encode())
+
+
+def _cell(value: float) -> str:
+    """Counts whole, whatever their size; six digits of anything else."""
+    return str(value) if isinstance(value, int) else f"{value:.6g}"

@@ -34,8 +34,6 @@ def run(session: Session) -> dict[str, Any]:
         ConfigError: a key of ``task`` is wrong, there are no images, or the model gives no features.
         RunError: images could not be read; the others are done.
     """
-    from exp.data.images.decode import read_image
-
     config, task = session.config, session.config.task
     check(task)
     record_environment(session)
@@ -47,10 +45,7 @@ def run(session: Session) -> dict[str, Any]:
     model.eval()
     inputs, _ = chosen(task, data)
 
-    def read(path: Path) -> Any:
-        return read_image(path, data.channels, data.value_range)
-
-    writer = FeatureWriter(session, model, read)
+    writer = FeatureWriter(session, model, data.read)
     failures = each_of_mine(session, inputs, writer.add)
     gathered = session.distributed.gather((writer.written, failures))
     files = [file for _, file in sorted(pair for part, _ in gathered for pair in part.items())]
@@ -60,7 +55,7 @@ def run(session: Session) -> dict[str, Any]:
         write_atomically(session.folder.path / "features.csv", index_csv(files))
         report = ["features.csv", *(file.features for file in files)]
     if files and task.max_images:
-        report += _draw(session, writer, files, read)
+        report += _draw(session, writer, files, data.read)
     report_failures(failed, len(inputs), task.on_error)
     return make_result(
         session,

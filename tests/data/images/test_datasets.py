@@ -220,3 +220,67 @@ def test_one_image_is_prepared_as_in_evaluation(scenes, scene_root):
     prepared = data.prepare(pixels, path)
     assert prepared.shape == (20, 20, 3)
     np.testing.assert_array_equal(data.val[torch.tensor([0])]["image"][0].permute(1, 2, 0).numpy(), prepared)
+
+
+@pytest.fixture
+def deep_root(tmp_path):
+    """Two classes of ten 16-bit scenes of a sensor that uses values from 200 to 2600, and a few that stick out."""
+    for number in range(20):
+        values = np.random.default_rng(number).integers(200, 2601, (40, 50)).astype(np.uint16)
+        values[0, :5] = 65535
+        path = tmp_path / "deep" / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        assert cv2.imwrite(str(path), values)
+    return tmp_path / "deep"
+
+
+def test_a_range_is_given_or_measured_and_belongs_to_the_weights(scenes, deep_root):
+    values = {"root": str(deep_root), "channels": 1}
+    with pytest.raises(DataError, match=r"holds uint16 values from .* to 65535; set data.value_range=\[low,high\]"):
+        scenes(**values).val[torch.arange(2)]
+    data = scenes(**values, value_range="auto")
+    assert data.val[torch.arange(2)]["image"].dtype == torch.float32
+    state = data.state()
+    assert state["classes"] == ["a", "b"]
+    assert state["channels"] == 1
+    low, high = state["value_range"]
+    assert 200 <= low < 240
+    assert 2560 < high <= 2600
+    assert data.record(one)["value_range"] == [low, high]
+    assert data.val[torch.arange(2)]["image"].mean() == pytest.approx(127.5, abs=3)
+    # Used with weights that were trained on other files, it is theirs: measured, unset and given.
+    theirs = {**state, "value_range": [0.0, 20000.0]}
+    for own in ("auto", None):
+        other = scenes(**values, value_range=own)
+        other.adopt(theirs)
+        assert other.state() == theirs
+        assert other.val[torch.arange(2)]["image"].mean() == pytest.approx(1400 / 20000 * 255, abs=1)
+    given = scenes(**values, value_range=[0, 100])
+    given.adopt(theirs)
+    assert given.state()["value_range"] == [0.0, 100.0]
+    plain = scenes(**values, value_range="auto")
+    plain.adopt({**state, "value_range": None})
+    with pytest.raises(DataError, match="holds uint16 values"):
+        plain.val[torch.arange(2)]
+
+
+def test_other_classes_or_channels_than_those_of_the_weights_are_refused(scenes, scene_root):
+    data = scenes(root=str(scene_root))
+    assert data.state() == {"classes": ["a", "b", "c"], "channels": 3, "value_range": None}
+    data.adopt(data.state())
+    with pytest.raises(
+        DataError, match=r"weights know the 2 classes a, d, but the data have 3: a, b, c; .*data.classes"
+    ):
+        data.adopt({"classes": ["a", "d"]})
+    with pytest.raises(DataError, match=r"3 classes b, a, c, but the data have them in another order: a, b, c"):
+        data.adopt({"classes": ["b", "a", "c"]})
+    with pytest.raises(DataError, match=r"trained with data.channels=4, but it is 3 here; set data.channels=4"):
+        data.adopt({**data.state(), "channels": 4})
+
+
+def test_skipping_does_not_hide_that_nothing_can_be_used(scenes, deep_root):
+    data = scenes(root=str(deep_root), channels=1, on_error="skip")
+    with pytest.raises(
+        DataError, match=r"all of the first 14 samples had to be left out; the last: .* holds uint16 values"
+    ):
+        data.train[keys(range(len(data.train)))]

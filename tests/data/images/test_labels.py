@@ -27,7 +27,7 @@ def test_colours_become_classes(tmp_path, numbers, mode):
     else:
         image = Image.fromarray(RGB[numbers]).convert(mode)
     image.save(tmp_path / "x.png")
-    values, unknown = ColourMasks(COLOURS, ignored=["9B9B9B"]).read(tmp_path / "x.png")
+    values, unknown = ColourMasks(COLOURS, ignored=["9B9B9B"], max_unknown=0.5).read(tmp_path / "x.png")
     np.testing.assert_array_equal(values, np.where(numbers < 3, numbers, IGNORED))
     assert unknown == np.count_nonzero(numbers == 4)
 
@@ -70,7 +70,7 @@ def test_the_wrong_kind_of_mask_is_told(tmp_path, numbers):
 def test_a_table_of_other_colours_is_told(tmp_path):
     cv2.imwrite(str(tmp_path / "x.png"), np.full((4, 4, 3), (1, 2, 3), np.uint8))
     with pytest.raises(
-        DataError, match=r"x.png has no colour of data.palette: it holds 030201; the classes are 3C1098"
+        DataError, match=r"x.png: 100.0 % of the pixels have no colour .*: 030201 \(100.0 %\); the classes are 3C1098"
     ):
         ColourMasks(COLOURS).read(tmp_path / "x.png")
 
@@ -85,3 +85,33 @@ def test_a_truncated_mask_is_named(tmp_path, numbers, masks):
     (tmp_path / "x.png").write_bytes(content[:60] + b"\0" * 20 + content[80:])
     with pytest.raises(DataError, match=r"x.png cannot be decoded"):
         masks.read(tmp_path / "x.png")
+
+
+@pytest.mark.parametrize(
+    ("suffix", "share", "hint"), [("png", 9, None), ("png", 11, "data.max_unknown"), ("jpg", 0, "PNG")]
+)
+def test_a_mask_of_other_colours_is_refused_above_a_share(tmp_path, suffix, share, hint):
+    """9 and 11 % of a PNG; a JPEG of nothing but known colours, which it changes."""
+    colours = np.repeat(RGB[[0, 1]], 50, axis=0)[None].repeat(40, axis=0)
+    colours[:, :share] = (1, 2, 3)
+    Image.fromarray(colours).save(tmp_path / f"x.{suffix}")
+    masks = ColourMasks(COLOURS)
+    if hint is None:
+        assert masks.read(tmp_path / f"x.{suffix}").unknown == 40 * share
+        return
+    with pytest.raises(DataError, match=rf"x.{suffix}: [0-9.]+ % of the pixels have no colour of data.palette.*{hint}"):
+        masks.read(tmp_path / f"x.{suffix}")
+    assert ColourMasks(COLOURS, max_unknown=1.0).read(tmp_path / f"x.{suffix}").unknown > 0
+
+
+def test_class_numbers_in_a_jpeg_are_refused(tmp_path, numbers):
+    cv2.imwrite(str(tmp_path / "x.jpg"), numbers)
+    with pytest.raises(DataError, match=r"x.jpg is a JPEG, which changes values"):
+        IndexMasks(256).read(tmp_path / "x.jpg")
+
+
+def test_masks_of_one_bit(tmp_path, numbers):
+    Image.fromarray(numbers > 2).save(tmp_path / "x.png")
+    with Image.open(tmp_path / "x.png") as written:
+        assert written.mode == "1"
+    np.testing.assert_array_equal(IndexMasks(2).read(tmp_path / "x.png").values, numbers > 2)

@@ -58,6 +58,44 @@ def test_classes_may_be_given_in_an_order(tmp_path, noise, scenes):
         scenes(root=str(tmp_path), classes=["a", "b"])
 
 
+def test_what_is_no_class_becomes_none(tmp_path, noise, scenes):
+    """An empty folder, a link back to the root, hidden files of other systems; names of any kind are taken."""
+    for number in range(10):
+        noise(tmp_path / "öde Wüste" / f"a b {number}.JPG", 4, 4)
+        noise(tmp_path / "b" / "deeper" / f"{number}.png", 4, 4)
+        noise(tmp_path / "b" / f"{number}.png", 4, 4)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "loop").symlink_to(tmp_path)
+    (tmp_path / "b" / "loop").symlink_to(tmp_path / "b")
+    (tmp_path / "b" / "up").symlink_to(tmp_path)
+    noise(tmp_path / "b" / ".ipynb_checkpoints" / "0.png", 4, 4)
+    noise(tmp_path / "__MACOSX" / "x.png", 4, 4)
+    (tmp_path / "__MACOSX" / "x.png").rename(tmp_path / "__MACOSX" / "._x.png")
+    for name in (".DS_Store", "Thumbs.db", "._1.png"):
+        (tmp_path / "b" / name).write_bytes(b"no image")
+    data = scenes(root=str(tmp_path))
+    assert data.classes == ["b", "öde Wüste"]
+    record = data.record(one)
+    assert record["train"] + record["val"] + record["test"] == 30
+    assert record["empty_folders"] == ["__MACOSX", "empty"]
+    given = scenes(root=str(tmp_path), classes=["öde Wüste", "sea", "b"])
+    assert given.record(one)["classes_without_images"] == ["sea"]
+    noise(tmp_path / "elsewhere" / "x.png", 4, 4)
+    (tmp_path / "elsewhere").rename(tmp_path.parent / f"{tmp_path.name}_more")
+    (tmp_path / "b" / "linked").symlink_to(tmp_path.parent / f"{tmp_path.name}_more")
+    assert sum(scenes(root=str(tmp_path)).record(one)[part] for part in ("train", "val", "test")) == 31
+    (tmp_path / "twin").symlink_to(tmp_path / "b")
+    with pytest.raises(DataError, match=r"twin and .*b are the same folder, by a link, but two classes"):
+        scenes(root=str(tmp_path))
+
+
+def test_two_folders_for_one_part_are_refused(tmp_path, noise, scenes):
+    for part in ("train", "val", "validation"):
+        noise(tmp_path / part / "a" / "1.png", 4, 4)
+    with pytest.raises(DataError, match=r"val and .*validation are both the val part"):
+        scenes(root=str(tmp_path))
+
+
 def test_a_share_that_leaves_nothing_is_told(tmp_path, noise, scenes):
     noise(tmp_path / "a" / "1.png", 4, 4)
     noise(tmp_path / "a" / "2.png", 4, 4)
@@ -203,7 +241,7 @@ def tiles(tmp_path, noise):
 def test_pairs_are_found_at_any_depth(tiles, segmentation):
     values = {"root": str(tiles), "images": "pictures", "classes": ["a", "b"]}
     data = segmentation(**values, parts={"train": ["*_[0-2].*"], "val": ["deep/*_3.*"], "test": ["*_4.*"]})
-    assert data.record(one) == {"train": 6, "val": 1, "test": 2, "tested_on": "test"}
+    assert data.record(one) == {"train": 6, "val": 1, "test": 2, "tested_on": "test", "in_no_part": 1}
     image, mask = data.val.samples[0]
     assert image.endswith("deep/tile2/pictures/part_3.jpg")
     assert mask.endswith("deep/tile2/masks/part_3.png")
@@ -236,6 +274,8 @@ def test_what_has_no_partner_is_named(tiles, segmentation):
         ({"split": [0.7, 0.2, 0.2]}, r"data.split=\[0.7, 0.2, 0.2\] must be three shares that add up to 1"),
         ({"split": [1.0, 0.0, 0.0]}, r"only the last may be 0"),
         ({"value_range": [3, 3]}, r"data.value_range=\[3.*\] must be \[low, high\]"),
+        ({"value_range": "auto2"}, r"data.value_range=auto2 must be \[low, high\]"),
+        ({"value_range": 3000}, r"data.value_range=3000 must be \[low, high\]"),
         ({"num_workers": -1}, r"data.num_workers=-1 must be at least 0"),
     ],
 )
@@ -248,7 +288,17 @@ def test_wrong_values_of_scenes_are_told(scenes, tmp_path, values, said):
     ("values", "said"),
     [
         ({}, "neither data.palette nor data.classes is set"),
-        ({"palette": {"a": "12345"}}, "the colour '12345' of a must be RRGGBB in hexadecimal, quoted"),
+        ({"palette": {"a": "12345"}}, "the colour '12345' of a must be RRGGBB in hexadecimal, quoted twice"),
+        ({"palette": {"a": "aaaaaa"}, "ignore_colours": ["inf"]}, r"'data.ignore_colours=\[\"6E1234\"\]'"),
+        (
+            {"palette": {"a": "aaaaaa"}, "classes": ["a", "b"]},
+            "data.palette has the classes a, but data.classes=.*null",
+        ),
+        ({"palette": {"a": "aaaaaa"}, "mask_values": {1: 0}}, "data.mask_values is for masks of class numbers"),
+        ({"classes": ["a", "b", "a"]}, r"data.classes=\['a', 'b', 'a'\] names a twice"),
+        ({"classes": ["a", "b"], "mask_values": {255: 1}}, "255 is in data.mask_values and in data.ignore_values"),
+        ({"classes": ["a"], "ignore_values": [-1]}, "data.ignore_values names -1, which no mask can hold"),
+        ({"classes": ["a"], "layout": "loveda"}, "data.classes names a, but LoveDA has the classes background"),
         ({"palette": {"a": "aaaaaa", "b": "AAAAAA"}}, "b and a have the same colour AAAAAA"),
         ({"palette": {"a": "aaaaaa"}, "ignore_colours": ["AAAAAA"]}, "ignore_colours and a have the same colour"),
         ({"classes": ["a"], "mask_values": {1: 0, 2: 1}}, "data.mask_values: 2: 1 is no class number; there are 1"),
@@ -259,6 +309,21 @@ def test_wrong_values_of_scenes_are_told(scenes, tmp_path, values, said):
 def test_wrong_values_of_segmentation_are_told(segmentation, tmp_path, values, said):
     with pytest.raises(DataError, match=said):
         segmentation(root=str(tmp_path), **values)
+
+
+def test_images_that_would_count_twice_are_refused(tiles, segmentation):
+    values = {"root": str(tiles), "images": "pictures", "classes": ["a", "b"]}
+    with pytest.raises(DataError, match=r"data.parts: .*part_2.jpg and 1 more are in train and in val"):
+        segmentation(**values, parts={"train": ["*_[0-2].*"], "val": ["*_[23].*"]})
+    (tiles / "again").symlink_to(tiles / "tile1")
+    with pytest.raises(DataError, match=r"tile1/pictures and .*again/pictures are the same folder|again.*tile1"):
+        segmentation(**values)
+    (tiles / "again").unlink()
+    (tiles / "tile1" / "loop").symlink_to(tiles)
+    assert segmentation(**values, split=[0.8, 0.2, 0.0]).record(one)["train"] == 8
+    shutil.copy(tiles / "tile1" / "pictures" / "part_0.jpg", tiles / "tile1" / "pictures" / "part_0.JPEG")
+    with pytest.raises(DataError, match=r"part_0.(jpg|JPEG) and .*part_0.(jpg|JPEG) have the same name"):
+        segmentation(**values)
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,12 @@ import torch
 from torch.utils.data import Dataset
 
 from exp.data.images.pipeline import Pipeline, preserved_generators, seed_sample
+from exp.data.images.reader import ImageReader
 from exp.errors import ConfigError, DataError
 
 __all__ = ["ImageDataset", "Loaded", "findings", "stacked"]
 
+_FRUITLESS = 32  # samples in a row from the first: then the files are not what they should be
 logger = logging.getLogger(__name__)
 
 Loaded = Any
@@ -35,8 +37,7 @@ class ImageDataset(Dataset):
     Args:
         samples: see above.
         pipeline: of transforms.
-        channels: of an image (C).
-        value_range: see :func:`exp.data.images.decode.convert`.
+        read: reads an image file.
         size: side of the blank image that stands for one that is left out, in a batch without others.
         augmented: whether the pipeline draws random numbers.
         seed: for them.
@@ -48,8 +49,7 @@ class ImageDataset(Dataset):
         self,
         samples: Sequence[tuple[str, Any]],
         pipeline: Pipeline,
-        channels: int,
-        value_range: Sequence[float] | None,
+        read: ImageReader,
         size: int,
         augmented: bool,
         seed: int = 0,
@@ -58,13 +58,13 @@ class ImageDataset(Dataset):
     ) -> None:
         self.samples = samples
         self.pipeline = pipeline
-        self.channels = channels
-        self.value_range = value_range
-        self.blank = (size, size, channels)
+        self.read = read
+        self.blank = (size, size, read.channels)
         self.needs_epoch = augmented
         self.seed = seed
         self.skip_errors = skip_errors
         self.skipped = torch.zeros(len(samples), dtype=torch.bool).share_memory_()
+        self._used = torch.zeros(1, dtype=torch.bool).share_memory_()
         self.unknown = torch.zeros(len(samples), dtype=torch.int32).share_memory_()
         self._cache: dict[int, Loaded] = {}
         self._cache_left = cache_bytes
@@ -98,23 +98,36 @@ class ImageDataset(Dataset):
         return batch
 
     def _item(self, number: int) -> Any:
-        """A sample, or None where it is left out."""
+        """A sample, or None where it is left out.
+
+        Raises:
+            DataError: it cannot be used, and errors are not skipped, or hit every sample so far.
+        """
         try:
-            if number not in self._cache:
-                loaded = self.load(number)
-                size = sum(part.nbytes for part in loaded if isinstance(part, np.ndarray))
-                if size > self._cache_left:
-                    return self.transform(number, loaded)
-                self._cache[number] = loaded
-                self._cache_left -= size
-            return self.transform(number, self._cache[number])
+            loaded = self._cached(number)
         except DataError as error:
             if not self.skip_errors:
                 raise
             if not self.skipped[number]:
                 self.skipped[number] = True
                 logger.warning("left out: %s", error)
+            count = int(self.skipped.sum())
+            if not self._used and count >= min(len(self.samples), _FRUITLESS):
+                raise DataError(f"all of the first {count} samples had to be left out; the last: {error}") from error
             return None
+        if not self._used:
+            self._used.fill_(True)
+        return self.transform(number, loaded)
+
+    def _cached(self, number: int) -> Loaded:
+        if number in self._cache:
+            return self._cache[number]
+        loaded = self.load(number)
+        size = sum(part.nbytes for part in loaded if isinstance(part, np.ndarray))
+        if size <= self._cache_left:
+            self._cache[number] = loaded
+            self._cache_left -= size
+        return loaded
 
     def load(self, number: int) -> Loaded:
         """Read a sample's files.

@@ -1,7 +1,6 @@
-"""From an image file to an array, by one rule for all formats, depths and numbers of channels.
+"""From an image file to an array, whatever its format; what its values mean is told by :mod:`exp.data.images.values`.
 
-8-bit values stay as they are, uint8. All others become float32, with ``value_range`` mapped to 0..255 and what lies
-outside clipped. Channels come in the order of the file, RGB for colours; rotation marks of cameras are not applied.
+Channels come in the order of the file, RGB for colours; rotation marks of cameras are not applied.
 """
 
 from __future__ import annotations
@@ -10,26 +9,30 @@ import importlib.util
 import os
 import warnings
 from pathlib import Path
-from typing import Any, Sequence
+from typing import Sequence
 
 import cv2
 import numpy as np
 
+from exp.data.images.jpeg import is_jpeg, truncated
+from exp.data.images.values import Raw, convert, split_alpha
 from exp.errors import DataError
 
-__all__ = ["convert", "read_bytes", "read_image"]
+__all__ = ["read_bytes", "read_image", "read_raw"]
 
 # One thread for each process that loads images: ranks and loader workers are the parallelism. And what OpenCV would
 # print about a damaged file is said by our errors, once and with the file's name.
 cv2.setNumThreads(0)
 cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
 
-_GREY = np.array([0.299, 0.587, 0.114], np.float32)  # ITU-R BT.601 luma
 _JPEG_SCAN, _JPEG_END = b"\xff\xda", b"\xff\xd9"
 
 
 def read_image(
-    path: str | os.PathLike[str], channels: int = 3, value_range: Sequence[float] | None = None
+    path: str | os.PathLike[str],
+    channels: int = 3,
+    value_range: Sequence[float] | None = None,
+    alpha: bool | None = None,
 ) -> np.ndarray:
     """Read an image.
 
@@ -38,6 +41,7 @@ def read_image(
             only so with more than three channels.
         channels: see :func:`convert`.
         value_range: see :func:`convert`.
+        alpha: see :func:`split_alpha`.
 
     Returns:
         (H, W, ``channels``), uint8 or float32, 0..255, contiguous.
@@ -45,56 +49,31 @@ def read_image(
     Raises:
         DataError: the file is missing, corrupt or truncated, or of other channels; names it.
     """
+    pixels, _ = split_alpha(read_raw(path), path, channels, alpha)
+    return convert(pixels, path, channels, value_range)
+
+
+def read_raw(path: str | os.PathLike[str]) -> Raw:
+    """Decode a file.
+
+    Raises:
+        DataError: it is missing, corrupt or truncated.
+    """
     if str(path).lower().endswith((".tif", ".tiff")) and importlib.util.find_spec("rasterio") is not None:
-        return convert(_read_tiff(path), path, channels, value_range)
+        return _read_tiff(path)
     content = read_bytes(path)
     pixels = cv2.imdecode(content, cv2.IMREAD_UNCHANGED)
     if pixels is None:
         raise DataError(f"{path} cannot be decoded: it is corrupt, or no image; copy it anew{_tiff_hint(path)}")
-    if pixels.ndim == 3:
-        if pixels.shape[2] == 4 and _tiff_hint(path):
-            raise DataError(f"{path} has 4 channels{_tiff_hint(path)}")
-        pixels = cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB if pixels.shape[2] == 3 else cv2.COLOR_BGRA2RGBA)
-    return convert(pixels, path, channels, value_range)
-
-
-def convert(
-    pixels: np.ndarray, path: str | os.PathLike[str], channels: int, value_range: Sequence[float] | None = None
-) -> np.ndarray:
-    """Values and channels as a model gets them.
-
-    Args:
-        pixels: (H, W) or (H, W, C), of any real dtype.
-        path: for messages.
-        channels: to have. A grey image is repeated for three, a coloured one becomes grey for one, an alpha channel (a
-            second or fourth one) is dropped.
-        value_range: (low, high), mapped to (0, 255) where values are not 8 bit; None: (0, 65535) for 16 bit.
-
-    Returns:
-        (H, W, ``channels``), uint8 or float32, contiguous.
-
-    Raises:
-        DataError: the channels are others, or values of this dtype need a ``value_range``.
-    """
+    if is_jpeg(content) and truncated(content, pixels):
+        raise DataError(f"{path} is truncated: data are missing before the end of the JPEG; copy it anew")
     if pixels.ndim == 2:
-        pixels = pixels[..., None]
-    found = pixels.shape[2]
-    if found != channels:
-        if found in (2, 4) and channels == found - 1:
-            pixels = pixels[..., :channels]
-        elif found in (1, 2) and channels == 3:
-            pixels = np.repeat(pixels[..., :1], 3, axis=2)
-        elif found in (3, 4) and channels == 1:
-            grey = pixels[..., :3].astype(np.float32) @ _GREY
-            pixels = (np.rint(grey) if pixels.dtype.kind in "iu" else grey).astype(pixels.dtype)[..., None]
-        else:
-            raise DataError(
-                f"{path} has {found} channels, but data.channels={channels}; give images of {channels}, or train "
-                f"a model for {found} with data.channels={found}"
-            )
-    if pixels.dtype != np.uint8:
-        pixels = _to_byte_range(pixels, path, value_range)
-    return np.ascontiguousarray(pixels)
+        return Raw(pixels[..., None])
+    if pixels.shape[2] == 4 and _tiff_hint(path):
+        raise DataError(f"{path} has 4 channels{_tiff_hint(path)}")
+    order = cv2.COLOR_BGR2RGB if pixels.shape[2] == 3 else cv2.COLOR_BGRA2RGBA
+    # The fourth channel of PNG and WebP is transparency by their definition.
+    return Raw(cv2.cvtColor(pixels, order), alpha=pixels.shape[2] == 4)
 
 
 def read_bytes(path: str | os.PathLike[str]) -> np.ndarray:
@@ -120,20 +99,8 @@ def read_bytes(path: str | os.PathLike[str]) -> np.ndarray:
     return content
 
 
-def _to_byte_range(pixels: np.ndarray, path: Any, value_range: Sequence[float] | None) -> np.ndarray:
-    if value_range is None:
-        if pixels.dtype != np.uint16:
-            raise DataError(
-                f"{path} holds {pixels.dtype} values; set data.value_range to the [low, high] that become 0 and 255"
-            )
-        value_range = (0.0, 65535.0)
-    low, high = value_range
-    scaled = (pixels.astype(np.float32) - np.float32(low)) * np.float32(255.0 / (high - low))
-    return np.clip(scaled, 0.0, 255.0, out=scaled)
-
-
-def _read_tiff(path: str | os.PathLike[str]) -> np.ndarray:
-    """(H, W, C), as it is in the file; colour numbers become colours."""
+def _read_tiff(path: str | os.PathLike[str]) -> Raw:
+    """As it is in the file; colour numbers become colours."""
     import rasterio
     from rasterio.enums import ColorInterp
     from rasterio.errors import NotGeoreferencedWarning, RasterioError
@@ -147,10 +114,12 @@ def _read_tiff(path: str | os.PathLike[str]) -> np.ndarray:
                     colors = np.zeros((256, 3), np.uint8)
                     for number, color in file.colormap(1).items():
                         colors[number] = color[:3]
-                    return colors[bands[0]]
+                    return Raw(colors[bands[0]])
+                nodata = file.nodata
+                alpha = file.count > 1 and file.colorinterp[-1] == ColorInterp.alpha
         except (RasterioError, OSError) as error:  # its own I/O error is no RasterioError before 1.4
             raise DataError(f"{path} cannot be read: {error}; copy it anew") from error
-    return np.moveaxis(bands, 0, -1)
+    return Raw(np.moveaxis(bands, 0, -1), alpha, nodata)
 
 
 def _tiff_hint(path: str | os.PathLike[str]) -> str:

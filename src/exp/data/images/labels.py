@@ -10,6 +10,7 @@ import numpy as np
 from PIL import Image
 
 from exp.data.images.decode import read_bytes
+from exp.data.images.jpeg import is_jpeg, truncated
 from exp.errors import DataError
 
 __all__ = ["IGNORED", "ColourMasks", "IndexMasks", "Labels"]
@@ -17,6 +18,7 @@ __all__ = ["IGNORED", "ColourMasks", "IndexMasks", "Labels"]
 IGNORED = 255
 """The label of pixels that do not count."""
 _UNKNOWN = 254
+_SHOWN = 5  # colours in a message
 
 
 class Labels(NamedTuple):
@@ -52,7 +54,11 @@ class IndexMasks:
         Raises:
             DataError: it cannot be read, has several channels, or a value that is neither a class nor ignored.
         """
-        read_bytes(path)
+        if is_jpeg(read_bytes(path)):
+            raise DataError(
+                f"{path} is a JPEG, which changes values: no class number in it is certain; write masks as PNG, from "
+                "what this file was made of"
+            )
         try:
             with Image.open(path) as file:
                 values = np.asarray(file)
@@ -81,10 +87,12 @@ class ColourMasks:
     Args:
         colours: ``RRGGBB`` of each class.
         ignored: colours that do not count.
+        max_unknown: the largest share of a mask's pixels that may be of no known colour; a tenth of it in a JPEG.
     """
 
-    def __init__(self, colours: Sequence[str], ignored: Sequence[str] = ()) -> None:
+    def __init__(self, colours: Sequence[str], ignored: Sequence[str] = (), max_unknown: float = 0.1) -> None:
         self.colours = list(colours)
+        self.max_unknown = max_unknown
         # A table over all colours is one lookup per pixel, whatever the number of classes.
         self.table = np.full(2**24, _UNKNOWN, np.uint8)
         for number, colour in enumerate(colours):
@@ -96,31 +104,50 @@ class ColourMasks:
         """Read a mask; pixels of another colour do not count, but are counted.
 
         Raises:
-            DataError: it cannot be read, has no colours, or none that is known.
+            DataError: it cannot be read, has no colours, or more pixels of no known one than ``max_unknown``.
         """
-        pixels = cv2.imdecode(read_bytes(path), cv2.IMREAD_UNCHANGED)
+        content = read_bytes(path)
+        pixels = cv2.imdecode(content, cv2.IMREAD_UNCHANGED)
         if pixels is None:
             raise DataError(f"{path} cannot be decoded: it is corrupt, or no image; copy it anew")
+        if is_jpeg(content) and truncated(content, pixels):
+            raise DataError(f"{path} is truncated: data are missing before the end of the JPEG; copy it anew")
         if pixels.ndim != 3 or pixels.dtype != np.uint8:
             raise DataError(
                 f"{path} is no mask of colours: it holds {pixels.dtype} values of shape {pixels.shape}; "
-                "masks of class numbers need data.classes instead of data.palette"
+                "masks of class numbers need data.palette=null and data.classes, and where they are not 0, 1, ... "
+                "data.mask_values={value in the file: class number}"
             )
         if pixels.shape[2] == 3:
             pixels = cv2.cvtColor(pixels, cv2.COLOR_BGR2BGRA)
         # Blue, green, red, alpha, as one little-endian number: 0xAARRGGBB.
         packed = pixels.view("<u4")[..., 0] & 0xFFFFFF
         labels = np.take(self.table, packed)
-        unknown = int(np.count_nonzero(labels == _UNKNOWN))
-        if unknown == labels.size and unknown:
-            found, counts = np.unique(packed, return_counts=True)
-            common = [f"{colour:06X}" for colour in found[np.argsort(-counts)]]
-            raise DataError(
-                f"{path} has no colour of data.palette: it holds {_shortened(common)}; the classes are "
-                f"{_shortened(self.colours)}"
-            )
-        labels[labels == _UNKNOWN] = IGNORED
+        strange = labels == _UNKNOWN
+        unknown = int(np.count_nonzero(strange))
+        # Of a JPEG only black and white come back exactly: where it has others, whole classes are lost with them.
+        jpeg = is_jpeg(content)
+        limit = self.max_unknown / 10 if jpeg and self.max_unknown < 1 else self.max_unknown
+        if unknown > limit * labels.size:
+            self._refuse(path, packed[strange], labels.size, limit, jpeg)
+        labels[strange] = IGNORED
         return Labels(labels, unknown)
+
+    def _refuse(self, path: str | os.PathLike[str], strange: np.ndarray, size: int, limit: float, jpeg: bool) -> None:
+        found, counts = np.unique(strange, return_counts=True)
+        order = np.argsort(-counts)[:_SHOWN]
+        common = [f"{found[number]:06X} ({100 * counts[number] / size:.1f} %)" for number in order]
+        more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+        share = 100 * strange.size / size
+        hint = (
+            "; it is a JPEG, which changes colours: write masks as PNG, from what this file was made of"
+            if jpeg
+            else "; name them in data.palette or data.ignore_colours, or allow more with data.max_unknown"
+        )
+        raise DataError(
+            f"{path}: {share:.1f} % of the pixels have no colour of data.palette (at most {100 * limit:g} % may): "
+            f"{', '.join(common)}{more}; the classes are {_shortened(self.colours)}{hint}"
+        )
 
 
 def _shortened(values: Sequence[object], most: int = 8) -> str:

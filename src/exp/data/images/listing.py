@@ -21,6 +21,7 @@ __all__ = [
     "files_below",
     "folders_in",
     "image_files",
+    "refuse_twins",
     "split",
 ]
 
@@ -86,23 +87,55 @@ def content_of(folder: Path) -> str:
 
 
 def folders_in(folder: Path) -> list[Path]:
-    """Its folders, sorted; hidden ones left out."""
+    """Its folders, sorted; left out are hidden ones, and links that lead back to it or above it."""
     with os.scandir(folder) as entries:
-        return sorted(Path(entry.path) for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+        found = [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+    return sorted(Path(entry.path) for entry in found if not (entry.is_symlink() and _leads_back(entry.path, folder)))
 
 
 def image_files(folder: Path) -> list[str]:
     """Paths of the images directly in it, sorted."""
     with os.scandir(folder) as entries:
-        return sorted(entry.path for entry in entries if _is_image(entry.name))
+        return sorted(entry.path for entry in entries if _is_image(entry.name) and not entry.is_dir())
 
 
 def files_below(folder: Path) -> list[str]:
-    """Paths of all images in it and in its folders, sorted."""
-    found = []
-    for place, _, names in os.walk(folder):
+    """Paths of all images in it and in its folders, sorted; links to folders are followed, each of these once."""
+    found: list[str] = []
+    followed = {os.path.realpath(folder)}
+    for place, folders, names in os.walk(folder, followlinks=True):
+        kept = []
+        for name in folders:
+            path = os.path.join(place, name)  # noqa: PTH118 - a million of them
+            if name.startswith("."):
+                continue
+            if os.path.islink(path):  # noqa: PTH114
+                real = os.path.realpath(path)
+                if real in followed or _leads_back(path, folder) or _leads_back(path, Path(place)):
+                    continue
+                followed.add(real)
+            kept.append(name)
+        folders[:] = kept
         found += [os.path.join(place, name) for name in names if _is_image(name)]  # noqa: PTH118 - a million of them
     return sorted(found)
+
+
+def refuse_twins(folders: Sequence[Path], what: str) -> None:
+    """Refuse folders that are one and the same by way of links: their images would count twice.
+
+    Raises:
+        DataError: names two of them.
+    """
+    seen: dict[str, Path] = {}
+    for folder in folders:
+        twin = seen.setdefault(os.path.realpath(folder), folder)
+        if twin is not folder:
+            raise DataError(f"{folder} and {twin} are the same folder, by a link, but {what}; remove one of them")
+
+
+def _leads_back(link: str, folder: Path) -> bool:
+    """Whether a link leads to ``folder``, or to one above it."""
+    return (os.path.realpath(folder) + os.sep).startswith(os.path.realpath(link).rstrip(os.sep) + os.sep)
 
 
 def split(

@@ -6,9 +6,9 @@ import logging
 import os
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Mapping, Sequence
+from typing import Any, Mapping, Sequence
 
-from exp.data.images.listing import Listing, content_of, files_below, folders_in, split
+from exp.data.images.listing import Listing, content_of, files_below, folders_in, refuse_twins, split
 from exp.errors import DataError
 
 __all__ = ["check", "find"]
@@ -47,7 +47,7 @@ def find(
         images: name of the folders of images.
         masks: name of the folders of masks beside them.
         fractions: of train, val and test.
-        patterns: instead of fractions: for each part, patterns of image paths below ``root``.
+        patterns: if any, instead of fractions: for each part, patterns of image paths below ``root``.
         skip_errors: whether an image without its mask is left out; the number of them goes into the notes.
 
     Raises:
@@ -56,10 +56,12 @@ def find(
     check(root, images, masks)
     pairs: list[tuple[str, str]] = []
     lone: list[str] = []
-    for folder in _image_folders(root, images):
-        by_stem = {_stem(path, folder): path for path in files_below(folder)}
+    folders = _image_folders(root, images)
+    refuse_twins(folders, "would count twice")
+    for folder in folders:
+        by_stem = _by_stem(folder)
         place = folder.parent / masks
-        masks_by_stem = {_stem(path, place): path for path in files_below(place)}
+        masks_by_stem = _by_stem(place)
         pairs += [(path, masks_by_stem[stem]) for stem, path in sorted(by_stem.items()) if stem in masks_by_stem]
         lone += [f"{path} has no mask in {place}" for stem, path in by_stem.items() if stem not in masks_by_stem]
         lone += [f"{path} has no image in {folder}" for stem, path in masks_by_stem.items() if stem not in by_stem]
@@ -70,8 +72,8 @@ def find(
         )
     for line in lone:
         logger.warning("left out: %s", line)
-    notes = {"without_partner": len(lone)} if lone else {}
-    if patterns is None:
+    notes: dict[str, Any] = {"without_partner": len(lone)} if lone else {}
+    if not patterns:
         return Listing([], split(pairs, fractions, root, by_class=False), notes)
     parts: dict[str, list[tuple[str, str]]] = {}
     for part, wanted in patterns.items():
@@ -81,7 +83,35 @@ def find(
                 f"data.parts.{part}={list(wanted)} matches none of the {len(pairs)} images in {root}, "
                 f"which are like {_below(pairs[0][0], root) if pairs else 'none'}"
             )
+    _refuse_leaks(parts, root)
+    unused = set(pairs) - {pair for members in parts.values() for pair in members}
+    if unused:
+        notes["in_no_part"] = len(unused)
     return Listing([], {part: list(members) for part, members in parts.items()}, notes)
+
+
+def _refuse_leaks(parts: Mapping[str, Sequence[tuple[str, str]]], root: Path) -> None:
+    for part in ("val", "test"):
+        both = sorted(set(parts["train"]) & set(parts.get(part, ())))
+        if both:
+            raise DataError(
+                f"data.parts: {_below(both[0][0], root)} and {len(both) - 1} more are in train and in {part}; a model "
+                "is not tested on what it was trained on"
+            )
+
+
+def _by_stem(folder: Path) -> dict[str, str]:
+    """Paths of all images below a folder, by what names them for their masks.
+
+    Raises:
+        DataError: two have the same name but for the suffix.
+    """
+    found: dict[str, str] = {}
+    for path in files_below(folder):
+        other = found.setdefault(_stem(path, folder), path)
+        if other != path:
+            raise DataError(f"{other} and {path} have the same name, by which masks are found; remove one of them")
+    return found
 
 
 def _image_folders(root: Path, name: str, depth: int = 3) -> list[Path]:

@@ -11,7 +11,6 @@ from exp.data.images import folders, mmrs1m
 from exp.data.images.base import ImageData
 from exp.data.images.colors import distinct_colors
 from exp.data.images.dataset import ImageDataset, stacked
-from exp.data.images.decode import read_image
 from exp.data.images.listing import data_root
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ class SceneDataset(ImageDataset):
 
     def load(self, number: int) -> tuple[np.ndarray]:
         """The image, decoded."""
-        return (read_image(self.samples[number][0], self.channels, self.value_range),)
+        return (self.read(self.samples[number][0]),)
 
     def transform(self, number: int, loaded: tuple[np.ndarray]) -> tuple[np.ndarray, int]:
         """The image, transformed, and its label."""

@@ -13,7 +13,6 @@ from exp.data.images import masks as pairs
 from exp.data.images.base import ImageData
 from exp.data.images.colors import distinct_colors, rgb
 from exp.data.images.dataset import ImageDataset, stacked
-from exp.data.images.decode import read_image
 from exp.data.images.labels import IGNORED, ColourMasks, IndexMasks
 from exp.data.images.listing import data_root
 from exp.errors import DataError
@@ -44,7 +43,7 @@ class SegmentationDataset(ImageDataset):
     def load(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         """Image and labels, decoded."""
         path, mask = self.samples[number]
-        image = read_image(path, self.channels, self.value_range)
+        image = self.read(path)
         labels = self.masks.read(mask)
         if labels.values.shape != image.shape[:2]:
             here, there = (f"{shape[1]}x{shape[0]}" for shape in (labels.values.shape, image.shape))
@@ -82,6 +81,7 @@ class SegmentationData(ImageData):
 
     metric_name = "mIoU"
     ignore_index = IGNORED
+    classes_key = "data.palette or data.classes"
 
     def __init__(
         self,
@@ -96,6 +96,7 @@ class SegmentationData(ImageData):
         classes: Sequence[str] | None = None,
         palette: Mapping[str, str] | None = None,
         ignore_colours: Sequence[str] = (),
+        max_unknown: float = 0.1,
         mask_values: Mapping[int, int] | None = None,
         ignore_values: Sequence[int] = (IGNORED,),
         on_error: str = "raise",
@@ -110,7 +111,7 @@ class SegmentationData(ImageData):
             listing = pairs.find(folder, images, masks, split, parts, on_error == "skip")
             listing.classes = list(palette or classes or ())
             if palette:
-                reader = ColourMasks(list(palette.values()), ignore_colours)
+                reader = ColourMasks(list(palette.values()), ignore_colours, max_unknown)
             else:
                 reader = IndexMasks(len(listing.classes), mask_values, ignore_values)
         colors = [rgb(color) for color in palette.values()] if palette else distinct_colors(len(listing.classes))

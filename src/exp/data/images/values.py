@@ -1,0 +1,142 @@
+"""What the values of an image file mean: transparency or a band, no data, and which of them become 0 and 255.
+
+8-bit values stay as they are, uint8. All others become float32, with ``value_range`` mapped to 0..255 and what lies
+outside clipped.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, NamedTuple, Sequence
+
+import numpy as np
+
+from exp.errors import DataError
+
+__all__ = ["Raw", "convert", "no_data", "split_alpha"]
+
+_GREY = np.array([0.299, 0.587, 0.114], np.float32)  # ITU-R BT.601 luma
+
+
+class Raw(NamedTuple):
+    """What a file holds.
+
+    Attributes:
+        pixels: (H, W, C), as they are in the file; colours are RGB.
+        alpha: whether the file marks its last channel as transparency.
+        nodata: the value that the file says stands for no data; None: it says none.
+    """
+
+    pixels: np.ndarray
+    alpha: bool = False
+    nodata: float | None = None
+
+
+def split_alpha(
+    raw: Raw, path: str | os.PathLike[str], channels: int, alpha: bool | None
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Tell transparency from a measured band: a fourth channel may be either, and files may mark it wrongly.
+
+    Args:
+        raw: of the file, or a part of it.
+        path: for messages.
+        channels: that the model gets.
+        alpha: None: as the file says, where that can be; True: a last channel beyond ``channels`` is transparency,
+            whatever the file says; False: none is.
+
+    Returns:
+        The measured channels (H, W, C), and transparency (H, W), if there is one: 0 where there is no data.
+
+    Raises:
+        DataError: it cannot be told; asks for ``data.alpha``.
+    """
+    pixels, found = raw.pixels, raw.pixels.shape[2]
+    if alpha is None and raw.alpha and found == channels:
+        raise DataError(
+            f"{path} marks channel {found} as alpha, but data.channels={channels}; set data.alpha=false if it is a "
+            f"band such as near infrared, or data.channels={found - 1} if it is transparency"
+        )
+    if alpha is None and not raw.alpha and found in (2, 4) and channels < found:
+        raise DataError(
+            f"{path} has {found} channels, and does not mark the last as alpha; set data.channels={found} to use it, "
+            "or data.alpha=true if it is transparency, which is left out"
+        )
+    is_alpha = raw.alpha if alpha is None else alpha and found > 1 and (raw.alpha or found in (channels + 1, 2, 4))
+    if not is_alpha or (alpha and found == channels):
+        return pixels, None
+    last = pixels[..., -1]
+    if alpha is None and np.count_nonzero((last > 0) & (last < last.max())) > last.size / 2:
+        # GDAL itself marks the fourth band of 8 bits as alpha where nobody says what it is.
+        raise DataError(
+            f"{path} marks channel {found} as alpha, but most of its values are neither transparent nor opaque; set "
+            f"data.alpha=false and data.channels={found} if it is a band such as near infrared, or data.alpha=true"
+        )
+    return pixels[..., :-1], last
+
+
+def no_data(pixels: np.ndarray, transparency: np.ndarray | None, nodata: float | None) -> np.ndarray | None:
+    """Which pixels hold no data: fully transparent ones, and those of which no channel has a value.
+
+    Args:
+        pixels: (H, W, C), without transparency.
+        transparency: (H, W), 0: no data; None: there is none.
+        nodata: the value that stands for no data; None: there is none.
+
+    Returns:
+        bool (H, W); None: all hold data.
+    """
+    missing = np.zeros(pixels.shape[:2], bool)
+    if transparency is not None:
+        missing |= transparency == 0
+    if pixels.dtype.kind == "f":
+        missing |= np.isnan(pixels).all(axis=2)
+    if nodata is not None:
+        missing |= (pixels == nodata).all(axis=2)
+    return missing if missing.any() else None
+
+
+def convert(
+    pixels: np.ndarray, path: str | os.PathLike[str], channels: int, value_range: Sequence[float] | None = None
+) -> np.ndarray:
+    """Values and channels as a model gets them.
+
+    Args:
+        pixels: (H, W, C), of any real dtype, without transparency. What is not a number becomes 0.
+        path: for messages.
+        channels: to have. A grey image is repeated for three, a coloured one becomes grey for one.
+        value_range: (low, high), mapped to (0, 255) where values are not 8 bit; None: such values are an error.
+
+    Returns:
+        (H, W, ``channels``), uint8 or float32, contiguous.
+
+    Raises:
+        DataError: the channels are others, or values of this dtype need a ``value_range``.
+    """
+    found = pixels.shape[2]
+    if found != channels:
+        if found == 1 and channels == 3:
+            pixels = np.repeat(pixels, 3, axis=2)
+        elif found == 3 and channels == 1:
+            grey = pixels.astype(np.float32) @ _GREY
+            pixels = (np.rint(grey) if pixels.dtype.kind in "iu" else grey).astype(pixels.dtype)[..., None]
+        else:
+            raise DataError(
+                f"{path} has {found} channels, but data.channels={channels}; give images of {channels}, or train a "
+                f"model for {found} with data.channels={found}"
+            )
+    if pixels.dtype != np.uint8:
+        pixels = _to_byte_range(pixels, path, value_range)
+    return np.ascontiguousarray(pixels)
+
+
+def _to_byte_range(pixels: np.ndarray, path: Any, value_range: Sequence[float] | None) -> np.ndarray:
+    if value_range is None:
+        known = pixels[np.isfinite(pixels)] if pixels.dtype.kind == "f" else pixels
+        limits = f" from {known.min():g} to {known.max():g}" if known.size else ""
+        raise DataError(
+            f"{path} holds {pixels.dtype} values{limits}; set data.value_range=[low,high] to what is to become 0 and "
+            "255, or data.value_range=auto to measure it on the training images"
+        )
+    low, high = value_range
+    scaled = (pixels.astype(np.float32) - np.float32(low)) * np.float32(255.0 / (high - low))
+    return np.nan_to_num(np.clip(scaled, 0.0, 255.0, out=scaled), copy=False, nan=0.0)

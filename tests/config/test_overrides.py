@@ -1,0 +1,148 @@
+"""Dictionaries and lists of the schema, set on the command line as a user sets them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Dict, List, Union, get_type_hints
+
+import cv2
+import numpy as np
+import pytest
+import yaml
+from omegaconf import MISSING, OmegaConf
+
+from exp.config import schema
+from exp.config.families import (
+    SceneClassifierConfig,
+    SceneDataConfig,
+    SegmentationDataConfig,
+    SegmenterConfig,
+)
+
+SEGMENTATION = ["experiment=dinov3_dubai", "data=segmentation", "data.name=mine", "data.root=."]
+
+
+def composed(exp, *arguments):
+    done = exp(*arguments, "--cfg", "job")
+    assert done.returncode == 0, done.stderr
+    return yaml.safe_load(done.stdout)
+
+
+def value_of(hint):
+    """A value of that type that is no default, and how it is written on the command line."""
+    origin, arguments = getattr(hint, "__origin__", None), getattr(hint, "__args__", ())
+    if origin is Union:
+        return value_of(arguments[0])
+    if origin in (dict, Dict):
+        key = {str: "some", int: 3}[arguments[0]]
+        inner, written = value_of(arguments[1])
+        return {key: inner}, f"{{{key}: {written}}}"
+    if origin in (list, List):
+        inner, written = value_of(arguments[0])
+        return [inner, inner], f"[{written},{written}]"
+    return {str: ("6E1234", '"6E1234"'), int: (7, "7"), float: (0.5, "0.5"), Any: ("any", "any")}[hint]
+
+
+def collections(node, prefix):
+    """The keys of a dataclass that are dictionaries or lists, or may be."""
+    for field in dataclasses.fields(node):
+        hint = get_type_hints(node)[field.name]
+        inner = hint.__args__[0] if getattr(hint, "__origin__", None) is Union else hint
+        if getattr(inner, "__origin__", None) in (dict, list, Dict, List):
+            yield f"{prefix}{field.name}", hint
+        elif dataclasses.is_dataclass(inner):
+            yield from collections(inner, f"{prefix}{field.name}.")
+
+
+@pytest.mark.parametrize(
+    ("chosen", "parts"),
+    [
+        (["launcher=submitit"], {"launcher": schema.SubmititConfig}),
+        (["experiment=dinov3_eurosat"], {"model": SceneClassifierConfig, "data": SceneDataConfig}),
+        (["experiment=dinov3_dubai"], {"model": SegmenterConfig, "data": SegmentationDataConfig}),
+        (SEGMENTATION, {"data": SegmentationDataConfig}),
+    ],
+)  # fmt: skip
+def test_every_dictionary_and_list_of_the_schema_takes_what_is_given(exp, chosen, parts):
+    keys = dict(collections(schema.ExpConfig, ""))
+    for prefix, node in parts.items():
+        keys.update(collections(node, f"{prefix}."))
+    assert len(keys) >= 8
+    values = {key: value_of(hint) for key, hint in keys.items()}
+    found = composed(exp, *chosen, *(f"{key}={written}" for key, (_, written) in values.items()))
+    for key, (value, _) in values.items():
+        assert OmegaConf.select(OmegaConf.create(found), key) == value, key
+    again = composed(exp, *chosen, *(f"~{key}" for key in keys))
+    for key, hint in keys.items():
+        empty = None if type(None) in getattr(hint, "__args__", ()) else ({}, [])["List" in str(hint)[:12]]
+        left = again
+        for name in key.split("."):
+            left = left[name]
+        assert left == empty, key
+    assert MISSING not in found.values()
+
+
+def test_a_palette_replaces_that_of_the_experiment_and_members_are_set_one_by_one(exp):
+    def palette(*arguments):
+        return composed(exp, *arguments)["data"]["palette"]
+
+    own = palette("experiment=dinov3_dubai")
+    given = "data.palette={my roof: 112233, road: 000000}"
+    assert palette("experiment=dinov3_dubai", given) == {"my roof": "112233", "road": "000000"}
+    assert palette("experiment=dinov3_dubai", "~data.palette.road") == {k: v for k, v in own.items() if k != "road"}
+    assert palette("experiment=dinov3_dubai", "data.palette.road=AAAAAA") == {**own, "road": "AAAAAA"}
+    assert palette("experiment=dinov3_dubai", "+data.palette.pond=AAAAAA") == {**own, "pond": "AAAAAA"}
+    assert palette(*SEGMENTATION, "data.palette.a=AAAAAA", "data.palette.b=BBBBBB") == {"a": "AAAAAA", "b": "BBBBBB"}
+    found = composed(
+        exp, *SEGMENTATION, "data.mask_values.1=0", "data.mask_values.255=1", "optim.options.betas=[0.5,0.9]"
+    )
+    assert found["data"]["mask_values"] == {1: 0, 255: 1}
+    assert found["optim"]["options"] == {"betas": [0.5, 0.9]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["experiment=dinov3_dubai", "data.palette.raod=AAAAAA"], ["has no raod", "+data.palette.raod=AAAAAA"]),
+        (["experiment=dinov3_dubai", "data.palette=road:AAAAAA"], ["dictionary", "quote the whole argument"]),
+        (["experiment=dinov3_dubai", "~data.size"], ["data.size always has a value"]),
+        (["launcher={nnodes: 2, foo: 3}"], ["there is no key 'launcher.foo'"]),
+        ([*SEGMENTATION, "data.palette={road: 6E1234}"], ["road", "'inf'", "'data.palette={road: \"6E1234\"}'"]),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_meant_is_refused_in_one_line(exp, arguments, words):
+    (exp.folder / "images").mkdir()
+    done = exp(*arguments, "backend=cpu")
+    first = done.stderr.splitlines()[0]
+    assert done.returncode == 2
+    assert first.startswith("error: ")
+    assert all(word in first for word in words), first
+    assert "Traceback" not in done.stderr
+
+
+def test_the_documented_ways_to_use_ones_own_masks_train(exp):
+    """Masks of colours, then of class numbers with other values, in parts by patterns."""
+    for kind, count in (("images", 3), ("colours", 3), ("numbers", 1)):
+        (exp.folder / "city" / kind).mkdir(parents=True)
+        for number in range(6):
+            pixels = np.random.default_rng(number).integers(0, 2, (64, 64, 1), dtype=np.uint8)
+            # BGR: 6E1234 and 000000
+            colours = np.where(pixels == 1, (0x34, 0x12, 0x6E), (0, 0, 0)).astype(np.uint8)
+            cv2.imwrite(str(exp.folder / "city" / kind / f"{number}.png"), colours if count == 3 else pixels * 200)
+    small = ["backend=cpu", "model.embed_dim=16", "model.depth=1", "model.num_heads=2", "model.head_channels=16",
+             "model.window=64", "data.size=32", "data.num_workers=0", "global_batch_size=2", "max_epochs=null",
+             "max_steps=2", "val_every=2", "plots=false"]  # fmt: skip
+    masks = {
+        "colours": ['data.palette={road: "6E1234", roof: "000000"}'],
+        "numbers": ["data.classes=[roof,road]", "data.mask_values={0: 0, 200: 1}"],
+    }
+    for kind, settings in masks.items():
+        own = ["data=segmentation", "data.name=city", "data.root=city", f"data.masks={kind}", f"output_dir={kind}"]
+        parts = "data.parts={train: ['*/[0-3].*'], val: ['*/[45].*']}"
+        done = exp("experiment=dinov3_dubai", *own, parts, *settings, *small)
+        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+        assert exp.result(kind)["data"] == {"train": 4, "val": 2, "tested_on": "val"}
+        record = yaml.safe_load((exp.folder / kind / "config.yaml").read_text())["data"]
+        assert list(record["palette"] or record["classes"]) == (
+            ["road", "roof"] if kind == "colours" else ["roof", "road"]
+        )
