@@ -22,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from exp import console
 from exp.compare.command import write_report
-from exp.config import choices, explain, overrides, paths, schema, trained
+from exp.config import choices, explain, paths, schema, trained
 from exp.errors import EXIT_CONFIG, EXIT_OK, ExpError
 from exp.execute import execute
 from exp.frozen import freeze
@@ -42,7 +42,6 @@ def main() -> int:
     """Run the command line in ``sys.argv``; returns the exit code (docs/exit-codes.md)."""
     os.umask(os.umask(0) | 0o022)  # nothing that a run writes may be changed by others
     schema.register()
-    overrides.register()
     choices.register_resolvers()
     Plugins.instance().register(ExpLauncher)  # found by itself where exp is installed, but not in a checkout
     _exit_codes.clear()

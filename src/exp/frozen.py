@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from exp.backends_registry import choose, create_backend
 from exp.config import explain, paths, schema, trained
+from exp.config.dictionaries import replace_given
 from exp.config.validate import refuse_device_arguments, validate
 from exp.errors import ConfigError
 from exp.runfolder import RunFolder, write_atomically
@@ -79,6 +80,7 @@ def freeze(config: DictConfig, overrides: list[str], output_dir: Path) -> Frozen
         config.output_dir = str(output_dir.absolute())
     refuse_device_arguments(config)
     config = schema.typed(config)  # checks what +KEY=VALUE added, too
+    replace_given(config, overrides)
     paths.expand(config)
     validate(config, overrides, create_backend(config.backend))
     _take_note(config, overrides)

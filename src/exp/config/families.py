@@ -239,16 +239,16 @@ class SegmentationDataConfig(ImageDataConfig):
     """Name of the folders of images."""
     masks: str = "masks"
     """Name of the folders of masks, beside those of images; a mask has its image's name."""
-    parts: Optional[Dict[str, List[str]]] = None
+    parts: Optional[Dict[str, List[str]]] = field(default_factory=dict)
     """Instead of ``split``: for train, val and test patterns of image paths below ``root``."""
-    palette: Optional[Dict[str, str]] = None
-    """Masks of colours: class -> "RRGGBB"; null: masks of class numbers, of ``classes``."""
+    palette: Optional[Dict[str, str]] = field(default_factory=dict)
+    """Masks of colours: class -> "RRGGBB"; none: masks of class numbers, of ``classes``."""
     ignore_colours: List[str] = field(default_factory=list)
     """Colours that do not count; pixels of any other colour do not either, but the result tells how many."""
     max_unknown: float = 0.1
     """Masks of colours: the largest share of a mask's pixels that may be of other colours; in a JPEG a tenth of it."""
-    mask_values: Optional[Dict[int, int]] = None
-    """Masks of numbers: value in the file -> class number; null: they are the class numbers."""
+    mask_values: Optional[Dict[int, int]] = field(default_factory=dict)
+    """Masks of numbers: value in the file -> class number; none: they are the class numbers."""
     ignore_values: List[int] = field(default_factory=lambda: [255])
     """Masks of numbers: values that do not count."""
 

@@ -13,6 +13,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from exp.config import families
+from exp.config.dictionaries import opened
 
 __all__ = [
     "DIAGNOSES",
@@ -348,10 +349,10 @@ _STRUCTURES = {
 def register() -> None:
     """Put the schema into Hydra's ConfigStore; calling it again changes nothing."""
     store = ConfigStore.instance()
-    store.store(name="exp_schema", node=ExpConfig)
+    store.store(name="exp_schema", node=opened(ExpConfig))
     for place, structure in _STRUCTURES.items():
         group, name = place.split("/")
-        store.store(group=f"schema/{group}", name=name, node=structure)
+        store.store(group=f"schema/{group}", name=name, node=opened(structure))
 
 
 def structure_of(target: str | None) -> type | None:
