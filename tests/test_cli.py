@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -225,6 +226,14 @@ def test_two_nodes_make_one_run(exp):
     assert "output_dir" in refused.stderr.splitlines()[0]
 
 
+def in_bash(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
+    """A command line as a user types it, with this environment's python and exp first on the path."""
+    environment = clean_environment(PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    return subprocess.run(
+        ["bash", "-c", command], cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=120
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_local_run_says_so_and_can_be_continued(exp, number):
@@ -246,7 +255,17 @@ def test_an_interrupted_local_run_says_so_and_can_be_continued(exp, number):
     assert process.returncode == 128 + number
     assert errors.splitlines()[0].startswith(f"error: interrupted by {number.name}")
     assert exp.result("run")["error"]["type"] == "Interrupted"
-    assert exp(*settings, "resume=auto", "max_steps=100").returncode == 0
+    advice = errors.partition("to continue from the last checkpoint: ")[2].strip()
+    assert advice.endswith("output_dir=run resume=auto")
+    done = in_bash(exp.folder, f"{advice} max_steps=100")  # as copied
+    assert done.returncode == 0, done.stderr
+    assert exp.result("run")["resumed_from"] is not None
+    done = exp(*settings)
+    assert "completed run; use another one, or add resume=auto" in done.stderr
+    refused = exp(*TINY, "task=eval", "init_from=run", "output_dir=run")
+    assert refused.stderr.rstrip().endswith("completed run; use another one"), "an evaluation cannot be resumed"
+    refused = exp(*TINY, "task=eval", "init_from=run", "resume=auto")
+    assert "resume=auto: task=eval saves no state" in refused.stderr
 
 
 @pytest.mark.slow
@@ -273,8 +292,14 @@ def test_an_interrupt_ends_the_whole_sweep(exp, number):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     process.send_signal(number)
-    _, errors = process.communicate(timeout=20)
+    printed, errors = process.communicate(timeout=20)
     assert process.returncode == 128 + number
     assert f"interrupted by {number.name}" in errors.splitlines()[0]
     assert not exp.path("sweep/1/result.json").exists()
     assert exp.result("sweep/0")["error"]["type"] == "Interrupted"
+    assert "resume=auto" not in errors
+    advice = printed.partition("to do the rest: ")[2].splitlines()[0]
+    done = in_bash(exp.folder, advice.replace("max_steps=400", "max_steps=40"))
+    assert done.returncode == 0, done.stderr
+    results = [json.loads(file.read_text()) for file in exp.path("sweep").glob("*/result.json")]
+    assert sum(result["status"] == "completed" for result in results) == 2

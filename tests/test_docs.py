@@ -1,12 +1,61 @@
+"""The documentation: links lead somewhere, keys are documented, and commands run as they are written.
+
+A command goes through a real bash, so that quotes, tildes and variables are bash's, with a home folder that has the
+files that the pages talk about. What runs here is shrunk by overrides appended to it; what cannot run here is composed.
+"""
+
 from __future__ import annotations
 
+import dataclasses
+import os
 import re
+import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import clean_environment, run_exp
+from tests.docs_home import make_home
+
 ROOT = Path(__file__).parents[1]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+
+# Pages whose commands build on one another, in the order of a reader.
+GROUPS = {
+    "series": [
+        "README", "train", "sweep", "report", "resume", "data", "prior", "launch", "hardware", "simulate", "parity",
+        "doctor", "slurm", "add-a-backend",
+    ],
+    "images": ["dinov3", "data-images", "predict-images"],
+}  # fmt: skip
+# Why a command is not run here, by what is in it.
+NOT_HERE = {
+    r"backend=gcu(?!_simulated)(?!.*simulate=true)": "no such card here",
+    r"backend=(cuda|rocm)": "no such card here",
+    r"launcher=submitit(?!.*dry_run)": "no Slurm here (tests/slurm starts one)",
+    r"launcher\.nnodes=2": "several nodes (tests/test_cli.py starts two on one machine)",
+}
+SERIES = [
+    "data.lookback=96", "model.d_model=16", "model.d_ff=16", "model.num_heads=2", "model.num_patches_out=null",
+    "global_batch_size=32", "max_epochs=1", "max_steps=2", "log_every=1", "plots=false",
+]  # fmt: skip
+IMAGES = [
+    "model.size=tiny", "data.size=64", "global_batch_size=4", "max_epochs=null", "max_steps=2", "val_every=2",
+    "schedule.warmup_steps=1", "log_every=1", "data.num_workers=0",
+]  # fmt: skip
+SHRINK = {
+    r"-m exp -m": ["sweep.plots=false"],
+    r"optuna": ["hydra.sweeper.n_trials=2", "hydra.sweeper.n_jobs=2", "hydra.verbose=false"],
+    r"traffic": ["global_batch_size=2", "data.eval_batch_size=8", "model.cointegrated_layers=0"],
+    r"experiment=dinov3_(dubai|loveda)": ["model.window=256"],
+    r"nproc=8": ["nproc=2"],
+    r"task=doctor": ["task.burst_s=0.1"],
+    r"steps=20": ["steps=2"],
+}
+UNSHRUNK = r"task=(eval|predict|env|report|doctor)|init_from=\$RUN|--help|dry_run"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -19,3 +68,158 @@ def test_links_lead_somewhere(page):
 def test_every_page_is_in_the_readme():
     text = (ROOT / "README.md").read_text()
     assert [page.name for page in (ROOT / "docs").glob("*.md") if f"docs/{page.name}" not in text] == []
+
+
+def lines_of(page: Path) -> list[str]:
+    """The commands in the page's blocks, comments and continuations as bash wants them."""
+    blocks, fenced = [], False
+    for line in page.read_text().splitlines():
+        if line.startswith("```"):
+            fenced = not fenced
+        elif fenced:
+            blocks.append(line)
+        elif line.startswith("    "):
+            blocks.append(line[4:])
+        else:
+            blocks.append("")
+    commands = re.findall(r"^(?:python|exp|make|pip|kill|\w+=\$\()(?:\\\n|.)*", "\n".join(blocks), re.MULTILINE)
+    return [command.strip() for command in commands]
+
+
+def test_every_page_with_commands_is_tried():
+    known = {name for names in GROUPS.values() for name in names}
+    assert sorted(page.stem for page in PAGES if page.stem not in known and lines_of(page)) == []
+    assert sum(len(lines_of(page)) for page in PAGES) > 50
+
+
+class Shell:
+    """A reader at a terminal.
+
+    Args:
+        folder: where he works; beside it lie his home, and the programs of this test.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.home, self.folder = make_home(folder / "home"), folder / "work"
+        self.folder.mkdir()
+        self.programs, self.state, self.record = folder / "bin", folder / "state", folder / "arguments"
+        self.programs.mkdir()
+        self.state.touch()
+        for name, skipped in (("python", 2), ("exp", 0)):
+            program = self.programs / name
+            program.write_text(f'#!/bin/bash\nshift {skipped}\nprintf "%s\\0" "$@" >"$RECORD"\n')
+            program.chmod(0o755)
+        # The only weights that need no download have this size, whatever the file is called.
+        shutil.copy(str(self.home / "tiny.pth"), str(self.folder / "dinov3_vitl16_pretrain_sat493m-eadcf0ff.pth"))
+        cache = os.environ.get("SIM_GCU_CACHE", str(Path.home() / ".cache" / "simulated-gcu"))
+        self.environment = {"HOME": str(self.home), "SIM_GCU_CACHE": cache}
+        self.done: list[tuple[str, str, str]] = []
+
+    def arguments(self, line: str) -> list[str] | None:
+        """What a program of ours is given for a line; None where the line calls none."""
+        if self.record.exists():
+            self.record.unlink()
+        script = f"source {self.state}; set -e\n{line}\ndeclare -p RUN >{self.state} 2>/dev/null || true\n"
+        environment = clean_environment(
+            PATH=f"{self.programs}:{os.environ['PATH']}", RECORD=str(self.record), **self.environment
+        )
+        done = subprocess.run(
+            ["bash", "-c", script], cwd=self.folder, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return self.record.read_bytes().decode().split("\0")[:-1] if self.record.exists() else None
+
+    def try_out(self, line: str) -> str | None:
+        """Run a line as it is here; returns what went wrong."""
+        if line.startswith("make "):
+            self.done.append((line, "composed", "sets up an environment of its own"))
+            code = shlex.split(line, comments=True)
+            return None if subprocess.run([*code[:1], "-n", *code[1:]], cwd=ROOT, check=False,
+                                          stdout=subprocess.DEVNULL).returncode == 0 else "make -n fails"  # fmt: skip
+        if line.startswith("pip "):
+            self.done.append((line, "composed", "installs from a package index"))
+            (extra,) = re.findall(r"exp\[(\w+)\]", line)
+            return None if f"\n{extra} = [" in (ROOT / "pyproject.toml").read_text() else f"there is no extra {extra}"
+        if "optuna" in line and sys.version_info < (3, 11):
+            self.done.append((line, "composed", "the sweeper is not installed on this Python"))
+            return None
+        arguments = self.arguments(line)
+        if arguments is None:
+            self.done.append((line, "run", ""))
+            return None
+        reason = next((reason for pattern, reason in NOT_HERE.items() if re.search(pattern, line)), None)
+        if reason is not None:
+            self.done.append((line, "composed", reason))
+            single = [re.sub(r"^([\w.+]+=[^,\[{]+),.*", r"\1", word) for word in arguments if word != "-m"]
+            done = run_exp(self.folder, *single, "--cfg", "job", **self.environment)
+        else:
+            extra = self.shrinking(line)
+            self.done.append((line, "shrunk" if extra else "run", " ".join(extra)))
+            done = run_exp(self.folder, *arguments, *extra, timeout=280, **self.environment)
+        return (
+            None
+            if done.returncode == 0
+            else f"exit code {done.returncode}\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}"
+        )
+
+    def shrinking(self, line: str) -> list[str]:
+        """What is appended to a line."""
+        family = IMAGES if "dinov3" in line else SERIES
+        words = [] if re.search(UNSHRUNK, line) else list(family)
+        if re.search(r"task=features init_from=dinov3", line):
+            words = ["model.size=tiny"]
+        for pattern, more in SHRINK.items():
+            words += more if re.search(pattern, line) else []
+        # A key that the line sweeps is left to it.
+        swept = re.findall(r"([\w.]+)=(?:[^ ]*,|choice|interval|tag)", line) if " -m " in line[12:] else []
+        last = {word.partition("=")[0]: word for word in words}
+        return [word for key, word in last.items() if key not in swept]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_command_runs_as_it_is_written(tmp_path, group):
+    shell = Shell(tmp_path)
+    wrong = []
+    for name in GROUPS[group]:
+        page = next(page for page in PAGES if page.stem == name)
+        if name == "add-a-backend":
+            _write_backend(page, shell.folder)
+        for line in lines_of(page):
+            error = shell.try_out(line)
+            if error is not None:
+                wrong.append(f"{page.name}: {line}\n{error}")
+    for line, how, why in shell.done:
+        print(f"{how:9} {line}   [{why}]")
+    print({how: sum(each[1] == how for each in shell.done) for how in ("run", "shrunk", "composed")})
+    assert not wrong, "\n\n".join(wrong)
+
+
+def _write_backend(page: Path, folder: Path) -> None:
+    """The two files that the page describes."""
+    python, yaml = (re.findall(rf"```{kind}\n(.*?)```", page.read_text(), re.DOTALL)[0] for kind in ("python", "yaml"))
+    (folder / "acme_backend.py").write_text(python)
+    (folder / "my_conf" / "backend").mkdir(parents=True)
+    (folder / "my_conf" / "backend" / "acme.yaml").write_text(yaml)
+
+
+def test_every_key_is_documented():
+    """In a page, in the schema beside the key, or in the docstring of the class that takes it."""
+    from exp.config import families, schema
+
+    pages = " ".join(page.read_text() for page in PAGES)
+    missing = []
+    for module in (schema, families):
+        source = Path(module.__file__).read_text()
+        for cls in vars(module).values():
+            if not (dataclasses.is_dataclass(cls) and cls.__module__ == module.__name__):
+                continue
+            body = source.split(f"class {cls.__name__}")[1].split("\n@dataclass")[0]
+            for field in dataclasses.fields(cls):
+                if field.name not in cls.__dict__.get("__annotations__", {}) or field.name.startswith("_"):
+                    continue
+                beside = re.search(rf'\n    {field.name}: .*(?:\n(?!    \w+: ).*)*?\n    """', body)
+                if not beside and not re.search(rf"\b{field.name}\b", pages):
+                    missing.append(f"{cls.__name__}.{field.name}")
+    assert missing == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from importlib import metadata
 from typing import Any, Mapping, Sequence
@@ -11,6 +10,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 
 from exp import console
 from exp.backend import Backend
+from exp.config.targets import load_target
 from exp.errors import ConfigError, ExpError, UnavailableError
 
 __all__ = ["choose", "create_backend", "installed"]
@@ -60,20 +60,7 @@ def _load(target: str) -> Any:
             raise UnavailableError(
                 f"backend '{target}' is installed, but does not load ({type(error).__name__}: {error})"
             ) from error
-    path, _, name = target.rpartition(".")
-    try:
-        module = importlib.import_module(path)
-    except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and f"{path}.".startswith(f"{error.name}."):
-            raise ConfigError(
-                f"backend._target_={target}: there is no module {error.name}; is its folder on PYTHONPATH?"
-            ) from error
-        raise UnavailableError(
-            f"backend._target_={target}: the module {path} does not import ({type(error).__name__}: {error})"
-        ) from error
-    if not hasattr(module, name):
-        raise ConfigError(f"backend._target_={target}: the module {path} has no {name}")
-    return getattr(module, name)
+    return load_target("backend._target_", target)
 
 
 def choose(candidates: Sequence[str]) -> str:

@@ -20,39 +20,51 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf.errors import OmegaConfBaseException
 
-from exp import console
+from exp import __version__, console
+from exp.advice import remember
 from exp.compare.command import write_report
 from exp.config import choices, explain, paths, schema, trained
-from exp.errors import EXIT_CONFIG, EXIT_OK, ExpError
+from exp.config.targets import use_working_directory
+from exp.errors import EXIT_CONFIG, EXIT_OK, REFUSED, ExpError
 from exp.execute import execute
+from exp.footprint import remove_empty
 from exp.frozen import freeze
 from exp.launcher.shell_env import drop_stale_variables
-from exp.runfolder import remove_if_empty
 from hydra_plugins.exp_sweeps import ExpLauncher
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+    from exp.frozen import FrozenRun
+    from exp.report import Finished
+
 __all__ = ["main"]
 
 _exit_codes: list[int] = []
+_full_error: list[bool] = []
+"""Not empty: the user wants tracebacks."""
 
 
 def main() -> int:
     """Run the command line in ``sys.argv``; returns the exit code (docs/exit-codes.md)."""
     os.umask(os.umask(0) | 0o022)  # nothing that a run writes may be changed by others
+    if "--version" in sys.argv[1:]:  # Hydra's would tell Hydra's
+        print(f"exp {__version__}")  # noqa: T201
+        return EXIT_OK
+    use_working_directory()
+    remember(sys.argv[1:])
     schema.register()
     choices.register_resolvers()
     Plugins.instance().register(ExpLauncher)  # found by itself where exp is installed, but not in a checkout
     _exit_codes.clear()
-    full_error = bool(os.environ.get("HYDRA_FULL_ERROR"))
+    _full_error[:] = [True] * bool(os.environ.get("HYDRA_FULL_ERROR"))
     try:
         sys.argv[1:] = paths.expand_arguments(sys.argv[1:])
         primary, sys.argv[1:] = trained.begin(sys.argv[1:])
         with _errors_reach_us():
             hydra.main(version_base="1.3", config_path="pkg://exp.conf", config_name=primary)(_job)()
     except (HydraException, OmegaConfBaseException) as error:
-        if full_error:
+        if _full_error:
             traceback.print_exc()
         console.error(explain.explain(error, choices.default_keys(sys.argv[1:])))
         return EXIT_CONFIG
@@ -95,13 +107,15 @@ def _errors_reach_us() -> Iterator[None]:
 def _job(config: DictConfig) -> float | None:
     """One job of Hydra's: the run, or one of a sweep's."""
     state = HydraConfig.get()
+    of_hydra = Path(state.runtime.output_dir)  # the current folder, unless the user asks Hydra for another one
     try:
         if config.task.name == "report":
             write_report(config, list(state.overrides.task))
             return None
-        run = freeze(config, list(state.overrides.task), Path(state.runtime.output_dir))
+        folder = Path(config.output_dir) if of_hydra == Path.cwd() else of_hydra
+        run = freeze(config, list(state.overrides.task), folder)
         drop_stale_variables()
-        finished = execute(run)
+        finished = _execute(run)
     except (ExpError, OmegaConfBaseException) as error:
         # Told here, not raised: Hydra would print a line of its own, and end the sweep that this job is part of.
         job = f"job {' '.join(state.overrides.task)}: " if state.mode == RunMode.MULTIRUN else ""
@@ -111,11 +125,34 @@ def _job(config: DictConfig) -> float | None:
         else:
             console.error(job + explain.explain(error, []))
             _exit_codes.append(EXIT_CONFIG)
+        if of_hydra != Path.cwd():
+            remove_empty([of_hydra])
         return float("nan")
-    finally:
-        # Hydra makes it before a configuration is refused, or found to write elsewhere.
-        remove_if_empty(Path(state.runtime.output_dir))
     _exit_codes.append(finished.exit_code)
     if finished.interrupted_by is not None and state.mode == RunMode.MULTIRUN:
         raise KeyboardInterrupt  # it was meant for the sweep, not only for this job of it
     return finished.metric
+
+
+def _execute(run: FrozenRun) -> Finished:
+    """Run it; one that is refused, be it by a worker, leaves no folder."""
+    try:
+        finished = execute(run)
+    except ExpError as error:
+        if error.exit_code in REFUSED:
+            run.take_back()
+        raise
+    if finished.exit_code in REFUSED:
+        if _full_error:
+            _show_logs(run)
+        if not run.take_back():
+            print(f"  run folder: {console.shown(run.folder.path)}", file=sys.stderr)  # noqa: T201
+    return finished
+
+
+def _show_logs(run: FrozenRun) -> None:
+    """What the ranks that failed have written: their tracebacks are there, and nowhere else."""
+    for file in sorted(run.folder.logs.glob("rank*.error.json")):
+        log = file.with_name(file.name.replace(".error.json", ".log"))
+        if log.is_file():
+            print(log.read_text(encoding="utf-8", errors="replace"), file=sys.stderr)  # noqa: T201

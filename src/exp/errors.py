@@ -12,6 +12,7 @@ __all__ = [
     "EXIT_OK",
     "EXIT_PREEMPTED",
     "EXIT_UNAVAILABLE",
+    "REFUSED",
     "CheckpointError",
     "ConfigError",
     "DataError",
@@ -27,6 +28,9 @@ EXIT_FAILED = 1
 EXIT_CONFIG = 2
 EXIT_UNAVAILABLE = 3
 EXIT_PREEMPTED = 75
+
+REFUSED = (EXIT_CONFIG, EXIT_UNAVAILABLE)
+"""Exit codes of a run that has not begun: it leaves no folder."""
 
 
 class ExpError(Exception):

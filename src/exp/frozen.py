@@ -17,8 +17,10 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from exp.backends_registry import choose, create_backend
 from exp.config import explain, paths, schema, trained
 from exp.config.dictionaries import replace_given
+from exp.config.schema import DIAGNOSES
 from exp.config.validate import refuse_device_arguments, validate
 from exp.errors import ConfigError
+from exp.footprint import Footprint
 from exp.runfolder import RunFolder, write_atomically
 
 __all__ = ["FrozenRun", "freeze"]
@@ -33,12 +35,14 @@ class FrozenRun:
         overrides: what the user gave on the command line.
         folder: the run folder.
         reference: task=parity: the configuration to compare with.
+        footprint: of :meth:`write`.
     """
 
     config: Any
     overrides: list[str]
     folder: RunFolder
     reference: Any | None = None
+    footprint: Footprint | None = None
 
     def write(self) -> None:
         """Make the run folder and put the configuration into it.
@@ -47,6 +51,7 @@ class FrozenRun:
             RunError: the folder cannot be written.
         """
         folder = self.folder
+        self.footprint = Footprint(folder)
         folder.create()
         write_atomically(folder.config, OmegaConf.to_yaml(self.config, resolve=True).encode())
         write_atomically(folder.overrides, OmegaConf.to_yaml(OmegaConf.create(self.overrides)).encode())
@@ -54,6 +59,17 @@ class FrozenRun:
             write_atomically(folder.reference, OmegaConf.to_yaml(self.reference, resolve=True).encode())
         if folder.result.is_file():
             folder.result.unlink()  # of an attempt that this one continues
+
+    def take_back(self) -> bool:
+        """Leave the folder as it was before :meth:`write`, where the run was refused and nothing has come of it.
+
+        Returns:
+            Whether it is so now. Not on several nodes that were started by hand: others may be writing there.
+        """
+        alone = self.config.launcher.nnodes == 1 or self.config.launcher.get("cluster") is not None
+        if self.footprint is None:
+            return True
+        return alone and self.config.task.name not in DIAGNOSES and self.footprint.take_back()
 
     @classmethod
     def load(cls, folder: RunFolder) -> FrozenRun:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exp import console
+from exp.advice import to_continue
 from exp.doctor import report as doctor
 from exp.errors import EXIT_OK, EXIT_PREEMPTED
 from exp.launcher import describe_failure
@@ -99,7 +100,11 @@ def end(config: Any, folder: RunFolder, outcome: Outcome) -> Finished:
         elif first is not None:
             failed["error"] = {"rank": first.rank, "type": first.type, "message": first.message}
         write_json(folder.result, failed)
-        console.error(describe_failure(outcome))
+        text = describe_failure(outcome)
+        if outcome.interrupted_by is not None:
+            command = to_continue(config, folder)
+            text += f"\n  to continue from the last checkpoint: {command}" if command else "; nothing has been saved"
+        console.error(text)
         return Finished(outcome.exit_code, float("nan"), outcome.interrupted_by)
     return Finished()  # a node other than rank 0's
 
@@ -112,9 +117,8 @@ def _preempted(config: Any, folder: RunFolder, step: int | None, restarts: int) 
     if step is None:
         text = f"preempted: task={config.task.name} has no state to save; run it again"
     else:
-        place = console.shown(folder.path)
-        text = f"preempted after step {step}, which is saved; resume=auto output_dir={place} continues"
-    console.make_console().print(text, soft_wrap=True)
+        text = f"preempted after step {step}, which is saved; to continue: {to_continue(config, folder)}"
+    console.make_console().print(text, soft_wrap=True, markup=False)
     return Finished(EXIT_PREEMPTED, float("nan"))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from exp.errors import RunError
 
-__all__ = ["RunFolder", "read_json", "remove_if_empty", "to_json", "write_atomically", "write_json"]
+__all__ = ["RunFolder", "read_json", "to_json", "write_atomically", "write_json"]
 
 _LEAST_BYTES = 2**16  # what the records of the shortest run may need
 
@@ -49,6 +49,10 @@ class RunFolder:
         except OSError as error:
             raise RunError(f"cannot write to the run folder {self.path}: {error.strerror}; set output_dir") from error
 
+    def has_checkpoint(self) -> bool:
+        """Whether a training has saved its state here."""
+        return any(self.checkpoints.glob("step_*.pth"))
+
     def log_file(self, rank: int) -> Path:
         """The log of one (global) rank."""
         return self.logs / f"rank{rank}.log"
@@ -56,15 +60,6 @@ class RunFolder:
     def error_file(self, rank: int) -> Path:
         """Where a failing rank leaves its error for the launcher."""
         return self.logs / f"rank{rank}.error.json"
-
-
-def remove_if_empty(folder: Path) -> None:
-    """Remove a folder and those above it that are empty then, as far as the working directory."""
-    folder = folder.absolute()
-    for path in (folder, *folder.parents):
-        if path == Path.cwd() or not path.is_dir() or any(path.iterdir()):
-            return
-        path.rmdir()
 
 
 def write_atomically(path: Path, content: bytes | memoryview) -> None:

@@ -10,7 +10,6 @@ import pytest
 from exp.errors import ConfigError
 from exp.launcher.ports import check_endpoint, holder_of
 from exp.launcher.torchrun import TorchrunLauncher
-from exp.runfolder import RunFolder
 
 
 @pytest.fixture
@@ -21,12 +20,10 @@ def taken():
         yield server.getsockname()[1]
 
 
-def test_a_port_that_another_program_holds_is_refused_with_its_name(taken, tmp_path):
-    folder = RunFolder(tmp_path)
-    folder.create()
+def test_a_port_that_another_program_holds_is_refused_with_its_name(taken):
     launcher = TorchrunLauncher(nnodes=2, rdzv_endpoint=f"127.0.0.1:{taken}")
     with pytest.raises(ConfigError, match=rf"port {taken} is taken by python\S* \(pid {os.getpid()}\)"):
-        launcher.launch(folder, nproc=1)
+        launcher.check(nproc=1)
     assert holder_of(taken) == os.getpid()
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from hydra.errors import InstantiationException
 from hydra.utils import instantiate
+
+from exp.config.targets import load_target
 
 __all__ = ["create"]
 
 
-def create(config: Any, **arguments: Any) -> Any:
+def create(config: Any, key: str, **arguments: Any) -> Any:
     """Hydra's ``instantiate``, but with the constructor's own errors.
 
     Hydra wraps what a constructor raises into an error of its own; the type, the exit code and the first line are lost
@@ -17,6 +20,16 @@ def create(config: Any, **arguments: Any) -> Any:
 
     Args:
         config: has ``_target_`` and arguments.
+        key: of ``config``, for messages.
         **arguments: further ones.
+
+    Raises:
+        ConfigError: there is no such module, or no such name in it.
+        UnavailableError: the module is there, and does not import.
     """
-    return instantiate(config, _partial_=True, _convert_="all")(**arguments)
+    try:
+        made = instantiate(config, _partial_=True, _convert_="all")
+    except InstantiationException:
+        load_target(f"{key}._target_", str(config["_target_"]))  # says what was wrong with it, if that was it
+        raise
+    return made(**arguments)

@@ -3,7 +3,7 @@
 In Hydra a dictionary of a typed schema is closed: it takes no member that is not there yet, and one that is given is
 merged into what the file of an experiment has. Here it takes any member; and of data and model, one that is given
 replaces what was there, as a list does: a palette for other data is not to keep the classes of the experiment's.
-``data.palette.road=...`` sets one member, ``data.palette=null`` leaves none. Settings such as ``backend.env`` are merged.
+``data.palette.road=...`` sets one member, ``data.palette=null`` leaves none. Settings (``backend.env``) are merged.
 """
 
 from __future__ import annotations

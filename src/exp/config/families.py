@@ -41,14 +41,21 @@ class TimeBridgeConfig:
     num_patches_out: Optional[int] = None
     """Patches after down-sampling (``num_p``); null: as many as before."""
     d_model: int = 128
+    """Elements of a token."""
     d_ff: int = 128
+    """Hidden units of the feed-forward layers."""
     num_heads: int = 8
+    """Attention heads; they divide ``d_model``."""
     integrated_layers: int = 3
+    """Layers of integrated attention (``ia_layers``): within a channel, between its patches."""
     downsampling_layers: int = 1
+    """Layers that bring the patches down to ``num_patches_out`` (``pd_layers``)."""
     cointegrated_layers: int = 0
+    """Layers of cointegrated attention (``ca_layers``): between channels."""
     stable_len: int = 6
     """Length of the moving average that detrends queries and keys."""
     attention_dropout: float = 0.15
+    """Of the attention weights."""
     dropout: float = 0.0
     alpha: float = 0.35
     """Weight of the frequency part of the loss."""
@@ -119,6 +126,7 @@ class SceneClassifierConfig(ImageModelConfig):
 
     _target_: str = "exp.models.dinov3.SceneClassifier"
     label_smoothing: float = 0.0
+    """Share of a label that is spread over all classes in the cross-entropy."""
 
 
 @dataclass
@@ -129,6 +137,7 @@ class SegmenterConfig(ImageModelConfig):
     head: str = "upsample"
     """``linear`` (one layer per patch) or ``upsample`` (two convolutional stages, four times the resolution)."""
     head_channels: int = 256
+    """Channels of the stages of the ``upsample`` head and of the auxiliary head."""
     head_norm: str = "batch"
     """``batch`` (see ``wrapper.sync_batchnorm``) or ``group``."""
     auxiliary_weight: float = 0.0

@@ -117,6 +117,7 @@ class SubmititConfig(LauncherConfig):
     extra: Dict[str, Any] = field(default_factory=dict)
     """Further options of sbatch: their names without dashes in front, and true for those without a value."""
     srun_args: List[str] = field(default_factory=list)
+    """Further arguments of srun, which starts the task of each node."""
     signal_delay_s: int = 90
     """How long before the time limit a run is told to save its state."""
     max_requeues: int = 100
@@ -153,9 +154,13 @@ class WrapperConfig:
     """``mmddp``, ``ddp`` or ``none``."""
     find_unused_parameters: bool = False
     broadcast_buffers: bool = False
+    """Give every rank rank 0's buffers before each forward pass."""
     gradient_as_bucket_view: bool = False
+    """Gradients share memory with the buckets in which they are exchanged."""
     static_graph: bool = False
+    """The graph is the same in every step: DDP then allows activation checkpointing, and reuses its plan."""
     bucket_cap_mb: int = 25
+    """Size of a bucket of gradients, in MiB."""
     sync_batchnorm: bool = False
     """Synchronise every batch norm over the devices, where the backend can."""
 
@@ -205,6 +210,7 @@ class OptimConfig:
     lr: float = 1e-3
     """Learning rate for the global batch, whatever the number of devices."""
     weight_decay: float = 0.0
+    """As the optimizer means it: added to the gradient (Adam, SGD) or decoupled from it (AdamW)."""
     clip_grad_norm: Optional[float] = None
     """Largest L2 norm of all gradients; null: no clipping."""
     backbone_lr_scale: float = 1.0
@@ -223,7 +229,7 @@ class ScheduleConfig:
 
     param_scheduler: List[Dict[str, Any]] = field(default_factory=list)
     warmup_steps: int = 0
-    """Optimizer steps of a linear warm-up, for the schedules that have one."""
+    """Optimizer steps of a linear warm-up, for the schedules that have one: ``warmup_cosine`` and ``warmup_poly``."""
 
 
 @dataclass
@@ -231,6 +237,7 @@ class LoggerConfig:
     """Where metrics go besides ``metrics.jsonl``: MMEngine visualisation backends."""
 
     vis_backends: List[Dict[str, Any]] = field(default_factory=list)
+    """As MMEngine users write them: {type: <name>, <arguments>}."""
     requires: List[str] = field(default_factory=list)
     """Packages that they need, checked before anything starts."""
 
@@ -284,6 +291,7 @@ class ExpConfig:
     published: Dict[int, Dict[str, float]] = field(default_factory=dict)
     """Published test metrics by horizon, shown beside the run's own."""
     published_source: Optional[str] = None
+    """Where they are published."""
     published_for: Optional[str] = None
     """``data.name`` of the data that they were measured on."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Sequence
 
@@ -14,8 +15,10 @@ from exp.config.batch import derive_batch_sizes
 from exp.config.explain import nearest
 from exp.config.families import FAMILIES
 from exp.config.hooks import check_hooks
-from exp.config.schema import DIAGNOSES, WITH_WEIGHTS
+from exp.config.schema import DIAGNOSES, RESUMABLE, WITH_WEIGHTS
+from exp.config.targets import check_target, find_module, load_target
 from exp.errors import ConfigError, UnavailableError
+from exp.launcher.base import Launcher
 from exp.runfolder import RunFolder, read_json
 
 if TYPE_CHECKING:
@@ -41,6 +44,7 @@ def validate(config: Any, overrides: Sequence[str], backend: Backend) -> None:
     _check_family(config)
     _check_missing(config)
     _check_values(config)
+    _check_launcher(config)
     if (
         config.launcher.nnodes > 1
         and config.launcher.get("cluster") is None
@@ -51,6 +55,7 @@ def validate(config: Any, overrides: Sequence[str], backend: Backend) -> None:
     if config.task.name in DIAGNOSES:
         _prepare_diagnosis(config, backend)
         return
+    _check_targets(config)
     _check_processes(config, backend)
     _check_wrapper(config)
     for package in config.logger.requires:
@@ -83,7 +88,7 @@ def check_data(data: Any) -> bool:
     """
     module_name, _, _ = data["_target_"].rpartition(".")
     family = module_name.rpartition(".")[0]
-    if not family or importlib.util.find_spec(f"{family}.preflight") is None:
+    if not family or find_module(f"{family}.preflight") is None:  # without importing what is above it
         return False
     importlib.import_module(f"{family}.preflight").preflight(data)
     return True
@@ -120,6 +125,24 @@ def _check_family(config: Any) -> None:
             f"the model is for {of_model}, and the data are for {of_data}; choose an experiment that has both, such as "
             f"experiment={FAMILIES[of_data][2]} or experiment={FAMILIES[of_model][2]}"
         )
+
+
+def _check_launcher(config: Any) -> None:
+    target = config.launcher["_target_"]
+    if target != "auto":
+        cls = load_target("launcher._target_", target)
+        if not (inspect.isclass(cls) and issubclass(cls, Launcher)):
+            raise ConfigError(f"launcher._target_={target} is no subclass of exp.launcher.Launcher")
+
+
+def _check_targets(config: Any) -> None:
+    for part in ("data", "model"):
+        target = str(config[part].get("_target_", ""))
+        if not target:
+            raise ConfigError(f"{part}._target_ must be set: the path of a class")
+        # The nodes of a cluster may have other folders on their path (launcher.setup).
+        if target.startswith("exp.") or not runs_elsewhere(config):
+            check_target(f"{part}._target_", target)
 
 
 def _check_missing(config: Any) -> None:
@@ -235,6 +258,8 @@ def _refuse_keys_of_others(config: Any, overrides: Sequence[str]) -> None:
             )
         if key == "reference":
             raise ConfigError(f"{override}: reference is a key of task=parity; add task=parity, or leave it out")
+        if key == "resume" and value not in ("", "null") and config.task.name not in RESUMABLE:
+            raise ConfigError(f"{override}: task={config.task.name} saves no state to resume from; leave it out")
         if key == "run":
             raise ConfigError(f"{override}: run is a key of task=report; add task=report, or leave it out")
 
@@ -273,11 +298,15 @@ def _check_output_dir(config: Any) -> None:
     previous = read_json(folder.result)
     if config.resume is not None or (config.launcher.nnodes > 1 and config.launcher.get("cluster") is None):
         return
+    saved = folder.has_checkpoint()
+    trains = config.task.name in RESUMABLE
     if previous is not None and previous.get("status") == "completed":
+        further = ", or add resume=auto and a larger max_epochs or max_steps to train it further"
         raise ConfigError(
-            f"output_dir={config.output_dir} holds a completed run; use another one, or resume=auto to train it further"
+            f"output_dir={config.output_dir} holds a completed run; use another one{further * (saved and trains)}"
         )
-    if folder.checkpoints.is_dir() and any(folder.checkpoints.glob("step_*.pth")):
+    if saved:
         raise ConfigError(
-            f"output_dir={config.output_dir} holds an unfinished run; continue it with resume=auto, or use another one"
+            f"output_dir={config.output_dir} holds an unfinished training; "
+            + ("add resume=auto to continue it, or use another one" if trains else "use another one")
         )

@@ -30,6 +30,6 @@ def resolve(config: Any, nproc: int) -> Launcher:
     if settings["_target_"] == "auto":
         alone = nproc == 1 and settings["nnodes"] == 1 and settings["max_restarts"] == 0
         settings["_target_"] = _LOCAL if alone else _TORCHRUN
-    launcher: Launcher = create(settings)
+    launcher: Launcher = create(settings, "launcher")
     launcher.check(nproc)
     return launcher

@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Sequence
 
-from exp.errors import EXIT_FAILED
+from exp.errors import EXIT_FAILED, EXIT_UNAVAILABLE, REFUSED
 from exp.launcher.base import Outcome, RankFailure
 from exp.launcher.processes import signal_name
 from exp.runfolder import read_json
@@ -78,7 +78,7 @@ def describe_failure(outcome: Outcome) -> str:
     """The first failing rank and its error on the first line; what else there is to know below it."""
     lines: list[str] = []
     if outcome.interrupted_by is not None:
-        lines.append(f"interrupted by {outcome.interrupted_by}; resume=auto continues from the last checkpoint")
+        lines.append(f"interrupted by {outcome.interrupted_by}")
     elif outcome.failures:
         first, others = outcome.failures[0], outcome.failures[1:]
         head, *details = first.message.splitlines() or [""]
@@ -87,7 +87,9 @@ def describe_failure(outcome: Outcome) -> str:
         lines += [f"{where}{own}{head}", *details]
         if others:
             lines.append(f"  failed after it: {', '.join(f'rank {failure.rank}' for failure in others)}")
-        if Path(first.log).is_file():
+        if outcome.exit_code == EXIT_UNAVAILABLE:
+            lines += tail_of(Path(first.log))[1:]  # the log itself goes with the folder
+        elif Path(first.log).is_file() and outcome.exit_code not in REFUSED:
             lines.append(f"  log: {first.log}")
     else:
         detail = outcome.detail or "no rank left an error"

@@ -6,6 +6,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Sequence
 
+from exp.advice import to_continue
+from exp.config.schema import load
 from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_UNAVAILABLE
 from exp.launcher import slurm
 from exp.launcher.base import Outcome, Watcher
@@ -105,7 +107,8 @@ class Followed:
             return left
         lines = [slurm.describe_end(self.id, state)]
         if left is not None and left.preempted is not None and left.preempted["step"] is not None:
-            lines.append(f"  its state after step {left.preempted['step']} is saved; resume=auto continues")
+            command = to_continue(load(self.folder.config), self.folder)
+            lines.append(f"  its state after step {left.preempted['step']} is saved; to continue: {command}")
         lines += tail_of(self.log)
         return Outcome(EXIT_FAILED, detail="\n".join(lines))
 

@@ -37,14 +37,17 @@ class TorchrunLauncher(Launcher):
     """On these the run saves its state and ends; on a second one of the same kind it ends at once. No process of the
     job but this one ever sees them: who sends them may send them to all."""
 
-    def launch(self, folder: RunFolder, nproc: int, saves: bool = True) -> Outcome:
-        """Run the workers; whatever ends the run, no process of it is left behind.
+    def check(self, nproc: int) -> None:
+        """Refuse a meeting point that cannot be used.
 
         Raises:
-            ConfigError: ``rdzv_endpoint`` cannot be used.
+            ConfigError: it is malformed, its host is not known, or its port is taken.
         """
         if self.rdzv_endpoint is not None:
             check_endpoint(self.rdzv_endpoint)
+
+    def launch(self, folder: RunFolder, nproc: int, saves: bool = True) -> Outcome:
+        """Run the workers; whatever ends the run, no process of it is left behind."""
         for stale in folder.logs.glob("rank*.error.json"):
             stale.unlink()
         name = "agent" if self.nnodes == 1 else f"agent-{this_host()}-{os.getpid()}"

@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from exp import console, launcher
 from exp.config import choices, explain
 from exp.config.validate import runs_elsewhere
-from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, ConfigError, ExpError
+from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, REFUSED, ConfigError, ExpError
 from exp.frozen import FrozenRun, freeze
 from exp.launcher.base import Launcher, Outcome
 from exp.launcher.shell_env import drop_stale_variables
@@ -55,10 +55,12 @@ class Sweep:
         folder: the sweep's folder.
         settings: :class:`exp.config.schema.SweepConfig`.
         name: of the experiment.
+        missing: folders that were made for it.
     """
 
-    def __init__(self, folder: Path, settings: Any, name: str) -> None:
+    def __init__(self, folder: Path, settings: Any, name: str, missing: list[Path]) -> None:
         self.folder = folder
+        self.missing = missing
         self.settings = settings
         self.name = name
         self.jobs: list[Job] = []
@@ -217,11 +219,12 @@ def _metric_of(job: Job) -> float | None:
     return None if result is None else result["metric"]
 
 
-def current(config: Any) -> Sweep:
+def current(config: Any, missing: list[Path]) -> Sweep:
     """The sweep of this command line; made with the first batch.
 
     Args:
         config: composed for the whole sweep, Hydra's part included.
+        missing: of its folder and those above it, what was not there when the command began.
 
     Raises:
         ConfigError: its folder holds another one.
@@ -229,7 +232,7 @@ def current(config: Any) -> Sweep:
     if not _current:
         if config.sweep.resume and "output_dir" not in str(list(config.hydra.overrides.task)):
             raise ConfigError("sweep.resume=true needs output_dir=<the folder of the sweep to go on with>")
-        _current.append(Sweep(Path(str(config.hydra.sweep.dir)).absolute(), config.sweep, config.name))
+        _current.append(Sweep(Path(str(config.hydra.sweep.dir)).absolute(), config.sweep, config.name, missing))
     return _current[0]
 
 
@@ -242,8 +245,11 @@ def finish() -> tuple[int, str | None]:
     if not _current:
         return EXIT_OK, None
     sweep = _current.pop()
-    if sweep.dry:
-        records.remove_unused(sweep.folder)
+    code = sweep.exit_code()
+    taken_back = [job.run is None or job.run.take_back() for job in sweep.jobs if code in REFUSED]
+    refused = code in REFUSED and all(taken_back)
+    if sweep.dry or refused:
+        records.remove_unused(sweep.folder, sweep.missing)
     else:
         records.finish(sweep, console.make_console())
-    return sweep.exit_code(), sweep.interrupted_by
+    return code, sweep.interrupted_by

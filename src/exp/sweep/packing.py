@@ -12,7 +12,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Sequence
 
 from exp.backends_registry import create_backend
-from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED
+from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, REFUSED
 from exp.launcher.base import Outcome, Watcher
 from exp.launcher.failures import tail_of
 from exp.launcher.job import PARENT_VARIABLE
@@ -99,7 +99,7 @@ class _Running:
             return Outcome(code, preempted={"step": result.get("steps")})
         error = result.get("error")
         if error is not None:
-            said = [error["message"], f"  log: {self.log}"]
+            said = [error["message"], *([f"  log: {self.log}"] if code not in REFUSED else [])]
         else:
             said = [f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}", *tail_of(self.log)]
         return Outcome(code if code > 0 else EXIT_FAILED, detail="\n".join(said), reported=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from typing import TYPE_CHECKING
 
 from exp import console
+from exp.advice import to_continue_sweep
 from exp.errors import EXIT_OK, EXIT_PREEMPTED
-from exp.runfolder import remove_if_empty
+from exp.footprint import remove_empty
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,18 +20,30 @@ if TYPE_CHECKING:
 
 __all__ = ["finish", "remove_unused", "run_folders", "write"]
 
+_RECORDS = ("multirun.yaml", "sweep.csv", "sweep.json")  # the first is Hydra's
+
 
 def run_folders(folder: Path) -> list[Path]:
     """The run folders of a sweep."""
     return [path.parent for path in sorted(folder.glob("*/config.yaml"))]
 
 
-def remove_unused(folder: Path) -> None:
-    """Remove what Hydra has made for a sweep of which no job was started."""
-    written = folder / "multirun.yaml"
-    if not run_folders(folder) and written.is_file():
-        written.unlink()
-        remove_if_empty(folder)
+def remove_unused(folder: Path, missing: list[Path]) -> None:
+    """Remove what was made for a sweep of which no job has begun.
+
+    Args:
+        folder: of the sweep.
+        missing: the folders that were not there before (:func:`exp.footprint.missing_folders`).
+    """
+    if run_folders(folder):
+        return
+    new = folder in missing
+    for name in _RECORDS if new else _RECORDS[:1]:
+        if (folder / name).is_file():
+            (folder / name).unlink()
+    if new and (folder / "slurm").is_dir():
+        shutil.rmtree(str(folder / "slurm"))
+    remove_empty(missing)
 
 
 def write(sweep: Sweep) -> None:
@@ -66,6 +80,8 @@ def finish(sweep: Sweep, terminal: Console) -> None:
     terminal.print(
         f"{text}; {time.monotonic() - sweep.began:.0f} s; results in {console.shown(sweep.folder)}", soft_wrap=True
     )
+    if sweep.interrupted_by is not None or counts["preempted"]:
+        terminal.print(f"to do the rest: {to_continue_sweep(sweep.folder)}", soft_wrap=True, markup=False)
     if sweep.settings.plots and counts["completed"] and not waiting and sweep.interrupted_by is None:
         from exp.compare import write_report
 

@@ -38,7 +38,7 @@ def build_data(session: Session) -> Any:
     Raises:
         DataError: the data do not go with the weights.
     """
-    data = create(session.config.data)
+    data = create(session.config.data, "data")
     notes: list[str] = []
     if session.config.init_from:
         session.weights = read_weights(Path(session.config.init_from))
@@ -65,7 +65,7 @@ def build_model(session: Session, data: Any) -> nn.Module:
     Raises:
         ConfigError: the weights do not fit (:func:`exp.engine.fit.fit_weights`).
     """
-    model: nn.Module = create(session.config.model, **getattr(data, "model_arguments", dict)())
+    model: nn.Module = create(session.config.model, "model", **getattr(data, "model_arguments", dict)())
     if session.weights is not None:
         report = fit_weights(model, session.weights, session.config)
         session.weights = Weights(session.weights.path, {}, None)  # the tensors are the model's now

@@ -14,6 +14,8 @@ from hydra.core.utils import JobReturn, JobStatus, setup_globals
 from hydra.plugins.launcher import Launcher
 from omegaconf import open_dict, read_write
 
+from exp.footprint import missing_folders
+
 if TYPE_CHECKING:
     from hydra.types import HydraContext, TaskFunction
     from omegaconf import DictConfig
@@ -27,10 +29,12 @@ class ExpLauncher(Launcher):
     def __init__(self) -> None:
         self._config: Any = None
         self._context: Any = None
+        self._missing: list[Path] = []
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Keep what the jobs' configurations are composed from."""
         self._config, self._context = config, hydra_context
+        self._missing = missing_folders(Path(str(config.hydra.sweep.dir)).absolute())
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run a batch to its end.
@@ -48,12 +52,12 @@ class ExpLauncher(Launcher):
 
         setup_globals()
         try:
-            current = sweep.current(self._config)
+            current = sweep.current(self._config, self._missing)
             for number, overrides in enumerate(job_overrides, initial_job_idx):
                 current.add(number, lambda overrides=overrides, number=number: self._compose(overrides, number))
             metrics = current.run_batch()
         except ExpError:
-            remove_unused(Path(str(self._config.hydra.sweep.dir)))
+            remove_unused(Path(str(self._config.hydra.sweep.dir)).absolute(), self._missing)
             raise
         returns = []
         for metric in metrics:

@@ -1,0 +1,59 @@
+"""Commands that are printed for the user to copy: they work as they stand."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Sequence
+
+from omegaconf import OmegaConf
+
+from exp import console
+from exp.config.schema import RESUMABLE
+
+if TYPE_CHECKING:
+    from exp.runfolder import RunFolder
+
+__all__ = ["remember", "to_continue", "to_continue_sweep"]
+
+_given: list[str] = []
+"""Arguments of the command line, where this is its process."""
+
+
+def remember(arguments: Sequence[str]) -> None:
+    """Keep what the user has typed: among it may be options of Hydra's, which are in no configuration."""
+    _given[:] = arguments
+
+
+def to_continue(config: Any, folder: RunFolder) -> str | None:
+    """The command that continues a run.
+
+    Args:
+        config: of the run.
+        folder: the run folder.
+
+    Returns:
+        None where nothing is saved, or the task cannot go on.
+    """
+    if config.task.name not in RESUMABLE or not folder.has_checkpoint():
+        return None
+    arguments = _given
+    if not _given or {"-m", "--multirun"} & set(_given):
+        written: Any = OmegaConf.to_container(OmegaConf.load(folder.overrides))
+        arguments = [str(override) for override in written]
+    return _command(arguments, ("resume", "output_dir"), [f"output_dir={console.shown(folder.path)}", "resume=auto"])
+
+
+def to_continue_sweep(folder: Path) -> str | None:
+    """The command that does what is left of a sweep; None outside its process."""
+    if not _given:
+        return None
+    new = [f"output_dir={console.shown(folder)}", "sweep.resume=true"]
+    return _command(_given, ("sweep.resume", "output_dir"), new)
+
+
+def _command(arguments: Sequence[str], without: Sequence[str], new: Sequence[str]) -> str:
+    kept = [word for word in arguments if word.lstrip("+").partition("=")[0] not in without]
+    program = ["exp"] if Path(sys.argv[0]).name == "exp" else ["python", "-m", "exp"]
+    return " ".join(map(shlex.quote, [*program, *kept, *new]))

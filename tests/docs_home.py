@@ -1,0 +1,79 @@
+"""The home folder of somebody who reads the documentation: small files, made from the bundled data."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+from pathlib import Path
+
+__all__ = ["make_home"]
+
+DATA = Path(__file__).parents[1] / "data"
+
+
+def make_home(home: Path) -> Path:
+    """Make it; returns ``home``."""
+    home.mkdir()
+    with (DATA / "ett" / "ETTh1.csv").open() as file:
+        rows = [row for _, row in zip(range(1201), csv.reader(file))][1:]
+    for name, channels in (("weather/weather.csv", 21), ("traffic/traffic.csv", 862), ("plant.csv", 2)):
+        path = home / "data" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["date", *(f"channel{number}" for number in range(channels))])
+            writer.writerows([row[0], *(row[1 + number % 7] for number in range(channels))] for row in rows)
+    for kind in ("Forest", "River"):
+        scenes = sorted((DATA / "eurosat_rgb" / kind).glob("*.jpg"))
+        assert len(scenes) >= 8
+        _copy(scenes, home / "roofs" / kind)
+        below = home / "data" / "mmrs1m" / "data" / "classification" / "UCMerced_split"
+        _copy(scenes[:6], below / "train" / kind)
+        _copy(scenes[6:8], below / "test" / kind)
+    tiles = sorted((DATA / "dubai" / "tile1" / "images").glob("*.jpg"))
+    _copy(tiles[:2], home / "scenes")
+    _masks(home)
+    _weights(home / "tiny.pth")
+    return home
+
+
+def _copy(files: list[Path], folder: Path) -> None:
+    folder.mkdir(parents=True)
+    for file in files:
+        shutil.copy(str(file), str(folder / file.name))
+
+
+def _masks(home: Path) -> None:
+    """Tiles with masks of two colours, of two numbers, and as LoveDA has them."""
+    import numpy as np
+    from PIL import Image
+
+    tile = next(iter(sorted((DATA / "dubai" / "tile1" / "images").glob("*.jpg"))))
+    picture = Image.open(tile).resize((128, 128))
+    half = np.arange(128)[:, None] + np.arange(128)[None] > 127
+    colours = np.where(half[..., None], (0x6E, 0xC1, 0xE4), (0x3C, 0x10, 0x98)).astype(np.uint8)
+    for town, mask in (("city", colours), ("town", half.astype(np.uint8))):
+        for number in range(10):
+            images, masks = (home / town / f"tile{number % 3}" / kind for kind in ("images", "masks"))
+            images.mkdir(parents=True, exist_ok=True)
+            masks.mkdir(exist_ok=True)
+            picture.save(images / f"{number}.png")
+            Image.fromarray(mask).save(masks / f"{number}.png")
+    for part in ("Train", "Val"):
+        for area in ("Urban", "Rural"):
+            images, masks = (home / "data" / "LoveDA" / part / area / kind for kind in ("images_png", "masks_png"))
+            images.mkdir(parents=True)
+            masks.mkdir()
+            for number in range(4):
+                picture.save(images / f"{number}.png")
+                Image.fromarray((1 + half).astype(np.uint8)).save(masks / f"{number}.png")
+
+
+def _weights(path: Path) -> None:
+    """A backbone as its authors' files have it, of the smallest size."""
+    import torch
+
+    from exp.models.dinov3.backbone import VisionTransformer
+    from exp.models.dinov3.sizes import SIZES
+
+    torch.save(VisionTransformer(SIZES["tiny"]).state_dict(), str(path))
