@@ -72,7 +72,7 @@ def test_best_weights_that_are_lost_no_longer_count(first):
     assert first.result("first")["validation"] == {"mse": validations(first, "first")[2]}
     done = first(*TINY, *DRIFTS, "task=eval", "init_from=first", "output_dir=eval")
     assert first.result("eval")["metric"] == first.result("first")["metric"]
-    assert first.result("eval")["checkpoint"] == "first/checkpoints/best.pth"
+    assert first.result("eval")["checkpoint"].endswith("first/checkpoints/best.pth")
 
 
 def test_best_weights_of_another_attempt_do_not_count(first):
