@@ -123,13 +123,13 @@ class MetricsHook(Hook):
     def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
         """Record the validation metrics."""
         self._mark += time.perf_counter() - self._paused
-        units = getattr(runner.val_loop.evaluator, "units", {})
+        units = _units(runner.val_loop)
         self.write(runner, "val", runner.iter, metrics or {}, units)
         self.progress.validated(metrics or {}, units)
 
     def after_test_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
         """Record the test metrics."""
-        units = getattr(runner.test_loop.evaluator, "units", {})
+        units = _units(runner.test_loop)
         self.write(runner, "test", 0 if runner.train_loop is None else runner.iter, metrics or {}, units)
 
     def after_train(self, runner: Any) -> None:
@@ -167,6 +167,12 @@ class MetricsHook(Hook):
             self._file.write(to_json(record) + "\n")
             if runner.visualizer._vis_backends:
                 runner.visualizer.add_scalars(scalars, step=step)
+
+
+def _units(loop: Any) -> dict[str, str]:
+    """Units of the metrics by name; a loop of the user's own need not have an evaluator that tells them."""
+    units: dict[str, str] = getattr(getattr(loop, "evaluator", None), "units", {})
+    return units
 
 
 def truncate_metrics(path: Path, step: int) -> None:
