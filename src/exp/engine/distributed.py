@@ -79,12 +79,6 @@ class Distributed:
             dist.all_reduce(value, group=self.cpu_group)
         return value
 
-    def mean(self, value: float) -> float:
-        """Mean of a number over all ranks."""
-        if self.world_size == 1:
-            return value
-        return float(self.sum(torch.tensor([value], dtype=torch.float64)).item() / self.world_size)
-
     def gather(self, value: Any) -> list[Any]:
         """Collect ``value`` of every rank, by rank; small picklable objects only."""
         if self.world_size == 1:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from mmengine.hooks import Hook
 
+from exp.engine.losses import mean_over_ranks
 from exp.engine.staged import staged_bytes
 from exp.engine.stock_hooks import EveryStepHook
 from exp.errors import RunError
@@ -84,8 +85,7 @@ class MetricsHook(Hook):
             self._read(runner, runner.iter)
 
     def _read(self, runner: Any, step: int) -> None:
-        own = runner.losses.read()
-        losses = {name: runner.distributed_group.mean(value) for name, value in own.items()}
+        losses, by_rank = mean_over_ranks(runner.losses.read(), runner.distributed_group)
         now = time.perf_counter()
         seconds, steps = now - self._mark, self._steps_since_mark
         samples = steps * runner.train_loop.sampler.global_batch_size
@@ -96,8 +96,7 @@ class MetricsHook(Hook):
         self._epoch_samples += samples
         for name, value in losses.items():
             if not math.isfinite(value):
-                by_rank = enumerate(runner.distributed_group.gather(own[name]))
-                ranks = ", ".join(str(rank) for rank, mine in by_rank if not math.isfinite(mine))
+                ranks = ", ".join(str(rank) for rank, own in enumerate(by_rank) if not math.isfinite(own.get(name, 0)))
                 raise RunError(
                     f"{name} is {value} on rank {ranks} within the {steps} steps before step {step} (epoch "
                     f"{runner.epoch + 1}); lower optim.lr, set optim.clip_grad_norm, or use precision=fp32"
@@ -124,13 +123,13 @@ class MetricsHook(Hook):
     def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
         """Record the validation metrics."""
         self._mark += time.perf_counter() - self._paused
-        units = getattr(runner.val_loop.evaluator, "units", {})
+        units = _units(runner.val_loop)
         self.write(runner, "val", runner.iter, metrics or {}, units)
         self.progress.validated(metrics or {}, units)
 
     def after_test_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
         """Record the test metrics."""
-        units = getattr(runner.test_loop.evaluator, "units", {})
+        units = _units(runner.test_loop)
         self.write(runner, "test", 0 if runner.train_loop is None else runner.iter, metrics or {}, units)
 
     def after_train(self, runner: Any) -> None:
@@ -168,6 +167,12 @@ class MetricsHook(Hook):
             self._file.write(to_json(record) + "\n")
             if runner.visualizer._vis_backends:
                 runner.visualizer.add_scalars(scalars, step=step)
+
+
+def _units(loop: Any) -> dict[str, str]:
+    """Units of the metrics by name; a loop of the user's own need not have an evaluator that tells them."""
+    units: dict[str, str] = getattr(getattr(loop, "evaluator", None), "units", {})
+    return units
 
 
 def truncate_metrics(path: Path, step: int) -> None:

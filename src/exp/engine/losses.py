@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Mapping
+from typing import TYPE_CHECKING, Mapping
 
 import torch
 
-__all__ = ["LossMeter"]
+if TYPE_CHECKING:
+    from exp.engine.distributed import Distributed
+
+__all__ = ["LossMeter", "mean_over_ranks"]
 
 
 class LossMeter:
@@ -18,7 +21,7 @@ class LossMeter:
 
     def __init__(self) -> None:
         self._sums: dict[str, torch.Tensor] = {}
-        self._count = 0
+        self._counts: dict[str, int] = {}
 
     def add(self, losses: Mapping[str, torch.Tensor]) -> None:
         """Add one micro-batch's losses (0-dim tensors on the device)."""
@@ -28,13 +31,36 @@ class LossMeter:
                 self._sums[name] = value.detach().float().clone()
             else:
                 known.add_(value.detach())
-        self._count += 1
+            self._counts[name] = self._counts.get(name, 0) + 1
 
     def read(self) -> dict[str, float]:
-        """Means since the last reading, and start anew. The one place where training waits for the device."""
+        """Means since the last reading, of each loss over the micro-batches that had it, and start anew.
+
+        The one place where training waits for the device.
+        """
         if not self._sums:
             return {}
         values = torch.stack(list(self._sums.values())).cpu().tolist()
-        means = {name: value / self._count for name, value in zip(self._sums, values)}
-        self._sums, self._count = {}, 0
+        means = {name: value / self._counts[name] for name, value in zip(self._sums, values)}
+        self._sums, self._counts = {}, {}
         return means
+
+
+def mean_over_ranks(
+    own: Mapping[str, float], distributed: Distributed
+) -> tuple[dict[str, float], list[Mapping[str, float]]]:
+    """The mean of each loss over the ranks that have it. A collective: every rank has to call.
+
+    Args:
+        own: this rank's losses by name.
+        distributed: the ranks.
+
+    Returns:
+        The means, the same on every rank, and each rank's own, by rank.
+    """
+    by_rank: list[Mapping[str, float]] = distributed.gather(dict(own))
+    means = {}
+    for name in dict.fromkeys(name for each in by_rank for name in each):
+        values = [each[name] for each in by_rank if name in each]
+        means[name] = sum(values) / len(values)
+    return means, by_rank
