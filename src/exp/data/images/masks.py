@@ -71,7 +71,7 @@ def find(
     for line in lone:
         logger.warning("left out: %s", line)
     notes = {"without_partner": len(lone)} if lone else {}
-    if patterns is None:
+    if not patterns:
         return Listing([], split(pairs, fractions, root, by_class=False), notes)
     parts: dict[str, list[tuple[str, str]]] = {}
     for part, wanted in patterns.items():
