@@ -49,7 +49,7 @@ def _masks(home: Path) -> None:
     from PIL import Image
 
     tile = next(iter(sorted((DATA / "dubai" / "tile1" / "images").glob("*.jpg"))))
-    picture = Image.open(tile).resize((128, 128))
+    pictures = [Image.open(tile).resize((128, 128)).rotate(9 * turn) for turn in range(10)]
     half = np.arange(128)[:, None] + np.arange(128)[None] > 127
     colours = np.where(half[..., None], (0x6E, 0xC1, 0xE4), (0x3C, 0x10, 0x98)).astype(np.uint8)
     for town, mask in (("city", colours), ("town", half.astype(np.uint8))):
@@ -57,7 +57,7 @@ def _masks(home: Path) -> None:
             images, masks = (home / town / f"tile{number % 3}" / kind for kind in ("images", "masks"))
             images.mkdir(parents=True, exist_ok=True)
             masks.mkdir(exist_ok=True)
-            picture.save(images / f"{number}.png")
+            pictures[number].save(images / f"{number}.png")
             Image.fromarray(mask).save(masks / f"{number}.png")
     for part in ("Train", "Val"):
         for area in ("Urban", "Rural"):
@@ -65,7 +65,7 @@ def _masks(home: Path) -> None:
             images.mkdir(parents=True)
             masks.mkdir()
             for number in range(4):
-                picture.save(images / f"{number}.png")
+                pictures[number].save(images / f"{number}.png")
                 Image.fromarray((1 + half).astype(np.uint8)).save(masks / f"{number}.png")
 
 

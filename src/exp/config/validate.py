@@ -17,6 +17,7 @@ from exp.config.families import FAMILIES
 from exp.config.hooks import check_hooks
 from exp.config.schema import DIAGNOSES, RESUMABLE, WITH_WEIGHTS
 from exp.config.targets import check_target, find_module, load_target
+from exp.console import shown
 from exp.errors import ConfigError, UnavailableError
 from exp.launcher.base import Launcher
 from exp.runfolder import RunFolder, read_json
@@ -284,7 +285,7 @@ def _check_files(config: Any) -> None:
     for key in ("init_from", "resume"):
         value = config[key]
         if value is not None and value != "auto" and not Path(value).exists():
-            raise ConfigError(f"{key}={value}: there is no such file or folder ({Path(value).absolute()})")
+            raise ConfigError(f"{key}={shown(Path(value))}: there is no such file or folder ({value})")
     if config.task.name in WITH_WEIGHTS and config.init_from is None:
         raise ConfigError(
             f"task={config.task.name} needs weights; set init_from to a checkpoint or a run folder, "
