@@ -8,6 +8,7 @@ import math
 import pytest
 from rich.console import Console
 
+from exp.compare.page_table import results_table
 from exp.compare.runs import find_runs
 from exp.compare.table import as_rich_table, write_table
 
@@ -108,3 +109,11 @@ def test_tables_of_one_run_and_of_failed_ones(make_run, tmp_path):
     assert any("unfinished" in line for line in lines)
     write_table(find_runs([tmp_path / "failed"]), tmp_path)
     assert len((tmp_path / "sweep.csv").read_text().splitlines()) == 3
+
+
+def test_the_values_that_a_metric_is_of_are_told(make_run, tmp_path):
+    for number in range(2):
+        make_run(str(number), metric=0.5 + number, metric_units={"mse": "standardised"})
+    runs = find_runs([tmp_path])
+    assert "mse: standardised" in "\n".join(printed(runs))
+    assert "mse (standardised)" in results_table(runs, "mse", {run: n for n, run in enumerate(runs)})

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Sequence
 
 from exp.compare.keys import column, differing, short_names, value_text
 from exp.compare.runs import greater_is_better
-from exp.compare.table import number_text, ranks
+from exp.compare.table import number_text, ranks, units_of
 
 if TYPE_CHECKING:
     from exp.compare.run import Run
@@ -36,7 +36,10 @@ def results_table(runs: Sequence[Run], metric: str | None, identifiers: dict[Run
     head = [_header("", "number" if metric else "", title="rank"), _header("run", "run")]
     head += [_header(titles[key], "number" if numeric[key] else "text", title=key) for key in keys]
     descending = metric is not None and greater_is_better(runs)
-    head += [_header(name, "number", first="descending" if name == metric and descending else "") for name in metrics]
+    units = units_of(runs)
+    for name in metrics:
+        title = f"{name} ({units[name]})" if name in units else name
+        head.append(_header(title, "number", first="descending" if name == metric and descending else ""))
     head += [_header("status", "text"), _header("seconds", "number", title="wall-clock time of the run")]
     head += [_header("samples/s", "number")] if rates else []
     head.append(_header("device", "text"))

@@ -72,6 +72,12 @@ class Run:
         return numbers_of((self.result or {}).get("metrics"))
 
     @property
+    def units(self) -> dict[str, str]:
+        """What values a metric is of, where its name does not say it."""
+        units = (self.result or {}).get("metric_units")
+        return {str(name): str(unit) for name, unit in units.items()} if isinstance(units, dict) else {}
+
+    @property
     def greater_is_better(self) -> bool:
         """Whether larger values of the metric are better."""
         return bool((self.result or {}).get("greater_is_better"))

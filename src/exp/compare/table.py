@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from exp.compare.run import Run
 
-__all__ = ["as_rich_table", "number_text", "ranks", "write_table"]
+__all__ = ["as_rich_table", "number_text", "ranks", "units_of", "write_table"]
 
 _WIDTH = 100  # characters of a terminal
 _LAST = ("steps", "wall_s", "samples_per_second")
@@ -92,9 +92,20 @@ def as_rich_table(runs: Sequence[Run], keys: Sequence[str] | None = None) -> Tab
         # As Text: a name may hold brackets, which rich would take for markup.
         row = [Text(cell, style="bold green" if best else style) for cell in [*cells, text]]
         table.add_row(*row)
+    notes = [f"{name}: {unit}" for name, unit in units_of(runs).items() if name in metrics]
     if len(shown) < len(keys):
-        table.caption = f"not shown: {', '.join(titles[key] for key in keys if key not in shown)}"
+        notes.append(f"not shown: {', '.join(titles[key] for key in keys if key not in shown)}")
+    table.caption = "; ".join(notes) or None
     return table
+
+
+def units_of(runs: Sequence[Run]) -> dict[str, str]:
+    """What values the metrics are of, by name, as far as the names do not say it and the runs agree."""
+    found: dict[str, set[str]] = {}
+    for run in runs:
+        for name, unit in run.units.items():
+            found.setdefault(name, set()).add(unit)
+    return {name: units.pop() for name, units in found.items() if len(units) == 1}
 
 
 def ranks(runs: Sequence[Run]) -> dict[Run, int | None]:
