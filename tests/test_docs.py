@@ -48,10 +48,10 @@ IMAGES = [
 ]  # fmt: skip
 SHRINK = {
     r"-m exp -m": ["sweep.plots=false"],
-    r"optuna": ["hydra.sweeper.n_trials=2", "hydra.sweeper.n_jobs=2", "hydra.verbose=false"],
+    r"optuna": ["hydra.sweeper.n_trials=2", "hydra.sweeper.n_jobs=2"],
     r"traffic": ["global_batch_size=2", "data.eval_batch_size=8", "model.cointegrated_layers=0"],
     r"experiment=dinov3_(dubai|loveda)": ["model.window=256"],
-    r"nproc=8": ["nproc=2"],
+    r"^(?!.*dry_run).*nproc=8": ["nproc=2"],
     r"task=doctor": ["task.burst_s=0.1"],
     r"steps=20": ["steps=2"],
 }
@@ -107,7 +107,9 @@ class Shell:
         self.state.touch()
         for name, skipped in (("python", 2), ("exp", 0)):
             program = self.programs / name
-            program.write_text(f'#!/bin/bash\nshift {skipped}\nprintf "%s\\0" "$@" >"$RECORD"\n')
+            program.write_text(
+                f'#!/bin/bash\nshift {skipped}\n: >"$RECORD"\nfor word; do printf "%s\\0" "$word" >>"$RECORD"; done\n'
+            )
             program.chmod(0o755)
         # The only weights that need no download have this size, whatever the file is called.
         shutil.copy(str(self.home / "tiny.pth"), str(self.folder / "dinov3_vitl16_pretrain_sat493m-eadcf0ff.pth"))
