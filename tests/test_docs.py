@@ -27,7 +27,7 @@ PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
 GROUPS = {
     "series": [
         "README", "train", "sweep", "report", "resume", "data", "prior", "launch", "hardware", "simulate", "parity",
-        "doctor", "slurm", "add-a-backend",
+        "doctor", "slurm", "hooks", "add-a-backend",
     ],
     "images": ["dinov3", "data-images", "predict-images"],
 }  # fmt: skip
@@ -55,6 +55,14 @@ SHRINK = {
     r"task=doctor": ["task.burst_s=0.1"],
     r"steps=20": ["steps=2"],
 }
+HOOK = """
+from mmengine.hooks import Hook
+
+
+class MyHook(Hook):
+    def __init__(self, interval):
+        self.interval = interval
+"""
 UNSHRUNK = r"task=(eval|predict|env|report|doctor)|init_from=\$RUN|--help|dry_run"
 
 
@@ -113,6 +121,7 @@ class Shell:
             program.chmod(0o755)
         # The only weights that need no download have this size, whatever the file is called.
         shutil.copy(str(self.home / "tiny.pth"), str(self.folder / "dinov3_vitl16_pretrain_sat493m-eadcf0ff.pth"))
+        (self.folder / "my_package.py").write_text(HOOK)
         cache = os.environ.get("SIM_GCU_CACHE", str(Path.home() / ".cache" / "simulated-gcu"))
         self.environment = {"HOME": str(self.home), "SIM_GCU_CACHE": cache}
         self.done: list[tuple[str, str, str]] = []
