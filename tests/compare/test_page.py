@@ -313,7 +313,7 @@ def test_really_run(exp, tmp_path):
     assert "2 runs: 2 completed; best is" in page.text
     scores = {name: exp.result(f"sweep/{name}")["metric"] for name in "01"}
     assert page.column("run") == sorted("01", key=scores.get)
-    assert page.column("mse") == [f"{score:.4f}" for score in sorted(scores.values())]
+    assert page.column("mse (standardised)") == [f"{score:.4f}" for score in sorted(scores.values())]
     assert [len(run["loss"][0]) for run in page.data["runs"]] == [2, 2]
     assert [len(run["val"][0]) for run in page.data["runs"]] == [1, 1]
     assert "Computed with Python 3." in page.text

@@ -12,7 +12,7 @@ from exp.config.targets import load_target
 __all__ = ["create"]
 
 
-def create(config: Any, key: str, **arguments: Any) -> Any:
+def create(config: Any, key: str = "", **arguments: Any) -> Any:
     """Hydra's ``instantiate``, but with the constructor's own errors.
 
     Hydra wraps what a constructor raises into an error of its own; the type, the exit code and the first line are lost
@@ -20,7 +20,7 @@ def create(config: Any, key: str, **arguments: Any) -> Any:
 
     Args:
         config: has ``_target_`` and arguments.
-        key: of ``config``, for messages.
+        key: of ``config``, for messages; empty: it is the root.
         **arguments: further ones.
 
     Raises:
@@ -30,6 +30,8 @@ def create(config: Any, key: str, **arguments: Any) -> Any:
     try:
         made = instantiate(config, _partial_=True, _convert_="all")
     except InstantiationException:
-        load_target(f"{key}._target_", str(config["_target_"]))  # says what was wrong with it, if that was it
+        load_target(
+            f"{key}._target_".lstrip("."), str(config["_target_"])
+        )  # says what was wrong with it, if that was it
         raise
     return made(**arguments)

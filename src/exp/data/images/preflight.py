@@ -83,7 +83,7 @@ def _is_range(limits: Any) -> bool:
 
 def _check_loveda(config: Mapping[str, Any]) -> None:
     for key in ("classes", "palette"):
-        if config[key] is not None and list(config[key]) != loveda.CLASSES:
+        if config[key] and list(config[key]) != loveda.CLASSES:
             raise DataError(
                 f"data.{key} names {', '.join(config[key])}, but LoveDA has the classes {', '.join(loveda.CLASSES)}; "
                 f"leave data.{key} out, or use data=segmentation"
