@@ -65,8 +65,9 @@ def test_predict_takes_model_and_data_from_the_run(folder, tmp_path):
 
 
 def test_eval_measures_what_the_training_measured(folder):
-    done = run_exp(folder, "task=eval", "init_from=plant/checkpoints/best.pth", "output_dir=evaluated")
+    done = run_exp(folder, "task=eval", "init_from=files/../plant/checkpoints/best.pth", "output_dir=evaluated")
     assert done.returncode == 0, done.stderr
+    assert result(folder / "evaluated")["trained_in"] == str(folder / "plant")
     assert result(folder / "evaluated")["metrics"] == pytest.approx(result(folder / "plant")["metrics"], rel=1e-6)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any, Sequence
@@ -31,7 +32,7 @@ def expand(config: Any) -> None:
     for key in _RELATIVE:
         value = OmegaConf.select(config, key)
         if isinstance(value, str) and value != "auto":
-            OmegaConf.update(config, key, str(Path.cwd() / value))
+            OmegaConf.update(config, key, os.path.abspath(value))  # noqa: PTH100 - pathlib leaves `..` in it
 
 
 def _expand_home(node: Any) -> None:

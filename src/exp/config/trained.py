@@ -7,6 +7,7 @@ Imports no torch.
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any, Iterator, Sequence
@@ -38,7 +39,7 @@ def run_folder_of(weights: str | None) -> Path | None:
     """The run folder that weights belong to: itself, or the one in whose ``checkpoints`` they lie; None: no run's."""
     if not weights:
         return None
-    path = Path(weights).expanduser().absolute()
+    path = Path(os.path.abspath(Path(weights).expanduser()))  # noqa: PTH100 - pathlib leaves `..` in it
     for folder in (path, path.parent, path.parent.parent):
         if RunFolder(folder).config.is_file() and (folder == path or "checkpoints" in path.parts):
             return folder
