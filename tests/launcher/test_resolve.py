@@ -24,7 +24,7 @@ def config(target="auto", **settings):
         ({}, 1, LocalLauncher),
         ({}, 2, TorchrunLauncher),
         ({"max_restarts": 1}, 1, TorchrunLauncher),
-        ({"nnodes": 2, "rdzv_endpoint": "node0:29500"}, 1, TorchrunLauncher),
+        ({"nnodes": 2, "rdzv_endpoint": "127.0.0.1:1"}, 1, TorchrunLauncher),
         ({"target": "exp.launcher.torchrun.TorchrunLauncher"}, 1, TorchrunLauncher),
     ],
 )
