@@ -136,15 +136,22 @@ def _take_note(config: DictConfig, overrides: list[str]) -> None:
     if config.data.get("horizon") in config.published:
         changed = record.trained_in is not None or any(re.match(r"[+~]*(data|model)\b", each) for each in overrides)
         if changed:  # else there is nothing to compare, and composing takes a moment
-            shipped = _as_shipped(record.chosen["experiment"], config.data.horizon)
-            left_out = ("data.root", "data.file", "seed", "precision")
-            record.published_differs = trained.different(config, shipped, "there", left_out)
+            experiment = record.chosen.get("experiment")
+            shipped = _as_shipped(experiment, config.data.horizon)
+            if shipped is None:
+                record.published_differs = [f"experiment={experiment} is not here to compare with"]
+            else:
+                left_out = ("data.root", "seed", "precision")
+                record.published_differs = trained.different(config, shipped, "there", left_out)
 
 
 @functools.lru_cache(maxsize=None)
-def _as_shipped(experiment: str, horizon: int) -> DictConfig:
-    """An experiment as its file has it."""
-    return _compose([f"experiment={experiment}", f"data.horizon={horizon}"], "config")
+def _as_shipped(experiment: str | None, horizon: int) -> DictConfig | None:
+    """An experiment as its file has it; None: there is no such file here."""
+    try:
+        return _compose([f"experiment={experiment}", f"data.horizon={horizon}"], "config")
+    except MissingConfigException:
+        return None
 
 
 def _reference(config: DictConfig, overrides: list[str]) -> DictConfig:

@@ -13,6 +13,7 @@ from exp.engine import checkpoint
 from tests.conftest import TINY, run_exp
 
 PLANT = ["data=csv", "data.name=plant", "data.root=files", "data.file=plant.csv", "data.channels=2", "data.horizon=24"]
+ETT = Path(__file__).parents[2] / "data" / "ett" / "ETTh1.csv"
 SMALL = [setting for setting in TINY if not setting.startswith("data.")]
 
 
@@ -136,3 +137,26 @@ def test_a_tilde_is_the_home_folder_in_any_key(folder):
     assert done.returncode == 0, done.stderr
     assert result(folder / "tilde")["status"] == "completed"
     assert not (folder / "~").exists()
+
+
+def test_a_run_of_an_experiment_whose_file_is_not_here_is_used_all_the_same(folder):
+    place = folder / "own" / "experiment"
+    place.mkdir(parents=True)
+    (place / "mine.yaml").write_text(
+        "# @package _global_\ndefaults: [override /data: csv, override /model: timebridge_small]\nname: mine\n"
+        "published_for: plant\npublished_source: nobody\npublished: {24: {mse: 0.1}}\n"
+    )
+    settings = [*SMALL, *PLANT[1:], "data.lookback=48", "experiment=mine", "output_dir=mine"]
+    done = run_exp(folder, "--config-dir", "own", *settings)
+    assert done.returncode == 0, done.stderr
+    done = run_exp(folder, "task=eval", "init_from=mine", "output_dir=mine-eval")
+    assert done.returncode == 0, done.stderr
+    assert result(folder / "mine-eval")["published"]["differs"] == ["experiment=mine is not here to compare with"]
+
+
+def test_another_file_is_a_difference_to_what_published_figures_are_of(folder):
+    (folder / "hourly").mkdir()
+    shutil.copy(str(ETT), str(folder / "hourly" / "mine.csv"))
+    done = run_exp(folder, *TINY, "data.root=hourly", "data.file=mine.csv", "output_dir=hourly-run")
+    assert done.returncode == 0, done.stderr
+    assert "data.file=mine.csv (there: ETTh1.csv)" in result(folder / "hourly-run")["published"]["differs"]

@@ -273,3 +273,9 @@ def test_masks_of_mostly_unknown_colours_do_not_train(trained, tmp_path):
         r"[12]\.jpg: [0-9.]+ % of the pixels have no colour of data.palette \(at most 1 % may\): [0-9A-F]{6}", first
     )
     assert "it is a JPEG, which changes colours" in first
+
+
+def test_dictionaries_on_top_of_a_run_take_any_member(trained):
+    done = run_exp(trained, "task=eval", "init_from=tiles", "data.palette.pond=ABCDEF", "--cfg", "job")
+    assert done.returncode == 0, done.stderr
+    assert "pond: ABCDEF" in done.stdout

@@ -16,9 +16,10 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Transformer
 from hydra.errors import HydraException
-from omegaconf import DictConfig, ListConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryValue, OmegaConfBaseException
 
+from exp.config.dictionaries import opened
 from exp.config.schema import WITH_WEIGHTS, structure_of
 from exp.errors import ConfigError
 from exp.runfolder import RunFolder
@@ -64,10 +65,11 @@ def begin(arguments: Sequence[str]) -> tuple[str, list[str]]:
     folder = next((folder for folder in map(run_folder_of, map(str, weights)) if folder is not None), None)
     if folder is None or not any(task in WITH_WEIGHTS for task in tasks):
         return "config", list(arguments)
-    chosen = _chosen_in(folder)
+    config = _read(folder)
+    chosen = _chosen_in(config)
     if given.get("experiment", [chosen.get("experiment")]) != [chosen.get("experiment")]:
         return "config", list(arguments)
-    offer(folder)
+    _offer(folder, config)
     repeated = [f"{group}={chosen.get(group)}" for group in ("experiment", *_GROUPS)]
     return OF_RUN, [argument for argument in arguments if argument not in repeated]
 
@@ -85,9 +87,8 @@ def _parsed(argument: str) -> tuple[str | None, list[Any]]:
     return override.key_or_group, values
 
 
-def _chosen_in(folder: Path) -> dict[str, Any]:
+def _chosen_in(config: DictConfig) -> dict[str, Any]:
     """The choice that a run made in each config group."""
-    config = _read(folder)
     chosen = OmegaConf.select(config, "record.chosen") or {}
     return {"experiment": config.get("name"), **chosen}
 
@@ -109,7 +110,10 @@ def offer(folder: Path) -> None:
     Raises:
         ConfigError: the run's configuration cannot be read, or is of a version of exp that knew other keys.
     """
-    config = _read(folder)
+    _offer(folder, _read(folder))
+
+
+def _offer(folder: Path, config: DictConfig) -> None:
     for key, target in (OmegaConf.select(config, "record.follows") or {}).items():
         OmegaConf.update(config, key, f"${{{target}}}")
     store = ConfigStore.instance()
@@ -117,7 +121,7 @@ def offer(folder: Path) -> None:
         node: Any = OmegaConf.to_container(config[group], resolve=False)
         structure = structure_of(node.get("_target_"))
         try:
-            typed = node if structure is None else OmegaConf.merge(OmegaConf.structured(structure), node)
+            typed = node if structure is None else OmegaConf.merge(opened(structure), node)
         except OmegaConfBaseException as error:
             raise ConfigError(
                 f"{RunFolder(folder).config}: {group}.{error.key}: {str(error.msg).splitlines()[0]}; the run is of "
@@ -126,7 +130,7 @@ def offer(folder: Path) -> None:
         store.store(group=group, name=OF_RUN, node=typed)
     rest = {key: config[key] for key in _WITH_THEM if key in config}
     # The run's choices are kept in the record, where those of this composition would only say OF_RUN.
-    rest["record"] = {"trained_in": str(folder), "chosen": _chosen_in(folder)}
+    rest["record"] = {"trained_in": str(folder), "chosen": _chosen_in(config)}
     store.store(group="experiment", name=OF_RUN, node=rest, package="_global_")
     overrides = [{f"override {group}": OF_RUN} for group in (*_GROUPS, "experiment")]
     store.store(name=OF_RUN, node={"defaults": ["config", *overrides, "_self_"]})
@@ -161,7 +165,7 @@ def _references(node: Any, prefix: str) -> Iterator[tuple[str, str]]:
 def different(config: Any, other: Any, names: str, leave_out: Sequence[str] = ()) -> list[str]:
     """What model, data, seed and precision of two configurations have that is not the same, one line for each key.
 
-    Keys that only follow another one are left out.
+    Keys that only follow another one are left out, and those that ``other`` leaves to the user.
 
     Args:
         config: the one that is described.
@@ -170,7 +174,8 @@ def different(config: Any, other: Any, names: str, leave_out: Sequence[str] = ()
         leave_out: keys that do not count.
     """
     mine, theirs = dict(_values(config)), dict(_values(other))
-    unequal = [key for key in dict.fromkeys([*mine, *theirs]) if mine.get(key) != theirs.get(key)]
+    keys = [key for key in dict.fromkeys([*mine, *theirs]) if theirs.get(key) != MISSING]
+    unequal = [key for key in keys if mine.get(key) != theirs.get(key)]
     silent = {key for key, target in config.record.follows.items() if target in unequal}
     return [
         f"{key}={_text(mine.get(key))} ({names}: {_text(theirs.get(key))})"
@@ -181,9 +186,12 @@ def different(config: Any, other: Any, names: str, leave_out: Sequence[str] = ()
 
 def _values(config: Any) -> Iterator[tuple[str, Any]]:
     for group in _GROUPS:
-        content: Any = OmegaConf.to_container(config[group], resolve=True)
-        for key, value in content.items():
-            yield f"{group}.{key}", value
+        for key in config[group]:
+            try:
+                value = config[group][key]
+            except (MissingMandatoryValue, InterpolationToMissingValueError):
+                value = MISSING
+            yield f"{group}.{key}", OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
     for key in ("seed", "precision"):
         yield key, config.get(key)
 
