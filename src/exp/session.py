@@ -133,6 +133,12 @@ class Session:
         if self.backend.exclusive_devices:
             _check_distinct(self.devices)
 
+    def say(self, text: str) -> None:
+        """Tell the user something: on the terminal once, in the log of every rank that says it."""
+        logger.info(text)
+        if self.console is not None:
+            self.console.print(text, highlight=False, soft_wrap=True)
+
     def close(self) -> None:
         """Take the process group down, after everything that holds a DDP reducer has been released.
 

@@ -30,8 +30,6 @@ def create(config: Any, key: str = "", **arguments: Any) -> Any:
     try:
         made = instantiate(config, _partial_=True, _convert_="all")
     except InstantiationException:
-        load_target(
-            f"{key}._target_".lstrip("."), str(config["_target_"])
-        )  # says what was wrong with it, if that was it
+        load_target(f"{key}._target_".lstrip("."), str(config["_target_"]))  # says what it was, if the target was it
         raise
     return made(**arguments)

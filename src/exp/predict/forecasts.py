@@ -49,12 +49,10 @@ def _forecast(session: Session, data: Any, model: Any) -> tuple[dict[str, float]
     count = min(task.num_windows, len(data.test))
     if count:
         metrics, files = _windows(session, data, model, count)
-    elif task.num_windows and session.console is not None:
-        session.console.print(
+    elif task.num_windows:
+        session.say(
             f"{data.path} has {data.num_rows} rows, too few for a window with truth (data.lookback + data.horizon = "
-            f"{data.lookback + data.horizon}): only what follows them is forecast",
-            highlight=False,
-            soft_wrap=True,
+            f"{data.lookback + data.horizon}): only what follows them is forecast"
         )
     future, dates = data.future_window()
     path = folder.forecasts / "future.csv"

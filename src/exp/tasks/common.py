@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from pathlib import Path
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
     from exp.session import Session
 
 __all__ = ["build_data", "build_model", "make_result", "record_environment"]
-
-logger = logging.getLogger(__name__)
 
 
 def build_data(session: Session) -> Any:
@@ -49,9 +46,7 @@ def build_data(session: Session) -> Any:
             data.adopt(state)
     session.data_state = data.state() if hasattr(data, "state") else None
     for note in notes + getattr(data, "notes", []):
-        logger.info(note)
-        if session.console is not None:
-            session.console.print(note, highlight=False, soft_wrap=True)
+        session.say(note)
     return data
 
 
@@ -67,11 +62,8 @@ def build_model(session: Session, data: Any) -> nn.Module:
     """
     model: nn.Module = create(session.config.model, "model", **getattr(data, "model_arguments", dict)())
     if session.weights is not None:
-        report = fit_weights(model, session.weights, session.config)
+        session.say(fit_weights(model, session.weights, session.config))
         session.weights = Weights(session.weights.path, {}, None)  # the tensors are the model's now
-        logger.info(report)
-        if session.console is not None:
-            session.console.print(report, highlight=False, soft_wrap=True)
     return model
 
 
@@ -113,6 +105,8 @@ def make_result(session: Session, metrics: dict[str, float], metric_name: str, *
         wall_s=time.time() - session.started,
         restarts=session.info.restart_count + session.info.requeues,
     )
+    if session.weights is not None and config.task.name in WITH_WEIGHTS:
+        result["checkpoint"] = str(session.weights.path)
     result.update(extra)
     return result
 

@@ -47,7 +47,6 @@ def run(session: Session) -> dict[str, Any]:
         values,
         data.metric_name,
         greater_is_better=data.greater_is_better,
-        checkpoint=session.weights and str(session.weights.path),
         measured_on=data.tested_on,
         metric_units=getattr(data, "metric_units", {}),
         data=data.record(session.distributed.gather),

@@ -61,7 +61,6 @@ def run(session: Session) -> dict[str, Any]:
         session,
         {"images": len(files), "failed": len(failed)},
         data.metric_name,
-        checkpoint=session.weights and str(session.weights.path),
         files=report,
         measured_on="features",
         published=None,

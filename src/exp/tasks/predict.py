@@ -36,7 +36,6 @@ def run(session: Session) -> dict[str, Any]:
         metrics,
         data.metric_name,
         greater_is_better=data.greater_is_better,
-        checkpoint=session.weights and str(session.weights.path),
         files=files,
         measured_on=predictor.MEASURED_ON,
         metric_units=getattr(data, "metric_units", {}),

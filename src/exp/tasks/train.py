@@ -168,7 +168,7 @@ class Training:
             draw_training(self.session, self.data, self.runner.model, self.test_metrics)
         except Exception as error:
             logger.exception("plots")
-            _say(self.session, f"plots: not drawn: {type(error).__name__}: {error}; the log of rank 0 tells more")
+            self.session.say(f"plots: not drawn: {type(error).__name__}: {error}; the log of rank 0 tells more")
 
     def _resume(self) -> str | None:
         session = self.session
@@ -185,7 +185,7 @@ class Training:
         if session.distributed.is_main:
             truncate_metrics(session.folder.metrics, content["meta"]["step"])
         session.distributed.barrier()
-        _say(session, f"resume: from {path}, after step {content['meta']['step']}")
+        session.say(f"resume: from {path}, after step {content['meta']['step']}")
         return str(path)
 
     def _forget_metrics(self) -> None:
@@ -204,23 +204,17 @@ def _find(session: Session, wanted: str) -> tuple[Path | None, Any]:
     if session.distributed.is_main:
         path, content, skipped = checkpoint.newest_that_opens(folder)
         for line in skipped:
-            _say(session, f"resume: skipped: {line}")
+            session.say(f"resume: skipped: {line}")
     path = session.distributed.gather(path)[0]
     if path is None:
         if wanted != "auto":
             raise ConfigError(f"resume={wanted} is neither a checkpoint nor a run folder with one that opens")
-        _say(session, f"resume=auto: no checkpoint in {folder}; starting anew")
+        session.say(f"resume=auto: no checkpoint in {folder}; starting anew")
         return None, None
     content = checkpoint.read(path) if content is None else content
     if "meta" not in content:
         raise CheckpointError(f"{path} is no training checkpoint of exp; use init_from to start from its weights")
     return path, content
-
-
-def _say(session: Session, text: str) -> None:
-    logger.info(text)
-    if session.console is not None:
-        session.console.print(text, highlight=False, soft_wrap=True)
 
 
 def _visualizer(session: Session) -> dict[str, Any]:

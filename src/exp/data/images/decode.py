@@ -14,18 +14,16 @@ from typing import Sequence
 import cv2
 import numpy as np
 
-from exp.data.images.jpeg import is_jpeg, truncated
+from exp.data.images.jpeg import is_jpeg, lacks_end, truncated
 from exp.data.images.values import Raw, convert, split_alpha
 from exp.errors import DataError
 
-__all__ = ["read_bytes", "read_image", "read_raw"]
+__all__ = ["decoded", "read_bytes", "read_image", "read_raw"]
 
 # One thread for each process that loads images: ranks and loader workers are the parallelism. And what OpenCV would
 # print about a damaged file is said by our errors, once and with the file's name.
 cv2.setNumThreads(0)
 cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
-
-_JPEG_SCAN, _JPEG_END = b"\xff\xda", b"\xff\xd9"
 
 
 def read_image(
@@ -53,6 +51,24 @@ def read_image(
     return convert(pixels, path, channels, value_range)
 
 
+def decoded(path: str | os.PathLike[str]) -> tuple[np.ndarray, np.ndarray]:
+    """A file by OpenCV alone.
+
+    Returns:
+        Its bytes, uint8 (size,), and its pixels, (H, W) or (H, W, C), colours as BGR.
+
+    Raises:
+        DataError: it is missing, corrupt or truncated.
+    """
+    content = read_bytes(path)
+    pixels = cv2.imdecode(content, cv2.IMREAD_UNCHANGED)
+    if pixels is None:
+        raise DataError(f"{path} cannot be decoded: it is corrupt, or no image; copy it anew{_tiff_hint(path)}")
+    if is_jpeg(content) and truncated(content, pixels):
+        raise DataError(f"{path} is truncated: data are missing before the end of the JPEG; copy it anew")
+    return content, pixels
+
+
 def read_raw(path: str | os.PathLike[str]) -> Raw:
     """Decode a file.
 
@@ -61,12 +77,7 @@ def read_raw(path: str | os.PathLike[str]) -> Raw:
     """
     if str(path).lower().endswith((".tif", ".tiff")) and importlib.util.find_spec("rasterio") is not None:
         return _read_tiff(path)
-    content = read_bytes(path)
-    pixels = cv2.imdecode(content, cv2.IMREAD_UNCHANGED)
-    if pixels is None:
-        raise DataError(f"{path} cannot be decoded: it is corrupt, or no image; copy it anew{_tiff_hint(path)}")
-    if is_jpeg(content) and truncated(content, pixels):
-        raise DataError(f"{path} is truncated: data are missing before the end of the JPEG; copy it anew")
+    _, pixels = decoded(path)
     if pixels.ndim == 2:
         return Raw(pixels[..., None])
     if pixels.shape[2] == 4 and _tiff_hint(path):
@@ -88,13 +99,13 @@ def read_bytes(path: str | os.PathLike[str]) -> np.ndarray:
         raise DataError(f"{path} cannot be read: {error.strerror}; check data.root and permissions") from error
     if content.size == 0:
         raise DataError(f"{path} is empty; copy it anew")
-    head, tail = content[:4].tobytes(), content[-2:].tobytes()
-    # OpenCV fills what is missing of a JPEG with grey, and says so on standard error only.
-    if head.startswith(b"\xff\xd8") and tail != _JPEG_END:
-        whole = content.tobytes()  # bytes may follow the end; but an embedded preview has an end of its own, too
-        if whole.rfind(_JPEG_END) <= whole.rfind(_JPEG_SCAN):  # or there is neither
-            raise DataError(f"{path} is truncated: the end of the JPEG is missing; copy it anew")
-    if head == b"\x89PNG" and b"IEND" not in content[-12:].tobytes() and content.tobytes().rfind(b"IEND") < 0:
+    if is_jpeg(content) and lacks_end(content):
+        raise DataError(f"{path} is truncated: the end of the JPEG is missing; copy it anew")
+    if (
+        content[:4].tobytes() == b"\x89PNG"
+        and b"IEND" not in content[-12:].tobytes()
+        and content.tobytes().rfind(b"IEND") < 0
+    ):
         raise DataError(f"{path} is truncated: the end of the PNG is missing; copy it anew")
     return content
 

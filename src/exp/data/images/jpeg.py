@@ -7,7 +7,7 @@ import io
 import numpy as np
 from PIL import Image
 
-__all__ = ["is_jpeg", "truncated"]
+__all__ = ["is_jpeg", "lacks_end", "truncated"]
 
 _END, _SCAN = b"\xff\xd9", b"\xff\xda"
 _PROGRESSIVE = (0xC2, 0xC6, 0xCA, 0xCE)
@@ -20,6 +20,14 @@ _whole: set[int] = set()  # hashes of progressive files that were found to be wh
 def is_jpeg(content: np.ndarray) -> bool:
     """Whether the bytes of a file, uint8 (size,), begin as a JPEG does."""
     return content[:2].tobytes() == b"\xff\xd8"
+
+
+def lacks_end(content: np.ndarray) -> bool:
+    """Whether a file ends before its end marker; OpenCV says so on standard error only."""
+    if content[-2:].tobytes() == _END:
+        return False
+    data = content.tobytes()  # bytes may follow the end; but an embedded preview has an end of its own, too
+    return data.rfind(_END) <= data.rfind(_SCAN)  # or there is neither
 
 
 def truncated(content: np.ndarray, pixels: np.ndarray) -> bool:

@@ -9,8 +9,8 @@ import cv2
 import numpy as np
 from PIL import Image
 
-from exp.data.images.decode import read_bytes
-from exp.data.images.jpeg import is_jpeg, truncated
+from exp.data.images.decode import decoded, read_bytes
+from exp.data.images.jpeg import is_jpeg
 from exp.errors import DataError
 
 __all__ = ["IGNORED", "ColourMasks", "IndexMasks", "Labels"]
@@ -106,12 +106,7 @@ class ColourMasks:
         Raises:
             DataError: it cannot be read, has no colours, or more pixels of no known one than ``max_unknown``.
         """
-        content = read_bytes(path)
-        pixels = cv2.imdecode(content, cv2.IMREAD_UNCHANGED)
-        if pixels is None:
-            raise DataError(f"{path} cannot be decoded: it is corrupt, or no image; copy it anew")
-        if is_jpeg(content) and truncated(content, pixels):
-            raise DataError(f"{path} is truncated: data are missing before the end of the JPEG; copy it anew")
+        content, pixels = decoded(path)
         if pixels.ndim != 3 or pixels.dtype != np.uint8:
             raise DataError(
                 f"{path} is no mask of colours: it holds {pixels.dtype} values of shape {pixels.shape}; "
