@@ -54,7 +54,7 @@ def main() -> int:
     use_working_directory()
     remember(sys.argv[1:])
     schema.register()
-    choices.register_resolvers()
+    choices.register_resolvers(sys.argv[1:])
     Plugins.instance().register(ExpLauncher)  # found by itself where exp is installed, but not in a checkout
     _exit_codes.clear()
     _full_error[:] = [True] * bool(os.environ.get("HYDRA_FULL_ERROR"))
