@@ -36,6 +36,14 @@ TINY = [
     "plots=false",  # matplotlib takes longer than the training
 ]
 
+# Files that take minutes, most of them waiting; they begin first, or all others would wait for the last of them.
+LONG = ("tests/slurm/", "tests/docs/", "tests/test_cli.py", "tests/sweep/", "tests/tasks/")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    order = [*LONG, ""]
+    items.sort(key=lambda item: next(place for place, start in enumerate(order) if item.nodeid.startswith(start)))
+
 
 def read_strictly(text: str) -> Any:
     """The JSON value in ``text``; Python alone would read infinity and nan, which are none."""
@@ -54,7 +62,7 @@ def clean_environment(**extra: str) -> dict[str, str]:
 
 
 def run_exp(
-    folder: Path, *arguments: str, timeout: float = 120, fresh: bool = False, **extra: str
+    folder: Path, *arguments: str, timeout: float = 280, fresh: bool = False, **extra: str
 ) -> subprocess.CompletedProcess[str]:
     """``python -m exp`` in ``folder``.
 
@@ -149,7 +157,7 @@ def join():
     import torch.distributed as dist
     from exp.engine.distributed import Distributed
     store = dist.FileStore(folder + "/store", world_size)
-    return Distributed.create(backend, store, rank, world_size, timedelta(seconds=30))
+    return Distributed.create(backend, store, rank, world_size, timedelta(seconds=240))
 """
 
 
@@ -171,7 +179,7 @@ def ranks(tmp_path):
             for rank in range(world_size)
         ]
         try:
-            done = [worker.communicate(timeout=60) for worker in workers]
+            done = [worker.communicate(timeout=280) for worker in workers]
         finally:
             for worker in workers:
                 worker.kill()

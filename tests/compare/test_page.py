@@ -332,7 +332,7 @@ def test_the_script_draws_sorts_and_picks(make_sweep, tmp_path):
              "--disable-background-networking", "--disable-component-update", "--disable-sync",
              "--disable-dev-shm-usage", f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1200,900",
              "--dump-dom", (tmp_path / "page.html").as_uri()],
-            capture_output=True, text=True, timeout=120, check=False,
+            capture_output=True, text=True, timeout=280, check=False,
         )  # fmt: skip
         (tmp_path / "dom.html").write_text(done.stdout, encoding="utf-8")
         return done.stdout

@@ -104,7 +104,7 @@ def test_a_wrong_target_is_one_clear_line_and_leaves_no_folder(exp, override, co
 
 def start(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command, cwd=folder, env=clean_environment(), capture_output=True, text=True, check=False, timeout=120
+        command, cwd=folder, env=clean_environment(), capture_output=True, text=True, check=False, timeout=280
     )
 
 

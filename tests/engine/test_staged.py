@@ -54,7 +54,7 @@ GROUP = (
 backend.simulate = True
 device = backend.set_device(rank)
 store = dist.FileStore(folder + "/store", world_size)
-backend.init_staged_process_group(store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
+backend.init_staged_process_group(store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=240))
 """
     + collectives.SCRIPT
     + """
@@ -109,7 +109,7 @@ if card:
     backend.simulate = True
 device = backend.set_device(rank)
 store = dist.FileStore(folder + "/store", world_size)
-backend.init_staged_process_group(store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
+backend.init_staged_process_group(store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=240))
 found = {}
 for kind in ("mmddp", "ddp", "staged"):
     torch.manual_seed(0)

@@ -26,7 +26,7 @@ warnings.simplefilter("ignore")
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 def join(name):
     store = dist.FileStore(os.environ["STORE"], size)
-    dist.init_process_group(name, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
+    dist.init_process_group(name, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=240))
 """
 """Beginning of a user's script that is one of several ranks."""
 
@@ -86,7 +86,7 @@ def eight_cards(tmp_path_factory) -> Run:
         env=clean_environment(WORLD_SIZE="2", LOCAL_RANK="0"),
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=280,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -49,7 +49,7 @@ def test_exp_runs_two_jobs_at_once(exp, taken):
         for number in (1, 2)
     ]
     for job in jobs:
-        _, errors = job.communicate(timeout=120)
+        _, errors = job.communicate(timeout=280)
         assert job.returncode == 0, errors
     assert exp.result("job1")["metrics"] == exp.result("job2")["metrics"]
 

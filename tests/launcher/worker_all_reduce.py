@@ -15,7 +15,7 @@ def body(folder, info):
     import torch
     import torch.distributed as dist
 
-    store = make_store(info, timedelta(seconds=60))
+    store = make_store(info, timedelta(seconds=240))
     dist.init_process_group("gloo", store=store, rank=info.rank, world_size=info.world_size)
     total = torch.tensor([float(info.rank)])
     dist.all_reduce(total)

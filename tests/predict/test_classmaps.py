@@ -123,7 +123,7 @@ def test_memory_grows_with_the_width_and_not_with_the_height(tmp_path):
         print(high - low)
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], cwd=tmp_path, env=clean_environment(),
-                          capture_output=True, text=True, timeout=120, check=False)  # fmt: skip
+                          capture_output=True, text=True, timeout=280, check=False)  # fmt: skip
     assert done.returncode == 0, done.stderr
     # A TIFF keeps its index of strips, and GDAL its cache.
     assert float(done.stdout.split()[-1]) < 80

@@ -41,7 +41,7 @@ def card(tmp_path):
             for rank in range(world_size)
         ]
         try:
-            printed = [worker.communicate(timeout=90)[0] for worker in workers]
+            printed = [worker.communicate(timeout=280)[0] for worker in workers]
         finally:
             for worker in workers:
                 worker.kill()

@@ -134,7 +134,7 @@ class Cluster:
             )  # fmt: skip
 
     def _wait(self, what: str, condition) -> None:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while not condition():
             if time.monotonic() > deadline:
                 logs = {path.name: path.read_text(errors="replace")[-500:] for path in self.folder.glob("log/*.log")}
@@ -144,7 +144,7 @@ class Cluster:
     def run(self, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """A client of this Slurm's."""
         return subprocess.run(
-            command, env={**os.environ, **self.environment}, capture_output=True, text=True, timeout=30, check=check
+            command, env={**os.environ, **self.environment}, capture_output=True, text=True, timeout=120, check=check
         )
 
     def states(self) -> list[str]:

@@ -49,7 +49,7 @@ class Submitted:
             start_new_session=True,
         )
 
-    def wait_for(self, condition, seconds: float = 90) -> None:
+    def wait_for(self, condition, seconds: float = 280) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             assert self.process.poll() is None, self.process.communicate()
@@ -76,7 +76,7 @@ class Submitted:
                 continue
         raise AssertionError(f"no {name}")
 
-    def end(self, seconds: float = 120) -> tuple[int, str]:
+    def end(self, seconds: float = 280) -> tuple[int, str]:
         """Exit code, and what was printed."""
         output, errors = self.process.communicate(timeout=seconds)
         return self.process.returncode, output + errors

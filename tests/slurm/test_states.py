@@ -23,7 +23,7 @@ def batch(cluster, monkeypatch):
 
 
 def wait_until_ended(*jobs: str) -> dict[str, JobState]:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 240
     while True:
         states = find_states(jobs)
         assert states is not None

@@ -165,7 +165,7 @@ def test_a_cancelled_job_says_so(submit, cluster, result):
     running = submit(*LONG)
     running.wait_for_steps()
     cluster.run("scancel", running.job())
-    code, said = running.end(60)
+    code, said = running.end()
     assert code == 1, said
     assert "is CANCELLED: somebody cancelled it" in said
     assert "  log: " in said
@@ -177,7 +177,7 @@ def test_a_killed_rank_on_another_node_is_the_one_that_is_named(submit, result):
     running = submit(*LONG, "launcher.nodes=2", "nproc=2")
     running.wait_for_steps()
     os.kill(running.process_of("exp-rank3"), signal.SIGKILL)
-    code, said = running.end(90)
+    code, said = running.end()
     assert code == 1, said
     assert "rank 3 (local_rank 1, n2) failed: killed by SIGKILL" in said
     assert result("run")["error"]["rank"] == 3
@@ -188,7 +188,7 @@ def test_a_job_that_dies_without_a_word_is_noticed(submit):
     running = submit(*LONG)
     running.wait_for_steps()
     os.kill(running.process_of("-m\0submitit.core._submit"), signal.SIGKILL)
-    code, said = running.end(60)
+    code, said = running.end()
     assert code == 1, said
     assert "is FAILED: it left no result" in said
 
@@ -197,7 +197,7 @@ def test_a_job_that_dies_without_a_word_is_noticed(submit):
 def test_the_time_limit_ends_a_run_that_saves_nothing(submit):
     """A task without state cannot use the signal; one that ignores it would look the same."""
     stuck = "launcher.setup=[exec sleep 200]"
-    code, said = submit(stuck, "launcher.time_minutes=1", "launcher.signal_delay_s=5").end(150)
+    code, said = submit(stuck, "launcher.time_minutes=1", "launcher.signal_delay_s=5").end()
     assert code == 1, said
     assert "is TIMEOUT: its time limit came" in said
     assert "launcher.time_minutes" in said
@@ -210,11 +210,11 @@ def test_an_interrupt_leaves_or_cancels_the_job(submit, cluster, tmp_path, cance
     running.wait_for_steps()
     job = running.job()
     os.kill(running.process.pid, signal.SIGINT)
-    code, said = running.end(30)
+    code, said = running.end()
     assert code == 130, said
     if cancel:
         assert f"cancelled {job}" in said
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 240
         while cluster.jobs():
             assert time.monotonic() < deadline
             time.sleep(0.2)
@@ -227,11 +227,11 @@ def test_an_interrupt_leaves_or_cancels_the_job(submit, cluster, tmp_path, cance
 @pytest.mark.slow
 def test_nobody_need_wait(submit, cluster, result):
     running = submit("launcher.wait=false")
-    code, said = running.end(30)
+    code, said = running.end()
     assert code == 0, said
     job = running.job()
     assert f"  {job}  " in said
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 240
     while job in cluster.jobs():
         assert time.monotonic() < deadline
         time.sleep(0.2)

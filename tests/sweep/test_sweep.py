@@ -36,7 +36,7 @@ def start(exp, *arguments: str, options: tuple[str, ...] = ()) -> subprocess.Pop
     )
 
 
-def wait_for(process: subprocess.Popen[str], condition, seconds: float = 60) -> None:
+def wait_for(process: subprocess.Popen[str], condition, seconds: float = 240) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert process.poll() is None, process.communicate()
@@ -86,7 +86,7 @@ def test_editing_a_file_afterwards_changes_nothing(exp):
     process = start(exp, "optim=own", "seed=1,2", "sweep.parallel_jobs=1", options=("--config-dir", "mine"))
     wait_for(process, lambda: exp.path("sweep/0/config.yaml").is_file())
     (folder / "own.yaml").write_text("defaults: [adam, _self_]\nweight_decay: 123\n")
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=280)
     assert process.returncode == 0, errors
     assert "weight_decay: 0.001" in exp.path("sweep/1/config.yaml").read_text()
 
@@ -109,7 +109,7 @@ def test_notice_saves_all_jobs_and_the_sweep_goes_on_where_it_was(exp):
     process = start(exp, *settings)
     wait_for(process, lambda: all(exp.path(f"sweep/{job}/metrics.jsonl").is_file() for job in (0, 1)))
     os.kill(process.pid, signal.SIGUSR2)
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=280)
     assert process.returncode == 75, output + errors
     assert exp.result("sweep/0")["status"] == "preempted"
     assert not exp.path("sweep/2/result.json").exists()
@@ -124,7 +124,7 @@ def test_nothing_is_left_when_the_sweep_is_killed(exp):
     wait_for(process, lambda: exp.path("sweep/1/metrics.jsonl").is_file())
     process.kill()
     process.communicate()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 240
     while subprocess.run(["pgrep", "-f", str(exp.path("sweep"))], capture_output=True).stdout:
         assert time.monotonic() < deadline
         time.sleep(0.1)

@@ -30,7 +30,7 @@ def on_a_terminal(folder, *arguments: str) -> tuple[int, str]:
         stderr=theirs,
     )
     os.close(theirs)
-    drawn, deadline = b"", time.monotonic() + 120
+    drawn, deadline = b"", time.monotonic() + 280
     while time.monotonic() < deadline:
         if select.select([ours], [], [], 0.5)[0]:
             try:
@@ -38,7 +38,7 @@ def on_a_terminal(folder, *arguments: str) -> tuple[int, str]:
             except OSError:  # the other end is closed
                 break
     os.close(ours)
-    return process.wait(timeout=10), re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", drawn.decode(errors="replace"))
+    return process.wait(timeout=120), re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", drawn.decode(errors="replace"))
 
 
 def test_a_sweep(exp):

@@ -14,7 +14,7 @@ from exp.doctor.record import CHECKS
 from tests.simulators import needs_card
 
 ROOT = Path(__file__).parents[2]
-TIMEOUT_S = 8
+TIMEOUT_S = 15
 """Where a rank does not come: short, but longer than the ranks of a busy machine are apart when they start."""
 
 
@@ -123,7 +123,7 @@ def test_a_card_too_few_then_a_rank_that_never_arrives(doctor):
     assert examined.failures() == {"ranks": [1]}, examined.text
     assert f"failed: ranks, rank 1: never arrived: it left no record within {TIMEOUT_S} s" in examined.text
     assert "rank 1 never arrived" in examined.check(0, "ranks")["finding"]
-    assert examined.seconds < TIMEOUT_S + 15  # three interpreters start, on a slow machine
+    assert examined.seconds < TIMEOUT_S + 120  # three interpreters start, on a slow machine
 
 
 @pytest.mark.slow
@@ -134,7 +134,7 @@ def test_a_rank_that_hangs_is_named_with_its_stack(doctor, exp):
     assert f"failed: all_reduce, rank 1: hung in 'all_reduce': no end within {TIMEOUT_S} s" in examined.text
     assert "in synchronize" in (exp.path("run") / "logs" / "rank1.log").read_text()
     assert examined.report["ranks"][0]["verdict"] == "skipped"
-    assert examined.seconds < TIMEOUT_S + 20
+    assert examined.seconds < TIMEOUT_S + 120
 
 
 def test_a_rank_that_dies_is_named(doctor):

@@ -34,7 +34,7 @@ class Running:
         )
 
     def wait_for(self, condition) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240
         while not condition():
             assert self.process.poll() is None, self.process.communicate()
             assert time.monotonic() < deadline
@@ -61,7 +61,7 @@ class Running:
         return found
 
     def end(self) -> tuple[int, str]:
-        output, errors = self.process.communicate(timeout=60)
+        output, errors = self.process.communicate(timeout=280)
         return self.process.returncode, output + errors
 
     def checkpoint(self) -> dict:
@@ -144,7 +144,7 @@ def test_a_second_signal_ends_at_once(start, nproc):
     # Nobody looks for notice yet: torch is still being imported.
     log = "rank0.log" if nproc == 1 else "agent.log"
     running.wait_for(lambda: (running.folder / "logs" / log).is_file())
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 240
     while running.process.poll() is None:  # two that come while a library is being loaded count as one
         assert time.monotonic() < deadline
         os.kill(running.process.pid, signal.SIGUSR2)

@@ -16,7 +16,7 @@ warnings.simplefilter("ignore")
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 def join(name="cpu:gloo,gcu:eccl"):
     store = dist.FileStore(os.environ["STORE"], size)
-    dist.init_process_group(name, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
+    dist.init_process_group(name, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=240))
 """
 
 FINISH = """

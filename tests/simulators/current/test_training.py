@@ -85,7 +85,7 @@ from datetime import timedelta
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 def join(name):
     store = dist.FileStore(os.environ["STORE"] + name.replace(":", "").replace(",", ""), size)
-    dist.init_process_group(name, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
+    dist.init_process_group(name, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=240))
 torch.gcu.set_device(rank)
 results = []
 both = ({"device_ids": [rank]}, {})

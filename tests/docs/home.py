@@ -8,7 +8,7 @@ from pathlib import Path
 
 __all__ = ["make_home"]
 
-DATA = Path(__file__).parents[1] / "data"
+DATA = Path(__file__).parents[2] / "data"
 
 
 def make_home(home: Path) -> Path:
