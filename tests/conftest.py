@@ -97,7 +97,8 @@ def run_exp(
 @functools.lru_cache(maxsize=None)
 def _template():
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.conftest", "exp.launcher.preload", "exp.cli", "exp.tasks.train"])
+    modules = ["tests.conftest", "pandas", "exp.launcher.preload", "exp.cli", "exp.tasks.train"]
+    context.set_forkserver_preload(modules)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")  # read when torch is loaded
         multiprocessing.forkserver.ensure_running()

@@ -13,6 +13,8 @@ _MODULES = [
     "torch",
     "torch._dynamo",  # of torch >= 2.0: imported when the first optimizer is made
     "mmengine.runner",
+    "matplotlib.backends.backend_agg",  # MMEngine's visualizer makes a figure, used or not
+    "matplotlib.figure",
     "exp.session",
     "exp.worker",
     *os.environ.get(PRELOAD_VARIABLE, "").split(","),
