@@ -9,6 +9,8 @@ import pytest
 
 from tests.conftest import TINY
 
+pytestmark = pytest.mark.slow  # nothing here depends on the version of torch
+
 
 def everything(folder) -> dict:
     return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
@@ -70,7 +72,6 @@ def test_a_refused_sweep_leaves_no_folder(exp, arguments):
     assert everything(exp.folder) == {"outputs": None}
 
 
-@pytest.mark.slow
 def test_a_sweep_that_is_refused_as_a_whole_leaves_what_others_have_made(exp):
     exp.path("sweep").mkdir()
     (exp.path("sweep") / "notes.txt").write_text("mine")

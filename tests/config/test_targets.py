@@ -74,6 +74,7 @@ def test_a_module_that_is_no_python_is_told_as_such(tmp_path, monkeypatch):
         check_target("model._target_", "broken.Model")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("override", "code", "words"),
     [

@@ -80,6 +80,7 @@ def test_what_the_command_line_says_comes_on_top_and_is_shown(folder):
     assert any(line.startswith("data.file=new.csv") for line in result(folder / "new")["differs"])
 
 
+@pytest.mark.slow
 def test_repeating_the_choices_of_the_run_changes_nothing(folder):
     repeated = ["experiment=timebridge_small", "data=csv", "model=timebridge_small"]
     done = run_exp(folder, "task=eval", "init_from=plant", "output_dir=repeated", *repeated)
@@ -88,6 +89,7 @@ def test_repeating_the_choices_of_the_run_changes_nothing(folder):
     assert result(folder / "repeated")["metrics"] == result(folder / "plant")["metrics"]
 
 
+@pytest.mark.slow
 def test_a_sweep_over_runs_uses_each_as_it_was_trained(folder):
     done = run_exp(folder, "-m", "task=eval", "init_from=plant,other", "output_dir=both", "sweep.plots=false")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -95,6 +97,7 @@ def test_a_sweep_over_runs_uses_each_as_it_was_trained(folder):
         assert result(folder / "both" / str(number))["metric"] == pytest.approx(result(folder / name)["metric"])
 
 
+@pytest.mark.slow
 def test_another_horizon_than_the_run_had_is_refused(folder):
     said = refused(folder, "task=predict", "init_from=plant", "data.horizon=12", words=("35 of 36", "data.horizon"))
     assert "decoder.1.weight: (24, " in said
@@ -124,6 +127,7 @@ def test_training_begins_with_a_new_head_but_not_with_less_unless_told_to(folder
     refused(folder, *settings[:-1], "init_from=strange.pth", words=("nothing in", "strange.pth"))
 
 
+@pytest.mark.slow
 def test_published_figures_stand_beside_runs_that_can_be_compared(tmp_path):
     done = run_exp(tmp_path, *TINY, "output_dir=run")
     assert done.returncode == 0, done.stderr
@@ -131,6 +135,7 @@ def test_published_figures_stand_beside_runs_that_can_be_compared(tmp_path):
     assert "model.d_model=16 (there: 64)" in result(tmp_path / "run")["published"]["differs"]
 
 
+@pytest.mark.slow
 def test_a_tilde_is_the_home_folder_in_any_key(folder):
     arguments = ["task=eval", "init_from=~/plant", "output_dir=~/tilde", "data.root=~/files"]
     done = run_exp(folder, *arguments, HOME=str(folder))
@@ -139,6 +144,7 @@ def test_a_tilde_is_the_home_folder_in_any_key(folder):
     assert not (folder / "~").exists()
 
 
+@pytest.mark.slow
 def test_a_run_of_an_experiment_whose_file_is_not_here_is_used_all_the_same(folder):
     place = folder / "own" / "experiment"
     place.mkdir(parents=True)
@@ -154,6 +160,7 @@ def test_a_run_of_an_experiment_whose_file_is_not_here_is_used_all_the_same(fold
     assert result(folder / "mine-eval")["published"]["differs"] == ["experiment=mine is not here to compare with"]
 
 
+@pytest.mark.slow
 def test_another_file_is_a_difference_to_what_published_figures_are_of(folder):
     (folder / "hourly").mkdir()
     shutil.copy(str(ETT), str(folder / "hourly" / "mine.csv"))

@@ -155,6 +155,7 @@ def test_a_rank_that_is_ill_does_not_hide_another_one(doctor):
     assert "Traceback" not in examined.text + examined.errors
 
 
+@pytest.mark.slow
 def test_wrong_sums_are_the_failure_of_the_rank_that_has_them(doctor):
     examined = doctor("backend=sick", "nproc=2", sick={1: "adds up wrong"})
     assert examined.code == 1

@@ -184,6 +184,7 @@ def test_a_hook_of_ones_own_sees_what_mmengine_documents(mine):
     assert [entry[6] for entry in steps] == pytest.approx([losses[2], losses[4], losses[6]])
 
 
+@pytest.mark.slow
 def test_early_stopping_stops_and_a_resumed_run_goes_on_counting(mine):
     hook = "hooks=[{type: EarlyStoppingHook, monitor: mse, patience: 2, min_delta: 100}]"  # nothing is ever better
     settings = [*NORMED, "val_every=1", hook, "checkpoint.every_steps=1"]
@@ -203,6 +204,7 @@ def test_the_profiler_writes_into_the_run_folder(mine):
     assert names == ["a.rank0.json", "a.rank1.json"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("hook", "says"),
     [

@@ -178,6 +178,7 @@ def test_features_are_files_and_maps(trained):
     assert min(size(folder / "plots" / "features.png")) > 100
 
 
+@pytest.mark.slow
 def test_mmrs1m_by_the_users_recipe(trained):
     """At a small size, on the sample; what is not there is told."""
     root = SAMPLES / "mmrs1m" / "data"
@@ -254,6 +255,7 @@ def test_a_range_is_asked_for_and_stays_with_the_weights(trained, tmp_path):
     assert result(trained, "nir-eval")["data"]["value_range"] == [0.0, 65535.0]
 
 
+@pytest.mark.slow
 def test_masks_of_mostly_unknown_colours_do_not_train(trained, tmp_path):
     """Dubai's masks as JPEG: hardly a colour is what it was."""
     for number in range(1, 4):
@@ -275,6 +277,7 @@ def test_masks_of_mostly_unknown_colours_do_not_train(trained, tmp_path):
     assert "it is a JPEG, which changes colours" in first
 
 
+@pytest.mark.slow
 def test_dictionaries_on_top_of_a_run_take_any_member(trained):
     done = run_exp(trained, "task=eval", "init_from=tiles", "data.palette.pond=ABCDEF", "--cfg", "job")
     assert done.returncode == 0, done.stderr
