@@ -180,8 +180,20 @@ def test_the_newest_that_opens_is_taken_and_the_damaged_named(tmp_path):
     assert content == {"step": 2}
     assert len(skipped) == 1
     assert "step_00000010.pth" in skipped[0]
-    checkpoint.prune(tmp_path, keep=2)
+
+
+def test_pruning_keeps_what_was_written_or_read_and_never_everything_else_instead(tmp_path):
+    for step in (1, 2, 8, 10):
+        checkpoint.write(tmp_path / f"step_{step:08d}.pth", {"step": step})
+    checkpoint.prune(tmp_path, keep=2, known={"step_00000002.pth"})
     assert [p.name for p in checkpoint.list_checkpoints(tmp_path)] == ["step_00000010.pth", "step_00000002.pth"]
+    checkpoint.prune(tmp_path, keep=0, known={"step_00000002.pth"})
+    assert [p.name for p in checkpoint.list_checkpoints(tmp_path)] == ["step_00000002.pth"]
+    (tmp_path / "set_aside").mkdir()
+    (tmp_path / "set_aside" / "step_00000002.pth").write_bytes(b"of an earlier time")
+    checkpoint.set_aside(checkpoint.list_checkpoints(tmp_path))
+    assert checkpoint.list_checkpoints(tmp_path) == []
+    assert checkpoint.read(tmp_path / "set_aside" / "step_00000002.pth") == {"step": 2}
 
 
 def test_stale_temporaries_are_removed(tmp_path):

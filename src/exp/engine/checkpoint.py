@@ -11,7 +11,7 @@ import io
 import re
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any, Mapping
+from typing import Any, Callable, Container, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -21,15 +21,21 @@ from exp.errors import CheckpointError
 from exp.runfolder import write_atomically
 
 __all__ = [
+    "SET_ASIDE",
     "list_checkpoints",
     "newest_that_opens",
     "plain",
     "prune",
     "read",
     "remove_stale_temporaries",
+    "set_aside",
+    "step_of",
     "weights_of",
     "write",
 ]
+
+SET_ASIDE = "set_aside"
+"""Folder below ``checkpoints/`` of what no run goes on from: damaged, foreign, or of steps that one went back from."""
 
 _NAME = re.compile(r"^step_(\d+)\.pth$")
 _HOLDERS = ("state_dict", "model", "teacher", "student")
@@ -99,28 +105,61 @@ def list_checkpoints(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     found = [path for path in folder.iterdir() if _NAME.match(path.name)]
-    return sorted(found, key=lambda path: int(_NAME.match(path.name).group(1)), reverse=True)  # type: ignore[union-attr]
+    return sorted(found, key=step_of, reverse=True)
 
 
-def newest_that_opens(folder: Path) -> tuple[Path | None, Any, list[str]]:
+def step_of(path: Path) -> int:
+    """The step in the name of one of :func:`list_checkpoints`."""
+    found = _NAME.match(path.name)
+    assert found is not None
+    return int(found.group(1))
+
+
+def newest_that_opens(
+    folder: Path, trouble_with: Callable[[Any], str | None] = lambda _: None
+) -> tuple[Path | None, Any, list[str]]:
     """The newest readable checkpoint.
 
+    Args:
+        folder: ``checkpoints/``.
+        trouble_with: says of a file's content why it is not what is looked for, or None.
+
     Returns:
-        Its path and content (both None where there is none), and one line for each newer file that did not open.
+        Its path and content (both None where there is none), and one line for each newer file that is not taken.
     """
     skipped: list[str] = []
     for path in list_checkpoints(folder):
         try:
-            return path, read(path), skipped
+            content = read(path)
         except CheckpointError as error:
             skipped.append(str(error).splitlines()[0])
+            continue
+        trouble = trouble_with(content)
+        if trouble is None:
+            return path, content, skipped
+        skipped.append(f"{path} {trouble}")
     return None, None, skipped
 
 
-def prune(folder: Path, keep: int) -> None:
-    """Remove all but the ``keep`` newest ``step_*.pth``."""
-    for path in list_checkpoints(folder)[max(keep, 1) :]:
+def prune(folder: Path, keep: int, known: Container[str]) -> None:
+    """Remove all but ``keep`` of the ``step_*.pth``: the newest of those that are known to open, then the newest.
+
+    Args:
+        folder: ``checkpoints/``.
+        keep: at least one stays.
+        known: names of those that this attempt has written or read.
+    """
+    ranked = sorted(list_checkpoints(folder), key=lambda path: path.name in known, reverse=True)  # newest first in each
+    for path in ranked[max(keep, 1) :]:
         path.unlink()
+
+
+def set_aside(paths: Sequence[Path]) -> None:
+    """Move files into the folder :data:`SET_ASIDE` beside them, where nothing takes them for checkpoints."""
+    for path in paths:
+        place = path.parent / SET_ASIDE
+        place.mkdir(exist_ok=True)
+        path.replace(place / path.name)
 
 
 def remove_stale_temporaries(folder: Path) -> None:

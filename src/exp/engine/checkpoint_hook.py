@@ -59,6 +59,8 @@ class CheckpointHook(Hook):
         self.last_step: int | None = None
         self.reference: float | None = None  # the last value that was better by min_delta
         self.bad_epochs = 0
+        self.source: Path | None = None  # what this attempt goes on from
+        self._known: set[str] = set()  # names of checkpoints in the folder that it has written or read
         self._saved = (-1, False)
 
     @property
@@ -67,9 +69,30 @@ class CheckpointHook(Hook):
         return self.folder / "best.pth"
 
     def before_train(self, runner: Any) -> None:
-        """Remove what a killed writer left."""
+        """Remove what a killed writer left, and set aside what this attempt does not go on from."""
         if runner.distributed_group.is_main:
             checkpoint.remove_stale_temporaries(self.folder)
+            self._set_aside(runner)
+
+    def _set_aside(self, runner: Any) -> None:
+        """Steps after the one at which this attempt begins, and best weights that it knows nothing of.
+
+        Left where they are, they would be taken for the newest.
+        """
+        own = self.source is not None and self.source.resolve().parent == self.folder.resolve()
+        paths = [
+            path
+            for path in checkpoint.list_checkpoints(self.folder)
+            if path.name not in self._known and (not own or checkpoint.step_of(path) > runner.iter)
+        ]
+        if not (self.keep_best and self.best is not None) and self.best_path.is_file():
+            paths.append(self.best_path)
+        if paths:
+            checkpoint.set_aside(paths)
+            runner.session.say(
+                f"checkpoints that this run does not go on from are in {self.folder.name}/{checkpoint.SET_ASIDE} now: "
+                + ", ".join(path.name for path in paths)
+            )
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         """Save within the epoch."""
@@ -132,8 +155,10 @@ class CheckpointHook(Hook):
         self._saved = (step, validation_due)
         content = runner.training_checkpoint(step, self.state_dict(), validation_due)
         if runner.distributed_group.is_main:
-            checkpoint.write(self._path(step), content)
-            checkpoint.prune(self.folder, self.keep_last)
+            path = self._path(step)
+            checkpoint.write(path, content)
+            self._known.add(path.name)
+            checkpoint.prune(self.folder, self.keep_last, self._known)
 
     def _path(self, step: int) -> Path:
         return self.folder / f"step_{step:08d}.pth"
@@ -168,6 +193,9 @@ class CheckpointHook(Hook):
             runner: the runner.
             source: the checkpoint that the run goes on from; the best weights lie beside it.
         """
+        self.source = source
+        if source.resolve().parent == self.folder.resolve():
+            self._known.add(source.name)
         if self.keep_best and self.best is not None:
             trouble = None
             if runner.distributed_group.is_main:

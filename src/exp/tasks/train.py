@@ -10,17 +10,18 @@ from omegaconf import OmegaConf
 
 from exp.data.loader import eval_loader, train_loader
 from exp.data.sampler import EvalBatchSampler, TrainBatchSampler
-from exp.engine import checkpoint
 from exp.engine.checkpoint_hook import CheckpointHook
 from exp.engine.hooks import MetricsHook, truncate_metrics
 from exp.engine.loops import EvalLoop, TrainLoop
 from exp.engine.optim import BackendOptimWrapper, build_optimizer
 from exp.engine.preemption import Agreement, PreemptionHook
 from exp.engine.progress import Progress
+from exp.engine.resume import find_checkpoint
 from exp.engine.rng import seed_everything
 from exp.engine.runner import Runner
 from exp.engine.stock_hooks import build_hooks
-from exp.errors import CheckpointError, ConfigError, RunError
+from exp.engine.wrapper import unwrapped
+from exp.errors import RunError
 from exp.tasks.common import build_data, build_model, make_result, record_environment
 
 if TYPE_CHECKING:
@@ -174,10 +175,11 @@ class Training:
         session = self.session
         restarted = session.info.restart_count > 0 or session.info.requeues > 0
         path: Path | None = None
+        parameters = {name for name, _ in unwrapped(self.runner.model).named_parameters()}
         # What a restarted run has saved itself comes before what it was told to begin with.
         for wanted in ["auto"] * restarted + [session.config.resume]:
             if wanted is not None and path is None:
-                path, content = _find(session, wanted)
+                path, content = find_checkpoint(session, wanted, parameters)
         if path is None:
             self._forget_metrics()
             return None
@@ -192,29 +194,6 @@ class Training:
         """Drop the lines of an earlier attempt in this folder that left no checkpoint."""
         if self.session.distributed.is_main:
             truncate_metrics(self.session.folder.metrics, 0)
-
-
-def _find(session: Session, wanted: str) -> tuple[Path | None, Any]:
-    """The checkpoint to continue from; rank 0 chooses, so that all ranks take the same."""
-    if wanted != "auto" and Path(wanted).is_file():
-        return Path(wanted), checkpoint.read(Path(wanted))
-    folder = session.folder.checkpoints if wanted == "auto" else Path(wanted) / "checkpoints"
-    path: Path | None = None
-    content: Any = None
-    if session.distributed.is_main:
-        path, content, skipped = checkpoint.newest_that_opens(folder)
-        for line in skipped:
-            session.say(f"resume: skipped: {line}")
-    path = session.distributed.gather(path)[0]
-    if path is None:
-        if wanted != "auto":
-            raise ConfigError(f"resume={wanted} is neither a checkpoint nor a run folder with one that opens")
-        session.say(f"resume=auto: no checkpoint in {folder}; starting anew")
-        return None, None
-    content = checkpoint.read(path) if content is None else content
-    if "meta" not in content:
-        raise CheckpointError(f"{path} is no training checkpoint of exp; use init_from to start from its weights")
-    return path, content
 
 
 def _visualizer(session: Session) -> dict[str, Any]:

@@ -1,0 +1,81 @@
+"""Which checkpoint a training goes on from: the newest that opens, is one of ours and is sound."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from exp.engine import checkpoint
+from exp.engine.soundness import not_finite
+from exp.errors import ConfigError
+
+if TYPE_CHECKING:
+    from exp.session import Session
+
+__all__ = ["find_checkpoint", "trouble_with"]
+
+_PARTS = {"meta": Mapping, "state_dict": Mapping, "optimizer": Mapping, "rng": list, "best": Mapping}
+_META = ("step", "epoch", "samples", "global_batch_size", "seed")
+
+
+def trouble_with(content: Any, parameters: Container[str]) -> str | None:
+    """Why no training can go on from what a file holds, to follow its name; None: it can.
+
+    Args:
+        content: of the file.
+        parameters: names of the model's parameters.
+    """
+    not_ours = "is no training checkpoint of exp"
+    if not isinstance(content, Mapping):
+        return f"{not_ours}: it holds a {type(content).__name__}"
+    lacking = [key for key, kind in _PARTS.items() if not isinstance(content.get(key), kind)]
+    if not lacking:
+        lacking = [f"meta.{key}" for key in _META if not isinstance(content["meta"].get(key), int)]
+    if lacking:
+        return f"{not_ours}: it has no {', '.join(lacking)}"
+    names = not_finite(content["state_dict"], parameters)
+    if names:
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        return f"has weights that are not finite: {names[0]}{more}"
+    return None
+
+
+def find_checkpoint(session: Session, wanted: str, parameters: Container[str]) -> tuple[Path | None, Any]:
+    """The checkpoint to continue from; rank 0 chooses, so that all ranks take the same. A collective.
+
+    Args:
+        session: the session.
+        wanted: ``auto``, a checkpoint or a run folder.
+        parameters: names of the model's parameters.
+
+    Returns:
+        Its path and content; both None where ``auto`` finds none.
+
+    Raises:
+        ConfigError: it was asked for by name, and no training can go on from it.
+        CheckpointError: the file does not open.
+    """
+    path: Path | None = None
+    content: Any = None
+    if wanted != "auto" and Path(wanted).is_file():
+        path = Path(wanted)
+        content = checkpoint.read(path)
+        trouble = trouble_with(content, parameters)
+        if trouble is not None:
+            weights = "finite" not in trouble
+            do = f"to start from its weights, use init_from={path}" if weights else "take an older one, or resume=auto"
+            raise ConfigError(f"resume: {path} {trouble}; {do}")
+        return path, content
+    folder = session.folder.checkpoints if wanted == "auto" else Path(wanted) / "checkpoints"
+    if session.distributed.is_main:
+        path, content, skipped = checkpoint.newest_that_opens(folder, lambda each: trouble_with(each, parameters))
+        for line in skipped:
+            session.say(f"resume: skipped: {line}")
+    path = session.distributed.gather(path)[0]
+    if path is None:
+        if wanted != "auto":
+            raise ConfigError(f"resume={wanted} is neither a checkpoint nor a run folder with one that opens")
+        session.say(f"resume=auto: no checkpoint in {folder}; starting anew")
+        return None, None
+    return path, checkpoint.read(path) if content is None else content
