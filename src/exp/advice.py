@@ -26,12 +26,13 @@ def remember(arguments: Sequence[str]) -> None:
     _given[:] = arguments
 
 
-def to_continue(config: Any, folder: RunFolder) -> str | None:
+def to_continue(config: Any, folder: RunFolder, *changes: str) -> str | None:
     """The command that continues a run.
 
     Args:
         config: of the run.
         folder: the run folder.
+        *changes: overrides that it is to go on with, in place of those given.
 
     Returns:
         None where nothing is saved, or the task cannot go on.
@@ -40,9 +41,12 @@ def to_continue(config: Any, folder: RunFolder) -> str | None:
         return None
     arguments = _given
     if not _given or {"-m", "--multirun"} & set(_given):
+        if not folder.overrides.is_file():
+            return None
         written: Any = OmegaConf.to_container(OmegaConf.load(folder.overrides))
         arguments = [str(override) for override in written]
-    return _command(arguments, ("resume", "output_dir"), [f"output_dir={console.shown(folder.path)}", "resume=auto"])
+    without = ("resume", "output_dir", *(change.partition("=")[0] for change in changes))
+    return _command(arguments, without, [f"output_dir={console.shown(folder.path)}", "resume=auto", *changes])
 
 
 def to_continue_sweep(folder: Path) -> str | None:

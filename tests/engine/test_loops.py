@@ -9,6 +9,7 @@ from mmengine.runner import BaseLoop
 from torch.utils.data import DataLoader
 
 from exp.engine import checkpoint
+from exp.engine.soundness import not_finite
 from exp.errors import RunError
 from tests.engine.conftest import Line, Samples
 
@@ -155,3 +156,31 @@ def test_more_can_be_better(make_runner):
     assert saving.reference == 0.6
     assert validations.steps == [16, 32, 48, 64]
     assert runner._train_loop.stop_training
+
+
+def test_weights_that_are_not_finite_are_not_saved(make_runner):
+    class Breaks(Hook):
+        def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+            if batch_idx == 9:
+                runner.model.w.data.fill_(float("nan"))
+
+    runner = make_runner(log_every=100, hooks=[Breaks()])
+    saving = runner.parts.saving
+    saving.every_steps = 5
+    with pytest.raises(RunError, match=r"the weights are not finite after step 10 \(w\) on rank 0, and are not saved"):
+        runner.run_steps()
+    assert [path.name for path in checkpoint.list_checkpoints(saving.folder)] == ["step_00000005.pth"]
+
+
+def test_a_buffer_may_hold_infinity_as_masks_do():
+    nan, inf = float("nan"), float("inf")
+    state = {
+        "mask": torch.tensor([0.0, -inf]),
+        "mean": torch.tensor([nan]),
+        "count": torch.tensor(3),
+        "w": torch.ones(2),
+        "b": torch.tensor([inf]),
+        "none": torch.zeros(0),
+        "half": torch.full((70000,), 2.0).half(),
+    }
+    assert not_finite(state, {"w", "b", "none", "half"}) == ["mean", "b"]

@@ -10,6 +10,7 @@ from typing import Any, Mapping
 from mmengine.hooks import Hook
 
 from exp.engine import checkpoint
+from exp.engine.soundness import check_finite, what_to_do
 from exp.errors import CheckpointError, RunError
 
 __all__ = ["CheckpointHook"]
@@ -107,14 +108,18 @@ class CheckpointHook(Hook):
         """Judge the weights, then save."""
         value = (metrics or {})[self.metric]
         if not math.isfinite(value):
-            raise RunError(f"validation {self.metric} is {value} after step {runner.iter}; lower optim.lr")
+            raise RunError(
+                f"validation {self.metric} is {value} after step {runner.iter}; {what_to_do(runner.session)}"
+            )
         self.last, self.last_step = value, runner.iter
         if self.best is None or self.sign * value < self.sign * self.best:
             self.best, self.best_epoch, self.best_step = value, runner.epoch, runner.iter
-            if self.keep_best and runner.distributed_group.is_main:
-                content = runner.weights_checkpoint()
-                content["meta"]["validation"] = {self.metric: value}
-                checkpoint.write(self.best_path, content)
+            if self.keep_best:
+                content = runner.weights_checkpoint() if runner.distributed_group.is_main else {}
+                check_finite(runner, content.get("state_dict"), runner.iter)
+                if content:
+                    content["meta"]["validation"] = {self.metric: value}
+                    checkpoint.write(self.best_path, content)
         if self.reference is None or self._gained(value, self.reference):
             self.reference, self.bad_epochs = value, 0
         else:
@@ -149,11 +154,15 @@ class CheckpointHook(Hook):
             runner: the runner.
             step: optimizer steps completed.
             validation_due: whether a validation is to be made before training goes on.
+
+        Raises:
+            RunError: the weights are not finite.
         """
         if (step, validation_due) == self._saved:
             return
         self._saved = (step, validation_due)
         content = runner.training_checkpoint(step, self.state_dict(), validation_due)
+        check_finite(runner, content["state_dict"], step)
         if runner.distributed_group.is_main:
             path = self._path(step)
             checkpoint.write(path, content)

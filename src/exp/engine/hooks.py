@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from mmengine.hooks import Hook
 
 from exp.engine.losses import mean_over_ranks
+from exp.engine.soundness import what_to_do
 from exp.engine.staged import staged_bytes
 from exp.engine.stock_hooks import EveryStepHook
 from exp.errors import RunError
@@ -99,7 +100,7 @@ class MetricsHook(Hook):
                 ranks = ", ".join(str(rank) for rank, own in enumerate(by_rank) if not math.isfinite(own.get(name, 0)))
                 raise RunError(
                     f"{name} is {value} on rank {ranks} within the {steps} steps before step {step} (epoch "
-                    f"{runner.epoch + 1}); lower optim.lr, set optim.clip_grad_norm, or use precision=fp32"
+                    f"{runner.epoch + 1}); {what_to_do(runner.session)}"
                 )
         if not losses:
             return

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Container, Mapping
+from typing import TYPE_CHECKING, Any, Container, Mapping
 
 import torch
 
-__all__ = ["not_finite"]
+from exp.advice import to_continue
+from exp.engine.wrapper import unwrapped
+from exp.errors import RunError
+
+if TYPE_CHECKING:
+    from exp.session import Session
+
+__all__ = ["check_finite", "not_finite", "what_to_do"]
 
 
 def not_finite(state: Mapping[str, Any], parameters: Container[str]) -> list[str]:
@@ -31,3 +38,35 @@ def not_finite(state: Mapping[str, Any], parameters: Container[str]) -> list[str
         return []
     values = torch.stack(verdicts).cpu().tolist()
     return [name for (name, norm), value in zip(names, values) if (not math.isfinite(value) if norm else value)]
+
+
+def check_finite(runner: Any, state: Mapping[str, Any] | None, step: int) -> None:
+    """Raise, on all ranks alike, where weights that are to be saved are not finite. A collective.
+
+    Args:
+        runner: the runner.
+        state: what is to be saved; None: the model's own.
+        step: optimizer steps completed.
+
+    Raises:
+        RunError: it names the step, the rank and the first of the tensors.
+    """
+    model = unwrapped(runner.model)
+    parameters = {name for name, _ in model.named_parameters()}
+    found = runner.distributed_group.gather(not_finite(model.state_dict() if state is None else state, parameters))
+    ranks = [rank for rank, names in enumerate(found) if names]
+    if ranks:
+        names = found[ranks[0]]
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        raise RunError(
+            f"the weights are not finite after step {step} ({names[0]}{more}) on rank {', '.join(map(str, ranks))}, "
+            f"and are not saved; {what_to_do(runner.session)}"
+        )
+
+
+def what_to_do(session: Session) -> str:
+    """Advice for a training that has diverged, with the command that goes on where something has been saved."""
+    config = session.config
+    text = "lower optim.lr, set optim.clip_grad_norm, or use precision=fp32"
+    command = to_continue(config, session.folder, f"optim.lr={config.optim.lr / 2:.4g}")
+    return f"{text}\n  to go on from the newest checkpoint with half the rate: {command}" if command else text
