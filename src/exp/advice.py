@@ -45,8 +45,8 @@ def to_continue(config: Any, folder: RunFolder, *changes: str) -> str | None:
             return None
         written: Any = OmegaConf.to_container(OmegaConf.load(folder.overrides))
         arguments = [str(override) for override in written]
-    without = ("resume", "output_dir", *(change.partition("=")[0] for change in changes))
-    return _command(arguments, without, [f"output_dir={console.shown(folder.path)}", "resume=auto", *changes])
+    new = {"output_dir": console.shown(folder.path), "resume": "auto", **dict(each.split("=", 1) for each in changes)}
+    return _command(arguments, tuple(new), [f"{key}={value}" for key, value in new.items()])
 
 
 def to_continue_sweep(folder: Path) -> str | None:

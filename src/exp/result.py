@@ -50,5 +50,6 @@ def blank_result(config: Any) -> dict[str, Any]:
         "wall_s": None,
         "restarts": 0,
         "resumed_from": None,
+        "changed_on_resume": {},
         "error": None,
     }

@@ -15,7 +15,7 @@ import time
 import traceback
 import uuid
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Sequence
 
 from exp.backend import PRECISIONS
 from exp.backends_registry import create_backend
@@ -25,10 +25,14 @@ from exp.errors import ConfigError, Preempted, RunError
 from exp.runfolder import write_json
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
     from rich.console import Console
 
     from exp.backend import Backend
+    from exp.config.resuming import Change
+    from exp.data.fingerprint import Fingerprint
     from exp.engine.distributed import Distributed
     from exp.engine.fit import Weights
     from exp.launcher.base import RankInfo
@@ -56,6 +60,9 @@ class Session:
         started: ``time.time()`` when this worker began.
         weights: of ``init_from``, once they have been read.
         data_state: what the data set says of itself, for checkpoints; None: nothing.
+        data_files: fingerprint of its files, likewise (:mod:`exp.data.fingerprint`); on rank 0 of a training.
+        resumed_from: the checkpoint that a training goes on from; None: it began anew.
+        changed: what a continued training does not do as before.
         unique_name: tells this run from others of the same process.
     """
 
@@ -74,6 +81,9 @@ class Session:
         self.fallback: dict[str, Any] | None = None
         self.weights: Weights | None = None
         self.data_state: dict[str, Any] | None = None
+        self.data_files: Fingerprint | None = None
+        self.resumed_from: Path | None = None
+        self.changed: Sequence[Change] = ()
 
     def open(self) -> None:
         """Select the device, join the process group, seed, and say where this rank is.

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from exp.config.schema import ExpConfig, structure_of
 from exp.config.trained import NEUTRAL, text_of
 
-__all__ = ["Change", "Changes", "as_plain", "changes", "refusal"]
+__all__ = ["Change", "Changes", "as_plain", "changes", "of_training", "refusal"]
 
 # Of no meaning for a training: where it is, what is noted of it, what other tasks are told, what is derived.
 _SILENT = re.compile(
@@ -61,6 +61,13 @@ class Changes:
 def as_plain(config: Any) -> dict[str, Any]:
     """A frozen configuration as plain dicts and lists, without interpolations."""
     content: Any = OmegaConf.to_container(config, resolve=True)
+    return content
+
+
+def of_training(config: Any) -> dict[str, Any]:
+    """What a checkpoint keeps of a frozen configuration: all but where a run is and what is noted of it."""
+    content = {key: value for key, value in as_plain(config).items() if key == "task" or not _SILENT.fullmatch(key)}
+    content["task"] = {"name": content["task"]["name"]}
     return content
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Callable, ClassVar, Mapping
 import numpy as np
 import torch
 
+from exp.data.fingerprint import of_file
 from exp.data.preflight import locate
 from exp.data.rhythm import continued, find_rhythm, gap_notes
 from exp.data.series import AmbiguousDatesError, read_series
@@ -20,6 +21,7 @@ from exp.errors import DataError
 if TYPE_CHECKING:
     import pandas as pd
 
+    from exp.data.fingerprint import Fingerprint
     from exp.data.series import Series
     from exp.engine.metrics import ForecastMetrics
 
@@ -162,6 +164,10 @@ class ForecastingData:
             "std": self.std.tolist(),
             "date_format": self._date_format,
         }
+
+    def fingerprint(self) -> Fingerprint:
+        """What the file holds, in short (:mod:`exp.data.fingerprint`)."""
+        return of_file(self.path)
 
     def adopt(self, state: Mapping[str, Any]) -> None:
         """Standardise as the data were that weights have been trained on.

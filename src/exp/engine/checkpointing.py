@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, Mapping
 import torch
 from mmengine.runner import Runner as MMEngineRunner
 
+from exp.config.resuming import of_training
 from exp.engine import rng
 from exp.engine.batchnorm import average_buffers
+from exp.engine.carry import carry_over, changes_course
 from exp.engine.checkpoint import plain
 from exp.engine.wrapper import unwrapped
 from exp.errors import CheckpointError, ConfigError
@@ -125,6 +127,9 @@ class CheckpointingRunner(MMEngineRunner):
         content = {"meta": self._meta(step), "state_dict": unwrapped(self.model).state_dict()}
         if self.session.data_state is not None:
             content["data"] = self.session.data_state
+        if self.session.data_files is not None:
+            content["data_files"] = self.session.data_files
+        content["config"] = of_training(self.session.config)
         return content
 
     def _infos_of_hooks(self) -> dict[str, Any]:
@@ -193,22 +198,17 @@ class CheckpointingRunner(MMEngineRunner):
         """Continue from a training checkpoint.
 
         Args:
-            content: what :meth:`training_checkpoint` gave.
+            content: what :meth:`training_checkpoint` gave; :func:`exp.engine.resume.find_checkpoint` has looked at it.
             source: where it was read, for messages.
 
         Returns:
             What the checkpoint hook knew.
 
         Raises:
-            CheckpointError: it does not fit this model, or is no training checkpoint.
-            ConfigError: it was trained with another global batch size or seed: the data order would not continue.
+            CheckpointError: it does not fit this model.
+            ConfigError: it was trained with another global batch size or seed: the data order would not continue; or
+                optimizer and schedule cannot go on with their new settings.
         """
-        missing = {"meta", "state_dict", "optimizer", "rng", "best"} - set(content)
-        if missing:
-            raise CheckpointError(
-                f"{source} is no training checkpoint (no {', '.join(sorted(missing))}); to start from its weights, "
-                "use init_from instead of resume"
-            )
         meta = content["meta"]
         for key, mine in (("global_batch_size", self.session.config.global_batch_size), ("seed", self.seed)):
             if meta[key] != mine:
@@ -228,10 +228,17 @@ class CheckpointingRunner(MMEngineRunner):
             unwrapped(self.model).load_state_dict(content["state_dict"])
         except RuntimeError as error:
             raise CheckpointError(f"{source} does not fit the model of this run: {error}") from error
-        self.optim_wrapper.load_state_dict(content["optimizer"])
-        for scheduler, state in zip(self.param_schedulers or [], content["param_schedulers"]):
-            scheduler.load_state_dict(state)
-        self.train_loop.restore(meta["epoch"], meta["step"], meta["samples"], meta.get("validation_due", False))
+        schedulers: Any = self.param_schedulers or []
+        if changes_course(self.session.changed, schedulers):
+            carry_over(self, content)
+        else:
+            self.optim_wrapper.load_state_dict(content["optimizer"])
+            for scheduler, state in zip(schedulers, content["param_schedulers"]):
+                scheduler.load_state_dict(state)
+        samples = meta["samples"]
+        if self.session.config.resume_changed_data:  # an epoch may be shorter now
+            samples = min(samples, self.train_loop.steps_per_epoch * meta["global_batch_size"])
+        self.train_loop.restore(meta["epoch"], meta["step"], samples, meta.get("validation_due", False))
         states = content["rng"]
         if self.world_size == len(states):
             rng.set_rng_state(states[self.rank], self.backend)

@@ -33,6 +33,10 @@ class LossMeter:
                 known.add_(value.detach())
             self._counts[name] = self._counts.get(name, 0) + 1
 
+    def sums(self) -> dict[str, torch.Tensor]:
+        """The sums since the last reading, on the device; they go on."""
+        return dict(self._sums)
+
     def read(self) -> dict[str, float]:
         """Means since the last reading, of each loss over the micro-batches that had it, and start anew.
 

@@ -17,7 +17,7 @@ from exp.errors import ConfigError
 if TYPE_CHECKING:
     from exp.backend import Backend
 
-__all__ = ["BackendOptimWrapper", "build_optimizer"]
+__all__ = ["BackendOptimWrapper", "build_optimizer", "make_optimizer", "parameter_groups"]
 
 _NOTHING: ContextManager[Any] = contextlib.nullcontext()
 
@@ -167,22 +167,41 @@ def build_optimizer(model: nn.Module, config: Any) -> torch.optim.Optimizer:
         ConfigError: its type or one of its options is unknown, nothing is trainable, or learning rates are to differ by
             depth and the model does not tell its layers.
     """
+    return make_optimizer(parameter_groups(model, config), config)
+
+
+def make_optimizer(groups: list[dict[str, Any]], config: Any) -> torch.optim.Optimizer:
+    """The optimizer of ``config`` over groups of parameters.
+
+    Args:
+        groups: of :func:`parameter_groups`.
+        config: :class:`exp.config.schema.OptimConfig`.
+
+    Raises:
+        ConfigError: its type or one of its options is unknown.
+    """
     cls = OPTIMIZERS.get(config.type)
     if cls is None:
         known = sorted(name for name in OPTIMIZERS.module_dict if not name.startswith("_"))
         raise ConfigError(f"optim.type={config.type} is not known; known are {', '.join(known)}")
-    groups = _parameter_groups(model, config)
     try:
         return cls(groups, lr=config.lr, weight_decay=config.weight_decay, **_plain(config.options))
     except (TypeError, ValueError) as error:
         raise ConfigError(f"optim: {config.type} does not take these settings: {error}") from error
 
 
-def _parameter_groups(model: nn.Module, config: Any) -> list[dict[str, Any]]:
+def parameter_groups(model: nn.Module, config: Any) -> list[dict[str, Any]]:
     """Parameters that share learning rate and weight decay, those with the full learning rate first.
 
     Layer ``i`` of a backbone of ``n`` layers learns with ``lr * backbone_lr_scale * layer_decay**(n - 1 - i)`` (BEiT,
     arXiv 2106.08254).
+
+    Args:
+        model: its parameters that are trained.
+        config: :class:`exp.config.schema.OptimConfig`.
+
+    Raises:
+        ConfigError: there are none, or learning rates are to differ by depth and the model does not tell its layers.
     """
     by_depth = config.backbone_lr_scale != 1.0 or config.layer_decay != 1.0
     if by_depth and not hasattr(model, "layer_of"):

@@ -1,4 +1,4 @@
-"""Which checkpoint a training goes on from: the newest that opens, is one of ours and is sound."""
+"""Which checkpoint a training goes on from, and what is not as it was when that was written."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from exp.config.resuming import Change, Changes, as_plain, changes, refusal
+from exp.data.fingerprint import differences
 from exp.engine import checkpoint
 from exp.engine.soundness import not_finite
-from exp.errors import ConfigError
+from exp.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from exp.session import Session
 
-__all__ = ["find_checkpoint", "trouble_with"]
+__all__ = ["compare", "find_checkpoint", "trouble_with"]
 
 _PARTS = {"meta": Mapping, "state_dict": Mapping, "optimizer": Mapping, "rng": list, "best": Mapping}
 _META = ("step", "epoch", "samples", "global_batch_size", "seed")
@@ -79,3 +81,39 @@ def find_checkpoint(session: Session, wanted: str, parameters: Container[str]) -
         session.say(f"resume=auto: no checkpoint in {folder}; starting anew")
         return None, None
     return path, checkpoint.read(path) if content is None else content
+
+
+def compare(session: Session, content: Mapping[str, Any], source: Path) -> tuple[Change, ...]:
+    """What this run does not do as the one that wrote a checkpoint. A collective.
+
+    Args:
+        session: the session.
+        content: of the checkpoint.
+        source: its path.
+
+    Raises:
+        ConfigError: a setting would make another training of it.
+        DataError: the data files hold something else, and ``resume_changed_data`` does not allow it.
+    """
+    config, before = session.config, content.get("config")
+    found = Changes()
+    if isinstance(before, Mapping):
+        found = changes(before, as_plain(config))
+    else:
+        session.say(f"resume: {source} is of an older version of exp, and does not tell what it was trained with")
+    if found.refused:
+        raise ConfigError(refusal(found.refused, source))
+    files = content.get("data_files")
+    others: list[str] = []
+    if files is not None and session.data_files is not None:  # on rank 0
+        others = differences(files, session.data_files)
+    others = session.distributed.gather(others)[0]
+    if not others:
+        return found.allowed
+    shown = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
+    if not config.resume_changed_data:
+        raise DataError(
+            f"resume: {source} was trained on other data: {shown}; bring them back, begin anew from its weights with "
+            f"init_from={source} and another output_dir, or go on with these with resume_changed_data=true"
+        )
+    return (*found.allowed, Change("contents of data", "as the training began", shown))

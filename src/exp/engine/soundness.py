@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any, Container, Mapping
 
 import torch
 
+from exp import console
 from exp.advice import to_continue
+from exp.engine import checkpoint
 from exp.engine.wrapper import unwrapped
 from exp.errors import RunError
 
@@ -24,24 +26,29 @@ def not_finite(state: Mapping[str, Any], parameters: Container[str]) -> list[str
     do, but not NaN. The device is waited for once.
 
     Args:
-        state: tensors by name, all on one device.
+        state: tensors by name.
         parameters: names of those that are parameters.
     """
-    names, verdicts = [], []
+    found: dict[torch.device, list[tuple[str, bool, torch.Tensor]]] = {}
     for name, value in state.items():
         if isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel():
             value = value.detach()
-            verdict = value.norm(dtype=torch.float32) if name in parameters else value.ne(value).any().float()
-            names.append((name, name in parameters))
-            verdicts.append(verdict.reshape(()))
-    if not verdicts:
-        return []
-    values = torch.stack(verdicts).cpu().tolist()
-    return [name for (name, norm), value in zip(names, values) if (not math.isfinite(value) if norm else value)]
+            norm = name in parameters
+            verdict = value.norm(dtype=torch.float32) if norm else value.ne(value).any().float()
+            found.setdefault(value.device, []).append((name, norm, verdict.reshape(())))
+    names = []
+    for entries in found.values():
+        values = torch.stack([verdict for _, _, verdict in entries]).cpu().tolist()
+        names += [
+            name for (name, norm, _), value in zip(entries, values) if (not math.isfinite(value) if norm else value)
+        ]
+    return names
 
 
 def check_finite(runner: Any, state: Mapping[str, Any] | None, step: int) -> None:
-    """Raise, on all ranks alike, where weights that are to be saved are not finite. A collective.
+    """Raise, on all ranks alike, where weights that are to be saved, or losses on the way to them, are not finite.
+
+    A collective. What would fail when the losses are read next is not saved before.
 
     Args:
         runner: the runner.
@@ -52,21 +59,28 @@ def check_finite(runner: Any, state: Mapping[str, Any] | None, step: int) -> Non
         RunError: it names the step, the rank and the first of the tensors.
     """
     model = unwrapped(runner.model)
-    parameters = {name for name, _ in model.named_parameters()}
-    found = runner.distributed_group.gather(not_finite(model.state_dict() if state is None else state, parameters))
-    ranks = [rank for rank, names in enumerate(found) if names]
+    losses = {f"the {name} since the last reading": value for name, value in runner.losses.sums().items()}
+    watched = {name for name, _ in model.named_parameters()} | set(losses)
+    found = not_finite({**losses, **(model.state_dict() if state is None else state)}, watched)
+    by_rank = runner.distributed_group.gather(found)
+    ranks = [rank for rank, names in enumerate(by_rank) if names]
     if ranks:
-        names = found[ranks[0]]
+        names = by_rank[ranks[0]]
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        where = ", ".join(map(str, ranks))
         raise RunError(
-            f"the weights are not finite after step {step} ({names[0]}{more}) on rank {', '.join(map(str, ranks))}, "
-            f"and are not saved; {what_to_do(runner.session)}"
+            f"not finite after step {step}: {names[0]}{more}, on rank {where}; the weights are not saved; "
+            f"{what_to_do(runner.session)}"
         )
 
 
 def what_to_do(session: Session) -> str:
     """Advice for a training that has diverged, with the command that goes on where something has been saved."""
-    config = session.config
     text = "lower optim.lr, set optim.clip_grad_norm, or use precision=fp32"
-    command = to_continue(config, session.folder, f"optim.lr={config.optim.lr / 2:.4g}")
-    return f"{text}\n  to go on from the newest checkpoint with half the rate: {command}" if command else text
+    saved = checkpoint.list_checkpoints(session.folder.checkpoints)
+    which, wanted = "newest", "auto"
+    if len(saved) > 1 and session.resumed_from is not None and saved[0].samefile(session.resumed_from):
+        which, wanted = "last but one", console.shown(saved[1])  # from the newest it has just been tried
+    rate = f"optim.lr={session.config.optim.lr / 2:.4g}"
+    command = to_continue(session.config, session.folder, f"resume={wanted}", rate)
+    return f"{text}\n  to go on from the {which} checkpoint with half the rate: {command}" if command else text

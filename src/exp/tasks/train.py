@@ -11,12 +11,12 @@ from omegaconf import OmegaConf
 from exp.data.loader import eval_loader, train_loader
 from exp.data.sampler import EvalBatchSampler, TrainBatchSampler
 from exp.engine.checkpoint_hook import CheckpointHook
-from exp.engine.hooks import MetricsHook, truncate_metrics
+from exp.engine.hooks import MetricsHook
 from exp.engine.loops import EvalLoop, TrainLoop
 from exp.engine.optim import BackendOptimWrapper, build_optimizer
 from exp.engine.preemption import Agreement, PreemptionHook
 from exp.engine.progress import Progress
-from exp.engine.resume import find_checkpoint
+from exp.engine.resume import compare, find_checkpoint
 from exp.engine.rng import seed_everything
 from exp.engine.runner import Runner
 from exp.engine.stock_hooks import build_hooks
@@ -40,6 +40,8 @@ def run(session: Session) -> dict[str, Any]:
     """
     record_environment(session)
     data = build_data(session)
+    if session.distributed.is_main and hasattr(data, "fingerprint"):
+        session.data_files = data.fingerprint()
     model = build_model(session, data)
     try:
         return Training(session, data, model).run()
@@ -158,6 +160,7 @@ class Training:
             samples_per_second=hook.samples / hook.train_seconds if hook.train_seconds else None,
             time_to_first_step_s=hook.time_to_first_step,
             resumed_from=resumed_from,
+            changed_on_resume={change.key: {"old": change.old, "new": change.new} for change in session.changed},
             **tested,
         )
 
@@ -181,19 +184,14 @@ class Training:
             if wanted is not None and path is None:
                 path, content = find_checkpoint(session, wanted, parameters)
         if path is None:
-            self._forget_metrics()
             return None
+        session.resumed_from = path
+        session.changed = compare(session, content, path)
         self.runner.resume_from(content, path, self.checkpoint_hook)
-        if session.distributed.is_main:
-            truncate_metrics(session.folder.metrics, content["meta"]["step"])
-        session.distributed.barrier()
         session.say(f"resume: from {path}, after step {content['meta']['step']}")
+        for change in session.changed:
+            session.say(f"  changed: {change}")
         return str(path)
-
-    def _forget_metrics(self) -> None:
-        """Drop the lines of an earlier attempt in this folder that left no checkpoint."""
-        if self.session.distributed.is_main:
-            truncate_metrics(self.session.folder.metrics, 0)
 
 
 def _visualizer(session: Session) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
+from exp.data.fingerprint import of_samples
 from exp.data.images.dataset import ImageDataset, findings
 from exp.data.images.listing import Listing
 from exp.data.images.pipeline import Pipeline
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     import os
 
     import numpy as np
+
+    from exp.data.fingerprint import Fingerprint
 
 __all__ = ["ImageData"]
 
@@ -125,6 +128,10 @@ class ImageData:
             "channels": self.read.channels,
             "value_range": None if limits is None else [float(limit) for limit in limits],
         }
+
+    def fingerprint(self) -> Fingerprint:
+        """Names, labels and sizes of the files, in short (:mod:`exp.data.fingerprint`)."""
+        return of_samples({part: data.samples for part, data in self._parts.items()})
 
     def adopt(self, state: Mapping[str, Any]) -> None:
         """Be used with weights that were trained on other files: call it before anything is loaded.
