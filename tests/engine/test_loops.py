@@ -145,6 +145,15 @@ def test_checkpoints_by_steps_wait_for_the_validation_there(make_runner):
     assert kept["best"]["best"] == 2.0  # what the validation at that step found
 
 
+def test_a_checkpoint_after_an_epoch_does_not_end_it_again(make_runner):
+    """Without a validation there, it is written after the schedulers of epochs have taken their step."""
+    runner = make_runner(max_epochs=2)
+    runner._train_loop.val_every, runner._val_loop = 1000, Validations(runner, values=[2.0])
+    runner._train_loop.run()
+    content = checkpoint.read(runner.parts.saving.folder / "step_00000016.pth")
+    assert (content["meta"]["epoch"], content["meta"]["samples"]) == (1, 0)
+
+
 def test_more_can_be_better(make_runner):
     runner = make_runner(max_epochs=4)
     saving = runner.parts.saving

@@ -53,7 +53,7 @@ def of_samples(parts: Mapping[str, Sequence[tuple[str, Any]]]) -> Fingerprint:
         for each in (path, label) if isinstance(label, str) else (path,):
             name = each[len(root) :]
             size = _size(each) if number % stride == 0 else 0
-            key = name if len(samples) <= _MOST_FILES else f"{name.rpartition('/')[0] or '.'}/"
+            key = name if len(paths) + len(masks) <= _MOST_FILES else f"{name.rpartition('/')[0] or '.'}/"
             entry = found.setdefault(key, [0, 0, hashlib.sha256()])
             entry[0] += 1
             entry[1] += size
@@ -84,7 +84,7 @@ def differences(old: Mapping[str, Sequence[Any]], new: Mapping[str, Sequence[Any
         new: of those that are there now.
     """
     texts = []
-    for name in [*old, *(name for name in new if name not in old)]:
+    for name in sorted({*old, *new}):
         if name not in new:
             texts.append(f"{name} is no longer there")
         elif name not in old:

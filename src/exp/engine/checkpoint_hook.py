@@ -135,7 +135,7 @@ class CheckpointHook(Hook):
         """Save at the end of an epoch where no validation follows, which would do it."""
         loop = runner.train_loop
         if loop.val_every is not None and self._epoch_is_saved(runner.epoch + 1):
-            self.save(runner, runner.iter)
+            self.save(runner, runner.iter, epoch_ended=True)
 
     def _epoch_is_saved(self, epoch: int) -> bool:
         return bool(self.every_epochs) and epoch % self.every_epochs == 0
@@ -147,13 +147,14 @@ class CheckpointHook(Hook):
         """The last state is always kept."""
         self.save(runner, runner.iter)
 
-    def save(self, runner: Any, step: int, validation_due: bool = False) -> None:
+    def save(self, runner: Any, step: int, validation_due: bool = False, epoch_ended: bool = False) -> None:
         """Write a checkpoint, unless the same one has been written. A collective.
 
         Args:
             runner: the runner.
             step: optimizer steps completed.
             validation_due: whether a validation is to be made before training goes on.
+            epoch_ended: whether the hooks have been told of the end of the epoch already.
 
         Raises:
             RunError: the weights are not finite.
@@ -162,6 +163,8 @@ class CheckpointHook(Hook):
             return
         self._saved = (step, validation_due)
         content = runner.training_checkpoint(step, self.state_dict(), validation_due)
+        if epoch_ended:
+            content["meta"].update(epoch=runner.epoch + 1, samples=0)
         check_finite(runner, content["state_dict"], step)
         if runner.distributed_group.is_main:
             path = self._path(step)
