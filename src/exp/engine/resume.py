@@ -10,7 +10,7 @@ from exp.config.resuming import Change, Changes, as_plain, changes, refusal
 from exp.data.fingerprint import differences
 from exp.engine import checkpoint
 from exp.engine.soundness import not_finite
-from exp.errors import ConfigError, DataError
+from exp.errors import CheckpointError, ConfigError, DataError
 
 if TYPE_CHECKING:
     from exp.session import Session
@@ -55,14 +55,16 @@ def find_checkpoint(session: Session, wanted: str, parameters: Container[str]) -
         Its path and content; both None where ``auto`` finds none.
 
     Raises:
-        ConfigError: it was asked for by name, and no training can go on from it.
-        CheckpointError: the file does not open.
+        ConfigError: it was asked for by name, and does not open, or no training can go on from it.
     """
     path: Path | None = None
     content: Any = None
     if wanted != "auto" and Path(wanted).is_file():
         path = Path(wanted)
-        content = checkpoint.read(path)
+        try:
+            content = checkpoint.read(path)
+        except CheckpointError as error:
+            raise ConfigError(f"resume: {error}") from error
         trouble = trouble_with(content, parameters)
         if trouble is not None:
             weights = "finite" not in trouble

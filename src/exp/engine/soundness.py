@@ -34,7 +34,7 @@ def not_finite(state: Mapping[str, Any], parameters: Container[str]) -> list[str
         if isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel():
             value = value.detach()
             norm = name in parameters
-            verdict = value.norm(dtype=torch.float32) if norm else value.ne(value).any().float()
+            verdict = value.float().norm() if norm else value.ne(value).any().float()
             found.setdefault(value.device, []).append((name, norm, verdict.reshape(())))
     names = []
     for entries in found.values():

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Finished", "find_finished", "identity"]
 
-_ELSEWHERE = ("launcher", "output_dir", "plots", "record", "report_placement", "resume", "sweep")
+_ELSEWHERE = ("launcher", "output_dir", "plots", "record", "report_placement", "resume",
+              "resume_changed_data", "sweep")  # fmt: skip
 """Keys that do not change what a run computes."""
 
 
