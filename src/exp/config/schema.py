@@ -325,6 +325,8 @@ class ExpConfig:
     gains of a vanishing learning rate would count for ever."""
     resume: Optional[str] = None
     """``auto``: continue from the newest checkpoint in ``output_dir``; a path: from that checkpoint or run folder."""
+    resume_changed_data: bool = False
+    """Continue although the data, or their settings, are no longer those that the training began with."""
     init_from: Optional[str] = None
     """Checkpoint whose weights the model starts from (ours or the authors', .pth or .safetensors), or a run folder;
     eval, predict and features of a run folder take model and data from there, too."""

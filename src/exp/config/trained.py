@@ -24,15 +24,15 @@ from exp.config.schema import WITH_WEIGHTS, structure_of
 from exp.errors import ConfigError
 from exp.runfolder import RunFolder
 
-__all__ = ["OF_RUN", "begin", "different", "follows", "offer", "run_folder_of"]
+__all__ = ["NEUTRAL", "OF_RUN", "begin", "different", "follows", "offer", "run_folder_of", "text_of"]
 
 OF_RUN = "of_run"
 """Name of the primary configuration that begins with a run's own, and of the choices that it takes."""
 
 _GROUPS = ("data", "model")
 _WITH_THEM = ("name", "seed", "precision", "published", "published_source", "published_for")
-# Keys that say how fast something is computed, not what.
-_NEUTRAL = re.compile(r"^(data\.(num_workers|eval_batch_size|cache_megabytes)|model\.activation_checkpointing)$")
+NEUTRAL = re.compile(r"^(data\.(num_workers|eval_batch_size|cache_megabytes)|model\.activation_checkpointing)$")
+"""Keys that say how fast something is computed, not what."""
 _REFERENCE = re.compile(r"^\$\{([A-Za-z_][\w.]*)\}$")
 
 
@@ -178,9 +178,9 @@ def different(config: Any, other: Any, names: str, leave_out: Sequence[str] = ()
     unequal = [key for key in keys if mine.get(key) != theirs.get(key)]
     silent = {key for key, target in config.record.follows.items() if target in unequal}
     return [
-        f"{key}={_text(mine.get(key))} ({names}: {_text(theirs.get(key))})"
+        f"{key}={text_of(mine.get(key))} ({names}: {text_of(theirs.get(key))})"
         for key in unequal
-        if not _NEUTRAL.match(key) and key not in silent and key not in leave_out
+        if not NEUTRAL.match(key) and key not in silent and key not in leave_out
     ]
 
 
@@ -196,6 +196,7 @@ def _values(config: Any) -> Iterator[tuple[str, Any]]:
         yield key, config.get(key)
 
 
-def _text(value: Any) -> str:
+def text_of(value: Any) -> str:
+    """A value as it is written on the command line; a long one is cut."""
     text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
