@@ -40,9 +40,11 @@ def to_continue(config: Any, folder: RunFolder) -> str | None:
         return None
     arguments = _given
     if not _given or {"-m", "--multirun"} & set(_given):
-        written: Any = OmegaConf.to_container(OmegaConf.load(folder.overrides))
+        written: Any = OmegaConf.to_container(OmegaConf.load(folder.in_use(folder.overrides)))
         arguments = [str(override) for override in written]
-    return _command(arguments, ("resume", "output_dir"), [f"output_dir={console.shown(folder.path)}", "resume=auto"])
+    return _command(
+        arguments, ("resume", "output_dir", "overwrite"), [f"output_dir={console.shown(folder.path)}", "resume=auto"]
+    )
 
 
 def to_continue_sweep(folder: Path) -> str | None:

@@ -138,15 +138,17 @@ def _execute(run: FrozenRun) -> Finished:
     """Run it; one that is refused, be it by a worker, leaves no folder."""
     try:
         finished = execute(run)
+        if finished.exit_code in REFUSED:
+            if _full_error:
+                _show_logs(run)
+            if not run.take_back():
+                print(f"  run folder: {console.shown(run.folder.path)}", file=sys.stderr)  # noqa: T201
     except ExpError as error:
         if error.exit_code in REFUSED:
             run.take_back()
         raise
-    if finished.exit_code in REFUSED:
-        if _full_error:
-            _show_logs(run)
-        if not run.take_back():
-            print(f"  run folder: {console.shown(run.folder.path)}", file=sys.stderr)  # noqa: T201
+    finally:
+        run.release()
     return finished
 
 

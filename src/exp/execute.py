@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from exp import console, launcher, report
 from exp.backends_registry import create_backend
-from exp.config.schema import RESUMABLE
 from exp.errors import EXIT_OK
 from exp.report import Finished
 
@@ -32,11 +31,12 @@ def execute(run: FrozenRun) -> Finished:
     backend.prepare()
     if run.reference is not None:
         create_backend(run.reference.backend).prepare()
-    run.write()
+    run.write(chosen.job_token())
     report.begin(config, folder, backend)
     if run.reference is not None:
         return _parity(run, chosen)
-    outcome = chosen.launch(folder, config.nproc, saves=config.task.name in RESUMABLE)
+    outcome = chosen.launch_run(run)
+    run.check_folder()
     return report.end(config, folder, outcome)
 
 
@@ -50,6 +50,7 @@ def _parity(run: FrozenRun, chosen: launcher.Launcher) -> Finished:
     if changed:
         console.make_console().print(f"dropout is off in both runs: {', '.join(changed)}", soft_wrap=True)
     outcome, tested, other = runs.launch_both(chosen, folder, config, run.reference)
+    run.check_folder()
     if outcome.exit_code == EXIT_OK:
         return Finished(*finish(config, folder, tested, other, console.shown(folder.path)))
     return report.end(config, folder, outcome)

@@ -99,7 +99,7 @@ def end(config: Any, folder: RunFolder, outcome: Outcome) -> Finished:
             failed["error"] = {"rank": None, "type": "Interrupted", "message": f"by {outcome.interrupted_by}"}
         elif first is not None:
             failed["error"] = {"rank": first.rank, "type": first.type, "message": first.message}
-        write_json(folder.result, failed)
+        _record(folder, failed)
         text = describe_failure(outcome)
         if outcome.interrupted_by is not None:
             command = to_continue(config, folder)
@@ -109,11 +109,19 @@ def end(config: Any, folder: RunFolder, outcome: Outcome) -> Finished:
     return Finished()  # a node other than rank 0's
 
 
+def _record(folder: RunFolder, result: dict[str, Any]) -> None:
+    """Write ``result.json``; but a start that has not begun changes nothing of the record of the run before."""
+    if folder.pending:
+        folder.drop_start()
+    else:
+        write_json(folder.result, result)
+
+
 def _preempted(config: Any, folder: RunFolder, step: int | None, restarts: int) -> Finished:
     """The record of a run that ended on notice, and how it goes on."""
     record = blank_result(config)
     record.update(status="preempted", steps=step or 0, restarts=restarts)
-    write_json(folder.result, record)
+    _record(folder, record)
     if step is None:
         text = f"preempted: task={config.task.name} has no state to save; run it again"
     else:

@@ -333,6 +333,8 @@ class ExpConfig:
     init_partial: bool = False
     """train: start from ``init_from`` even where more than a new head is not in it."""
     output_dir: str = MISSING
+    overwrite: bool = False
+    """Once this run has started, remove what an earlier one has computed in ``output_dir``."""
     log_every: int = 20
     """Steps between two readings of the loss."""
     plots: bool = True

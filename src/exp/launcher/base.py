@@ -8,6 +8,7 @@ import socket
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
+from exp.config.schema import RESUMABLE
 from exp.errors import EXIT_OK, ConfigError
 from exp.preemption import Notice
 
@@ -220,6 +221,14 @@ class Launcher(abc.ABC):
         Raises:
             ConfigError: it would refuse the request.
         """
+
+    def job_token(self) -> str | None:
+        """What all processes of a job that start it together, in one run folder, know it by; None: there is one."""
+        return None
+
+    def launch_run(self, run: FrozenRun) -> Outcome:
+        """:meth:`launch` what has been written."""
+        return self.launch(run.folder, run.config.nproc, saves=run.config.task.name in RESUMABLE)
 
     @abc.abstractmethod
     def launch(self, folder: RunFolder, nproc: int, saves: bool = True) -> Outcome:

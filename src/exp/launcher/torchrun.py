@@ -46,6 +46,10 @@ class TorchrunLauncher(Launcher):
         if self.rdzv_endpoint is not None:
             check_endpoint(self.rdzv_endpoint)
 
+    def job_token(self) -> str | None:
+        """Nodes that are started by hand share their meeting point, and the run folder."""
+        return None if self.nnodes == 1 else f"{self.rdzv_endpoint}/{self.rdzv_id}"
+
     def launch(self, folder: RunFolder, nproc: int, saves: bool = True) -> Outcome:
         """Run the workers; whatever ends the run, no process of it is left behind."""
         for stale in folder.logs.glob("rank*.error.json"):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Finished", "find_finished", "identity"]
 
-_ELSEWHERE = ("launcher", "output_dir", "plots", "record", "report_placement", "resume", "sweep")
+_ELSEWHERE = ("launcher", "output_dir", "overwrite", "plots", "record", "report_placement", "resume", "sweep")
 """Keys that do not change what a run computes."""
 
 

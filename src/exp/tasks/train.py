@@ -172,7 +172,8 @@ class Training:
 
     def _resume(self) -> str | None:
         session = self.session
-        restarted = session.info.restart_count > 0 or session.info.requeues > 0
+        # A start that had not begun when it was started again has saved nothing: what is there is an earlier run's.
+        restarted = (session.info.restart_count > 0 or session.info.requeues > 0) and not session.pending
         path: Path | None = None
         # What a restarted run has saved itself comes before what it was told to begin with.
         for wanted in ["auto"] * restarted + [session.config.resume]:
@@ -182,16 +183,14 @@ class Training:
             self._forget_metrics()
             return None
         self.runner.resume_from(content, path, self.checkpoint_hook)
-        if session.distributed.is_main:
-            truncate_metrics(session.folder.metrics, content["meta"]["step"])
-        session.distributed.barrier()
-        session.say(f"resume: from {path}, after step {content['meta']['step']}")
+        step = content["meta"]["step"]
+        session.when_started(lambda: truncate_metrics(session.folder.metrics, step))
+        session.say(f"resume: from {path}, after step {step}")
         return str(path)
 
     def _forget_metrics(self) -> None:
         """Drop the lines of an earlier attempt in this folder that left no checkpoint."""
-        if self.session.distributed.is_main:
-            truncate_metrics(self.session.folder.metrics, 0)
+        self.session.when_started(lambda: truncate_metrics(self.session.folder.metrics, 0))
 
 
 def _find(session: Session, wanted: str) -> tuple[Path | None, Any]:
