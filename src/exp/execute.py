@@ -8,6 +8,7 @@ from exp import console, launcher, report
 from exp.backends_registry import create_backend
 from exp.errors import EXIT_OK
 from exp.report import Finished
+from exp.runlock import holder_of
 
 if TYPE_CHECKING:
     from exp.frozen import FrozenRun
@@ -23,6 +24,12 @@ def execute(run: FrozenRun) -> Finished:
     """
     config, folder = run.config, run.folder
     chosen = launcher.resolve(config.launcher, config.nproc)
+    holder = holder_of(folder.path)
+    if holder is not None and holder.job and config.launcher.get("cluster") is not None:
+        from exp.launcher.attach import attach_to, the_same
+
+        if the_same(run, folder):
+            return attach_to(folder)
     script = chosen.preflight([run], folder.path / "slurm")
     if script is not None:
         console.make_console().out(script, highlight=False)

@@ -98,12 +98,7 @@ class FrozenRun:
         folder = RunFolder(folder) if isinstance(folder, Path) else folder
         if folder is None or not folder.has_checkpoint() or not folder.config.is_file():
             return
-        try:
-            old = schema.load(folder.config)
-        except Exception as error:  # whatever is wrong with the file
-            raise ConfigError(
-                f"{folder.config} is not the configuration of a run: {str(error).splitlines()[0]}"
-            ) from error
+        old = schema.load(folder.config)
         if old.task.name in schema.RESUMABLE:
             refused = resuming.changes(resuming.as_plain(old), resuming.as_plain(self.config)).refused
             if refused:

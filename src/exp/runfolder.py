@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -51,14 +52,17 @@ class RunFolder:
         """Make the folder and its ``logs``.
 
         Raises:
-            RunError: it cannot be made or written.
+            ConfigError: it cannot be made or written.
+            RunError: the disk is full.
         """
         try:
             self.logs.mkdir(mode=0o750, parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=self.path) as file:
                 file.write(b"\1" * _LEAST_BYTES)  # a full disk lets empty files be made
         except OSError as error:
-            raise RunError(f"cannot write to the run folder {self.path}: {error.strerror}; set output_dir") from error
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+            kind = RunError if full else ConfigError
+            raise kind(f"cannot write to the run folder {self.path}: {error.strerror}; set output_dir") from error
 
     def check_there(self) -> None:
         """A result in a folder that somebody has deleted would be all that there is of the run.
@@ -190,7 +194,7 @@ def read_json(path: Path) -> Any:
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except ValueError as error:
         raise RunError(f"{path} is not valid JSON ({error}); remove it, or use another output_dir") from error

@@ -24,7 +24,7 @@ from pathlib import Path
 from exp import console
 from exp.errors import ConfigError
 
-__all__ = ["LOCK", "STALE_AFTER_S", "Holder", "RunLock", "holder_of"]
+__all__ = ["LOCK", "STALE_AFTER_S", "Holder", "RunLock", "holder_of", "is_running"]
 
 LOCK = ".lock"
 STALE_AFTER_S = 120.0
@@ -66,6 +66,10 @@ class Holder:
         """This process, or another one of this machine."""
         pid = os.getpid() if pid is None else pid
         return cls(token, socket.gethostname(), _machine(), pid, _started(pid) or 0, time.time(), job, cluster, several)
+
+    def is_here(self) -> bool:
+        """Whether its process id means a process of this machine."""
+        return self.machine == _machine()
 
     def __str__(self) -> str:
         since = datetime.fromtimestamp(self.since).strftime("%Y-%m-%d %H:%M:%S")
@@ -119,19 +123,13 @@ class RunLock:
         """
         self._hold(Holder.me(self.token, job, cluster), replace=True)
 
-    def hand_to(self, job: str, cluster: str, pid: int | None = None) -> None:
-        """Let a submitted job have the lock: it outlives this process.
-
-        Args:
-            job: its id.
-            cluster: ``slurm``, or ``local`` for a process of this machine.
-            pid: that process.
-        """
+    def hand_to(self, job: Holder) -> None:
+        """Let a submitted job have the lock, unless it has taken it over already: it outlives this process."""
         if self._held:
             self._stop()
             holder = _read(self.path)
             if holder is not None and holder.token == self.token and not holder.job:
-                self._write(Holder.me(self.token, job, cluster, pid=pid)).replace(self.path)
+                self._write(job).replace(self.path)
 
     def let_go(self) -> None:
         """Leave the lock to another process of the same job, which takes it over."""
@@ -212,7 +210,7 @@ class RunLock:
 
     def _in_use(self, holder: Holder, now: float) -> str:
         seen = ""
-        if holder.machine != _machine():
+        if not holder.is_here():
             with contextlib.suppress(OSError):
                 seen = f", last sign of life {max(now - self.path.stat().st_mtime, 0):.0f} s ago"
         return f"{console.shown(self.folder)} is in use by another run: {holder}{seen}; " + (
@@ -303,13 +301,18 @@ def _read(path: Path) -> Holder | None:
     """What a lock says; None: there is none. One that cannot be read has a holder without a name."""
     try:
         content = path.read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     try:
         known = json.loads(content)
         return Holder(**{key: known[key] for key in asdict(Holder())})
     except (ValueError, KeyError, TypeError):
         return Holder()
+
+
+def is_running(holder: Holder) -> bool:
+    """Whether the process of a holder that is of this machine is alive."""
+    return _started(holder.pid) == holder.started
 
 
 def _is_live(holder: Holder, path: Path, now: float) -> bool:
@@ -319,8 +322,8 @@ def _is_live(holder: Holder, path: Path, now: float) -> bool:
         states = find_states([holder.job])
         if states is not None:
             return not states[holder.job].ended
-    elif holder.machine == _machine() and not holder.several:
-        return _started(holder.pid) == holder.started
+    elif holder.is_here() and not holder.several:
+        return is_running(holder)
     try:
         return now - path.stat().st_mtime < STALE_AFTER_S
     except OSError:

@@ -142,6 +142,8 @@ class Outcome:
     torchrun, ``signals``: what gave notice on this node."""
     reported: bool = False
     """What there is to say of it has been printed, and written, where it ran."""
+    recorded: bool = False
+    """``result.json`` is as it has to be: it was written, or left alone, where the run was."""
     left: bool = False
     """It has not ended, but nobody here waits for it any longer."""
     detail: str | None = None

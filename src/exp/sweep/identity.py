@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from exp.config.schema import load
-from exp.runfolder import RunFolder, read_json, to_json
+from exp.runfolder import RunFolder, read_result, to_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,7 +42,7 @@ def find_finished(folders: Sequence[Path]) -> dict[str, Finished]:
     found: dict[str, Finished] = {}
     for path in folders:
         folder = RunFolder(path)
-        result = read_json(folder.result) or {}
+        result = read_result(folder) or {}
         job = Finished(path, result.get("status") == "completed", result.get("metric"))
         try:
             key = identity(load(folder.config))  # typed, so that keys which are new since then have their defaults
