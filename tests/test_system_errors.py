@@ -74,12 +74,12 @@ def test_a_folder_that_cannot_be_used(tmp_path, small_disk, arguments, where):
     if "frozen" in where:
         (tmp_path / "frozen").symlink_to(small_disk)
         subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
-    done = run_exp(tmp_path, *TINY, *arguments)
+    done = run_exp(tmp_path, *arguments, *TINY)
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith("error: cannot ")
     assert where in done.stderr.splitlines()[0]
     assert len(done.stderr.splitlines()) == 1
-    full = run_exp(tmp_path, *TINY, *arguments, HYDRA_FULL_ERROR="1") if "hydra" in where else None
+    full = run_exp(tmp_path, *arguments, *TINY, HYDRA_FULL_ERROR="1") if "hydra" in where else None
     assert full is None or "Traceback" in full.stderr
 
 
@@ -112,14 +112,14 @@ def test_a_record_that_holds_something_else(trained, name, content):
     (run / name).write_bytes(content)
     try:
         for arguments in (
-            ["output_dir=sweep/0", "resume=auto", "max_steps=6"],
+            ["output_dir=sweep/0", "resume=auto"],
             ["task=eval", "init_from=sweep/0", "output_dir=eval"],
             ["-m", "output_dir=sweep", "seed=1", "sweep.resume=true", "sweep.plots=false"],
             ["task=report", "run=sweep/0", "output_dir=report"],
         ):
             if (arguments[0], name) == ("task=eval", "result.json"):
                 continue  # it needs none
-            done = run_exp(trained, *TINY, *arguments)
+            done = run_exp(trained, *arguments, *TINY)
             assert "Traceback" not in done.stderr, done.stderr
             if arguments[0] == "task=report":
                 assert done.returncode == 0, done.stderr  # the table and the page tell it
