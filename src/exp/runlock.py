@@ -100,6 +100,8 @@ class RunLock:
         self._content = b""
         self._inode = 0
         self._held = False
+        self._beating = threading.Lock()
+        self._shown = console.shown(folder)
         self.lost: str | None = None
         """How it was lost while it was held; None: it was not."""
 
@@ -213,8 +215,8 @@ class RunLock:
         if not holder.is_here():
             with contextlib.suppress(OSError):
                 seen = f", last sign of life {max(now - self.path.stat().st_mtime, 0):.0f} s ago"
-        return f"{console.shown(self.folder)} is in use by another run: {holder}{seen}; " + (
-            f"wait for its end, or use another output_dir; to follow it: task=attach run={console.shown(self.folder)}"
+        return f"{self._shown} is in use by another run: {holder}{seen}; " + (
+            f"wait for its end, or use another output_dir; to follow it: task=attach run={self._shown}"
             if holder.job
             else "wait for its end, or use another output_dir"
         )
@@ -223,13 +225,15 @@ class RunLock:
 
     def _beat(self) -> None:
         """Show that the holder is alive; find out whether it still is one."""
-        try:
+        with self._beating, contextlib.suppress(OSError):  # the file server may not answer for a while
+            if not self._held:
+                return
             try:
-                if self.folder.stat().st_ino != self._inode:
-                    raise FileNotFoundError
+                there = self.folder.stat().st_ino == self._inode
             except FileNotFoundError:
-                shown = console.shown(self.folder)
-                self.lost = f"the run folder {shown} was deleted or moved while the run was going on"
+                there = False
+            if not there:
+                self.lost = f"the run folder {self._shown} was deleted or moved while the run was going on"
                 return
             holder = _read(self.path)
             if holder is None:
@@ -237,12 +241,11 @@ class RunLock:
             elif holder.token == self.token:
                 os.utime(str(self.path))
             else:
-                self.lost = f"the run folder {console.shown(self.folder)} was taken by another run: {holder}"
-        except OSError:
-            pass  # the file server does not answer for a while
+                self.lost = f"the run folder {self._shown} was taken by another run: {holder}"
 
     def _stop(self) -> None:
-        self._held = False
+        with self._beating:
+            self._held = False
         with _guard:
             if self in _kept:
                 _kept.remove(self)
@@ -270,8 +273,7 @@ def _keep_all() -> None:
             lock._beat()
             if lock.lost is not None:
                 lock._stop()
-                # To the thread that waits: one that the kernel chose would leave it waiting.
-                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+                os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _encoded(holder: Holder) -> bytes:

@@ -298,8 +298,8 @@ def _check_files(config: Any) -> None:
 
 def _check_output_dir(config: Any) -> None:
     folder = RunFolder(config.output_dir)
-    if config.overwrite and config.resume == "auto":
-        raise ConfigError("overwrite=true removes what resume=auto continues from; leave one of them out")
+    if config.overwrite and config.resume is not None:
+        raise ConfigError("overwrite=true is for a run that begins anew; leave it out, or resume, or use init_from")
     if holder_of(folder.path) is not None:
         return  # whether it may come in, and what to do if not, is said by the lock
     previous = read_result(folder)

@@ -27,7 +27,7 @@ PARENT_VARIABLE = "EXP_SWEEP_PID"
 def main(folder: str, token: str) -> int:
     """Run what is frozen in ``folder``, whose lock the sweep has under ``token``; returns the exit code."""
     die_with_parent(signal.SIGTERM, int(os.environ[PARENT_VARIABLE]))
-    lock = RunLock(Path(folder), token)
+    lock = RunLock(Path(folder), token or None)
     try:
         lock.take_over()
         run = FrozenRun.load(RunFolder(folder))

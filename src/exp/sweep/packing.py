@@ -84,11 +84,12 @@ class _Running:
         self.run, self.taken = run, taken
         self.log = run.folder.logs / "output.log"
         self._before = _version(run.folder.result)
-        assert run.lock is not None
-        run.lock.let_go()
+        if run.lock is not None:
+            run.lock.let_go()
+        token = "" if run.lock is None else run.lock.token
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "exp.launcher.job", str(run.folder.path), run.lock.token],
+                [sys.executable, "-m", "exp.launcher.job", str(run.folder.path), token],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True,
             )  # fmt: skip
 
