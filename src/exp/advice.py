@@ -41,12 +41,13 @@ def to_continue(config: Any, folder: RunFolder, *changes: str) -> str | None:
         return None
     arguments = _given
     if not _given or {"-m", "--multirun"} & set(_given):
-        if not folder.overrides.is_file():
+        written = folder.in_use(folder.overrides)
+        if not written.is_file():
             return None
-        written: Any = OmegaConf.to_container(OmegaConf.load(folder.overrides))
-        arguments = [str(override) for override in written]
+        content: Any = OmegaConf.to_container(OmegaConf.load(written))
+        arguments = [str(override) for override in content]
     new = {"output_dir": console.shown(folder.path), "resume": "auto", **dict(each.split("=", 1) for each in changes)}
-    return _command(arguments, tuple(new), [f"{key}={value}" for key, value in new.items()])
+    return _command(arguments, (*new, "overwrite"), [f"{key}={value}" for key, value in new.items()])
 
 
 def to_continue_sweep(folder: Path) -> str | None:

@@ -25,11 +25,12 @@ from exp.advice import remember
 from exp.compare.command import write_report
 from exp.config import choices, explain, paths, schema, trained
 from exp.config.targets import use_working_directory
-from exp.errors import EXIT_CONFIG, EXIT_OK, REFUSED, ExpError
+from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, REFUSED, ExpError
 from exp.execute import execute
 from exp.footprint import remove_empty
 from exp.frozen import freeze
 from exp.launcher.shell_env import drop_stale_variables
+from exp.system_errors import as_ours
 from hydra_plugins.exp_sweeps import ExpLauncher
 
 if TYPE_CHECKING:
@@ -71,6 +72,12 @@ def main() -> int:
     except ExpError as error:
         console.error(str(error))
         return error.exit_code
+    except (OSError, MemoryError, ImportError) as error:
+        ours = as_ours(error, usage=True)
+        if ours is None or _full_error:
+            traceback.print_exc()
+        console.error(str(ours or f"{type(error).__name__}: {error}"))
+        return EXIT_FAILED if ours is None else ours.exit_code
     except KeyboardInterrupt:
         number = _finish_sweep()
         console.error(f"interrupted by {number}" if number else "interrupted")
@@ -112,6 +119,12 @@ def _job(config: DictConfig) -> float | None:
         if config.task.name == "report":
             write_report(config, list(state.overrides.task))
             return None
+        if config.task.name == "attach":
+            from exp.launcher.attach import attach
+
+            finished = attach(config)
+            _exit_codes.append(finished.exit_code)
+            return finished.metric
         folder = Path(config.output_dir) if of_hydra == Path.cwd() else of_hydra
         run = freeze(config, list(state.overrides.task), folder)
         drop_stale_variables()
@@ -138,15 +151,17 @@ def _execute(run: FrozenRun) -> Finished:
     """Run it; one that is refused, be it by a worker, leaves no folder."""
     try:
         finished = execute(run)
+        if finished.exit_code in REFUSED:
+            if _full_error:
+                _show_logs(run)
+            if not run.take_back():
+                print(f"  run folder: {console.shown(run.folder.path)}", file=sys.stderr)  # noqa: T201
     except ExpError as error:
         if error.exit_code in REFUSED:
             run.take_back()
         raise
-    if finished.exit_code in REFUSED:
-        if _full_error:
-            _show_logs(run)
-        if not run.take_back():
-            print(f"  run folder: {console.shown(run.folder.path)}", file=sys.stderr)  # noqa: T201
+    finally:
+        run.release()
     return finished
 
 

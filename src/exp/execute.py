@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from exp import console, launcher, report
 from exp.backends_registry import create_backend
-from exp.config.schema import RESUMABLE
 from exp.errors import EXIT_OK
 from exp.report import Finished
+from exp.runlock import holder_of
 
 if TYPE_CHECKING:
     from exp.frozen import FrozenRun
@@ -24,6 +24,12 @@ def execute(run: FrozenRun) -> Finished:
     """
     config, folder = run.config, run.folder
     chosen = launcher.resolve(config.launcher, config.nproc)
+    holder = holder_of(folder.path)
+    if holder is not None and holder.job and config.launcher.get("cluster") is not None:
+        from exp.launcher.attach import attach_to, the_same
+
+        if the_same(run, folder):
+            return attach_to(folder)
     script = chosen.preflight([run], folder.path / "slurm")
     if script is not None:
         console.make_console().out(script, highlight=False)
@@ -32,11 +38,12 @@ def execute(run: FrozenRun) -> Finished:
     backend.prepare()
     if run.reference is not None:
         create_backend(run.reference.backend).prepare()
-    run.write()
+    run.write(chosen.job_token())
     report.begin(config, folder, backend)
     if run.reference is not None:
         return _parity(run, chosen)
-    outcome = chosen.launch(folder, config.nproc, saves=config.task.name in RESUMABLE)
+    outcome = chosen.launch_run(run)
+    run.check_folder()
     return report.end(config, folder, outcome)
 
 
@@ -50,6 +57,7 @@ def _parity(run: FrozenRun, chosen: launcher.Launcher) -> Finished:
     if changed:
         console.make_console().print(f"dropout is off in both runs: {', '.join(changed)}", soft_wrap=True)
     outcome, tested, other = runs.launch_both(chosen, folder, config, run.reference)
+    run.check_folder()
     if outcome.exit_code == EXIT_OK:
         return Finished(*finish(config, folder, tested, other, console.shown(folder.path)))
     return report.end(config, folder, outcome)

@@ -34,12 +34,13 @@ class Footprint:
     """A run folder as it is before a start.
 
     Args:
-        folder: it may be missing, or hold a run that is to be continued.
+        folder: it may hold a run that is to be continued.
+        missing: what was not there before (:func:`missing_folders`).
     """
 
-    def __init__(self, folder: RunFolder) -> None:
+    def __init__(self, folder: RunFolder, missing: list[Path]) -> None:
         self._path = folder.path
-        self._missing = missing_folders(folder.path)
+        self._missing = missing
         self._before = set(folder.path.rglob("*"))
         small = [path for path in folder.path.glob("*") if path.name in _RECORDS or path == folder.metrics]
         small += [path for name in _LOGS for path in (folder.path / name).glob("*") if path.is_file()]
@@ -64,8 +65,11 @@ class Footprint:
         for path, size in self._size.items():
             if path.is_file() and path.stat().st_size > size:
                 os.truncate(str(path), size)
-        remove_empty(self._missing)
         return True
+
+    def remove_folders(self) -> None:
+        """Remove the folders that were made, where nothing is left in them."""
+        remove_empty(self._missing)
 
     def _is_result(self, path: Path) -> bool:
         if path.is_dir() or path.name in _RECORDS or path.name == "metrics.jsonl":

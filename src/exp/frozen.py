@@ -14,16 +14,19 @@ from hydra.errors import MissingConfigException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from exp import console
 from exp.backends_registry import choose, create_backend
-from exp.config import explain, paths, schema, trained
+from exp.config import explain, paths, resuming, schema, trained
 from exp.config.dictionaries import replace_given
-from exp.config.schema import DIAGNOSES
 from exp.config.validate import refuse_device_arguments, validate
-from exp.errors import ConfigError
-from exp.footprint import Footprint
-from exp.runfolder import RunFolder, write_atomically
+from exp.errors import ConfigError, RunError
+from exp.footprint import Footprint, missing_folders, remove_empty
+from exp.runfolder import RunFolder
+from exp.runlock import RunLock
 
 __all__ = ["FrozenRun", "freeze"]
+
+_BEGIN_AT_ONCE = (*schema.DIAGNOSES, "parity")  # what they leave is no record of one run that could be lost
 
 
 @dataclass
@@ -36,6 +39,7 @@ class FrozenRun:
         folder: the run folder.
         reference: task=parity: the configuration to compare with.
         footprint: of :meth:`write`.
+        lock: of the folder, once it is taken.
     """
 
     config: Any
@@ -43,22 +47,62 @@ class FrozenRun:
     folder: RunFolder
     reference: Any | None = None
     footprint: Footprint | None = None
+    lock: RunLock | None = None
 
-    def write(self) -> None:
-        """Make the run folder and put the configuration into it.
+    def write(self, token: str | None = None) -> None:
+        """Take the run folder, and put the configuration into it: beside an earlier record, until the run has begun.
+
+        Args:
+            token: what all the processes of a job that share the folder know it by; None: this process is alone.
 
         Raises:
+            ConfigError: somebody else is at work there, or the run that is to be continued was another one.
             RunError: the folder cannot be written.
         """
+        if self.lock is not None:
+            return  # whoever started this process has written it
         folder = self.folder
-        self.footprint = Footprint(folder)
+        missing = missing_folders(folder.logs)
+        lock = RunLock(folder.path, token)
         folder.create()
-        write_atomically(folder.config, OmegaConf.to_yaml(self.config, resolve=True).encode())
-        write_atomically(folder.overrides, OmegaConf.to_yaml(OmegaConf.create(self.overrides)).encode())
-        if self.reference is not None:
-            write_atomically(folder.reference, OmegaConf.to_yaml(self.reference, resolve=True).encode())
-        if folder.result.is_file():
-            folder.result.unlink()  # of an attempt that this one continues
+        try:
+            joined = lock.acquire()
+            self.lock = lock
+            self._check_resumed()
+        except ConfigError:
+            remove_empty(missing)
+            raise
+        self.footprint = Footprint(folder, missing)
+        files = {"config": self.config, "overrides": OmegaConf.create(self.overrides), "reference": self.reference}
+        contents = {
+            f"{name}.yaml": OmegaConf.to_yaml(value, resolve=True).encode()
+            for name, value in files.items()
+            if value is not None
+        }
+        config = folder.in_use(folder.config)
+        if not (joined and config.is_file() and config.read_bytes() == contents[config.name]):
+            folder.stage(contents)
+        if self.config.task.name in _BEGIN_AT_ONCE:
+            folder.begin(self.config.overwrite)
+
+    def _check_resumed(self) -> None:
+        """Whether the run that is to be continued is this one, by its record.
+
+        Raises:
+            ConfigError: it is not.
+        """
+        resume = self.config.resume
+        if resume is None:
+            return
+        folder = self.folder if resume == "auto" else trained.run_folder_of(resume)
+        folder = RunFolder(folder) if isinstance(folder, Path) else folder
+        if folder is None or not folder.has_checkpoint() or not folder.config.is_file():
+            return
+        old = schema.load(folder.config)
+        if old.task.name in schema.RESUMABLE:
+            refused = resuming.changes(resuming.as_plain(old), resuming.as_plain(self.config)).refused
+            if refused:
+                raise ConfigError(resuming.refusal(refused, console.shown(folder.path)))
 
     def take_back(self) -> bool:
         """Leave the folder as it was before :meth:`write`, where the run was refused and nothing has come of it.
@@ -66,17 +110,37 @@ class FrozenRun:
         Returns:
             Whether it is so now. Not on several nodes that were started by hand: others may be writing there.
         """
-        alone = self.config.launcher.nnodes == 1 or self.config.launcher.get("cluster") is not None
         if self.footprint is None:
             return True
-        return alone and self.config.task.name not in DIAGNOSES and self.footprint.take_back()
+        alone = self.config.launcher.nnodes == 1 or self.config.launcher.get("cluster") is not None
+        done = alone and self.config.task.name not in schema.DIAGNOSES and self.footprint.take_back()
+        self.release()
+        if done:
+            self.footprint.remove_folders()
+        return done
+
+    def check_folder(self) -> None:
+        """Whether the run folder is still there, and this run's.
+
+        Raises:
+            RunError: it is not.
+        """
+        lost = None if self.lock is None else self.lock.check()
+        if lost is not None:
+            raise RunError(f"{lost}; what it computed is lost")
+
+    def release(self) -> None:
+        """Let go of the folder: the run has ended, or has been handed to another process."""
+        if self.lock is not None:
+            self.lock.release()
 
     @classmethod
     def load(cls, folder: RunFolder) -> FrozenRun:
         """Read what :meth:`write` has written."""
-        reference = schema.load(folder.reference) if folder.reference.is_file() else None
-        overrides: Any = OmegaConf.to_container(OmegaConf.load(folder.overrides))
-        return cls(schema.load(folder.config), overrides, folder, reference)
+        config = schema.load(folder.in_use(folder.config))
+        reference = schema.load(folder.in_use(folder.reference)) if config.task.name == "parity" else None
+        overrides: Any = OmegaConf.to_container(OmegaConf.load(folder.in_use(folder.overrides)))
+        return cls(config, overrides, folder, reference)
 
 
 def freeze(config: DictConfig, overrides: list[str], output_dir: Path) -> FrozenRun:

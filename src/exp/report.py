@@ -90,7 +90,7 @@ def end(config: Any, folder: RunFolder, outcome: Outcome) -> Finished:
         _print_table(config, folder, result)
         return Finished(metric=result["metric"])
     if outcome.preempted is not None:
-        return _preempted(config, folder, outcome.preempted["step"], outcome.restarts)
+        return _preempted(config, folder, outcome)
     if outcome.exit_code != EXIT_OK:
         first = outcome.failures[0] if outcome.failures else None
         failed = blank_result(config)
@@ -99,8 +99,8 @@ def end(config: Any, folder: RunFolder, outcome: Outcome) -> Finished:
             failed["error"] = {"rank": None, "type": "Interrupted", "message": f"by {outcome.interrupted_by}"}
         elif first is not None:
             failed["error"] = {"rank": first.rank, "type": first.type, "message": first.message}
-        write_json(folder.result, failed)
-        text = describe_failure(outcome)
+        unwritten = _record(folder, failed, outcome)
+        text = describe_failure(outcome) + unwritten
         if outcome.interrupted_by is not None:
             command = to_continue(config, folder)
             text += f"\n  to continue from the last checkpoint: {command}" if command else "; nothing has been saved"
@@ -109,16 +109,36 @@ def end(config: Any, folder: RunFolder, outcome: Outcome) -> Finished:
     return Finished()  # a node other than rank 0's
 
 
-def _preempted(config: Any, folder: RunFolder, step: int | None, restarts: int) -> Finished:
+def _record(folder: RunFolder, result: dict[str, Any], outcome: Outcome) -> str:
+    """Write ``result.json``; but a start that has not begun changes nothing of the record of the run before.
+
+    Returns:
+        A line to add where it cannot be written.
+    """
+    if outcome.recorded:
+        return ""
+    try:
+        if folder.pending:
+            folder.drop_start()
+        else:
+            write_json(folder.result, result)
+    except OSError as error:
+        return f"\n  {folder.result} could not be written: {error.strerror}"
+    return ""
+
+
+def _preempted(config: Any, folder: RunFolder, outcome: Outcome) -> Finished:
     """The record of a run that ended on notice, and how it goes on."""
+    assert outcome.preempted is not None
+    step: int | None = outcome.preempted["step"]
     record = blank_result(config)
-    record.update(status="preempted", steps=step or 0, restarts=restarts)
-    write_json(folder.result, record)
+    record.update(status="preempted", steps=step or 0, restarts=outcome.restarts)
+    unwritten = _record(folder, record, outcome)
     if step is None:
         text = f"preempted: task={config.task.name} has no state to save; run it again"
     else:
         text = f"preempted after step {step}, which is saved; to continue: {to_continue(config, folder)}"
-    console.make_console().print(text, soft_wrap=True, markup=False)
+    console.make_console().print(text + unwritten, soft_wrap=True, markup=False)
     return Finished(EXIT_PREEMPTED, float("nan"))
 
 

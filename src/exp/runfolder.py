@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
+import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Mapping
 
-from exp.errors import RunError
+from exp.errors import ConfigError, RunError
 
-__all__ = ["RunFolder", "read_json", "to_json", "write_atomically", "write_json"]
+__all__ = ["RunFolder", "read_json", "read_result", "to_json", "write_atomically", "write_json"]
 
 _LEAST_BYTES = 2**16  # what the records of the shortest run may need
+_OUTPUTS = (  # of all tasks; logs stay, and are added to
+    "checkpoints", "differences.csv", "doctor", "doctor.json", "env.json", "features", "features.csv", "forecasts",
+    "metrics.jsonl", "metrics_*.csv", "parity.json", "plots", "predictions", "predictions.csv", "reference",
+    "reference.yaml", "tested", "trace.npz",
+)  # fmt: skip
 
 
 class RunFolder:
     """Paths of one run; every rank shares one.
+
+    A start in a folder that holds a record writes its own ``config.yaml`` and what goes with it to ``.start`` (see
+    :meth:`stage`). They take the place of those of the earlier run once it has started (:meth:`begin`); a start that
+    comes to nothing leaves the record as it was, however it ends.
 
     Args:
         path: the folder; made by :meth:`create`, with the permissions of the user's umask less those of others.
@@ -35,19 +46,77 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
         self.plots = self.path / "plots"
         self.forecasts = self.path / "forecasts"
+        self.start = self.path / ".start"
 
     def create(self) -> None:
         """Make the folder and its ``logs``.
 
         Raises:
-            RunError: it cannot be made or written.
+            ConfigError: it cannot be made or written.
+            RunError: the disk is full.
         """
         try:
             self.logs.mkdir(mode=0o750, parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=self.path) as file:
                 file.write(b"\1" * _LEAST_BYTES)  # a full disk lets empty files be made
         except OSError as error:
-            raise RunError(f"cannot write to the run folder {self.path}: {error.strerror}; set output_dir") from error
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+            kind = RunError if full else ConfigError
+            raise kind(f"cannot write to the run folder {self.path}: {error.strerror}; set output_dir") from error
+
+    def check_there(self) -> None:
+        """A result in a folder that somebody has deleted would be all that there is of the run.
+
+        Raises:
+            RunError: what :meth:`create` has made is gone.
+        """
+        if not self.logs.is_dir():
+            raise RunError(f"the run folder {self.path} was deleted or moved while the run was going on")
+
+    def stage(self, files: Mapping[str, bytes]) -> None:
+        """Write the configuration of a start: at once where there is none, else beside the record.
+
+        Args:
+            files: contents by name; ``config.yaml`` among them.
+        """
+        self.drop_start()
+        place = self.start if self.config.is_file() else self.path
+        # The configuration last: with it the others count.
+        for name in sorted(files, key=lambda name: name == self.config.name):
+            write_atomically(place / name, files[name])
+
+    @property
+    def pending(self) -> bool:
+        """Whether a start has written its configuration beside the record, and has not begun."""
+        return self.start.is_dir()
+
+    def in_use(self, path: Path) -> Path:
+        """``path`` as the start has it that has not begun; that of the record where there is none."""
+        staged = self.start / path.name
+        return staged if staged.is_file() else path
+
+    def begin(self, overwrite: bool) -> None:
+        """Put the files of a start in the place of the record; called by one process of the run.
+
+        The old result goes first, and the rest is moved file by file: killed in between, the start is still pending,
+        and what has moved is found where it is.
+
+        Args:
+            overwrite: remove what the earlier run has computed.
+        """
+        if not self.pending:
+            return
+        self.result.unlink() if self.result.is_file() else None
+        for pattern in _OUTPUTS if overwrite else ():
+            for old in self.path.glob(pattern):
+                shutil.rmtree(str(old)) if old.is_dir() and not old.is_symlink() else old.unlink()
+        for file in sorted(self.start.iterdir()):
+            file.replace(self.path / file.name)
+        self.start.rmdir()
+
+    def drop_start(self) -> None:
+        """Forget a start that has come to nothing."""
+        shutil.rmtree(str(self.start), ignore_errors=True)
 
     def has_checkpoint(self) -> bool:
         """Whether a training has saved its state here."""
@@ -125,7 +194,22 @@ def read_json(path: Path) -> Any:
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except ValueError as error:
         raise RunError(f"{path} is not valid JSON ({error}); remove it, or use another output_dir") from error
+
+
+def read_result(folder: RunFolder) -> dict[str, Any] | None:
+    """What ``result.json`` of a run folder says, or None where there is none.
+
+    Raises:
+        ConfigError: it is not what a run leaves.
+    """
+    try:
+        result = read_json(folder.result)
+    except RunError as error:
+        raise ConfigError(str(error)) from error
+    if result is not None and not isinstance(result, dict):
+        raise ConfigError(f"{folder.result} is not the result of a run; remove it, or use another output_dir")
+    return result

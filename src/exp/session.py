@@ -15,7 +15,7 @@ import time
 import traceback
 import uuid
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Sequence
 
 from exp.backend import PRECISIONS
 from exp.backends_registry import create_backend
@@ -63,6 +63,7 @@ class Session:
         data_files: fingerprint of its files, likewise (:mod:`exp.data.fingerprint`); on rank 0 of a training.
         resumed_from: the checkpoint that a training goes on from; None: it began anew.
         changed: what a continued training does not do as before.
+        pending: whether this start has not taken the place of an earlier run's record yet (:meth:`begin`).
         unique_name: tells this run from others of the same process.
     """
 
@@ -84,6 +85,9 @@ class Session:
         self.data_files: Fingerprint | None = None
         self.resumed_from: Path | None = None
         self.changed: Sequence[Change] = ()
+        self.pending = folder.pending
+        self._begun = False
+        self._when_started: list[Callable[[], object]] = []
 
     def open(self) -> None:
         """Select the device, join the process group, seed, and say where this rank is.
@@ -149,6 +153,29 @@ class Session:
         if self.console is not None:
             self.console.print(text, highlight=False, soft_wrap=True)
 
+    def when_started(self, action: Callable[[], object]) -> None:
+        """Have rank 0 do something that changes what an earlier attempt has left, once this one has started."""
+        self._when_started.append(action)
+
+    def begin(self) -> None:
+        """The run has started: every rank is through its set-up and the first step, or comes to the first evaluation.
+
+        Only now does anything change of the record of an earlier run in this folder. Called by every rank, at the same
+        place; calls after the first do nothing.
+        """
+        if self._begun:
+            return
+        self._begun = True
+        if self.pending:
+            self.distributed.barrier()
+        if self.info.rank == 0:
+            self.folder.begin(self.config.overwrite)
+            for action in self._when_started:
+                action()
+        if self.pending:
+            self.distributed.barrier()
+        self.pending = False
+
     def close(self) -> None:
         """Take the process group down, after everything that holds a DDP reducer has been released.
 
@@ -181,7 +208,7 @@ def run(folder: RunFolder, info: RankInfo) -> None:
     Raises:
         ExpError: as the parts raise it; the launcher turns it into the run's result and exit code.
     """
-    config = load(folder.config)
+    config = load(folder.in_use(folder.config))
     backend = create_backend(config.backend)
     environment = backend.worker_env(info.local_rank, info.local_world_size, single_node=info.single_node)
     for name, value in environment.items():
@@ -195,6 +222,7 @@ def run(folder: RunFolder, info: RankInfo) -> None:
         session.open()
         task = importlib.import_module(f"exp.tasks.{config.task.name}")
         result = task.run(session)
+        session.begin()  # of a task that has not said so
     except BaseException as error:
         # The frames of the error hold the wrapped model; they must let go of it before the interpreter exits.
         _, _, tb = sys.exc_info()
@@ -205,4 +233,5 @@ def run(folder: RunFolder, info: RankInfo) -> None:
         raise
     session.close()
     if info.rank == 0:
+        folder.check_there()
         write_json(folder.result, result)

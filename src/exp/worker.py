@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import os
@@ -10,15 +11,16 @@ import sys
 import time
 import traceback
 from pathlib import Path
-from typing import Callable
+from typing import Any, Callable
 
 from exp.errors import EXIT_FAILED, EXIT_OK, ExpError, Preempted
 from exp.launcher.base import SCRATCH_VARIABLE, RankInfo, this_host
 from exp.launcher.processes import AGENT_VARIABLE, die_with_parent, name_process
 from exp.preemption import record_preempted
 from exp.runfolder import RunFolder, write_json
+from exp.system_errors import as_ours
 
-__all__ = ["main", "run_worker"]
+__all__ = ["describe_error", "main", "run_worker"]
 
 
 def main(body: Callable[[RunFolder, RankInfo], None] | None = None, parent: int | None = None) -> None:
@@ -104,25 +106,46 @@ def run_worker(
         raise
     except (Exception, SystemExit) as error:  # SystemExit: a library that gives up must not end a run without a word
         logging.getLogger(__name__).error("rank %d failed\n%s", info.rank, traceback.format_exc())
-        write_json(
-            error_file,
-            {
-                "rank": info.rank,
-                "local_rank": info.local_rank,
-                "host": this_host(),
-                "type": type(error).__name__,
-                "message": str(error) or "no message",
-                "exit_code": error.exit_code if isinstance(error, ExpError) else EXIT_FAILED,
-                "time": time.time(),
-                "pid": os.getpid(),
-                "restart": info.restart_count,
-            },
-        )
+        _leave_word(error_file, describe_error(error, folder, info))
         raise
     finally:
         logging.getLogger().removeHandler(handler)
         logging.captureWarnings(False)
-        handler.close()
+        with contextlib.suppress(OSError):
+            handler.close()
+
+
+def describe_error(error: BaseException, folder: RunFolder, info: RankInfo) -> dict[str, Any]:
+    """What the launcher is to know of an error (:class:`exp.launcher.base.RankFailure`, less the log)."""
+    ours = as_ours(error, folder.path)
+    return {
+        "rank": info.rank,
+        "local_rank": info.local_rank,
+        "host": this_host(),
+        "type": type(ours or error).__name__,
+        "message": str(ours or error) or "no message",
+        "exit_code": EXIT_FAILED if ours is None else ours.exit_code,
+        "time": time.time(),
+        "pid": os.getpid(),
+        "restart": info.restart_count,
+    }
+
+
+def _leave_word(path: Path, description: dict[str, Any]) -> None:
+    """In the run folder; where that is full, or gone, in the private folder of the job on this node."""
+    with contextlib.suppress(OSError):
+        if path.parent.is_dir():
+            write_json(path, description)
+            return
+    with contextlib.suppress(OSError, KeyError):
+        write_json(Path(os.environ[SCRATCH_VARIABLE], path.name), description)
+
+
+class _LogFile(logging.FileHandler):
+    """Of a disk that is full nothing is said here: the run itself will find out."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        """Where logging would print a traceback to the terminal."""
 
 
 def _redirect(log: Path, keep_stdout: bool) -> None:
@@ -138,7 +161,7 @@ def _redirect(log: Path, keep_stdout: bool) -> None:
 
 def _log_to(log: Path) -> logging.Handler:
     """Send Python's logging and warnings to the log."""
-    handler = logging.FileHandler(log, encoding="utf-8")
+    handler = _LogFile(log, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger()
     root.addHandler(handler)

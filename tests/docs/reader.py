@@ -33,6 +33,7 @@ NOT_HERE = {
     r"backend=gcu(?!_simulated)(?!.*simulate=true)": "no such card here",
     r"backend=(cuda|rocm)": "no such card here",
     r"launcher=submitit(?!.*dry_run)": "no Slurm here (tests/slurm starts one)",
+    r"task=attach": "no job here (tests/launcher/test_attach.py submits one)",
     r"launcher\.nnodes=2": "several nodes (tests/test_cli.py starts two on one machine)",
 }
 SERIES = [

@@ -225,6 +225,22 @@ def test_an_interrupt_leaves_or_cancels_the_job(submit, cluster, tmp_path, cance
 
 
 @pytest.mark.slow
+def test_the_same_command_follows_the_job_that_is_there(submit, cluster, result, tmp_path):
+    """Killed followers leave one job, which has its folder while it waits to be started again, too."""
+    running = submit(*EXACT)
+    running.wait_for_steps()
+    job = running.job()
+    os.kill(running.process.pid, signal.SIGKILL)
+    cluster.run("scancel", "--signal=USR2", job)
+    code, said = submit(*EXACT).end()
+    assert code == 0, said
+    assert f"following job {job}" in said
+    assert len(list((tmp_path / "run" / "slurm").glob("*_submitted.pkl"))) == 1
+    assert result("run")["status"] == "completed"
+    assert not (tmp_path / "run" / ".lock").exists()
+
+
+@pytest.mark.slow
 def test_nobody_need_wait(submit, cluster, result):
     running = submit("launcher.wait=false")
     code, said = running.end()

@@ -19,7 +19,7 @@ __all__ = ["Change", "Changes", "as_plain", "changes", "of_training", "refusal"]
 
 # Of no meaning for a training: where it is, what is noted of it, what other tasks are told, what is derived.
 _SILENT = re.compile(
-    r"output_dir|resume|resume_changed_data|init_partial|batch_size|reference|run|steps"
+    r"output_dir|overwrite|resume|resume_changed_data|init_partial|batch_size|reference|run|steps"
     r"|(?:record|sweep|published|published_\w+|task(?!\.name$))(?:\..*)?"
 )
 # Where the data lie: whether they are the same is asked of the files themselves.

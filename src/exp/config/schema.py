@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
+from yaml import YAMLError
 
 from exp.config import families
 from exp.config.dictionaries import opened
+from exp.errors import ConfigError
 
 __all__ = [
     "DIAGNOSES",
@@ -333,6 +335,8 @@ class ExpConfig:
     init_partial: bool = False
     """train: start from ``init_from`` even where more than a new head is not in it."""
     output_dir: str = MISSING
+    overwrite: bool = False
+    """Once this run has started, remove what an earlier one has computed in ``output_dir``."""
     log_every: int = 20
     """Steps between two readings of the loss."""
     plots: bool = True
@@ -391,5 +395,17 @@ def typed(config: Any) -> DictConfig:
 
 
 def load(path: Path) -> DictConfig:
-    """The typed configuration in a ``config.yaml``."""
-    return typed(OmegaConf.load(path))
+    """The typed configuration in a ``config.yaml``.
+
+    Raises:
+        ConfigError: it is not what a run leaves.
+        OmegaConfBaseException: it has keys that are no more.
+    """
+    try:
+        content = OmegaConf.load(path)
+    except (OSError, ValueError, YAMLError) as error:
+        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError(f"{path} is not the configuration of a run: {said}; use another run folder") from error
+    if not isinstance(content, DictConfig) or "launcher" not in content:
+        raise ConfigError(f"{path} is not the configuration of a run; use another run folder")
+    return typed(content)

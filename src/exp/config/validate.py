@@ -20,7 +20,8 @@ from exp.config.targets import check_target, find_module, load_target
 from exp.console import shown
 from exp.errors import ConfigError, UnavailableError
 from exp.launcher.base import Launcher
-from exp.runfolder import RunFolder, read_json
+from exp.runfolder import RunFolder, read_result
+from exp.runlock import holder_of
 
 if TYPE_CHECKING:
     from exp.backend import Backend
@@ -222,6 +223,7 @@ def _prepare_diagnosis(config: Any, backend: Backend) -> None:
     if config.task.name == "env":
         if config.nproc > 1:
             raise ConfigError(f"task=env looks from one process; leave out nproc={config.nproc}, or use task=doctor")
+        _check_output_dir(config)
         return
     for key in ("timeout_s", "burst_s"):
         if config.task[key] <= 0:
@@ -296,18 +298,24 @@ def _check_files(config: Any) -> None:
 
 def _check_output_dir(config: Any) -> None:
     folder = RunFolder(config.output_dir)
-    previous = read_json(folder.result)
-    if config.resume is not None or (config.launcher.nnodes > 1 and config.launcher.get("cluster") is None):
+    if config.overwrite and config.resume is not None:
+        raise ConfigError("overwrite=true is for a run that begins anew; leave it out, or resume, or use init_from")
+    if holder_of(folder.path) is not None:
+        return  # whether it may come in, and what to do if not, is said by the lock
+    previous = read_result(folder)
+    if config.resume is not None or config.overwrite:
         return
     saved = folder.has_checkpoint()
     trains = config.task.name in RESUMABLE
     if previous is not None and previous.get("status") == "completed":
         further = ", or add resume=auto and a larger max_epochs or max_steps to train it further"
         raise ConfigError(
-            f"output_dir={config.output_dir} holds a completed run; use another one{further * (saved and trains)}"
+            f"output_dir={config.output_dir} holds a completed run; use another one, or overwrite=true to remove it"
+            + further * (saved and trains)
         )
     if saved:
         raise ConfigError(
             f"output_dir={config.output_dir} holds an unfinished training; "
-            + ("add resume=auto to continue it, or use another one" if trains else "use another one")
+            + ("add resume=auto to continue it, " if trains else "")
+            + "use another one, or overwrite=true to remove it"
         )

@@ -70,12 +70,13 @@ class CheckpointHook(Hook):
         return self.folder / "best.pth"
 
     def before_train(self, runner: Any) -> None:
-        """Remove what a killed writer left, and set aside what this attempt does not go on from."""
+        """Remove what a killed writer left; once the run has started, set aside what it does not go on from."""
         if runner.distributed_group.is_main:
             checkpoint.remove_stale_temporaries(self.folder)
-            self._set_aside(runner)
+        begins_at = runner.iter
+        runner.session.when_started(lambda: self._set_aside(runner, begins_at))
 
-    def _set_aside(self, runner: Any) -> None:
+    def _set_aside(self, runner: Any, begins_at: int) -> None:
         """Steps after the one at which this attempt begins, and best weights that it knows nothing of.
 
         Left where they are, they would be taken for the newest.
@@ -84,7 +85,7 @@ class CheckpointHook(Hook):
         paths = [
             path
             for path in checkpoint.list_checkpoints(self.folder)
-            if path.name not in self._known and (not own or checkpoint.step_of(path) > runner.iter)
+            if path.name not in self._known and (not own or checkpoint.step_of(path) > begins_at)
         ]
         if not (self.keep_best and self.best is not None) and self.best_path.is_file():
             paths.append(self.best_path)
@@ -214,7 +215,7 @@ class CheckpointHook(Hook):
                 path = source.parent / self.best_path.name
                 content, trouble = self._read_best(path)
                 if trouble is None and path.absolute() != self.best_path.absolute():
-                    checkpoint.write(self.best_path, content)
+                    runner.session.when_started(lambda: checkpoint.write(self.best_path, content))
             self._forget_if(runner, trouble)
         judged = self.best is not None if self.keep_best else self.last_step == runner.iter
         if not judged and runner.train_loop.finished:

@@ -59,8 +59,8 @@ class MetricsHook(Hook):
     def before_train(self, runner: Any) -> None:
         """Show the bar, and forget what an earlier attempt wrote of steps that are trained again."""
         loop = self._loop = runner.train_loop
-        if runner.distributed_group.is_main:
-            truncate_metrics(self.path, loop.iter)
+        begins_at = loop.iter
+        runner.session.when_started(lambda: truncate_metrics(self.path, begins_at))
         self._staged = staged_bytes()
         self._every_step = any(isinstance(hook, EveryStepHook) for hook in runner.hooks)
         self.progress.start(loop.max_iters, loop.max_epochs, loop.iter, loop.steps_per_epoch)

@@ -35,6 +35,33 @@ logger = logging.getLogger(__name__)
 _DISABLED_HOOKS = dict.fromkeys(["timer", "sampler_seed", "logger", "checkpoint"])
 
 
+class _StartHook(Hook):
+    """Says that the run has started, and is gone: it costs no step but the first."""
+
+    priority = "HIGHEST"  # before anything is written of that step
+
+    def _begin(self, runner: Any) -> None:
+        runner.session.begin()
+        runner.hooks.remove(self)
+        runner._hook_calls.clear()
+
+    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        """The first step is done: what it needs of memory is there."""
+        self._begin(runner)
+
+    def before_val_epoch(self, runner: Any) -> None:
+        """A continued run may begin with a validation."""
+        self._begin(runner)
+
+    def after_train(self, runner: Any) -> None:
+        """Or have no step left."""
+        self._begin(runner)
+
+    def before_test_epoch(self, runner: Any) -> None:
+        """Or with the test; ranks may have different numbers of its batches, so before the first."""
+        self._begin(runner)
+
+
 class Runner(CheckpointingRunner):
     """Runs one experiment on the session's device.
 
@@ -52,6 +79,7 @@ class Runner(CheckpointingRunner):
         self.precision = session.config.precision
         self.losses = LossMeter()
         self._hook_calls: dict[str, list[Any]] = {}
+        kwargs["custom_hooks"] = [_StartHook(), *(kwargs.get("custom_hooks") or [])]
         super().__init__(
             model=model,
             work_dir=str(session.folder.path),

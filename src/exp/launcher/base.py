@@ -8,6 +8,7 @@ import socket
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
+from exp.config.schema import RESUMABLE
 from exp.errors import EXIT_OK, ConfigError
 from exp.preemption import Notice
 
@@ -141,6 +142,8 @@ class Outcome:
     torchrun, ``signals``: what gave notice on this node."""
     reported: bool = False
     """What there is to say of it has been printed, and written, where it ran."""
+    recorded: bool = False
+    """``result.json`` is as it has to be: it was written, or left alone, where the run was."""
     left: bool = False
     """It has not ended, but nobody here waits for it any longer."""
     detail: str | None = None
@@ -220,6 +223,14 @@ class Launcher(abc.ABC):
         Raises:
             ConfigError: it would refuse the request.
         """
+
+    def job_token(self) -> str | None:
+        """What all processes of a job that start it together, in one run folder, know it by; None: there is one."""
+        return None
+
+    def launch_run(self, run: FrozenRun) -> Outcome:
+        """:meth:`launch` what has been written."""
+        return self.launch(run.folder, run.config.nproc, saves=run.config.task.name in RESUMABLE)
 
     @abc.abstractmethod
     def launch(self, folder: RunFolder, nproc: int, saves: bool = True) -> Outcome:

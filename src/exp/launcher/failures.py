@@ -26,7 +26,9 @@ _HINTS = {
 }
 
 
-def collect_failures(folder: RunFolder, exits: Sequence[dict[str, Any]], host: str) -> list[RankFailure]:
+def collect_failures(
+    folder: RunFolder, exits: Sequence[dict[str, Any]], host: str, unplaced: Sequence[dict[str, Any]] = ()
+) -> list[RankFailure]:
     """What the ranks wrote and how their processes ended, the first to fail first.
 
     A rank that died of a signal comes before the errors that its death caused in others. But not one that the agent
@@ -36,13 +38,13 @@ def collect_failures(folder: RunFolder, exits: Sequence[dict[str, Any]], host: s
         folder: has an error file of each rank that could still write one.
         exits: from the agent: ``rank, local_rank, exit_code, time`` of each process that failed.
         host: of this node.
+        unplaced: errors for which there was no space in the folder.
 
     Returns:
         Failures by rank, none twice.
     """
     failures: dict[int, RankFailure] = {}
-    for path in sorted(folder.logs.glob("rank*.error.json")):
-        error = read_json(path)
+    for error in [*map(read_json, sorted(folder.logs.glob("rank*.error.json"))), *unplaced]:
         failures[error["rank"]] = RankFailure(log=str(folder.log_file(error["rank"])), **error)
     killed: list[RankFailure] = []
     for end in exits:

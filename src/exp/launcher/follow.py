@@ -16,7 +16,6 @@ from exp.launcher.node import outcome_file, read_outcome
 from exp.launcher.processes import handle_signals, signal_name
 from exp.launcher.slurm import JobState
 from exp.launcher.status import progress_of
-from exp.runfolder import read_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,18 +61,17 @@ class Followed:
     def look(self, state: JobState) -> str:
         """Take note of a state; returns what to show.
 
-        A result that says completed ends it at once. A failure counts once Slurm says that the job has ended: one that
-        is queued again has left a record of its interruption, too.
+        An outcome that says completed ends it at once. A failure counts once Slurm says that the job has ended: one
+        that is queued again has left a record of its interruption, too.
         """
-        result = read_json(self.folder.result) or {}
-        status = result.get("status")
-        if status == "completed":
-            self.outcome = Outcome(EXIT_OK, restarts=result["restarts"])
+        left = read_outcome(outcome_file(self.folder, self.id))
+        if left is not None and left.exit_code == EXIT_OK:
+            self.outcome = left
             return "completed"
         if state.ended:
             self.looks += 1
             if self.looks >= _SURE_AFTER:
-                self.outcome = self._end(state, status)
+                self.outcome = self._end(state, left)
             return self._last or state.name.lower()
         if slurm.never_starts(state):
             self.looks += 1
@@ -98,16 +96,13 @@ class Followed:
             return f"running on {state.nodes}  {progress_of(self.folder)}".rstrip()
         return state.name.lower()
 
-    def _end(self, state: JobState, status: str | None) -> Outcome:
+    def _end(self, state: JobState, left: Outcome | None) -> Outcome:
         """What a job that has ended without success has to say."""
-        left = read_outcome(outcome_file(self.folder))
-        by_itself = state.name in ("FAILED", "COMPLETED")
-        # Without a status in the result, what was left is an earlier submission's.
-        if by_itself and status in ("failed", "preempted") and left is not None:
+        if left is not None and state.name in ("FAILED", "COMPLETED", "GONE"):
             return left
         lines = [slurm.describe_end(self.id, state)]
         if left is not None and left.preempted is not None and left.preempted["step"] is not None:
-            command = to_continue(load(self.folder.config), self.folder)
+            command = to_continue(load(self.folder.in_use(self.folder.config)), self.folder)
             lines.append(f"  its state after step {left.preempted['step']} is saved; to continue: {command}")
         lines += tail_of(self.log)
         return Outcome(EXIT_FAILED, detail="\n".join(lines))

@@ -48,7 +48,7 @@ def start_template(folder: RunFolder, nproc: int, single_node: bool) -> bool:
         Whether it was started. Not for one worker, nor for a diagnosis, which must find out what goes wrong in each
         process, nor where the backend does not say that forking is safe.
     """
-    config: Any = OmegaConf.load(folder.config)
+    config: Any = OmegaConf.load(folder.in_use(folder.config))
     if nproc == 1 or config.task.name in DIAGNOSES or not config.launcher.fork:
         return False
     backend = create_backend(config.backend)

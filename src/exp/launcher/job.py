@@ -1,10 +1,14 @@
-"""One job of a sweep in a process of its own, which :mod:`exp.sweep.packing` starts: ``-m exp.launcher.job FOLDER``."""
+"""One job of a sweep in a process of its own, which :mod:`exp.sweep.packing` starts.
+
+``-m exp.launcher.job FOLDER TOKEN``.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
+from pathlib import Path
 
 from exp import console
 from exp.errors import ExpError
@@ -12,6 +16,7 @@ from exp.execute import execute
 from exp.frozen import FrozenRun
 from exp.launcher.processes import die_with_parent
 from exp.runfolder import RunFolder
+from exp.runlock import RunLock
 
 __all__ = ["PARENT_VARIABLE", "main"]
 
@@ -19,15 +24,21 @@ PARENT_VARIABLE = "EXP_SWEEP_PID"
 """Environment variable that tells a job which process must not die before it."""
 
 
-def main(folder: str) -> int:
-    """Run what is frozen in ``folder``; returns the exit code."""
+def main(folder: str, token: str) -> int:
+    """Run what is frozen in ``folder``, whose lock the sweep has under ``token``; returns the exit code."""
     die_with_parent(signal.SIGTERM, int(os.environ[PARENT_VARIABLE]))
+    lock = RunLock(Path(folder), token or None)
     try:
-        return execute(FrozenRun.load(RunFolder(folder))).exit_code
+        lock.take_over()
+        run = FrozenRun.load(RunFolder(folder))
+        run.lock = lock
+        return execute(run).exit_code
     except ExpError as error:
         console.error(str(error))
         return error.exit_code
+    finally:
+        lock.release()
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(*sys.argv[1:]))

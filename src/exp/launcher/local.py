@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, ConfigError, Preempted
-from exp.launcher.base import Launcher, Outcome, RankInfo, this_host
+from exp.errors import EXIT_OK, EXIT_PREEMPTED, ConfigError, Preempted
+from exp.launcher.base import Launcher, Outcome, RankFailure, RankInfo, this_host
 from exp.launcher.failures import collect_failures, exit_code_of
 from exp.launcher.processes import handle_signals, signal_name
 from exp.preemption import PREEMPT_SIGNAL
@@ -32,7 +32,7 @@ class LocalLauncher(Launcher):
 
     def launch(self, folder: RunFolder, nproc: int, saves: bool = True) -> Outcome:
         """Run the worker; an error of it becomes the outcome, as with any other launcher."""
-        from exp.worker import run_worker
+        from exp.worker import describe_error, run_worker
 
         for stale in folder.logs.glob("rank*.error.json"):
             stale.unlink()
@@ -50,8 +50,9 @@ class LocalLauncher(Launcher):
             if signals.received is not None:  # it was raised within native code, which made another error of it
                 return signals.outcome()
             failures = collect_failures(folder, [], this_host())
-            if not failures:
-                return Outcome(EXIT_FAILED, detail=f"{type(error).__name__}: {error}")
+            if not failures:  # no space even for that
+                known = describe_error(error, folder, info)
+                failures = [RankFailure(log=str(folder.log_file(info.rank)), **known)]
             return Outcome(exit_code_of(failures[0]), failures=failures)
         return Outcome(EXIT_OK)
 

@@ -7,6 +7,7 @@ administrator or after a node's failure, the same task runs on the same folder a
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import secrets
 import signal
@@ -21,7 +22,7 @@ from exp import report
 from exp.backends_registry import create_backend
 from exp.config.schema import RESUMABLE
 from exp.config.validate import check_hardware
-from exp.errors import EXIT_OK, EXIT_PREEMPTED, ExpError, UnavailableError
+from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, ConfigError, ExpError, UnavailableError
 from exp.frozen import FrozenRun
 from exp.launcher.base import REQUEUES_VARIABLE, Outcome, RankFailure, this_host
 from exp.launcher.claims import claimed_cards
@@ -29,11 +30,12 @@ from exp.launcher.shell_env import take_stale_variables
 from exp.launcher.torchrun import TorchrunLauncher
 from exp.preemption import PREEMPT_SIGNAL
 from exp.runfolder import RunFolder, read_json, write_json
+from exp.runlock import RunLock
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["NodeTask", "outcome_file", "read_outcome"]
+__all__ = ["NodeTask", "job_id", "outcome_file", "read_outcome"]
 
 _POLL_S = 0.1
 _MERGE_PATIENCE_S = 10.0
@@ -54,12 +56,14 @@ class NodeTask:
     Attributes:
         run_dir: the run folder.
         on_slurm: whether Slurm runs it; otherwise it is a process on one machine.
+        token: what the job knows the lock of its run folder by; queued again, it is the same job.
         visible: off Slurm, the user's variables that choose cards; None: not set.
     """
 
     run_dir: str
     on_slurm: bool = True
     visible: Mapping[str, str | None] = field(default_factory=dict)
+    token: str | None = None
 
     def __call__(self) -> int:
         """Run this node's workers to the end; returns the exit code, or exits with it where Slurm looks at that."""
@@ -69,23 +73,49 @@ class NodeTask:
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
-        run = FrozenRun.load(RunFolder(self.run_dir))
-        node = _Node(run, self.on_slurm)
-        outcome = node.run_workers()
-        node.leave_word(outcome)
-        code = outcome.exit_code
-        if node.rank == 0:
-            outcome = node.merged(outcome)
-            outcome.restarts += node.restarts
-            write_json(outcome_file(run.folder), asdict(outcome))
-            code = report.end(run.config, run.folder, outcome).exit_code
-            # On SIGTERM alone it is Slurm that queues the job again, or somebody who has cancelled it.
-            signals = (outcome.preempted or {}).get("signals", [])
-            if self.on_slurm and PREEMPT_SIGNAL.name in signals:
-                _queue_again(node.restarts, run.config.launcher.max_requeues)
+        folder, job = RunFolder(self.run_dir), job_id(self.on_slurm)
+        if self.on_slurm and os.environ.get("SLURM_NODEID", "0") != "0":
+            code = self._run(FrozenRun.load(folder)).exit_code
+        else:
+            code = self._run_first(folder, job)
         sys.stdout.flush()
         if self.on_slurm and code != EXIT_OK:
             sys.exit(code)  # submitit, which called this, would say COMPLETED
+        return code
+
+    def _run(self, run: FrozenRun) -> Outcome:
+        """This node's share; it leaves word of it for the others."""
+        node = _Node(run, self.on_slurm)
+        outcome = node.run_workers()
+        node.leave_word(outcome)
+        return node.merged(outcome) if node.rank == 0 else outcome
+
+    def _run_first(self, folder: RunFolder, job: str) -> int:
+        """The first node's: it has the lock of the run folder, and tells the end."""
+        word, lock = outcome_file(folder, job), RunLock(folder.path, self.token)
+        if word.is_file():
+            word.unlink()  # of this job, before it was queued again
+        try:
+            lock.take_over(job, "slurm" if self.on_slurm else "local")
+        except ConfigError as error:  # the folder is another run's by now
+            write_json(word, asdict(Outcome(error.exit_code, detail=str(error), recorded=True)))
+            return error.exit_code
+        run = FrozenRun.load(folder)
+        restarts = int(os.environ.get("SLURM_RESTART_COUNT", 0)) if self.on_slurm else 0
+        outcome = self._run(run)
+        outcome.restarts += restarts
+        lost = lock.check()
+        if lost is not None:
+            outcome = Outcome(EXIT_FAILED, detail=f"{lost}; what it computed is lost", recorded=True)
+        code = report.end(run.config, folder, outcome).exit_code
+        write_json(word, asdict(dataclasses.replace(outcome, recorded=True)))
+        signals = (outcome.preempted or {}).get("signals", [])
+        if self.on_slurm and PREEMPT_SIGNAL.name in signals:
+            _queue_again(restarts, run.config.launcher.max_requeues)
+        # On SIGTERM alone it is Slurm that queues the job again, which is to find its lock; or it was cancelled.
+        if not (self.on_slurm and (outcome.interrupted_by or signals == ["SIGTERM"])):
+            lock.release()
+        lock.let_go()
         return code
 
 
@@ -201,9 +231,19 @@ def _was_killed(outcome: Outcome) -> bool:
     return bool(outcome.failures) and outcome.failures[0].exit_code < 0
 
 
-def outcome_file(folder: RunFolder) -> Path:
-    """Where the first node leaves what became of all of them, for whoever follows the job."""
-    return folder.logs / "outcome.json"
+def job_id(on_slurm: bool) -> str:
+    """What submitit calls the job that this process is a task of."""
+    environ = os.environ
+    if not on_slurm:
+        return environ.get("SUBMITIT_LOCAL_JOB_ID", str(os.getpid()))
+    if "SLURM_ARRAY_TASK_ID" in environ:
+        return f"{environ['SLURM_ARRAY_JOB_ID']}_{environ['SLURM_ARRAY_TASK_ID']}"
+    return environ["SLURM_JOB_ID"]
+
+
+def outcome_file(folder: RunFolder, job: str) -> Path:
+    """Where the first node of a job leaves what became of all of them, for whoever follows it."""
+    return folder.logs / f"outcome-{job}.json"
 
 
 def read_outcome(path: Path) -> Outcome | None:

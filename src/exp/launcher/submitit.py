@@ -15,6 +15,7 @@ from exp.backends_registry import create_backend
 from exp.config.explain import nearest
 from exp.errors import ConfigError, UnavailableError
 from exp.frozen import FrozenRun
+from exp.launcher.attach import remember
 from exp.launcher.base import Launcher, Outcome, Watcher
 from exp.launcher.follow import Followed, follow
 from exp.launcher.node import NodeTask
@@ -94,12 +95,15 @@ class SubmititLauncher(Launcher):
                 "launcher.cluster=local"
             )
 
+    def launch_run(self, run: FrozenRun) -> Outcome:
+        """Submit the run and follow it; see :meth:`launch_all`."""
+        with StatusLine() as status:
+            return self.launch_all([run], status, run.folder.path / "slurm")[0]
+
     def launch(self, folder: RunFolder, nproc: int, saves: bool = True) -> Outcome:
         """Submit the run in ``folder`` and follow it; see :meth:`launch_all`."""
         del nproc, saves  # the node's task reads them in the folder
-        run = FrozenRun.load(folder)
-        with StatusLine() as status:
-            return self.launch_all([run], status, folder.path / "slurm")[0]
+        return self.launch_run(FrozenRun.load(folder))
 
     def preflight(self, runs: Sequence[FrozenRun], logs: Path) -> str | None:
         """Show the batch script, with ``launcher.dry_run=true``; otherwise ask Slurm whether it would take it.
@@ -131,20 +135,28 @@ class SubmititLauncher(Launcher):
             return [self._run_here(run, number, watcher) for number, run in enumerate(runs)]
         executor = self._executor(runs[0], logs)
         on_slurm = self.settings["cluster"] == "slurm"
-        tasks = [NodeTask(str(run.folder.path), on_slurm, _visible(run)) for run in runs]
+        tasks = [NodeTask(str(run.folder.path), on_slurm, _visible(run), _token(run)) for run in runs]
         jobs = [executor.submit(tasks[0])] if len(tasks) == 1 else _submit_array(executor, tasks)
+        for job, run in zip(jobs, runs):
+            remember(run.folder, run.lock, job, self.settings["cluster"], logs)
         followed = [Followed(job, run.folder, logs) for job, run in zip(jobs, runs)]
         watcher.say(_submitted([str(job.job_id) for job in jobs], on_slurm))
         if not self.settings["wait"]:
             for job, run in zip(jobs, runs):
                 watcher.say(f"  {job.job_id}  {run.folder.path}")
             return [Outcome(left=True) for _ in runs]
-        return follow(followed, watcher, self.settings["poll_s"], self.settings["cancel_on_exit"], on_slurm)
+        outcomes = follow(followed, watcher, self.settings["poll_s"], self.settings["cancel_on_exit"], on_slurm)
+        for run, outcome in zip(runs, outcomes):
+            if run.lock is not None and not outcome.left:
+                run.lock.release(ended=True)
+        return outcomes
 
     @staticmethod
     def _run_here(run: FrozenRun, number: int, watcher: Watcher) -> Outcome:
         watcher.state(number, "running")
-        code = NodeTask(str(run.folder.path), on_slurm=False)()
+        if run.lock is not None:
+            run.lock.let_go()
+        code = NodeTask(str(run.folder.path), on_slurm=False, token=_token(run))()
         outcome = Outcome(code, reported=True)
         watcher.ended(number, outcome)
         return outcome
@@ -239,6 +251,10 @@ def _submitted(ids: Sequence[str], on_slurm: bool) -> str:
     base = ids[0].partition("_")[0]
     what = f"job {base}" if len(ids) == 1 else f"job array {base} of {len(ids)} jobs"
     return f"submitted {what}; squeue -j {base} shows it, scancel {base} ends it"
+
+
+def _token(run: FrozenRun) -> str | None:
+    return None if run.lock is None else run.lock.token
 
 
 def _visible(run: FrozenRun) -> Mapping[str, str | None]:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Sequence
 
 from exp.errors import EXIT_FAILED, EXIT_PREEMPTED
@@ -20,8 +21,6 @@ from exp.preemption import PREEMPT_SIGNAL, Notice, held_back, preempted_at
 from exp.runfolder import read_json, to_json
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from exp.runfolder import RunFolder
 
 __all__ = ["TorchrunLauncher"]
@@ -45,6 +44,10 @@ class TorchrunLauncher(Launcher):
         """
         if self.rdzv_endpoint is not None:
             check_endpoint(self.rdzv_endpoint)
+
+    def job_token(self) -> str | None:
+        """Nodes that are started by hand share their meeting point, and the run folder."""
+        return None if self.nnodes == 1 else f"{self.rdzv_endpoint}/{self.rdzv_id}"
 
     def launch(self, folder: RunFolder, nproc: int, saves: bool = True) -> Outcome:
         """Run the workers; whatever ends the run, no process of it is left behind."""
@@ -74,6 +77,7 @@ class TorchrunLauncher(Launcher):
             finally:
                 unkillable = kill_job(job)
             preempted = preempted_at(scratch)
+            unplaced = [read_json(path) for path in Path(scratch).glob("rank*.error.json")]
         outcome = Outcome(unkillable=unkillable)
         if received == PREEMPT_SIGNAL and notice is None:
             preempted = {"step": None}
@@ -81,7 +85,7 @@ class TorchrunLauncher(Launcher):
             signals = [signal_name(number) for number in supervisor.told]
             outcome.preempted, outcome.exit_code = {**preempted, "signals": signals}, EXIT_PREEMPTED
         else:
-            self._fill(outcome, folder, report, process.returncode, received)
+            self._fill(outcome, folder, report, process.returncode, received, unplaced)
         return outcome
 
     def _order(self, folder: RunFolder, nproc: int, scratch: str, report: Path) -> dict[str, Any]:
@@ -109,7 +113,15 @@ class TorchrunLauncher(Launcher):
             environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
         return environment
 
-    def _fill(self, outcome: Outcome, folder: RunFolder, path: Path, returncode: int, received: int | None) -> None:
+    def _fill(
+        self,
+        outcome: Outcome,
+        folder: RunFolder,
+        path: Path,
+        returncode: int,
+        received: int | None,
+        unplaced: list[dict[str, Any]],
+    ) -> None:
         report = read_json(path)
         if report is None:
             ended = f"was killed by {signal_name(-returncode)}" if returncode < 0 else f"ended with code {returncode}"
@@ -119,7 +131,7 @@ class TorchrunLauncher(Launcher):
             outcome.interrupted_by = signal_name(received)
             outcome.exit_code = 128 + received
         elif not report["succeeded"]:
-            outcome.failures = collect_failures(folder, report["exits"], this_host())
+            outcome.failures = collect_failures(folder, report["exits"], this_host(), unplaced)
             outcome.exit_code = exit_code_of(outcome.failures[0]) if outcome.failures else EXIT_FAILED
             outcome.detail = f"{self._explain(report['error'])}\n  log: {path.with_suffix('.log')}"
 

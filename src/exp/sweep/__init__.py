@@ -147,11 +147,16 @@ class Sweep:
 
     def _launch(self, batch: list[Job], to_run: list[Job], chosen: Launcher | None) -> None:
         runs = [job.run for job in to_run if job.run is not None]
-        for run in runs:
-            run.write()
+        for job, run in zip(to_run, runs):
+            try:
+                run.write()
+            except ExpError as error:  # somebody else is at work in its folder
+                job.outcome = Outcome(error.exit_code, detail=str(error))
+        to_run = [job for job in to_run if job.outcome is None]
+        runs = [job.run for job in to_run if job.run is not None]
         with SweepDisplay(self, to_run) as display:
             for job in batch:
-                if job.run is None:
+                if job.run is None or job.outcome is not None:
                     display.refused(job)
             if not runs:
                 return
@@ -162,6 +167,8 @@ class Sweep:
                 outcomes = chosen.launch_all(runs, display, self.folder / "slurm")
             else:
                 outcomes = pack(runs, self.settings.parallel_jobs, display)
+        for run in runs:
+            run.release()
         for job, outcome in zip(to_run, outcomes):
             job.outcome = outcome
             self.interrupted_by = self.interrupted_by or outcome.interrupted_by

@@ -10,14 +10,14 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from exp.config.schema import load
-from exp.runfolder import RunFolder, read_json, to_json
+from exp.runfolder import RunFolder, read_result, to_json
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = ["Finished", "find_finished", "identity"]
 
-_ELSEWHERE = ("launcher", "output_dir", "plots", "record", "report_placement", "resume",
+_ELSEWHERE = ("launcher", "output_dir", "overwrite", "plots", "record", "report_placement", "resume",
               "resume_changed_data", "sweep")  # fmt: skip
 """Keys that do not change what a run computes."""
 
@@ -43,7 +43,7 @@ def find_finished(folders: Sequence[Path]) -> dict[str, Finished]:
     found: dict[str, Finished] = {}
     for path in folders:
         folder = RunFolder(path)
-        result = read_json(folder.result) or {}
+        result = read_result(folder) or {}
         job = Finished(path, result.get("status") == "completed", result.get("metric"))
         try:
             key = identity(load(folder.config))  # typed, so that keys which are new since then have their defaults

@@ -22,6 +22,8 @@ from exp.preemption import PREEMPT_SIGNAL
 from exp.runfolder import read_json
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from exp.backend import Backend
     from exp.frozen import FrozenRun
 
@@ -81,16 +83,22 @@ class _Running:
     def __init__(self, run: FrozenRun, environment: dict[str, str], taken: dict[str, list[int]]) -> None:
         self.run, self.taken = run, taken
         self.log = run.folder.logs / "output.log"
+        self._before = _version(run.folder.result)
+        if run.lock is not None:
+            run.lock.let_go()
+        token = "" if run.lock is None else run.lock.token
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "exp.launcher.job", str(run.folder.path)],
+                [sys.executable, "-m", "exp.launcher.job", str(run.folder.path), token],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True,
             )  # fmt: skip
 
     def outcome(self, received: int | None) -> Outcome:
         """What became of it, now that it has ended."""
         code = self.process.returncode
-        result = read_json(self.run.folder.result) or {}
+        # A job that did not begin has left the record of an earlier one as it was.
+        mine = _version(self.run.folder.result) != self._before
+        result = (read_json(self.run.folder.result) if mine else None) or {}
         if received is not None and received != PREEMPT_SIGNAL:
             return Outcome(128 + received, interrupted_by=signal_name(received))
         if code == EXIT_OK:
@@ -103,6 +111,15 @@ class _Running:
         else:
             said = [f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}", *tail_of(self.log)]
         return Outcome(code if code > 0 else EXIT_FAILED, detail="\n".join(said), reported=True)
+
+
+def _version(path: Path) -> tuple[int, int] | None:
+    """Changes with the file, which is replaced and not written to."""
+    try:
+        state = path.stat()
+    except FileNotFoundError:
+        return None
+    return state.st_ino, state.st_mtime_ns
 
 
 def pack(runs: Sequence[FrozenRun], parallel_jobs: int | None, watcher: Watcher) -> list[Outcome]:

@@ -70,7 +70,9 @@ def build_model(session: Session, data: Any) -> nn.Module:
 def record_environment(session: Session) -> None:
     """Rank 0 writes ``env.json``."""
     if session.distributed.is_main:
-        write_json(session.folder.env, describe_environment(session.backend, session.devices))
+        env = session.folder.env
+        path = session.folder.start / env.name if session.pending else env
+        write_json(path, describe_environment(session.backend, session.devices))
 
 
 def make_result(session: Session, metrics: dict[str, float], metric_name: str, **extra: Any) -> dict[str, Any]:

@@ -44,6 +44,7 @@ def run(session: Session) -> dict[str, Any]:
     check_placement(model, session.device, session.info.rank)
     model.eval()
     inputs, _ = chosen(task, data)
+    session.begin()
 
     writer = FeatureWriter(session, model, data.read)
     failures = each_of_mine(session, inputs, writer.add)

@@ -18,8 +18,8 @@ __all__ = ["run"]
 def run(session: Session) -> dict[str, Any]:
     """Train ``steps`` steps; ``trace.npz`` has what they computed, ``metrics.jsonl`` their losses."""
     record_environment(session)
-    if session.distributed.is_main:
-        truncate_metrics(session.folder.metrics, 0)  # of an earlier comparison in this folder
+    # Of an earlier comparison in this folder.
+    session.when_started(lambda: truncate_metrics(session.folder.metrics, 0))
     data = build_data(session)
     model = build_model(session, data)
     without_dropout(model)

@@ -28,6 +28,7 @@ def run(session: Session) -> dict[str, Any]:
     model = build_model(session, data).to(session.device)
     check_placement(model, session.device, session.info.rank)
     model.eval()
+    session.begin()
     predictor = importlib.import_module(data.predictor)
     metrics, files = predictor.predict(session, data, model)
     session.distributed.barrier()

@@ -176,7 +176,8 @@ class Training:
 
     def _resume(self) -> str | None:
         session = self.session
-        restarted = session.info.restart_count > 0 or session.info.requeues > 0
+        # A start that had not begun when it was started again has saved nothing: what is there is an earlier run's.
+        restarted = (session.info.restart_count > 0 or session.info.requeues > 0) and not session.pending
         path: Path | None = None
         parameters = {name for name, _ in unwrapped(self.runner.model).named_parameters()}
         # What a restarted run has saved itself comes before what it was told to begin with.

@@ -1,0 +1,349 @@
+"""Who is at work in a run folder: one run at a time, whichever of the machines that share the folder it is on.
+
+The lock is the file ``.lock`` in the run folder, made by ``link(2)``, which is exclusive on network file systems, too.
+It names its holder, and is worth nothing without it: on the holder's own machine its process is looked for; elsewhere
+the holder has to have touched the file lately, by the file server's own clock; and a job of Slurm's holds it from its
+submission to its end, queued again in between or not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import secrets
+import signal
+import socket
+import threading
+import time
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+
+from exp import console
+from exp.errors import ConfigError
+
+__all__ = ["LOCK", "STALE_AFTER_S", "Holder", "RunLock", "holder_of", "is_running"]
+
+LOCK = ".lock"
+STALE_AFTER_S = 120.0
+"""So long after its last sign of life a holder on another machine counts as dead."""
+_BEAT_S = 10.0
+_TAKING = ".lock.taking"
+_TAKING_PATIENCE_S = 10.0
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+
+
+@dataclass(frozen=True)
+class Holder:
+    """What a lock says.
+
+    Attributes:
+        token: what all processes of one job know it by.
+        host: name of the machine.
+        machine: its boot and the space of its process ids: where these are the same, ``pid`` means the same.
+        pid: the process.
+        started: when that began, in the kernel's clock ticks since boot: ids are used again.
+        since: seconds since the epoch.
+        job: id of the job that it belongs to, in its scheduler's words; empty: none.
+        cluster: ``slurm`` or ``local``; empty: none.
+        several: several processes hold it together, and ``pid`` is only one of them.
+    """
+
+    token: str = ""
+    host: str = "unknown host"
+    machine: str = ""
+    pid: int = 0
+    started: int = 0
+    since: float = 0.0
+    job: str = ""
+    cluster: str = ""
+    several: bool = False
+
+    @classmethod
+    def me(cls, token: str, job: str = "", cluster: str = "", several: bool = False, pid: int | None = None) -> Holder:
+        """This process, or another one of this machine."""
+        pid = os.getpid() if pid is None else pid
+        return cls(token, socket.gethostname(), _machine(), pid, _started(pid) or 0, time.time(), job, cluster, several)
+
+    def is_here(self) -> bool:
+        """Whether its process id means a process of this machine."""
+        return self.machine == _machine()
+
+    def __str__(self) -> str:
+        since = datetime.fromtimestamp(self.since).strftime("%Y-%m-%d %H:%M:%S")
+        job = f"Slurm job {self.job}, submitted from " if self.cluster == "slurm" else ""
+        return f"{job}host {self.host}, pid {self.pid}, since {since}"
+
+
+def holder_of(folder: Path) -> Holder | None:
+    """Who holds the lock of a run folder; None: nobody that is alive."""
+    holder = _read(folder / LOCK)
+    return holder if holder is not None and _is_live(holder, folder / LOCK, time.time()) else None
+
+
+class RunLock:
+    """The lock of a run folder, as one process has it.
+
+    Args:
+        folder: the run folder; it exists when :meth:`acquire` is called.
+        token: what the processes of one job that share the folder know it by; None: this process is alone.
+        shared: several machines may hold it together under this token.
+    """
+
+    def __init__(self, folder: Path, token: str | None = None) -> None:
+        self.folder = folder
+        self.path = folder / LOCK
+        self.token = token or secrets.token_hex(8)
+        self._several = token is not None
+        self._content = b""
+        self._inode = 0
+        self._held = False
+        self._beating = threading.Lock()
+        self._shown = console.shown(folder)
+        self.lost: str | None = None
+        """How it was lost while it was held; None: it was not."""
+
+    def acquire(self) -> bool:
+        """Take the lock, from a holder that is dead if need be.
+
+        Returns:
+            Whether others of the same job hold it already.
+
+        Raises:
+            ConfigError: somebody else holds it.
+            OSError: the folder cannot be written.
+        """
+        return self._hold(Holder.me(self.token, several=self._several))
+
+    def take_over(self, job: str = "", cluster: str = "") -> None:
+        """Take the lock over from another process of the same job, or take it where that has let go of it.
+
+        Raises:
+            ConfigError: somebody else holds it.
+        """
+        self._hold(Holder.me(self.token, job, cluster), replace=True)
+
+    def hand_to(self, job: Holder) -> None:
+        """Let a submitted job have the lock, unless it has taken it over already: it outlives this process."""
+        if self._held:
+            self._stop()
+            holder = _read(self.path)
+            if holder is not None and holder.token == self.token and not holder.job:
+                self._write(job).replace(self.path)
+
+    def let_go(self) -> None:
+        """Leave the lock to another process of the same job, which takes it over."""
+        self._stop()
+
+    def release(self, ended: bool = False) -> None:
+        """Remove the lock if this process holds it.
+
+        Args:
+            ended: also one that was left to another process, because that has ended.
+        """
+        if not self._held and not ended:
+            return
+        self._stop()
+        holder = _read(self.path)
+        if holder is not None and holder.token == self.token:
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+
+    def check(self) -> str | None:
+        """How the lock was lost, where it was: the folder is gone, or somebody else's."""
+        if self._held and self.lost is None:
+            self._beat()
+        return self.lost
+
+    # -- taking it --------------------------------------------------------------------------------------------------
+
+    def _hold(self, me: Holder, replace: bool = False) -> bool:
+        mine = self._write(me)
+        try:
+            joined = self._take(mine, replace)
+        finally:
+            with contextlib.suppress(OSError):
+                mine.unlink()
+        self._content = _encoded(me)
+        self._inode = self.folder.stat().st_ino
+        self._held = True
+        _keep(self)
+        return joined
+
+    def _write(self, holder: Holder) -> Path:
+        path = self.folder / f".lock.{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(2)}"
+        path.write_bytes(_encoded(holder))
+        return path
+
+    def _take(self, mine: Path, replace: bool) -> bool:
+        now = mine.stat().st_mtime  # by the file server's clock, as are the times of the lock
+        while True:
+            if _linked(mine, self.path):
+                return False
+            holder = _read(self.path)
+            if holder is None:
+                continue
+            if holder.token == self.token:
+                if replace:
+                    mine.replace(self.path)
+                return True
+            if _is_live(holder, self.path, now):
+                raise ConfigError(self._in_use(holder, now))
+            self._break(holder, mine)
+
+    def _break(self, dead: Holder, mine: Path) -> None:
+        """Remove the lock of a dead holder; of several that find it dead, one at a time: none takes a new one."""
+        taking = self.folder / _TAKING
+        if not _linked(mine, taking):
+            with contextlib.suppress(OSError):
+                if mine.stat().st_mtime - taking.stat().st_mtime > _TAKING_PATIENCE_S:
+                    taking.unlink()
+            time.sleep(0.05)
+            os.utime(str(mine))
+            return
+        try:
+            if _read(self.path) == dead:
+                self.path.unlink()
+        finally:
+            with contextlib.suppress(OSError):
+                taking.unlink()
+
+    def _in_use(self, holder: Holder, now: float) -> str:
+        seen = ""
+        if not holder.is_here():
+            with contextlib.suppress(OSError):
+                seen = f", last sign of life {max(now - self.path.stat().st_mtime, 0):.0f} s ago"
+        return f"{self._shown} is in use by another run: {holder}{seen}; " + (
+            f"wait for its end, or use another output_dir; to follow it: task=attach run={self._shown}"
+            if holder.job
+            else "wait for its end, or use another output_dir"
+        )
+
+    # -- keeping it -------------------------------------------------------------------------------------------------
+
+    def _beat(self) -> None:
+        """Show that the holder is alive; find out whether it still is one."""
+        with self._beating, contextlib.suppress(OSError):  # the file server may not answer for a while
+            if not self._held:
+                return
+            try:
+                there = self.folder.stat().st_ino == self._inode
+            except FileNotFoundError:
+                there = False
+            if not there:
+                self.lost = f"the run folder {self._shown} was deleted or moved while the run was going on"
+                return
+            holder = _read(self.path)
+            if holder is None:
+                self.path.write_bytes(self._content)  # somebody tidied up
+            elif holder.token == self.token:
+                os.utime(str(self.path))
+            else:
+                self.lost = f"the run folder {self._shown} was taken by another run: {holder}"
+
+    def _stop(self) -> None:
+        with self._beating:
+            self._held = False
+        with _guard:
+            if self in _kept:
+                _kept.remove(self)
+
+
+_kept: list[RunLock] = []
+_guard = threading.Lock()
+_wake = threading.Event()
+
+
+def _keep(lock: RunLock) -> None:
+    with _guard:
+        _kept.append(lock)
+    if not any(thread.name == "run-lock" for thread in threading.enumerate()):
+        threading.Thread(target=_keep_all, name="run-lock", daemon=True).start()
+
+
+def _keep_all() -> None:
+    """Show signs of life for all locks of this process; where one is lost, its run has to end."""
+    while True:
+        _wake.wait(_BEAT_S)
+        with _guard:
+            kept = list(_kept)
+        for lock in kept:
+            lock._beat()
+            if lock.lost is not None:
+                lock._stop()
+                os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _encoded(holder: Holder) -> bytes:
+    return (json.dumps(asdict(holder)) + "\n").encode()  # noqa: TID251 - plain
+
+
+def _linked(mine: Path, path: Path) -> bool:
+    """Whether ``mine`` now has the name ``path``, too, which nobody had."""
+    before = mine.stat().st_nlink
+    try:
+        os.link(str(mine), str(path))
+    except FileExistsError:
+        return mine.stat().st_nlink > before  # over NFS the answer may have got lost
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        try:  # a file system without links
+            descriptor = os.open(str(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640)
+        except FileExistsError:
+            return False
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(mine.read_bytes())
+    return True
+
+
+def _read(path: Path) -> Holder | None:
+    """What a lock says; None: there is none. One that cannot be read has a holder without a name."""
+    try:
+        content = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        known = json.loads(content)
+        return Holder(**{key: known[key] for key in asdict(Holder())})
+    except (ValueError, KeyError, TypeError):
+        return Holder()
+
+
+def is_running(holder: Holder) -> bool:
+    """Whether the process of a holder that is of this machine is alive."""
+    return _started(holder.pid) == holder.started
+
+
+def _is_live(holder: Holder, path: Path, now: float) -> bool:
+    if holder.cluster == "slurm":
+        from exp.launcher.slurm import find_states
+
+        states = find_states([holder.job])
+        if states is not None:
+            return not states[holder.job].ended
+    elif holder.is_here() and not holder.several:
+        return is_running(holder)
+    try:
+        return now - path.stat().st_mtime < STALE_AFTER_S
+    except OSError:
+        return False
+
+
+def _machine() -> str:
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
+    except OSError:
+        return socket.gethostname()
+
+
+def _started(pid: int) -> int | None:
+    """When a process began; None: there is none, or it has ended and waits for its parent to notice."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])

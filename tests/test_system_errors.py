@@ -1,0 +1,129 @@
+"""What the machine refuses is told in one line, with the path and what to do, and with the documented exit code."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import TINY, clean_environment, run_exp
+
+FILLS = """
+import os
+from exp.models.timebridge import TimeBridge
+
+
+class Model(TimeBridge):
+    '''Fills the disk of the run folder in its second step.'''
+
+    steps = 0
+
+    def losses(self, *batch):
+        self.steps += 1
+        if self.steps == 2:
+            try:
+                with open('disk/other', 'wb', buffering=0) as file:
+                    while file.write(bytes(4096)):
+                        pass
+            except OSError:
+                pass
+        return super().losses(*batch)
+"""
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", disk], capture_output=True, check=False)
+    if mounted.returncode != 0:
+        pytest.skip("cannot mount a file system here")
+    yield disk
+    subprocess.run(["umount", "-l", disk], check=True)
+
+
+@pytest.mark.parametrize("nproc", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_disk_that_is_full_in_mid_run(tmp_path, small_disk, nproc):
+    (tmp_path / "fills.py").write_text(FILLS)
+    arguments = ["model._target_=fills.Model", "output_dir=disk/run", "log_every=1", f"nproc={nproc}"]
+    done = run_exp(tmp_path, *TINY, *arguments)
+    assert done.returncode == 1, done.stdout + done.stderr
+    first, *others = done.stderr.splitlines()
+    assert first.startswith("error: rank ")
+    assert f"cannot write {small_disk}" in first
+    assert "No space left on device; make space" in first
+    assert any("result.json could not be written: No space left" in line for line in others)
+    assert "Traceback" not in done.stderr + done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "where"),
+    [
+        (["output_dir=afile/x"], "afile/x: Not a directory; set output_dir"),
+        (["output_dir=/proc/x"], "/proc/x: No such file or directory; set output_dir"),
+        (["output_dir=frozen/x"], "frozen/x: Read-only file system; set output_dir"),
+        (["hydra.run.dir=/proc/x"], "cannot use /proc/x: No such file"),
+        (["-m", "output_dir=afile", "seed=1"], "cannot use afile: File exists"),
+        (["-m", "output_dir=frozen/x", "seed=1"], "frozen/x: Read-only file system"),
+    ],
+)
+def test_a_folder_that_cannot_be_used(tmp_path, small_disk, arguments, where):
+    (tmp_path / "afile").touch()
+    if "frozen" in where:
+        (tmp_path / "frozen").symlink_to(small_disk)
+        subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    done = run_exp(tmp_path, *arguments, *TINY)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("error: cannot ")
+    assert where in done.stderr.splitlines()[0]
+    assert len(done.stderr.splitlines()) == 1
+    full = run_exp(tmp_path, *arguments, *TINY, HYDRA_FULL_ERROR="1") if "hydra" in where else None
+    assert full is None or "Traceback" in full.stderr
+
+
+def test_too_little_memory_for_torch(tmp_path):
+    """Of the ways in which its import fails, those that Python sees."""
+    limit = 700_000 * 1024
+    done = subprocess.run(
+        [sys.executable, "-m", "exp", *TINY, "output_dir=run"], cwd=tmp_path, env=clean_environment(),
+        capture_output=True, text=True, check=False, timeout=120,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
+    )  # fmt: skip
+    assert done.returncode in (1, 3), done.stderr
+    assert "ulimit -v" in done.stderr.splitlines()[0]
+    assert "Traceback" not in done.stderr
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("foreign")
+    done = run_exp(folder, "-m", *TINY, "output_dir=sweep", "seed=1", "sweep.plots=false")
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.parametrize("content", [b"[1, 2]", b"\xff\xfe\x00"])
+@pytest.mark.parametrize("name", ["result.json", "config.yaml"])
+def test_a_record_that_holds_something_else(trained, name, content):
+    run = trained / "sweep" / "0"
+    kept = (run / name).read_bytes()
+    (run / name).write_bytes(content)
+    try:
+        for arguments in (
+            ["output_dir=sweep/0", "resume=auto"],
+            ["task=eval", "init_from=sweep/0", "output_dir=eval"],
+            ["-m", "output_dir=sweep", "seed=1", "sweep.resume=true", "sweep.plots=false"],
+            ["task=report", "run=sweep/0", "output_dir=report"],
+        ):
+            if (arguments[0], name) == ("task=eval", "result.json"):
+                continue  # it needs none
+            done = run_exp(trained, *arguments, *TINY)
+            assert "Traceback" not in done.stderr, done.stderr
+            if arguments[0] == "task=report":
+                assert done.returncode == 0, done.stderr  # the table and the page tell it
+            else:
+                assert (done.returncode, f"sweep/0/{name}" in done.stderr.splitlines()[0]) == (2, True), done.stderr
+    finally:
+        (run / name).write_bytes(kept)
