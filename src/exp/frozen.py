@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from exp.backends_registry import choose, create_backend
 from exp.config import explain, paths, schema, trained
 from exp.config.dictionaries import replace_given
+from exp.config.names import check_names
 from exp.config.schema import DIAGNOSES
 from exp.config.validate import refuse_device_arguments, validate
 from exp.errors import ConfigError
@@ -91,7 +92,9 @@ def freeze(config: DictConfig, overrides: list[str], output_dir: Path) -> Frozen
         ConfigError: a value is wrong, two do not go together, or a file is missing.
         UnavailableError: the hardware or a package is not there.
     """
+    check_names(config, overrides)
     config = _choose_backend(_as_trained(config, overrides), overrides)
+    check_names(config, overrides)  # of a run that its weights lead to, or of another backend's file
     with open_dict(config):
         config.output_dir = str(output_dir.absolute())
     refuse_device_arguments(config)
@@ -168,7 +171,9 @@ def _reference(config: DictConfig, overrides: list[str]) -> DictConfig:
     except MissingConfigException as error:
         # Raised as it is, it would name a key that the user has not given, after a line of Hydra's own.
         raise ConfigError(explain.explain(error, []).replace("backend=", "reference=", 1)) from error
+    check_names(composed, overrides)
     composed = _choose_backend(composed, kept)
+    check_names(composed, overrides)
     with open_dict(composed):
         composed.output_dir = config.output_dir
     reference = schema.typed(composed)

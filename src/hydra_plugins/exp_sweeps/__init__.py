@@ -33,6 +33,9 @@ class ExpLauncher(Launcher):
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Keep what the jobs' configurations are composed from."""
+        from exp.config.names import check_path_part
+
+        check_path_part("name", config.get("name"))  # of which Hydra makes the sweep's folder next
         self._config, self._context = config, hydra_context
         self._missing = missing_folders(Path(str(config.hydra.sweep.dir)).absolute())
 
