@@ -19,12 +19,13 @@ from exp.config import explain, paths, schema, trained
 from exp.config.dictionaries import replace_given
 from exp.config.names import check_names
 from exp.config.schema import DIAGNOSES
+from exp.config.text import to_yaml
 from exp.config.validate import refuse_device_arguments, validate
 from exp.errors import ConfigError
 from exp.footprint import Footprint
 from exp.runfolder import RunFolder, write_atomically
 
-__all__ = ["FrozenRun", "freeze"]
+__all__ = ["FrozenRun", "complete", "freeze", "prepare"]
 
 
 @dataclass
@@ -54,7 +55,7 @@ class FrozenRun:
         folder = self.folder
         self.footprint = Footprint(folder)
         folder.create()
-        write_atomically(folder.config, OmegaConf.to_yaml(self.config, resolve=True).encode())
+        write_atomically(folder.config, to_yaml(self.config).encode())
         write_atomically(folder.overrides, OmegaConf.to_yaml(OmegaConf.create(self.overrides)).encode())
         if self.reference is not None:
             write_atomically(folder.reference, OmegaConf.to_yaml(self.reference, resolve=True).encode())
@@ -92,14 +93,45 @@ def freeze(config: DictConfig, overrides: list[str], output_dir: Path) -> Frozen
         ConfigError: a value is wrong, two do not go together, or a file is missing.
         UnavailableError: the hardware or a package is not there.
     """
+    return complete(prepare(config, overrides), overrides, output_dir)
+
+
+def prepare(config: DictConfig, overrides: list[str]) -> DictConfig:
+    """The first half of :func:`freeze`, which jobs of a sweep that differ in plain values can share.
+
+    Args:
+        config: composed by Hydra, without its own part.
+        overrides: the user's.
+
+    Returns:
+        The configuration with its types, of the backend that was chosen.
+
+    Raises:
+        ConfigError: a key or a type is wrong, or the user has not chosen code that is named.
+        UnavailableError: the backend is not there.
+    """
     check_names(config, overrides)
     config = _choose_backend(_as_trained(config, overrides), overrides)
-    check_names(config, overrides)  # of a run that its weights lead to, or of another backend's file
-    with open_dict(config):
-        config.output_dir = str(output_dir.absolute())
     refuse_device_arguments(config)
     config = schema.typed(config)  # checks what +KEY=VALUE added, too
     replace_given(config, overrides)
+    return config
+
+
+def complete(config: DictConfig, overrides: list[str], output_dir: Path) -> FrozenRun:
+    """The second half of :func:`freeze`: everything that depends on values.
+
+    Args:
+        config: of :func:`prepare`; changed in place.
+        overrides: the user's.
+        output_dir: the run folder.
+
+    Raises:
+        ConfigError: a value is wrong, two do not go together, or a file is missing.
+        UnavailableError: the hardware or a package is not there.
+    """
+    check_names(config, overrides)
+    config.output_dir = str(output_dir.absolute())
     paths.expand(config)
     validate(config, overrides, create_backend(config.backend))
     _take_note(config, overrides)

@@ -143,6 +143,8 @@ class Outcome:
     """What there is to say of it has been printed, and written, where it ran."""
     left: bool = False
     """It has not ended, but nobody here waits for it any longer."""
+    begun: bool = True
+    """False: the sweep that it is part of was interrupted before."""
     detail: str | None = None
     """What the agent itself complained of."""
     unkillable: list[int] = field(default_factory=list)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SubmititLauncher"]
 
+_ARRAY_SIZE = 1001
 _CLUSTERS = ("slurm", "local", "debug")
 _TYPED = {  # options of sbatch that have a key of their own, which launcher.extra must not set again
     "partition": "partition",
@@ -132,9 +134,16 @@ class SubmititLauncher(Launcher):
         executor = self._executor(runs[0], logs)
         on_slurm = self.settings["cluster"] == "slurm"
         tasks = [NodeTask(str(run.folder.path), on_slurm, _visible(run)) for run in runs]
-        jobs = [executor.submit(tasks[0])] if len(tasks) == 1 else _submit_array(executor, tasks)
+        jobs: list[Any] = []
+        slices = _slices(tasks, array_size() if on_slurm and len(tasks) > 1 else len(tasks))
+        if on_slurm and len(slices) > 1:  # each array has a limit of its own
+            share = max(self.settings["array_parallelism"] // len(slices), 1)
+            executor.update_parameters(array_parallelism=share)
+        for part in slices:
+            added = [executor.submit(part[0])] if len(part) == 1 else _submit_array(executor, part)
+            watcher.say(_submitted([str(job.job_id) for job in added], on_slurm))
+            jobs += added
         followed = [Followed(job, run.folder, logs) for job, run in zip(jobs, runs)]
-        watcher.say(_submitted([str(job.job_id) for job in jobs], on_slurm))
         if not self.settings["wait"]:
             for job, run in zip(jobs, runs):
                 watcher.say(f"  {job.job_id}  {run.folder.path}")
@@ -231,6 +240,23 @@ def _try_out(script: str) -> None:
 def _submit_array(executor: Any, tasks: Sequence[NodeTask]) -> list[Any]:
     with executor.batch():
         return [executor.submit(task) for task in tasks]
+
+
+def array_size() -> int:
+    """How many jobs this Slurm takes in one array (``MaxArraySize``); its own default where it does not say."""
+    try:
+        done = subprocess.run(
+            ["scontrol", "show", "config"],  # noqa: S607
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return _ARRAY_SIZE
+    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", done.stdout, re.MULTILINE)
+    return max(int(found.group(1)), 1) if found else _ARRAY_SIZE
+
+
+def _slices(tasks: Sequence[NodeTask], most: int) -> list[Sequence[NodeTask]]:
+    return [tasks[begin : begin + most] for begin in range(0, len(tasks), most)]
 
 
 def _submitted(ids: Sequence[str], on_slurm: bool) -> str:
