@@ -1,7 +1,7 @@
-"""What a further job of a sweep costs until it is written down, in milliseconds and memory; then the report of all jobs.
+"""What a further job of a sweep costs until it is written down: milliseconds and memory. Then the report of all jobs.
 
-The sweep is exp's own command, in this process: composed, frozen, written, and reported at its end. Only training is left
-out: each job gets a result and some lines of losses instead.
+The sweep is exp's own command, in this process: composed, frozen, written, and reported at its end. Only training is
+left out: each job gets a result and some lines of losses instead.
 
     python benchmarks/sweep_freeze.py [--jobs 1000]
 """
@@ -30,8 +30,8 @@ def pretend(runs: Sequence[Any], parallel_jobs: int | None, watcher: Any) -> lis
     for number, run in enumerate(runs):
         mse = 0.4 + number % 97 / 1000
         result = {"status": "completed", "task": "train", "experiment": run.config.name, "metrics": {"mse": mse},
-                  "metric_name": "mse", "metric": mse, "greater_is_better": False, "backend": "cpu", "device_type": "cpu",
-                  "steps": STEPS, "epochs": 1, "samples_per_second": 1000.0, "wall_s": 1.0, "error": None}  # fmt: skip
+                  "metric_name": "mse", "metric": mse, "greater_is_better": False, "backend": "cpu", "epochs": 1,
+                  "steps": STEPS, "samples_per_second": 1000.0, "wall_s": 1.0, "error": None}  # fmt: skip
         write_json(run.folder.result, result)
         lines = [{"split": "train", "step": step, "epoch": 0, "loss": mse + 1 / step} for step in range(1, STEPS + 1)]
         run.folder.metrics.write_text("".join(f"{to_json(line)}\n" for line in lines), encoding="utf-8")

@@ -146,13 +146,14 @@ def names_in(config: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
     """
     for place, parent, key, node in nodes(config, prefix):
         name, value = str(key), node._value()
-        if isinstance(value, str) and "${" in value:
+        wanted = name in ("_target_", "_scope_", "type") or name.endswith("_type")
+        if isinstance(value, str) and "${" in value and (wanted or value.startswith("${")):
             try:
                 value = parent[key]
             except OmegaConfBaseException:
                 continue  # which is told where it is wanted
             yield from names_in(value, place)
-        if isinstance(value, str) and (name in ("_target_", "_scope_", "type") or name.endswith("_type")):
+        if wanted and isinstance(value, str):
             yield place, value
 
 

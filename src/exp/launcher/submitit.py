@@ -24,7 +24,7 @@ from exp.launcher.status import StatusLine
 if TYPE_CHECKING:
     from exp.runfolder import RunFolder
 
-__all__ = ["SubmititLauncher"]
+__all__ = ["SubmititLauncher", "array_size", "in_slices"]
 
 _ARRAY_SIZE = 1001
 _CLUSTERS = ("slurm", "local", "debug")
@@ -111,14 +111,15 @@ class SubmititLauncher(Launcher):
         """
         if self.settings["cluster"] != "slurm":
             return None
-        script = _script(self._executor(runs[0], logs), len(runs))
+        jobs = min(len(runs), array_size()) if len(runs) > 1 else 1  # those of the first array
+        script = _script(self._executor(runs[0], logs), jobs)
         if self.settings["dry_run"]:
             return script
         _try_out(script)
         return None
 
     def launch_all(self, runs: Sequence[FrozenRun], watcher: Watcher, logs: Path) -> list[Outcome]:
-        """Submit runs, several as one job array, and follow them.
+        """Submit runs, several as a job array (more than one where Slurm takes no array of so many), and follow them.
 
         Args:
             runs: with their folders written.
@@ -135,7 +136,7 @@ class SubmititLauncher(Launcher):
         on_slurm = self.settings["cluster"] == "slurm"
         tasks = [NodeTask(str(run.folder.path), on_slurm, _visible(run)) for run in runs]
         jobs: list[Any] = []
-        slices = _slices(tasks, array_size() if on_slurm and len(tasks) > 1 else len(tasks))
+        slices = in_slices(tasks, array_size() if on_slurm and len(tasks) > 1 else len(tasks))
         if on_slurm and len(slices) > 1:  # each array has a limit of its own
             share = max(self.settings["array_parallelism"] // len(slices), 1)
             executor.update_parameters(array_parallelism=share)
@@ -255,7 +256,8 @@ def array_size() -> int:
     return max(int(found.group(1)), 1) if found else _ARRAY_SIZE
 
 
-def _slices(tasks: Sequence[NodeTask], most: int) -> list[Sequence[NodeTask]]:
+def in_slices(tasks: Sequence[Any], most: int) -> list[Sequence[Any]]:
+    """What is too much for one array, in parts of at most so many."""
     return [tasks[begin : begin + most] for begin in range(0, len(tasks), most)]
 
 
