@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from exp.backends_registry import choose, create_backend
 from exp.config import explain, paths, schema, trained
 from exp.config.dictionaries import replace_given
-from exp.config.names import check_names
+from exp.config.names import allow, check_names
 from exp.config.schema import DIAGNOSES
 from exp.config.text import to_yaml
 from exp.config.validate import refuse_device_arguments, validate
@@ -78,7 +78,9 @@ class FrozenRun:
         """Read what :meth:`write` has written."""
         reference = schema.load(folder.reference) if folder.reference.is_file() else None
         overrides: Any = OmegaConf.to_container(OmegaConf.load(folder.overrides))
-        return cls(schema.load(folder.config), overrides, folder, reference)
+        config = schema.load(folder.config)
+        allow(config.plugins)  # they were checked before they were written
+        return cls(config, overrides, folder, reference)
 
 
 def freeze(config: DictConfig, overrides: list[str], output_dir: Path) -> FrozenRun:

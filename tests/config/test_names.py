@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from exp.config.hooks import check_hooks
 from exp.config.names import allow, check_object, check_path_part
 from exp.config.targets import load_target
 from exp.errors import ConfigError
@@ -105,3 +106,6 @@ def test_what_a_name_leads_to_counts_too():
     for wrong in ("/tmp/a", "..", ".hidden", "-rf", "a\tb", "", "a\\b", "~"):
         with pytest.raises(ConfigError, match="no name for a folder"):
             check_path_part("name", wrong)
+    for wrong in ("../trace.json", "/tmp/trace.json"):
+        with pytest.raises(ConfigError, match=r"hooks\[0\].json_trace_path"):
+            check_hooks([{"type": "ProfilerHook", "json_trace_path": wrong}])
