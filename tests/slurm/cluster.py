@@ -20,7 +20,6 @@ __all__ = ["Cluster", "why_not"]
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "unshare")
 _CONF = """
 ClusterName=lab
-MaxArraySize=3
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={port}
 SlurmUser=root

@@ -239,11 +239,10 @@ def test_nobody_need_wait(submit, cluster, result):
 
 
 @pytest.mark.slow
-def test_a_sweep_is_an_array_or_two_and_a_failed_job_does_not_end_it(submit, cluster, tmp_path):
+def test_a_sweep_is_one_array_and_a_failed_job_does_not_end_it(submit, cluster, tmp_path):
     code, said = submit("seed=1,2", "optim.lr=0.001,-1", "launcher.array_parallelism=3", sweep=True).end()
     assert code == 1, said
     assert "submitted job array" in said
-    assert said.count("scancel") == 2, "this Slurm takes three jobs in an array, and there are four"
     statuses = [json.loads((tmp_path / "run" / str(job) / "result.json").read_text())["status"] for job in range(4)]
     assert statuses == ["completed", "failed", "completed", "failed"]
     assert said.count("Invalid learning rate: -1.0") >= 2
