@@ -18,13 +18,15 @@ from exp import console
 from exp.backends_registry import choose, create_backend
 from exp.config import explain, paths, resuming, schema, trained
 from exp.config.dictionaries import replace_given
+from exp.config.names import allow, check_names
+from exp.config.text import to_yaml
 from exp.config.validate import refuse_device_arguments, validate
 from exp.errors import ConfigError, RunError
 from exp.footprint import Footprint, missing_folders, remove_empty
 from exp.runfolder import RunFolder
 from exp.runlock import RunLock
 
-__all__ = ["FrozenRun", "freeze"]
+__all__ = ["FrozenRun", "complete", "freeze", "prepare"]
 
 _BEGIN_AT_ONCE = (*schema.DIAGNOSES, "parity")  # what they leave is no record of one run that could be lost
 
@@ -73,12 +75,12 @@ class FrozenRun:
             remove_empty(missing)
             raise
         self.footprint = Footprint(folder, missing)
-        files = {"config": self.config, "overrides": OmegaConf.create(self.overrides), "reference": self.reference}
         contents = {
-            f"{name}.yaml": OmegaConf.to_yaml(value, resolve=True).encode()
-            for name, value in files.items()
-            if value is not None
+            folder.config.name: to_yaml(self.config).encode(),
+            folder.overrides.name: OmegaConf.to_yaml(OmegaConf.create(self.overrides)).encode(),
         }
+        if self.reference is not None:
+            contents[folder.reference.name] = to_yaml(self.reference).encode()
         config = folder.in_use(folder.config)
         if not (joined and config.is_file() and config.read_bytes() == contents[config.name]):
             folder.stage(contents)
@@ -140,6 +142,7 @@ class FrozenRun:
         config = schema.load(folder.in_use(folder.config))
         reference = schema.load(folder.in_use(folder.reference)) if config.task.name == "parity" else None
         overrides: Any = OmegaConf.to_container(OmegaConf.load(folder.in_use(folder.overrides)))
+        allow(config.plugins)  # they were checked before they were written
         return cls(config, overrides, folder, reference)
 
 
@@ -155,12 +158,45 @@ def freeze(config: DictConfig, overrides: list[str], output_dir: Path) -> Frozen
         ConfigError: a value is wrong, two do not go together, or a file is missing.
         UnavailableError: the hardware or a package is not there.
     """
+    return complete(prepare(config, overrides), overrides, output_dir)
+
+
+def prepare(config: DictConfig, overrides: list[str]) -> DictConfig:
+    """The first half of :func:`freeze`, which jobs of a sweep that differ in plain values can share.
+
+    Args:
+        config: composed by Hydra, without its own part.
+        overrides: the user's.
+
+    Returns:
+        The configuration with its types, of the backend that was chosen.
+
+    Raises:
+        ConfigError: a key or a type is wrong, or the user has not chosen code that is named.
+        UnavailableError: the backend is not there.
+    """
+    check_names(config, overrides)
     config = _choose_backend(_as_trained(config, overrides), overrides)
-    with open_dict(config):
-        config.output_dir = str(output_dir.absolute())
     refuse_device_arguments(config)
     config = schema.typed(config)  # checks what +KEY=VALUE added, too
     replace_given(config, overrides)
+    return config
+
+
+def complete(config: DictConfig, overrides: list[str], output_dir: Path) -> FrozenRun:
+    """The second half of :func:`freeze`: everything that depends on values.
+
+    Args:
+        config: of :func:`prepare`; changed in place.
+        overrides: the user's.
+        output_dir: the run folder.
+
+    Raises:
+        ConfigError: a value is wrong, two do not go together, or a file is missing.
+        UnavailableError: the hardware or a package is not there.
+    """
+    check_names(config, overrides)
+    config.output_dir = str(output_dir.absolute())
     paths.expand(config)
     validate(config, overrides, create_backend(config.backend))
     _take_note(config, overrides)
@@ -232,7 +268,9 @@ def _reference(config: DictConfig, overrides: list[str]) -> DictConfig:
     except MissingConfigException as error:
         # Raised as it is, it would name a key that the user has not given, after a line of Hydra's own.
         raise ConfigError(explain.explain(error, []).replace("backend=", "reference=", 1)) from error
+    check_names(composed, overrides)
     composed = _choose_backend(composed, kept)
+    check_names(composed, overrides)
     with open_dict(composed):
         composed.output_dir = config.output_dir
     reference = schema.typed(composed)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Callable, Sequence
 from exp.backend import PRECISIONS
 from exp.backends_registry import create_backend
 from exp.cards import shared
+from exp.config.names import check_names
 from exp.config.schema import DIAGNOSES, load
 from exp.errors import ConfigError, Preempted, RunError
 from exp.runfolder import write_json
@@ -202,6 +203,12 @@ def _check_distinct(devices: list[dict[str, Any]]) -> None:
         )
 
 
+def _choose_code(plugins: Sequence[str]) -> None:
+    from exp.engine.registries import choose_code  # MMEngine's, and so torch
+
+    choose_code(plugins)
+
+
 def run(folder: RunFolder, info: RankInfo) -> None:
     """Do this rank's part of the run in ``folder``.
 
@@ -209,6 +216,7 @@ def run(folder: RunFolder, info: RankInfo) -> None:
         ExpError: as the parts raise it; the launcher turns it into the run's result and exit code.
     """
     config = load(folder.in_use(folder.config))
+    check_names(config)
     backend = create_backend(config.backend)
     environment = backend.worker_env(info.local_rank, info.local_world_size, single_node=info.single_node)
     for name, value in environment.items():
@@ -220,6 +228,7 @@ def run(folder: RunFolder, info: RankInfo) -> None:
     session = Session(config, folder, info, backend)
     try:
         session.open()
+        _choose_code(config.plugins)
         task = importlib.import_module(f"exp.tasks.{config.task.name}")
         result = task.run(session)
         session.begin()  # of a task that has not said so

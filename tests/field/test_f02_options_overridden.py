@@ -51,7 +51,16 @@ def test_the_wrapper_gets_what_the_config_says(exp, library):
                 open(f"seen{runner.rank}.json", "w").write(json.dumps(found))
     """)
     options = ["wrapper.find_unused_parameters=true", "wrapper.bucket_cap_mb=7"]
-    done = exp(*TINY, "max_steps=1", "nproc=2", *options, "hooks=[{type: mine.Look}]", "output_dir=run", **mine)
+    done = exp(
+        *TINY,
+        "max_steps=1",
+        "nproc=2",
+        *options,
+        "hooks=[{type: mine.Look}]",
+        "plugins=[mine]",
+        "output_dir=run",
+        **mine,
+    )
     assert done.returncode == 0, done.stderr
     for rank in (0, 1):
         assert json.loads((exp.folder / f"seen{rank}.json").read_text()) == [True, 7 * 2**20]

@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+from exp.launcher.submitit import in_slices
 from tests.conftest import TINY, clean_environment
 
 pytestmark = pytest.mark.slow
@@ -111,6 +112,7 @@ def test_notice_saves_all_jobs_and_the_sweep_goes_on_where_it_was(exp):
     os.kill(process.pid, signal.SIGUSR2)
     output, errors = process.communicate(timeout=280)
     assert process.returncode == 75, output + errors
+    assert "2 preempted, 1 not begun; " in output
     assert exp.result("sweep/0")["status"] == "preempted"
     assert not exp.path("sweep/2/result.json").exists()
     done = exp(*SWEEP, *settings, "sweep.resume=true")
@@ -157,3 +159,15 @@ def test_a_sweep_that_is_refused_or_only_shown_leaves_nothing(exp):
     assert shown.returncode == 0, shown.stderr
     assert "#SBATCH --array=0-2%3" in shown.stdout.splitlines()
     assert list(exp.folder.iterdir()) == []
+
+
+def test_a_sweep_too_large_for_one_array_is_several(exp, tmp_path_factory):
+    programs = tmp_path_factory.mktemp("bin")
+    (programs / "scontrol").write_text("#!/bin/sh\necho 'MaxArraySize            = 40'\n")
+    (programs / "scontrol").chmod(0o755)
+    path = f"{programs}:{os.environ['PATH']}"
+    shown = exp(*SWEEP, "launcher=submitit", "launcher.dry_run=true", "seed=range(0,50)", PATH=path)
+    assert shown.returncode == 0, shown.stderr
+    assert "freezing 50 jobs" in shown.stdout.splitlines()
+    assert "#SBATCH --array=0-39%40" in shown.stdout.splitlines(), "the first of two arrays"
+    assert [len(part) for part in in_slices(list(range(50)), 40)] == [40, 10]

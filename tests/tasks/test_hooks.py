@@ -155,7 +155,14 @@ def test_a_resumed_run_with_averaged_weights_is_the_uninterrupted_one(mine, hook
     ],
 )
 def test_every_rank_validates_with_the_mean_of_the_running_statistics(mine, wrapper, hooks, more):
-    settings = [*NORMED, "nproc=2", f"wrapper={wrapper}", f"hooks=[{hooks}{{type: mine.Buffers}}]", *more]
+    settings = [
+        *NORMED,
+        "nproc=2",
+        f"wrapper={wrapper}",
+        "plugins=[mine]",
+        f"hooks=[{hooks}{{type: mine.Buffers}}]",
+        *more,
+    ]
     result = mine.train("run", *settings)
     notes = [json.loads((mine.folder / f"buffers{rank}.json").read_text()) for rank in (0, 1)]
     (before_0, during_0), (before_1, during_1) = ([torch.tensor(part) for part in note] for note in notes)
@@ -171,7 +178,7 @@ def test_every_rank_validates_with_the_mean_of_the_running_statistics(mine, wrap
 
 
 def test_a_hook_of_ones_own_sees_what_mmengine_documents(mine):
-    mine.train("run", *NORMED, "log_every=1", "hooks=[{type: mine.Looks}]")
+    mine.train("run", *NORMED, "log_every=1", "plugins=[mine]", "hooks=[{type: mine.Looks}]")
     seen = json.loads((mine.folder / "seen.json").read_text())
     steps, validations = seen[0::2], seen[1::2]
     assert [entry[:2] for entry in steps] == [[1, 0], [3, 0], [5, 0]]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Sequence
 
 from exp import result
 from exp.compare.keys import column, differing, short_names, value_text
 from exp.compare.runs import by_metric, ranked
+from exp.csvfile import csv_content
 from exp.runfolder import write_atomically, write_json
 
 if TYPE_CHECKING:
@@ -37,14 +36,10 @@ def write_table(runs: Sequence[Run], folder: Path) -> None:
     rows = _rows(runs)
     write_json(folder / "sweep.json", _plain(rows))
     metrics = _metric_names(runs)
-    lines = io.StringIO()
     left_out = ("folder", "metric_name", "metric")
-    writer = csv.writer(lines, lineterminator="\n")
     names = [name for name in rows[0] if name not in left_out] if rows else []
-    writer.writerow(names)
-    for row in rows:
-        writer.writerow([_cell(row[name], name in metrics) for name in names])
-    write_atomically(folder / "sweep.csv", lines.getvalue().encode())
+    cells = [[_cell(row[name], name in metrics) for name in names] for row in rows]
+    write_atomically(folder / "sweep.csv", csv_content([names, *cells]))
 
 
 def as_rich_table(runs: Sequence[Run], keys: Sequence[str] | None = None) -> Table:

@@ -6,7 +6,9 @@ from typing import Any
 
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
+from omegaconf import OmegaConf
 
+from exp.config.names import names_in
 from exp.config.targets import load_target
 
 __all__ = ["create"]
@@ -24,9 +26,12 @@ def create(config: Any, key: str = "", **arguments: Any) -> Any:
         **arguments: further ones.
 
     Raises:
-        ConfigError: there is no such module, or no such name in it.
+        ConfigError: there is no such module, or no such name in it, or the user has not chosen its code.
         UnavailableError: the module is there, and does not import.
     """
+    for key_of_it, name in names_in(config if OmegaConf.is_config(config) else OmegaConf.create(config), key):
+        if key_of_it.endswith("_target_"):
+            load_target(key_of_it, name)  # Hydra would take more than the user has chosen
     try:
         made = instantiate(config, _partial_=True, _convert_="all")
     except InstantiationException:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Sequence
 
 from exp.errors import ConfigError
@@ -32,7 +33,7 @@ def refusal(name: str) -> str:
 
 
 def check_hooks(hooks: Sequence[Any]) -> None:
-    """Refuse what is no hook, and MMEngine's hooks that cannot do here what they say.
+    """Refuse what is no hook, what would write elsewhere, and MMEngine's hooks that cannot do here what they say.
 
     Args:
         hooks: ``config.hooks``; each has ``type``, the name or dotted path of a class.
@@ -47,3 +48,6 @@ def check_hooks(hooks: Sequence[Any]) -> None:
         module, _, last = name.rpartition(".")
         if last in REFUSED and module.split(".")[0] in ("", "mmengine"):
             raise ConfigError(refusal(last))
+        trace = hook.get("json_trace_path")
+        if isinstance(trace, str) and (Path(trace).is_absolute() or ".." in Path(trace).parts):
+            raise ConfigError(f"hooks[{index}].json_trace_path={trace} is to lie below the run folder")

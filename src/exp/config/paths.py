@@ -7,7 +7,9 @@ import re
 from pathlib import Path
 from typing import Any, Sequence
 
-from omegaconf import ListConfig, OmegaConf
+from omegaconf import OmegaConf
+
+from exp.config.walk import nodes
 
 __all__ = ["expand", "expand_arguments"]
 
@@ -35,14 +37,8 @@ def expand(config: Any) -> None:
             OmegaConf.update(config, key, os.path.abspath(value))  # noqa: PTH100 - pathlib leaves `..` in it
 
 
-def _expand_home(node: Any) -> None:
-    if node._is_none() or node._is_missing():
-        return
-    for key in range(len(node)) if isinstance(node, ListConfig) else list(node):
-        if OmegaConf.is_missing(node, key) or OmegaConf.is_interpolation(node, key):
-            continue
-        value = node[key]
-        if OmegaConf.is_config(value):
-            _expand_home(value)
-        elif isinstance(value, str) and (value == "~" or value.startswith("~/")):
-            node[key] = str(Path(value).expanduser())
+def _expand_home(config: Any) -> None:
+    for _, parent, key, node in nodes(config):
+        value = node._value()
+        if isinstance(value, str) and (value == "~" or value.startswith("~/")) and "${" not in value:
+            parent[key] = str(Path(value).expanduser())

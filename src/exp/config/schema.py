@@ -345,6 +345,9 @@ class ExpConfig:
     """Write each rank's parameters, devices and group to its log."""
     hooks: List[Dict[str, Any]] = field(default_factory=list)
     """Further MMEngine hooks."""
+    plugins: List[str] = field(default_factory=list)
+    """Modules and packages whose classes the configuration may name (:mod:`exp.config.names`), imported by each worker
+    at its start. Counts on the command line only."""
     record: RecordConfig = field(default_factory=RecordConfig)
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import importlib.machinery
+import inspect
 import sys
 from pathlib import Path
 from typing import Any, Iterator
 
 from exp.config.explain import nearest
+from exp.config.names import check_name, check_object
 from exp.errors import ConfigError, UnavailableError
 
 __all__ = ["check_target", "find_module", "load_target", "use_working_directory"]
@@ -44,12 +47,13 @@ def load_target(key: str, target: str) -> Any:
         target: ``package.module.Name``; further parts are attributes of that.
 
     Raises:
-        ConfigError: there is no such module, or no such name in it.
+        ConfigError: there is no such module, or no such name in it, or the user has not chosen its code.
         UnavailableError: the module is there, and does not import.
     """
     parts = target.split(".")
     if not all(parts) or len(parts) < 2:
         raise ConfigError(f"{key}={target} is no path of a class, such as package.module.Class")
+    check_name(key, target)
     found = _import(key, target, parts[0])
     for number, part in enumerate(parts[1:], 1):
         name = ".".join(parts[:number])
@@ -59,6 +63,9 @@ def load_target(key: str, target: str) -> Any:
             found = _import(key, target, f"{name}.{part}")
         else:
             found = getattr(found, part)
+            if inspect.ismodule(found) and found.__name__.partition(".")[0] != parts[0]:
+                check_name(key, f"{found.__name__}.{parts[-1]}")  # a module that this one has imported
+    check_object(key, target, found)
     return found
 
 
@@ -156,15 +163,21 @@ def _check_name(
             raise _no_module(key, target, f"{module}.{name}")
         return
     try:
-        tree = ast.parse(Path(spec.origin).read_bytes())
+        known = _names_written(spec.origin, Path(spec.origin).stat().st_mtime_ns)
     except (SyntaxError, ValueError) as error:
         raise _broken(key, target, module, error) from error
-    known = set(_bound(tree))
     if name in known or "*" in known or known & _DYNAMIC:
         return
     if spec.submodule_search_locations is not None and not last:
         raise _no_module(key, target, f"{module}.{name}")
     _refuse_name(key, target, module, name, sorted(word for word in known if not word.startswith("_")))
+
+
+@functools.lru_cache(maxsize=64)
+def _names_written(path: str, changed: int) -> frozenset[str]:
+    """What :func:`_bound` finds in a file; a sweep asks for the same one again and again."""
+    del changed  # when the file was changed last: another time, another answer
+    return frozenset(_bound(ast.parse(Path(path).read_bytes())))
 
 
 def _bound(tree: ast.AST) -> Iterator[str]:

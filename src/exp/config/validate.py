@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Sequence
@@ -17,6 +16,7 @@ from exp.config.families import FAMILIES
 from exp.config.hooks import check_hooks
 from exp.config.schema import DIAGNOSES, RESUMABLE, WITH_WEIGHTS
 from exp.config.targets import check_target, find_module, load_target
+from exp.config.walk import nodes
 from exp.console import shown
 from exp.errors import ConfigError, UnavailableError
 from exp.launcher.base import Launcher
@@ -61,7 +61,7 @@ def validate(config: Any, overrides: Sequence[str], backend: Backend) -> None:
     _check_processes(config, backend)
     _check_wrapper(config)
     for package in config.logger.requires:
-        if importlib.util.find_spec(package) is None:
+        if find_module(package) is None:  # without importing what is above it
             raise UnavailableError(
                 f"the logger needs the package {package}, which is not installed: pip install {package}"
             )
@@ -100,7 +100,7 @@ def _take_input(config: Any) -> None:
     """``task.input`` stands for the data where their family says so: a file of new rows."""
     module_name, _, _ = config.data["_target_"].rpartition(".")
     family = module_name.rpartition(".")[0]
-    if family and importlib.util.find_spec(f"{family}.preflight") is not None:
+    if family and find_module(f"{family}.preflight") is not None:
         take = getattr(importlib.import_module(f"{family}.preflight"), "take_input", None)
         if take is not None:
             take(config.data, config.task.input)
@@ -138,6 +138,9 @@ def _check_launcher(config: Any) -> None:
 
 
 def _check_targets(config: Any) -> None:
+    for name in () if runs_elsewhere(config) else config.plugins:
+        if find_module(name) is None:
+            raise ConfigError(f"plugins: there is no module {name}; is its folder on PYTHONPATH?")
     for part in ("data", "model"):
         target = str(config[part].get("_target_", ""))
         if not target:
@@ -149,8 +152,8 @@ def _check_targets(config: Any) -> None:
 
 def _check_missing(config: Any) -> None:
     # The data's first: the model's values refer to them.
-    for node in (config.data, config):
-        missing = sorted(OmegaConf.missing_keys(node))
+    for prefix, node in (("data", config.data), ("", config)):
+        missing = sorted(key for key, _, _, child in nodes(node, prefix) if child._is_missing())
         if missing:
             raise ConfigError(f"{', '.join(missing)} must be set; give {' '.join(f'{key}=...' for key in missing)}")
 

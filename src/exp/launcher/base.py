@@ -146,6 +146,8 @@ class Outcome:
     """``result.json`` is as it has to be: it was written, or left alone, where the run was."""
     left: bool = False
     """It has not ended, but nobody here waits for it any longer."""
+    begun: bool = True
+    """False: the sweep that it is part of was interrupted before."""
     detail: str | None = None
     """What the agent itself complained of."""
     unkillable: list[int] = field(default_factory=list)

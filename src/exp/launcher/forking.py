@@ -19,6 +19,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from exp.backends_registry import create_backend
+from exp.config.names import allow
 from exp.config.schema import DIAGNOSES
 from exp.errors import EXIT_FAILED
 from exp.launcher.base import SCRATCH_VARIABLE
@@ -49,6 +50,7 @@ def start_template(folder: RunFolder, nproc: int, single_node: bool) -> bool:
         process, nor where the backend does not say that forking is safe.
     """
     config: Any = OmegaConf.load(folder.in_use(folder.config))
+    allow(config.get("plugins") or [])
     if nproc == 1 or config.task.name in DIAGNOSES or not config.launcher.fork:
         return False
     backend = create_backend(config.backend)

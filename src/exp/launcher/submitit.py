@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -24,8 +25,9 @@ from exp.launcher.status import StatusLine
 if TYPE_CHECKING:
     from exp.runfolder import RunFolder
 
-__all__ = ["SubmititLauncher"]
+__all__ = ["SubmititLauncher", "array_size", "in_slices"]
 
+_ARRAY_SIZE = 1001
 _CLUSTERS = ("slurm", "local", "debug")
 _TYPED = {  # options of sbatch that have a key of their own, which launcher.extra must not set again
     "partition": "partition",
@@ -113,14 +115,15 @@ class SubmititLauncher(Launcher):
         """
         if self.settings["cluster"] != "slurm":
             return None
-        script = _script(self._executor(runs[0], logs), len(runs))
+        jobs = min(len(runs), array_size()) if len(runs) > 1 else 1  # those of the first array
+        script = _script(self._executor(runs[0], logs), jobs)
         if self.settings["dry_run"]:
             return script
         _try_out(script)
         return None
 
     def launch_all(self, runs: Sequence[FrozenRun], watcher: Watcher, logs: Path) -> list[Outcome]:
-        """Submit runs, several as one job array, and follow them.
+        """Submit runs, several as a job array (more than one where Slurm takes no array of so many), and follow them.
 
         Args:
             runs: with their folders written.
@@ -136,11 +139,18 @@ class SubmititLauncher(Launcher):
         executor = self._executor(runs[0], logs)
         on_slurm = self.settings["cluster"] == "slurm"
         tasks = [NodeTask(str(run.folder.path), on_slurm, _visible(run), _token(run)) for run in runs]
-        jobs = [executor.submit(tasks[0])] if len(tasks) == 1 else _submit_array(executor, tasks)
-        for job, run in zip(jobs, runs):
-            remember(run.folder, run.lock, job, self.settings["cluster"], logs)
+        jobs: list[Any] = []
+        slices = in_slices(tasks, array_size() if on_slurm and len(tasks) > 1 else len(tasks))
+        if on_slurm and len(slices) > 1:  # each array has a limit of its own
+            share = max(self.settings["array_parallelism"] // len(slices), 1)
+            executor.update_parameters(array_parallelism=share)
+        for part in slices:
+            added = [executor.submit(part[0])] if len(part) == 1 else _submit_array(executor, part)
+            for job, run in zip(added, runs[len(jobs) :]):
+                remember(run.folder, run.lock, job, self.settings["cluster"], logs)
+            watcher.say(_submitted([str(job.job_id) for job in added], on_slurm))
+            jobs += added
         followed = [Followed(job, run.folder, logs) for job, run in zip(jobs, runs)]
-        watcher.say(_submitted([str(job.job_id) for job in jobs], on_slurm))
         if not self.settings["wait"]:
             for job, run in zip(jobs, runs):
                 watcher.say(f"  {job.job_id}  {run.folder.path}")
@@ -243,6 +253,24 @@ def _try_out(script: str) -> None:
 def _submit_array(executor: Any, tasks: Sequence[NodeTask]) -> list[Any]:
     with executor.batch():
         return [executor.submit(task) for task in tasks]
+
+
+def array_size() -> int:
+    """How many jobs this Slurm takes in one array (``MaxArraySize``); its own default where it does not say."""
+    try:
+        done = subprocess.run(
+            ["scontrol", "show", "config"],  # noqa: S607
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return _ARRAY_SIZE
+    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", done.stdout, re.MULTILINE)
+    return max(int(found.group(1)), 1) if found else _ARRAY_SIZE
+
+
+def in_slices(tasks: Sequence[Any], most: int) -> list[Sequence[Any]]:
+    """What is too much for one array, in parts of at most so many."""
+    return [tasks[begin : begin + most] for begin in range(0, len(tasks), most)]
 
 
 def _submitted(ids: Sequence[str], on_slurm: bool) -> str:

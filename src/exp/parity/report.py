@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Sequence
 
 from exp import console
+from exp.csvfile import csv_content
 from exp.errors import EXIT_FAILED, EXIT_OK, RunError
 from exp.parity.compare import EARLY_STEPS, Difference, compare, read_losses, tolerances
 from exp.result import blank_result
@@ -100,12 +99,10 @@ def finish(config: Any, folder: RunFolder, tested: RunFolder, reference: RunFold
 
 def _write_table(path: Path, found: Sequence[Difference], allowed: dict[str, float]) -> None:
     """All differences, one per line, in the order in which they can arise."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["kind", "step", "name", "absolute", "relative", "allowed"])
+    rows: list[list[object]] = [["kind", "step", "name", "absolute", "relative", "allowed"]]
     for d in found:
-        writer.writerow([d.kind, d.step, d.name, d.absolute, d.relative, "" if d.kind in _TOLD else allowed[d.kind]])
-    write_atomically(path, text.getvalue().encode())
+        rows.append([d.kind, d.step, d.name, d.absolute, d.relative, "" if d.kind in _TOLD else allowed[d.kind]])
+    write_atomically(path, csv_content(rows))
 
 
 def _message(config: Any, first: Difference, allowed: float, random_modules: Sequence[str]) -> str:

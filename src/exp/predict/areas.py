@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from typing import NamedTuple, Sequence
+
+from exp.csvfile import csv_content
 
 __all__ = ["Area", "areas_csv", "shares", "total_csv"]
 
@@ -61,8 +61,4 @@ def _rows(classes: Sequence[str], counts: Sequence[int], metres: Sequence[float 
 
 
 def _csv(header: list[str], rows: list[list[object]]) -> bytes:
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
-    return buffer.getvalue().encode()
+    return csv_content([header, *rows])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,6 +12,7 @@ import torch
 from safetensors import safe_open
 from safetensors.numpy import save
 
+from exp.csvfile import csv_content
 from exp.draw.components import Components, Moments
 from exp.draw.pictures import enlarged, shrunk, to_rgb
 from exp.runfolder import to_json, write_atomically
@@ -179,11 +178,7 @@ def _cells(count: int, window: int) -> list[_Cell]:
 
 def index_csv(files: list[FeatureFile]) -> bytes:
     """``file,features,height,width,rows,columns``."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(FeatureFile._fields)
-    writer.writerows(files)
-    return buffer.getvalue().encode()
+    return csv_content([FeatureFile._fields, *files])
 
 
 def feature_picture(folder: Path, entry: FeatureFile, pixels: np.ndarray, components: Components) -> list[np.ndarray]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from exp.csvfile import as_text
 from exp.engine.distributed import Distributed
 from exp.predict.scores import batch_outputs
 from exp.runfolder import write_atomically
@@ -99,6 +100,7 @@ def _write_csv(path: Path, names: list[str], dates: Any, forecast: np.ndarray, t
             columns.append(truth[:, channel])
             titles.append(f"{name}_truth")
     table = pd.concat([pd.Series(column) for column in columns], axis=1)
+    titles = [str(as_text(title)) for title in titles]  # of somebody's file; the rest are dates and numbers
     write_atomically(path, table.to_csv(index=False, header=titles, float_format="%.6g").encode())
 
 

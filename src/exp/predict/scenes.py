@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import time
 from typing import TYPE_CHECKING, Any, Sequence
 
 import numpy as np
 import torch
 
+from exp.csvfile import csv_content
 from exp.draw.pictures import png
 from exp.draw.scene import Scene, scene_tile
 from exp.draw.sheet import sheet, spread
@@ -112,10 +111,8 @@ def predictions_csv(scenes: Sequence[Scene]) -> bytes:
     for rank in range(1, ranks + 1):
         header += ["class", "probability"] if rank == 1 else [f"class_{rank}", f"probability_{rank}"]
     known = scenes[0].truth is not None
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow([*header, "truth"] if known else header)
+    rows: list[list[object]] = [[*header, "truth"] if known else [*header]]
     for scene in scenes:
         cells = [cell for name, share in scene.best for cell in (name, f"{share:.4f}")]
-        writer.writerow([scene.file, *cells, *([scene.truth] if known else [])])
-    return buffer.getvalue().encode()
+        rows.append([scene.file, *cells, *([scene.truth] if known else [])])
+    return csv_content(rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Collection
+from typing import TYPE_CHECKING, Any, Collection
 
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
@@ -15,14 +15,17 @@ from exp import console, launcher
 from exp.config import choices, explain
 from exp.config.validate import runs_elsewhere
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, REFUSED, ConfigError, ExpError
-from exp.frozen import FrozenRun, freeze
+from exp.frozen import FrozenRun, complete
 from exp.launcher.base import Launcher, Outcome
 from exp.launcher.shell_env import drop_stale_variables
-from exp.runfolder import RunFolder, read_json
+from exp.runfolder import RunFolder, read_json, to_json
 from exp.sweep import records
-from exp.sweep.display import SweepDisplay
+from exp.sweep.display import SweepDisplay, progress
 from exp.sweep.identity import Finished, find_finished, identity
 from exp.sweep.packing import pack
+
+if TYPE_CHECKING:
+    from exp.sweep.composing import Composer
 
 __all__ = ["Job", "Sweep", "current", "finish"]
 
@@ -79,19 +82,22 @@ class Sweep:
             )
         self._taken.update(path.name for path in existing)
 
-    def add(self, number: int, compose: Callable[[], tuple[Any, list[str]]]) -> None:
+    def add(self, number: int, overrides: list[str], composer: Composer, master: Any) -> None:
         """Freeze a job of the next batch; one whose configuration is refused counts as failed.
 
         Args:
             number: Hydra's, from 0.
-            compose: gives the configuration and the job's overrides.
+            overrides: of the job.
+            composer: makes its configuration.
+            master: the configuration of the whole sweep.
         """
         job = Job(number)
         self.batch.append(job)
         try:
-            config, job.overrides = compose()
+            job.overrides = composer.task_overrides(overrides)
+            config = composer.prepared(master, overrides, number)
             # Where it goes depends on what it is: a folder of its own, or that of the same job in an earlier sweep.
-            job.run = freeze(config, job.overrides, self.folder / "new")
+            job.run = complete(config, job.overrides, self.folder / "new")
             self._place(job, job.run)
         except ExpError as error:
             job.outcome = Outcome(error.exit_code, detail=str(error))
@@ -147,11 +153,13 @@ class Sweep:
 
     def _launch(self, batch: list[Job], to_run: list[Job], chosen: Launcher | None) -> None:
         runs = [job.run for job in to_run if job.run is not None]
-        for job, run in zip(to_run, runs):
-            try:
-                run.write()
-            except ExpError as error:  # somebody else is at work in its folder
-                job.outcome = Outcome(error.exit_code, detail=str(error))
+        with progress("writing", len(runs)) as advance:
+            for job, run in zip(to_run, runs):
+                try:
+                    run.write()
+                except ExpError as error:  # somebody else is at work in its folder
+                    job.outcome = Outcome(error.exit_code, detail=str(error))
+                advance()
         to_run = [job for job in to_run if job.outcome is None]
         runs = [job.run for job in to_run if job.run is not None]
         with SweepDisplay(self, to_run) as display:
@@ -209,7 +217,7 @@ def _common_launcher(jobs: list[Job]) -> Launcher | None:
     configs = [job.run.config for job in jobs if job.run is not None]
     if not any(runs_elsewhere(config) for config in configs):
         return None
-    asked = {OmegaConf.to_yaml(OmegaConf.create({"l": c.launcher, "n": c.nproc}), resolve=True) for c in configs}
+    asked = {to_json([OmegaConf.to_container(c.launcher, resolve=True), c.nproc]) for c in configs}
     if len(asked) > 1:
         raise ConfigError(
             "a sweep on Slurm is one job array, whose jobs all ask for the same; sweep launcher.* and nproc in "

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Sequence
 
 from exp import console
 from exp.errors import EXIT_OK, EXIT_PREEMPTED
@@ -17,11 +18,38 @@ if TYPE_CHECKING:
     from exp.compare.runs import Run
     from exp.sweep import Job, Sweep
 
-__all__ = ["SweepDisplay"]
+__all__ = ["SweepDisplay", "progress"]
 
 _REDRAW_S = 0.25
 _MOST_RUNNING = 12
 _BEST = 10
+_MANY = 50  # jobs: fewer take no time worth a word
+
+
+@contextlib.contextmanager
+def progress(what: str, total: int) -> Iterator[Callable[[], None]]:
+    """Shows how far something is that is done for each job: a bar on a terminal, a line elsewhere, nothing for few.
+
+    Args:
+        what: is done.
+        total: number of jobs.
+
+    Yields:
+        What is to be called when one is done.
+    """
+    terminal = console.make_console()
+    if total < _MANY:
+        yield lambda: None
+        return
+    if not terminal.is_terminal:
+        terminal.print(f"{what} {total} jobs", highlight=False)
+        yield lambda: None
+        return
+    from rich.progress import Progress
+
+    with Progress(console=terminal, transient=True) as bar:
+        task = bar.add_task(f"{what} {total} jobs", total=total)
+        yield lambda: bar.advance(task)
 
 
 class SweepDisplay(Watcher):

@@ -213,6 +213,6 @@ class _Signals:
 
 def _not_started(received: int | None) -> Outcome:
     if received == PREEMPT_SIGNAL:
-        return Outcome(EXIT_PREEMPTED, preempted={"step": None})
+        return Outcome(EXIT_PREEMPTED, preempted={"step": None}, begun=False)
     assert received is not None
-    return Outcome(128 + received, interrupted_by=signal_name(received))
+    return Outcome(128 + received, interrupted_by=signal_name(received), begun=False)

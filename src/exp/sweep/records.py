@@ -66,21 +66,24 @@ def finish(sweep: Sweep, terminal: Console) -> None:
     terminal.print()
     terminal.print(as_rich_table(runs))
     waiting = sum(job.outcome is not None and job.outcome.left for job in sweep.jobs)
+    ended = [job.outcome for job in sweep.jobs if job.outcome is not None and job.outcome.begun]
     counts = {
         "completed": sum(run.status == "completed" for run in runs),
         "done before": sum(job.skipped for job in sweep.jobs),
         "submitted": waiting,
         "failed": sum(
-            job.outcome is not None and job.outcome.exit_code not in (EXIT_OK, EXIT_PREEMPTED) and not job.outcome.left
-            for job in sweep.jobs
+            each.interrupted_by is None and each.exit_code not in (EXIT_OK, EXIT_PREEMPTED) and not each.left
+            for each in ended
         ),
-        "preempted": sum(job.outcome is not None and job.outcome.exit_code == EXIT_PREEMPTED for job in sweep.jobs),
+        "interrupted": sum(each.interrupted_by is not None for each in ended),
+        "preempted": sum(each.exit_code == EXIT_PREEMPTED for each in ended),
+        "not begun": sum(not job.skipped for job in sweep.jobs) - len(ended),
     }
     text = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
     terminal.print(
         f"{text}; {time.monotonic() - sweep.began:.0f} s; results in {console.shown(sweep.folder)}", soft_wrap=True
     )
-    if sweep.interrupted_by is not None or counts["preempted"]:
+    if sweep.interrupted_by is not None or counts["preempted"] or counts["not begun"]:
         terminal.print(f"to do the rest: {to_continue_sweep(sweep.folder)}", soft_wrap=True, markup=False)
     if sweep.settings.plots and counts["completed"] and not waiting and sweep.interrupted_by is None:
         from exp.compare import write_report

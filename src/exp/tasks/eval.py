@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from typing import TYPE_CHECKING, Any
 
+from exp.csvfile import csv_content
 from exp.data.loader import eval_loader
 from exp.data.sampler import EvalBatchSampler
 from exp.engine.loops import EvalLoop
@@ -55,13 +54,9 @@ def run(session: Session) -> dict[str, Any]:
 
 
 def _write_table(path: Path, table: Table) -> None:
-    buffer = io.StringIO()
-    writer = csv.writer(buffer)
     titles = [f"{name}_{table.units[name]}" if name in table.units else name for name in table.columns]
-    writer.writerow([table.key, *titles])
-    for index, row in enumerate(table.rows):
-        writer.writerow([row, *(_cell(values[index]) for values in table.columns.values())])
-    write_atomically(path, buffer.getvalue().encode())
+    rows = [[row, *(_cell(values[index]) for values in table.columns.values())] for index, row in enumerate(table.rows)]
+    write_atomically(path, csv_content([[table.key, *titles], *rows]))
 
 
 def _cell(value: float) -> str:

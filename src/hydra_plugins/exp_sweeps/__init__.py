@@ -5,14 +5,11 @@ It freezes them, so that nothing that is edited while they wait changes them, an
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Sequence
 
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn, JobStatus, setup_globals
 from hydra.plugins.launcher import Launcher
-from omegaconf import open_dict, read_write
 
 from exp.footprint import missing_folders
 
@@ -33,7 +30,13 @@ class ExpLauncher(Launcher):
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Keep what the jobs' configurations are composed from."""
+        from exp.config.names import check_path_part
+        from exp.sweep.composing import Composer
+
+        check_path_part("name", config.get("name"))  # of which Hydra makes the sweep's folder next
         self._config, self._context = config, hydra_context
+        if not isinstance(hydra_context.config_loader, Composer):  # the sweeper composes all jobs, too, to check them
+            hydra_context.config_loader = Composer(hydra_context.config_loader)
         self._missing = missing_folders(Path(str(config.hydra.sweep.dir)).absolute())
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
@@ -48,13 +51,16 @@ class ExpLauncher(Launcher):
         """
         from exp import sweep
         from exp.errors import ExpError
+        from exp.sweep.display import progress
         from exp.sweep.records import remove_unused
 
         setup_globals()
         try:
             current = sweep.current(self._config, self._missing)
-            for number, overrides in enumerate(job_overrides, initial_job_idx):
-                current.add(number, lambda overrides=overrides, number=number: self._compose(overrides, number))
+            with progress("freezing", len(job_overrides)) as advance:
+                for number, overrides in enumerate(job_overrides, initial_job_idx):
+                    current.add(number, list(overrides), self._context.config_loader, self._config)
+                    advance()
             metrics = current.run_batch()
         except ExpError:
             remove_unused(Path(str(self._config.hydra.sweep.dir)).absolute(), self._missing)
@@ -65,14 +71,3 @@ class ExpLauncher(Launcher):
             job.return_value = metric
             returns.append(job)
         return returns
-
-    def _compose(self, overrides: Sequence[str], number: int) -> tuple[Any, list[str]]:
-        """A job's configuration without Hydra's own part, and its overrides."""
-        composed = self._context.config_loader.load_sweep_config(self._config, list(overrides))
-        with open_dict(composed):
-            composed.hydra.job.id, composed.hydra.job.num = str(number), number
-        HydraConfig.instance().set_config(composed)
-        config = copy.deepcopy(composed)
-        with read_write(config), open_dict(config):
-            del config["hydra"]
-        return config, list(composed.hydra.overrides.task)

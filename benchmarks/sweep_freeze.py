@@ -1,0 +1,77 @@
+"""What a further job of a sweep costs until it is written down: milliseconds and memory. Then the report of all jobs.
+
+The sweep is exp's own command, in this process: composed, frozen, written, and reported at its end. Only training is
+left out: each job gets a result and some lines of losses instead.
+
+    python benchmarks/sweep_freeze.py [--jobs 1000]
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Sequence
+from unittest import mock
+
+from exp import cli, sweep
+from exp.launcher.base import Outcome
+from exp.runfolder import to_json, write_json
+
+STEPS = 20
+
+
+def pretend(runs: Sequence[Any], parallel_jobs: int | None, watcher: Any) -> list[Outcome]:
+    """Stands in for training: the files that a job leaves."""
+    del parallel_jobs, watcher
+    for number, run in enumerate(runs):
+        mse = 0.4 + number % 97 / 1000
+        result = {"status": "completed", "task": "train", "experiment": run.config.name, "metrics": {"mse": mse},
+                  "metric_name": "mse", "metric": mse, "greater_is_better": False, "backend": "cpu", "epochs": 1,
+                  "steps": STEPS, "samples_per_second": 1000.0, "wall_s": 1.0, "error": None}  # fmt: skip
+        write_json(run.folder.result, result)
+        lines = [{"split": "train", "step": step, "epoch": 0, "loss": mse + 1 / step} for step in range(1, STEPS + 1)]
+        run.folder.metrics.write_text("".join(f"{to_json(line)}\n" for line in lines), encoding="utf-8")
+    return [Outcome() for _ in runs]
+
+
+def measure(jobs: int, folder: Path) -> tuple[float, float, float]:
+    """CPU seconds until all jobs are written, those of the end of the sweep, and MiB at the most."""
+    marks: list[float] = []
+
+    def mark(*arguments: Any) -> list[Outcome]:
+        marks.append(time.process_time())
+        outcomes = pretend(*arguments)
+        marks.append(time.process_time())
+        return outcomes
+
+    began = time.process_time()
+    command = ["exp", "-m", "backend=cpu", f"seed=range(0,{jobs})", "optim.lr=1e-3", f"output_dir={folder}"]
+    with mock.patch.object(sys, "argv", command), mock.patch.object(sweep, "pack", mark):
+        code = cli.main()
+    assert code == 0, code
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return marks[0] - began, time.process_time() - marks[1], memory
+
+
+def main() -> None:
+    """Print the costs of one job and of many."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--jobs", type=int, default=1000)
+    jobs = parser.parse_args().jobs
+    with tempfile.TemporaryDirectory() as place:
+        one, _, before = measure(1, Path(place, "one"))
+        all_jobs, report, after = measure(jobs, Path(place, "all"))
+    print(f"{jobs} jobs: {all_jobs:.1f} s of CPU until they are written; one job {one:.1f} s")
+    print(
+        f"a further job: {(all_jobs - one) / max(jobs - 1, 1) * 1e3:.1f} ms, {(after - before) / jobs * 1024:.0f} KiB"
+    )
+    print(f"report of {jobs} runs: {report:.1f} s of CPU")
+    print(f"memory at the most: {after:.0f} MiB; for one job {before:.0f} MiB")
+
+
+if __name__ == "__main__":
+    main()

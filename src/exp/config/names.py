@@ -1,0 +1,215 @@
+"""Which code a configuration may name: a file from a stranger is not to run what nobody here has chosen.
+
+A name becomes an object in three ways: Hydra instantiates a ``_target_``, MMEngine's registries resolve a ``type``, and
+some of MMEngine's classes take a name under another key (``ema_type``). :func:`check_names` looks at all of a
+configuration before anything of it runs; :func:`check_object` at what a name has led to, since a module gives away what
+it has imported, too. Imports neither torch nor MMEngine.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+import sys
+import sysconfig
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Iterator, Sequence
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from exp.config.walk import nodes
+from exp.errors import ConfigError
+
+__all__ = ["allow", "check_name", "check_names", "check_object", "check_path_part", "names_in"]
+
+_OPEN = ("exp", "torch.nn", "torch.optim")
+_REGISTERED = ("mmengine", "mmcv")
+"""Of these, what is registered in a registry of MMEngine's."""
+_PATH = re.compile(r"^[^\W\d]\w*(\.[^\W\d]\w*)*$")
+_plugins: list[str] = []
+"""What the user has named; of this process."""
+
+
+def allow(plugins: Sequence[str]) -> None:
+    """From now on, names in these modules and packages resolve."""
+    _plugins[:] = plugins
+
+
+def check_names(config: Any, overrides: Sequence[str] | None = None) -> None:
+    """Refuse a configuration that names code which the user has not chosen, or a path that leads elsewhere.
+
+    Args:
+        config: composed; interpolations are looked through.
+        overrides: the user's: ``plugins`` counts there only. None: it has been checked, and is read from a run folder.
+
+    Raises:
+        ConfigError: it does; the key is named.
+    """
+    allow(_named_by_the_user(config, overrides))
+    for key, name in names_in(config):
+        check_name(key, name)
+    if not re.match(r"^\w+$", str(config.task.name)):
+        raise ConfigError(f"task.name={config.task.name} is no task")
+    for key in ("name", "data.name"):
+        check_path_part(key, OmegaConf.select(config, key, throw_on_missing=False))
+
+
+def check_name(key: str, name: str) -> None:
+    """Refuse a name that leads to code which the user has not chosen.
+
+    Args:
+        key: that has it; a ``_target_`` may also name the user's own modules, which are not installed, and packages
+            that give exp backends.
+        name: a plain name, which only a registry can resolve, or a dotted path.
+
+    Raises:
+        ConfigError: it does.
+    """
+    is_target = key.endswith("_target_")
+    if not (is_target or "." in name or key.endswith("_scope_")) or not _PATH.match(name):
+        return
+    dunder = any(part.startswith("__") for part in name.split("."))
+    if not dunder and (_within(name, (*_OPEN, *_REGISTERED, *_plugins)) or (is_target and _is_own(name))):
+        return
+    raise _refusal(key, name, name.partition(".")[0])
+
+
+def check_object(key: str, name: str, found: Any) -> None:
+    """Refuse what a name has led to where it is another's: ``exp.cli.os.system`` begins with ``exp``.
+
+    Args:
+        key: that has the name, for messages.
+        name: a dotted path.
+        found: what is there.
+
+    Raises:
+        ConfigError: it is.
+    """
+    if _within(name, _plugins):
+        return  # a package that was named may hand on what it likes
+    if _within(name, _REGISTERED) and _is_registered(found):
+        return
+    made = getattr(found, "func", found)  # of a partial
+    home = str(getattr(made, "__module__", None) or "")
+    if _within(home, (*_OPEN, *_plugins)):
+        return
+    # The user's own module may hand on a class of an installed package, but nothing that Python itself can do.
+    if key.endswith("_target_") and _is_own(name) and home and not _is_standard(home.partition(".")[0]):
+        return
+    raise _refusal(key, f"{name} ({home}.{getattr(made, '__qualname__', made)})", home.partition(".")[0] or "...")
+
+
+def check_path_part(key: str, value: Any) -> None:
+    """Refuse a name that would not be one folder below ``outputs`` where ``output_dir`` is made of it.
+
+    Raises:
+        ConfigError: it has a separator or control characters, or begins as an option or a hidden file does.
+    """
+    if not isinstance(value, str) or value == "???":
+        return
+    if not value.strip() or re.search(r"[/\\\x00-\x1f\x7f]", value) or value[0] in "-.~":
+        raise ConfigError(
+            f"{key}={value!r} is no name for a folder; leave out slashes and control characters, and begin it with "
+            "none of '-', '.' and '~'"
+        )
+
+
+def _named_by_the_user(config: Any, overrides: Sequence[str] | None) -> list[str]:
+    plugins = [str(name) for name in config.get("plugins") or ()]
+    if overrides is not None and plugins and not any(_key_of(override) == "plugins" for override in overrides):
+        raise ConfigError(
+            f"plugins=[{','.join(plugins)}] stands in a file, which may be a stranger's; give it on the command line"
+        )
+    for name in plugins:
+        if not _PATH.match(name):
+            raise ConfigError(f"plugins: {name} is no name of a module or package")
+    return plugins
+
+
+def _key_of(override: str) -> str:
+    if "plugins" not in override:
+        return ""
+    from hydra.core.override_parser.overrides_parser import OverridesParser  # takes its time to load
+
+    return OverridesParser.create().parse_override(override).key_or_group
+
+
+def names_in(config: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """The names of code in a configuration, with their keys.
+
+    Args:
+        config: of OmegaConf; others have none.
+        prefix: the key of ``config``; empty for the root.
+    """
+    for place, parent, key, node in nodes(config, prefix):
+        name, value = str(key), node._value()
+        wanted = name in ("_target_", "_scope_", "type") or name.endswith("_type")
+        if isinstance(value, str) and "${" in value and (wanted or value.startswith("${")):
+            try:
+                value = parent[key]
+            except OmegaConfBaseException:
+                continue  # which is told where it is wanted
+            yield from names_in(value, place)
+        if wanted and isinstance(value, str):
+            yield place, value
+
+
+def _within(name: str, places: Sequence[str]) -> bool:
+    return any(f"{name}.".startswith(f"{place}.") for place in places)
+
+
+@functools.lru_cache(maxsize=None)
+def _is_own(name: str) -> bool:
+    """Whether a name lies in a module of the user's: not installed, or installed as one that gives exp backends."""
+    from exp.config.targets import find_module
+
+    top = name.partition(".")[0]
+    spec = find_module(top)
+    if spec is None:
+        return True  # there is none, which is told elsewhere
+    place = spec.origin or next(iter(spec.submodule_search_locations or ()), None)
+    if top == "exp" or _is_standard(top) or place is None:
+        return False
+    installed = {"site-packages", "dist-packages"} & set(Path(place).parts)
+    return not installed or top in _with_backends()
+
+
+def _is_standard(top: str) -> bool:
+    """Whether a module is Python's own."""
+    if top in sys.builtin_module_names or top in getattr(sys, "stdlib_module_names", ()):
+        return True
+    from exp.config.targets import find_module
+
+    spec = find_module(top)
+    if spec is None or spec.origin is None:
+        return False
+    paths = sysconfig.get_paths()
+    standard = any(spec.origin.startswith(f"{paths[place]}/") for place in ("stdlib", "platstdlib"))
+    return spec.origin == "frozen" or (standard and "-packages/" not in spec.origin)
+
+
+def _with_backends() -> set[str]:
+    points: Any = metadata.entry_points()
+    found = points.select(group="exp.backends") if hasattr(points, "select") else points.get("exp.backends", ())
+    return {point.value.partition(":")[0].partition(".")[0] for point in found}
+
+
+def _is_registered(found: Any) -> bool:
+    """Whether a registry of MMEngine's has it. MMEngine has been imported where an object of its is at hand."""
+    from mmengine.registry import Registry, root
+
+    registries = [each for each in vars(root).values() if isinstance(each, Registry)]
+    return inspect.isclass(found) and any(
+        found is each for registry in registries for each in registry.module_dict.values()
+    )
+
+
+def _refusal(key: str, name: str, top: str) -> ConfigError:
+    named = ",".join([*_plugins, top])
+    return ConfigError(
+        f"{key}={name} is neither of exp nor in a registry, and you have not named its package; if you trust it, add "
+        f"plugins=[{named}]"
+    )
