@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any, Container, Mapping
 
 import torch
@@ -22,26 +21,24 @@ __all__ = ["check_finite", "not_finite", "what_to_do"]
 def not_finite(state: Mapping[str, Any], parameters: Container[str]) -> list[str]:
     """Names of the tensors in a state dict that hold what no sound training leaves there.
 
-    For parameters that is NaN or infinity (or a norm beyond float32); a buffer may hold infinity, as masks of attention
+    For parameters that is NaN or infinity; a buffer may hold infinity, as masks of attention
     do, but not NaN. The device is waited for once.
 
     Args:
         state: tensors by name.
         parameters: names of those that are parameters.
     """
-    found: dict[torch.device, list[tuple[str, bool, torch.Tensor]]] = {}
+    found: dict[torch.device, list[tuple[str, torch.Tensor]]] = {}
     for name, value in state.items():
         if isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel():
             value = value.detach()
-            norm = name in parameters
-            verdict = value.float().norm() if norm else value.ne(value).any().float()
-            found.setdefault(value.device, []).append((name, norm, verdict.reshape(())))
+            # A norm would overflow before its elements do; a difference is NaN where the element is not finite.
+            odd = (value - value).ne(0) if name in parameters else value.ne(value)
+            found.setdefault(value.device, []).append((name, odd.any().float().reshape(())))
     names = []
     for entries in found.values():
-        values = torch.stack([verdict for _, _, verdict in entries]).cpu().tolist()
-        names += [
-            name for (name, norm, _), value in zip(entries, values) if (not math.isfinite(value) if norm else value)
-        ]
+        values = torch.stack([verdict for _, verdict in entries]).cpu().tolist()
+        names += [name for (name, _), value in zip(entries, values) if value]
     return names
 
 
