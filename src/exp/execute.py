@@ -32,6 +32,8 @@ def execute(run: FrozenRun) -> Finished:
     backend.prepare()
     if run.reference is not None:
         create_backend(run.reference.backend).prepare()
+    if not chosen.leads:
+        return Finished(chosen.take_part(run))
     run.write()
     report.begin(config, folder, backend)
     if run.reference is not None:

@@ -7,6 +7,7 @@ import ctypes
 import os
 import signal
 import time
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Callable, Iterator
 
@@ -22,6 +23,7 @@ __all__ = [
     "kill_job",
     "name_process",
     "signal_name",
+    "start_resource_tracker",
 ]
 
 JOB_VARIABLE = "EXP_JOB"
@@ -68,6 +70,19 @@ def handle_signals(handler: Callable[[int, object], None]) -> Iterator[None]:
     finally:
         for number, previous in before.items():
             signal.signal(number, signal.SIG_IGN if number == PREEMPT_SIGNAL else previous)
+
+
+def start_resource_tracker() -> None:
+    """Start the process that cleans up after multiprocessing, and leave this process's blocked signals as they are.
+
+    Python starts it with the first semaphore that has a name, and unblocks SIGINT and SIGTERM then, whether they were
+    blocked before or not: the next notice would kill this process. Where it runs already, Python touches nothing.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def is_alive(pid: int) -> bool:
