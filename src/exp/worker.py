@@ -18,7 +18,7 @@ from exp.heartbeat import Stage
 from exp.launcher.base import SCRATCH_VARIABLE, RankInfo, this_host
 from exp.launcher.failures import is_of_peer
 from exp.launcher.guard import go_on_guarded
-from exp.launcher.processes import AGENT_VARIABLE, name_process, start_resource_tracker
+from exp.launcher.processes import AGENT_VARIABLE, keep_sockets_in, name_process, start_resource_tracker
 from exp.preemption import record_preempted
 from exp.runfolder import RunFolder, write_json
 
@@ -49,6 +49,7 @@ def work_to_end(
     """Run the worker in a process of its own, which ends here; what it tells its launcher is in the scratch folder."""
     scratch = os.environ[SCRATCH_VARIABLE]
     heartbeat.begin(scratch, info.local_rank, info.rank)
+    keep_sockets_in(scratch)
     try:
         run_worker(folder, info, redirect=True, body=body)
     except Preempted as preempted:

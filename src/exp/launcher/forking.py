@@ -17,7 +17,8 @@ from omegaconf import OmegaConf
 
 from exp.backends_registry import create_backend
 from exp.config.schema import DIAGNOSES
-from exp.launcher.processes import start_resource_tracker
+from exp.launcher.base import SCRATCH_VARIABLE
+from exp.launcher.processes import keep_sockets_in, start_resource_tracker
 from exp.runfolder import RunFolder
 
 __all__ = ["PRELOAD_VARIABLE", "START_METHOD", "start_template", "work"]
@@ -57,6 +58,8 @@ def start_template(folder: RunFolder, nproc: int, single_node: bool) -> bool:
     modules = [module for module in targets if module.startswith("exp.")]
     os.environ[PRELOAD_VARIABLE] = ",".join([*modules, f"exp.tasks.{config.task.name}"])
     multiprocessing.get_context(START_METHOD).set_forkserver_preload(["exp.launcher.preload"])
+    if not keep_sockets_in(os.environ[SCRATCH_VARIABLE]):
+        return False  # the template is reached by a socket
     start_resource_tracker()  # or the template's start would start it, with signals let through
     forkserver.ensure_running()
     return True

@@ -49,7 +49,7 @@ class Place:
         names = next((names for names in _FAMILIES if any(name in environ for name in names[:2])), None)
         if names is None:
             raise ConfigError(
-                "launcher=external takes the place that another launcher gives, and finds none; start it under torchrun, "
+                "launcher=external takes the place that another launcher gives, and finds none; use it under torchrun, "
                 "mpirun or srun, or set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT"
             )
         missing = [name for name in names[:3] if name not in environ]

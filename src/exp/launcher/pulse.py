@@ -78,8 +78,8 @@ class Pulse:
             with contextlib.suppress(FileNotFoundError):
                 self._word.unlink()
             return None
-        if any(_traced(beat.pid) for beat, _ in going):
-            self._still = []  # somebody debugs it
+        if any(_traced(beat.pid) for beat, _ in going) or any(_state(beat.pid) in ("", "Z", "X") for beat, _ in going):
+            self._still = []  # somebody debugs it; or one has ended already, and the agent ends the others
             return None
         return self._judge(going)
 

@@ -1,0 +1,74 @@
+"""What a run leaves on the machine, however it ends: nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import TINY, clean_environment
+
+
+def processes_of(mark: str) -> dict[int, str]:
+    """Living processes with ``mark`` in their environment, and their command lines."""
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark.encode() in (entry / "environ").read_bytes():
+                found[int(entry.name)] = (entry / "cmdline").read_text().replace("\0", " ")
+        except OSError:
+            continue
+    return found
+
+
+def semaphores_of(pids) -> set[Path]:
+    """Named semaphores, and other shared memory, that the processes use."""
+    found = set()
+    for pid in pids:
+        try:
+            maps = Path(f"/proc/{pid}/maps").read_text()
+        except OSError:
+            continue
+        found |= {Path(name) for name in re.findall(r"(/dev/shm/\S+)$", maps, re.MULTILINE)}
+    return found
+
+
+@pytest.mark.parametrize("victim", [None, "parent", "agent"])
+def test_nothing_is_left_behind(tmp_path, victim):
+    temporary = tmp_path / "t"
+    temporary.mkdir()
+    mark = f"TEST_MARK={tmp_path}"
+    steps = ["max_steps=4"] if victim is None else ["max_steps=4000", "max_epochs=1000", "val_every=1000"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "exp", *TINY, *steps, "nproc=2", "data.num_workers=1", "output_dir=run"],
+        cwd=tmp_path,
+        env=clean_environment(TEST_MARK=str(tmp_path), TMPDIR=str(temporary)),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    semaphores: set[Path] = set()
+    while process.poll() is None and not (metrics.is_file() and '"train"' in metrics.read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+        semaphores |= semaphores_of(processes_of(mark))
+    running = processes_of(mark)
+    assert semaphores, "the workers' agent uses some"
+    if victim is not None:
+        agent = next(pid for pid, command in running.items() if "exp.launcher.agent" in command)
+        os.kill(process.pid if victim == "parent" else agent, signal.SIGKILL)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == {None: 0, "parent": -signal.SIGKILL, "agent": 1}[victim], said
+    while processes_of(mark) or any(temporary.iterdir()) or any(path.exists() for path in semaphores):
+        assert time.monotonic() < deadline, (
+            processes_of(mark), list(temporary.rglob("*")), [path for path in semaphores if path.exists()],
+        )  # fmt: skip
+        time.sleep(0.1)
