@@ -105,7 +105,7 @@ def main() -> None:
             gone = time.monotonic() - ended
             left = [
                 f"processes {len(marked(mark))}",
-                f"temporary files {len(list(temporary.rglob('*')))}",
+                f"temporary files {sum(not name.startswith('torchinductor') for name in entries(str(temporary)))}",
                 f"/dev/shm {len(entries('/dev/shm') - shared)}",
                 f"descriptors {len(entries('/proc/self/fd')) - descriptors:+d}",
             ]

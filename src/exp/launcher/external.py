@@ -90,7 +90,7 @@ class ExternalLauncher(Launcher):
     def __init__(self, nnodes: int = 1, **settings: Any) -> None:
         super().__init__(**settings)
         self.nnodes = nnodes
-        self.place = Place.of(os.environ, 1)
+        self.place: Place  # known when the number of processes is: check
 
     def check(self, nproc: int) -> None:
         """Refuse what only a launcher of ours can do.

@@ -14,7 +14,8 @@ from exp.launcher.ports import is_here
 
 __all__ = ["Place", "given_group", "local_rank_of"]
 
-# What tells rank, world size, local rank and local world size; the first family of which anything is set counts.
+# What tells rank, world size, local rank and local world size; the first family that is complete counts, else the
+# first of which anything is set (srun sets some of PMI's).
 _FAMILIES = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),  # torchrun, PyTorchJob, Volcano, by hand
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
@@ -46,7 +47,9 @@ class Place:
         Raises:
             ConfigError: a variable is missing, or two do not go together.
         """
-        names = next((names for names in _FAMILIES if any(name in environ for name in names[:2])), None)
+        given = [names for names in _FAMILIES if any(name in environ for name in names[:2])]
+        whole = [names for names in given if all(name in environ for name in names[:3])]
+        names = next(iter([*whole, *given]), None)
         if names is None:
             raise ConfigError(
                 "launcher=external takes the place that another launcher gives, and finds none; use it under torchrun, "
