@@ -76,3 +76,32 @@ def test_nothing_is_left_behind(tmp_path, victim):
     while left := [*processes_of(mark).items(), *files_in(temporary), *filter(Path.exists, semaphores)]:
         assert time.monotonic() < deadline, left
         time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_sigterm_to_every_process_loses_no_step(tmp_path):
+    """As ``scancel`` and ``scontrol requeue`` send it: to all that belong to the job's step, and not just to one."""
+    mark = f"TEST_MARK={tmp_path}"
+    process = subprocess.Popen(
+        [
+            sys.executable, "-m", "exp", *TINY, "max_steps=4000", "max_epochs=1000", "val_every=1000", "nproc=2",
+            "checkpoint.every_epochs=0", "launcher=submitit", "launcher.cluster=debug", "output_dir=run",
+        ],
+        cwd=tmp_path,
+        env=clean_environment(TEST_MARK=str(tmp_path)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not (metrics.is_file() and '"train"' in metrics.read_text()):
+        assert time.monotonic() < deadline
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
+    for pid in processes_of(mark):
+        os.kill(pid, signal.SIGTERM)
+    said = "".join(process.communicate(timeout=120))
+    assert process.returncode == 75, said
+    (saved,) = (tmp_path / "run" / "checkpoints").glob("step_*.pth")
+    assert f"preempted after step {int(saved.stem[5:])}" in said

@@ -65,7 +65,7 @@ def test_the_rank_that_hangs_is_named_and_not_those_that_wait(hang, exp, how, te
     assert exp.result("run")["error"]["rank"] == 1
     if how == "sleep":
         assert "in before_train_iter" in done.stderr.splitlines()[1]
-        assert "_engine_run_backward" in (exp.path("run") / "logs" / "rank0.log").read_text()
+        assert "/torch/autograd/" in (exp.path("run") / "logs" / "rank0.log").read_text()
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ _TIMES_SLOWEST = 20
 _SHARE = 0.9  # of the time-out of collectives, so that we speak before the ranks that wait do
 _STACKS_WITHIN_S = 1.5
 _SHOWN_FRAMES = 12
-_WAITING = ("/torch/distributed/", "_engine_run_backward", "/exp/engine/distributed.py")
+_WAITING = ("/torch/distributed/", "/torch/autograd/", "/exp/engine/distributed.py")
 _NAMES = {
     Stage.DATA: "waiting for data", Stage.FORWARD: "forward pass", Stage.BACKWARD: "backward pass and update",
     Stage.HOOKS: "hooks", Stage.VALIDATION: "validation", Stage.METRICS: "metrics",
