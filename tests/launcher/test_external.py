@@ -169,8 +169,8 @@ def test_ranks_with_different_commands_are_refused(group, exp):
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_torchrun_outside_gives_the_same_losses_as_inside(start, exp, nodes):
     port = free_port()
-    command = ["torch.distributed.run", f"--nnodes={nodes}", f"--nproc-per-node={2 // nodes}"]
-    command += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=x", "-m", "exp", *EXTERNAL]
+    command = ["torch.distributed.run", f"--nnodes={nodes}", f"--nproc_per_node={2 // nodes}"]
+    command += ["--rdzv_backend=c10d", f"--rdzv_endpoint=127.0.0.1:{port}", "--rdzv_id=x", "-m", "exp", *EXTERNAL]
     processes = [start(*command) for _ in range(nodes)]
     for process in processes:
         said = process.communicate(timeout=200)
@@ -183,7 +183,7 @@ def test_torchrun_outside_gives_the_same_losses_as_inside(start, exp, nodes):
 
 @pytest.mark.slow
 def test_under_torchrun_it_has_to_be_asked_for(start, exp):
-    process = start("torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}", "-m", "exp", *TINY)
+    process = start("torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}", "-m", "exp", *TINY)
     _, errors = process.communicate(timeout=100)
     assert process.returncode != 0
     assert "error: this process was started as one of several (RANK=" in errors
