@@ -8,7 +8,9 @@ launched from this process, but for those whose parent is killed.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -17,6 +19,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import Iterable
 
 from omegaconf import OmegaConf
 
@@ -43,12 +46,23 @@ def marked(mark: str) -> dict[int, str]:
     return found
 
 
-def interfere(kind: str, metrics: Path, mark: str) -> None:
-    """Wait for the first steps, then do what ``kind`` says."""
-    if kind == "normal":
-        return
+def shared_memory(pids: Iterable[int]) -> set[Path]:
+    """What the processes have mapped of /dev/shm: named semaphores, for instance."""
+    found = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            maps = Path(f"/proc/{pid}/maps").read_text()
+            found |= {Path(name) for name in re.findall(r"(/dev/shm/\S+)$", maps, re.MULTILINE)}
+    return found
+
+
+def interfere(kind: str, metrics: Path, mark: str, shared: set[Path]) -> None:
+    """Wait for the first steps, then do what ``kind`` says; on the way see what is shared."""
     while not metrics.is_file() or '"train"' not in metrics.read_text():
         time.sleep(0.1)
+        shared |= shared_memory(marked(mark))
+    if kind == "normal":
+        return
     if kind == "SIGTERM":
         os.kill(os.getpid(), signal.SIGTERM)
         return
@@ -67,10 +81,10 @@ def prepare(place: Path) -> None:
     OmegaConf.save(config, place / "long.yaml")
 
 
-def run(kind: str, place: Path, number: int, mark: str) -> int:
+def run(kind: str, place: Path, number: int, mark: str, shared: set[Path]) -> int:
     """One run; returns its exit code."""
     folder = RunFolder(place / f"run{number}")
-    threading.Thread(target=interfere, args=(kind, folder.metrics, mark), daemon=True).start()
+    threading.Thread(target=interfere, args=(kind, folder.metrics, mark, shared), daemon=True).start()
     if kind == "kill -9 of the parent":
         command = [sys.executable, "-m", "exp", *SETTINGS, *LONG, f"output_dir={folder.path}"]
         return subprocess.run(command, check=False, capture_output=True).returncode
@@ -96,9 +110,10 @@ def main() -> None:
         prepare(place)
         for number in range(runs):
             kind = KINDS[number % len(KINDS)]
-            descriptors, shared = len(entries("/proc/self/fd")), entries("/dev/shm")
+            descriptors = len(entries("/proc/self/fd"))
+            shared: set[Path] = set()
             begun = time.monotonic()
-            code = run(kind, place, number, mark)
+            code = run(kind, place, number, mark, shared)
             ended = time.monotonic()
             while marked(mark) and time.monotonic() < ended + 15:
                 time.sleep(0.1)
@@ -106,7 +121,7 @@ def main() -> None:
             left = [
                 f"processes {len(marked(mark))}",
                 f"temporary files {sum(not name.startswith('torchinductor') for name in entries(str(temporary)))}",
-                f"/dev/shm {len(entries('/dev/shm') - shared)}",
+                f"of {len(shared)} in /dev/shm {sum(path.exists() for path in shared)}",
                 f"descriptors {len(entries('/proc/self/fd')) - descriptors:+d}",
             ]
             took = f"{ended - begun:5.1f} s, gone after {gone:.1f} s"
