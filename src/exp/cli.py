@@ -29,6 +29,7 @@ from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, REFUSED, ExpError
 from exp.execute import execute
 from exp.footprint import remove_empty
 from exp.frozen import freeze
+from exp.launcher import external
 from exp.launcher.shell_env import drop_stale_variables
 from exp.system_errors import as_ours
 from hydra_plugins.exp_sweeps import ExpLauncher
@@ -52,6 +53,7 @@ def main() -> int:
     if "--version" in sys.argv[1:]:  # Hydra's would tell Hydra's
         print(f"exp {__version__}")  # noqa: T201
         return EXIT_OK
+    external.be_quiet(sys.argv[1:])
     use_working_directory()
     remember(sys.argv[1:])
     schema.register()
@@ -126,8 +128,10 @@ def _job(config: DictConfig) -> float | None:
             _exit_codes.append(finished.exit_code)
             return finished.metric
         folder = Path(config.output_dir) if of_hydra == Path.cwd() else of_hydra
+        external.take_place(config, list(state.overrides.task))
         run = freeze(config, list(state.overrides.task), folder)
-        drop_stale_variables()
+        if not external.is_chosen(config):
+            drop_stale_variables()
         finished = _execute(run)
     except (ExpError, OmegaConfBaseException) as error:
         # Told here, not raised: Hydra would print a line of its own, and end the sweep that this job is part of.

@@ -38,6 +38,8 @@ def execute(run: FrozenRun) -> Finished:
     backend.prepare()
     if run.reference is not None:
         create_backend(run.reference.backend).prepare()
+    if not chosen.leads:
+        return Finished(chosen.take_part(run))
     run.write(chosen.job_token())
     report.begin(config, folder, backend)
     if run.reference is not None:

@@ -11,39 +11,58 @@ import sys
 import time
 import traceback
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, NoReturn
 
+from exp import heartbeat
 from exp.errors import EXIT_FAILED, EXIT_OK, ExpError, Preempted
+from exp.heartbeat import Stage
 from exp.launcher.base import SCRATCH_VARIABLE, RankInfo, this_host
-from exp.launcher.processes import AGENT_VARIABLE, die_with_parent, name_process
+from exp.launcher.failures import is_of_peer
+from exp.launcher.guard import go_on_guarded
+from exp.launcher.processes import AGENT_VARIABLE, keep_sockets_in, name_process, start_resource_tracker
 from exp.preemption import record_preempted
 from exp.runfolder import RunFolder, write_json
 from exp.system_errors import as_ours
 
-__all__ = ["describe_error", "main", "run_worker"]
+__all__ = ["describe_error", "main", "run_worker", "work_to_end"]
 
 
 def main(body: Callable[[RunFolder, RankInfo], None] | None = None, parent: int | None = None) -> None:
-    """Run the worker that the agent started; the process ends here.
+    """Run the worker that the agent started, in a child of this process; that child ends here.
 
     Args:
         body: what the worker does; None: :func:`exp.session.run`.
         parent: process that it must not outlive; None: the agent.
     """
-    die_with_parent(signal.SIGKILL, int(os.environ[AGENT_VARIABLE]) if parent is None else parent)
     folder = RunFolder(sys.argv[1])
+    if not go_on_guarded(folder, int(os.environ[AGENT_VARIABLE]) if parent is None else parent):
+        return
+    if signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, []):
+        start_resource_tracker()  # else the first loader process would do it, and let SIGTERM through
     info = RankInfo.from_agent(os.environ)
     name_process(f"exp-rank{info.rank}")
     info = _count_attempts(info, Path(os.environ[SCRATCH_VARIABLE]))
+    work_to_end(folder, info, body)
+
+
+def work_to_end(
+    folder: RunFolder, info: RankInfo, body: Callable[[RunFolder, RankInfo], None] | None = None
+) -> NoReturn:
+    """Run the worker in a process of its own, which ends here; what it tells its launcher is in the scratch folder."""
+    scratch = os.environ[SCRATCH_VARIABLE]
+    heartbeat.begin(scratch, info.local_rank, info.rank)
+    keep_sockets_in(scratch)
     try:
         run_worker(folder, info, redirect=True, body=body)
     except Preempted as preempted:
-        record_preempted(os.environ[SCRATCH_VARIABLE], preempted.step)
+        record_preempted(scratch, preempted.step)
+        heartbeat.beat(Stage.DONE)
         _exit(EXIT_OK)  # to torch's agent anything else is a failure, and may mean a restart
     except ExpError as error:
         _exit(error.exit_code)
     except BaseException:  # noqa: BLE001 - it is in the log and in the error file
         _exit(EXIT_FAILED)
+    heartbeat.beat(Stage.DONE)
     _exit(EXIT_OK)
 
 
@@ -58,7 +77,7 @@ def _count_attempts(info: RankInfo, scratch: Path) -> RankInfo:
     return dataclasses.replace(info, restart_count=max(info.restart_count, earlier))
 
 
-def _exit(code: int) -> None:
+def _exit(code: int) -> NoReturn:
     """End without the interpreter's clean-up.
 
     After a failure it can wait for ranks that will never answer. After success, with everything written and the group
@@ -128,6 +147,7 @@ def describe_error(error: BaseException, folder: RunFolder, info: RankInfo) -> d
         "time": time.time(),
         "pid": os.getpid(),
         "restart": info.restart_count,
+        "of_peer": is_of_peer(error),
     }
 
 

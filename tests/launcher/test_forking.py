@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from tests.conftest import TINY
 
 BACKEND = """
-import os, signal
+import multiprocessing, os, signal
 from pathlib import Path
 from exp.backends.cpu import CpuBackend
 
@@ -26,6 +27,10 @@ class Mine(CpuBackend):
         how = "forked" if "forkserver" in parent else "started"
         early = "early" if "FOR_ALL=same" in template else "late"
         Path(f"seen{{local_rank}}").write_text(f"{{how}} {{early}} {{os.environ['FOR_ALL']}} {{os.environ['FOR_ONE']}}")
+        multiprocessing.get_context("spawn").Semaphore()  # has a name: Python's resource tracker has to hear of it
+        for number, name in ((os.getpid(), "worker"), (os.getppid(), "guard"), (os.environ["EXP_AGENT_PID"], "agent")):
+            status = dict(line.split(":", 1) for line in Path(f"/proc/{{number}}/status").read_text().splitlines())
+            Path(f"mask-{{name}}{{local_rank}}").write_text(status["SigBlk"].strip())
         if {kill} and local_rank == 0:
             os.kill(os.getppid(), signal.SIGKILL)
         return super().set_device(local_rank)
@@ -56,6 +61,17 @@ def test_workers_are_forked_where_that_is_safe(exp, train, safe, settings, how):
     assert [(exp.folder / f"seen{rank}").read_text() for rank in (0, 1)] == [f"{how} same 0", f"{how} same 1"]
     reference = exp.train("alone", "model.attention_dropout=0")
     assert exp.result("run")["metrics"] == pytest.approx(reference["metrics"], rel=1e-5)
+
+
+@pytest.mark.parametrize("fork", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_signals_that_give_notice_stay_blocked_in_every_process(exp, train, fork):
+    """Python's resource tracker unblocks SIGTERM in the process that starts it: scancel would then kill that one."""
+    done = train("run", "launcher=submitit", "launcher.cluster=debug", f"launcher.fork={fork}")
+    assert done.returncode == 0, done.stderr
+    masks = {file.name: int(file.read_text(), 16) for file in exp.folder.glob("mask-*")}
+    assert len(masks) == 6
+    wanted = 1 << (signal.SIGTERM - 1) | 1 << (signal.SIGUSR2 - 1)
+    assert {name: hex(mask) for name, mask in masks.items() if mask & wanted != wanted} == {}
 
 
 @pytest.mark.parametrize("restarts", [0, 1])

@@ -139,6 +139,7 @@ def test_a_killed_rank_is_named(job, body, text):
     assert outcome["exit_code"] == 1
     assert outcome["first"]["rank"] == 1
     assert outcome["text"].splitlines()[0].endswith(text)
+    assert outcome["failed"] in ([1], [1, 0])
     running.assert_gone(0)
 
 

@@ -146,6 +146,25 @@ def test_a_plain_requeue_goes_on_from_what_was_saved(submit, result, cluster):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("how", ["requeue", "scancel"])
+def test_sigterm_alone_loses_no_step(submit, result, cluster, how):
+    """With the workers forked, as they are by default here, and nothing saved on the way."""
+    running = submit(*LONG, "checkpoint.every_epochs=0", "nproc=2")
+    running.wait_for_steps()
+    job = running.job()
+    cluster.run("scontrol", "requeue", job) if how == "requeue" else cluster.run("scancel", job)
+    running.wait_for(lambda: any(running.place.glob("run/checkpoints/step_*.pth")))
+    if how == "requeue":
+        running.wait_for(
+            lambda: "resume: from" in "".join(p.read_text() for p in running.place.glob("run/logs/rank0.log"))
+        )
+        cluster.run("scancel", job)
+    code, said = running.end()
+    assert code in (1, 75), said
+    assert "preempted after step" in running.logs()
+
+
+@pytest.mark.slow
 def test_a_failing_node_costs_what_was_not_saved(submit, result, cluster):
     running = submit(*EXACT, "checkpoint.every_steps=10")
     running.wait_for_steps()

@@ -86,6 +86,9 @@ class LauncherConfig:
     each imports by itself."""
     timeout_s: int = 1800
     """Longest wait for a collective operation or for missing nodes, in seconds."""
+    step_timeout_s: Optional[float] = None
+    """All ranks standing still for so many seconds, within training or evaluation, means that one hangs; null: 20 times
+    the slowest that was seen, at least 60; 0: never."""
 
 
 @dataclass

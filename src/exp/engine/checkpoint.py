@@ -18,6 +18,7 @@ import torch
 
 from exp.engine.unpickle import load_plain
 from exp.errors import CheckpointError
+from exp.heartbeat import Stage, beat
 from exp.runfolder import write_atomically
 
 __all__ = [
@@ -72,6 +73,7 @@ def write(path: Path, checkpoint: Mapping[str, Any]) -> None:
         path: the file to be.
         checkpoint: its content; see :func:`plain`.
     """
+    beat(Stage.CHECKPOINT)
     buffer = io.BytesIO()
     torch.save(plain(checkpoint), buffer)
     write_atomically(path, buffer.getbuffer())

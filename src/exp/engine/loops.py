@@ -13,6 +13,7 @@ import torch
 from mmengine.runner import BaseLoop
 
 from exp.engine.wrapper import predictions, unwrapped
+from exp.heartbeat import Stage, beat
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -119,6 +120,7 @@ class TrainLoop(BaseLoop):
         while not self.finished and not self.stop_training:
             if self._run_epoch() and (self.val_every is None or self._iter == self._max_iters):
                 self._validate()
+        beat(Stage.FREE)  # what comes now, comes once
         runner.call_hook("after_train")
         return runner.model
 
@@ -166,12 +168,15 @@ class TrainLoop(BaseLoop):
         """One optimizer step: ``accumulate`` micro-batches."""
         runner = self.runner
         for micro in range(self.accumulate):
+            beat(Stage.DATA, self._iter + 1)
             batch = move(next(batches), runner.device)
             if micro == 0:
                 runner.call_hook("before_train_iter", batch_idx=idx, data_batch=batch)
+            beat(Stage.FORWARD)
             outputs = runner.model.train_step(batch, optim_wrapper=runner.optim_wrapper)
             runner.losses.add(outputs)
         self.sampler.advance()
+        beat(Stage.HOOKS)
         runner.call_hook("after_train_iter", batch_idx=idx, data_batch=batch, outputs=outputs)
         self._iter += 1
 
@@ -192,6 +197,7 @@ class EvalLoop(BaseLoop):
         super().__init__(runner, dataloader)
         self.evaluator = evaluator
         self.stage = stage
+        self.beats = Stage.VALIDATION if stage == "val" else Stage.TEST
 
     @torch.no_grad()
     def run(self) -> dict[str, float]:
@@ -204,7 +210,9 @@ class EvalLoop(BaseLoop):
         model = unwrapped(runner.model)
         model.eval()
         self.evaluator.reset()
+        beat(self.beats, 0 if runner.train_loop is None else runner.iter)
         for idx, cpu_batch in enumerate(self.dataloader):
+            beat(self.beats)
             batch = move(cpu_batch, runner.device)
             runner.call_hook(f"before_{stage}_iter", batch_idx=idx, data_batch=batch)
             with runner.backend.autocast(runner.precision):
@@ -212,7 +220,10 @@ class EvalLoop(BaseLoop):
             self.evaluator.update(outputs, batch)
             runner.backend.end_batch()
             runner.call_hook(f"after_{stage}_iter", batch_idx=idx, data_batch=batch, outputs=outputs)
+        beat(Stage.METRICS)
         metrics: dict[str, float] = self.evaluator.compute(runner.distributed_group)
+        # What follows the test, such as pictures, takes as long as it takes.
+        beat(Stage.AFTER_VALIDATION if stage == "val" else Stage.FREE)
         runner.call_hook(f"after_{stage}_epoch", metrics=metrics)
         runner.call_hook(f"after_{stage}")
         if stage == "val":

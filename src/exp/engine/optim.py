@@ -13,6 +13,7 @@ from torch import nn
 
 from exp.backend import FLOAT32
 from exp.errors import ConfigError
+from exp.heartbeat import Stage, beat
 
 if TYPE_CHECKING:
     from exp.backend import Backend
@@ -114,6 +115,7 @@ class BackendOptimWrapper(OptimWrapper):
         self, loss: torch.Tensor, step_kwargs: dict[str, Any] | None = None, zero_kwargs: dict[str, Any] | None = None
     ) -> None:
         """Back-propagate one micro-batch's mean loss; step and clear gradients after the last one of a step."""
+        beat(Stage.BACKWARD)
         if self._accumulative_counts > 1:
             loss = loss / self._accumulative_counts
         if self.scaler is not None:

@@ -15,7 +15,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from exp.launcher.forking import START_METHOD, recorded_exits, start_template, work
+from exp.launcher.forking import START_METHOD, start_template, work
+from exp.launcher.guard import begin_to_end
 from exp.launcher.processes import AGENT_VARIABLE, JOB_VARIABLE, kill_job
 from exp.runfolder import RunFolder, write_json
 
@@ -52,8 +53,6 @@ def main() -> int:
             {"rank": rank, "local_rank": failure.local_rank, "exit_code": failure.exitcode, "time": failure.timestamp}
             for rank, failure in error.failures.items()
         ]
-        if forked:
-            report["exits"] = recorded_exits(Path(order["scratch"])) or report["exits"]
     except Exception as error:  # whatever torch's agent raises, the parent must hear of it
         logger.exception("the agent failed")
         report["error"] = f"{type(error).__name__}: {error}"
@@ -74,6 +73,7 @@ def _watch_parent(parent: int, scratch: str) -> threading.Thread:
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(0.5)
+        begin_to_end(scratch)
         kill_job(os.environ[JOB_VARIABLE])
         for _ in range(40):  # torch's agent, in the main thread, may still write there
             shutil.rmtree(scratch, ignore_errors=True)

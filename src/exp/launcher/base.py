@@ -57,6 +57,8 @@ class RankInfo:
     """How often a scheduler has started this job anew: it has to go on where it was."""
     notice: Notice = field(default_factory=Notice, compare=False)
     """Tells that the run has to save its state and end."""
+    met: list[Store] = field(default_factory=list, compare=False)
+    """The store over which the ranks have met already; empty: they have not."""
 
     @classmethod
     def single(cls) -> RankInfo:
@@ -93,6 +95,9 @@ def make_store(info: RankInfo, timeout: timedelta) -> Store:
     """
     import torch.distributed as dist
 
+    if info.met:
+        info.met[0].set_timeout(timeout)
+        return info.met[0]
     if info.store is not None:
         # Files instead of TCP: torch's TCP store listens on every interface of the machine.
         store = dist.FileStore(info.store, info.world_size)
@@ -120,6 +125,8 @@ class RankFailure:
     restart: int = 0
     """The attempt that it belongs to."""
     pid: int | None = None
+    of_peer: bool = False
+    """It lost another rank, or waited for one in vain: that one is the cause."""
 
     def to_json(self) -> dict[str, Any]:
         """All fields."""
@@ -180,6 +187,8 @@ class Launcher(abc.ABC):
         max_restarts: how often all workers are started again.
         fork: whether workers may be forked from one process that has imported everything.
         timeout_s: seconds to wait for other nodes and for collectives.
+        step_timeout_s: seconds that all ranks may stand still within training or evaluation; None: from the slowest so
+            far, at least a minute; 0: any time.
         worker: module that a worker process runs.
     """
 
@@ -191,6 +200,7 @@ class Launcher(abc.ABC):
         max_restarts: int = 0,
         fork: bool = True,
         timeout_s: int = 1800,
+        step_timeout_s: float | None = None,
         worker: str = "exp.worker",
     ) -> None:
         self.nnodes = nnodes
@@ -199,11 +209,23 @@ class Launcher(abc.ABC):
         self.max_restarts = max_restarts
         self.fork = fork
         self.timeout_s = timeout_s
+        self.step_timeout_s = step_timeout_s
         self.worker = worker
+        if step_timeout_s is not None and step_timeout_s < 0:
+            raise ConfigError(f"launcher.step_timeout_s={step_timeout_s} must be positive, 0 (never) or null")
         if nnodes > 1 and not rdzv_endpoint:
             raise ConfigError(
                 f"launcher.nnodes={nnodes} needs a meeting point; set launcher.rdzv_endpoint=<host of one node>:<port>"
             )
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process writes the run folder and tells the outcome; one that does not has ``take_part``."""
+        return True
+
+    def take_part(self, run: FrozenRun) -> int:
+        """Run this process's share of a run that another process leads; returns the exit code."""
+        raise NotImplementedError
 
     def check(self, nproc: int) -> None:
         """Refuse what this launcher cannot do, before anything is written.

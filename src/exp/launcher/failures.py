@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import signal
+import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import TYPE_CHECKING, Any, Iterable, Sequence
 
 from exp.errors import EXIT_FAILED, EXIT_UNAVAILABLE, REFUSED
 from exp.launcher.base import Outcome, RankFailure
@@ -15,7 +16,15 @@ from exp.runfolder import read_json
 if TYPE_CHECKING:
     from exp.runfolder import RunFolder
 
-__all__ = ["collect_failures", "describe_failure", "exit_code_of", "tail_of"]
+__all__ = [
+    "collect_failures",
+    "describe_end",
+    "describe_failure",
+    "exit_code_of",
+    "in_order",
+    "is_of_peer",
+    "tail_of",
+]
 
 _AGENT_PATIENCE_S = 2  # less than what torch's agent waits before it kills a worker that ignores SIGTERM
 _HINTS = {
@@ -24,39 +33,67 @@ _HINTS = {
     "SIGABRT": "a crash in native code",
     "SIGBUS": "a crash in native code, or /dev/shm is full",
 }
+_OF_PEER = (
+    "closed by peer", "reset by peer", "broken pipe", "socket closed", "connection refused", "connectfullmesh",
+    "remote process", "timed out waiting", "/gloo/",
+)  # fmt: skip
+
+
+def is_of_peer(error: BaseException) -> bool:
+    """Whether an error says that another rank is gone or does not answer, rather than what is wrong in this one.
+
+    It does where a collective operation or a store raised it, or, from the backward pass, which has no frame of theirs,
+    where it speaks of a connection.
+    """
+    if not isinstance(error, (RuntimeError, OSError)):
+        return False
+    if any(word in str(error).lower() for word in _OF_PEER):
+        return True
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and "/torch/distributed/" in frames[-1].filename
+
+
+def describe_end(code: int) -> tuple[str, str]:
+    """Type and message for a rank that ended without an error of its own.
+
+    Args:
+        code: of its process; negative for a signal.
+    """
+    if code > 0:
+        return "SystemExit", f"exited with code {code} without an error; see agent*.log"
+    name = signal_name(-code)
+    hint = f" ({_HINTS[name]})" if name in _HINTS else ""
+    return name, f"killed by {name}{hint}"
 
 
 def collect_failures(
     folder: RunFolder, exits: Sequence[dict[str, Any]], host: str, unplaced: Sequence[dict[str, Any]] = ()
 ) -> list[RankFailure]:
-    """What the ranks wrote and how their processes ended, the first to fail first.
+    """What the ranks, or their guards for them, wrote, and how other processes ended; the cause first.
 
-    A rank that died of a signal comes before the errors that its death caused in others. But not one that the agent
-    ended because another had failed: it did that by SIGTERM, or by SIGKILL some seconds after the first error.
+    A guard (:mod:`exp.launcher.guard`) leaves no word of a worker that we have ended. Of a rank without any only its
+    exit is known, which may be the agent's doing: it ends the others by SIGTERM, or by SIGKILL some seconds after the
+    first error.
 
     Args:
-        folder: has an error file of each rank that could still write one.
+        folder: has an error file of each rank that failed, as far as it or its guard could still write one.
         exits: from the agent: ``rank, local_rank, exit_code, time`` of each process that failed.
         host: of this node.
         unplaced: errors for which there was no space in the folder.
 
     Returns:
-        Failures by rank, none twice.
+        Failures by rank, none twice, in the order of :func:`in_order`.
     """
     failures: dict[int, RankFailure] = {}
     for error in [*map(read_json, sorted(folder.logs.glob("rank*.error.json"))), *unplaced]:
-        failures[error["rank"]] = RankFailure(log=str(folder.log_file(error["rank"])), **error)
+        if error is not None:
+            failures[error["rank"]] = RankFailure(log=str(folder.log_file(error["rank"])), **error)
     killed: list[RankFailure] = []
     for end in exits:
         rank, code = end["rank"], end["exit_code"]
         if rank in failures:
             continue
-        if code < 0:
-            name = signal_name(-code)
-            hint = f" ({_HINTS[name]})" if name in _HINTS else ""
-            kind, message = name, f"killed by {name}{hint}"
-        else:
-            kind, message = "SystemExit", f"exited with code {code} without an error; see agent*.log"
+        kind, message = describe_end(code)
         failure = RankFailure(
             rank, end["local_rank"], host, kind, message, code, end["time"], str(folder.log_file(rank)), 0
         )
@@ -68,7 +105,16 @@ def collect_failures(
     causes = [f for f in killed if f.exit_code != -signal.SIGTERM and f.time <= first_error + _AGENT_PATIENCE_S]
     if not causes and not failures:
         causes = killed  # somebody else's SIGTERM
-    return [*sorted(causes, key=lambda f: f.time), *sorted(failures.values(), key=lambda f: f.time)]
+    return in_order([*causes, *failures.values()])
+
+
+def in_order(failures: Iterable[RankFailure]) -> list[RankFailure]:
+    """The cause first: clocks of nodes differ, and on a busy one the word of a rank that was killed comes late.
+
+    What a rank may suffer from another comes last: its error is that it has lost a peer. SIGKILL comes from without,
+    never from another rank's failure. What is left, errors and crashes, has its own time.
+    """
+    return sorted(failures, key=lambda f: (f.of_peer, f.exit_code != -signal.SIGKILL, f.time))
 
 
 def exit_code_of(failure: RankFailure) -> int:

@@ -9,11 +9,8 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import os
-import signal
 import sys
-import time
 from multiprocessing import forkserver
-from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -21,15 +18,13 @@ from omegaconf import OmegaConf
 from exp.backends_registry import create_backend
 from exp.config.names import allow
 from exp.config.schema import DIAGNOSES
-from exp.errors import EXIT_FAILED
 from exp.launcher.base import SCRATCH_VARIABLE
-from exp.launcher.processes import AGENT_VARIABLE, die_with_parent, is_alive
-from exp.runfolder import RunFolder, read_json, write_json
+from exp.launcher.processes import keep_sockets_in, start_resource_tracker
+from exp.runfolder import RunFolder
 
-__all__ = ["PRELOAD_VARIABLE", "START_METHOD", "recorded_exits", "start_template", "work"]
+__all__ = ["PRELOAD_VARIABLE", "START_METHOD", "start_template", "work"]
 
 START_METHOD = "forkserver"
-_EXIT = "exit-"
 PRELOAD_VARIABLE = "EXP_PRELOAD"
 """Environment variable that tells the template which modules the run's model and data need."""
 
@@ -65,47 +60,20 @@ def start_template(folder: RunFolder, nproc: int, single_node: bool) -> bool:
     modules = [module for module in targets if module.startswith("exp.")]
     os.environ[PRELOAD_VARIABLE] = ",".join([*modules, f"exp.tasks.{config.task.name}"])
     multiprocessing.get_context(START_METHOD).set_forkserver_preload(["exp.launcher.preload"])
+    if not keep_sockets_in(os.environ[SCRATCH_VARIABLE]):
+        return False  # the template is reached by a socket
+    start_resource_tracker()  # or the template's start would start it, with signals let through
     forkserver.ensure_running()
     return True
 
 
 def work(worker: str, run_dir: str) -> None:
-    """What a process of torch's agent does: guard a worker that it forks, and end as that ends.
-
-    Torch reports one failure only where functions are started, not the first one. The guard is the worker's parent: it
-    knows when and of what it died, and leaves word (:func:`recorded_exits`).
+    """What a process of torch's agent does: it becomes the guard of a worker, and ends as that ends.
 
     Args:
         worker: module whose ``main`` is the worker.
         run_dir: the run folder.
     """
-    guard = os.getpid()
-    pid = os.fork()
-    if pid == 0:
-        sys.argv = [worker, run_dir]
-        importlib.import_module(worker).main(parent=guard)
-    # The template ends with the agent, and the guard with the template.
-    die_with_parent(signal.SIGKILL, os.getppid())
-    if not is_alive(int(os.environ[AGENT_VARIABLE])):
-        os.kill(pid, signal.SIGKILL)
-    signal.signal(signal.SIGTERM, lambda number, _frame: os.kill(pid, number))
-    _, status = os.waitpid(pid, 0)
-    code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
-    if code == 0:
-        return
-    rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
-    exits = {"rank": rank, "local_rank": local_rank, "exit_code": code, "time": time.time()}
-    attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
-    write_json(Path(os.environ[SCRATCH_VARIABLE], f"{_EXIT}{attempt}-{local_rank}.json"), exits)
-    if code < 0:
-        if code != -signal.SIGKILL:
-            signal.signal(-code, signal.SIG_DFL)
-        os.kill(guard, -code)
-    os._exit(code if code > 0 else EXIT_FAILED)
-
-
-def recorded_exits(scratch: Path) -> list[dict[str, Any]]:
-    """How workers of the last attempt ended that did not end well: rank, local rank, exit code and time."""
-    files = [file.name[len(_EXIT) :].split("-")[0] for file in scratch.glob(f"{_EXIT}*.json")]
-    last = max(map(int, files), default=0)
-    return [read_json(file) for file in sorted(scratch.glob(f"{_EXIT}{last}-*.json"))]
+    sys.argv = [worker, run_dir]
+    # The template, this process's parent, ends with the agent.
+    importlib.import_module(worker).main(parent=os.getppid())

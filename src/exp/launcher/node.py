@@ -26,6 +26,7 @@ from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, ConfigError, ExpErr
 from exp.frozen import FrozenRun
 from exp.launcher.base import REQUEUES_VARIABLE, Outcome, RankFailure, this_host
 from exp.launcher.claims import claimed_cards
+from exp.launcher.failures import exit_code_of, in_order
 from exp.launcher.shell_env import take_stale_variables
 from exp.launcher.torchrun import TorchrunLauncher
 from exp.preemption import PREEMPT_SIGNAL
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["NodeTask", "job_id", "outcome_file", "read_outcome"]
 
 _POLL_S = 0.1
-_MERGE_PATIENCE_S = 10.0
+_MERGE_PATIENCE_S = 30.0
 _REQUEUE_PATIENCE_S = 300.0
 _PORTS = range(20000, 32768)  # below those that the kernel hands out by itself
 
@@ -155,6 +156,7 @@ class _Node:
                     max_restarts=config.launcher.max_restarts,
                     fork=config.launcher.fork,
                     timeout_s=config.launcher.timeout_s,
+                    step_timeout_s=config.launcher.step_timeout_s,
                 )
                 return launcher.launch(self.folder, config.nproc, saves=config.task.name in RESUMABLE)
         except ExpError as error:
@@ -216,19 +218,19 @@ class _Node:
                 time.sleep(_POLL_S)
             if theirs is not None:
                 outcomes.append(theirs)
-        # Each node has put its own cause first: a signal before the errors that it led to.
-        outcomes.sort(key=lambda each: (not _was_killed(each), each.failures[0].time if each.failures else 0.0))
-        first = outcomes[0]
         known: dict[int, RankFailure] = {}
         for each in outcomes:
             for failure in each.failures:
                 known.setdefault(failure.rank, failure)
-        first.failures = list(known.values())
+        failures = in_order(known.values())
+        silent = [each for each in outcomes if not each.failures]
+        if silent and all(failure.of_peer for failure in failures):
+            first = silent[0]  # its agent was killed, with all its ranks: the others have only lost them
+        else:
+            first = next(each for each in outcomes if each.failures and each.failures[0].rank == failures[0].rank)
+            first.exit_code = exit_code_of(failures[0])
+        first.failures = failures if first.failures else []
         return first
-
-
-def _was_killed(outcome: Outcome) -> bool:
-    return bool(outcome.failures) and outcome.failures[0].exit_code < 0
 
 
 def job_id(on_slurm: bool) -> str:

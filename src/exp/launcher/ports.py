@@ -9,7 +9,7 @@ from pathlib import Path
 
 from exp.errors import ConfigError
 
-__all__ = ["check_endpoint", "holder_of"]
+__all__ = ["check_endpoint", "holder_of", "is_here"]
 
 _LISTEN = "0A"  # the kernel's code in /proc/net/tcp
 
@@ -32,7 +32,7 @@ def check_endpoint(endpoint: str) -> None:
         raise ConfigError(
             f"launcher.rdzv_endpoint={endpoint}: the host {host} is not known here ({error}); correct it"
         ) from error
-    if not any(_is_here(family, str(address[0])) for family, _, _, _, address in addresses):
+    if not any(is_here(family, str(address[0])) for family, _, _, _, address in addresses):
         return
     holder = holder_of(int(port))
     # The agent of another node may run on this machine, and have come first.
@@ -43,7 +43,7 @@ def check_endpoint(endpoint: str) -> None:
         )
 
 
-def _is_here(family: int, address: str) -> bool:
+def is_here(family: int, address: str) -> bool:
     """Whether an address is this machine's: only such a one can be bound."""
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         try:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import multiprocessing
 import os
 import signal
 import time
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Callable, Iterator
 
@@ -19,9 +21,11 @@ __all__ = [
     "handle_signals",
     "is_alive",
     "job_processes",
+    "keep_sockets_in",
     "kill_job",
     "name_process",
     "signal_name",
+    "start_resource_tracker",
 ]
 
 JOB_VARIABLE = "EXP_JOB"
@@ -32,6 +36,7 @@ AGENT_VARIABLE = "EXP_AGENT_PID"
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
+_LONGEST_SOCKET_NAME = 108
 
 
 def die_with_parent(death_signal: int, parent: int) -> None:
@@ -70,6 +75,19 @@ def handle_signals(handler: Callable[[int, object], None]) -> Iterator[None]:
             signal.signal(number, signal.SIG_IGN if number == PREEMPT_SIGNAL else previous)
 
 
+def start_resource_tracker() -> None:
+    """Start the process that cleans up after multiprocessing, and leave this process's blocked signals as they are.
+
+    Python starts it with the first semaphore that has a name, and unblocks SIGINT and SIGTERM then, whether they were
+    blocked before or not: the next notice would kill this process. Where it runs already, Python touches nothing.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def is_alive(pid: int) -> bool:
     """Whether a process runs; one that has ended, and waits for its parent to notice, does not."""
     try:
@@ -97,20 +115,54 @@ def job_processes(job: str) -> list[int]:
 def kill_job(job: str, patience_s: float = 3.0) -> list[int]:
     """Kill all processes of the job that are left.
 
+    Python's resource tracker is left to end by itself: it does when all that used it have, and removes the semaphores
+    that they could not remove any more. One that this process has started ends after this process.
+
     Returns:
         Those that are still there after ``patience_s`` (stuck in the kernel); they are reported, not waited for.
     """
     deadline = time.monotonic() + patience_s
     left = job_processes(job)
-    while left and time.monotonic() < deadline:
+    while left:
+        late = time.monotonic() > deadline
+        trackers = [] if late else [pid for pid in left if _is_tracker(pid)]
+        if len(trackers) == len(left) and all(_parent_of(pid) == os.getpid() for pid in trackers):
+            return []
         for pid in left:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+            if pid not in trackers:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         time.sleep(0.05)
         left = job_processes(job)
+        if late:
+            break
     return left
+
+
+def _is_tracker(pid: int) -> bool:
+    try:
+        return b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def _parent_of(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def keep_sockets_in(scratch: str) -> bool:
+    """Have multiprocessing put its sockets into the private folder of the job, which is removed with the job.
+
+    Its own folder below the temporary one is left behind by every process that is killed, or ends without clean-up.
+
+    Returns:
+        Whether the folder's name is short enough for sockets.
+    """
+    multiprocessing.current_process()._config["tempdir"] = scratch  # type: ignore[attr-defined]
+    return len(os.fsencode(scratch)) + len("/listener-12345678") < _LONGEST_SOCKET_NAME
 
 
 def signal_name(number: int) -> str:

@@ -6,6 +6,8 @@ import os
 from typing import MutableMapping
 
 from exp import console
+from exp.errors import ConfigError
+from exp.launcher.place import given_group
 
 __all__ = ["drop_stale_variables", "take_stale_variables"]
 
@@ -22,7 +24,18 @@ def take_stale_variables(environ: MutableMapping[str, str]) -> list[str]:
 
 
 def drop_stale_variables() -> None:
-    """Remove them from this process's environment, with a warning."""
+    """Remove them from this process's environment, with a warning.
+
+    Raises:
+        ConfigError: they are no leftovers: this process is one of several.
+    """
+    group = given_group(os.environ)
+    if group is not None:
+        raise ConfigError(
+            f"this process was started as one of several ({group}), and each would be a run of its own in one folder; "
+            "launcher=external takes this place; launcher=torchrun nproc=N, started once on each node without them, "
+            "starts the processes itself"
+        )
     stale = take_stale_variables(os.environ)
     if stale:
         console.warn(f"ignoring {', '.join(stale)} of the shell: exp starts its own workers")

@@ -57,7 +57,7 @@ class SubmititLauncher(Launcher):
     """
 
     def __init__(self, **settings: Any) -> None:
-        known = ("rdzv_id", "max_restarts", "fork", "timeout_s")
+        known = ("rdzv_id", "max_restarts", "fork", "timeout_s", "step_timeout_s")
         super().__init__(**{key: settings[key] for key in known})
         self.settings = settings
         self.nnodes = settings["nodes"]

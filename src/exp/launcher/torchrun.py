@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import signal
@@ -12,11 +13,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Sequence
 
+from exp import heartbeat
 from exp.errors import EXIT_FAILED, EXIT_PREEMPTED
 from exp.launcher.base import SCRATCH_VARIABLE, Launcher, Outcome, this_host
 from exp.launcher.failures import collect_failures, exit_code_of
+from exp.launcher.guard import begin_to_end
 from exp.launcher.ports import check_endpoint
-from exp.launcher.processes import JOB_VARIABLE, handle_signals, kill_job, signal_name
+from exp.launcher.processes import JOB_VARIABLE, handle_signals, is_alive, kill_job, signal_name
+from exp.launcher.pulse import Pulse
 from exp.preemption import PREEMPT_SIGNAL, Notice, held_back, preempted_at
 from exp.runfolder import read_json, to_json
 
@@ -60,9 +64,11 @@ class TorchrunLauncher(Launcher):
         job = secrets.token_hex(8)
         with tempfile.TemporaryDirectory(prefix="exp-") as scratch, (folder.logs / f"{name}.log").open("ab") as log:
             order = self._order(folder, nproc, scratch, report)
+            heartbeat.make_file(scratch, nproc)
+            pulse = Pulse(folder, scratch, self.nnodes, self.timeout_s, self.step_timeout_s)
             notice = Notice(scratch) if saves else None
             errors = folder.logs if self.max_restarts == 0 else None
-            supervisor = _Supervisor(job, errors, notice, self.notice_signals)
+            supervisor = _Supervisor(job, scratch, errors, notice, self.notice_signals, pulse)
             try:
                 with handle_signals(supervisor.on_signal):
                     with held_back(self.notice_signals):
@@ -75,6 +81,8 @@ class TorchrunLauncher(Launcher):
                         )
                     received = supervisor.wait(process)
             finally:
+                pulse.close()
+                begin_to_end(scratch)
                 unkillable = kill_job(job)
             preempted = preempted_at(scratch)
             unplaced = [read_json(path) for path in Path(scratch).glob("rank*.error.json")]
@@ -151,18 +159,30 @@ class _Supervisor:
 
     Args:
         job: what marks all processes of the job.
+        scratch: its private folder.
         errors: folder in which a failing rank leaves its error; where one does, the job has to end soon. None: an
             error is no end, because workers are restarted.
         notice: for the workers, which then save their state; None: they have none.
         notice_signals: those on which it is given.
+        pulse: knows the rank that hangs.
     """
 
-    def __init__(self, job: str, errors: Path | None, notice: Notice | None, notice_signals: Sequence[int]) -> None:
+    def __init__(
+        self,
+        job: str,
+        scratch: str,
+        errors: Path | None,
+        notice: Notice | None,
+        notice_signals: Sequence[int],
+        pulse: Pulse,
+    ) -> None:
         self.process: subprocess.Popen[bytes] | None = None
         self.job = job
+        self.scratch = scratch
         self.errors = errors
         self.notice = notice
         self.notice_signals = notice_signals
+        self.pulse = pulse
         self.told: list[int] = []
         self.received: int | None = None
         self._deadline: float | None = None
@@ -175,13 +195,26 @@ class _Supervisor:
                 process.wait(timeout=0.2)
                 return self.received
             except subprocess.TimeoutExpired:
+                self._end_what_hangs()
                 if self.errors is not None and any(self.errors.glob("rank*.error.json")):
                     self.errors = None
                     if self._deadline is None:
                         self._deadline = time.monotonic() + _ERROR_PATIENCE_S
                 if self._deadline is not None and time.monotonic() > self._deadline:
                     self._deadline = None
+                    begin_to_end(self.scratch)
                     kill_job(self.job)
+
+    def _end_what_hangs(self) -> None:
+        """End the rank that holds up the others; what follows is as if it had died by itself."""
+        hung = self.pulse.look() if self.received is None else None
+        if hung is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(hung, signal.SIGKILL)
+        time.sleep(0.2)
+        if is_alive(hung):  # stuck in the kernel: its guard waits for it, and the agent for its guard
+            self._deadline = time.monotonic() + _ERROR_PATIENCE_S
 
     def on_signal(self, number: int, frame: object) -> None:
         """Notice: pass it on. First signal: ask the agent to end its workers. Second, or second notice: kill them."""

@@ -1,0 +1,261 @@
+"""launcher=external: somebody else has started the processes of a run; each takes the place that it is given.
+
+Every process composes and checks the configuration, and starts one worker. Rank 0's writes the run folder; the workers
+of the others learn over the store at MASTER_ADDR:MASTER_PORT which folder it is (:mod:`exp.launcher.joining`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import OmegaConf
+
+from exp import console, heartbeat
+from exp.backends_registry import create_backend
+from exp.errors import EXIT_FAILED, EXIT_PREEMPTED, ConfigError
+from exp.launcher.base import SCRATCH_VARIABLE, Launcher, Outcome, RankFailure, this_host
+from exp.launcher.failures import collect_failures, exit_code_of, tail_of
+from exp.launcher.guard import ended_early, leave_word
+from exp.launcher.place import Place, local_rank_of
+from exp.launcher.processes import JOB_VARIABLE, handle_signals, kill_job, signal_name
+from exp.preemption import PREEMPT_SIGNAL, Notice, held_back, preempted_at
+from exp.runfolder import RunFolder, read_json, to_json
+
+if TYPE_CHECKING:
+    from exp.frozen import FrozenRun
+
+__all__ = ["ExternalLauncher", "be_quiet", "is_chosen", "take_place"]
+
+_TARGET = "exp.launcher.external.ExternalLauncher"
+_NOTICE = (PREEMPT_SIGNAL, signal.SIGTERM)
+_ERROR_PATIENCE_S = 6.0
+_WORD_PATIENCE_S = 5.0
+
+
+def be_quiet(arguments: list[str]) -> None:
+    """Let one process of each node speak: the others would say the same; their logs have what is theirs.
+
+    Args:
+        arguments: of the command line.
+    """
+    if "launcher=external" in arguments and local_rank_of() > 0:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        sys.stdout.flush()
+        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)
+        os.close(nowhere)
+
+
+def is_chosen(config: Any) -> bool:
+    """Whether a configuration's launcher is this one."""
+    return bool(config.launcher.get("_target_") == _TARGET)
+
+
+def take_place(config: Any, overrides: list[str]) -> None:
+    """Set ``nproc`` and ``launcher.nnodes`` to what the launcher outside has started.
+
+    Args:
+        config: composed by Hydra; changed. Nothing happens with another launcher.
+        overrides: the user's.
+
+    Raises:
+        ConfigError: there is no place to take, or the user has asked for another number of processes.
+    """
+    if not is_chosen(config):
+        return
+    place = Place.of(os.environ, config.nproc)
+    asked = [override for override in overrides if override.startswith(("nproc=", "launcher.nnodes="))]
+    for override, value in (("nproc=", place.local_world_size), ("launcher.nnodes=", place.nodes)):
+        if any(each.startswith(override) and each != f"{override}{value}" for each in asked):
+            raise ConfigError(f"{override}... with launcher=external: the processes are there, {value}; leave it out")
+    if config.task.name in ("parity", "report"):
+        raise ConfigError(f"task={config.task.name} does not run under launcher=external; use launcher=auto")
+    config.nproc, config.launcher.nnodes = place.local_world_size, place.nodes
+
+
+class ExternalLauncher(Launcher):
+    """Runs one worker of a group that is there."""
+
+    def __init__(self, nnodes: int = 1, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.nnodes = nnodes
+        self.place: Place  # known when the number of processes is: check
+
+    def check(self, nproc: int) -> None:
+        """Refuse what only a launcher of ours can do.
+
+        Raises:
+            ConfigError: restarts, or a sweep.
+        """
+        self.place = Place.of(os.environ, nproc)
+        if self.max_restarts:
+            raise ConfigError("launcher.max_restarts needs launcher=torchrun; outside, torchrun --max-restarts does it")
+        if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN:
+            raise ConfigError("launcher=external runs one run, not a sweep; use launcher=auto or launcher=submitit")
+
+    @property
+    def leads(self) -> bool:
+        """Rank 0's process writes the folder and tells the outcome."""
+        return self.place.rank == 0
+
+    def take_part(self, run: FrozenRun) -> int:
+        """Run the worker of a rank other than 0; returns the exit code."""
+        return self._launch(run.folder, run.config, run.overrides).exit_code
+
+    def launch(self, folder: RunFolder, nproc: int, saves: bool = True) -> Outcome:
+        """Run rank 0's worker, and say what became of all."""
+        config = OmegaConf.load(folder.in_use(folder.config))
+        overrides: Any = OmegaConf.to_container(OmegaConf.load(folder.in_use(folder.overrides)))
+        for stale in folder.logs.glob("rank*.error.json"):
+            stale.unlink()
+        return self._launch(folder, config, overrides, saves)
+
+    def _launch(self, folder: RunFolder, config: Any, overrides: list[str], saves: bool = True) -> Outcome:
+        place, job = self.place, secrets.token_hex(8)
+        backend = create_backend(config.backend)
+        with tempfile.TemporaryDirectory(prefix="exp-") as scratch:
+            order = {
+                "folder": str(folder.path) if self.leads else None,
+                "digest": _digest(config),
+                "overrides": overrides,
+                "timeout_s": self.timeout_s,
+                "parent": os.getpid(),
+            }
+            environment = {
+                **backend.worker_env(place.local_rank, place.local_world_size, single_node=place.nodes == 1),
+                **os.environ,
+                **place.environment(),
+                JOB_VARIABLE: job,
+                SCRATCH_VARIABLE: scratch,
+            }
+            heartbeat.make_file(scratch, place.local_world_size)
+            worker = _Worker(Notice(scratch) if saves else None, folder if self.leads else None, job)
+            early = Path(scratch, "early.log")
+            try:
+                with handle_signals(worker.on_signal):
+                    with held_back(_NOTICE), early.open("ab") as log:
+                        process = subprocess.Popen(
+                            [sys.executable, "-m", "exp.launcher.joining", to_json(order)],
+                            stdin=subprocess.DEVNULL,
+                            stderr=log,
+                            env=environment,
+                            start_new_session=True,
+                        )
+                    code = worker.wait(process)
+                    # From here on all is said and done but for the telling: what was to end it comes too late.
+                    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            finally:
+                kill_job(job)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            preempted = preempted_at(scratch)
+            joined = read_json(Path(scratch, "joined.json")) or {}
+            refused = joined.get("refused")
+            if refused is not None:
+                if self.leads:
+                    raise ConfigError(refused)
+                return Outcome(2, reported=True)
+            if preempted is not None:
+                return Outcome(EXIT_PREEMPTED, preempted=preempted, restarts=joined.get("restarts", 0))
+            if worker.received is not None:
+                name = signal_name(worker.received)
+                return Outcome(128 + worker.received, interrupted_by=name)
+            if code == 0 and not ended_early(scratch, place.local_rank, process.pid):
+                return Outcome(restarts=joined.get("restarts", 0))
+            told = RunFolder(joined["folder"]) if joined else folder
+            if joined:
+                leave_word(
+                    told, process.pid, code, place.rank, place.local_rank, told=bool(worker.told), scratch=scratch
+                )
+            own = Outcome(code if code > 0 else EXIT_FAILED)
+            if not self.leads:
+                if not joined:
+                    console.error(f"rank {place.rank} ({this_host()}) did not join\n" + "\n".join(tail_of(early)))
+                return own
+            own.failures = self._failures(told)
+            if own.failures:
+                own.exit_code = exit_code_of(own.failures[0])
+            else:
+                own.detail = "rank 0 left no error\n" + "\n".join(tail_of(early))
+            return own
+
+    def _failures(self, folder: RunFolder) -> list[RankFailure]:
+        """Of all ranks; one that left no word while all others have lost a peer is the one that they have lost."""
+        deadline = time.monotonic() + _WORD_PATIENCE_S
+        while True:
+            failures = collect_failures(folder, [], this_host())
+            known = {failure.rank for failure in failures}
+            silent = [rank for rank in range(self.place.world_size) if rank not in known]
+            if not silent or any(not failure.of_peer for failure in failures):
+                return failures
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.1)
+        local = self.place.local_world_size
+        lost = [
+            RankFailure(
+                rank, rank % local, f"node {rank // local}", "RankLost", "gone without a word: killed, or its node is",
+                EXIT_FAILED, time.time(), str(folder.log_file(rank)),
+            )
+            for rank in silent
+        ]  # fmt: skip
+        return [*lost, *failures]
+
+
+class _Worker:
+    """Waits for the worker, and hands notice on to it.
+
+    Args:
+        notice: for the worker; None: it has nothing to save.
+        folder: where errors of other ranks end this one, which may wait for them for ever; None: nowhere.
+        job: what marks its processes.
+    """
+
+    def __init__(self, notice: Notice | None, folder: RunFolder | None, job: str) -> None:
+        self.notice = notice
+        self.folder = folder
+        self.job = job
+        self.told: list[int] = []
+        self.received: int | None = None
+        self._deadline: float | None = None
+
+    def wait(self, process: subprocess.Popen[bytes]) -> int:
+        """Wait until it has ended; returns its exit code, negative for a signal."""
+        while True:
+            try:
+                return process.wait(timeout=0.2)
+            except subprocess.TimeoutExpired:
+                failed = self.folder is not None and any(self.folder.logs.glob("rank*.error.json"))
+                if failed and self._deadline is None:
+                    self._deadline = time.monotonic() + _ERROR_PATIENCE_S
+                if self._deadline is not None and time.monotonic() > self._deadline:
+                    self.told.append(signal.SIGKILL)
+                    kill_job(self.job)
+
+    def on_signal(self, number: int, frame: object) -> None:
+        """Notice is passed on, however often it comes: those outside give it again when the first rank has ended."""
+        del frame
+        if self.notice is not None and number in _NOTICE:
+            if not self.told:
+                self.notice.give()
+            self.told.append(number)
+        else:
+            self.received = self.received or number
+            self._deadline = 0.0
+
+
+def _digest(config: Any) -> str:
+    """Of all that must be the same on every rank."""
+    content: Any = OmegaConf.to_container(config, resolve=True)
+    del content["output_dir"]
+    return hashlib.sha256(to_json(content, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,124 @@
+"""A worker's parent: it outlives the worker, so that somebody can say when and of what the worker died.
+
+A process that is killed leaves no error behind, and torch's elastic agent, which looks now and then, cannot tell a
+rank that somebody killed from one that it has ended itself. The guard forks the worker before anything else is loaded,
+waits, and leaves an error file where the worker could not write one.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from exp import heartbeat
+from exp.errors import EXIT_FAILED
+from exp.heartbeat import Stage
+from exp.launcher.base import SCRATCH_VARIABLE, this_host
+from exp.launcher.failures import describe_end
+from exp.launcher.processes import AGENT_VARIABLE, die_with_parent, is_alive, name_process
+from exp.runfolder import read_json, write_json
+
+if TYPE_CHECKING:
+    from exp.runfolder import RunFolder
+
+__all__ = ["begin_to_end", "ended_early", "go_on_guarded", "leave_word"]
+
+_ENDING = "ending"
+
+
+def begin_to_end(scratch: str) -> None:
+    """Note that the processes of this node's job are about to be killed by us: that is nobody's failure."""
+    if os.path.isdir(scratch):  # noqa: PTH112
+        Path(scratch, _ENDING).touch()
+
+
+def go_on_guarded(folder: RunFolder, parent: int) -> bool:
+    """Fork: the worker goes on in the child, and this process guards it.
+
+    Args:
+        folder: the run folder.
+        parent: process that neither may outlive.
+
+    Returns:
+        In the worker: True; in the guard, once the worker has ended well: False. After any other end the guard ends as
+        the worker did, and does not return.
+    """
+    guard = os.getpid()
+    agent = int(os.environ[AGENT_VARIABLE])
+    die_with_parent(signal.SIGKILL, parent)
+    if not is_alive(agent):
+        os._exit(1)
+    pid = os.fork()
+    if pid == 0:
+        die_with_parent(signal.SIGKILL, guard)
+        return True
+    told: list[int] = []
+
+    def tell(number: int, _frame: object) -> None:
+        told.append(number)
+        os.kill(pid, number)
+
+    signal.signal(signal.SIGTERM, tell)
+    name_process(f"exp-guard{os.environ['RANK']}")
+    _, status = os.waitpid(pid, 0)
+    code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+    scratch = os.environ[SCRATCH_VARIABLE]
+    if code == 0 and not ended_early(scratch, int(os.environ["LOCAL_RANK"]), pid):
+        return False
+    ended_by_us = told or signal.SIGTERM in signal.sigpending() or Path(scratch, _ENDING).exists()
+    if not ended_by_us:
+        leave_word(folder, pid, code, int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"]), scratch=scratch)
+    if code < 0:
+        if code != -signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(guard, -code)
+    os._exit(code if code > 0 else EXIT_FAILED)
+
+
+def ended_early(scratch: str, local_rank: int, pid: int) -> bool:
+    """Whether a worker that ended with code 0 has not come to its end: something in it has called ``exit``."""
+    beats = heartbeat.read(scratch)
+    return len(beats) > local_rank and beats[local_rank].pid == pid and beats[local_rank].stage != Stage.DONE
+
+
+def leave_word(
+    folder: RunFolder, pid: int, code: int, rank: int, local_rank: int, told: bool = False, scratch: str = ""
+) -> None:
+    """An error file for a worker that has left none.
+
+    Args:
+        folder: the run folder.
+        pid: of the worker.
+        code: its exit code; negative for a signal.
+        rank: its rank.
+        local_rank: its rank on this node.
+        told: whether it was told to end: then something else was the cause.
+        scratch: the private folder of the job, which tells how far it had come.
+    """
+    path = folder.error_file(rank)
+    if (read_json(path) or {}).get("pid") == pid:
+        return
+    kind, message = describe_end(code)
+    if code == 0:
+        beats = heartbeat.read(scratch)
+        step = next((beat.step for beat in beats if beat.pid == pid), 0)
+        code = EXIT_FAILED
+        kind, message = "EndedEarly", f"exited with code 0 before its time, in step {step}, while other ranks went on"
+    write_json(
+        path,
+        {
+            "rank": rank,
+            "local_rank": local_rank,
+            "host": this_host(),
+            "type": kind,
+            "message": message,
+            "exit_code": code,
+            "time": time.time(),
+            "pid": pid,
+            "restart": int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)),
+            "of_peer": told,
+        },
+    )

@@ -1,0 +1,194 @@
+"""Finds the rank that hangs: all stand still, and one of them holds up the others."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from exp import heartbeat
+from exp.errors import EXIT_FAILED
+from exp.heartbeat import Beat, Stage
+from exp.launcher.base import this_host
+from exp.runfolder import read_json, write_json
+
+if TYPE_CHECKING:
+    from exp.runfolder import RunFolder
+
+__all__ = ["Pulse"]
+
+_LEAST_S = 60.0
+_LEAST_FOR_HOOKS_S = 600.0  # the user's may do anything now and then, such as send a file away
+_TIMES_SLOWEST = 20
+_SHARE = 0.9  # of the time-out of collectives, so that we speak before the ranks that wait do
+_STACKS_WITHIN_S = 1.5
+_SHOWN_FRAMES = 12
+_WAITING = ("/torch/distributed/", "/torch/autograd/", "/exp/engine/distributed.py")
+_NAMES = {
+    Stage.DATA: "waiting for data", Stage.FORWARD: "forward pass", Stage.BACKWARD: "backward pass and update",
+    Stage.HOOKS: "hooks", Stage.VALIDATION: "validation", Stage.METRICS: "metrics",
+    Stage.AFTER_VALIDATION: "hooks after a validation", Stage.CHECKPOINT: "writing a checkpoint", Stage.TEST: "test",
+}  # fmt: skip
+
+
+class Pulse:
+    """Watches the workers of one node.
+
+    What is not seen does not count: a laptop asleep or a suspended job stand still, too, and so does this process then.
+
+    Args:
+        folder: the run folder; several nodes agree there on whom to name.
+        scratch: where the workers leave their beats.
+        nnodes: nodes of the job.
+        timeout_s: of collectives: longest for anything.
+        step_timeout_s: longest for what belongs to a step; None: from the slowest so far; 0: never ends a run.
+    """
+
+    def __init__(
+        self, folder: RunFolder, scratch: str, nnodes: int, timeout_s: float, step_timeout_s: float | None
+    ) -> None:
+        self.folder = folder
+        self.scratch = scratch
+        self.nnodes = nnodes
+        self.timeout_s = timeout_s
+        self.step_timeout_s = step_timeout_s
+        self._still: list[tuple[Beat, float]] = []
+        self._slowest = 0.0
+        self._looked = time.monotonic()
+        self._word = folder.logs / f"stuck-{this_host()}-{os.getpid()}.json"
+        for stale in folder.logs.glob("stuck-*.json"):
+            stale.unlink()
+
+    def look(self) -> int | None:
+        """Called a few times a second; names the rank that hangs (its error file) and returns its process's id."""
+        now = time.monotonic()
+        passed, self._looked = min(now - self._looked, 1.0), now
+        beats = heartbeat.read(self.scratch)
+        if self.step_timeout_s == 0 or not beats or any(beat.pid == 0 for beat in beats):
+            return None
+        before = self._still if len(self._still) == len(beats) else [(beat, 0.0) for beat in beats]
+        self._still = [(beat, still + passed if beat == last else 0.0) for beat, (last, still) in zip(beats, before)]
+        for (last, still), beat in zip(before, beats):
+            if last != beat and last.pid == beat.pid and last.stage in _NAMES and last.stage != Stage.CHECKPOINT:
+                self._slowest = max(self._slowest, still)
+        going = [(beat, still) for beat, still in self._still if beat.stage != Stage.DONE]
+        if not going or any(still <= self._limit(beat) for beat, still in going):
+            with contextlib.suppress(FileNotFoundError):
+                self._word.unlink()
+            return None
+        if any(_traced(beat.pid) for beat, _ in going) or any(_state(beat.pid) in ("", "Z", "X") for beat, _ in going):
+            self._still = []  # somebody debugs it; or one has ended already, and the agent ends the others
+            return None
+        return self._judge(going)
+
+    def close(self) -> None:
+        """The job is over."""
+        with contextlib.suppress(FileNotFoundError):
+            self._word.unlink()
+
+    def _limit(self, beat: Beat) -> float:
+        """Seconds that a rank may stand still where it is."""
+        most = _SHARE * self.timeout_s
+        if beat.stage not in _NAMES:
+            return float("inf")
+        if beat.stage == Stage.CHECKPOINT or beat.times <= 1:
+            return most
+        if self.step_timeout_s is not None:
+            return self.step_timeout_s
+        hooks = beat.stage in (Stage.HOOKS, Stage.AFTER_VALIDATION)
+        return min(most, max(_LEAST_FOR_HOOKS_S if hooks else _LEAST_S, _TIMES_SLOWEST * self._slowest))
+
+    def _judge(self, going: list[tuple[Beat, float]]) -> int | None:
+        if self._word.exists():
+            mine = read_json(self._word)
+        else:
+            stacks = _stacks(self.scratch, [beat for beat, _ in going])
+            mine = [self._about(beat, still, stacks.get(beat.pid, "")) for beat, still in going]
+            for each in mine:
+                _write_down(self.folder, each)
+            write_json(self._word, mine)
+        views = [read_json(path) for path in self.folder.logs.glob("stuck-*.json")]
+        if len(views) < self.nnodes:
+            return None  # the ranks of another node still move, or may take longer where they are
+        first = min((each for view in views for each in view or []), key=lambda each: list(each["order"]))
+        if first not in mine:
+            return None  # its own node names it
+        write_json(
+            self.folder.error_file(first["rank"]),
+            {
+                "rank": first["rank"],
+                "local_rank": first["local_rank"],
+                "host": this_host(),
+                "type": "RankHung",
+                "message": first["message"],
+                "exit_code": EXIT_FAILED,
+                "time": time.time(),
+                "pid": first["pid"],
+            },
+        )
+        self._still = []
+        with contextlib.suppress(FileNotFoundError):
+            self._word.unlink()
+        return int(first["pid"])
+
+    def _about(self, beat: Beat, still: float, stack: str) -> dict[str, Any]:
+        """One rank for the others to compare with theirs; the one that holds them up has the least ``order``."""
+        stopped = _state(beat.pid) in ("T", "D")
+        frames = [line for line in stack.splitlines() if line.lstrip().startswith("File ")]
+        waits = any(mark in frame for frame in frames[:6] for mark in _WAITING)
+        why = {"T": "it is stopped (SIGSTOP)", "D": "it is stuck in the kernel"}.get(_state(beat.pid))
+        said = f"; {why}" if why else ""
+        head = f"no progress for {still:.0f} s in step {beat.step}, {_NAMES[Stage(beat.stage)]}{said}"
+        shown = [f"  {line.strip()}" for line in frames[:_SHOWN_FRAMES]]
+        return {
+            "order": [not stopped, beat.step, beat.stage, waits, beat.times, beat.rank],
+            "rank": beat.rank,
+            "local_rank": [each.pid for each in heartbeat.read(self.scratch)].index(beat.pid),
+            "pid": beat.pid,
+            "message": "\n".join([head, *shown]),
+            "stack": stack,
+        }
+
+
+def _stacks(scratch: str, beats: list[Beat]) -> dict[int, str]:
+    """The stacks of workers by process id; what is stopped gives none."""
+    files = {beat.pid: heartbeat.stack_file(scratch, rank) for rank, beat in enumerate(heartbeat.read(scratch))}
+    sizes = {pid: file.stat().st_size for pid, file in files.items() if file.is_file()}
+    for beat in beats:
+        with contextlib.suppress(OSError):
+            os.kill(beat.pid, heartbeat.STACK_SIGNAL)
+    time.sleep(_STACKS_WITHIN_S)
+    found = {}
+    for pid, size in sizes.items():
+        text = files[pid].read_bytes()[size:].decode(errors="replace")
+        # The thread that got the signal, the main one, comes last, and matters most.
+        threads = text.split("\n\n")
+        current = [thread for thread in threads if "Current thread" in thread or "most recent call first" in thread]
+        found[pid] = "\n\n".join([*current[-1:], *current[:-1]])
+    return found
+
+
+def _write_down(folder: RunFolder, about: dict[str, Any]) -> None:
+    """Every rank's stack goes to its log."""
+    head = about["message"].splitlines()[0]
+    with folder.log_file(about["rank"]).open("a", encoding="utf-8") as log:
+        log.write(f"rank {about['rank']}: {head}; its stack:\n{about['stack'] or '(none: it does not answer)'}\n")
+
+
+def _state(pid: int) -> str:
+    """``R``, ``S``, ``D``, ``T`` (stopped), ... as in proc(5); empty: gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
+def _traced(pid: int) -> bool:
+    """Whether a debugger holds the process."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
+    except OSError:
+        return False
+    return any(line.startswith("TracerPid:") and line.split()[1] != "0" for line in status.splitlines())
