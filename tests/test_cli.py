@@ -23,7 +23,7 @@ def test_help_fits_a_screen_and_lists_every_choice(exp):
     for words in (
         "timebridge_etth1",
         "auto cpu cuda gcu gcu_simulated rocm",
-        "auto local submitit torchrun",
+        "auto external local submitit torchrun",
         "ddp mmddp none",
         "doctor env eval features parity predict report train",
         "global_batch_size",

@@ -25,7 +25,8 @@ PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
 # Pages whose commands build on one another, in the order of a reader.
 GROUPS = {
     "series": ["README", "train", "sweep", "report", "resume", "data", "prior"],
-    "machines": ["launch", "hardware", "simulate", "parity", "doctor", "slurm", "hooks", "add-a-backend"],
+    "machines": ["launch", "launch-external", "hardware", "simulate", "parity", "doctor", "slurm", "hooks",
+                 "add-a-backend"],
     "images": ["dinov3", "data-images", "predict-images"],
 }  # fmt: skip
 # Why a command is not run here, by what is in it.
@@ -34,6 +35,7 @@ NOT_HERE = {
     r"backend=(cuda|rocm)": "no such card here",
     r"launcher=submitit(?!.*dry_run)": "no Slurm here (tests/slurm starts one)",
     r"task=attach": "no job here (tests/launcher/test_attach.py submits one)",
+    r"launcher=external": "started by a launcher outside (tests/launcher/test_external.py)",
     r"launcher\.nnodes=2": "several nodes (tests/test_cli.py starts two on one machine)",
 }
 SERIES = [
@@ -76,7 +78,9 @@ def lines_of(page: Path) -> list[str]:
             blocks.append(line[4:])
         else:
             blocks.append("")
-    commands = re.findall(r"^(?:python|exp|make|pip|kill|\w+=\$\()(?:\\\n|.)*", "\n".join(blocks), re.MULTILINE)
+    commands = re.findall(
+        r"^(?:python|exp|make|pip|kill|torchrun|mpirun|\w+=\$\()(?:\\\n|.)*", "\n".join(blocks), re.MULTILINE
+    )
     return [command.strip() for command in commands]
 
 
@@ -93,10 +97,13 @@ class Shell:
         self.programs, self.state, self.record = folder / "bin", folder / "state", folder / "arguments"
         self.programs.mkdir()
         self.state.touch()
-        for name, skipped in (("python", 2), ("exp", 0)):
+        to_arguments = 'while [ $# -gt 0 ] && [ "$1" != exp ]; do shift; done; shift\n'
+        for name in ("python", "torchrun", "mpirun", "srun", "exp"):
             program = self.programs / name
             program.write_text(
-                f'#!/bin/bash\nshift {skipped}\n: >"$RECORD"\nfor word; do printf "%s\\0" "$word" >>"$RECORD"; done\n'
+                "#!/bin/bash\n"
+                + (to_arguments if name != "exp" else "")
+                + ': >"$RECORD"\nfor word; do printf "%s\\0" "$word" >>"$RECORD"; done\n'
             )
             program.chmod(0o755)
         # The only weights that need no download have this size, whatever the file is called.
