@@ -261,9 +261,11 @@ def test_an_interrupted_local_run_says_so_and_can_be_continued(exp, number):
     assert done.returncode == 0, done.stderr
     assert exp.result("run")["resumed_from"] is not None
     done = exp(*settings)
-    assert "completed run; use another one, or add resume=auto" in done.stderr
+    assert "completed run; use another one, or overwrite=true to remove it, or add resume=auto" in done.stderr
     refused = exp(*TINY, "task=eval", "init_from=run", "output_dir=run")
-    assert refused.stderr.rstrip().endswith("completed run; use another one"), "an evaluation cannot be resumed"
+    assert refused.stderr.rstrip().endswith("use another one, or overwrite=true to remove it"), (
+        "an evaluation cannot be resumed"
+    )
     refused = exp(*TINY, "task=eval", "init_from=run", "resume=auto")
     assert "resume=auto: task=eval saves no state" in refused.stderr
 

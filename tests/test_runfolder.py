@@ -65,7 +65,7 @@ def test_a_run_whose_test_metric_is_not_finite_has_failed(trained, task):
     arguments = [*TINY, f"output_dir={task}"]
     if task == "train":
         (trained / "poison.py").write_text(POISON)
-        arguments += ["hooks=[{type: poison.Poison}]"]
+        arguments += ["plugins=[poison]", "hooks=[{type: poison.Poison}]"]
     else:
         content = torch.load(str(trained / "run" / "checkpoints" / "best.pth"))
         for tensor in content["state_dict"].values():
@@ -91,7 +91,9 @@ def test_a_run_whose_test_metric_is_not_finite_has_failed(trained, task):
 
 def test_a_sweep_gets_nan_and_writes_null(trained):
     (trained / "poison.py").write_text(POISON)
-    done = run_exp(trained, "-m", *TINY, "seed=1", "output_dir=sweep", "hooks=[],[{type: poison.Poison}]")
+    done = run_exp(
+        trained, "-m", *TINY, "seed=1", "output_dir=sweep", "plugins=[poison]", "hooks=[],[{type: poison.Poison}]"
+    )
     assert done.returncode == 1, done.stdout
     rows = read_strictly((trained / "sweep" / "sweep.json").read_text())
     assert sorted(row["status"] for row in rows) == ["completed", "failed"]

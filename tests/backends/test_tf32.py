@@ -69,7 +69,8 @@ def test_a_run_sets_the_switches_before_its_first_product(exp):
     )
     (exp.folder / "conf" / "backend").mkdir(parents=True)
     (exp.folder / "conf" / "backend" / "cards.yaml").write_text("_target_: looks.Cards\nname: cards\n")
-    mine = ["--config-dir", "conf", "backend=cards", *TINY[1:], "max_steps=1", "hooks=[{type: looks.Look}]"]
+    hook = ["plugins=[looks]", "hooks=[{type: looks.Look}]"]
+    mine = ["--config-dir", "conf", "backend=cards", *TINY[1:], "max_steps=1", *hook]
     for precision in ("fp32", "tf32"):
         done = exp(*mine, f"precision={precision}", f"output_dir={precision}")
         assert done.returncode == 0, done.stderr

@@ -82,7 +82,7 @@ def test_an_error_that_cannot_be_written_is_told_all_the_same(launch):
 
     outcome = launch(body)
     assert outcome.exit_code == 1
-    assert "the run ended without a result" in describe_failure(outcome)
+    assert describe_failure(outcome).endswith("failed: ValueError: lost")
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
