@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 from pathlib import Path
 
 import pytest
@@ -91,8 +90,7 @@ def test_a_checkpoint_of_an_older_version_goes_on_and_that_is_said(first):
     content = checkpoint.read(path)
     del content["config"], content["data_files"]
     checkpoint.write(path, content)
-    shutil.rmtree(first.folder / "here")
-    done = first(*SETTINGS, "resume=auto", "max_steps=6", "data.root=null", "data.split=ett_hour")
+    done = first(*SETTINGS, "data.root=here", "resume=auto", "max_steps=6")
     assert done.returncode == 0, done.stderr
     assert "is of an older version of exp" in done.stdout
     assert first.result("run")["changed_on_resume"] == {}
