@@ -10,6 +10,8 @@ import pytest
 from tests.conftest import TINY, read_strictly, run_exp
 from tests.test_refused import everything
 
+pytestmark = pytest.mark.slow  # nothing here depends on the version of torch
+
 MODEL = """
 import os, shutil, signal
 from exp.models.timebridge import TimeBridge

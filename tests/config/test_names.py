@@ -39,6 +39,7 @@ PLACES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("override", PLACES)
 def test_code_that_nobody_has_chosen_is_refused_before_anything_runs(exp, override):
     (exp.folder / "evil.py").write_text(EVIL)
@@ -66,6 +67,7 @@ def test_a_file_cannot_name_plugins_for_the_user(exp):
     assert sorted(path.name for path in exp.folder.iterdir()) == ["conf", "evil.py"]
 
 
+@pytest.mark.slow
 def test_workers_refuse_what_no_text_shows(exp):
     (exp.folder / "evil.py").write_text(EVIL)
     for override, says in (

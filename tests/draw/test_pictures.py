@@ -14,6 +14,8 @@ from exp.draw.pictures import enlarged, png, shrunk, shrunk_labels, to_rgb
 from exp.draw.sheet import Tile, sheet, spread
 from exp.draw.text import fitted, text_width
 
+pytestmark = pytest.mark.slow  # nothing here depends on the version of torch
+
 PALETTE = [(60, 16, 152), (132, 41, 246), (110, 193, 228)]
 CLASSES = ["building", "land", "road"]
 

@@ -237,6 +237,7 @@ def test_a_simulated_card_removed(doctor):
     assert "local_rank 2 has no card: torch_gcu sees 2" in examined.text
 
 
+@pytest.mark.slow
 @needs_card
 def test_two_ranks_forced_on_one_simulated_card(doctor):
     # Rank 1 counts the cards from the other end: its second one is the first of rank 0, under another number.
@@ -255,6 +256,7 @@ def test_a_simulated_card_that_comes_late(doctor):
     assert f"hung in 'device': no end within {TIMEOUT_S} s" in examined.text
 
 
+@pytest.mark.slow
 @needs_card
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),

@@ -194,6 +194,7 @@ def test_mmrs1m_by_the_users_recipe(trained):
     assert refused.stderr.startswith("error: data.datasets: UCMerced is not in")
 
 
+@pytest.mark.slow
 def test_a_file_that_cannot_be_used_is_the_first_line(trained, tmp_path):
     root = tmp_path / "scenes"
     for name in ("Forest", "River"):
@@ -229,6 +230,7 @@ def test_weights_of_a_bare_backbone_give_features_but_predict_nothing(trained):
     assert "the weights were trained with data.channels=3, but it is 5 here" in done.stderr.splitlines()[0]
 
 
+@pytest.mark.slow
 def test_a_range_is_asked_for_and_stays_with_the_weights(trained, tmp_path):
     """16-bit scenes: the range is measured on the training images, and evaluation and prediction have it from there."""
     for name in ("Forest", "River"):

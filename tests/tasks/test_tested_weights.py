@@ -57,6 +57,7 @@ def test_a_resumed_run_that_finds_nothing_better_tests_the_other_runs_best(first
     assert (third["tested_step"], third["validation"]) == (1, before["validation"])
 
 
+@pytest.mark.slow
 def test_best_weights_that_are_lost_no_longer_count(first):
     best = first.path("first") / "checkpoints" / "best.pth"
     best.write_bytes(best.read_bytes()[:100])
@@ -75,6 +76,7 @@ def test_best_weights_that_are_lost_no_longer_count(first):
     assert first.result("eval")["checkpoint"].endswith("first/checkpoints/best.pth")
 
 
+@pytest.mark.slow
 def test_best_weights_of_another_attempt_do_not_count(first):
     """As after a crash between the best checkpoint and the training checkpoint of the same step."""
     folder = first.path("first") / "checkpoints"
@@ -86,6 +88,7 @@ def test_best_weights_of_another_attempt_do_not_count(first):
     assert named(first.result("second"))[:2] == ["checkpoints/best.pth", 2]
 
 
+@pytest.mark.slow
 def test_without_the_best_weights_the_last_are_tested_and_their_validation_is_reported(first):
     settings = [*DRIFTS, "checkpoint.keep_best=false"]
     result = first.train("last", *settings, "max_steps=3")
