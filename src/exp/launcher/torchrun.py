@@ -62,7 +62,7 @@ class TorchrunLauncher(Launcher):
         if report.exists():
             report.unlink()  # an earlier launch's; an agent that is killed leaves none
         job = secrets.token_hex(8)
-        with tempfile.TemporaryDirectory(prefix="exp-") as scratch, (folder.logs / f"{name}.log").open("ab") as log:
+        with tempfile.TemporaryDirectory(prefix="exp-") as scratch:
             order = self._order(folder, nproc, scratch, report)
             heartbeat.make_file(scratch, nproc)
             pulse = Pulse(folder, scratch, self.nnodes, self.timeout_s, self.step_timeout_s)
@@ -71,7 +71,7 @@ class TorchrunLauncher(Launcher):
             supervisor = _Supervisor(job, scratch, errors, notice, self.notice_signals, pulse)
             try:
                 with handle_signals(supervisor.on_signal):
-                    with held_back(self.notice_signals):
+                    with held_back(self.notice_signals), (folder.logs / f"{name}.log").open("ab") as log:
                         process = subprocess.Popen(
                             [sys.executable, "-m", "exp.launcher.agent", to_json(order)],
                             stdin=subprocess.DEVNULL,
