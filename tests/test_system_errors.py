@@ -106,6 +106,7 @@ def trained(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", [b"[1, 2]", b"\xff\xfe\x00"])
 @pytest.mark.parametrize("name", ["result.json", "config.yaml"])
 def test_a_record_that_holds_something_else(trained, name, content):

@@ -49,7 +49,8 @@ class Ours(Note, Model):
 """
 
 
-@pytest.mark.parametrize("model", ["Stock", pytest.param("Ours", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["Stock", "Ours"])
 def test_training_under_each_wrapper_and_evaluation_see_the_same(exp, model):
     (exp.folder / "mine.py").write_text(MINE)
     settings = [*TINY, f"model._target_=mine.{model}", "max_steps=1"]

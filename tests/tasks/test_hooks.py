@@ -121,7 +121,9 @@ def test_the_last_weights_are_tested_as_they_were_validated(mine):
     ("hook", "nproc"),
     [
         ("{type: EMAHook, momentum: 0.3}", 1),
-        pytest.param("{type: EMAHook, ema_type: StochasticWeightAverage, update_buffers: true}", 2),
+        pytest.param(
+            "{type: EMAHook, ema_type: StochasticWeightAverage, update_buffers: true}", 2, marks=pytest.mark.slow
+        ),
         pytest.param(
             "{type: EMAHook, ema_type: MomentumAnnealingEMA, begin_iter: 2, strict_load: true}",
             1,
@@ -147,7 +149,7 @@ def test_a_resumed_run_with_averaged_weights_is_the_uninterrupted_one(mine, hook
 @pytest.mark.parametrize(
     ("wrapper", "hooks", "more"),
     [
-        ("mmddp", "", []),
+        pytest.param("mmddp", "", [], marks=pytest.mark.slow),
         ("ddp", "", ["accumulate=2", "wrapper.broadcast_buffers=false"]),
         ("mmddp", "{type: EMAHook, momentum: 0.3}, {type: SyncBuffersHook}, ", []),
         pytest.param("mmddp", "{type: EMAHook}, ", SIMULATED, marks=[needs_card, pytest.mark.slow]),
@@ -201,6 +203,7 @@ def test_early_stopping_stops_and_a_resumed_run_goes_on_counting(mine):
     assert mine.train("halves", *settings, "resume=auto")["steps"] == 3
 
 
+@pytest.mark.slow
 def test_the_profiler_writes_into_the_run_folder(mine):
     mine.train("run", *NORMED, "hooks=[{type: ProfilerHook, by_epoch: false, profile_times: 2}]")
     assert "traceEvents" in json.loads((mine.path("run") / "profile.json").read_text())

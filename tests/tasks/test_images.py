@@ -77,7 +77,9 @@ def test_a_training_leaves_metrics_and_pictures(trained):
     }
 
 
-@pytest.mark.parametrize(("name", "settings"), [("scenes", SCENES), ("tiles", TILES)])
+@pytest.mark.parametrize(
+    ("name", "settings"), [pytest.param("scenes", SCENES, marks=pytest.mark.slow), ("tiles", TILES)]
+)
 @pytest.mark.parametrize(
     ("where", "same"),
     [
