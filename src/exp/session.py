@@ -173,9 +173,14 @@ class Session:
             self.folder.begin(self.config.overwrite)
             for action in self._when_started:
                 action()
+        self.forget()
         if self.pending:
             self.distributed.barrier()
         self.pending = False
+
+    def forget(self) -> None:
+        """Let go of what waits for the start: it holds the runner, and with it the wrapped model."""
+        self._when_started.clear()
 
     def close(self) -> None:
         """Take the process group down, after everything that holds a DDP reducer has been released.
@@ -234,6 +239,7 @@ def run(folder: RunFolder, info: RankInfo) -> None:
         session.begin()  # of a task that has not said so
     except BaseException as error:
         # The frames of the error hold the wrapped model; they must let go of it before the interpreter exits.
+        session.forget()
         _, _, tb = sys.exc_info()
         if info.world_size > 1:
             if not isinstance(error, Preempted):
