@@ -63,6 +63,9 @@ def go_on_guarded(folder: RunFolder, parent: int) -> bool:
 
     signal.signal(signal.SIGTERM, tell)
     name_process(f"exp-guard{os.environ['RANK']}")
+    # The dead worker keeps its number until it is fetched: told to end meanwhile, the guard hits nobody else.
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    signal.signal(signal.SIGTERM, lambda number, _frame: told.append(number))
     _, status = os.waitpid(pid, 0)
     code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
     scratch = os.environ[SCRATCH_VARIABLE]

@@ -1,0 +1,44 @@
+"""The guard of a worker, told to end at about the moment when its worker ends by itself."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from tests.conftest import clean_environment
+
+# Pairs of a guard and a worker, one after the other: the worker ends, and SIGTERM comes, within the same millisecond.
+PAIRS = """
+import os, random, signal, sys, time
+from exp.launcher.guard import go_on_guarded
+from exp.runfolder import RunFolder
+folder, ends = RunFolder(sys.argv[1]), set()
+os.environ.update(RANK="0", LOCAL_RANK="0", EXP_AGENT_PID=str(os.getpid()), EXP_SCRATCH=sys.argv[1])
+for _ in range(300):
+    parent, (reads, writes) = os.getpid(), os.pipe()
+    guard = os.fork()
+    if guard == 0:
+        if go_on_guarded(folder, parent):
+            os.write(writes, b"x")
+            time.sleep(0.001 * random.random())
+        os._exit(0)
+    os.read(reads, 1)
+    time.sleep(0.002 * random.random())
+    os.kill(guard, signal.SIGTERM)
+    ends.add(os.waitpid(guard, 0)[1])
+    os.close(reads), os.close(writes)
+print(sorted(ends))
+"""
+
+
+def test_the_end_of_a_worker_and_being_told_to_end_it_may_come_together(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", PAIRS, str(tmp_path)],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert done.stderr == ""
+    assert done.stdout.split() in (["[0,", "15]"], ["[0]"], ["[15]"])  # the worker's end, or SIGTERM: never an error
