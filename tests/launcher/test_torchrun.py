@@ -243,13 +243,12 @@ def listeners(pids) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("max_restarts", [pytest.param(0, marks=pytest.mark.slow), 1])
-def test_two_agents_on_one_machine_make_one_job(job, max_restarts):
+@pytest.mark.parametrize(("max_restarts", "body"), [(0, "late"), (1, "SIGKILL")])
+def test_two_agents_on_one_machine_make_one_job(job, max_restarts, body):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     settings = {"nproc": 1, "nnodes": 2, "rdzv_endpoint": f"127.0.0.1:{port}", "timeout_s": 60}
-    body = "SIGKILL" if max_restarts else ""
     jobs = [job(body, max_restarts=max_restarts, **settings) for _ in range(2)]
     outcomes = [each.outcome(timeout=90) for each in jobs]
     assert [outcome["exit_code"] for outcome in outcomes] == [0, 0], outcomes
@@ -258,6 +257,10 @@ def test_two_agents_on_one_machine_make_one_job(job, max_restarts):
     assert values == {f"joined-{max_restarts}-0": "1.0", f"joined-{max_restarts}-1": "1.0"}
     for each in jobs:
         each.assert_gone(0)
+    if body == "late":  # the agent that waits for the other has its heartbeats beside
+        logs = "".join(path.read_text() for path in (jobs[0].folder / "logs").glob("agent*.log"))
+        assert "keep-alive" not in logs
+        assert "exit barrier. Elapsed" not in logs, logs
 
 
 def test_a_node_that_never_comes_ends_the_run(job):

@@ -91,6 +91,8 @@ def _launch_config(order: dict[str, Any]) -> Any:
     """The agent's settings; torch 1.10 does not know all of them."""
     from torch.distributed.launcher.api import LaunchConfig
 
+    from exp.launcher.rendezvous import RENDEZVOUS
+
     single = order["nnodes"] == 1
     configs: dict[str, Any] = {"store_type": "file" if single else "tcp", "timeout": order["timeout_s"]}
     if not single:
@@ -102,7 +104,7 @@ def _launch_config(order: dict[str, Any]) -> Any:
         "max_nodes": order["nnodes"],
         "nproc_per_node": order["nproc"],
         "run_id": order["rdzv_id"],
-        "rdzv_backend": "c10d",
+        "rdzv_backend": RENDEZVOUS,
         "rdzv_endpoint": order["endpoint"],
         "rdzv_configs": configs,
         "max_restarts": order["max_restarts"],
