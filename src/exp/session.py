@@ -208,10 +208,10 @@ def _check_distinct(devices: list[dict[str, Any]]) -> None:
         )
 
 
-def _choose_code(plugins: Sequence[str]) -> None:
+def _choose_code(config: Any) -> None:
     from exp.engine.registries import choose_code  # MMEngine's, and so torch
 
-    choose_code(plugins)
+    choose_code(config)
 
 
 def run(folder: RunFolder, info: RankInfo) -> None:
@@ -233,7 +233,7 @@ def run(folder: RunFolder, info: RankInfo) -> None:
     session = Session(config, folder, info, backend)
     try:
         session.open()
-        _choose_code(config.plugins)
+        _choose_code(config)
         task = importlib.import_module(f"exp.tasks.{config.task.name}")
         result = task.run(session)
         session.begin()  # of a task that has not said so

@@ -72,7 +72,7 @@ def test_workers_refuse_what_no_text_shows(exp):
     (exp.folder / "evil.py").write_text(EVIL)
     for override, says in (
         ("model._target_=exp.cli.os.getcwd", "model._target_=os.getcwd"),
-        ("optim.type=evil", "optim.type=evil is not known"),  # a module, which a registry would import
+        ("optim.type=evil", "optim.type=evil is neither"),  # a module, which a registry would import
         ("optim.type=exp.config.targets.load_target", "optim"),
         ("hooks=[{type: exp.cli.os.system, command: touch executed}]", "hooks"),
     ):

@@ -23,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 from exp.config.walk import nodes
 from exp.errors import ConfigError
 
-__all__ = ["allow", "check_name", "check_names", "check_object", "check_path_part", "names_in"]
+__all__ = ["allow", "check_name", "check_names", "check_object", "check_path_part", "names_in", "refusal"]
 
 _OPEN = ("exp", "torch.nn", "torch.optim")
 _REGISTERED = ("mmengine", "mmcv")
@@ -74,7 +74,7 @@ def check_name(key: str, name: str) -> None:
     dunder = any(part.startswith("__") for part in name.split("."))
     if not dunder and (_within(name, (*_OPEN, *_REGISTERED, *_plugins)) or (is_target and _is_own(name))):
         return
-    raise _refusal(key, name, name.partition(".")[0])
+    raise refusal(key, name, name.partition(".")[0])
 
 
 def check_object(key: str, name: str, found: Any) -> None:
@@ -99,7 +99,7 @@ def check_object(key: str, name: str, found: Any) -> None:
     # The user's own module may hand on a class of an installed package, but nothing that Python itself can do.
     if key.endswith("_target_") and _is_own(name) and home and not _is_standard(home.partition(".")[0]):
         return
-    raise _refusal(key, f"{name} ({home}.{getattr(made, '__qualname__', made)})", home.partition(".")[0] or "...")
+    raise refusal(key, f"{name} ({home}.{getattr(made, '__qualname__', made)})", home.partition(".")[0] or "...")
 
 
 def check_path_part(key: str, value: Any) -> None:
@@ -207,7 +207,14 @@ def _is_registered(found: Any) -> bool:
     )
 
 
-def _refusal(key: str, name: str, top: str) -> ConfigError:
+def refusal(key: str, name: str, top: str) -> ConfigError:
+    """What is said of a name that the user has not chosen.
+
+    Args:
+        key: that has it.
+        name: as it stands there, or what it leads to.
+        top: the package that would have to be named.
+    """
     named = ",".join([*_plugins, top])
     return ConfigError(
         f"{key}={name} is neither of exp nor in a registry, and you have not named its package; if you trust it, add "

@@ -1,39 +1,48 @@
-"""MMEngine's registries resolve what is registered, what is exp's own, and what the user has named in ``plugins``.
+"""The user's packages, and what the names of a configuration lead to where MMEngine's registries look them up.
 
-On their own they import any dotted path, any module of a plain name that nobody has registered, and a module
-``<scope>.registry`` for a name before a dot.
+On their own these import any dotted path, and any module of a plain name that nobody has registered. So all names are
+looked at here, before MMEngine sees the first of them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from typing import Any, Sequence
 
-import mmengine.registry.registry as implementation
-from mmengine.registry import Registry
+from mmengine.registry import Registry, root
+from mmengine.utils import get_object_from_string
 
-from exp.config.names import allow, check_name, check_object
+from exp.config.names import allow, check_name, check_object, names_in, refusal
 from exp.config.targets import find_module
 from exp.errors import ConfigError, UnavailableError
 
 __all__ = ["choose_code"]
 
-_get = Registry.get
-_get_object = implementation.get_object_from_string
+_REGISTERING = ("mmengine.hooks", "mmengine.optim", "mmengine.model", "mmengine.visualization", "mmcv.transforms")
 
 
-def choose_code(plugins: Sequence[str]) -> None:
-    """Import the user's packages, and have registries resolve nothing else that is not registered.
+def choose_code(config: Any) -> None:
+    """Import the packages in ``plugins``, and refuse a configuration whose names lead to anything that is not chosen.
 
     Args:
-        plugins: modules and packages.
+        config: frozen, of OmegaConf.
 
     Raises:
-        ConfigError: there is no such module.
-        UnavailableError: it does not import.
+        ConfigError: there is no such package, or a name leads elsewhere; the key is named.
+        UnavailableError: a module does not import.
     """
-    Registry.get = _checked_get
-    implementation.get_object_from_string = _dotted_object
+    _import_plugins(config.plugins)
+    for key, name in names_in(config):
+        if key.endswith(("_target_", "_scope_")):
+            continue  # checked where it is loaded; of a scope its name says all
+        if "." in name:
+            _check_dotted(key, name)
+        elif find_module(name) is not None and not _is_registered(name):
+            raise refusal(key, name, name)  # it would be imported, to look for a class in it
+
+
+def _import_plugins(plugins: Sequence[str]) -> None:
     allow(plugins)
     for name in plugins:
         if find_module(name) is None:
@@ -46,16 +55,18 @@ def choose_code(plugins: Sequence[str]) -> None:
             ) from error
 
 
-def _checked_get(self: Registry, key: str) -> Any:
-    place = f"{self.name}: type"
-    if isinstance(key, str) and key not in self.module_dict:
-        check_name(place, key)
-    found = _get(self, key)
-    if isinstance(key, str) and "." in key and found is not None and found not in self.module_dict.values():
-        check_object(place, key, found)
-    return found
+def _check_dotted(key: str, name: str) -> None:
+    check_name(key, name)
+    try:
+        found = get_object_from_string(name)
+    except Exception as error:  # as above
+        raise UnavailableError(f"{key}={name} does not import ({type(error).__name__}: {error})") from error
+    if found is not None:  # or it is a registry's scope and name, or unknown, which is told where it is wanted
+        check_object(key, name, found)
 
 
-def _dotted_object(name: str) -> Any:
-    """MMEngine's, but no module for the name that is none of a registered class."""
-    return _get_object(name) if "." in name else None
+def _is_registered(name: str) -> bool:
+    for module in _REGISTERING:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
+    return any(name in each.module_dict for each in vars(root).values() if isinstance(each, Registry))
