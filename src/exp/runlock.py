@@ -23,6 +23,7 @@ from pathlib import Path
 
 from exp import console
 from exp.errors import ConfigError
+from exp.launcher.processes import stat_of
 
 __all__ = ["LOCK", "STALE_AFTER_S", "Holder", "RunLock", "holder_of", "is_running"]
 
@@ -342,8 +343,5 @@ def _machine() -> str:
 
 def _started(pid: int) -> int | None:
     """When a process began; None: there is none, or it has ended and waits for its parent to notice."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else int(fields[19])
+    fields = stat_of(pid)
+    return None if not fields or fields[0] in "ZX" else int(fields[19])

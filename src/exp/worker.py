@@ -8,7 +8,6 @@ import logging
 import os
 import signal
 import sys
-import time
 import traceback
 from pathlib import Path
 from typing import Any, Callable, NoReturn
@@ -16,7 +15,7 @@ from typing import Any, Callable, NoReturn
 from exp import heartbeat
 from exp.errors import EXIT_FAILED, EXIT_OK, ExpError, Preempted
 from exp.heartbeat import Stage
-from exp.launcher.base import SCRATCH_VARIABLE, RankInfo, this_host
+from exp.launcher.base import SCRATCH_VARIABLE, RankInfo, error_record
 from exp.launcher.failures import is_of_peer
 from exp.launcher.guard import go_on_guarded
 from exp.launcher.processes import AGENT_VARIABLE, keep_sockets_in, name_process, start_resource_tracker
@@ -137,18 +136,16 @@ def run_worker(
 def describe_error(error: BaseException, folder: RunFolder, info: RankInfo) -> dict[str, Any]:
     """What the launcher is to know of an error (:class:`exp.launcher.base.RankFailure`, less the log)."""
     ours = as_ours(error, folder.path)
-    return {
-        "rank": info.rank,
-        "local_rank": info.local_rank,
-        "host": this_host(),
-        "type": type(ours or error).__name__,
-        "message": str(ours or error) or "no message",
-        "exit_code": EXIT_FAILED if ours is None else ours.exit_code,
-        "time": time.time(),
-        "pid": os.getpid(),
-        "restart": info.restart_count,
-        "of_peer": is_of_peer(error),
-    }
+    return error_record(
+        info.rank,
+        info.local_rank,
+        os.getpid(),
+        type(ours or error).__name__,
+        str(ours or error) or "no message",
+        EXIT_FAILED if ours is None else ours.exit_code,
+        info.restart_count,
+        of_peer=is_of_peer(error),
+    )
 
 
 def _leave_word(path: Path, description: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import os
 import socket
+import time
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
@@ -29,6 +30,7 @@ __all__ = [
     "RankFailure",
     "RankInfo",
     "Watcher",
+    "error_record",
     "make_store",
     "this_host",
 ]
@@ -131,6 +133,34 @@ class RankFailure:
     def to_json(self) -> dict[str, Any]:
         """All fields."""
         return asdict(self)
+
+
+def error_record(
+    rank: int,
+    local_rank: int,
+    pid: int,
+    kind: str,
+    message: str,
+    exit_code: int,
+    restart: int = 0,
+    of_peer: bool = False,
+) -> dict[str, Any]:
+    """What an error file holds: a :class:`RankFailure` of this host and this moment, less the log.
+
+    Args:
+        rank: of the process that failed, as are ``local_rank`` and ``pid``.
+        local_rank: on its node.
+        pid: its process id.
+        kind: the class of the error.
+        message: what is wrong, in its first line.
+        exit_code: as a process has it: negative for a signal.
+        restart: the attempt that it belongs to.
+        of_peer: it lost another rank, which is the cause.
+    """
+    return {
+        "rank": rank, "local_rank": local_rank, "host": this_host(), "type": kind, "message": message,
+        "exit_code": exit_code, "time": time.time(), "pid": pid, "restart": restart, "of_peer": of_peer,
+    }  # fmt: skip
 
 
 @dataclass

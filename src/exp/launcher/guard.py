@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from exp import heartbeat
 from exp.errors import EXIT_FAILED
 from exp.heartbeat import Stage
-from exp.launcher.base import SCRATCH_VARIABLE, this_host
+from exp.launcher.base import SCRATCH_VARIABLE, error_record
 from exp.launcher.failures import describe_end
 from exp.launcher.processes import AGENT_VARIABLE, die_with_parent, is_alive, name_process
 from exp.runfolder import read_json, write_json
@@ -110,18 +109,5 @@ def leave_word(
         step = next((beat.step for beat in beats if beat.pid == pid), 0)
         code = EXIT_FAILED
         kind, message = "EndedEarly", f"exited with code 0 before its time, in step {step}, while other ranks went on"
-    write_json(
-        path,
-        {
-            "rank": rank,
-            "local_rank": local_rank,
-            "host": this_host(),
-            "type": kind,
-            "message": message,
-            "exit_code": code,
-            "time": time.time(),
-            "pid": pid,
-            "restart": int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)),
-            "of_peer": told,
-        },
-    )
+    restart = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+    write_json(path, error_record(rank, local_rank, pid, kind, message, code, restart, of_peer=told))

@@ -26,6 +26,7 @@ __all__ = [
     "name_process",
     "signal_name",
     "start_resource_tracker",
+    "stat_of",
 ]
 
 JOB_VARIABLE = "EXP_JOB"
@@ -88,12 +89,21 @@ def start_resource_tracker() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def stat_of(pid: int) -> list[str]:
+    """Fields of proc_pid_stat(5) from the third on: the state (``R``, ``S``, ``D``, ``T``, ``Z``), the parent, ...
+
+    Returns:
+        Empty if there is no such process.
+    """
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
 def is_alive(pid: int) -> bool:
     """Whether a process runs; one that has ended, and waits for its parent to notice, does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    return stat_of(pid)[:1] not in ([], ["Z"])
 
 
 def job_processes(job: str) -> list[int]:
@@ -126,7 +136,7 @@ def kill_job(job: str, patience_s: float = 3.0) -> list[int]:
     while left:
         late = time.monotonic() > deadline
         trackers = [] if late else [pid for pid in left if _is_tracker(pid)]
-        if len(trackers) == len(left) and all(_parent_of(pid) == os.getpid() for pid in trackers):
+        if len(trackers) == len(left) and all(stat_of(pid)[1:2] == [str(os.getpid())] for pid in trackers):
             return []
         for pid in left:
             if pid not in trackers:
@@ -144,13 +154,6 @@ def _is_tracker(pid: int) -> bool:
         return b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
-
-
-def _parent_of(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
 
 
 def keep_sockets_in(scratch: str) -> bool:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from exp import heartbeat
 from exp.errors import EXIT_FAILED
 from exp.heartbeat import Beat, Stage
-from exp.launcher.base import this_host
+from exp.launcher.base import error_record, this_host
+from exp.launcher.processes import stat_of
 from exp.runfolder import read_json, write_json
 
 if TYPE_CHECKING:
@@ -117,16 +118,7 @@ class Pulse:
             return None  # its own node names it
         write_json(
             self.folder.error_file(first["rank"]),
-            {
-                "rank": first["rank"],
-                "local_rank": first["local_rank"],
-                "host": this_host(),
-                "type": "RankHung",
-                "message": first["message"],
-                "exit_code": EXIT_FAILED,
-                "time": time.time(),
-                "pid": first["pid"],
-            },
+            error_record(first["rank"], first["local_rank"], first["pid"], "RankHung", first["message"], EXIT_FAILED),
         )
         self._still = []
         with contextlib.suppress(FileNotFoundError):
@@ -178,11 +170,8 @@ def _write_down(folder: RunFolder, about: dict[str, Any]) -> None:
 
 
 def _state(pid: int) -> str:
-    """``R``, ``S``, ``D``, ``T`` (stopped), ... as in proc(5); empty: gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
-    except OSError:
-        return ""
+    """``R``, ``S``, ``D``, ``T`` (stopped), ...; empty: gone."""
+    return "".join(stat_of(pid)[:1])
 
 
 def _traced(pid: int) -> bool:
