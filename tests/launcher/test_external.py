@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import socket
@@ -14,6 +15,7 @@ import pytest
 
 from exp.errors import ConfigError
 from exp.launcher.place import Place, given_group
+from exp.launcher.processes import stat_of
 from tests.conftest import TINY, clean_environment
 
 TORCH = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
@@ -152,6 +154,20 @@ def test_notice_to_one_saves_on_all_and_a_killed_rank_is_named(group, exp):
     assert first.returncode == 1
     assert errors.startswith("error: rank 1 (local_rank 1, node 0) failed: RankLost: gone without a word"), errors
     assert exp.result("run")["error"]["rank"] == 1
+
+
+@pytest.mark.slow
+def test_the_rank_that_hangs_is_named(group, exp):
+    processes = group(*LONG, "launcher.step_timeout_s=5")
+    wait_for(has_steps(exp.path("run")), processes)
+    everybody = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+    mine = [pid for pid in everybody if stat_of(pid)[1:2] == [str(processes[1].pid)]]
+    assert len(mine) == 1
+    os.kill(mine[0], signal.SIGSTOP)
+    said = [process.communicate(timeout=280) for process in processes]
+    assert [process.returncode for process in processes] == [1, 1], said
+    assert re.match(r"error: rank 1 \(local_rank 1, .*\) failed: RankHung: .*it is stopped \(SIGSTOP\)", said[0][1])
+    assert list((exp.path("run") / "logs").glob("stuck-*")) == []
 
 
 @pytest.mark.slow

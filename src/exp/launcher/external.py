@@ -6,6 +6,7 @@ of the others learn over the store at MASTER_ADDR:MASTER_PORT which folder it is
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import secrets
@@ -29,6 +30,7 @@ from exp.launcher.failures import collect_failures, exit_code_of, tail_of
 from exp.launcher.guard import ended_early, leave_word
 from exp.launcher.place import Place, local_rank_of
 from exp.launcher.processes import JOB_VARIABLE, handle_signals, kill_job, signal_name
+from exp.launcher.pulse import Pulse
 from exp.preemption import PREEMPT_SIGNAL, Notice, held_back, preempted_at
 from exp.runfolder import RunFolder, read_json, to_json
 
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["ExternalLauncher", "be_quiet", "is_chosen", "take_place"]
 
 _TARGET = "exp.launcher.external.ExternalLauncher"
+_JOINED = "joined.json"
 _NOTICE = (PREEMPT_SIGNAL, signal.SIGTERM)
 _ERROR_PATIENCE_S = 6.0
 _WORD_PATIENCE_S = 5.0
@@ -140,7 +143,7 @@ class ExternalLauncher(Launcher):
                 SCRATCH_VARIABLE: scratch,
             }
             heartbeat.make_file(scratch, place.local_world_size)
-            worker = _Worker(Notice(scratch) if saves else None, folder if self.leads else None, job)
+            worker = _Worker(self, Notice(scratch) if saves else None, folder if self.leads else None, job, scratch)
             early = Path(scratch, "early.log")
             try:
                 with handle_signals(worker.on_signal):
@@ -156,10 +159,11 @@ class ExternalLauncher(Launcher):
                     # From here on all is said and done but for the telling: what was to end it comes too late.
                     signal.signal(signal.SIGTERM, signal.SIG_IGN)
             finally:
+                worker.close()
                 kill_job(job)
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             preempted = preempted_at(scratch)
-            joined = read_json(Path(scratch, "joined.json")) or {}
+            joined = read_json(Path(scratch, _JOINED)) or {}
             refused = joined.get("refused")
             if refused is not None:
                 if self.leads:
@@ -213,15 +217,22 @@ class ExternalLauncher(Launcher):
 
 
 class _Worker:
-    """Waits for the worker, and hands notice on to it.
+    """Waits for the worker, hands notice on to it, and ends it when it hangs.
 
     Args:
+        launcher: knows its place, and how long it may stand still.
         notice: for the worker; None: it has nothing to save.
         folder: where errors of other ranks end this one, which may wait for them for ever; None: nowhere.
         job: what marks its processes.
+        scratch: its private folder.
     """
 
-    def __init__(self, notice: Notice | None, folder: RunFolder | None, job: str) -> None:
+    def __init__(
+        self, launcher: ExternalLauncher, notice: Notice | None, folder: RunFolder | None, job: str, scratch: str
+    ) -> None:
+        self.launcher = launcher
+        self.scratch = scratch
+        self.pulse: Pulse | None = None
         self.notice = notice
         self.folder = folder
         self.job = job
@@ -235,12 +246,33 @@ class _Worker:
             try:
                 return process.wait(timeout=0.2)
             except subprocess.TimeoutExpired:
+                if not self.told and self.received is None:
+                    self._end_what_hangs()
                 failed = self.folder is not None and any(self.folder.logs.glob("rank*.error.json"))
                 if failed and self._deadline is None:
                     self._deadline = time.monotonic() + _ERROR_PATIENCE_S
                 if self._deadline is not None and time.monotonic() > self._deadline:
                     self.told.append(signal.SIGKILL)
                     kill_job(self.job)
+
+    def _end_what_hangs(self) -> None:
+        """Kill the worker where it is the one that holds up the others: each process knows its own worker's beats."""
+        if self.pulse is None:
+            joined = read_json(Path(self.scratch, _JOINED)) or {}
+            if "folder" not in joined:
+                return
+            at, of = self.launcher.place, self.launcher
+            folder = RunFolder(joined["folder"])
+            self.pulse = Pulse(folder, self.scratch, at.world_size, of.timeout_s, of.step_timeout_s, at.local_rank)
+        hung = self.pulse.look()
+        if hung is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(hung, signal.SIGKILL)
+
+    def close(self) -> None:
+        """The worker has ended."""
+        if self.pulse is not None:
+            self.pulse.close()
 
     def on_signal(self, number: int, frame: object) -> None:
         """Notice is passed on, however often it comes: those outside give it again when the first rank has ended."""

@@ -35,26 +35,34 @@ _NAMES = {
 
 
 class Pulse:
-    """Watches the workers of one node.
+    """Watches the workers of one node, or one of them.
 
     What is not seen does not count: a laptop asleep or a suspended job stand still, too, and so does this process then.
 
     Args:
         folder: the run folder; several nodes agree there on whom to name.
         scratch: where the workers leave their beats.
-        nnodes: nodes of the job.
+        nnodes: nodes of the job; where each process watches its own worker only, how many these are.
         timeout_s: of collectives: longest for anything.
         step_timeout_s: longest for what belongs to a step; None: from the slowest so far; 0: never ends a run.
+        local_rank: of the only worker to watch; None: all.
     """
 
     def __init__(
-        self, folder: RunFolder, scratch: str, nnodes: int, timeout_s: float, step_timeout_s: float | None
+        self,
+        folder: RunFolder,
+        scratch: str,
+        nnodes: int,
+        timeout_s: float,
+        step_timeout_s: float | None,
+        local_rank: int | None = None,
     ) -> None:
         self.folder = folder
         self.scratch = scratch
         self.nnodes = nnodes
         self.timeout_s = timeout_s
         self.step_timeout_s = step_timeout_s
+        self._watched = slice(None) if local_rank is None else slice(local_rank, local_rank + 1)
         self._still: list[tuple[Beat, float]] = []
         self._slowest = 0.0
         self._looked = time.monotonic()
@@ -66,7 +74,7 @@ class Pulse:
         """Called a few times a second; names the rank that hangs (its error file) and returns its process's id."""
         now = time.monotonic()
         passed, self._looked = min(now - self._looked, 1.0), now
-        beats = heartbeat.read(self.scratch)
+        beats = heartbeat.read(self.scratch)[self._watched]
         if self.step_timeout_s == 0 or not beats or any(beat.pid == 0 for beat in beats):
             return None
         before = self._still if len(self._still) == len(beats) else [(beat, 0.0) for beat in beats]
