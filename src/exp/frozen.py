@@ -21,6 +21,7 @@ from exp.config.dictionaries import replace_given
 from exp.config.names import allow, check_names
 from exp.config.text import to_yaml
 from exp.config.validate import refuse_device_arguments, validate
+from exp.config.walk import plain
 from exp.errors import ConfigError, RunError
 from exp.footprint import Footprint, missing_folders, remove_empty
 from exp.runfolder import RunFolder
@@ -77,7 +78,7 @@ class FrozenRun:
         self.footprint = Footprint(folder, missing)
         contents = {
             folder.config.name: to_yaml(self.config).encode(),
-            folder.overrides.name: OmegaConf.to_yaml(OmegaConf.create(self.overrides)).encode(),
+            folder.overrides.name: to_yaml(self.overrides).encode(),
         }
         if self.reference is not None:
             contents[folder.reference.name] = to_yaml(self.reference).encode()
@@ -180,6 +181,7 @@ def prepare(config: DictConfig, overrides: list[str]) -> DictConfig:
     refuse_device_arguments(config)
     config = schema.typed(config)  # checks what +KEY=VALUE added, too
     replace_given(config, overrides)
+    _note_choices(config)
     return config
 
 
@@ -221,14 +223,8 @@ def _as_trained(config: DictConfig, overrides: list[str]) -> DictConfig:
 
 def _take_note(config: DictConfig, overrides: list[str]) -> None:
     """Fill in ``config.record``."""
-    record, choices = config.record, HydraConfig.get().runtime.choices
-    chosen = {group: choice for group, choice in choices.items() if group in (*config, "experiment")}
-    record.chosen = {
-        **record.chosen,
-        **{group: choice for group, choice in chosen.items() if choice != trained.OF_RUN},
-        "backend": config.backend.name,
-    }
-    record.follows = trained.follows(config)
+    record = config.record
+    _note_choices(config)
     folder = trained.run_folder_of(config.init_from) if config.task.name in schema.WITH_WEIGHTS else None
     if folder is not None:
         record.trained_in = str(folder)
@@ -243,6 +239,20 @@ def _take_note(config: DictConfig, overrides: list[str]) -> None:
             else:
                 left_out = ("data.root", "seed", "precision")
                 record.published_differs = trained.different(config, shipped, "there", left_out)
+
+
+def _note_choices(config: DictConfig) -> None:
+    """Fill in what was chosen, and which keys follow others."""
+    record, groups = config.record, {"experiment", *list(config)}
+    choices = plain(HydraConfig.get().runtime.choices)
+    chosen = {group: choice for group, choice in choices.items() if group in groups and choice != trained.OF_RUN}
+    noted = {
+        "chosen": {**plain(record.chosen), **chosen, "backend": config.backend.name},
+        "follows": trained.follows(config),
+    }
+    for key, value in noted.items():
+        if plain(record[key]) != value:  # new nodes take their time, and jobs of a sweep have the same here
+            record[key] = value
 
 
 @functools.lru_cache(maxsize=None)

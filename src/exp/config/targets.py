@@ -131,14 +131,14 @@ def check_target(key: str, target: str) -> None:
 
 def find_module(name: str) -> importlib.machinery.ModuleSpec | None:
     """The spec of a module, found without importing the packages above it, as ``importlib.util.find_spec`` would."""
-    first, *others = name.split(".")
-    spec = _spec(first, None)
-    for part in others:
-        if spec is None:
-            return None
-        first = f"{first}.{part}"
-        spec = _find_below(first, spec)
-    return spec
+    above, _, _ = name.rpartition(".")
+    loaded = getattr(sys.modules.get(name), "__spec__", None)
+    if loaded is not None:
+        return loaded
+    if not above:
+        return _spec(name, None)
+    package = find_module(above)
+    return None if package is None else _find_below(name, package)
 
 
 def _find_below(name: str, package: importlib.machinery.ModuleSpec) -> importlib.machinery.ModuleSpec | None:

@@ -4,25 +4,40 @@ from __future__ import annotations
 
 import functools
 import pickle
+import re
 from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from exp.config.walk import plain
+
 __all__ = ["to_yaml"]
+
+_UNQUOTED = re.compile(r"[A-Za-z_/][\w./=-]*[/=][\w./=-]*", re.ASCII)
+"""Paths and overrides that YAML cannot take for anything else, nor break: what is new in each job of a sweep."""
 
 
 def to_yaml(config: Any) -> str:
-    """The text of ``OmegaConf.to_yaml(config, resolve=True)``: that of its root keys, one below the other.
+    """The text of ``OmegaConf.to_yaml(config, resolve=True)``: that of its members, one below the other.
 
     Args:
-        config: a dictionary of OmegaConf.
+        config: a dictionary of OmegaConf, or a list of strings.
     """
-    plain: Any = OmegaConf.to_container(config, resolve=True)
     try:
-        return "".join(_block(pickle.dumps({key: value})) for key, value in plain.items())
-    except OmegaConfBaseException:  # a string that only looks like an interpolation
+        if isinstance(config, list):
+            parts = [_part([item], [0], item) for item in config]
+        else:
+            parts = [_part({key: value}, {key: 0}, value) for key, value in plain(config).items()]
+        return "".join(parts) or OmegaConf.to_yaml(config)
+    except OmegaConfBaseException:  # a string that only looks like an interpolation; or one that leads nowhere
         return OmegaConf.to_yaml(config, resolve=True)
+
+
+def _part(member: Any, like: Any, value: Any) -> str:
+    if type(value) is int or (type(value) is str and _UNQUOTED.fullmatch(value)):
+        return f"{_block(pickle.dumps(like))[:-2]}{value}\n"  # in the place of 0
+    return _block(pickle.dumps(member))
 
 
 @functools.lru_cache(maxsize=256)

@@ -16,11 +16,12 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Transformer
 from hydra.errors import HydraException
-from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryValue, OmegaConfBaseException
 
 from exp.config.dictionaries import opened
 from exp.config.schema import WITH_WEIGHTS, structure_of
+from exp.config.walk import REFERENCE, nodes
 from exp.errors import ConfigError
 from exp.runfolder import RunFolder
 
@@ -33,7 +34,6 @@ _GROUPS = ("data", "model")
 _WITH_THEM = ("name", "seed", "precision", "published", "published_source", "published_for")
 NEUTRAL = re.compile(r"^(data\.(num_workers|eval_batch_size|cache_megabytes)|model\.activation_checkpointing)$")
 """Keys that say how fast something is computed, not what."""
-_REFERENCE = re.compile(r"^\$\{([A-Za-z_][\w.]*)\}$")
 
 
 def run_folder_of(weights: str | None) -> Path | None:
@@ -144,22 +144,14 @@ def follows(config: DictConfig) -> dict[str, str]:
     Args:
         config: composed, not resolved.
     """
-    return {key: target for group in _GROUPS for key, target in _references(config[group], group)}
-
-
-def _references(node: Any, prefix: str) -> Iterator[tuple[str, str]]:
-    if not OmegaConf.is_config(node) or node._is_none() or node._is_missing():
-        return
-    keys: Any = range(len(node)) if isinstance(node, ListConfig) else list(node)
-    for key in keys:
-        name = f"{prefix}[{key}]" if isinstance(node, ListConfig) else f"{prefix}.{key}"
-        child = node._get_node(key)
-        if OmegaConf.is_interpolation(node, key):
-            match = _REFERENCE.match(str(child._value()))
-            if match:
-                yield name, match.group(1)
-        else:
-            yield from _references(child, name)
+    found = {}
+    for group in _GROUPS:
+        for key, _, _, node in nodes(config[group], group):
+            value = node._value()
+            match = REFERENCE.fullmatch(value) if isinstance(value, str) else None
+            if match is not None:
+                found[key] = match.group(1)
+    return found
 
 
 def different(config: Any, other: Any, names: str, leave_out: Sequence[str] = ()) -> list[str]:

@@ -7,7 +7,7 @@ import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Sequence
 
-from omegaconf import OmegaConf
+from omegaconf import MISSING, OmegaConf
 
 from exp.backend import PRECISIONS
 from exp.config.batch import derive_batch_sizes
@@ -138,7 +138,8 @@ def _check_launcher(config: Any) -> None:
 
 
 def _check_targets(config: Any) -> None:
-    for name in () if runs_elsewhere(config) else config.plugins:
+    elsewhere = runs_elsewhere(config)
+    for name in () if elsewhere else config.plugins:
         if find_module(name) is None:
             raise ConfigError(f"plugins: there is no module {name}; is its folder on PYTHONPATH?")
     for part in ("data", "model"):
@@ -146,16 +147,16 @@ def _check_targets(config: Any) -> None:
         if not target:
             raise ConfigError(f"{part}._target_ must be set: the path of a class")
         # The nodes of a cluster may have other folders on their path (launcher.setup).
-        if target.startswith("exp.") or not runs_elsewhere(config):
+        if target.startswith("exp.") or not elsewhere:
             check_target(f"{part}._target_", target)
 
 
 def _check_missing(config: Any) -> None:
+    missing = sorted(key for key, _, _, child in nodes(config) if child._value() == MISSING)
     # The data's first: the model's values refer to them.
-    for prefix, node in (("data", config.data), ("", config)):
-        missing = sorted(key for key, _, _, child in nodes(node, prefix) if child._is_missing())
-        if missing:
-            raise ConfigError(f"{', '.join(missing)} must be set; give {' '.join(f'{key}=...' for key in missing)}")
+    missing = [key for key in missing if key.startswith("data.")] or missing
+    if missing:
+        raise ConfigError(f"{', '.join(missing)} must be set; give {' '.join(f'{key}=...' for key in missing)}")
 
 
 def _check_values(config: Any) -> None:
@@ -209,7 +210,8 @@ def _check_processes(config: Any, backend: Backend) -> None:
 
 def runs_elsewhere(config: Any) -> bool:
     """Whether the run's hardware is not that of this machine, but of a cluster's nodes."""
-    return bool(config.launcher.get("cluster") == "slurm")
+    # Asked for a key that a schema has not, OmegaConf composes an error message, even for `in` and `get`.
+    return "cluster" in list(config.launcher) and bool(config.launcher.cluster == "slurm")
 
 
 def _check_wrapper(config: Any) -> None:

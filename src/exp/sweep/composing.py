@@ -7,6 +7,7 @@ else (adds or deletes keys, sets lists, dictionaries or interpolations, has valu
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
 from dataclasses import dataclass
@@ -55,7 +56,7 @@ class Composer:
         self._parsed: dict[str, Override] = {}
         self._groups: dict[str, bool] = {}
         self._shapes: dict[Any, _Shape] = {}
-        self._shown: _Shape | None = None
+        self._shown: Any = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -84,29 +85,34 @@ class Composer:
             HydraException: as Hydra composes it.
             ExpError: as :func:`exp.frozen.prepare`.
         """
+        shape = self._shapes.get(self._key(overrides))
+        if shape is not None and shape.prepared is not None:
+            config = pickle.loads(shape.prepared)  # noqa: S301 - of a line below
+            # What does not fit is composed by Hydra, as if it were alone: that says what is wrong.
+            with contextlib.suppress(OmegaConfBaseException):
+                self._set_values(config, overrides)
+                self._show(shape.composed)
+                return config
         composed, shape = self._compose(master_config, overrides)
-        task_overrides = self.task_overrides(overrides)
-        if shape is None or shape.prepared is None:
-            with open_dict(composed):
-                composed.hydra.job.id, composed.hydra.job.num = str(number), number
+        with open_dict(composed):
+            composed.hydra.job.id, composed.hydra.job.num = str(number), number
+        self._shown = None
+        self._show(composed)
+        config = copy.deepcopy(composed)
+        with read_write(config), open_dict(config):
+            del config["hydra"]
+        prepared = prepare(config, self.task_overrides(overrides))
+        if shape is not None and not shape.by_hydra and shape.prepared is None:
+            values = (str(node._value()) for _, _, _, node in nodes(prepared) if not _has_members(node))
+            shape.by_hydra = any("${hydra:" in value for value in values)
+            shape.prepared = None if shape.by_hydra else pickle.dumps(prepared)
+        return prepared
+
+    def _show(self, composed: Any) -> None:
+        """Let :class:`HydraConfig` have the choices in the config groups."""
+        if composed is not self._shown:
             HydraConfig.instance().set_config(composed)
-            self._shown = shape
-            config = copy.deepcopy(composed)
-            with read_write(config), open_dict(config):
-                del config["hydra"]
-            prepared = prepare(config, task_overrides)
-            if shape is None or shape.by_hydra:
-                return prepared
-            if any("${hydra:" in str(node._value()) for _, _, _, node in nodes(prepared) if not _has_members(node)):
-                shape.by_hydra = True
-                return prepared
-            shape.prepared = pickle.dumps(prepared)
-        if shape is not self._shown:
-            HydraConfig.instance().set_config(composed)  # for the choices in the config groups
-            self._shown = shape
-        config = pickle.loads(shape.prepared)  # noqa: S301 - of the line above
-        self._set_values(config, overrides)
-        return config
+            self._shown = composed
 
     def task_overrides(self, overrides: Sequence[str]) -> list[str]:
         """Those that are not Hydra's own."""
@@ -131,7 +137,7 @@ class Composer:
         self._shapes[key] = _Shape(composed)
         return composed, self._shapes[key]
 
-    def _key(self, overrides: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    def _key(self, overrides: Sequence[str]) -> Any:
         """What is the same in all jobs of a shape: the overrides that decide on it, and the keys of the plain ones."""
         deciding, plain = [], []
         for text in overrides:

@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from exp.config.schema import load
+from exp.config.walk import plain
 from exp.runfolder import RunFolder, read_result, to_json
 
 if TYPE_CHECKING:
@@ -33,8 +34,8 @@ class Finished:
 
 def identity(config: Any) -> str:
     """A digest of a configuration, less the keys that do not change what a run computes."""
-    plain: Any = OmegaConf.to_container(config, resolve=True) if OmegaConf.is_config(config) else dict(config)
-    kept = {key: value for key, value in plain.items() if key not in _ELSEWHERE}
+    values = plain(config) if OmegaConf.is_config(config) else dict(config)
+    kept = {key: value for key, value in values.items() if key not in _ELSEWHERE}
     return hashlib.sha256(to_json(kept, sort_keys=True, default=str).encode()).hexdigest()
 
 
