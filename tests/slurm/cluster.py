@@ -46,6 +46,7 @@ SlurmctldParameters={parameters}
 KillWait=5
 ReturnToService=2
 FirstJobId={first_job}
+MaxArraySize=4
 PartitionName=main Nodes=ALL Default=YES PriorityTier=1 GraceTime=20
 PartitionName=urgent Nodes=ALL PriorityTier=10
 PartitionName=small Nodes=ALL MaxNodes=1 MaxTime=10

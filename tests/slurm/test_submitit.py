@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
+import re
 import signal
 import time
 
@@ -283,6 +285,27 @@ def test_a_sweep_is_one_array_and_a_failed_job_does_not_end_it(submit, cluster, 
     assert said.count("Invalid learning rate: -1.0") >= 2
     assert (tmp_path / "run" / "report.html").is_file()
     assert len((tmp_path / "run" / "sweep.csv").read_text().splitlines()) == 5
+
+
+@pytest.mark.slow
+def test_a_sweep_that_this_slurm_takes_in_two_arrays_only(submit, cluster, tmp_path):
+    """It takes four jobs in one; of six, each has its own result, and those that fail end no others."""
+    code, said = submit("seed=1,2,3", "optim.lr=0.001,-1", "launcher.array_parallelism=4", sweep=True).end()
+    assert code == 1, said
+    arrays = re.findall(r"submitted job array (\d+) of (\d) jobs", said)
+    assert [int(jobs) for _, jobs in arrays] == [4, 2], said
+    assert len({array for array, _ in arrays}) == 2
+    folder = tmp_path / "run"
+    scripts = sorted(path.read_text() for path in folder.glob("slurm/*_submission.sh"))
+    assert ["--array=0-3%2" in script or "--array=0-1%2" in script for script in scripts] == [True] * 2
+    results = [json.loads((folder / str(job) / "result.json").read_text()) for job in range(6)]
+    assert [result["status"] for result in results] == ["completed", "failed"] * 3
+    assert len({result["metric"] for result in results[::2]}) == 3, "of three seeds"
+    with (folder / "sweep.csv").open(newline="") as file:
+        seeds = {row["run"]: row["seed"] for row in csv.DictReader(file)}
+    assert seeds == {str(job): str(1 + job // 2) for job in range(6)}
+    assert "3 completed, 3 failed" in said
+    assert cluster.jobs() == []
 
 
 @pytest.mark.slow
