@@ -117,3 +117,30 @@ def test_the_values_that_a_metric_is_of_are_told(make_run, tmp_path):
     runs = find_runs([tmp_path])
     assert "mse: standardised" in "\n".join(printed(runs))
     assert "mse (standardised)" in results_table(runs, "mse", {run: n for n, run in enumerate(runs)})
+
+
+def some_runs(tmp_path, completed: int, failed: int) -> list:
+    from exp.compare.run import Run
+
+    runs = []
+    for number in range(completed + failed):
+        result = {"status": "completed", "metric_name": "mse", "metric": (number * 7 % completed) / 1000, "wall_s": 1.0}
+        if number >= completed:
+            result = {"status": "failed", "error": {"rank": None, "type": "RunError", "message": f"of {number}"}}
+        place = tmp_path / str(number)
+        runs.append(Run(place, str(number), {"seed": number, "output_dir": str(place)}, [f"seed={number}"], result))
+    return runs
+
+
+def test_of_many_runs_the_best_and_those_that_failed(tmp_path):
+    runs = some_runs(tmp_path, completed=61, failed=12)
+    lines = printed(runs)
+    best = sorted(runs[:61], key=lambda run: run.metric)[:15]
+    rows = [line.replace("*", "").split() for line in lines[2:]]
+    assert [row[0] for row in rows[:15]] == [run.name for run in best]
+    assert [row[0] for row in rows[15:25]] == [run.name for run in runs[61:71]]
+    assert "failed: RunError: of 61" in lines[17]
+    assert [line.strip() for line in lines[27:]] == ["46 more completed, 2 more failed", "all 73 runs: sweep.csv"]
+    assert sum("*" in line for line in lines) == 1
+    few = printed(some_runs(tmp_path, completed=36, failed=4))
+    assert len(few) == 2 + 40, "all of them"

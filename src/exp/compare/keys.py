@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import TYPE_CHECKING, Any, Hashable, Sequence
 
 if TYPE_CHECKING:
     from exp.compare.run import Run
@@ -146,7 +146,7 @@ def _follows(values: list[Any], kept: dict[str, list[Any]], causes: Sequence[str
     """Whether one of the causes that are kept determines the values: equal causes, equal values."""
     for cause in causes:
         if cause in kept:
-            pairs = {(_text(one), _text(value)) for one, value in zip(kept[cause], values)}
+            pairs = {(_meaning(one), _meaning(value)) for one, value in zip(kept[cause], values)}
             if len(pairs) == len({one for one, _ in pairs}):
                 return True
     return False
@@ -154,11 +154,11 @@ def _follows(values: list[Any], kept: dict[str, list[Any]], causes: Sequence[str
 
 def _repeats(values: list[Any], columns: Sequence[list[Any]]) -> bool:
     """Whether all that differs in the values is the same as in other columns, as where the configuration refers."""
-    texts = {tuple(map(_text, each)) for each in columns}
+    known = {tuple(map(_meaning, each)) for each in columns}
     parts = [_parts(value) for value in values]
     for place in dict.fromkeys(place for each in parts for place in each):
-        found = tuple(_text(each.get(place)) for each in parts)
-        if len(set(found)) > 1 and found not in texts:
+        found = tuple(_meaning(each.get(place)) for each in parts)
+        if len(set(found)) > 1 and found not in known:
             return False
     return True
 
@@ -172,11 +172,14 @@ def _parts(value: Any, place: str = "") -> dict[str, Any]:
 
 
 def _differ(values: Sequence[Any]) -> bool:
-    return len({_text(value) for value in values}) > 1
+    first = _meaning(values[0]) if values else None
+    return any(_meaning(value) != first for value in values)
 
 
-def _text(value: Any) -> str:
+def _meaning(value: Any) -> Hashable:
     """Equal for values that mean the same: 1 and 1.0, but not 1 and true."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        value = float(value) if abs(value) < 2**53 else value
-    return json.dumps(value, sort_keys=True, default=str)
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and value == value:  # no nan
+        return value
+    return type(value), json.dumps(value, sort_keys=True, default=str)

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 __all__ = ["as_rich_table", "number_text", "ranks", "units_of", "write_table"]
 
 _WIDTH = 100  # characters of a terminal
+_ALL = 40  # runs: of more, a terminal gets the best and those that failed
+_BEST = 15
+_OTHERS = 10
 _LAST = ("steps", "wall_s", "samples_per_second")
 
 
@@ -46,7 +49,8 @@ def as_rich_table(runs: Sequence[Run], keys: Sequence[str] | None = None) -> Tab
     """The same for a terminal of 100 columns, with what matters most.
 
     Args:
-        runs: any number; the best of each metric is marked with a star.
+        runs: any number; the best of each metric is marked with a star. Of many, those of the middle are left out, and
+            the caption says how many.
         keys: of the configuration, to be shown; None: those that differ. Those that find no room are left out from the
             last, and the caption names them.
     """
@@ -54,7 +58,7 @@ def as_rich_table(runs: Sequence[Run], keys: Sequence[str] | None = None) -> Tab
     from rich.table import Table
     from rich.text import Text
 
-    order, rank = ranked(runs), ranks(runs)
+    order, rank = _telling(runs), ranks(runs)
     keys = differing(runs) if keys is None else list(keys)
     values = {key: [_clipped(value_text(value), 24) for value in column(order, key)] for key in keys}
     titles = short_names(keys)
@@ -90,8 +94,25 @@ def as_rich_table(runs: Sequence[Run], keys: Sequence[str] | None = None) -> Tab
     notes = [f"{name}: {unit}" for name, unit in units_of(runs).items() if name in metrics]
     if len(shown) < len(keys):
         notes.append(f"not shown: {', '.join(titles[key] for key in keys if key not in shown)}")
-    table.caption = "; ".join(notes) or None
+    caption = ["; ".join(notes)] if notes else []
+    if len(order) < len(runs):
+        hidden = [run.status for run in runs if run not in order]
+        more = ", ".join(f"{hidden.count(status)} more {status}" for status in dict.fromkeys(sorted(hidden)))
+        caption += [more, f"all {len(runs)} runs: sweep.csv"]
+        table.caption_justify = "left"
+    table.caption = "\n".join(caption) or None
     return table
+
+
+def _telling(runs: Sequence[Run]) -> list[Run]:
+    """All runs, the best first; of many the best of each metric, and some that have none: failed ones before others."""
+    order = ranked(runs)
+    if len(order) <= _ALL:
+        return order
+    others = sorted((run for run in order if run.metric is None), key=lambda run: run.status != "failed")
+    shown = {run for group in by_metric(runs).values() for run in group[:_BEST] if run.metric is not None}
+    shown.update(others[:_OTHERS])
+    return [run for run in order if run in shown]
 
 
 def units_of(runs: Sequence[Run]) -> dict[str, str]:
@@ -161,6 +182,9 @@ def _outcome(run: Run) -> tuple[str, str]:
     if run.status == "completed":
         seconds = run.number("wall_s")
         return ("" if seconds is None else f"{seconds:,.0f}"), ""
+    error = (run.result or {}).get("error")
+    if isinstance(error, dict) and error.get("type") == "Interrupted":
+        return "interrupted", "dim"  # by whoever ended the sweep; which of its processes got which signal says nothing
     text = run.status if run.error is None else f"{run.status}: {run.error}"
     return text, "red" if run.status == "failed" else "dim"
 

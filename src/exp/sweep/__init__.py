@@ -25,6 +25,7 @@ from exp.sweep.identity import Finished, find_finished, identity
 from exp.sweep.packing import pack
 
 if TYPE_CHECKING:
+    from exp.compare.run import Run
     from exp.sweep.composing import Composer
 
 __all__ = ["Job", "Sweep", "current", "finish"]
@@ -71,6 +72,8 @@ class Sweep:
         self.began = time.monotonic()
         self.interrupted_by: str | None = None
         self.dry = False
+        self.runs: list[Run] = []
+        """As they were after the last batch."""
         self._earlier: dict[str, Finished] = {}
         self._taken: set[str] = set()
         existing = records.run_folders(folder)
@@ -263,7 +266,7 @@ def finish() -> tuple[int, str | None]:
     code = sweep.exit_code()
     taken_back = [job.run is None or job.run.take_back() for job in sweep.jobs if code in REFUSED]
     refused = code in REFUSED and all(taken_back)
-    if sweep.dry or refused:
+    if sweep.dry or refused or not records.run_folders(sweep.folder):
         records.remove_unused(sweep.folder, sweep.missing)
     else:
         records.finish(sweep, console.make_console())

@@ -52,7 +52,8 @@ def write(sweep: Sweep) -> None:
     from exp.compare.table import write_table
 
     if run_folders(sweep.folder):
-        write_table(find_runs([sweep.folder]), sweep.folder)
+        sweep.runs = find_runs([sweep.folder])
+        write_table(sweep.runs, sweep.folder)
 
 
 def finish(sweep: Sweep, terminal: Console) -> None:
@@ -60,9 +61,7 @@ def finish(sweep: Sweep, terminal: Console) -> None:
     from exp.compare.runs import find_runs
     from exp.compare.table import as_rich_table
 
-    if not run_folders(sweep.folder):
-        return
-    runs = find_runs([sweep.folder])
+    runs = sweep.runs or find_runs([sweep.folder])
     terminal.print()
     terminal.print(as_rich_table(runs))
     waiting = sum(job.outcome is not None and job.outcome.left for job in sweep.jobs)
