@@ -66,6 +66,7 @@ def main() -> int:
         primary, sys.argv[1:] = trained.begin(sys.argv[1:])
         with _errors_reach_us():
             hydra.main(version_base="1.3", config_path="pkg://exp.conf", config_name=primary)(_job)()
+        _finish_sweep()
     except (HydraException, OmegaConfBaseException) as error:
         if _full_error:
             traceback.print_exc()
@@ -83,8 +84,7 @@ def main() -> int:
     except KeyboardInterrupt:
         number = _finish_sweep()
         console.error(f"interrupted by {number}" if number else "interrupted")
-        return max(_exit_codes, default=130)
-    _finish_sweep()
+        return max([130, *(code for code in _exit_codes if code > 128)])  # a sweep may not have begun any job
     return max(_exit_codes, default=EXIT_OK)
 
 

@@ -114,7 +114,9 @@ class SweepDisplay(Watcher):
         self._states.pop(number, None)
         self._ended += 1
         job = self.jobs[number]
-        if outcome.exit_code not in (EXIT_OK, EXIT_PREEMPTED):
+        if outcome.interrupted_by is not None:
+            self.say(f"{job.title(self._common)}: {describe_failure(outcome)}")
+        elif outcome.exit_code not in (EXIT_OK, EXIT_PREEMPTED):
             self._failed += 1
             self._error(job, describe_failure(outcome))
         elif self._live is None:
