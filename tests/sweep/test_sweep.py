@@ -132,6 +132,18 @@ def test_nothing_is_left_when_the_sweep_is_killed(exp):
         time.sleep(0.1)
 
 
+def test_an_interrupt_before_any_job_has_begun_is_one(exp):
+    process = start(exp, "seed=range(0,100)")
+    wait_for(process, lambda: exp.path("sweep/0/config.yaml").is_file())
+    os.kill(process.pid, signal.SIGINT)
+    output, errors = process.communicate(timeout=280)
+    assert process.returncode == 130, output + errors
+    assert errors.startswith("error: interrupted"), errors
+    assert "not begun; " in output
+    assert "sweep.resume=true" in output
+    assert "Traceback" not in errors
+
+
 def test_a_grid_over_hardware(exp):
     done = exp(*SWEEP, "backend=cpu,gcu_simulated", "seed=1")
     assert done.returncode == 0, done.stderr
