@@ -61,37 +61,67 @@ def clean_environment(**extra: str) -> dict[str, str]:
     return {**environment, "OMP_NUM_THREADS": "1", **extra}
 
 
+class Forked:
+    """``python -m exp`` in the background, with the ways of a :class:`subprocess.Popen`.
+
+    Not in a new interpreter, but in a process forked from one that has imported torch and MMEngine: that saves most of
+    the seconds of a short run. What it inherits in /proc is the template's; what it starts is as ever.
+    """
+
+    def __init__(self, folder: Path, *arguments: str, new_session: bool = False, **extra: str) -> None:
+        self.args = ["exp", *arguments]
+        self._place = tempfile.TemporaryDirectory()
+        self._files = [Path(self._place.name, name) for name in ("stdout", "stderr")]
+        given = (arguments, str(folder), clean_environment(**extra), *map(str, self._files), new_session)
+        self._process = _template().Process(target=_be_exp, args=given)
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        self._process.join(timeout)
+        if self.poll() is None:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0, *(file.read_bytes() for file in self._files))
+        output, errors = (file.read_text(encoding="utf-8") for file in self._files)
+        return output, errors
+
+
 def run_exp(
     folder: Path, *arguments: str, timeout: float = 280, fresh: bool = False, **extra: str
 ) -> subprocess.CompletedProcess[str]:
-    """``python -m exp`` in ``folder``.
-
-    Not in a new interpreter, but in a process forked from one that has imported torch and MMEngine: that saves most of
-    the seconds of a short run. ``fresh`` does without, and so does an environment that the interpreter itself reads.
-    """
-    environment = clean_environment(**extra)
-    if fresh or any(name.startswith(("PYTHON", "LD_")) for name in extra):
+    """``python -m exp`` in ``folder``, forked; ``fresh``, or an environment that the loader reads, begin anew."""
+    if fresh or any(name.startswith("LD_") for name in extra):
         return subprocess.run(
             [sys.executable, "-m", "exp", *arguments],
             cwd=folder,
-            env=environment,
+            env=clean_environment(**extra),
             capture_output=True,
             text=True,
             timeout=timeout,
             check=False,
         )
-    with tempfile.TemporaryDirectory() as place:
-        outputs = [Path(place, name) for name in ("stdout", "stderr")]
-        process = _template().Process(target=_be_exp, args=(arguments, str(folder), environment, *map(str, outputs)))
-        process.start()
-        process.join(timeout)
-        if process.is_alive():
-            process.kill()
-            process.join()
-            raise subprocess.TimeoutExpired(["exp", *arguments], timeout, *(file.read_bytes() for file in outputs))
-        assert process.exitcode is not None
-        said = [file.read_text(encoding="utf-8") for file in outputs]
-        return subprocess.CompletedProcess(["exp", *arguments], process.exitcode, *said)
+    process = Forked(folder, *arguments, **extra)
+    try:
+        said = process.communicate(timeout)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    assert process.returncode is not None
+    return subprocess.CompletedProcess(process.args, process.returncode, *said)
 
 
 @functools.lru_cache(maxsize=None)
@@ -105,7 +135,11 @@ def _template():
     return context
 
 
-def _be_exp(arguments: tuple[str, ...], folder: str, environment: dict[str, str], stdout: str, stderr: str) -> None:
+def _be_exp(
+    arguments: tuple[str, ...], folder: str, environment: dict[str, str], stdout: str, stderr: str, new_session: bool
+) -> None:
+    if new_session:
+        os.setsid()
     for name, descriptor in ((stdout, 1), (stderr, 2)):
         file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(file, descriptor)
@@ -114,7 +148,8 @@ def _be_exp(arguments: tuple[str, ...], folder: str, environment: dict[str, str]
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = ["exp", *arguments]
-    sys.path.insert(0, folder)  # as with -m
+    # As the interpreter does it: with -m the folder, and then what the variable names.
+    sys.path[:0] = [folder, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
     runpy.run_module("exp", run_name="__main__")
 
 

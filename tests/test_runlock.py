@@ -16,7 +16,7 @@ import pytest
 from exp import runlock
 from exp.errors import ConfigError
 from exp.runlock import LOCK, STALE_AFTER_S, Holder, RunLock, holder_of
-from tests.conftest import TINY, clean_environment, run_exp
+from tests.conftest import TINY, Forked, run_exp
 
 
 def held_by(folder, **what):
@@ -155,6 +155,7 @@ def test_losing_the_folder_is_noticed(tmp_path, monkeypatch):
         signal.signal(signal.SIGTERM, before)
 
 
+@pytest.mark.slow
 def test_of_two_starts_into_one_folder_one_trains(tmp_path):
     """The second says who does; after kill -9 the folder is free."""
     done = []
@@ -177,10 +178,7 @@ def test_of_two_starts_into_one_folder_one_trains(tmp_path):
 def test_after_kill_9_the_folder_is_free(tmp_path):
     arguments = [*TINY, "output_dir=run"]
     endless = ["max_steps=100000", "max_epochs=10000", "log_every=1"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "exp", *arguments, *endless], cwd=tmp_path, env=clean_environment(),
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+    process = Forked(tmp_path, *arguments, *endless)
     try:
         deadline = time.monotonic() + 90
         while not (tmp_path / "run" / "metrics.jsonl").is_file():
@@ -188,7 +186,7 @@ def test_after_kill_9_the_folder_is_free(tmp_path):
             time.sleep(0.05)
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
     assert (tmp_path / "run" / LOCK).is_file()
     done = run_exp(tmp_path, *arguments, "overwrite=true")
     assert done.returncode == 0, done.stderr

@@ -4,14 +4,12 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import TINY, clean_environment
+from tests.conftest import TINY, Forked
 from tests.slurm.cluster import Cluster, why_not
 
 
@@ -39,15 +37,7 @@ class Submitted:
 
     def __init__(self, cluster: Cluster, folder: Path, *arguments: str) -> None:
         self.cluster, self.place = cluster, folder
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "exp", *arguments],
-            cwd=folder,
-            env=clean_environment(**cluster.environment),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        self.process = Forked(folder, *arguments, new_session=True, **cluster.environment)
 
     def wait_for(self, condition, seconds: float = 280) -> None:
         deadline = time.monotonic() + seconds

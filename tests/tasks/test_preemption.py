@@ -9,11 +9,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from tests.conftest import TINY, clean_environment
+from tests.conftest import TINY, Forked, clean_environment
 
 STEPS = ["max_epochs=2", "max_steps=150", "log_every=10", "checkpoint.every_epochs=0"]
 
@@ -21,17 +22,17 @@ STEPS = ["max_epochs=2", "max_steps=150", "log_every=10", "checkpoint.every_epoc
 class Running:
     """``python -m exp`` in the background, in a session of its own."""
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
+    def __init__(self, folder: Path, *arguments: str, fresh: bool = False) -> None:
         self.folder = folder / "run"
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "exp", *TINY, *STEPS, "output_dir=run", *arguments],
-            cwd=folder,
-            env=clean_environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        words = [*TINY, *STEPS, "output_dir=run", *arguments]
+        self.process: Any = (
+            subprocess.Popen(
+                [sys.executable, "-m", "exp", *words], cwd=folder, env=clean_environment(), stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE, text=True, start_new_session=True,
+            )
+            if fresh
+            else Forked(folder, *words, new_session=True)
+        )  # fmt: skip
 
     def wait_for(self, condition) -> None:
         deadline = time.monotonic() + 240
@@ -73,8 +74,8 @@ class Running:
 def start(tmp_path):
     started = []
 
-    def begin(*arguments: str) -> Running:
-        started.append(Running(tmp_path, *arguments))
+    def begin(*arguments: str, **options: bool) -> Running:
+        started.append(Running(tmp_path, *arguments, **options))
         return started[-1]
 
     yield begin
@@ -94,7 +95,7 @@ def assert_same_weights(first: Path, second: Path) -> None:
         assert torch.equal(weight, other["state_dict"][name]), name
 
 
-@pytest.mark.parametrize(("nproc", "loaders"), [pytest.param(1, 2, marks=pytest.mark.slow), (2, 0)])
+@pytest.mark.parametrize(("nproc", "loaders"), [pytest.param(1, 1, marks=pytest.mark.slow), (2, 0)])
 def test_a_signal_to_every_process_saves_and_the_run_goes_on_exactly(exp, start, nproc, loaders):
     """Slurm sends its signal to every process of a job step: agent, workers and their loaders as well."""
     settings = [f"nproc={nproc}", f"data.num_workers={loaders}"]
@@ -121,6 +122,7 @@ def test_a_signal_to_every_process_saves_and_the_run_goes_on_exactly(exp, start,
     assert exp.result("run")["metrics"] == exp.result("whole")["metrics"]
 
 
+@pytest.mark.slow
 def test_a_validation_that_was_cut_short_is_made_first(exp, start):
     settings = ["val_every=20", "data.eval_batch_size=1", "max_steps=40"]  # thousands of batches of one window each
     running = start(*settings)
@@ -137,9 +139,9 @@ def test_a_validation_that_was_cut_short_is_made_first(exp, start):
     assert [record["step"] for record in records if record["split"] == "val"] == [20, 40]
 
 
-@pytest.mark.parametrize("nproc", [1, 2])
+@pytest.mark.parametrize("nproc", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_second_signal_ends_at_once(start, nproc):
-    running = start(f"nproc={nproc}")
+    running = start(f"nproc={nproc}", fresh=True)
     running.wait_for(lambda: (running.folder / "config.yaml").is_file())
     # Nobody looks for notice yet: torch is still being imported.
     log = "rank0.log" if nproc == 1 else "agent.log"
@@ -155,6 +157,7 @@ def test_a_second_signal_ends_at_once(start, nproc):
     assert running.everything() == [running.process.pid]
 
 
+@pytest.mark.slow
 def test_a_task_without_state_ends_at_once(exp, start):
     exp.train("trained")
     running = start("task=eval", "init_from=trained", "nproc=2", "data.eval_batch_size=1")
