@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import TINY, clean_environment
+from tests.conftest import TINY, Forked, clean_environment
 
 
 def test_help_fits_a_screen_and_lists_every_choice(exp):
@@ -34,6 +34,7 @@ def test_help_fits_a_screen_and_lists_every_choice(exp):
         assert words in done.stdout, words
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [["--help"], ["--cfg", "job"], ["--info", "defaults"], ["nprox=2"]])
 def test_answers_without_importing_torch(tmp_path, flags):
     script = (
@@ -56,6 +57,7 @@ def test_cfg_job_shows_the_configuration(exp):
     assert "horizon: 96" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
@@ -123,20 +125,24 @@ def test_a_default_run_is_quiet_and_leaves_its_records(exp):
     assert [path.name for path in (folder / "logs").iterdir()] == ["rank0.log"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [[*TINY, "launcher=local"], ["launcher=submitit", "launcher.dry_run=true"]])
 def test_a_run_whose_reader_has_gone_goes_on(exp, tmp_path, arguments):
+    """Nor is what it leaves writable for everybody, even without a umask."""
     reader, writer = os.pipe()
     os.close(reader)  # as after ``| head``
     try:
         done = subprocess.run(
             [sys.executable, "-m", "exp", "backend=cpu", *arguments, "output_dir=run"], cwd=tmp_path, text=True,
-            env=clean_environment(), check=False, stdout=writer, stderr=subprocess.PIPE,
+            env=clean_environment(), check=False, stdout=writer, stderr=subprocess.PIPE, preexec_fn=lambda: os.umask(0),
         )  # fmt: skip
     finally:
         os.close(writer)
     assert (done.returncode, done.stderr) == (0, "")
     if "launcher=local" in arguments:
         assert exp.result("run")["status"] == "completed"
+        for path in [exp.path("run"), *exp.path("run").rglob("*")]:
+            assert not path.stat().st_mode & 0o022, path
 
 
 @pytest.mark.slow
@@ -146,23 +152,6 @@ def test_a_completed_run_is_not_overwritten(exp):
     assert done.returncode == 2
     assert "completed run" in done.stderr.splitlines()[0]
     assert exp.result("run")["status"] == "completed"
-
-
-@pytest.mark.slow
-def test_a_sweep_gives_each_job_a_folder_and_the_numbers_of_a_run_of_its_own(exp):
-    done = exp("-m", *TINY, "seed=1,2", "output_dir=sweep")
-    assert done.returncode == 0, done.stderr
-    alone = exp.train("alone", "seed=2")
-    assert exp.result("sweep/1")["metrics"] == alone["metrics"]
-    assert exp.result("sweep/0")["metrics"] != alone["metrics"]
-
-
-@pytest.mark.slow
-def test_a_failed_job_does_not_end_the_sweep(exp):
-    done = exp("-m", *TINY, "data.horizon=96,20000", "seed=1", "output_dir=sweep")
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: 1 data.horizon=20000: ")
-    assert exp.result("sweep/0")["status"] == "completed"
 
 
 @pytest.mark.slow
@@ -183,21 +172,6 @@ def test_shell_completion_and_info_work(exp):
     shown = exp("--info", "searchpath")
     assert shown.returncode == 0
     assert "exp.conf" in shown.stdout
-
-
-def test_a_run_folder_is_not_world_writable_even_without_a_umask(exp):
-    done = subprocess.run(
-        [sys.executable, "-m", "exp", *TINY, "output_dir=run"],
-        cwd=exp.folder,
-        env=clean_environment(),
-        preexec_fn=lambda: os.umask(0),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    for path in [exp.path("run"), *exp.path("run").rglob("*")]:
-        assert not path.stat().st_mode & 0o022, path
 
 
 @pytest.mark.slow
@@ -234,27 +208,29 @@ def in_bash(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_local_run_says_so_and_can_be_continued(exp, number):
-    settings = [*TINY, "max_steps=400", "checkpoint.every_steps=1", "output_dir=run"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "exp", *settings],
-        cwd=exp.folder,
-        env=clean_environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def interrupt_when_saved(process: Forked, folder: Path, number: int) -> tuple[str, str]:
+    """Send the signal once there is a new checkpoint; returns what was printed."""
+    before = set(folder.glob("checkpoints/step_*.pth"))
     deadline = time.monotonic() + 240
-    while not list(exp.path("run").glob("checkpoints/step_*.pth")):
+    while not set(folder.glob("checkpoints/step_*.pth")) - before:
         assert time.monotonic() < deadline
+        assert process.poll() is None, process.communicate()
         time.sleep(0.05)
     process.send_signal(number)
-    _, errors = process.communicate(timeout=120)
+    printed, errors = process.communicate(timeout=120)
     assert process.returncode == 128 + number
-    assert errors.splitlines()[0].startswith(f"error: interrupted by {number.name}")
-    assert exp.result("run")["error"]["type"] == "Interrupted"
+    assert f"interrupted by {signal.Signals(number).name}" in errors.splitlines()[0]
+    return printed, errors
+
+
+@pytest.mark.slow
+def test_an_interrupted_local_run_says_so_and_can_be_continued(exp):
+    settings = [*TINY, "max_steps=400", "checkpoint.every_steps=1", "output_dir=run"]
+    for number in (signal.SIGTERM, signal.SIGINT):
+        process = Forked(exp.folder, *settings, "resume=auto")
+        _, errors = interrupt_when_saved(process, exp.path("run"), number)
+        assert errors.startswith("error: ")
+        assert exp.result("run")["error"]["type"] == "Interrupted"
     advice = errors.partition("to continue from the last checkpoint: ")[2].strip()
     assert advice.endswith("output_dir=run resume=auto")
     done = in_bash(exp.folder, f"{advice} max_steps=100")  # as copied
@@ -271,8 +247,7 @@ def test_an_interrupted_local_run_says_so_and_can_be_continued(exp, number):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_ends_the_whole_sweep(exp, number):
+def test_an_interrupt_ends_the_whole_sweep(exp):
     settings = [
         *TINY,
         "max_steps=400",
@@ -281,25 +256,12 @@ def test_an_interrupt_ends_the_whole_sweep(exp, number):
         "seed=1,2",
         "sweep.parallel_jobs=1",
     ]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "exp", "-m", *settings],
-        cwd=exp.folder,
-        env=clean_environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    deadline = time.monotonic() + 240
-    while not list(exp.path("sweep/0").glob("checkpoints/step_*.pth")):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    process.send_signal(number)
-    printed, errors = process.communicate(timeout=120)
-    assert process.returncode == 128 + number
-    assert f"interrupted by {number.name}" in errors.splitlines()[0]
-    assert not exp.path("sweep/1/result.json").exists()
-    assert exp.result("sweep/0")["error"]["type"] == "Interrupted"
-    assert "resume=auto" not in errors
+    for number, more in ((signal.SIGTERM, []), (signal.SIGINT, ["sweep.resume=true"])):
+        process = Forked(exp.folder, "-m", *settings, *more)
+        printed, errors = interrupt_when_saved(process, exp.path("sweep/0"), number)
+        assert not exp.path("sweep/1/result.json").exists()
+        assert exp.result("sweep/0")["error"]["type"] == "Interrupted"
+        assert "resume=auto" not in errors
     advice = printed.partition("to do the rest: ")[2].splitlines()[0]
     done = in_bash(exp.folder, advice.replace("max_steps=400", "max_steps=40"))
     assert done.returncode == 0, done.stderr

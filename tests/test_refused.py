@@ -33,7 +33,6 @@ def taken_port():
         (["init_from=empty"], ["init_from=", "empty holds no checkpoint"]),
         (["resume=empty"], ["resume=", "empty is neither"]),
         (["optim.options.nonesuch=1"], ["optim"]),
-        (["launcher=torchrun", "optim.type=Nope"], ["optim.type=Nope is not known"]),
         (["task=parity", "backend=cpu", "reference=cpu", "optim.type=Nope"], ["optim.type=Nope is not known"]),
         (["launcher=torchrun", "launcher.rdzv_endpoint=127.0.0.1:{port}"], ["port {port} is taken"]),
         (["launcher=submitit", "launcher.cluster=local", "launcher.poll_s=0.2", "optim.type=Nope"], ["is not known"]),
@@ -61,7 +60,7 @@ def test_a_refused_run_leaves_no_folder(exp, taken_port, arguments, words):
         ["optim.type=Nope", "seed=1,2"],  # by the workers
         ["precision=fp8", "seed=1,2"],
         ["launcher=submitit,local"],
-        ["output_dir=other", "seed=1,2", "sweep.resume=true", "optim.type=Nope"],
+        ["output_dir=other", "seed=1", "sweep.resume=true", "optim.type=Nope"],
     ],
     ids=lambda value: " ".join(value),
 )
@@ -75,7 +74,7 @@ def test_a_refused_sweep_leaves_no_folder(exp, arguments):
 def test_a_sweep_that_is_refused_as_a_whole_leaves_what_others_have_made(exp):
     exp.path("sweep").mkdir()
     (exp.path("sweep") / "notes.txt").write_text("mine")
-    done = exp("-m", *TINY, "optim.type=Nope", "seed=1,2", "output_dir=sweep")
+    done = exp("-m", *TINY, "optim.type=Nope", "seed=1", "output_dir=sweep")
     assert done.returncode == 2
     assert set(everything(exp.path("sweep"))) - {"sweep.csv", "sweep.json"} == {"notes.txt"}
 

@@ -60,6 +60,7 @@ class Poison(Hook):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["train", "eval", "predict"])
 def test_a_run_whose_test_metric_is_not_finite_has_failed(trained, task):
     arguments = [*TINY, f"output_dir={task}"]
@@ -89,6 +90,7 @@ def test_a_run_whose_test_metric_is_not_finite_has_failed(trained, task):
         assert (task == "eval") or lines
 
 
+@pytest.mark.slow
 def test_a_sweep_gets_nan_and_writes_null(trained):
     (trained / "poison.py").write_text(POISON)
     done = run_exp(

@@ -58,6 +58,7 @@ def test_a_disk_that_is_full_in_mid_run(tmp_path, small_disk, nproc):
     assert "Traceback" not in done.stderr + done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "where"),
     [

@@ -51,6 +51,7 @@ def test_code_that_nobody_has_chosen_is_refused_before_anything_runs(exp, overri
     assert sorted(path.name for path in exp.folder.iterdir() if path.name != "__pycache__") == ["evil.py"]
 
 
+@pytest.mark.slow
 def test_a_file_cannot_name_plugins_for_the_user(exp):
     folder = exp.folder / "conf" / "experiment"
     folder.mkdir(parents=True)
@@ -83,6 +84,7 @@ def test_workers_refuse_what_no_text_shows(exp):
         assert "executed" not in {path.name for path in exp.folder.iterdir()}
 
 
+@pytest.mark.slow
 def test_what_the_user_names_is_his_word(exp):
     (exp.folder / "mine.py").write_text(
         "import torch\nfrom mmengine.hooks import Hook\nfrom mmengine.registry import OPTIMIZERS\n"

@@ -56,6 +56,7 @@ def collections(node, prefix):
             yield from collections(inner, f"{prefix}{field.name}.")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("chosen", "parts"),
     [
@@ -78,6 +79,7 @@ def test_every_dictionary_and_list_of_the_schema_takes_what_is_given(exp, chosen
     assert MISSING not in found.values()
 
 
+@pytest.mark.slow
 def test_a_dictionary_replaces_that_of_the_experiment_and_members_are_set_one_by_one():
     schema.register()
     choices.register_resolvers([])
@@ -99,6 +101,7 @@ def test_a_dictionary_replaces_that_of_the_experiment_and_members_are_set_one_by
     assert found["palette"] == {"a": "AAAAAA"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -117,6 +120,7 @@ def test_what_cannot_be_meant_is_refused_in_one_line(exp, arguments, words):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_the_documented_ways_to_use_ones_own_masks_train(exp):
     """Masks of colours, then of class numbers with other values, in parts by patterns."""
     for kind, count in (("images", 3), ("colours", 3), ("numbers", 1)):

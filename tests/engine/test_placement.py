@@ -39,11 +39,3 @@ def test_the_report_counts_and_shows_the_first_parameters():
     assert "rank 3  local_rank 1  world_size 8  device cpu  gloo" in report
     assert "9 values in 2 parameters; tensors by device: cpu 2" in report
     assert "weight: cpu, shape (3, 2), torch.float32" in report
-
-
-@pytest.mark.slow
-def test_on_request_every_rank_writes_it_to_its_log(exp):
-    exp.train("run", "nproc=2", "report_placement=true")
-    for rank in (0, 1):
-        log = (exp.path("run") / "logs" / f"rank{rank}.log").read_text()
-        assert f"placement: rank {rank}  local_rank {rank}  world_size 2  device cpu  gloo" in log

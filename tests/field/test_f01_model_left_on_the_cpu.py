@@ -11,6 +11,8 @@ before the model was moved trains nothing, and DDP takes device_ids of another c
 
 from __future__ import annotations
 
+import pytest
+
 from tests.field.conftest import CARD, CARDS, JOIN, OWN_GCU
 from tests.simulators import needs_card, needs_current_card
 
@@ -51,6 +53,7 @@ def test_exp_places_the_model_on_the_card_of_its_rank(eight_cards):
         assert "," not in placed  # on that card only
 
 
+@pytest.mark.slow
 @needs_card
 def test_exp_names_what_is_elsewhere(exp, library):
     mine = library("""
@@ -115,6 +118,7 @@ def test_stock_ddp_takes_the_device_ids_of_another_card(stock):
     assert ended.last == "wrapped"
 
 
+@pytest.mark.slow
 @needs_card
 def test_exp_refuses_the_device_ids_of_another_card(exp, library):
     mine = library(

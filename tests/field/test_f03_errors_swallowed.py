@@ -15,6 +15,7 @@ from tests.conftest import TINY
 from tests.field.conftest import JOIN
 
 
+@pytest.mark.slow
 def test_stock_script_trains_each_rank_alone(stock):
     script = """
         join("gloo")
@@ -57,6 +58,7 @@ def test_exp_stops_all_ranks_and_names_the_first(exp, library):
     assert exp.result("run")["error"]["rank"] == 1
 
 
+@pytest.mark.slow
 def test_exp_refuses_several_ranks_without_a_wrapper(exp):
     done = exp(*TINY, "nproc=2", "wrapper=none")
     assert done.returncode == 2

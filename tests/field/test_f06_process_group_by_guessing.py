@@ -45,6 +45,7 @@ def test_exp_refuses_without_permission_and_names_the_choices(exp, library):
     assert "backend.allow_fallback=true, or backend.process_group=gloo" in first
 
 
+@pytest.mark.slow
 @needs_card
 def test_exp_falls_back_where_it_may_on_all_ranks_and_says_so(exp, library):
     mine = library(HALVED, begin=OWN_GCU)

@@ -33,11 +33,18 @@ def test_stock_gloo_fails_on_the_first_tensor_of_a_card(stock):
 
 @needs_card
 def test_exp_stages_them(exp, eight_cards):
-    done = exp(*CARDS, NO_DROPOUT, "nproc=2", "backend.process_group=gloo", "output_dir=run")
+    # What the configuration says counts, whatever the shell does.
+    named = ["backend.process_group=gloo", "output_dir=run"]
+    done = exp(*CARDS, NO_DROPOUT, "nproc=2", *named, TORCH_DISTRIBUTED_BACKEND="nonsense")
     assert done.returncode == 0, done.stderr
     assert "FALLBACK on every rank: gloo, staged through the CPU" in done.stdout
-    assert exp.result("run")["fallback"]["reason"] == "backend.process_group names gloo"
+    fallback = exp.result("run")["fallback"]
+    assert fallback["reason"] == "backend.process_group names gloo"
+    assert fallback["used"] == exp.result("run")["process_group"] == "gloo, staged through the CPU"
+    for rank in (0, 1):
+        assert "fallback: gloo, staged" in (exp.path("run") / "logs" / f"rank{rank}.log").read_text()
     assert eight_cards.result["fallback"] is None
     assert exp.losses("run") == pytest.approx(eight_cards.losses, rel=1e-5)
     lines = [json.loads(line) for line in (exp.path("run") / "metrics.jsonl").read_text().splitlines()]
-    assert all(line["staged_bytes_per_step"] > 0 for line in lines if line["split"] == "train")
+    # Every gradient goes to the CPU and back once per step.
+    assert all(line["staged_bytes_per_step"] > 10_000 for line in lines if line["split"] == "train")

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from tests.field.conftest import CARD, CARDS, JOIN, OWN_GCU
 from tests.simulators import needs_card, needs_current_card
 
@@ -49,6 +51,7 @@ def test_exp_refuses_more_ranks_than_cards(exp):
     assert "nproc=16 asks for more devices than backend=gcu has here: 8; set nproc=8" in done.stderr.splitlines()[0]
 
 
+@pytest.mark.slow
 @needs_card
 def test_exp_refuses_ranks_that_share_a_card_and_tells_of_idle_ones(exp, library):
     mine = library(

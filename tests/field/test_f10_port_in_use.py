@@ -25,6 +25,7 @@ def taken():
         yield other_job.getsockname()[1]
 
 
+@pytest.mark.slow
 def test_stock_job_fails_where_another_has_the_port(stock, taken):
     script = """
         import torch.distributed as dist
@@ -54,6 +55,7 @@ def test_exp_runs_two_jobs_at_once(exp, taken):
     assert exp.result("job1")["metrics"] == exp.result("job2")["metrics"]
 
 
+@pytest.mark.slow
 def test_exp_says_who_has_a_fixed_port(exp, taken):
     done = exp(*TINY, "launcher.nnodes=2", f"launcher.rdzv_endpoint=127.0.0.1:{taken}", "output_dir=run")
     assert done.returncode == 2

@@ -7,12 +7,15 @@ With exp none are needed; stale ones are ignored with a warning that names them.
 
 from __future__ import annotations
 
+import pytest
+
 from tests.conftest import TINY
 from tests.simulators import needs_card
 
 STALE = {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 
 
+@pytest.mark.slow
 def test_stock_job_waits_for_ranks_that_nobody_starts(stock):
     script = """
         from datetime import timedelta
@@ -24,6 +27,7 @@ def test_stock_job_waits_for_ranks_that_nobody_starts(stock):
     assert any(text in ended.last.lower() for text in ("timed out", "timeout")), ended.last
 
 
+@pytest.mark.slow
 def test_exp_ignores_them_and_says_so(exp):
     done = exp(*TINY, "max_steps=1", "output_dir=run", **STALE)
     assert done.returncode == 0, done.stderr

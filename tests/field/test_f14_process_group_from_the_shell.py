@@ -7,9 +7,6 @@ With exp it is honoured, and said; `backend.process_group=gloo` is the configure
 
 from __future__ import annotations
 
-import pytest
-
-from tests.conftest import TINY
 from tests.field.conftest import CARDS, JOIN
 from tests.simulators import needs_card
 
@@ -26,10 +23,3 @@ def test_exp_honours_it_and_names_it(exp):
     assert done.returncode == 0, done.stderr
     assert "because TORCH_DISTRIBUTED_BACKEND names gloo" in done.stdout
     assert exp.result("run")["fallback"]["reason"] == "TORCH_DISTRIBUTED_BACKEND names gloo"
-
-
-@pytest.mark.slow
-def test_the_configuration_wins(exp):
-    done = exp(*TINY, "nproc=2", "backend.process_group=gloo", "output_dir=run", TORCH_DISTRIBUTED_BACKEND="nonsense")
-    assert done.returncode == 0, done.stderr
-    assert exp.result("run")["process_group"] == "gloo"

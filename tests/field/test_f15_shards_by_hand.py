@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import pytest
 
-from tests.conftest import TINY
-
 pytestmark = pytest.mark.slow  # nothing in it depends on the version of torch
 
 
@@ -23,13 +21,3 @@ def test_stock_sampler_counts_samples_twice(stock):
     """
     (ended,) = stock(script)
     assert ended.printed.split() == ["12", str((45 + 0 + 1) / 12)]  # not 10 and 4.5
-
-
-def test_exp_evaluates_every_sample_once(exp):
-    exp.train("run")
-    evaluate = [*TINY, "task=eval", "init_from=run"]
-    for nproc in (1, 3):  # the 2785 test windows divide by neither
-        done = exp(*evaluate, f"nproc={nproc}", f"output_dir=eval{nproc}", "data.eval_batch_size=64")
-        assert done.returncode == 0, done.stderr
-    assert exp.result("eval3")["metrics"] == pytest.approx(exp.result("eval1")["metrics"], rel=1e-7)
-    assert exp.result("eval1")["metrics"] == pytest.approx(exp.result("run")["metrics"], rel=1e-7)

@@ -6,12 +6,10 @@ it cannot. Weights and running statistics are kept.
 
 from __future__ import annotations
 
-import pytest
 import torch
 from exp.backends.cpu import CpuBackend
 
 from exp.engine.batchnorm import fit_batchnorm
-from tests.conftest import TINY
 from tests.field.conftest import CARDS, JOIN
 from tests.simulators import needs_current_card
 
@@ -52,14 +50,6 @@ def test_exp_reverts_it_on_the_card_with_a_warning(exp, library):
     done = exp(*CARDS, "nproc=2", "model._target_=mine.Normed", "output_dir=run", **mine)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("warning: backend=gcu has no synchronised batch norm") == 1
-
-
-@pytest.mark.slow
-def test_exp_reverts_it_on_the_cpu_too(exp, library):
-    mine = library(MODEL)
-    done = exp(*TINY, "nproc=2", "model._target_=mine.Normed", "output_dir=run", **mine)
-    assert done.returncode == 0, done.stderr
-    assert "warning: backend=cpu has no synchronised batch norm" in done.stdout
 
 
 def test_conversion_keeps_the_weights_in_both_directions():

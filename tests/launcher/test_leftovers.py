@@ -44,7 +44,7 @@ def files_in(temporary: Path) -> list[Path]:
     return [path for path in temporary.iterdir() if not path.name.startswith("torchinductor_")]
 
 
-@pytest.mark.parametrize("victim", [None, "parent", "agent"])
+@pytest.mark.parametrize("victim", [None, *(pytest.param(one, marks=pytest.mark.slow) for one in ("parent", "agent"))])
 def test_nothing_is_left_behind(tmp_path, victim):
     temporary = tmp_path / "t"
     temporary.mkdir()

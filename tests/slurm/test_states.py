@@ -33,6 +33,7 @@ def wait_until_ended(*jobs: str) -> dict[str, JobState]:
         time.sleep(0.2)
 
 
+@pytest.mark.slow
 def test_every_kind_of_end(batch):
     good, bad, killed = batch("true"), batch("exit 3"), batch("kill -9 $$")
     states = wait_until_ended(good, bad, killed)
@@ -42,6 +43,7 @@ def test_every_kind_of_end(batch):
     assert describe_end(bad, states[bad]).startswith(f"Slurm job {bad} on n")
 
 
+@pytest.mark.slow
 def test_an_array_and_what_waits(batch):
     array = batch("sleep 1", "--array=0-1")
     waiting = batch("true", "--hold")

@@ -8,22 +8,32 @@ import os
 import re
 import signal
 import time
+from pathlib import Path
 
 import pytest
 import torch
 
-from tests.conftest import TINY
+from tests.conftest import TINY, run_exp
 
 LONG = ["max_steps=4000", "max_epochs=1000", "val_every=1000", "log_every=10"]
-EXACT = ["max_steps=400", "max_epochs=10", "log_every=10", "checkpoint.every_epochs=0", "nproc=2"]
+EXACT = ["max_steps=200", "max_epochs=10", "log_every=10", "checkpoint.every_epochs=0", "nproc=2"]
 
 
 def hosts(result: dict) -> list[str]:
     return [device["host"] for device in result["devices"]]
 
 
-def assert_same_weights(tmp_path, first: str, second: str, step: int) -> None:
-    one, other = (torch.load(tmp_path / run / f"checkpoints/step_{step:08d}.pth") for run in (first, second))
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """What a run of EXACT leaves that nobody has interrupted, wherever its two processes are."""
+    folder = tmp_path_factory.mktemp("whole")
+    done = run_exp(folder, *TINY, *EXACT, "output_dir=run")
+    assert done.returncode == 0, done.stderr
+    return folder / "run"
+
+
+def assert_same_weights(first: Path, second: Path) -> None:
+    one, other = (torch.load(run / "checkpoints/step_00000200.pth") for run in (first, second))
     for name, weight in one["state_dict"].items():
         assert torch.equal(weight, other["state_dict"][name]), name
 
@@ -104,7 +114,7 @@ def test_without_slurm_it_says_so(exp):
 
 
 @pytest.mark.slow
-def test_the_signal_before_the_time_limit_loses_no_step(submit, exp, result, cluster, tmp_path):
+def test_the_signal_before_the_time_limit_loses_no_step(submit, whole, result, cluster, tmp_path):
     running = submit(*EXACT)
     running.wait_for_steps()
     cluster.run("scancel", "--signal=USR2", running.job())
@@ -114,12 +124,11 @@ def test_the_signal_before_the_time_limit_loses_no_step(submit, exp, result, clu
     assert result("run")["restarts"] == 1
     step = int(result("run")["resumed_from"][-12:-4])
     assert f"preempted after step {step}" in running.logs()
-    exp.train("whole", *EXACT)
-    assert_same_weights(tmp_path, "run", "whole", 400)
+    assert_same_weights(tmp_path / "run", whole)
 
 
 @pytest.mark.slow
-def test_a_job_of_higher_priority_takes_both_nodes_and_gives_them_back(submit, exp, result, cluster, tmp_path):
+def test_a_job_of_higher_priority_takes_both_nodes_and_gives_them_back(submit, whole, result, cluster, tmp_path):
     settings = [*EXACT[:-1], "nproc=1"]
     running = submit(*settings, "launcher.nodes=2")
     running.wait_for_steps()
@@ -132,8 +141,7 @@ def test_a_job_of_higher_priority_takes_both_nodes_and_gives_them_back(submit, e
     assert result("run")["restarts"] >= 1
     step = int(result("run")["resumed_from"][-12:-4])
     assert f"preempted after step {step}" in running.logs()
-    exp.train("whole", *settings[:-1], "nproc=2")
-    assert_same_weights(tmp_path, "run", "whole", 400)
+    assert_same_weights(tmp_path / "run", whole)
 
 
 @pytest.mark.slow
@@ -277,14 +285,14 @@ def test_nobody_need_wait(submit, cluster, result):
 
 @pytest.mark.slow
 def test_a_sweep_is_one_array_and_a_failed_job_does_not_end_it(submit, cluster, tmp_path):
-    code, said = submit("seed=1,2", "optim.lr=0.001,-1", "launcher.array_parallelism=3", sweep=True).end()
+    code, said = submit("seed=1", "optim.lr=0.001,-1,0.002", "launcher.array_parallelism=2", sweep=True).end()
     assert code == 1, said
     assert "submitted job array" in said
-    statuses = [json.loads((tmp_path / "run" / str(job) / "result.json").read_text())["status"] for job in range(4)]
-    assert statuses == ["completed", "failed", "completed", "failed"]
-    assert said.count("Invalid learning rate: -1.0") >= 2
+    statuses = [json.loads((tmp_path / "run" / str(job) / "result.json").read_text())["status"] for job in range(3)]
+    assert statuses == ["completed", "failed", "completed"]
+    assert "Invalid learning rate: -1.0" in said
     assert (tmp_path / "run" / "report.html").is_file()
-    assert len((tmp_path / "run" / "sweep.csv").read_text().splitlines()) == 5
+    assert len((tmp_path / "run" / "sweep.csv").read_text().splitlines()) == 4
 
 
 @pytest.mark.slow
@@ -312,13 +320,13 @@ def test_a_sweep_that_this_slurm_takes_in_two_arrays_only(submit, cluster, tmp_p
 def test_jobs_on_one_node_take_different_cards(submit, cluster, tmp_path):
     """The cluster counts its cards, but gives no numbers to the jobs."""
     code, said = submit(
-        "backend=gcu_simulated", "launcher.nodelist=n1", "launcher.gres=gcu:4", "launcher.cpus_per_node=1", "nproc=4",
+        "backend=gcu_simulated", "launcher.nodelist=n1", "launcher.gres=gcu:4", "launcher.cpus_per_node=1", "nproc=2",
         "seed=1,2", "max_steps=200", "max_epochs=10", "val_every=200", sweep=True,
     ).end()  # fmt: skip
     assert code == 0, said
     records = [json.loads((tmp_path / "run" / str(job) / "env.json").read_text())["devices"] for job in range(2)]
     cards = [{device["card"] for device in devices} for devices in records]
-    assert [len(each) for each in cards] == [4, 4]
+    assert [len(each) for each in cards] == [2, 2]
     assert not cards[0] & cards[1]
 
 

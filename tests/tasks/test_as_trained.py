@@ -65,6 +65,7 @@ def test_predict_takes_model_and_data_from_the_run(folder, tmp_path):
     assert result(tmp_path / "out")["trained_in"] == str(folder / "plant")
 
 
+@pytest.mark.slow
 def test_eval_measures_what_the_training_measured(folder):
     done = run_exp(folder, "task=eval", "init_from=files/../plant/checkpoints/best.pth", "output_dir=evaluated")
     assert done.returncode == 0, done.stderr
@@ -72,6 +73,7 @@ def test_eval_measures_what_the_training_measured(folder):
     assert result(folder / "evaluated")["metrics"] == pytest.approx(result(folder / "plant")["metrics"], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_what_the_command_line_says_comes_on_top_and_is_shown(folder):
     plant(folder / "more" / "new.csv", 28 * 24, level=80.0)
     done = run_exp(folder, "task=eval", "init_from=plant", "output_dir=new", "data.root=more", "data.file=new.csv")
@@ -103,6 +105,7 @@ def test_another_horizon_than_the_run_had_is_refused(folder):
     assert "decoder.1.weight: (24, " in said
 
 
+@pytest.mark.slow
 def test_bare_weights_with_other_settings_are_refused(folder):
     shutil.copy(str(folder / "plant" / "checkpoints" / "best.pth"), str(folder / "weights.pth"))
     fitting = [*PLANT, "data.lookback=48"]
@@ -113,6 +116,7 @@ def test_bare_weights_with_other_settings_are_refused(folder):
     assert "unknown to the model" in said
 
 
+@pytest.mark.slow
 def test_training_begins_with_a_new_head_but_not_with_less_unless_told_to(folder):
     settings = [*SMALL, *PLANT, "data.lookback=48", "init_from=plant"]
     done = run_exp(folder, *settings, "data.horizon=12", "output_dir=head")

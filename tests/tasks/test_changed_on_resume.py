@@ -30,6 +30,7 @@ def newest(exp):
     return checkpoint.read(checkpoint.list_checkpoints(exp.path("run") / "checkpoints")[0])
 
 
+@pytest.mark.slow
 def test_what_may_change_takes_effect_and_is_listed(first):
     begun = newest(first)
     assert begun["config"]["optim"]["lr"] == 5e-4
@@ -58,6 +59,7 @@ def test_what_may_change_takes_effect_and_is_listed(first):
     assert set(listed) == {"data.root", "schedule.param_scheduler"}
 
 
+@pytest.mark.slow
 def test_what_may_not_is_refused_and_so_are_other_data_until_they_are_asked_for(first):
     before = (first.path("run") / "result.json").read_bytes()
     there = ["data.root=here", "resume=auto", "max_steps=6"]

@@ -58,6 +58,7 @@ def test_a_head_that_is_not_in_the_file_is_never_made_up(folder):
     assert "task=eval needs all weights" in done.stderr.splitlines()[0]
 
 
+@pytest.mark.slow
 def test_other_channels_start_from_ours_and_are_refused_elsewhere(folder):
     done = run_exp(folder, *SCENES, "data.channels=1", "init_from=scenes", "output_dir=grey")
     assert done.returncode == 0, done.stderr

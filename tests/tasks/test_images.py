@@ -78,13 +78,10 @@ def test_a_training_leaves_metrics_and_pictures(trained):
 
 
 @pytest.mark.parametrize(
-    ("name", "settings"), [pytest.param("scenes", SCENES, marks=pytest.mark.slow), ("tiles", TILES)]
-)
-@pytest.mark.parametrize(
-    ("where", "same"),
+    ("name", "settings", "where", "same"),
     [
-        (["backend=cpu", "nproc=2"], 1e-6),
-        pytest.param(["backend=gcu", "backend.simulate=true", "nproc=8"], 1e-5, marks=needs_card),
+        ("scenes", SCENES, ["backend=cpu", "nproc=2"], 1e-6),
+        pytest.param("tiles", TILES, ["backend=gcu", "backend.simulate=true", "nproc=4"], 1e-5, marks=needs_card),
     ],
 )
 def test_several_devices_compute_what_one_does(trained, name, settings, where, same):
@@ -95,7 +92,10 @@ def test_several_devices_compute_what_one_does(trained, name, settings, where, s
     assert result(trained, other)["metrics"] == pytest.approx(result(trained, name)["metrics"], abs=1e-3)
 
 
-@pytest.mark.parametrize(("name", "settings"), [("scenes", SCENES), ("tiles", [*TILES, "data.num_workers=2"])])
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("scenes", SCENES), pytest.param("tiles", [*TILES, "data.num_workers=1"], marks=pytest.mark.slow)],
+)
 def test_a_resumed_run_ends_in_the_same_state_bit_for_bit(trained, name, settings):
     halves = trained / f"{name}-halves"
     shutil.copytree(trained / name / "checkpoints", halves / "checkpoints")
@@ -150,6 +150,7 @@ def test_segmentation_predicts_files_as_maps_overlays_and_areas(trained, tmp_pat
     assert (trained / "maps2" / "predictions" / "classes" / "large.png").is_file()
 
 
+@pytest.mark.slow
 def test_scenes_are_predicted_with_a_table_and_a_sheet(trained):
     """Of the test part, where the truth is known: the same accuracy as in training."""
     done = run_exp(trained, *SCENES, "backend=cpu", "task=predict", "init_from=scenes", "output_dir=classes", "nproc=2")
@@ -214,6 +215,7 @@ def test_a_file_that_cannot_be_used_is_the_first_line(trained, tmp_path):
     assert result(trained, "cut2")["data"]["skipped"]["count"] == 1
 
 
+@pytest.mark.slow
 def test_weights_of_a_bare_backbone_give_features_but_predict_nothing(trained):
     state = torch.load(trained / "scenes" / "checkpoints" / "best.pth")["state_dict"]
     bare = {key[len("backbone.") :]: value for key, value in state.items() if key.startswith("backbone.")}

@@ -90,6 +90,7 @@ def test_what_is_saved_stays_and_what_is_not_continued_is_set_aside(exp, folder)
     assert not exp.path("other").exists()
 
 
+@pytest.mark.slow
 def test_weights_that_are_not_finite_are_never_saved_and_the_advice_goes_on_from_sound_ones(exp, folder):
     """Of gradient descent on a parabola: at this rate the error doubles with every step, at half of it it halves."""
     settings = ["optim=sgd", "optim.options.momentum=0", "+model.begin=1e12", "max_steps=60", "log_every=1000"]

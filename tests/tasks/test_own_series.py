@@ -43,6 +43,7 @@ def trained(tmp_path_factory):
     )
 
 
+@pytest.mark.slow
 def test_gaps_are_said_once_and_recorded(trained):
     assert trained.done.stdout.count("most rows are 1:00:00 apart (1 of 1498 steps depart from that)") == 1
     assert "plant.csv row 702, column Zeit: '30.12.2019 05:00'" in trained.done.stdout
@@ -84,6 +85,7 @@ def test_evaluation_has_both_for_each_channel(trained):
     assert np.mean(both) == pytest.approx(result["metrics"]["mse_file_units"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_too_few_rows_name_the_file_and_how_many_would_do(trained):
     own = [*trained.own, "data.file=new.csv", "data.date_format=%d.%m.%Y %H:%M", *SIZES]
     done = run_exp(trained.folder, *TINY, *own, "output_dir=few")
@@ -139,6 +141,7 @@ def test_lookback_rows_are_enough_for_the_future(trained, tmp_path):
     assert 5 < float(future[0]["temp"]) < 15
 
 
+@pytest.mark.slow
 def test_more_rows_give_windows_with_truth_and_the_same_future(trained, tmp_path):
     write_series(tmp_path / "new.csv", 130, first=1500)
     result, future, _ = predicted(trained, tmp_path, f"data.file={tmp_path / 'new.csv'}", "task.num_windows=3")
@@ -202,6 +205,7 @@ def test_authors_weights_say_where_the_order_of_series_is_not_known(tmp_path):
     assert ForecastingData("ETTh1", "ETTh1.csv", 7).notes_on_foreign_weights == []
 
 
+@pytest.mark.slow
 def test_another_data_set_keeps_its_own_standardisation_and_says_so(trained):
     write_series(trained.folder / "sister.csv", 1500, first=7)
     for name, said in (("plant", 0), ("sister", 1)):

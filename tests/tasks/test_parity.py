@@ -11,11 +11,12 @@ from tests import golden
 from tests.conftest import TINY
 from tests.simulators import needs_card
 
+NAMES = [pytest.param(name, marks=[pytest.mark.slow] * (name != "timebridge_small")) for name in golden.SETTINGS]
 SMALL = [*(setting for setting in TINY if setting != "backend=cpu"), "task=parity", "reference=cpu", "output_dir=run"]
 
 
 @needs_card
-@pytest.mark.parametrize("name", golden.SETTINGS)
+@pytest.mark.parametrize("name", NAMES)
 def test_golden_losses_on_the_cpu_and_on_a_simulated_card(exp, name):
     done = exp(*golden.command(name, ["backend=gcu", "backend.simulate=true"], "run"))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -25,7 +26,7 @@ def test_golden_losses_on_the_cpu_and_on_a_simulated_card(exp, name):
 
 
 @pytest.mark.skipif(not needs_card.args[0], reason="the comparison on a simulated card has the CPU's losses, too")
-@pytest.mark.parametrize("name", golden.SETTINGS)
+@pytest.mark.parametrize("name", NAMES)
 def test_golden_losses_on_the_cpu(exp, name):
     done = exp(*golden.command(name, ["backend=cpu"], "run"))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -138,6 +139,7 @@ def test_a_module_that_still_draws_random_numbers_is_named(exp):
     assert report["random_modules"] == ["embedding"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "code", "text"),
     [
@@ -156,6 +158,7 @@ def test_what_cannot_be_compared_is_refused(exp, settings, code, text):
     assert not exp.path("run").exists()
 
 
+@pytest.mark.slow
 def test_steps_of_a_training_are_called_max_steps(exp):
     done = exp(*TINY, "steps=3", "output_dir=run")
     assert done.returncode == 2

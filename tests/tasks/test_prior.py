@@ -68,6 +68,7 @@ def test_a_run_goes_on_in_either_phase(exp):
             assert torch.equal(again["state_dict"][name], weight), (step, name)
 
 
+@pytest.mark.slow
 def test_a_term_that_is_not_finite_is_named_with_step_and_rank(exp):
     done = exp(*PRIOR, "output_dir=run", "nproc=2", "model.initial_log_variance=-300", "model.regime_epochs=5")
     assert done.returncode == 1

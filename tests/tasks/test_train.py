@@ -38,16 +38,14 @@ def assert_same(left, right, where="checkpoint"):
         assert left == right, where
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_resumed_run_ends_in_the_same_state_bit_for_bit(exp, workers):
-    settings = [f"data.num_workers={workers}", "schedule=onecycle", "max_epochs=3"]
-    exp.train("straight", *settings, "max_steps=7")
-    exp.train("halves", *settings, "max_steps=3")
-    resumed = exp.train("halves", *settings, "max_steps=7", "resume=auto")
+def test_a_resumed_run_ends_in_the_same_state_bit_for_bit(exp):
+    settings = ["data.num_workers=1", "schedule=onecycle", "max_epochs=3", "max_steps=7", "checkpoint.keep_last=9"]
+    straight = exp.train("straight", *settings, "checkpoint.every_steps=3")
+    resumed = exp.train("resumed", *settings, "resume=straight/checkpoints/step_00000003.pth")
     assert resumed["resumed_from"].endswith("step_00000003.pth")
     assert resumed["steps"] == 7
-    assert_same(final_state(exp.path("straight"), 7), final_state(exp.path("halves"), 7))
-    assert resumed["metrics"] == exp.result("straight")["metrics"]
+    assert_same(final_state(exp.path("straight"), 7), final_state(exp.path("resumed"), 7))
+    assert resumed["metrics"] == straight["metrics"]
 
 
 @pytest.mark.slow
@@ -133,8 +131,8 @@ def test_clipping_and_bf16_train(exp):
 @pytest.mark.slow
 def test_evaluation_does_not_depend_on_processes_or_batches(exp):
     exp.train("run")
-    metrics = []
-    for name, extra in (("a", ["nproc=1"]), ("b", ["nproc=2"]), ("c", ["nproc=1", "data.eval_batch_size=7"])):
+    metrics = []  # the 2785 test windows divide by neither 3 nor 7
+    for name, extra in (("a", ["nproc=1"]), ("b", ["nproc=3"]), ("c", ["nproc=1", "data.eval_batch_size=7"])):
         done = exp(*TINY, "task=eval", "init_from=run", f"output_dir={name}", *extra)
         assert done.returncode == 0, done.stderr
         metrics.append(exp.result(name)["metrics"])
@@ -196,22 +194,6 @@ def test_a_dead_rank_is_restarted_from_the_newest_checkpoint(exp):
     assert result["metrics"] == exp.result("straight")["metrics"]
 
 
-@pytest.mark.slow
-def test_a_dead_rank_without_restarts_is_named_and_nothing_stays_behind(exp):
-    process = start_two_ranks(exp)
-    kill_rank_1(exp, process)
-    _, errors = process.communicate(timeout=280)
-    assert process.returncode == 1
-    first = errors.splitlines()[0]
-    assert "rank 1" in first
-    assert "SIGKILL" in first
-    assert exp.result("run")["error"]["rank"] == 1
-    deadline = time.monotonic() + 240
-    while workers(exp) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not workers(exp)
-
-
 def start_two_ranks(exp, *arguments: str) -> subprocess.Popen:
     settings = [*TINY, *NO_DROPOUT, "nproc=2", "max_steps=40", "checkpoint.every_steps=1", "output_dir=run"]
     return subprocess.Popen(
@@ -262,10 +244,3 @@ def test_mmengines_hooks_and_visualisers_work_from_the_config(exp):
     scalars = list(exp.path("run").rglob("scalars.json"))
     assert scalars
     assert "train/loss" in scalars[0].read_text()
-
-
-@pytest.mark.slow
-def test_loader_workers_end_with_the_run(exp):
-    # Six of them; each that is not told to end is waited for five seconds.
-    done = exp(*TINY, "data.num_workers=2", "output_dir=run", timeout=250)
-    assert done.returncode == 0, done.stderr

@@ -12,7 +12,7 @@ pytestmark = needs_legacy_card
 SAME = ("max_steps=6", "model.attention_dropout=0", "data.num_workers=0")
 
 
-@pytest.mark.parametrize("nproc", [2, 8])
+@pytest.mark.parametrize("nproc", [2, pytest.param(8, marks=pytest.mark.slow)])
 def test_losses_are_those_of_one_cpu(exp, nproc):
     card = exp.train("card", "backend=gcu", "backend.simulate=true", f"nproc={nproc}", *SAME)
     cpu = exp.train("cpu", "backend=cpu", "nproc=1", *SAME)
