@@ -112,7 +112,7 @@ def start(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
-    [["nproc=2"], ["-m", "seed=1,"]],
+    [["nproc=2"], ["-m", "seed=1"]],
 )
 def test_the_command_finds_modules_of_the_current_folder(tmp_path, settings):
     (tmp_path / "mine.py").write_text(MODEL)

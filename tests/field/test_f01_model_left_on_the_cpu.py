@@ -68,7 +68,7 @@ def test_exp_names_what_is_elsewhere(exp, library):
                 self.stuck = torch.nn.Parameter(self.stuck.detach().cpu())
                 return self
     """)
-    done = exp(*CARDS, "nproc=2", "model._target_=mine.Stuck", "output_dir=run", **mine)
+    done = exp(*CARDS, "model._target_=mine.Stuck", "output_dir=run", **mine)
     assert done.returncode == 1
     first, *details = done.stderr.splitlines()
     assert "failed: rank" in first

@@ -161,32 +161,18 @@ def test_a_signal_ends_everything_even_a_rank_that_ignores_it(job, number, code)
     running.assert_gone(0)
 
 
-@pytest.mark.slow
-def test_nohup_is_respected(job):
-    running = job("sleep", preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
-    running.wait_joined()
-    before = running.alive()
-    running.process.send_signal(signal.SIGHUP)
-    time.sleep(1)
-    assert running.process.poll() is None
-    assert running.alive() == before
-
-
-@pytest.mark.parametrize("victim", ["parent", pytest.param("agent", marks=pytest.mark.slow)])
-def test_killing_the_parent_or_the_agent_leaves_no_worker(job, tmp_path, victim):
+def test_killing_the_agent_leaves_no_worker(job, tmp_path):
+    """Killing the parent: tests/launcher/test_leftovers.py."""
     logs = tmp_path / "run" / "logs"
     logs.mkdir(parents=True)
     # What an earlier launch in the same folder has left says nothing of this one.
     (logs / "agent.json").write_text('{"succeeded": true, "exits": [], "restarts": 0, "error": null}')
     running = job("sleep")
     running.wait_joined()
-    os.kill(running.process.pid if victim == "parent" else running.agent(), signal.SIGKILL)
-    if victim == "agent":
-        outcome = running.outcome(timeout=10)
-        assert outcome["exit_code"] == 1
-        assert "torch's agent was killed by SIGKILL" in outcome["text"]
-    else:
-        running.process.communicate(timeout=15)
+    os.kill(running.agent(), signal.SIGKILL)
+    outcome = running.outcome(timeout=10)
+    assert outcome["exit_code"] == 1
+    assert "torch's agent was killed by SIGKILL" in outcome["text"]
     running.assert_gone()
 
 
@@ -202,15 +188,20 @@ def test_a_worker_whose_agent_died_before_it_came_up_ends_at_once(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_nothing_listens_beyond_the_loopback_interface(job):
+def test_nothing_listens_beyond_the_loopback_interface_and_nohup_is_respected(job):
     with socket.socket() as everywhere:
         everywhere.bind(("", 0))
         everywhere.listen()
         assert "0.0.0.0" in listeners([os.getpid()])  # what would be found, is found
-    running = job("sleep")
+    running = job("sleep", preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
     running.wait_joined()
-    assert len(running.alive()) >= 3
+    before = running.alive()
+    assert len(before) >= 3
     assert not [address for address in listeners(running.alive()) if not address.startswith("127.")]
+    running.process.send_signal(signal.SIGHUP)
+    time.sleep(1)
+    assert running.process.poll() is None
+    assert running.alive() == before
 
 
 def listeners(pids) -> list[str]:

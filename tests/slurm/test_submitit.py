@@ -145,17 +145,6 @@ def test_a_job_of_higher_priority_takes_both_nodes_and_gives_them_back(submit, w
 
 
 @pytest.mark.slow
-def test_a_plain_requeue_goes_on_from_what_was_saved(submit, result, cluster):
-    running = submit(*EXACT, "checkpoint.every_steps=10")
-    running.wait_for_steps()
-    running.wait_for(lambda: any(running.place.glob("run/checkpoints/step_*.pth")))
-    cluster.run("scontrol", "requeue", running.job())
-    code, said = running.end()
-    assert code == 0, said + running.logs()
-    assert int(result("run")["resumed_from"][-12:-4]) >= 10
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("how", ["requeue", "scancel"])
 def test_sigterm_alone_loses_no_step(submit, result, cluster, how):
     """With the workers forked, as they are by default here, and nothing saved on the way."""
@@ -331,14 +320,13 @@ def test_jobs_on_one_node_take_different_cards(submit, cluster, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("where", ["local", "debug"])
-def test_the_same_without_slurm(exp, where):
-    done = exp(
-        *TINY, "launcher=submitit", f"launcher.cluster={where}", "nproc=2", "output_dir=run", "launcher.poll_s=0.5"
-    )
+def test_the_same_without_slurm(exp):
+    """In this process; in one of its own: tests/launcher/test_attach.py."""
+    where = ["launcher=submitit", "launcher.cluster=debug"]
+    done = exp(*TINY, *where, "nproc=2", "output_dir=run")
     assert done.returncode == 0, done.stderr + done.stdout
     assert exp.result("run")["status"] == "completed"
     assert "MSE" in done.stdout
-    failed = exp(*TINY, "launcher=submitit", f"launcher.cluster={where}", "optim.lr=-1", "output_dir=no")
+    failed = exp(*TINY, *where, "optim.lr=-1", "output_dir=no")
     assert failed.returncode == 2
     assert "Invalid learning rate" in failed.stdout + failed.stderr

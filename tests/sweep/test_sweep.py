@@ -98,7 +98,7 @@ def test_going_on_skips_what_is_done_and_knows_jobs_by_what_they_are(exp):
 
 
 def test_notice_saves_all_jobs_and_the_sweep_goes_on_where_it_was(exp):
-    settings = ["seed=1,2,3", "max_steps=150", "max_epochs=10", "log_every=10", "sweep.parallel_jobs=2"]
+    settings = ["seed=1,2,3", "max_steps=300", "max_epochs=10", "log_every=10", "sweep.parallel_jobs=2"]
     process = start(exp, *settings)
     wait_for(process, lambda: all(exp.path(f"sweep/{job}/metrics.jsonl").is_file() for job in (0, 1)))
     os.kill(process.pid, signal.SIGUSR2)

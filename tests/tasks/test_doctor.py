@@ -233,15 +233,6 @@ def test_two_ranks_forced_on_one_simulated_card(doctor):
     assert "ranks 0, 1 share one card: " in examined.text
 
 
-@needs_card
-@pytest.mark.slow
-def test_a_simulated_card_that_comes_late(doctor):
-    examined = doctor("backend=sick_cards", "nproc=2", sick={1: "sleeps"}, timeout_s=TIMEOUT_S)
-    assert examined.code == 1
-    assert examined.failures() == {"device": [1]}, examined.text
-    assert f"hung in 'device': no end within {TIMEOUT_S} s" in examined.text
-
-
 @pytest.mark.slow
 @needs_card
 @pytest.mark.parametrize(
