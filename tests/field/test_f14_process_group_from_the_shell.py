@@ -7,6 +7,8 @@ With exp it is honoured, and said; `backend.process_group=gloo` is the configure
 
 from __future__ import annotations
 
+import pytest
+
 from tests.field.conftest import CARDS, JOIN
 from tests.simulators import needs_card
 
@@ -17,6 +19,7 @@ def test_stock_torch_ignores_it(stock):
     assert "mpi" not in ended.printed.splitlines()[-1]
 
 
+@pytest.mark.slow
 @needs_card
 def test_exp_honours_it_and_names_it(exp):
     done = exp(*CARDS, "nproc=2", "output_dir=run", TORCH_DISTRIBUTED_BACKEND="gloo")

@@ -14,6 +14,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import TINY, clean_environment
 
 
@@ -46,6 +48,7 @@ def test_stock_ranks_outlive_the_script_that_started_them(tmp_path):
     assert len(left) == 2
 
 
+@pytest.mark.slow
 def test_exp_leaves_none(exp):
     number = signal.SIGTERM  # others: tests/launcher/test_torchrun.py
     mark = f"{exp.folder}-exp"

@@ -49,9 +49,8 @@ def train(exp):
     return train
 
 
-@pytest.mark.parametrize(
-    ("safe", "how"), [(True, "forked early"), pytest.param(False, "started late", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("safe", "how"), [(True, "forked early"), (False, "started late")])
 def test_workers_are_forked_where_that_is_safe(exp, train, safe, how):
     """What all ranks have in their environment is there before the template loads torch; a rank's own comes later."""
     done = train("run", "model.attention_dropout=0", safe=safe)

@@ -143,7 +143,13 @@ def test_all_ranks_are_restarted_when_one_is_killed(job):
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)], ids=["INT", "TERM", "HUP"]
+    ("number", "code"),
+    [
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow),
+        (signal.SIGTERM, 143),
+        pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow),
+    ],
+    ids=["INT", "TERM", "HUP"],
 )
 def test_a_signal_ends_everything_even_a_rank_that_ignores_it(job, number, code):
     running = job("sleep")

@@ -87,6 +87,7 @@ def test_two_healthy_ranks(doctor):
     assert len(result["devices"]) == 2
 
 
+@pytest.mark.slow
 def test_one_process_is_examined_in_a_process_of_its_own(doctor, exp):
     examined = doctor("backend=cpu")
     assert examined.code == 0, examined.text

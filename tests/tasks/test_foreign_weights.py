@@ -39,6 +39,7 @@ def folder(tmp_path_factory):
     return place
 
 
+@pytest.mark.slow
 def test_features_of_a_backbone_in_other_tools_checkpoints(folder):
     made = {}
     for name in ("scenes", "mmseg.pth", "dino.pth"):

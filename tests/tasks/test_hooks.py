@@ -150,7 +150,7 @@ def test_a_resumed_run_with_averaged_weights_is_the_uninterrupted_one(mine, hook
     ("wrapper", "hooks", "more"),
     [
         ("ddp", "", ["accumulate=2", "wrapper.broadcast_buffers=false"]),
-        ("mmddp", "{type: EMAHook, momentum: 0.3}, {type: SyncBuffersHook}, ", []),
+        pytest.param("mmddp", "{type: EMAHook, momentum: 0.3}, {type: SyncBuffersHook}, ", [], marks=pytest.mark.slow),
         pytest.param("mmddp", "{type: EMAHook}, ", SIMULATED, marks=[needs_card, pytest.mark.slow]),
     ],
 )

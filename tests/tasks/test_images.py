@@ -80,7 +80,7 @@ def test_a_training_leaves_metrics_and_pictures(trained):
 @pytest.mark.parametrize(
     ("name", "settings", "where", "same"),
     [
-        ("scenes", SCENES, ["backend=cpu", "nproc=2"], 1e-6),
+        pytest.param("scenes", SCENES, ["backend=cpu", "nproc=2"], 1e-6, marks=pytest.mark.slow),
         pytest.param("tiles", TILES, ["backend=gcu", "backend.simulate=true", "nproc=4"], 1e-5, marks=needs_card),
     ],
 )

@@ -71,6 +71,7 @@ def test_metrics_say_their_units_wherever_they_are_written(trained):
         assert record["mse_file_units"] > record["mse"]
 
 
+@pytest.mark.slow
 def test_evaluation_has_both_for_each_channel(trained):
     done = run_exp(trained.folder, *TINY, *trained.own, *SIZES, "task=eval", "init_from=run", "output_dir=eval")
     assert done.returncode == 0, done.stderr
