@@ -195,7 +195,7 @@ def fewer_jobs(arguments: list[str]) -> list[str]:
     words, swept = [], False
     for word in arguments:
         key, _, values = word.partition("=")
-        if re.fullmatch(r"[\w./]+,[\w./,-]+", values):
+        if re.fullmatch(r"[\w./-]+(,[\w./-]+)+", values):
             each = values.split(",")
             kept = each[:1] if swept else [*each[:2], *(each[-1:] if "sweep.resume=true" in arguments else [])]
             word, swept = f"{key}={','.join(kept)}", True

@@ -78,8 +78,8 @@ def test_going_on_skips_what_is_done_and_knows_jobs_by_what_they_are(exp):
     folder.mkdir(parents=True)
     written = "defaults: [adam, _self_]\nweight_decay: 0.001\n"
     (folder / "own.yaml").write_text(written)
-    own = ("--config-dir", "mine", "optim=own")
-    process = start(exp, "seed=2,3", "sweep.parallel_jobs=1", options=own)
+    own = ("--config-dir", "mine")
+    process = start(exp, "optim=own", "seed=2,3", "sweep.parallel_jobs=1", options=own)
     wait_for(process, lambda: exp.path("sweep/0/config.yaml").is_file())
     (folder / "own.yaml").write_text(written.replace("0.001", "123"))  # of no effect: all jobs are frozen
     _, errors = process.communicate(timeout=280)
@@ -87,10 +87,10 @@ def test_going_on_skips_what_is_done_and_knows_jobs_by_what_they_are(exp):
     assert "weight_decay: 0.001" in exp.path("sweep/1/config.yaml").read_text()
     (folder / "own.yaml").write_text(written)
     finished = exp.path("sweep/0/result.json").stat().st_mtime_ns
-    refused = exp(*own, *SWEEP, "seed=1,2,3")
+    refused = exp(*own, *SWEEP, "optim=own", "seed=1,2,3")
     assert refused.returncode == 2
     assert "sweep.resume=true" in refused.stderr
-    done = exp(*own, *SWEEP, "seed=1,2,3", "sweep.resume=true", "sweep.parallel_jobs=1")
+    done = exp(*own, *SWEEP, "optim=own", "seed=1,2,3", "sweep.resume=true", "sweep.parallel_jobs=1")
     assert done.returncode == 0, done.stderr
     assert "2 of 3 jobs are done already" in done.stdout
     assert exp.path("sweep/0/result.json").stat().st_mtime_ns == finished
