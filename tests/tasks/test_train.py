@@ -39,10 +39,10 @@ def assert_same(left, right, where="checkpoint"):
 
 
 def test_a_resumed_run_ends_in_the_same_state_bit_for_bit(exp):
-    settings = ["data.num_workers=1", "schedule=onecycle", "max_epochs=3", "max_steps=7", "checkpoint.every_steps=3"]
+    settings = ["data.num_workers=1", "schedule=onecycle", "max_epochs=3", "max_steps=7", "checkpoint.every_steps=4"]
     straight = exp.train("straight", *settings)
-    resumed = exp.train("resumed", *settings, "resume=straight/checkpoints/step_00000003.pth")
-    assert resumed["resumed_from"].endswith("step_00000003.pth")
+    resumed = exp.train("resumed", *settings, "resume=straight/checkpoints/step_00000004.pth")
+    assert resumed["resumed_from"].endswith("step_00000004.pth")
     assert resumed["steps"] == 7
     assert_same(final_state(exp.path("straight"), 7), final_state(exp.path("resumed"), 7))
     assert resumed["metrics"] == straight["metrics"]
