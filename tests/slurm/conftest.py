@@ -60,7 +60,9 @@ class Submitted:
             try:
                 if mark not in (entry / "environ").read_bytes().split(b"\0"):
                     continue
-                if (entry / "comm").read_text().strip() == name or name in (entry / "cmdline").read_text():
+                called = (entry / "comm").read_text().strip()
+                # srun has the command line of what it starts.
+                if called == name or (called != "srun" and name in (entry / "cmdline").read_text()):
                     return int(entry.name)
             except OSError:
                 continue
