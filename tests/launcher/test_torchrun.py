@@ -246,10 +246,11 @@ def test_two_agents_on_one_machine_make_one_job(job, max_restarts, body):
     assert values == {f"joined-{max_restarts}-0": "1.0", f"joined-{max_restarts}-1": "1.0"}
     for each in jobs:
         each.assert_gone(0)
-    if body == "late":  # the agent that waits for the other has its heartbeats beside
-        logs = "".join(path.read_text() for path in (jobs[0].folder / "logs").glob("agent*.log"))
-        assert "keep-alive" not in logs
-        assert "exit barrier. Elapsed" not in logs, logs
+    if body == "late":  # the agent whose worker has ended waits for the other's, and sends heartbeats meanwhile
+        logs = [path.read_text() for path in (jobs[0].folder / "logs").glob("agent*.log")]
+        assert "keep-alive" not in "".join(logs)
+        # The one that hosts the store; the other may find it gone at the very end. Newer torch does not tell which.
+        assert not any("as rank 0 in a world" in log and "ERROR" in log for log in logs), logs
 
 
 @pytest.mark.slow
