@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
+from omegaconf import OmegaConf
 
 from exp.config.hooks import check_hooks
 from exp.config.names import allow, check_object, check_path_part
@@ -96,6 +97,15 @@ def test_what_the_user_names_is_his_word(exp):
     assert exp.path("seen").exists()
     missing = exp(*TINY, "plugins=[nonesuch]")
     assert (missing.returncode, "there is no module nonesuch" in missing.stderr) == (2, True)
+
+
+def test_a_setting_may_be_called_as_a_module_of_pythons_is():
+    from exp.engine.registries import choose_code
+
+    choose_code(OmegaConf.create({"plugins": [], "model": {"mask_type": "random"}, "data": {"type": "array"}}))
+    for wrong in ({"optim": {"type": "random"}}, {"data": {"train_pipeline": [{"type": "array"}]}}):
+        with pytest.raises(ConfigError, match="is neither of exp nor in a registry"):
+            choose_code(OmegaConf.create({"plugins": [], **wrong}))
 
 
 def test_what_a_name_leads_to_counts_too():

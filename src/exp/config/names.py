@@ -23,7 +23,16 @@ from omegaconf.errors import OmegaConfBaseException
 from exp.config.walk import nodes
 from exp.errors import ConfigError
 
-__all__ = ["allow", "check_name", "check_names", "check_object", "check_path_part", "names_in", "refusal"]
+__all__ = [
+    "allow",
+    "check_name",
+    "check_names",
+    "check_object",
+    "check_path_part",
+    "is_standard",
+    "names_in",
+    "refusal",
+]
 
 _OPEN = ("exp", "torch.nn", "torch.optim")
 _REGISTERED = ("mmengine", "mmcv")
@@ -97,7 +106,7 @@ def check_object(key: str, name: str, found: Any) -> None:
     if _within(home, (*_OPEN, *_plugins)):
         return
     # The user's own module may hand on a class of an installed package, but nothing that Python itself can do.
-    if key.endswith("_target_") and _is_own(name) and home and not _is_standard(home.partition(".")[0]):
+    if key.endswith("_target_") and _is_own(name) and home and not is_standard(home.partition(".")[0]):
         return
     raise refusal(key, f"{name} ({home}.{getattr(made, '__qualname__', made)})", home.partition(".")[0] or "...")
 
@@ -171,14 +180,18 @@ def _is_own(name: str) -> bool:
     if spec is None:
         return True  # there is none, which is told elsewhere
     place = spec.origin or next(iter(spec.submodule_search_locations or ()), None)
-    if top == "exp" or _is_standard(top) or place is None:
+    if top == "exp" or is_standard(top) or place is None:
         return False
     installed = {"site-packages", "dist-packages"} & set(Path(place).parts)
     return not installed or top in _with_backends()
 
 
-def _is_standard(top: str) -> bool:
-    """Whether a module is Python's own."""
+def is_standard(top: str) -> bool:
+    """Whether a module is Python's own.
+
+    Args:
+        top: its name, without a dot.
+    """
     if top in sys.builtin_module_names or top in getattr(sys, "stdlib_module_names", ()):
         return True
     from exp.config.targets import find_module

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import re
 from typing import Any, Sequence
 
 from mmengine.registry import Registry, root
 from mmengine.utils import get_object_from_string
 
-from exp.config.names import allow, check_name, check_object, names_in, refusal
+from exp.config.names import allow, check_name, check_object, is_standard, names_in, refusal
 from exp.config.targets import find_module
 from exp.errors import ConfigError, UnavailableError
 
 __all__ = ["choose_code"]
 
+_SETTING = re.compile(r"(?:model|data)\.(?!\w*pipeline)")
+"""Keys of models and data, which no registry is asked for by us."""
 _REGISTERING = ("mmengine.hooks", "mmengine.optim", "mmengine.model", "mmengine.visualization", "mmcv.transforms")
 
 
@@ -38,6 +41,8 @@ def choose_code(config: Any) -> None:
             continue  # checked where it is loaded; of a scope its name says all
         if "." in name:
             _check_dotted(key, name)
+        elif _SETTING.match(key) and is_standard(name):
+            continue  # ``model.mask_type: random`` means no code; and if it did, it would be Python's own
         elif find_module(name) is not None and not _is_registered(name):
             raise refusal(key, name, name)  # it would be imported, to look for a class in it
 
