@@ -28,6 +28,7 @@ from exp.errors import EXIT_FAILED, EXIT_PREEMPTED, ConfigError
 from exp.launcher.base import SCRATCH_VARIABLE, Launcher, Outcome, RankFailure, this_host
 from exp.launcher.failures import collect_failures, exit_code_of, tail_of
 from exp.launcher.guard import ended_early, leave_word
+from exp.launcher.joining import JOINED
 from exp.launcher.place import Place, local_rank_of
 from exp.launcher.processes import JOB_VARIABLE, handle_signals, kill_job, signal_name
 from exp.launcher.pulse import Pulse
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 __all__ = ["ExternalLauncher", "be_quiet", "is_chosen", "take_place"]
 
 _TARGET = "exp.launcher.external.ExternalLauncher"
-_JOINED = "joined.json"
 _NOTICE = (PREEMPT_SIGNAL, signal.SIGTERM)
 _ERROR_PATIENCE_S = 6.0
 _WORD_PATIENCE_S = 5.0
@@ -163,7 +163,7 @@ class ExternalLauncher(Launcher):
                 kill_job(job)
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             preempted = preempted_at(scratch)
-            joined = read_json(Path(scratch, _JOINED)) or {}
+            joined = read_json(Path(scratch, JOINED)) or {}
             refused = joined.get("refused")
             if refused is not None:
                 if self.leads:
@@ -258,12 +258,18 @@ class _Worker:
     def _end_what_hangs(self) -> None:
         """Kill the worker where it is the one that holds up the others: each process knows its own worker's beats."""
         if self.pulse is None:
-            joined = read_json(Path(self.scratch, _JOINED)) or {}
+            joined = read_json(Path(self.scratch, JOINED)) or {}
             if "folder" not in joined:
                 return
-            at, of = self.launcher.place, self.launcher
-            folder = RunFolder(joined["folder"])
-            self.pulse = Pulse(folder, self.scratch, at.world_size, of.timeout_s, of.step_timeout_s, at.local_rank)
+            launcher, place = self.launcher, self.launcher.place
+            self.pulse = Pulse(
+                RunFolder(joined["folder"]),
+                self.scratch,
+                place.world_size,
+                launcher.timeout_s,
+                launcher.step_timeout_s,
+                place.local_rank,
+            )
         hung = self.pulse.look()
         if hung is not None:
             with contextlib.suppress(ProcessLookupError):

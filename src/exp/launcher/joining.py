@@ -21,6 +21,11 @@ from exp.preemption import Notice
 from exp.runfolder import RunFolder, read_json, write_json
 from exp.worker import work_to_end
 
+__all__ = ["JOINED", "main"]
+
+JOINED = "joined.json"
+"""In the private folder of the process: which folder the worker has come to, or why it was refused."""
+
 _MEETING = "meeting.json"
 _SEEN_WITHIN_S = 60.0  # an NFS client may keep saying for a while that a new file is not there
 
@@ -42,7 +47,7 @@ def main() -> None:
         single_node=world_size == local_world_size,
         notice=Notice(scratch),
     )  # fmt: skip
-    joined = Path(scratch, "joined.json")
+    joined = Path(scratch, JOINED)
     folder = order["folder"]
     if world_size > 1:
         info.met.append(make_store(info, timedelta(seconds=order["timeout_s"])))
