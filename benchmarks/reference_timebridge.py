@@ -1,7 +1,7 @@
 """TimeBridge written plainly from its formulas (Liu et al., arXiv 2410.04442), to compare with and to race against.
 
 Every channel is computed, each averaging window is stacked, attention is einsum, the loss uses torch.fft. The names of
-the parameters are those of the authors' checkpoints, so that weights can be exchanged with exp.models.timebridge.
+the parameters are those of the authors' checkpoints, so that weights can be exchanged with exp.forecasting.timebridge.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class PlainEmbedding(nn.Module):
 
 
 class PlainTimeBridge(nn.Module):
-    """The forecaster; arguments as :class:`exp.models.timebridge.TimeBridge`."""
+    """The forecaster; arguments as :class:`exp.forecasting.timebridge.TimeBridge`."""
 
     def __init__(
         self,

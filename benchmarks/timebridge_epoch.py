@@ -19,10 +19,10 @@ import torch
 from reference_timebridge import PlainTimeBridge, plain_loss
 from torch.utils.data import DataLoader, Dataset
 
-from exp.data.forecasting import ForecastingData
 from exp.data.loader import train_loader
 from exp.data.sampler import TrainBatchSampler
-from exp.models.timebridge import TimeBridge
+from exp.forecasting.data.dataset import ForecastingData
+from exp.forecasting.timebridge import TimeBridge
 
 LOOKBACK, HORIZON, BATCH, CHANNELS, LR, ALPHA = 720, 96, 64, 7, 2e-4, 0.35
 

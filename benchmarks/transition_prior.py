@@ -27,9 +27,9 @@ from typing import Any, Callable
 import torch
 from torch import nn
 
-from exp.models.timebridge.density import gaussian_log_density, log_magnitude
-from exp.models.timebridge.hmm import log_likelihood, viterbi
-from exp.models.timebridge.transition import StationaryPrior
+from exp.forecasting.timebridge.density import gaussian_log_density, log_magnitude
+from exp.forecasting.timebridge.hmm import log_likelihood, viterbi
+from exp.forecasting.timebridge.transition import StationaryPrior
 
 BATCH, REGIMES, COMPRESSED = 16, 4, 10
 HIDDEN = {7: (64, 384), 21: (64, 384), 321: (64, 3)}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import exp
 from exp.csvfile import csv_content
-from exp.predict.scenes import Scene, predictions_csv
+from exp.vision.predict.scenes import Scene, predictions_csv
 
 
 def test_cells_that_a_spreadsheet_would_compute_are_text():

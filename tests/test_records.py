@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow  # nothing here depends on the version of torch
 
 MODEL = """
 import os, shutil, signal
-from exp.models.timebridge import TimeBridge
+from exp.forecasting.timebridge import TimeBridge
 
 
 class Model(TimeBridge):

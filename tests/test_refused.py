@@ -94,7 +94,7 @@ def test_a_folder_that_holds_a_run_is_as_it_was(exp):
 def test_what_has_been_computed_is_kept(exp):
     """A file that turns out to be unusable after the first steps costs none of them."""
     (exp.folder / "late.py").write_text(
-        "from exp.errors import DataError\nfrom exp.models.timebridge import TimeBridge\n\n\n"
+        "from exp.errors import DataError\nfrom exp.forecasting.timebridge import TimeBridge\n\n\n"
         "class Late(TimeBridge):\n    steps = 0\n\n    def losses(self, *batch):\n        self.steps += 1\n"
         "        if self.steps > 3:\n            raise DataError('row 7 of plant.csv: no number')\n"
         "        return super().losses(*batch)\n"

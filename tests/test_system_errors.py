@@ -12,7 +12,7 @@ from tests.conftest import TINY, clean_environment, run_exp
 
 FILLS = """
 import os
-from exp.models.timebridge import TimeBridge
+from exp.forecasting.timebridge import TimeBridge
 
 
 class Model(TimeBridge):

@@ -110,7 +110,7 @@ def test_a_setting_may_be_called_as_a_module_of_pythons_is():
 
 def test_what_a_name_leads_to_counts_too():
     allow([])
-    for name in ("exp.config.create.instantiate", "exp.models.timebridge.TimeBridge.__init__.__globals__"):
+    for name in ("exp.config.create.instantiate", "exp.forecasting.timebridge.TimeBridge.__init__.__globals__"):
         with pytest.raises(ConfigError):
             load_target("model._target_", name)
     assert load_target("model._target_", "torch.nn.Linear").__name__ == "Linear"

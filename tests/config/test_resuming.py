@@ -10,8 +10,8 @@ from exp.config.resuming import Change, Changes, changes, refusal
 
 OLD = {
     "backend": {"_target_": "cpu", "name": "cpu", "options": {}},
-    "model": {"_target_": "exp.models.timebridge.TimeBridge", "d_model": 16, "dropout": 0.0},
-    "data": {"_target_": "exp.data.forecasting.ForecastingData", "root": None, "horizon": 96, "num_workers": 0},
+    "model": {"_target_": "exp.forecasting.timebridge.TimeBridge", "d_model": 16, "dropout": 0.0},
+    "data": {"_target_": "exp.forecasting.data.dataset.ForecastingData", "root": None, "horizon": 96, "num_workers": 0},
     "optim": {"type": "Adam", "lr": 1e-3, "options": {"betas": [0.9, 0.999]}},
     "task": {"name": "train", "input": None},
     "seed": 1, "nproc": 1, "batch_size": 32, "global_batch_size": 32, "max_epochs": 3, "precision": "fp32",

@@ -11,7 +11,7 @@ from exp.errors import ConfigError, UnavailableError
 from tests.conftest import TINY, clean_environment
 
 MODEL = """
-from exp.models.timebridge import TimeBridge
+from exp.forecasting.timebridge import TimeBridge
 
 
 class Mine(TimeBridge):
@@ -24,9 +24,9 @@ M_EXP = [sys.executable, "-m", "exp"]
 @pytest.mark.parametrize(
     "target",
     [
-        "exp.models.dinov3.Segmenter",  # comes through __init__
-        "exp.models.timebridge.TimeBridge",
-        "exp.data.forecasting.ForecastingData",
+        "exp.vision.dinov3.Segmenter",  # comes through __init__
+        "exp.forecasting.timebridge.TimeBridge",
+        "exp.forecasting.data.dataset.ForecastingData",
         "exp.backends.cpu.CpuBackend",  # lies in another folder
         "torch.nn.Linear",  # by import *
         "mmengine.model.BaseModel",
@@ -80,10 +80,10 @@ def test_a_module_that_is_no_python_is_told_as_such(tmp_path, monkeypatch):
     [
         ("model._target_=nonesuch.Model", 2, ["there is no module nonesuch", "PYTHONPATH"]),
         ("model._target_=exp.models.timebrige.TimeBridge", 2, ["no module exp.models.timebrige", "'timebridge'"]),
-        ("model._target_=exp.models.timebridge.TimeBrige", 2, ["has no TimeBrige", "did you mean 'TimeBridge'"]),
-        ("model._target_=exp.models.timebridge", 2, ["is a module"]),
+        ("model._target_=exp.forecasting.timebridge.TimeBrige", 2, ["has no TimeBrige", "did you mean 'TimeBridge'"]),
+        ("model._target_=exp.forecasting.timebridge", 2, ["is a module"]),
         ("model._target_=TimeBridge", 2, ["no path of a class"]),
-        ("data._target_=exp.data.forecasting.Forecasting", 2, ["has no Forecasting", "'ForecastingData'"]),
+        ("data._target_=exp.forecasting.data.dataset.Forecasting", 2, ["has no Forecasting", "'ForecastingData'"]),
         ("data._target_=nonesuch.sets.Data", 2, ["there is no module nonesuch"]),
         ("launcher._target_=exp.launcher.local.LocalLauncer", 2, ["has no LocalLauncer", "'LocalLauncher'"]),
         ("launcher._target_=nonesuch.Launcher", 2, ["there is no module nonesuch"]),

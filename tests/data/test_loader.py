@@ -8,7 +8,7 @@ from torch.utils.data import Dataset
 
 from exp.data.loader import eval_loader, train_loader
 from exp.data.sampler import EvalBatchSampler, TrainBatchSampler
-from exp.data.windows import WindowDataset
+from exp.forecasting.data.windows import WindowDataset
 
 
 @pytest.fixture

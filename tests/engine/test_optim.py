@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from exp.config.schema import OptimConfig
 from exp.engine.optim import BackendOptimWrapper, build_optimizer
 from exp.errors import ConfigError
-from exp.models.dinov3 import SceneClassifier
+from exp.vision.dinov3 import SceneClassifier
 from tests.engine.conftest import Line
 
 needs_cpu_scaler = pytest.mark.skipif(

@@ -58,7 +58,7 @@ def test_exp_places_the_model_on_the_card_of_its_rank(eight_cards):
 def test_exp_names_what_is_elsewhere(exp, library):
     mine = library("""
         import torch
-        from exp.models.timebridge import TimeBridge
+        from exp.forecasting.timebridge import TimeBridge
         class Stuck(TimeBridge):
             def __init__(self, **settings):
                 super().__init__(**settings)
@@ -95,7 +95,7 @@ def test_stock_torch_trains_nothing_with_an_optimizer_built_too_early(stock):
 def test_exp_refuses_an_optimizer_of_other_parameters(exp, library):
     mine = library("""
         import torch
-        from exp.models.timebridge import TimeBridge
+        from exp.forecasting.timebridge import TimeBridge
         class Renewed(TimeBridge):
             def _apply(self, function, *arguments, **options):  # new parameters at every move
                 super()._apply(function, *arguments, **options)

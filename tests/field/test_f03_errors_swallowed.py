@@ -42,7 +42,7 @@ def test_stock_script_trains_each_rank_alone(stock):
 def test_exp_stops_all_ranks_and_names_the_first(exp, library):
     mine = library("""
         import os
-        from exp.models.timebridge import TimeBridge
+        from exp.forecasting.timebridge import TimeBridge
         class Fails(TimeBridge):
             def forward(self, *arguments, **options):
                 if os.environ["RANK"] == "1":

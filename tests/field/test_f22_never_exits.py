@@ -63,7 +63,7 @@ def test_exp_releases_the_wrapper_first(exp, library):
 def test_exp_exits_within_seconds_after_a_failure(exp, library):
     mine = library("""
         import os
-        from exp.models.timebridge import TimeBridge
+        from exp.forecasting.timebridge import TimeBridge
         class Perhaps(TimeBridge):
             steps = 0
             def forward(self, *arguments, **options):

@@ -16,7 +16,7 @@ from tests.conftest import TINY, clean_environment, run_exp
 
 MODEL = """
 import os, time
-from exp.models.timebridge import TimeBridge
+from exp.forecasting.timebridge import TimeBridge
 
 
 class Model(TimeBridge):

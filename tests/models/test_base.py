@@ -6,8 +6,8 @@ import torch.distributed as dist
 from mmengine.model import MMDistributedDataParallel
 from mmengine.optim import OptimWrapper
 
+from exp.forecasting.timebridge import TimeBridge
 from exp.models.base import Model
-from exp.models.timebridge import TimeBridge
 
 
 class Line(Model):

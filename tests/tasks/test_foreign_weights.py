@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from exp.engine import checkpoint
 from tests.conftest import run_exp
-from tests.data.images.conftest import SAMPLES
+from tests.vision.data.conftest import SAMPLES
 
 MODEL = ["model.embed_dim=32", "model.depth=2", "model.num_heads=2", "model.layer_scale=1.0"]
 SHORT = ["max_steps=2", "log_every=1", "schedule.warmup_steps=1", "data.split=[0.4,0.3,0.3]", "global_batch_size=8"]

@@ -15,8 +15,8 @@ from PIL import Image
 from safetensors import safe_open
 
 from tests.conftest import run_exp
-from tests.data.images.conftest import SAMPLES
 from tests.simulators import needs_card
+from tests.vision.data.conftest import SAMPLES
 
 MODEL = ["model.embed_dim=16", "model.depth=2", "model.num_heads=2", "model.patch_size=16"]
 SHORT = ["max_steps=4", "log_every=1", "schedule.warmup_steps=2", "checkpoint.every_steps=2", "checkpoint.keep_last=9"]

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from exp.data.forecasting import ForecastingData
-from exp.data.splits import borders
 from exp.errors import DataError
+from exp.forecasting.data.dataset import ForecastingData
+from exp.forecasting.data.splits import borders
 from tests.conftest import TINY, run_exp
 
 SIZES = ["data.lookback=96", "data.horizon=24", "data.channels=2"]

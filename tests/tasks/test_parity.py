@@ -109,7 +109,7 @@ def test_what_departs_first_is_named(exp, part, text):
 NOISY = """
 import torch.nn.functional as F
 from torch import nn
-from exp.models.timebridge import TimeBridge
+from exp.forecasting.timebridge import TimeBridge
 
 
 class Noisy(TimeBridge):

@@ -28,9 +28,9 @@ __all__ = [
 
 @dataclass
 class TimeBridgeConfig:
-    """TimeBridge (:class:`exp.models.timebridge.TimeBridge`; Liu et al., arXiv 2410.04442)."""
+    """TimeBridge (:class:`exp.forecasting.timebridge.TimeBridge`; Liu et al., arXiv 2410.04442)."""
 
-    _target_: str = "exp.models.timebridge.TimeBridge"
+    _target_: str = "exp.forecasting.timebridge.TimeBridge"
     channels: int = MISSING
     lookback: int = MISSING
     horizon: int = MISSING
@@ -63,9 +63,9 @@ class TimeBridgeConfig:
 
 @dataclass
 class TimeBridgePriorConfig(TimeBridgeConfig):
-    """TimeBridge with a transition prior (:class:`exp.models.timebridge.TimeBridgePrior`, which documents the keys)."""
+    """TimeBridge with a transition prior (:class:`exp.forecasting.timebridge.TimeBridgePrior`, which documents the keys)."""
 
-    _target_: str = "exp.models.timebridge.TimeBridgePrior"
+    _target_: str = "exp.forecasting.timebridge.TimeBridgePrior"
     prior: bool = True
     stationary_share: float = 0.7
     lags: int = 1
@@ -87,7 +87,7 @@ class TimeBridgePriorConfig(TimeBridgeConfig):
 
 @dataclass
 class ImageModelConfig:
-    """What the models on a DINOv3 backbone share (:class:`exp.models.dinov3.base.ImageModel`; arXiv 2508.10104).
+    """What the models on a DINOv3 backbone share (:class:`exp.vision.dinov3.base.ImageModel`; arXiv 2508.10104).
 
     The number of classes and of channels comes from the data.
     """
@@ -122,18 +122,18 @@ class ImageModelConfig:
 
 @dataclass
 class SceneClassifierConfig(ImageModelConfig):
-    """Scene classification (:class:`exp.models.dinov3.SceneClassifier`)."""
+    """Scene classification (:class:`exp.vision.dinov3.SceneClassifier`)."""
 
-    _target_: str = "exp.models.dinov3.SceneClassifier"
+    _target_: str = "exp.vision.dinov3.SceneClassifier"
     label_smoothing: float = 0.0
     """Share of a label that is spread over all classes in the cross-entropy."""
 
 
 @dataclass
 class SegmenterConfig(ImageModelConfig):
-    """Semantic segmentation (:class:`exp.models.dinov3.Segmenter`)."""
+    """Semantic segmentation (:class:`exp.vision.dinov3.Segmenter`)."""
 
-    _target_: str = "exp.models.dinov3.Segmenter"
+    _target_: str = "exp.vision.dinov3.Segmenter"
     head: str = "upsample"
     """``linear`` (one layer per patch) or ``upsample`` (two convolutional stages, four times the resolution)."""
     head_channels: int = 256
@@ -162,9 +162,9 @@ class SegmenterConfig(ImageModelConfig):
 
 @dataclass
 class ForecastingDataConfig:
-    """A multivariate series on disk, cut into windows (:class:`exp.data.forecasting.ForecastingData`)."""
+    """A multivariate series on disk, cut into windows (:class:`exp.forecasting.data.dataset.ForecastingData`)."""
 
-    _target_: str = "exp.data.forecasting.ForecastingData"
+    _target_: str = "exp.forecasting.data.dataset.ForecastingData"
     name: str = MISSING
     root: Optional[str] = None
     """Folder of the user's files; null: the sample data that come with exp."""
@@ -191,7 +191,7 @@ class ForecastingDataConfig:
 
 @dataclass
 class ImageDataConfig:
-    """What image data share (:class:`exp.data.images.base.ImageData`)."""
+    """What image data share (:class:`exp.vision.data.base.ImageData`)."""
 
     name: str = MISSING
     root: Optional[str] = None
@@ -226,9 +226,9 @@ class ImageDataConfig:
 
 @dataclass
 class SceneDataConfig(ImageDataConfig):
-    """Images with one label each (:class:`exp.data.images.scenes.SceneData`)."""
+    """Images with one label each (:class:`exp.vision.data.scenes.SceneData`)."""
 
-    _target_: str = "exp.data.images.scenes.SceneData"
+    _target_: str = "exp.vision.data.scenes.SceneData"
     layout: str = "folders"
     """``folders`` ([{train,val,test}/]<class>/*) or ``mmrs1m``."""
     datasets: Optional[List[str]] = None
@@ -239,9 +239,9 @@ class SceneDataConfig(ImageDataConfig):
 
 @dataclass
 class SegmentationDataConfig(ImageDataConfig):
-    """Images with a mask each (:class:`exp.data.images.segmentation.SegmentationData`)."""
+    """Images with a mask each (:class:`exp.vision.data.segmentation.SegmentationData`)."""
 
-    _target_: str = "exp.data.images.segmentation.SegmentationData"
+    _target_: str = "exp.vision.data.segmentation.SegmentationData"
     layout: str = "masks"
     """``masks`` (folders of images beside folders of masks) or ``loveda``."""
     images: str = "images"

@@ -9,8 +9,8 @@ import torch
 
 from exp.draw.curves import training_curves
 from exp.engine.wrapper import unwrapped
-from exp.predict.scores import batch_outputs
 from exp.runfolder import write_atomically
+from exp.vision.predict.scores import batch_outputs
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,8 +54,8 @@ def draw_training(session: Session, data: Any, model: Any, metrics: Any = None) 
 
 
 def _image_pictures(session: Session, data: Any, model: Any, metrics: Any) -> dict[str, bytes]:
-    from exp.draw.confusion import confusion_png
-    from exp.draw.sheet import spread
+    from exp.vision.draw.confusion import confusion_png
+    from exp.vision.draw.sheet import spread
 
     model = unwrapped(model)
     model.eval()
@@ -77,10 +77,10 @@ def _segmentation_picture(session: Session, data: Any, model: Any, index: int) -
     """Image, truth and prediction side by side, and a legend."""
     import numpy as np
 
-    from exp.draw.legend import Entry, legend
-    from exp.draw.overlay import colored
-    from exp.draw.pictures import beside, enlarged, png, shrunk, shrunk_labels, to_rgb
-    from exp.draw.text import line
+    from exp.vision.draw.legend import Entry, legend
+    from exp.vision.draw.overlay import colored
+    from exp.vision.draw.pictures import beside, enlarged, png, shrunk, shrunk_labels, to_rgb
+    from exp.vision.draw.text import line
 
     batch = data.val[torch.tensor([index])]
     height, width = batch["sizes"][0] if "sizes" in batch else batch["label"].shape[-2:]
@@ -103,9 +103,9 @@ def _segmentation_picture(session: Session, data: Any, model: Any, index: int) -
 
 def _scene_sheet(session: Session, data: Any, model: Any, count: int) -> tuple[bytes, Any]:
     """A sheet of validation images, and the metrics of ``count`` of them."""
-    from exp.draw.pictures import png
-    from exp.draw.scene import Scene, scene_tile
-    from exp.draw.sheet import sheet, spread
+    from exp.vision.draw.pictures import png
+    from exp.vision.draw.scene import Scene, scene_tile
+    from exp.vision.draw.sheet import sheet, spread
 
     metrics = data.metrics()
     numbers = spread(len(data.val), count)

@@ -1,0 +1,1 @@
+"""Series on disk, cut into windows."""

@@ -1,0 +1,128 @@
+"""Where a data file lies, and whether it can be the right one: checked by the parent before any process starts.
+
+Looks at the first line only, and imports neither torch nor pandas nor numpy.
+"""
+
+from __future__ import annotations
+
+import glob
+import importlib.util
+import os
+from pathlib import Path
+from typing import Any, Mapping
+
+from exp.errors import DataError
+from exp.forecasting.data.header import check_columns, expected, layout, shortened
+from exp.forecasting.data.rows import numbered_rows
+from exp.forecasting.data.splits import check_split
+
+__all__ = ["locate", "preflight", "take_input"]
+
+
+def preflight(config: Mapping[str, Any]) -> None:
+    """Refuse a missing, unreadable or empty file, and one whose first line does not fit the configuration.
+
+    Args:
+        config: has the fields of :class:`exp.config.schema.ForecastingDataConfig`.
+
+    Raises:
+        DataError: the file is missing, unreadable or empty; its first line is not the expected header, or not numbers;
+            the number of series is not ``channels``; there is no such split; or a value is out of range.
+    """
+    check_split(config["split"])
+    for key, least in (("lookback", 1), ("horizon", 1), ("eval_batch_size", 1), ("num_workers", 0)):
+        if config[key] < least:
+            raise DataError(f"data.{key}={config[key]} must be at least {least}")
+    date_format = config.get("date_format")
+    if date_format is not None and "%" not in date_format:
+        raise DataError(
+            f"data.date_format={date_format} has no directive of strftime; write it like %d/%m/%Y %H:%M "
+            "(%s: seconds since 1970)"
+        )
+    path = locate(config["root"], config["file"], config["name"], config["header"])
+    _, first = next(numbered_rows(path), (0, []))
+    if not first:
+        raise DataError(f"{path} is empty; {expected(config['header'])}")
+    check_columns(path, first, config["header"], config["channels"], config.get("date_column", "date"))
+
+
+def take_input(data: Any, wanted: str) -> None:
+    """Let ``task.input`` stand for the data: the rows of this file are all new to the model.
+
+    Args:
+        data: ``config.data``; changed in place.
+        wanted: path of a CSV file, relative to the current folder.
+    """
+    data.root, data.file, data.split = None, str(Path(wanted).expanduser().absolute()), "new"
+
+
+def locate(root: str | os.PathLike[str] | None, file: str, name: str, header: bool = True) -> Path:
+    """The file that a configuration means.
+
+    Args:
+        root: folder of the user's files; None: the sample data that come with exp.
+        file: path below ``root``, or an absolute one.
+        name: of the data set, for messages.
+        header: whether the file has a header and dates, for messages.
+
+    Raises:
+        DataError: it is not there, or no file; tells what is there instead.
+    """
+    folder = _sample_folder() if root is None else Path(root).expanduser().absolute()
+    path = folder / Path(file).expanduser()
+    if os.path.isfile(path):  # noqa: PTH113 - Path.is_file raises where a folder above may not be entered
+        return path
+    problem = _what_is_there(path)
+    if problem is not None:
+        raise DataError(f"data.file={file} (data set {name}): {path} {problem}")
+    if path == Path(file).expanduser():
+        what = f"data.file={file} (data set {name}): there is no such file"
+    elif root is None:
+        what = (
+            f"data.root is not set, and {file} is not among the sample data of exp; "
+            f"set data.root to the folder that holds {path.name}"
+        )
+    else:
+        what = (
+            f"data.file={file} (data set {name}) is not in data.root={folder}; "
+            f"set data.root to the folder that holds {path.name}"
+        )
+    place = path.parent if path == Path(file).expanduser() else folder
+    lines = [what, f"  expected: <data.root>/{file}, {layout(header)}", f"  {_content(place)}"]
+    if os.path.isfile(file):  # noqa: PTH113 - as above
+        lines.append(f"  in the current folder there is one: data.file={Path(file).absolute()}")
+    if root is not None and place == folder:
+        depth = len(Path(file).parts)
+        deeper = sorted(found.parents[depth - 1] for found in folder.glob(f"*/{glob.escape(file)}"))
+        lines += [f"  a level deeper there is one: data.root={found}" for found in deeper]
+    raise DataError("\n".join(lines))
+
+
+def _what_is_there(path: Path) -> str | None:
+    """What ``path`` is instead of a file, and what to do; None: nothing that can be seen."""
+    if os.path.isdir(path):  # noqa: PTH112 - as above
+        return f"is a folder; name a file in it\n  {_content(path)}"
+    if os.path.islink(path):  # noqa: PTH114
+        return f"is a link to {os.readlink(path)}, which is not there; mend the link, or name the file itself"
+    if os.path.exists(path):  # noqa: PTH110
+        return "is no regular file; copy its content into one"
+    return None
+
+
+def _sample_folder() -> Path:
+    spec = importlib.util.find_spec("exp.sample_data")
+    if spec is None or not spec.submodule_search_locations:
+        raise DataError("the sample data of exp are not installed; install exp (pip install -e .), or set data.root")
+    return Path(next(iter(spec.submodule_search_locations))) / "ett"
+
+
+def _content(folder: Path) -> str:
+    """``in <folder>: a.csv, b/``, or the nearest folder above that exists."""
+    if not os.path.isdir(folder):  # noqa: PTH112 - as above
+        nearest = next(parent for parent in folder.parents if os.path.isdir(parent))  # noqa: PTH112
+        return f"{folder} is no folder; {_content(nearest)}"
+    try:
+        names = [entry.name + "/" * entry.is_dir() for entry in sorted(folder.iterdir())]
+    except OSError as error:
+        return f"in {folder}: {error.strerror}"
+    return f"in {folder}: {shortened(names) or 'nothing'}"

@@ -1,0 +1,200 @@
+"""What data sets of scenes and of segmentation share: their parts, and what others ask of them."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
+
+from exp.data.fingerprint import of_samples
+from exp.errors import DataError
+from exp.vision.data.dataset import ImageDataset, findings
+from exp.vision.data.listing import Listing
+from exp.vision.data.pipeline import Pipeline
+from exp.vision.data.reader import ImageReader
+
+if TYPE_CHECKING:
+    import os
+
+    import numpy as np
+
+    from exp.data.fingerprint import Fingerprint
+
+__all__ = ["ImageData"]
+
+logger = logging.getLogger(__name__)
+
+
+class ImageData:
+    """A data set of image files in parts; the arguments are those of :class:`exp.config.schema.ImageDataConfig`.
+
+    Attributes:
+        name: of the data set.
+        classes: names of the K classes.
+        palette: RGB of each.
+        read: reads an image file.
+        tested_on: which part :attr:`test` is.
+        classes_key: the key of the configuration that orders the classes.
+        metric_name: the metric by which the best model is chosen and sweeps are judged.
+        greater_is_better: whether larger values of it are better.
+        predictor: the module that predicts for task=predict.
+        ignore_index: the label that does not count.
+
+    Args:
+        listing: the samples, and what else the layout knows.
+        make: makes the data set of a part: takes its samples and pipeline, and the arguments of
+            :class:`exp.vision.data.dataset.ImageDataset`.
+        palette: RGB of each class.
+
+    Raises:
+        ConfigError: a pipeline is wrong.
+    """
+
+    metric_name: str
+    greater_is_better = True
+    classes_key = "data.classes"
+    predictor = "exp.vision.predict.images"
+    ignore_index: int
+
+    def __init__(
+        self,
+        listing: Listing,
+        make: Callable[..., ImageDataset],
+        palette: Sequence[tuple[int, int, int]],
+        name: str,
+        train_pipeline: Sequence[Mapping[str, Any]],
+        eval_pipeline: Sequence[Mapping[str, Any]],
+        size: int,
+        channels: int = 3,
+        value_range: Sequence[float] | str | None = None,
+        alpha: bool | None = None,
+        on_error: str = "raise",
+        cache_megabytes: int = 0,
+        seed: int = 0,
+        eval_batch_size: int = 16,
+        num_workers: int = 0,
+    ) -> None:
+        self.name = name
+        self.classes = listing.classes
+        self.palette = list(palette)
+        self.read = ImageReader(channels, value_range, alpha, [path for path, _ in listing.parts["train"]])
+        self.eval_batch_size = eval_batch_size
+        self.num_workers = num_workers
+        self._notes = listing.notes
+        self._eval_pipeline = Pipeline("data.eval_pipeline", eval_pipeline)
+        training = Pipeline("data.train_pipeline", train_pipeline)
+        self._parts = {
+            part: make(
+                samples,
+                training if part == "train" else self._eval_pipeline,
+                read=self.read,
+                size=size,
+                augmented=part == "train",
+                seed=seed,
+                skip_errors=on_error == "skip",
+                cache_bytes=cache_megabytes * 2**20,
+            )
+            for part, samples in listing.parts.items()
+        }
+        self.tested_on = "test" if "test" in self._parts else "val"
+
+    @property
+    def train(self) -> ImageDataset:
+        """The part to train on."""
+        return self._part("train")
+
+    @property
+    def val(self) -> ImageDataset:
+        """The part by which the best model is chosen."""
+        return self._part("val")
+
+    @property
+    def test(self) -> ImageDataset:
+        """The part that is tested on: ``val`` where there is no test part."""
+        return self._part(self.tested_on)
+
+    def _part(self, name: str) -> ImageDataset:
+        _ = self.read.value_range  # measured here once, where need be, and not in each process that loads
+        return self._parts[name]
+
+    def state(self) -> dict[str, Any]:
+        """What belongs to the weights trained on these data.
+
+        Returns:
+            ``{"classes": [name], "channels": count, "value_range": [low, high] | None}``.
+        """
+        limits = self.read.value_range
+        return {
+            "classes": list(self.classes),
+            "channels": self.read.channels,
+            "value_range": None if limits is None else [float(limit) for limit in limits],
+        }
+
+    def fingerprint(self) -> Fingerprint:
+        """Names, labels and sizes of the files, in short (:mod:`exp.data.fingerprint`)."""
+        return of_samples({part: data.samples for part, data in self._parts.items()})
+
+    def adopt(self, state: Mapping[str, Any]) -> None:
+        """Be used with weights that were trained on other files: call it before anything is loaded.
+
+        Args:
+            state: of the data that they were trained on.
+
+        Raises:
+            DataError: these data have other classes or channels.
+        """
+        classes, channels, limits = (state.get(key) for key in ("classes", "channels", "value_range"))
+        if classes is not None and list(classes) != list(self.classes):
+            same = sorted(classes) == sorted(self.classes)
+            raise DataError(
+                f"the weights know the {len(classes)} classes {_named(classes)}, but the data have "
+                f"{'them in another order' if same else len(self.classes)}: {_named(self.classes)}; use the data that "
+                f"the weights were trained on, or give the same classes in the same order ({self.classes_key})"
+            )
+        if channels is not None and channels != self.read.channels:
+            raise DataError(
+                f"the weights were trained with data.channels={channels}, but it is {self.read.channels} here; set "
+                f"data.channels={channels}"
+            )
+        if "value_range" not in state:
+            return
+        if self.read.is_measured or self.read.value_range is None:
+            self.read.value_range = None if limits is None else list(limits)
+        elif limits is not None and list(self.read.value_range) != list(limits):
+            logger.warning(
+                "data.value_range=%s, but the weights were trained with %s", list(self.read.value_range), list(limits)
+            )
+
+    def model_arguments(self) -> dict[str, int]:
+        """What the model must know of the files."""
+        return {"num_classes": len(self.classes), "in_channels": self.read.channels, "ignore_index": self.ignore_index}
+
+    def prepare(self, pixels: np.ndarray, path: str | os.PathLike[str]) -> np.ndarray:
+        """The evaluation pipeline for one image.
+
+        Args:
+            pixels: as :attr:`read` gives them.
+            path: of its file.
+
+        Returns:
+            (H, W, C), of the same dtype.
+        """
+        image: np.ndarray = self._eval_pipeline(pixels, str(path))["img"]
+        return image
+
+    def record(self, gather: Callable[[Any], list[Any]]) -> dict[str, Any]:
+        """What ``result.json`` says of the data; all ranks must call it.
+
+        Args:
+            gather: of :class:`exp.engine.distributed.Distributed`.
+        """
+        sizes = {part: len(data) for part, data in self._parts.items()}
+        used = (
+            {}
+            if self.read.is_measured or self.read.value_range is None
+            else {"value_range": self.state()["value_range"]}
+        )
+        return {**sizes, "tested_on": self.tested_on, **used, **self._notes, **findings(self._parts, gather)}
+
+
+def _named(classes: Sequence[str], most: int = 12) -> str:
+    return ", ".join(classes[:most]) + (f" and {len(classes) - most} more" if len(classes) > most else "")

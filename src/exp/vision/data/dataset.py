@@ -1,0 +1,222 @@
+"""Data sets of image files, indexed by a whole batch; what scenes and segmentation share."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from exp.errors import ConfigError, DataError
+from exp.vision.data.pipeline import Pipeline, preserved_generators, seed_sample
+from exp.vision.data.reader import ImageReader
+
+__all__ = ["ImageDataset", "Loaded", "findings", "stacked"]
+
+_FRUITLESS = 32  # samples in a row from the first: then the files are not what they should be
+logger = logging.getLogger(__name__)
+
+Loaded = Any
+"""What a file holds: decoded, before the pipeline; arrays only."""
+
+
+class ImageDataset(Dataset):
+    """Samples of one part: loaded, sent through a pipeline, stacked.
+
+    Augmentation is a function of (seed, epoch, sample): runs are the same for any number of ranks and loader workers,
+    and after resuming.
+
+    Attributes:
+        samples: (image path, label or mask path) each.
+        needs_epoch: whether batches of keys are (B, 2): sample and epoch.
+        skipped: which samples could not be used, bool (N,), shared with loader workers.
+        unknown: pixels of no known class by sample, int32 (N,), shared with loader workers.
+
+    Args:
+        samples: see above.
+        pipeline: of transforms.
+        read: reads an image file.
+        size: side of the blank image that stands for one that is left out, in a batch without others.
+        augmented: whether the pipeline draws random numbers.
+        seed: for them.
+        skip_errors: whether a sample that cannot be used is left out, not raised.
+        cache_bytes: decoded samples are kept up to this size, in each process.
+    """
+
+    def __init__(
+        self,
+        samples: Sequence[tuple[str, Any]],
+        pipeline: Pipeline,
+        read: ImageReader,
+        size: int,
+        augmented: bool,
+        seed: int = 0,
+        skip_errors: bool = False,
+        cache_bytes: int = 0,
+    ) -> None:
+        self.samples = samples
+        self.pipeline = pipeline
+        self.read = read
+        self.blank = (size, size, read.channels)
+        self.needs_epoch = augmented
+        self.seed = seed
+        self.skip_errors = skip_errors
+        self.skipped = torch.zeros(len(samples), dtype=torch.bool).share_memory_()
+        self._used = torch.zeros(1, dtype=torch.bool).share_memory_()
+        self.unknown = torch.zeros(len(samples), dtype=torch.int32).share_memory_()
+        self._cache: dict[int, Loaded] = {}
+        self._cache_left = cache_bytes
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, keys: torch.Tensor) -> dict[str, Any]:
+        """A batch.
+
+        Args:
+            keys: int64 (B,), or (B, 2) with the epoch where :attr:`needs_epoch`.
+
+        Returns:
+            ``{"image", "label", "index"}`` and what else the kind of data adds.
+
+        Raises:
+            DataError: a file cannot be used, and errors are not skipped.
+            ConfigError: the pipeline gives images of different sizes where a batch needs one.
+        """
+        # Plain lists of tensors' numbers: torch's scalars would slow down every use of them.
+        pairs = keys.tolist() if keys.dim() == 2 else [(number, 0) for number in keys.tolist()]
+        with preserved_generators():
+            items = []
+            for number, epoch in pairs:
+                if self.needs_epoch:
+                    seed_sample(self.seed, epoch, number)
+                items.append(self._item(number))
+        batch = self.collate(items)
+        batch["index"] = torch.tensor([number for number, _ in pairs], dtype=torch.int64)
+        return batch
+
+    def _item(self, number: int) -> Any:
+        """A sample, or None where it is left out.
+
+        Raises:
+            DataError: it cannot be used, and errors are not skipped, or hit every sample so far.
+        """
+        try:
+            loaded = self._cached(number)
+        except DataError as error:
+            if not self.skip_errors:
+                raise
+            if not self.skipped[number]:
+                self.skipped[number] = True
+                logger.warning("left out: %s", error)
+            count = int(self.skipped.sum())
+            if not self._used and count >= min(len(self.samples), _FRUITLESS):
+                raise DataError(f"all of the first {count} samples had to be left out; the last: {error}") from error
+            return None
+        if not self._used:
+            self._used.fill_(True)
+        return self.transform(number, loaded)
+
+    def _cached(self, number: int) -> Loaded:
+        if number in self._cache:
+            return self._cache[number]
+        loaded = self.load(number)
+        size = sum(part.nbytes for part in loaded if isinstance(part, np.ndarray))
+        if size <= self._cache_left:
+            self._cache[number] = loaded
+            self._cache_left -= size
+        return loaded
+
+    def load(self, number: int) -> Loaded:
+        """Read a sample's files.
+
+        Raises:
+            DataError: one cannot be used; names it.
+        """
+        raise NotImplementedError
+
+    def transform(self, number: int, loaded: Loaded) -> Any:
+        """Send a sample through the pipeline; must not change ``loaded``."""
+        raise NotImplementedError
+
+    def collate(self, items: Sequence[Any]) -> dict[str, Any]:
+        """A batch of samples, of which some are None: those get an image of zeros and a label that does not count."""
+        raise NotImplementedError
+
+    def reason(self, number: int) -> str:
+        """Why a sample is left out, in one line."""
+        try:
+            self.load(number)
+        except DataError as error:
+            return str(error).splitlines()[0]
+        return f"{self.samples[number][0]} could not be used; see the log of its rank"
+
+
+def stacked(images: Sequence[np.ndarray | None], blank: tuple[int, int, int], key: str | None) -> torch.Tensor:
+    """Images of one batch.
+
+    Args:
+        images: (H, W, C), uint8 or float32, each; None: zeros.
+        blank: (H, W, C) where all are None.
+        key: of the pipeline, if images of different sizes are an error; None: they are padded with zeros at the right
+            and at the bottom.
+
+    Returns:
+        (B, C, H, W), contiguous; uint8 if all are.
+
+    Raises:
+        ConfigError: sizes differ.
+    """
+    there = [image for image in images if image is not None]
+    shapes = {image.shape for image in there} or {blank}
+    if key is not None and len(shapes) > 1:
+        sizes = ", ".join(f"{height}x{width}" for height, width, _ in sorted(shapes)[:4])
+        raise ConfigError(
+            f"{key} gives images of different sizes ({sizes}), which make no batch; end it with a RandomCrop or "
+            "CenterCrop and a PadTo, or with Resize(keep_ratio=false)"
+        )
+    height, width, channels = (max(shape[axis] for shape in shapes) for axis in range(3))
+    dtype = np.float32 if any(image.dtype != np.uint8 for image in there) else np.uint8
+    batch = np.zeros((len(images), channels, height, width), dtype)
+    for row, image in zip(batch, images):
+        if image is not None:
+            row[:, : image.shape[0], : image.shape[1]] = image.transpose(2, 0, 1)
+    return torch.from_numpy(batch)
+
+
+def findings(
+    datasets: Mapping[str, ImageDataset], gather: Callable[[Any], list[Any]], most: int = 20
+) -> dict[str, Any]:
+    """What was left out while loading, over all ranks and loader workers.
+
+    Args:
+        datasets: by part.
+        gather: of :class:`exp.engine.distributed.Distributed`.
+        most: files named, at most.
+
+    Returns:
+        ``{"skipped": {"count", "files"}, "unknown_pixels": {part: count}}``; only what there is.
+    """
+    gathered = gather({part: _met(data) for part, data in datasets.items()})
+    found: dict[str, Any] = {}
+    skipped = sorted({(part, number) for rank in gathered for part, (numbers, _) in rank.items() for number in numbers})
+    if skipped:
+        files = [datasets[part].reason(number) for part, number in skipped[:most]]
+        found["skipped"] = {"count": len(skipped), "files": files}
+    unknown = {}
+    for part in datasets:
+        # By sample: several ranks may have met the same one, in different epochs.
+        pixels = {number: count for rank in gathered for number, count in rank[part][1].items()}
+        if pixels:
+            unknown[part] = sum(pixels.values())
+    if unknown:
+        found["unknown_pixels"] = unknown
+    return found
+
+
+def _met(data: ImageDataset) -> tuple[list[int], dict[int, int]]:
+    """The samples that this rank has left out, and pixels of no known class by sample."""
+    skipped, unknown = (torch.nonzero(flags)[:, 0].tolist() for flags in (data.skipped, data.unknown))
+    return skipped, {number: int(data.unknown[number]) for number in unknown}

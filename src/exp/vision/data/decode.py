@@ -1,0 +1,139 @@
+"""From an image file to an array, whatever its format; what its values mean is told by :mod:`exp.vision.data.values`.
+
+Channels come in the order of the file, RGB for colours; rotation marks of cameras are not applied.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import warnings
+from pathlib import Path
+from typing import Sequence
+
+import cv2
+import numpy as np
+
+from exp.errors import DataError
+from exp.vision.data.jpeg import is_jpeg, lacks_end, truncated
+from exp.vision.data.values import Raw, convert, split_alpha
+
+__all__ = ["decoded", "read_bytes", "read_image", "read_raw"]
+
+# One thread for each process that loads images: ranks and loader workers are the parallelism. And what OpenCV would
+# print about a damaged file is said by our errors, once and with the file's name.
+cv2.setNumThreads(0)
+cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
+
+
+def read_image(
+    path: str | os.PathLike[str],
+    channels: int = 3,
+    value_range: Sequence[float] | None = None,
+    alpha: bool | None = None,
+) -> np.ndarray:
+    """Read an image.
+
+    Args:
+        path: PNG, JPEG, TIFF or whatever else OpenCV decodes. TIFFs are read by rasterio where it is installed, and
+            only so with more than three channels.
+        channels: see :func:`convert`.
+        value_range: see :func:`convert`.
+        alpha: see :func:`split_alpha`.
+
+    Returns:
+        (H, W, ``channels``), uint8 or float32, 0..255, contiguous.
+
+    Raises:
+        DataError: the file is missing, corrupt or truncated, or of other channels; names it.
+    """
+    pixels, _ = split_alpha(read_raw(path), path, channels, alpha)
+    return convert(pixels, path, channels, value_range)
+
+
+def decoded(path: str | os.PathLike[str]) -> tuple[np.ndarray, np.ndarray]:
+    """A file by OpenCV alone.
+
+    Returns:
+        Its bytes, uint8 (size,), and its pixels, (H, W) or (H, W, C), colours as BGR.
+
+    Raises:
+        DataError: it is missing, corrupt or truncated.
+    """
+    content = read_bytes(path)
+    pixels = cv2.imdecode(content, cv2.IMREAD_UNCHANGED)
+    if pixels is None:
+        raise DataError(f"{path} cannot be decoded: it is corrupt, or no image; copy it anew{_tiff_hint(path)}")
+    if is_jpeg(content) and truncated(content, pixels):
+        raise DataError(f"{path} is truncated: data are missing before the end of the JPEG; copy it anew")
+    return content, pixels
+
+
+def read_raw(path: str | os.PathLike[str]) -> Raw:
+    """Decode a file.
+
+    Raises:
+        DataError: it is missing, corrupt or truncated.
+    """
+    if str(path).lower().endswith((".tif", ".tiff")) and importlib.util.find_spec("rasterio") is not None:
+        return _read_tiff(path)
+    _, pixels = decoded(path)
+    if pixels.ndim == 2:
+        return Raw(pixels[..., None])
+    if pixels.shape[2] == 4 and _tiff_hint(path):
+        raise DataError(f"{path} has 4 channels{_tiff_hint(path)}")
+    order = cv2.COLOR_BGR2RGB if pixels.shape[2] == 3 else cv2.COLOR_BGRA2RGBA
+    # The fourth channel of PNG and WebP is transparency by their definition.
+    return Raw(cv2.cvtColor(pixels, order), alpha=pixels.shape[2] == 4)
+
+
+def read_bytes(path: str | os.PathLike[str]) -> np.ndarray:
+    """The content of a file that is whole: uint8 (size,).
+
+    Raises:
+        DataError: it cannot be read, is empty, or ends before the end of its JPEG or PNG.
+    """
+    try:
+        content = np.fromfile(path, np.uint8)  # any path, which cv2.imread cannot do everywhere
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}; check data.root and permissions") from error
+    if content.size == 0:
+        raise DataError(f"{path} is empty; copy it anew")
+    if is_jpeg(content) and lacks_end(content):
+        raise DataError(f"{path} is truncated: the end of the JPEG is missing; copy it anew")
+    if (
+        content[:4].tobytes() == b"\x89PNG"
+        and b"IEND" not in content[-12:].tobytes()
+        and content.tobytes().rfind(b"IEND") < 0
+    ):
+        raise DataError(f"{path} is truncated: the end of the PNG is missing; copy it anew")
+    return content
+
+
+def _read_tiff(path: str | os.PathLike[str]) -> Raw:
+    """As it is in the file; colour numbers become colours."""
+    import rasterio
+    from rasterio.enums import ColorInterp
+    from rasterio.errors import NotGeoreferencedWarning, RasterioError
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NotGeoreferencedWarning)  # plain TIFFs are welcome
+        try:
+            with rasterio.open(Path(path)) as file:
+                bands = file.read()
+                if file.colorinterp[0] == ColorInterp.palette:
+                    colors = np.zeros((256, 3), np.uint8)
+                    for number, color in file.colormap(1).items():
+                        colors[number] = color[:3]
+                    return Raw(colors[bands[0]])
+                nodata = file.nodata
+                alpha = file.count > 1 and file.colorinterp[-1] == ColorInterp.alpha
+        except (RasterioError, OSError) as error:  # its own I/O error is no RasterioError before 1.4
+            raise DataError(f"{path} cannot be read: {error}; copy it anew") from error
+    return Raw(np.moveaxis(bands, 0, -1), alpha, nodata)
+
+
+def _tiff_hint(path: str | os.PathLike[str]) -> str:
+    if not str(path).lower().endswith((".tif", ".tiff")):
+        return ""
+    return "; TIFFs of more than three channels need rasterio (pip install 'exp[geo]')"

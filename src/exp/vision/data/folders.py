@@ -1,0 +1,124 @@
+"""Scenes in folders by class: ``root/<class>/*``, or ``root/{train,val,test}/<class>/*``."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any, Mapping, Sequence
+
+from exp.errors import DataError
+from exp.vision.data.listing import (
+    PARTS,
+    Listing,
+    content_of,
+    files_below,
+    folders_in,
+    image_files,
+    refuse_twins,
+    split,
+)
+
+__all__ = ["HELD_OUT", "check", "find", "part_folders"]
+
+logger = logging.getLogger(__name__)
+
+HELD_OUT = (0.9, 0.1, 0.0)
+"""Shares of train and val where a data set comes without a validation part."""
+_NAMES = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
+_EXPECTED = "expected: <data.root>/<class>/*.jpg, or <data.root>/{train,val,test}/<class>/*.jpg"
+
+
+def check(root: Path) -> None:
+    """Refuse a root without folders of images, by looking at folder names, and into the first that is not empty.
+
+    Raises:
+        DataError: says what was expected, what is there, and which root may be meant.
+    """
+    parts = part_folders(root)
+    folders = folders_in(parts["train"] if parts else root)
+    if parts and "train" not in parts:
+        raise DataError(f"data.root={root} has no train folder\n  {_EXPECTED}\n  {content_of(root)}")
+    if any(image_files(folder) for folder in folders):  # the first that is not empty ends the search
+        return
+    hints = [f"a level deeper there is one: data.root={folder}" for folder in folders if _is_root(folder)]
+    if image_files(root):
+        hints.append(f"data.root seems to be the folder of one class: data.root={root.parent}")
+    raise DataError(
+        "\n  ".join([f"data.root={root} has no folders of images by class", _EXPECTED, content_of(root), *hints])
+    )
+
+
+def find(root: Path, fractions: Sequence[float], classes: Sequence[str] | None) -> Listing:
+    """All samples.
+
+    Args:
+        root: see the module.
+        fractions: of train, val and test where the folders do not say.
+        classes: names in the order of their numbers; None: all folders, sorted.
+
+    Raises:
+        DataError: a folder is no class, or a part is empty.
+    """
+    check(root)
+    places = part_folders(root)
+    above = list(places.values()) or [root]
+    for place in above:
+        refuse_twins(folders_in(place), "two classes")
+    found = {place: {folder.name: files_below(folder) for folder in folders_in(place)} for place in above}
+    filled = {name for folders in found.values() for name, files in folders.items() if files}
+    empty = sorted({name for folders in found.values() for name in folders} - filled)
+    names = list(classes or sorted(filled))
+    notes: dict[str, Any] = {}
+    for title, left_out in (("empty_folders", empty), ("classes_without_images", sorted(set(names) - filled))):
+        if left_out:
+            notes[title] = left_out
+            logger.warning("%s of %s: %s", title.replace("_", " "), root, ", ".join(left_out))
+    labelled = {place: _labelled(place, folders, names) for place, folders in found.items()}
+    if not places:
+        return Listing(names, split(labelled[root], fractions, root, by_class=True), notes)
+    parts = {part: labelled[place] for part, place in places.items()}
+    if "val" not in parts:
+        parts.update(split(parts["train"], HELD_OUT, root, by_class=True))
+    for part, samples in parts.items():
+        if not samples:
+            raise DataError(f"{places.get(part, root)} holds no images; {_EXPECTED}")
+    return Listing(names, parts, notes)
+
+
+def part_folders(root: Path) -> dict[str, Path]:
+    """Folders of parts, by part.
+
+    Raises:
+        DataError: two are for the same one.
+    """
+    found: dict[str, Path] = {}
+    for folder in folders_in(root):
+        for part in PARTS:
+            if folder.name.lower() in _NAMES[part] and found.setdefault(part, folder) != folder:
+                raise DataError(f"{found[part]} and {folder} are both the {part} part; rename or join them")
+    return {part: found[part] for part in PARTS if part in found}
+
+
+def _labelled(place: Path, folders: Mapping[str, Sequence[str]], classes: Sequence[str]) -> list[tuple[str, int]]:
+    """(path, class number) of every image.
+
+    Args:
+        place: for messages.
+        folders: images by the name of their folder.
+        classes: names.
+
+    Raises:
+        DataError: a folder with images is none of the classes.
+    """
+    numbers = {name: number for number, name in enumerate(classes)}
+    samples = []
+    for name, files in folders.items():
+        if files and name not in numbers:
+            raise DataError(f"{place / name} is none of the classes {', '.join(classes)}; correct data.classes")
+        samples += [(path, numbers[name]) for path in files]
+    return samples
+
+
+def _is_root(folder: Path) -> bool:
+    inner = folders_in(folder)
+    return any(image_files(place) for place in inner[:3])

@@ -1,0 +1,95 @@
+"""Pipelines of mmcv's transforms, as a configuration lists them."""
+
+from __future__ import annotations
+
+import difflib
+import random
+from contextlib import contextmanager
+from typing import Any, Iterator, Mapping, Sequence
+
+import numpy as np
+from mmcv.transforms import TRANSFORMS
+
+import exp.vision.data.transforms  # noqa: F401 - registers ours
+from exp.errors import ConfigError
+
+__all__ = ["Pipeline", "preserved_generators", "seed_sample"]
+
+
+class Pipeline:
+    """Transforms, one after the other.
+
+    Args:
+        key: of the configuration, for messages.
+        transforms: ``{"type": <name in mmcv's registry>, <arguments>}`` each.
+
+    Raises:
+        ConfigError: there is no such transform, or it does not take these arguments.
+    """
+
+    def __init__(self, key: str, transforms: Sequence[Mapping[str, Any]]) -> None:
+        self.key = key
+        self.transforms = [_build(f"{key}[{number}]", spec) for number, spec in enumerate(transforms)]
+
+    def __call__(self, image: np.ndarray, path: str, mask: np.ndarray | None = None, **more: Any) -> dict[str, Any]:
+        """Apply all.
+
+        Args:
+            image: (H, W, C).
+            path: of the image; transforms may look at it.
+            mask: (H, W), uint8.
+            **more: further keys of mmcv's results.
+
+        Returns:
+            mmcv's results: ``img``, ``gt_seg_map`` and others.
+        """
+        size = image.shape[:2]
+        results = {"img": image, "img_path": path, "img_shape": size, "ori_shape": size, "seg_fields": [], **more}
+        if mask is not None:
+            results.update(gt_seg_map=mask, seg_fields=["gt_seg_map"])
+        for transform in self.transforms:
+            results = transform(results)
+            if results["img"].ndim == 2:  # OpenCV drops a last dimension of 1
+                results["img"] = results["img"][..., None]
+        return results
+
+
+def _build(place: str, spec: Mapping[str, Any]) -> Any:
+    name = spec.get("type") if isinstance(spec, Mapping) else None
+    if not isinstance(name, str):
+        raise ConfigError(f"{place} must be a transform with its arguments, such as {{type: RandomFlip, prob: 0.5}}")
+    if TRANSFORMS.get(name) is None:
+        near = difflib.get_close_matches(name, list(TRANSFORMS.module_dict), 3, 0.5)
+        hint = f"; did you mean {' or '.join(near)}?" if near else f"; there are {', '.join(TRANSFORMS.module_dict)}"
+        raise ConfigError(f"{place}.type={name} is no transform{hint}")
+    try:
+        return TRANSFORMS.build({key: _tuples(value) for key, value in spec.items()})
+    except (TypeError, ValueError, AssertionError) as error:
+        raise ConfigError(f"{place} ({name}) does not take these arguments: {error}") from error
+
+
+def _tuples(value: Any) -> Any:
+    """Lists of numbers as tuples: mmcv wants sizes and ranges as tuples, and other lists as lists."""
+    if not isinstance(value, list):
+        return value
+    if all(isinstance(item, (int, float)) for item in value):
+        return tuple(value)
+    return [_tuples(item) for item in value]
+
+
+@contextmanager
+def preserved_generators() -> Iterator[None]:
+    """Leaves Python's and NumPy's global generators as they were."""
+    python, numpy = random.getstate(), np.random.get_state(legacy=False)
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+def seed_sample(seed: int, epoch: int, number: int) -> None:
+    """Seed the generators that transforms draw from, by what is augmented alone: not by who does it, or when."""
+    mixed = np.random.SeedSequence((seed % 2**64, epoch, number)).generate_state(2)
+    random.seed(int(mixed[0]))
+    np.random.seed(mixed[1])

@@ -1,0 +1,126 @@
+"""Semantic segmentation: images with a label for each pixel."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Mapping, Sequence
+
+import numpy as np
+import torch
+
+from exp.errors import DataError
+from exp.vision.data import loveda
+from exp.vision.data import masks as pairs
+from exp.vision.data.base import ImageData
+from exp.vision.data.colors import distinct_colors, rgb
+from exp.vision.data.dataset import ImageDataset, stacked
+from exp.vision.data.labels import IGNORED, ColourMasks, IndexMasks
+from exp.vision.data.listing import data_root
+
+if TYPE_CHECKING:
+    from exp.vision.metrics import SegmentationMetrics
+
+__all__ = ["SegmentationData", "SegmentationDataset"]
+
+
+class SegmentationDataset(ImageDataset):
+    """Images and the class of each of their pixels; ``samples`` are (image path, mask path).
+
+    Batches: ``image`` (B, C, H, W), uint8 or float32, 0..255; ``label`` (B, H, W), uint8, 255: does not count;
+    ``index``. In evaluation images of different sizes are padded at the right and at the bottom, and ``sizes`` holds
+    (height, width) of each.
+
+    Args:
+        *arguments: see :class:`ImageDataset`.
+        masks: reads them.
+        **keywords: see :class:`ImageDataset`.
+    """
+
+    def __init__(self, *arguments: Any, masks: IndexMasks | ColourMasks, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self.masks = masks
+
+    def load(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Image and labels, decoded."""
+        path, mask = self.samples[number]
+        image = self.read(path)
+        labels = self.masks.read(mask)
+        if labels.values.shape != image.shape[:2]:
+            here, there = (f"{shape[1]}x{shape[0]}" for shape in (labels.values.shape, image.shape))
+            raise DataError(f"{mask} is {here} pixels, but its image {path} is {there}; make the mask anew")
+        self.unknown[number] = labels.unknown
+        return image, labels.values
+
+    def transform(self, number: int, loaded: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        """Image and labels, transformed."""
+        results = self.pipeline(loaded[0], self.samples[number][0], loaded[1])
+        return results["img"], results["gt_seg_map"]
+
+    def collate(self, items: Sequence[tuple[np.ndarray, np.ndarray] | None]) -> dict[str, Any]:
+        """See the class."""
+        images = [None if item is None else item[0] for item in items]
+        image = stacked(images, self.blank, self.pipeline.key if self.needs_epoch else None)
+        label = np.full((len(items), *image.shape[-2:]), IGNORED, np.uint8)
+        for row, item in zip(label, items):
+            if item is not None:
+                row[: item[1].shape[0], : item[1].shape[1]] = item[1]
+        batch: dict[str, Any] = {"image": image, "label": torch.from_numpy(label)}
+        if not self.needs_epoch:
+            blank = tuple(image.shape[-2:])
+            batch["sizes"] = [blank if picture is None else picture.shape[:2] for picture in images]
+        return batch
+
+
+class SegmentationData(ImageData):
+    """A segmentation data set; the arguments are those of :class:`exp.config.schema.SegmentationDataConfig`.
+
+    Raises:
+        DataError: files are missing, or not laid out as expected.
+        ConfigError: a pipeline is wrong.
+    """
+
+    metric_name = "mIoU"
+    ignore_index = IGNORED
+    classes_key = "data.palette or data.classes"
+
+    def __init__(
+        self,
+        name: str,
+        root: str | None = None,
+        sample_data: str | None = None,
+        layout: str = "masks",
+        images: str = "images",
+        masks: str = "masks",
+        split: Sequence[float] = (0.8, 0.2, 0.0),
+        parts: Mapping[str, Sequence[str]] | None = None,
+        classes: Sequence[str] | None = None,
+        palette: Mapping[str, str] | None = None,
+        ignore_colours: Sequence[str] = (),
+        max_unknown: float = 0.1,
+        mask_values: Mapping[int, int] | None = None,
+        ignore_values: Sequence[int] = (IGNORED,),
+        on_error: str = "raise",
+        **common: Any,
+    ) -> None:
+        folder = data_root(root, sample_data, name)
+        reader: IndexMasks | ColourMasks
+        if layout == "loveda":
+            listing = loveda.find(folder)
+            reader = IndexMasks(len(listing.classes), listing.mask_values, listing.ignored)
+        else:
+            listing = pairs.find(folder, images, masks, split, parts, on_error == "skip")
+            listing.classes = list(palette or classes or ())
+            if palette:
+                reader = ColourMasks(list(palette.values()), ignore_colours, max_unknown)
+            else:
+                reader = IndexMasks(len(listing.classes), mask_values, ignore_values)
+        colors = [rgb(color) for color in palette.values()] if palette else distinct_colors(len(listing.classes))
+        super().__init__(
+            listing, partial(SegmentationDataset, masks=reader), colors, name=name, on_error=on_error, **common
+        )
+
+    def metrics(self, detailed: bool = False) -> SegmentationMetrics:
+        """A new accumulator of this data set's metrics."""
+        from exp.vision.metrics import SegmentationMetrics
+
+        return SegmentationMetrics(self.classes)

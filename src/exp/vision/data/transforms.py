@@ -1,0 +1,183 @@
+"""Transforms of images and masks that mmcv has none for, in its form: registered, configured by dicts.
+
+They read and write ``results["img"]`` (H, W, C), and ``results["gt_seg_map"]`` (H, W) where there is one. All draw
+from NumPy's global generator, which the data set seeds for each sample.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+import cv2
+import numpy as np
+from mmcv.transforms import TRANSFORMS, BaseTransform
+
+from exp.vision.data.labels import IGNORED
+
+__all__ = ["PadTo", "PhotoMetricDistortion", "RandomCrop", "RandomRotate90"]
+
+
+@TRANSFORMS.register_module(force=True)
+class RandomCrop(BaseTransform):
+    """Cut out a part; of a mask, one that is not nearly all of one class, if ten tries find it.
+
+    An image that is smaller stays as it is in that direction: a ``Pad`` may follow.
+
+    Args:
+        crop_size: side in pixels, or (height, width).
+        cat_max_ratio: largest share of the known pixels that one class may have.
+    """
+
+    def __init__(self, crop_size: int | Sequence[int], cat_max_ratio: float = 1.0) -> None:
+        self.height, self.width = (crop_size, crop_size) if isinstance(crop_size, int) else crop_size
+        self.cat_max_ratio = cat_max_ratio
+        if min(self.height, self.width) < 1 or not 0.0 < cat_max_ratio <= 1.0:
+            raise ValueError(f"crop_size={crop_size} must be positive, cat_max_ratio={cat_max_ratio} in (0, 1]")
+
+    def transform(self, results: dict[str, Any]) -> dict[str, Any]:
+        """Crop."""
+        image, mask = results["img"], results.get("gt_seg_map")
+        part = self._part(image)
+        if mask is not None and self.cat_max_ratio < 1.0:
+            for _ in range(10):
+                if self._is_mixed(mask[part]):
+                    break
+                part = self._part(image)
+        results["img"] = image[part]
+        results["img_shape"] = results["img"].shape[:2]
+        if mask is not None:
+            results["gt_seg_map"] = mask[part]
+        return results
+
+    def _part(self, image: np.ndarray) -> tuple[slice, slice]:
+        top = np.random.randint(max(image.shape[0] - self.height, 0) + 1)
+        left = np.random.randint(max(image.shape[1] - self.width, 0) + 1)
+        return slice(top, top + self.height), slice(left, left + self.width)
+
+    def _is_mixed(self, labels: np.ndarray) -> bool:
+        counts = np.bincount(labels.reshape(-1), minlength=IGNORED + 1)[:IGNORED]
+        return bool(np.count_nonzero(counts) > 1 and counts.max() < self.cat_max_ratio * counts.sum())
+
+
+@TRANSFORMS.register_module(force=True)
+class PadTo(BaseTransform):
+    """Pad at the right and at the bottom: an image with zeros, a mask with 255; of any number of channels.
+
+    Args:
+        size: side in pixels, or (height, width); what is larger stays as it is.
+    """
+
+    def __init__(self, size: int | Sequence[int]) -> None:
+        self.height, self.width = (size, size) if isinstance(size, int) else size
+
+    def transform(self, results: dict[str, Any]) -> dict[str, Any]:
+        """Pad."""
+        for key, value in (("img", 0), ("gt_seg_map", IGNORED)):
+            pixels = results.get(key)
+            if pixels is None or (pixels.shape[0] >= self.height and pixels.shape[1] >= self.width):
+                continue
+            size = (max(pixels.shape[0], self.height), max(pixels.shape[1], self.width))
+            padded = np.full((*size, *pixels.shape[2:]), value, pixels.dtype)
+            padded[: pixels.shape[0], : pixels.shape[1]] = pixels
+            results[key] = padded
+        results["img_shape"] = results["img"].shape[:2]
+        return results
+
+
+@TRANSFORMS.register_module(force=True)
+class RandomRotate90(BaseTransform):
+    """Turn by 90, 180 or 270 degrees, each as likely: an image from above has no upside.
+
+    Args:
+        prob: of turning at all.
+    """
+
+    def __init__(self, prob: float = 0.75) -> None:
+        if not 0.0 <= prob <= 1.0:
+            raise ValueError(f"prob={prob} must be in [0, 1]")
+        self.prob = prob
+
+    def transform(self, results: dict[str, Any]) -> dict[str, Any]:
+        """Turn."""
+        if np.random.random() >= self.prob:
+            return results
+        turns = np.random.randint(1, 4)
+        for key in ("img", "gt_seg_map"):
+            if results.get(key) is not None:
+                results[key] = np.ascontiguousarray(np.rot90(results[key], turns))
+        results["img_shape"] = results["img"].shape[:2]
+        return results
+
+
+@TRANSFORMS.register_module(force=True)
+class PhotoMetricDistortion(BaseTransform):
+    """Brightness, contrast, saturation and hue, each changed at random in half of the cases (Liu et al., SSD, 2016).
+
+    Contrast comes before or after the colours, as likely. Images of other than three channels have no colours: their
+    brightness and contrast change only.
+
+    Args:
+        brightness_delta: added to values of 0..255, at most.
+        contrast_range: factors of values.
+        saturation_range: factors of saturation.
+        hue_delta: added to the hue, at most, in units of 2 degrees, as OpenCV counts.
+    """
+
+    def __init__(
+        self,
+        brightness_delta: float = 32.0,
+        contrast_range: Sequence[float] = (0.5, 1.5),
+        saturation_range: Sequence[float] = (0.5, 1.5),
+        hue_delta: int = 18,
+    ) -> None:
+        self.brightness_delta = brightness_delta
+        self.contrast_range = contrast_range
+        self.saturation_range = saturation_range
+        self.hue_delta = hue_delta
+
+    def transform(self, results: dict[str, Any]) -> dict[str, Any]:
+        """Distort."""
+        shift = np.random.uniform(-self.brightness_delta, self.brightness_delta) if _half() else 0.0
+        contrast_first = _half()
+        factor = _between(self.contrast_range) if _half() else 1.0
+        saturation = _between(self.saturation_range) if _half() else 1.0
+        hue = int(np.random.randint(-self.hue_delta, self.hue_delta + 1)) if _half() else 0
+        image = results["img"]
+        has_colours = image.shape[2] == 3
+        image = _scaled(image, factor if contrast_first else 1.0, shift)
+        if has_colours and (saturation != 1.0 or hue != 0):
+            image = _recoloured(image, saturation, hue)
+        results["img"] = _scaled(image, 1.0 if contrast_first else factor, 0.0)
+        return results
+
+
+def _half() -> bool:
+    return bool(np.random.randint(2))
+
+
+def _between(limits: Sequence[float]) -> float:
+    return float(np.random.uniform(limits[0], limits[1]))
+
+
+def _scaled(image: np.ndarray, factor: float, shift: float) -> np.ndarray:
+    """``(image + shift) * factor``, clipped to 0..255."""
+    if factor == 1.0 and shift == 0.0:
+        return image
+    if image.dtype != np.uint8:
+        return np.clip((image + np.float32(shift)) * np.float32(factor), 0.0, 255.0)
+    # 256 values can be computed beforehand: one lookup per value instead of three passes in floating point.
+    table = np.clip((np.arange(256.0) + shift) * factor, 0.0, 255.0).round().astype(np.uint8)
+    return cv2.LUT(image, table).reshape(image.shape)  # it drops a last dimension of 1
+
+
+def _recoloured(image: np.ndarray, saturation: float, hue: int) -> np.ndarray:
+    if image.dtype != np.uint8:
+        colours = cv2.cvtColor(image / np.float32(255.0), cv2.COLOR_RGB2HSV)  # hue 0..360, the others 0..1
+        colours[..., 0] = (colours[..., 0] + 2.0 * hue) % 360.0
+        colours[..., 1] = np.clip(colours[..., 1] * np.float32(saturation), 0.0, 1.0)
+        return cv2.cvtColor(colours, cv2.COLOR_HSV2RGB) * np.float32(255.0)
+    colours = cv2.cvtColor(image, cv2.COLOR_RGB2HSV)
+    numbers = np.arange(256)
+    table = np.stack([(numbers + hue) % 180, np.clip(numbers * saturation, 0, 255), numbers], axis=-1)
+    colours = cv2.LUT(colours, table.round().astype(np.uint8)[None])
+    return cv2.cvtColor(colours, cv2.COLOR_HSV2RGB)

@@ -1,0 +1,200 @@
+"""What the models on a DINOv3 backbone share: building it, normalising images, reading published weights."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any, Mapping, Sequence
+
+import torch
+
+from exp.config.explain import nearest
+from exp.errors import ConfigError
+from exp.models.base import Model
+from exp.models.names import under_own_names
+from exp.vision.dinov3.backbone import Features, VisionTransformer
+from exp.vision.dinov3.sizes import SIZES
+from exp.vision.dinov3.weights import (
+    adapt_published,
+    backbone_settings,
+    check_backbone,
+    pretraining_of,
+    published_prefix,
+    refuse_other_families,
+)
+
+__all__ = ["ImageModel"]
+
+# Mean and standard deviation of the pretraining images, RGB in 0..1 (the paper's; web: ImageNet's).
+_NORMALIZATION = {
+    "web": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "satellite": ((0.430, 0.411, 0.296), (0.213, 0.156, 0.143)),
+}
+_PREFIX = "backbone."
+
+
+class ImageModel(Model):
+    """A model on a :class:`VisionTransformer`, which takes images as the data set gives them.
+
+    Args:
+        size: one of :data:`exp.vision.dinov3.sizes.SIZES`.
+        patch_size: pixels along each side of a patch.
+        in_channels: of the image (C).
+        embed_dim: instead of the size's; the feed-forward part keeps its ratio.
+        depth: instead of the size's.
+        num_heads: instead of the size's.
+        normalization: ``web``, ``satellite``, or ``auto``: as the weights of ``init_from`` want it, else ``web``.
+        blocks: the blocks whose features the head sees, from 0, side by side; None: the last.
+        layer_scale: see :class:`VisionTransformer`.
+        drop_path: see there.
+        freeze: see there.
+        activation_checkpointing: see there.
+        rope_rescale: see there.
+
+    Raises:
+        ConfigError: the settings do not go together.
+    """
+
+    pixel_mean: torch.Tensor
+    pixel_std: torch.Tensor
+
+    def __init__(
+        self,
+        size: str = "vits16",
+        patch_size: int = 16,
+        in_channels: int = 3,
+        embed_dim: int | None = None,
+        depth: int | None = None,
+        num_heads: int | None = None,
+        normalization: str = "auto",
+        blocks: Sequence[int] | None = None,
+        layer_scale: float = 1e-5,
+        drop_path: float = 0.0,
+        freeze: str | int = "none",
+        activation_checkpointing: bool = False,
+        rope_rescale: float | None = None,
+    ) -> None:
+        super().__init__()
+        if size not in SIZES:
+            raise ConfigError(f"model.size={size} is not one of {', '.join(SIZES)}{nearest(size, SIZES)}")
+        if normalization != "auto" and normalization not in _NORMALIZATION:
+            raise ConfigError(f"model.normalization={normalization} is not one of auto, {', '.join(_NORMALIZATION)}")
+        published = SIZES[size]
+        dim = embed_dim or published.embed_dim
+        self.size = dataclasses.replace(
+            published,
+            embed_dim=dim,
+            depth=depth or published.depth,
+            num_heads=num_heads or published.num_heads,
+            hidden_dim=published.hidden_dim * dim // published.embed_dim,
+        )
+        self.normalization = normalization
+        self.backbone = VisionTransformer(
+            self.size, patch_size, in_channels, layer_scale, drop_path, freeze, activation_checkpointing, rope_rescale
+        )
+        count = self.size.depth
+        self.blocks = [count - 1] if blocks is None else [block % count if block < 0 else block for block in blocks]
+        if not self.blocks or max(self.blocks) >= count or min(self.blocks) < 0:
+            raise ConfigError(f"model.blocks={blocks} must name at least one block from 0 to {count - 1}")
+        self._normalise_like("web" if normalization == "auto" else normalization)
+
+    def _normalise_like(self, images: str) -> None:
+        mean, std = (torch.tensor(values) * 255.0 for values in _NORMALIZATION[images])
+        channels = self.backbone.patch_embed.proj.in_channels
+        if channels != 3:  # which of them is red is not known
+            mean, std = mean.mean().expand(channels), std.mean().expand(channels)
+        self.register_buffer("pixel_mean", mean.reshape(1, -1, 1, 1).clone())
+        self.register_buffer("pixel_std", std.reshape(1, -1, 1, 1).clone())
+
+    def _use_blocks(self, *more: int) -> None:
+        """Call once the heads are known: later blocks get no gradient, which DDP must not wait for."""
+        for block in self.backbone.blocks[max([*self.blocks, *more]) + 1 :]:
+            for parameter in block.parameters():
+                parameter.requires_grad_(False)
+
+    def features(self, image: torch.Tensor, blocks: Sequence[int] | None = None) -> list[Features]:
+        """Features of raw images.
+
+        Args:
+            image: (B, C, H, W), 0..255, uint8 or float.
+            blocks: which blocks', from 0; None: the last.
+
+        Returns:
+            One :class:`Features` for each block.
+        """
+        return self.backbone((image.float() - self.pixel_mean) / self.pixel_std, blocks)
+
+    def layer_of(self, name: str) -> int | None:
+        """The backbone layer of a parameter (:meth:`VisionTransformer.layer_of`); None: it is the head's."""
+        return self.backbone.layer_of(name[len(_PREFIX) :]) if name.startswith(_PREFIX) else None
+
+    def may_start_anew(self, name: str) -> bool:
+        """Whatever is not the backbone's."""
+        return not name.startswith(_PREFIX)
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the backbone as :meth:`layer_of` counts them."""
+        return self.size.depth + 2
+
+    def adapt_state_dict(self, state: Mapping[str, torch.Tensor], source: Path) -> dict[str, torch.Tensor]:
+        """Published DINOv3 weights, or our own, for this model; normalisation follows the weights.
+
+        Published ones may be a part of another model, such as ``teacher.backbone.``; of that model's heads none is
+        taken for ours.
+
+        Args:
+            state: tensors by name.
+            source: the file that they come from.
+
+        Returns:
+            The weights; the patch embedding for as many channels as they have.
+
+        Raises:
+            ConfigError: they are of another family, size or patch size.
+        """
+        refuse_other_families(state, source)
+        names = self.state_dict()
+        prefix = published_prefix(state)
+        if prefix is None or (prefix.endswith(_PREFIX) and prefix[: -len(_PREFIX)] + "pixel_mean" in state):  # ours
+            own = under_own_names(state, names)
+            if self.normalization != "auto":
+                own.update(pixel_mean=self.pixel_mean, pixel_std=self.pixel_std)
+        else:
+            rest = {key: value for key, value in state.items() if not key.startswith(prefix) and key not in names}
+            inner = {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
+            pretraining = pretraining_of(inner, source)
+            if self.normalization == "auto" and pretraining is not None:
+                self._normalise_like(pretraining)
+            own = {**rest, **{_PREFIX + key: value for key, value in adapt_published(inner).items()}}
+            own.update(pixel_mean=self.pixel_mean, pixel_std=self.pixel_std)
+        if any(key.startswith(_PREFIX) for key in own):
+            own.setdefault(f"{_PREFIX}rope.periods", self.backbone.rope.computed_periods())
+        check_backbone(_backbone_of(own), self.backbone.state_dict(), source)
+        return own
+
+    def fit_state_dict(self, state: Mapping[str, torch.Tensor], source: Path) -> dict[str, torch.Tensor]:
+        """A patch embedding for this model's channels: a grey image keeps its embedding however many there are."""
+        fitted = super().fit_state_dict(state, source)
+        name = f"{_PREFIX}patch_embed.proj.weight"
+        channels = self.backbone.patch_embed.proj.in_channels
+        if name in fitted and fitted[name].shape[1] != channels:
+            fitted[name] = (fitted[name].sum(dim=1, keepdim=True) / channels).expand(-1, channels, -1, -1).clone()
+        for statistic in ("pixel_mean", "pixel_std"):
+            if statistic in fitted and fitted[statistic].shape[1] != channels:
+                mean = fitted[statistic].mean(dim=1, keepdim=True)
+                fitted[statistic] = mean.expand(-1, channels, -1, -1).clone()
+        return fitted
+
+    def settings_of(self, state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+        """Size, patch size and channels; see :meth:`exp.models.base.Model.settings_of`."""
+        return backbone_settings(_backbone_of(state))
+
+    def _blocks_in(self, state: Mapping[str, torch.Tensor], width: float) -> dict[str, str]:
+        """How many blocks a head sees whose input is so wide."""
+        token = state.get(f"{_PREFIX}cls_token")
+        return {} if token is None else {"model.blocks": f"<{width / token.shape[-1]:.0f} blocks>"}
+
+
+def _backbone_of(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {key[len(_PREFIX) :]: value for key, value in state.items() if key.startswith(_PREFIX)}

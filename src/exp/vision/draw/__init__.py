@@ -1,0 +1,1 @@
+"""Pictures of images, labels and features."""

@@ -1,0 +1,184 @@
+"""Files of class numbers that are written row by row, so that a map is never held as a whole."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Iterator, Protocol, Sequence
+
+import numpy as np
+
+from exp.vision.draw.overlay import palette_table
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from exp.vision.predict.raster import RasterImage
+
+__all__ = ["Counts", "RowTaker", "SmallMap", "class_png", "class_tiff"]
+
+_NO_DATA = 255
+_BLOCK = 256  # pixels along each side of a tile of a TIFF
+
+
+class RowTaker(Protocol):
+    """Takes a map from top to bottom."""
+
+    def add(self, rows: np.ndarray) -> None:
+        """The next rows: labels, uint8 (rows, W)."""
+
+
+class Counts:
+    """How many pixels each label has.
+
+    Attributes:
+        counts: by label, int64 (256,).
+    """
+
+    def __init__(self) -> None:
+        self.counts = np.zeros(256, np.int64)
+
+    def add(self, rows: np.ndarray) -> None:
+        """Count."""
+        self.counts += np.bincount(rows.ravel(), minlength=256)
+
+
+class SmallMap:
+    """A smaller copy of a map, for the eye: every pixel the label at its middle, as labels have no mean.
+
+    Attributes:
+        labels: uint8, of the smaller size.
+
+    Args:
+        size: of the map, (H, W).
+        small: of the copy.
+    """
+
+    def __init__(self, size: tuple[int, int], small: tuple[int, int]) -> None:
+        self._rows, self._columns = (
+            ((np.arange(count) + 0.5) * extent / count).astype(np.int64) for count, extent in zip(small, size)
+        )
+        self.labels = np.full(small, _NO_DATA, np.uint8)
+        self._top = 0
+
+    def add(self, rows: np.ndarray) -> None:
+        """Take what the copy shows of them."""
+        shown = (self._rows >= self._top) & (self._rows < self._top + len(rows))
+        self.labels[shown] = rows[self._rows[shown] - self._top][:, self._columns]
+        self._top += len(rows)
+
+
+@contextmanager
+def class_png(path: Path, size: tuple[int, int], palette: Sequence[tuple[int, int, int]]) -> Iterator[RowTaker]:
+    """Write a palette PNG, 8 bits for each pixel: programs read class numbers, viewers show the classes' colours.
+
+    Args:
+        path: of the new file, which is there once it is complete; its folder is made.
+        size: (H, W).
+        palette: RGB of each class.
+    """
+    with _complete(path) as temporary, temporary.open("wb") as file:
+        writer = _Png(file, size)
+        writer.begin(palette)
+        yield writer
+        writer.end()
+
+
+@contextmanager
+def class_tiff(path: Path, image: RasterImage, palette: Sequence[tuple[int, int, int]]) -> Iterator[RowTaker]:
+    """Write a GeoTIFF at the place of ``image``: one band, uint8, 255 is no data, with the palette.
+
+    Args:
+        path: of the new file, which is there once it is complete; its folder is made.
+        image: whose size and georeference it gets.
+        palette: RGB of each class.
+    """
+    import rasterio
+
+    profile = {"driver": "GTiff", "height": image.height, "width": image.width, "count": 1, "dtype": "uint8",
+               "crs": image.dataset.crs, "transform": image.dataset.transform, "nodata": _NO_DATA,
+               "compress": "deflate", "tiled": True, "blockxsize": _BLOCK, "blockysize": _BLOCK,
+               "BIGTIFF": "IF_SAFER"}  # fmt: skip
+    with _complete(path) as temporary, rasterio.open(temporary, "w", **profile) as file:
+        file.write_colormap(1, {number: (*color, 255) for number, color in enumerate(palette)})
+        writer = _Tiff(file)
+        yield writer
+        writer.end()
+
+
+class _Png:
+    """The PNG format (ISO/IEC 15948): rows of palette numbers, each after a filter byte, deflated."""
+
+    def __init__(self, file: Any, size: tuple[int, int]) -> None:
+        self._file = file
+        self._size = size
+        self._deflate = zlib.compressobj(6)
+
+    def begin(self, palette: Sequence[tuple[int, int, int]]) -> None:
+        """Signature, header and all 256 colours."""
+        height, width = self._size
+        self._file.write(b"\x89PNG\r\n\x1a\n")
+        self._chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0))
+        self._chunk(b"PLTE", palette_table(palette).tobytes())
+
+    def add(self, rows: np.ndarray) -> None:
+        """Write the next rows."""
+        filtered = np.zeros((rows.shape[0], rows.shape[1] + 1), np.uint8)  # filter 0: none, the best for palettes
+        filtered[:, 1:] = rows
+        self._data(self._deflate.compress(filtered.tobytes()))
+
+    def end(self) -> None:
+        """Write what remains."""
+        self._data(self._deflate.flush())
+        self._chunk(b"IEND", b"")
+
+    def _data(self, content: bytes) -> None:
+        if content:
+            self._chunk(b"IDAT", content)
+
+    def _chunk(self, kind: bytes, content: bytes) -> None:
+        self._file.write(struct.pack(">I", len(content)) + kind + content)
+        self._file.write(struct.pack(">I", zlib.crc32(content, zlib.crc32(kind))))
+
+
+class _Tiff:
+    """Rows of whole tiles: a tile that came in parts would be compressed, and stored, again for each."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self._waiting = np.empty((_BLOCK, file.width), np.uint8)
+        self._count = self._top = 0
+
+    def add(self, rows: np.ndarray) -> None:
+        """Write the next rows."""
+        while len(rows):
+            part = rows[: _BLOCK - self._count]
+            self._waiting[self._count : self._count + len(part)] = part
+            self._count += len(part)
+            if self._count == _BLOCK:
+                self.end()
+            rows = rows[len(part) :]
+
+    def end(self) -> None:
+        """Write what waits."""
+        from rasterio.windows import Window
+
+        if self._count:
+            window = Window(0, self._top, self._file.width, self._count)
+            self._file.write(self._waiting[: self._count], 1, window=window)
+            self._top += self._count
+            self._count = 0
+
+
+@contextmanager
+def _complete(path: Path) -> Iterator[Path]:
+    """A temporary name beside ``path``, which it becomes at the end; after an error there is neither."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        yield temporary
+        temporary.replace(path)
+    finally:
+        if temporary.exists():
+            temporary.unlink()

@@ -1,0 +1,87 @@
+"""Predictions for images: of the files that the user names, or else of the test part of the data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from exp.errors import ConfigError
+from exp.vision.data.segmentation import SegmentationData
+from exp.vision.predict.inputs import Input, find_images, named, report_failures
+from exp.vision.predict.scenes import predict_scenes
+from exp.vision.predict.segmentation import predict_segmentation
+
+if TYPE_CHECKING:
+    from exp.session import Session
+
+__all__ = ["MEASURED_ON", "check", "chosen", "predict"]
+
+MEASURED_ON = "predictions"
+
+
+def predict(session: Session, data: Any, model: Any) -> tuple[dict[str, float], list[str]]:
+    """Predict every image, spread over the ranks file by file.
+
+    Segmentation writes ``predictions/{classes,overlays,geo}/<name>`` and ``predictions/areas.csv``; scenes write
+    ``predictions.csv`` and ``plots/predictions.png``.
+
+    An image that cannot be read does not stop the others, which may be hours of work; but the run must not look like a
+    success to the script that called it: it fails at its end, unless ``task.on_error=skip``.
+
+    Args:
+        session: the session.
+        data: an image data set of :mod:`exp.vision.data`.
+        model: on the session's device, in eval mode.
+
+    Returns:
+        Metrics, and the files of all ranks below the run folder.
+
+    Raises:
+        ConfigError: a key of ``task`` is wrong, or there are no images.
+        RunError: images could not be used; the others have been predicted.
+    """
+    task = session.config.task
+    check(task)
+    inputs, truths = chosen(task, data)
+    if isinstance(data, SegmentationData):
+        metrics, files, failures = predict_segmentation(session, data, model, inputs)
+    else:
+        metrics, files, failures = predict_scenes(session, data, model, inputs, truths)
+    report_failures(failures, len(inputs), task.on_error)
+    return metrics, files
+
+
+def chosen(task: Any, data: Any) -> tuple[list[Input], list[str] | None]:
+    """The images to work on: those of ``task.input``, or else the test part.
+
+    Returns:
+        The files, and for scenes of the test part the class of each.
+
+    Raises:
+        ConfigError: ``task.input`` names no image.
+    """
+    if task.input is not None:
+        return named(find_images(task.input)), None
+    inputs = named([Path(sample[0]) for sample in data.test.samples])
+    if isinstance(data, SegmentationData):
+        return inputs, None
+    return inputs, [data.classes[sample[1]] for sample in data.test.samples]
+
+
+def check(task: Any) -> None:
+    """Refuse values of ``task`` that mean nothing.
+
+    Raises:
+        ConfigError: names the key.
+    """
+    if task.on_error not in ("raise", "skip"):
+        raise ConfigError(f"task.on_error={task.on_error} is not one of raise, skip")
+    if task.feature_dtype not in ("float16", "float32"):
+        raise ConfigError(f"task.feature_dtype={task.feature_dtype} is not one of float16, float32")
+    if not 0.0 <= task.overlap < 1.0:
+        raise ConfigError(f"task.overlap={task.overlap} must be from 0 to below 1")
+    for key in ("window", "resize", "metres_per_pixel"):
+        if task[key] is not None and task[key] <= 0:
+            raise ConfigError(f"task.{key}={task[key]} must be more than 0, or null")
+    if task.max_images < 0:
+        raise ConfigError(f"task.max_images={task.max_images} must not be negative")

@@ -1,0 +1,140 @@
+"""Which image files to work on, what their results are called, and which rank does which."""
+
+from __future__ import annotations
+
+import glob
+import logging
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Sequence
+
+from exp.errors import ConfigError, DataError, RunError
+from exp.vision.data.listing import SUFFIXES, files_below
+
+if TYPE_CHECKING:
+    from exp.session import Session
+
+__all__ = ["Failure", "Input", "each_of_mine", "find_images", "named", "report_failures"]
+
+_SHOWN = 20
+
+logger = logging.getLogger(__name__)
+
+
+class Input(NamedTuple):
+    """One image file.
+
+    Attributes:
+        path: of the file.
+        name: of its results: the stem of the file, or more of its path where stems repeat.
+    """
+
+    path: Path
+    name: str
+
+
+class Failure(NamedTuple):
+    """An image that could not be used.
+
+    Attributes:
+        path: of the file.
+        reason: the first line of the error.
+    """
+
+    path: str
+    reason: str
+
+
+def find_images(wanted: str) -> list[Path]:
+    """The image files that ``task.input`` means, sorted.
+
+    Args:
+        wanted: a file, whatever its suffix; a folder: all images in it and below it; or a glob (``**`` included).
+
+    Raises:
+        ConfigError: there are none.
+    """
+    path = Path(wanted).expanduser()
+    if path.is_file():
+        return [path]
+    if path.is_dir():
+        found = [Path(file) for file in files_below(path)]
+        what = f"a folder without images ({', '.join(SUFFIXES)})"
+    else:
+        found = [file for file in map(Path, glob.glob(str(path), recursive=True)) if file.is_file()]  # noqa: PTH207 - absolute patterns too
+        what = "neither a file nor a folder, and as a glob it matches no file"
+    if not found:
+        raise ConfigError(f"task.input={wanted} is {what}; give an image, a folder of images or a glob, in quotes")
+    return sorted(found)
+
+
+def named(paths: Sequence[Path]) -> list[Input]:
+    """A name for each file, by which no two results meet, on file systems that ignore case either.
+
+    A stem that occurs once is the name. Of those that repeat, the folders that the files do not share are put before
+    the stem, with ``_`` between them; where they still repeat (``a.jpg`` beside ``a.tif``), the suffix follows; and
+    then a number.
+    """
+    names = [path.stem for path in paths]
+    folders = [path.absolute().parent.parts for path in paths]
+    shared = 0
+    while all(len(parts) > shared for parts in folders) and len({parts[shared] for parts in folders}) == 1:
+        shared += 1
+    longer = ["_".join([*parts[shared:], path.stem]) for parts, path in zip(folders, paths)]
+    with_suffix = [f"{name}_{path.suffix[1:].lower()}" for name, path in zip(longer, paths)]
+    for other in (longer, with_suffix):
+        count = Counter(name.lower() for name in names)
+        names = [new if count[name.lower()] > 1 else name for name, new in zip(names, other)]
+    taken: set[str] = set()
+    for index, name in enumerate(names):
+        unique, number = name, 2
+        while unique.lower() in taken:
+            unique, number = f"{name}_{number}", number + 1
+        taken.add(unique.lower())
+        names[index] = unique
+    return [Input(path, name) for path, name in zip(paths, names)]
+
+
+def each_of_mine(session: Session, inputs: Sequence[Input], work: Callable[[int, Input], Any]) -> list[Failure]:
+    """Do this rank's share of the files: every ``world_size``-th, so that large neighbours do not meet on one rank.
+
+    An image that cannot be read is logged and does not stop the others; other errors do.
+
+    Args:
+        session: for the place of this rank.
+        inputs: all files, the same on every rank.
+        work: called with the number of a file and the file.
+
+    Returns:
+        The images that could not be used.
+    """
+    failures = []
+    for number in range(session.info.rank, len(inputs), session.info.world_size):
+        try:
+            work(number, inputs[number])
+        except DataError as error:
+            reason = str(error).splitlines()[0]
+            logger.error("cannot use %s: %s", inputs[number].path, reason)
+            failures.append(Failure(str(inputs[number].path), reason))
+    return failures
+
+
+def report_failures(failures: Sequence[Failure], total: int, on_error: str) -> None:
+    """Refuse to call a run successful in which images failed.
+
+    Args:
+        failures: of all ranks.
+        total: images in all.
+        on_error: ``raise``, or ``skip``: no image at all is then still an error.
+
+    Raises:
+        RunError: there are failures; says which.
+    """
+    if not failures or (on_error == "skip" and len(failures) < total):
+        return
+    hint = "" if len(failures) == total else "; the others are done. Repair or remove these, or set task.on_error=skip"
+    lines = [f"{len(failures)} of {total} images could not be used{hint}"]
+    lines += [f"  {failure.path}: {failure.reason}" for failure in failures[:_SHOWN]]
+    if len(failures) > _SHOWN:
+        lines.append(f"  and {len(failures) - _SHOWN} more; all are in the logs")
+    raise RunError("\n".join(lines))

@@ -1,0 +1,231 @@
+"""Images that are read part by part: decoded whole, or, with the optional package rasterio, rows by rows."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import warnings
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Iterator
+
+import numpy as np
+
+from exp.errors import DataError
+from exp.vision.data.decode import read_raw
+from exp.vision.data.values import Raw, convert, no_data, split_alpha
+from exp.vision.draw.pictures import shrunk, to_rgb
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from exp.vision.data.reader import ImageReader
+
+__all__ = ["DecodedImage", "RasterImage", "is_georeferenced", "open_image"]
+
+_LARGE_PNG = 2**26  # pixels; smaller ones are decoded whole, which is faster
+_ROWS_AT_ONCE = 256  # of a picture
+_CACHE_MIB = 64
+"""Of GDAL, which would take a twentieth of the machine's memory."""
+
+
+class DecodedImage:
+    """An image in memory.
+
+    Attributes:
+        height: pixels.
+        width: pixels.
+        pixel_area: square metres of a pixel; None: not known.
+
+    Args:
+        pixels: (H, W, C), uint8 or float32, 0..255.
+        missing: which pixels hold no data, bool (H, W); None: all do.
+    """
+
+    pixel_area: float | None = None
+
+    def __init__(self, pixels: np.ndarray, missing: np.ndarray | None = None) -> None:
+        self.pixels = pixels
+        self.missing = missing
+        self.height, self.width = pixels.shape[:2]
+
+    def read(self, top: int, left: int, height: int, width: int) -> np.ndarray:
+        """That part: (height, width, C)."""
+        return self.pixels[top : top + height, left : left + width]
+
+    def thumbnail(self, longest: int) -> np.ndarray:
+        """RGB for the eye, with at most ``longest`` pixels on its longer side: (h, w, 3), uint8."""
+        return to_rgb(shrunk(self.pixels, longest))
+
+    def without_data(self, top: int, height: int) -> np.ndarray | None:
+        """Which pixels of these rows hold no data: bool (height, width); None: all do."""
+        return None if self.missing is None else self.missing[top : top + height]
+
+
+class RasterImage:
+    """A TIFF or a PNG on disk, which may be far larger than the memory: only the rows in work are held.
+
+    Rows are read once, in the order of the windows: files in strips, and compressed ones, would be decoded again for
+    each window.
+
+    Attributes:
+        height: pixels.
+        width: pixels.
+        pixel_area: square metres of a pixel; None: not known.
+
+    Args:
+        dataset: of ``rasterio.open``.
+        path: for messages.
+        reader: channels and range of values that the model gets.
+    """
+
+    def __init__(self, dataset: Any, path: Path, reader: ImageReader) -> None:
+        from rasterio.enums import ColorInterp
+
+        self.dataset = dataset
+        self.path = path
+        self.reader = reader
+        self.height, self.width = dataset.height, dataset.width
+        self.pixel_area = _pixel_area(dataset)
+        self._alpha = dataset.count > 1 and dataset.colorinterp[-1] == ColorInterp.alpha
+        flags = [{flag.name for flag in flags} for flags in dataset.mask_flag_enums]
+        self._has_mask = any("per_dataset" in names and "alpha" not in names for names in flags)
+        self._top = 0
+        self._rows = np.empty((dataset.count, 0, self.width), dataset.dtypes[0])
+
+    def read(self, top: int, left: int, height: int, width: int) -> np.ndarray:
+        """That part: (height, width, C)."""
+        pixels, _ = self._split(self._held(top, height)[:, :, left : left + width])
+        return convert(pixels, self.path, self.reader.channels, self.reader.value_range)
+
+    def thumbnail(self, longest: int) -> np.ndarray:
+        """RGB for the eye, with at most ``longest`` pixels on its longer side: (h, w, 3), uint8."""
+        from rasterio.enums import Resampling
+
+        factor = min(longest / max(self.height, self.width), 1.0)
+        size = (max(round(self.height * factor), 1), max(round(self.width * factor), 1))
+        # Of many bands only those that are shown: a picture of all of them would be larger than all else.
+        shown = list(range(1, (3 if self.dataset.count > 4 else self.dataset.count) + 1))
+        bands = self._bands(indexes=shown, out_shape=(len(shown), *size), resampling=Resampling.average)
+        pixels, channels = np.moveaxis(bands, 0, -1), len(shown)
+        if len(shown) == self.dataset.count:
+            (pixels, _), channels = self._split(bands), self.reader.channels
+        blocks = (pixels[top : top + _ROWS_AT_ONCE] for top in range(0, size[0], _ROWS_AT_ONCE))
+        limits = self.reader.value_range
+        return to_rgb(np.concatenate([convert(rows, self.path, channels, limits)[..., :3] for rows in blocks]))
+
+    def without_data(self, top: int, height: int) -> np.ndarray | None:
+        """Which pixels of these rows hold no data: bool (height, width); None: all do."""
+        from rasterio.windows import Window
+
+        missing = no_data(*self._split(self._held(top, height)), self.dataset.nodata)
+        if self._has_mask:
+            masked = self.dataset.dataset_mask(window=Window(0, top, self.width, height)) == 0
+            missing = masked if missing is None else missing | masked
+        return missing
+
+    def _held(self, top: int, height: int) -> np.ndarray:
+        """Whole rows (bands, height, W), as they are in the file; those held before are not read again."""
+        from rasterio.windows import Window
+
+        held = self._rows.shape[1]
+        if top < self._top or top + height > self._top + held:
+            rows = np.empty((self.dataset.count, height, self.width), self._rows.dtype)
+            known = max(min(self._top + held - top, height), 0) if top >= self._top else 0
+            if known:
+                rows[:, :known] = self._rows[:, top - self._top : top - self._top + known]
+            self._rows = rows  # the old ones may go before new ones come
+            self._top = top
+            window = Window(0, top + known, self.width, height - known)
+            rows[:, known:] = self._bands(window=window)
+        return self._rows[:, top - self._top : top - self._top + height]
+
+    def _bands(self, **how: Any) -> np.ndarray:
+        from rasterio.errors import RasterioError
+
+        try:
+            return self.dataset.read(**how)
+        except (RasterioError, OSError) as error:  # its own I/O error is no RasterioError before 1.4
+            raise DataError(f"{self.path} cannot be read: {error}; copy it anew") from error
+
+    def _split(self, bands: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        raw = Raw(np.moveaxis(bands, 0, -1), self._alpha)
+        return split_alpha(raw, self.path, self.reader.channels, self.reader.alpha)
+
+
+@contextmanager
+def open_image(path: Path, reader: ImageReader) -> Iterator[DecodedImage | RasterImage]:
+    """Open an image: where rasterio is installed a TIFF and a large PNG by rows, everything else decoded whole.
+
+    Args:
+        path: of the file.
+        reader: of the data that the model was trained on.
+
+    Raises:
+        DataError: it cannot be read, or has other channels.
+    """
+    if not _by_rows(path):
+        yield _decoded(path, reader)
+        return
+    import rasterio
+    from rasterio.enums import ColorInterp
+    from rasterio.errors import NotGeoreferencedWarning, RasterioError
+
+    with rasterio.Env(GDAL_CACHEMAX=_CACHE_MIB), warnings.catch_warnings():
+        warnings.simplefilter("ignore", NotGeoreferencedWarning)  # plain TIFFs are welcome
+        try:
+            dataset = rasterio.open(path)
+        except (RasterioError, OSError) as error:  # its own I/O error is no RasterioError before 1.4
+            raise DataError(f"{path} cannot be read: {error}; copy it anew") from error
+        with dataset:
+            if dataset.colorinterp[0] == ColorInterp.palette:  # colour numbers are no colours
+                yield _decoded(path, reader)
+            else:
+                yield RasterImage(dataset, path, reader)
+
+
+def _by_rows(path: Path) -> bool:
+    if importlib.util.find_spec("rasterio") is None:
+        return False
+    if path.suffix.lower() in (".tif", ".tiff"):
+        return True
+    with path.open("rb") as file:
+        head = file.read(24)
+    size = [int.from_bytes(head[begin : begin + 4], "big") for begin in (16, 20)]
+    return head.startswith(b"\x89PNG") and size[0] * size[1] > _LARGE_PNG
+
+
+def _decoded(path: Path, reader: ImageReader) -> DecodedImage:
+    raw = read_raw(path)
+    pixels, transparency = split_alpha(raw, path, reader.channels, reader.alpha)
+    missing = no_data(pixels, transparency, raw.nodata)
+    return DecodedImage(convert(pixels, path, reader.channels, reader.value_range), missing)
+
+
+def is_georeferenced(image: DecodedImage | RasterImage) -> bool:
+    """Whether the file says where on Earth it is."""
+    return isinstance(image, RasterImage) and image.dataset.crs is not None
+
+
+def _pixel_area(dataset: Any) -> float | None:
+    """Square metres of a pixel of a georeferenced file; in degrees: at the middle of the image."""
+    if dataset.crs is None:
+        return None
+    area = abs(dataset.transform.determinant)
+    if dataset.crs.is_projected:
+        _, metres = dataset.crs.linear_units_factor
+        return float(area * metres**2)
+    if not dataset.crs.is_geographic:
+        return None
+    place = dataset.transform
+    latitude = place.d * dataset.width / 2 + place.e * dataset.height / 2 + place.f
+    return float(area * _metres_per_degree(latitude))
+
+
+def _metres_per_degree(latitude: float) -> float:
+    """Square metres of a square degree on the WGS 84 ellipsoid: product of its two radii of curvature."""
+    equator, eccentricity = 6378137.0, 0.00669437999014  # metres; the first eccentricity squared
+    phi = math.radians(latitude)
+    shrink = 1.0 - eccentricity * math.sin(phi) ** 2
+    meridian = equator * (1.0 - eccentricity) / shrink**1.5
+    normal = equator / math.sqrt(shrink)
+    return math.radians(1.0) ** 2 * meridian * normal * math.cos(phi)

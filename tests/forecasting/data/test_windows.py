@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+
+from exp.forecasting.data.windows import WindowDataset
+
+LOOKBACK, HORIZON = 7, 3
+
+
+@pytest.fixture(params=["series contiguous", "rows contiguous"])
+def data(request):
+    values, marks = torch.randn(50, 5), torch.randn(50, 4)
+    if request.param == "series contiguous":
+        values, marks = values.t().contiguous().t(), marks.t().contiguous().t()
+    return values, marks
+
+
+def test_equals_a_loop_over_windows(data):
+    values, marks = data
+    rows = range(11, 45)
+    dataset = WindowDataset(values, marks, rows, LOOKBACK, HORIZON)
+    assert len(dataset) == 34 - 10 + 1
+    index = torch.tensor([24, 0, 3, 3])
+    batch = dataset[index]
+    for number, window in enumerate(index.tolist()):
+        begin = rows.start + window
+        assert torch.equal(batch["x"][number], values[begin : begin + LOOKBACK])
+        assert torch.equal(batch["marks"][number], marks[begin : begin + LOOKBACK])
+        assert torch.equal(batch["y"][number], values[begin + LOOKBACK : begin + LOOKBACK + HORIZON])
+    assert torch.equal(batch["index"], index)
+    assert batch["index"].dtype == torch.int64
+
+
+def test_lists_are_indices_too(data):
+    dataset = WindowDataset(*data, range(50), LOOKBACK, HORIZON)
+    for key, value in dataset[[4, 2]].items():
+        assert torch.equal(value, dataset[torch.tensor([4, 2])][key])
+    assert dataset[[]]["x"].shape == (0, LOOKBACK, 5)
+
+
+def test_batches_are_series_contiguous(data):
+    batch = WindowDataset(*data, range(50), LOOKBACK, HORIZON)[[0, 1]]
+    assert all(batch[key].transpose(1, 2).is_contiguous() for key in ("x", "marks", "y"))
+
+
+@pytest.mark.parametrize("index", [-1, 41])
+def test_no_such_window(data, index):
+    with pytest.raises(IndexError):
+        WindowDataset(*data, range(50), LOOKBACK, HORIZON)[[index]]
+
+
+def test_parts_share_memory(data):
+    values, marks = data
+    parts = [WindowDataset(values, marks, rows, LOOKBACK, HORIZON) for rows in (range(20), range(13, 50))]
+    values[15] = 100.0
+    assert parts[0][[10]]["x"][0, 5].tolist() == [100.0] * 5
+    assert parts[1][[0]]["x"][0, 2].tolist() == [100.0] * 5
+
+
+def test_survives_pickling(data):
+    dataset = WindowDataset(*data, range(50), LOOKBACK, HORIZON)
+    copy = pickle.loads(pickle.dumps(dataset))
+    assert torch.equal(copy[[9]]["y"], dataset[[9]]["y"])

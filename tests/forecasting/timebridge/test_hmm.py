@@ -1,0 +1,257 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from exp.compat import TORCH_VERSION
+from exp.forecasting.timebridge.hmm import LOG_FLOOR, log_likelihood, posterior, viterbi
+from exp.forecasting.timebridge.messages import CPU_SCAN_WORK, DEVICE_SCAN_ELEMENTS, choose_form
+
+both_forms = pytest.mark.parametrize("form", ["loop", "scan"])
+INF = float("inf")
+
+
+def random_model(batch, steps, regimes, scale=1.0, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    emissions = torch.randn(batch, steps, regimes, generator=generator) * scale - 3.0
+    initial = torch.log_softmax(torch.randn(regimes, generator=generator), 0)
+    transition = torch.log_softmax(torch.randn(regimes, regimes, generator=generator), 1)
+    return emissions, initial, transition
+
+
+def plain_log_likelihood(emissions, initial, transition):
+    """The textbook's recursion, in the dtype of its arguments, differentiated by autograd."""
+    message = initial + emissions[:, 0]
+    for t in range(1, emissions.shape[1]):
+        message = emissions[:, t] + torch.logsumexp(message.unsqueeze(2) + transition, 1)
+    return torch.logsumexp(message, 1)
+
+
+def plain_viterbi(emissions, initial, transition):
+    score, pointers = initial + emissions[:, 0], []
+    for t in range(1, emissions.shape[1]):
+        best = (score.unsqueeze(2) + transition).max(1)
+        pointers.append(best.indices)
+        score = best.values + emissions[:, t]
+    path = [score.argmax(1)]
+    for pointer in reversed(pointers):
+        path.append(pointer.gather(1, path[-1].unsqueeze(1)).squeeze(1))
+    return torch.stack(path[::-1], 1)
+
+
+def path_score(path, emissions, initial, transition):
+    score = initial[path[:, 0]] + emissions.gather(2, path.unsqueeze(2)).squeeze(2).sum(1)
+    return score + transition[path[:, :-1], path[:, 1:]].sum(1)
+
+
+def in_float64(tensors, requires_grad=False):
+    return [tensor.detach().double().requires_grad_(requires_grad) for tensor in tensors]
+
+
+def assert_close(actual, expected, relative=1e-5):
+    """To ``relative`` of each element or of the largest one, whichever is more."""
+    assert actual.dtype == torch.float32
+    torch.testing.assert_close(
+        actual.double(), expected, rtol=relative, atol=relative * expected.abs().max().item() + 1e-30
+    )
+
+
+@both_forms
+@pytest.mark.parametrize(
+    ("batch", "steps", "regimes"),
+    [(3, 1, 4), (3, 2, 3), (2, 3, 2), (2, 4, 1), (5, 37, 5), (4, 128, 3), (2, 1440, 4), (1, 1440, 16)],
+)
+def test_likelihood_posterior_and_gradients_are_those_of_the_plain_recursion(form, batch, steps, regimes):
+    ours = [tensor.requires_grad_() for tensor in random_model(batch, steps, regimes, scale=2.0)]
+    plain = in_float64(ours, requires_grad=True)
+    weights = torch.linspace(0.5, 2.0, batch)  # so that each sequence's share of the gradients is seen
+    actual, expected = log_likelihood(*ours, form=form), plain_log_likelihood(*plain)
+    assert_close(actual, expected)
+    (actual * weights).sum().backward()
+    (expected * weights.double()).sum().backward()
+    for name, mine, theirs in zip(("emissions", "initial", "transition"), ours, plain):
+        if name == "transition" and steps == 1:
+            assert mine.grad.abs().sum() == 0
+            continue
+        assert_close(mine.grad, theirs.grad)
+    marginals = posterior(*ours, form=form)
+    assert not marginals.requires_grad
+    assert_close(marginals, plain[0].grad / weights.double().view(-1, 1, 1))
+
+
+@both_forms
+def test_rows_of_the_transition_need_not_add_up_to_one(form):
+    emissions, initial, transition = random_model(2, 50, 3)
+    ours = [emissions, initial + 0.3, transition + torch.tensor([[0.7], [-1.0], [0.1]])]
+    assert_close(log_likelihood(*ours, form=form), plain_log_likelihood(*in_float64(ours)))
+
+
+@both_forms
+def test_gradients_only_where_they_are_asked_for(form):
+    emissions, initial, transition = random_model(2, 9, 3)
+    transition.requires_grad_()
+    log_likelihood(emissions, initial, transition, form=form).sum().backward()
+    assert transition.grad.sum().item() == pytest.approx(2 * 8, rel=1e-5)  # transitions of two sequences of 9 steps
+    assert emissions.grad is None
+    with torch.no_grad():
+        assert not log_likelihood(emissions, initial, transition, form=form).requires_grad
+
+
+@both_forms
+def test_a_step_that_every_regime_finds_improbable_costs_nothing_else(form):
+    emissions, initial, transition = random_model(3, 60, 4)
+    before = posterior(emissions, initial, transition, form=form)
+    improbable = emissions.clone()
+    improbable[:, 20] -= 2.0**14
+    improbable[:, 41:43] -= 2.0**20
+    assert_close(log_likelihood(improbable, initial, transition, form=form),
+                 plain_log_likelihood(*in_float64([improbable, initial, transition])), relative=1e-6)  # fmt: skip
+    after = posterior(improbable, initial, transition, form=form)
+    # What the subtraction leaves of the emissions' digits decides about their steps; the others keep theirs.
+    torch.testing.assert_close(after[:, :19], before[:, :19], rtol=0, atol=1e-3)
+    torch.testing.assert_close(after[:, 45:], before[:, 45:], rtol=0, atol=2e-2)
+
+
+@both_forms
+@pytest.mark.parametrize("size", [1e2, 1e4, 1e6, 1e12])
+def test_observations_that_only_an_improbable_regime_explains(form, size):
+    """Every step allows one regime: the path is known, and no way but the improbable transitions leads along it."""
+    path = torch.randint(0, 3, (2, 200), generator=torch.Generator().manual_seed(1))
+    emissions = torch.full((2, 200, 3), -size).scatter_(2, path.unsqueeze(2), -1.0)
+    initial = torch.log_softmax(torch.tensor([0.0, -20.0, -40.0]), 0)
+    transition = torch.log_softmax(torch.tensor([[0.0, -30.0, -60.0], [-40.0, 0.0, -35.0], [-25.0, -45.0, 0.0]]), 1)
+    ours = [tensor.clone().requires_grad_() for tensor in (emissions, initial, transition)]
+    plain = in_float64(ours, requires_grad=True)
+    actual, expected = log_likelihood(*ours, form=form), plain_log_likelihood(*plain)
+    assert_close(actual, expected)
+    actual.sum().backward()
+    expected.sum().backward()
+    for mine, theirs in zip(ours, plain):
+        assert_close(mine.grad, theirs.grad, relative=1e-4)
+    if size > 1e2:
+        assert torch.equal(viterbi(*ours, form=form), path)
+
+
+@both_forms
+def test_transitions_of_probability_zero(form):
+    """A chain that only moves on: float64's recursion takes -inf, and so do we, with gradients of exactly 0 there."""
+    emissions, _, _ = random_model(3, 120, 4, scale=3.0)
+    initial = torch.tensor([0.0, -INF, -INF, -INF])
+    keep = torch.full((4,), 0.9)
+    keep[-1] = 1.0
+    transition = (torch.diag(keep) + torch.diag(torch.full((3,), 0.1), 1)).log()
+    ours = [tensor.clone().requires_grad_() for tensor in (emissions, initial, transition)]
+    actual = log_likelihood(*ours, form=form)
+    assert_close(actual, plain_log_likelihood(*in_float64(ours)))
+    actual.sum().backward()
+    assert all(torch.isfinite(tensor.grad).all() for tensor in ours)
+    assert (ours[2].grad[transition == -INF] == 0).all()
+    assert (ours[1].grad[1:] == 0).all()
+    assert ours[2].grad.sum().item() == pytest.approx(3 * 119, rel=1e-4)
+    path = viterbi(*ours, form=form)
+    assert ((path[:, 1:] - path[:, :-1] >= 0) & (path[:, 1:] - path[:, :-1] <= 1)).all()
+    torch.testing.assert_close(posterior(*ours, form=form), ours[0].grad, rtol=0, atol=1e-6)
+
+
+@both_forms
+def test_an_impossible_sequence_is_very_improbable_and_its_gradients_are_finite(form):
+    emissions, initial, transition = random_model(2, 20, 3)
+    emissions[0, 7] = -INF
+    ours = [tensor.clone().requires_grad_() for tensor in (emissions, initial, transition)]
+    likelihood = log_likelihood(*ours, form=form)
+    assert likelihood[0].item() == pytest.approx(LOG_FLOOR, rel=1e-3)
+    expected = plain_log_likelihood(*in_float64([emissions[1:], initial, transition]))
+    torch.testing.assert_close(likelihood[1:].double(), expected, rtol=1e-5, atol=0)
+    likelihood.sum().backward()
+    assert all(torch.isfinite(tensor.grad).all() for tensor in ours)
+    assert torch.isfinite(posterior(*ours, form=form)).all()
+
+
+@both_forms
+def test_a_long_sequence_of_unlikely_observations_does_not_underflow(form):
+    emissions, initial, transition = random_model(1, 1440, 2, scale=30.0)
+    emissions -= 1e4
+    assert_close(log_likelihood(emissions, initial, transition, form=form),
+                 plain_log_likelihood(*in_float64([emissions, initial, transition])), relative=1e-6)  # fmt: skip
+
+
+@both_forms
+@pytest.mark.parametrize(("steps", "regimes"), [(1, 3), (2, 3), (3, 3), (5, 3), (7, 2), (4, 4)])
+def test_the_path_is_the_best_of_all_paths(form, steps, regimes):
+    model = random_model(6, steps, regimes, scale=1.5, seed=steps)
+    paths = torch.tensor(list(itertools.product(range(regimes), repeat=steps)))
+    doubles = in_float64(model)
+    scores = torch.stack([path_score(path.expand(6, -1), *doubles) for path in paths])
+    found = viterbi(*model, form=form)
+    assert found.dtype == torch.int64
+    assert torch.equal(found, paths[scores.argmax(0)])
+
+
+@both_forms
+@pytest.mark.parametrize(("batch", "steps", "regimes"), [(4, 300, 5), (2, 1440, 4), (1, 1440, 12)])
+def test_the_path_is_that_of_the_plain_recursion(form, batch, steps, regimes):
+    model = random_model(batch, steps, regimes, seed=3)
+    doubles = in_float64(model)
+    found, plain = viterbi(*model, form=form), plain_viterbi(*doubles)
+    torch.testing.assert_close(path_score(found, *doubles), path_score(plain, *doubles), rtol=1e-6, atol=0)
+    assert (found == plain).double().mean() > 0.99  # two paths may be as good as each other within rounding
+
+
+@both_forms
+def test_of_equally_good_ways_the_lowest_regime_is_taken(form):
+    uniform = torch.full((3, 3), 0.25).log()
+    assert torch.equal(viterbi(torch.zeros(2, 33, 3), uniform[0], uniform, form=form), torch.zeros(2, 33).long())
+    emissions = torch.zeros(1, 3, 3)
+    emissions[0, 1, 1] = emissions[0, 1, 2] = 4.0  # regimes 1 and 2 are equally good in the middle
+    assert viterbi(emissions, uniform[0], uniform, form=form).tolist() == [[0, 1, 0]]
+
+
+def test_auto_takes_the_form_that_the_constants_say_and_both_agree():
+    assert choose_form("auto", 1440, 4, 16, "cpu") == "scan"
+    assert choose_form("auto", 1440, 16, 16, "cpu") == "loop"
+    assert choose_form("auto", 1440, 16, 16, "other") == "scan"
+    assert choose_form("auto", 1440, 64, 64, "other") == "loop"
+    assert choose_form("auto", 2, 4, 16, "cpu") == "loop"
+    assert CPU_SCAN_WORK < DEVICE_SCAN_ELEMENTS
+    model = random_model(16, 100, 4)
+    assert torch.equal(log_likelihood(*model), log_likelihood(*model, form="scan"))
+    torch.testing.assert_close(log_likelihood(*model), log_likelihood(*model, form="loop"))
+
+
+@pytest.mark.skipif(TORCH_VERSION < (2, 0), reason="torch < 2.0 has few operators on the meta device")
+@both_forms
+def test_nothing_depends_on_values(form):
+    """Tensors without values go through: nothing is read back from the device."""
+    model = [tensor.to("meta").requires_grad_() for tensor in random_model(2, 11, 3)]
+    likelihood = log_likelihood(*model, form=form)
+    likelihood.sum().backward()
+    assert likelihood.shape == (2,)
+    assert model[2].grad.shape == (3, 3)
+    assert posterior(*model, form=form).shape == (2, 11, 3)
+    assert viterbi(*model, form=form).shape == (2, 11)
+
+
+def test_half_precision_inputs_and_autocast_still_give_float32():
+    model = random_model(2, 30, 3)
+    expected = log_likelihood(*model)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(log_likelihood(*model), expected)
+    emissions = model[0].bfloat16().requires_grad_()
+    likelihood = log_likelihood(emissions, *model[1:])
+    likelihood.sum().backward()
+    assert likelihood.dtype == torch.float32
+    assert emissions.grad.dtype == torch.bfloat16
+
+
+def test_errors_say_what_to_pass():
+    emissions, initial, transition = random_model(2, 5, 3)
+    with pytest.raises(ValueError, match=r"shape \(5, 3\); pass \(batch, steps, regimes\)"):
+        log_likelihood(emissions[0], initial, transition)
+    with pytest.raises(ValueError, match=r"log_initial .* shape \(2,\); pass \(3,\)"):
+        posterior(emissions, initial[:2], transition)
+    with pytest.raises(ValueError, match=r"log_transition .* pass \(3, 3\), since log_emissions has 3 regimes"):
+        viterbi(emissions, initial, transition[:2])
+    with pytest.raises(ValueError, match=r"form='tree' .* use one of auto, loop, scan"):
+        log_likelihood(emissions, initial, transition, form="tree")

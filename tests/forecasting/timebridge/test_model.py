@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hydra import compose, initialize_config_module
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+
+from exp.config.schema import register
+from exp.errors import ConfigError
+from exp.forecasting.timebridge import TimeBridge
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+from reference_timebridge import PlainTimeBridge, plain_loss
+
+SMALL = {"channels": 3, "lookback": 48, "horizon": 12, "period": 6, "d_model": 16, "d_ff": 24, "num_heads": 4}
+LAYERS = [(3, 1, 0), (1, 1, 1), (1, 1, 2), (1, 2, 1), (0, 0, 1)]
+
+
+def settings(layers, **more):
+    names = ("integrated_layers", "downsampling_layers", "cointegrated_layers")
+    return {**SMALL, **dict(zip(names, layers)), **more}
+
+
+def batch_of(channels=3, lookback=48, horizon=12, size=5, marks=4):
+    torch.manual_seed(1)
+    return {
+        "x": torch.randn(size, lookback, channels).cumsum(1),
+        "marks": torch.rand(size, lookback, marks) - 0.5,
+        "y": torch.randn(size, horizon, channels),
+    }
+
+
+def pair(**options):
+    """Ours and the plain reference with the same weights, in eval mode."""
+    torch.manual_seed(0)
+    ours, plain = TimeBridge(**options), PlainTimeBridge(**options)
+    plain.load_state_dict(ours.state_dict(), strict=True)
+    return ours.eval(), plain.eval()
+
+
+@pytest.mark.parametrize("layers", LAYERS)
+@pytest.mark.parametrize("patches_out", [None, 3])
+def test_forecast_loss_and_gradients_equal_the_plain_reference(layers, patches_out):
+    ours, plain = pair(**settings(layers, num_patches_out=patches_out if layers[1] else None))
+    batch = batch_of()
+    expected = plain(batch["x"], batch["marks"])
+    torch.testing.assert_close(ours(batch["x"], batch["marks"]), expected, rtol=1e-5, atol=1e-5)
+    loss, expected_loss = ours(**batch, mode="loss")["loss"], plain_loss(expected, batch["y"], 0.35)
+    torch.testing.assert_close(loss, expected_loss, rtol=1e-5, atol=1e-5)
+    loss.backward()
+    expected_loss.backward()
+    gradients = {name: parameter.grad for name, parameter in ours.named_parameters()}
+    for name, parameter in plain.named_parameters():
+        if "norm0" not in name:
+            torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_the_time_features_are_read_only_where_channels_meet():
+    batch = batch_of()
+    unread = {**batch, "marks": torch.full_like(batch["marks"], float("nan"))}
+    alone, _ = pair(**settings((3, 1, 0)))
+    assert torch.equal(alone(**batch), alone(**unread))
+    meeting, _ = pair(**settings((1, 1, 1)))
+    assert not torch.allclose(meeting(**batch), meeting(**{**batch, "marks": -batch["marks"]}))
+
+
+def test_five_time_features_are_possible():
+    ours, plain = pair(**settings((1, 1, 1), time_features=5))
+    batch = batch_of(marks=5)
+    torch.testing.assert_close(ours(**batch), plain(batch["x"], batch["marks"]), rtol=1e-5, atol=1e-5)
+
+
+PUBLISHED = {  # channels, period, patches_out, heads, stable_len, d_model, d_ff, layers
+    "etth1": (7, 24, None, 8, 6, 128, 128, (3, 1, 0)),
+    "ettm1": (7, 48, 6, 4, 6, 64, 128, (3, 1, 0)),
+    "weather": (21, 48, 12, 8, 6, 128, 128, (1, 1, 1)),
+    "solar": (137, 48, 12, 8, 6, 128, 128, (1, 1, 1)),
+    "electricity": (321, 24, 4, 32, 4, 512, 512, (1, 1, 2)),
+    "traffic": (862, 24, 8, 64, 2, 512, 512, (1, 1, 3)),
+}
+
+
+def official_shapes(period, patches_out, d_model, d_ff, layers):
+    """Names and shapes of the authors' weights for a lookback of 720 and a horizon of 96."""
+    patches = 720 // period
+    patches_out = patches_out or patches
+    shapes = {"embedding.proj.0.weight": (d_model, period), "decoder.1.weight": (96, patches_out * d_model)}
+    kinds = ["integrated"] * layers[0] + ["downsampling"] * layers[1] + ["cointegrated"] * layers[2]
+    for index, kind in enumerate(kinds):
+        prefix = f"encoder.attn_layers.{index}."
+        for attention in ("attention1", "attention2") if kind == "cointegrated" else ("attention",):
+            for name in ("q_proj", "k_proj", "v_proj", "out"):
+                shapes[f"{prefix}{attention}.{name}.weight"] = (d_model, d_model)
+                shapes[f"{prefix}{attention}.{name}.bias"] = (d_model,)
+        if kind == "downsampling":
+            shapes[f"{prefix}conv1.weight"] = (patches_out, patches, 1)
+            shapes[f"{prefix}conv2.weight"] = (patches_out, patches_out + 1, 1)
+        for norm in ("norm0", "norm1", "norm2") if kind == "cointegrated" else ("norm1", "norm2"):
+            shapes[f"{prefix}{norm}.weight"] = shapes[f"{prefix}{norm}.bias"] = (d_model,)
+        shapes.update({f"{prefix}fc1.weight": (d_ff, d_model), f"{prefix}fc1.bias": (d_ff,)})
+        shapes.update({f"{prefix}fc2.weight": (d_model, d_ff), f"{prefix}fc2.bias": (d_model,)})
+    return shapes
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_official_weights_load_strictly_for_every_published_setting(name):
+    channels, period, patches_out, heads, stable_len, d_model, d_ff, layers = PUBLISHED[name]
+    state = {
+        key: torch.ones(shape) for key, shape in official_shapes(period, patches_out, d_model, d_ff, layers).items()
+    }
+    sizes = {"period": period, "num_patches_out": patches_out, "num_heads": heads, "stable_len": stable_len}
+    sizes.update(channels=channels, lookback=720, horizon=96, d_model=d_model, d_ff=d_ff)
+    model = TimeBridge(**settings(layers, **sizes))
+    official = {f"module.{key}": value for key, value in state.items()}
+    model.load_state_dict(model.adapt_state_dict(official, Path("official.pth")), strict=True)
+    assert all((parameter == 1).all() for parameter in model.parameters())
+
+
+def test_weights_that_are_no_timebridge():
+    foreign = {"patch_embed.weight": torch.ones(1)}
+    assert TimeBridge(**SMALL).adapt_state_dict(foreign, Path("foreign.pth")) == foreign
+
+
+@pytest.mark.parametrize("prefix", ["module.", "model.", "teacher.encoder."])
+def test_weights_are_found_under_any_path(prefix):
+    source = TimeBridge(**settings((1, 1, 1)))
+    state = {prefix + key: value for key, value in source.state_dict().items()}
+    state.update({"criterion.weight": torch.ones(1), "student.embedding.proj.0.weight": torch.ones(1)})
+    target = TimeBridge(**settings((1, 1, 1)))
+    left = target.load_state_dict(target.adapt_state_dict(state, Path("w.pth")), strict=False)
+    assert left.missing_keys == []
+    assert left.unexpected_keys == ["criterion.weight", "student.embedding.proj.0.weight"]
+    assert all(torch.equal(mine, source.state_dict()[key]) for key, mine in target.state_dict().items())
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_weights_tell_their_settings(name):
+    _, period, patches_out, _, _, d_model, d_ff, layers = PUBLISHED[name]
+    state = {
+        key: torch.empty(shape) for key, shape in official_shapes(period, patches_out, d_model, d_ff, layers).items()
+    }
+    assert TimeBridge(**SMALL).settings_of(state) == {
+        "model.d_model": d_model, "model.period": period, "model.d_ff": d_ff, "model.num_patches_out": patches_out,
+        "model.integrated_layers": layers[0], "model.downsampling_layers": layers[1],
+        "model.cointegrated_layers": layers[2], "data.lookback": 720, "data.horizon": 96,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("layers", LAYERS)
+def test_a_model_tells_its_own_settings(layers):
+    model = TimeBridge(**settings(layers))
+    told = {key.split(".")[1]: value for key, value in model.settings_of(model.state_dict()).items()}
+    untold = {"channels", "num_heads", *(["d_ff"] if not sum(layers) else [])}
+    assert told == {
+        **{key: value for key, value in settings(layers).items() if key not in untold},
+        "num_patches_out": None,
+    }
+
+
+def test_training_is_deterministic_and_learns():
+    def train():
+        torch.manual_seed(3)
+        model = TimeBridge(**settings((1, 1, 1), dropout=0.1))
+        optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+        losses = []
+        for _ in range(15):
+            optimizer.zero_grad()
+            loss = model(**batch, mode="loss")["loss"]
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return losses
+
+    batch = batch_of()
+    losses = train()
+    assert losses == train()
+    assert losses[-1] < 0.9 * losses[0]
+
+
+def test_a_constant_series_gives_finite_gradients():
+    model = TimeBridge(**settings((1, 1, 1)))
+    batch = {**batch_of(), "x": torch.full((5, 48, 3), 7.0), "y": torch.full((5, 12, 3), 7.0)}
+    loss = model(**batch, mode="loss")["loss"]
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.requires_grad)
+
+
+def test_bf16_autocast_gives_the_loss_in_float32():
+    model, _ = pair(**settings((1, 1, 1)))
+    batch = batch_of()
+    exact = model(**batch, mode="loss")["loss"]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rough = model(**batch, mode="loss")["loss"]
+    rough.backward()
+    assert rough.dtype == torch.float32
+    assert rough.item() == pytest.approx(exact.item(), rel=2e-2)
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.requires_grad)
+
+
+def test_no_wide_number_in_the_model():
+    model = TimeBridge(**settings((1, 1, 1)))
+    tensors = [*model.parameters(), *model.buffers()]
+    assert {tensor.dtype for tensor in tensors} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"lookback": 50}, r"lookback=50 is not a multiple of period=6; .* lookback=48 or 54, or period=5 or 10"),
+        ({"lookback": 4}, r"lookback=6, or period=4"),
+        ({"num_heads": 5}, r"d_model=16 is not a multiple of num_heads=5; .* d_model=15 or 20, or num_heads=4 or 8"),
+        ({"stable_len": 17}, "at most d_model=16"),
+        ({"num_patches_out": 0}, "num_patches_out=null"),
+        ({"num_patches_out": 2, "downsampling_layers": 0}, r"num_patches_out=null \(all 8\)"),
+        ({"integrated_layers": -1}, "integrated_layers=-1 is too small"),
+        ({"attention_dropout": 1.0}, "attention_dropout=1.0"),
+        ({"alpha": 1.5}, "alpha=1.5"),
+        ({"period": 0}, "period=0 is too small; set at least 1"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(wrong, message):
+    with pytest.raises(ConfigError, match=message):
+        TimeBridge(**{**SMALL, **wrong})
+
+
+def test_unusable_calls_are_refused():
+    model = TimeBridge(**SMALL)
+    batch = batch_of()
+    with pytest.raises(ValueError, match="needs y"):
+        model(batch["x"], batch["marks"], mode="loss")
+    with pytest.raises(ValueError, match="'train'"):
+        model(**batch, mode="train")
+
+
+@pytest.mark.parametrize(("name", "d_model"), [("timebridge", 128), ("timebridge_small", 64)])
+def test_the_config_builds_the_model_with_the_sizes_of_the_data(name, d_model):
+    register()
+    with initialize_config_module("exp.conf", version_base="1.3"):
+        config = compose(f"model/{name}", overrides=[f"model.period={12}"])
+    config = OmegaConf.merge({"data": {"channels": 2, "lookback": 96, "horizon": 24}}, OmegaConf.to_container(config))
+    model = instantiate(config.model, _convert_="all")
+    assert isinstance(model, TimeBridge)
+    assert model.embedding.proj[0].weight.shape == (d_model, 12)
+    assert model(torch.randn(2, 96, 2), torch.rand(2, 96, 4)).shape == (2, 24, 2)

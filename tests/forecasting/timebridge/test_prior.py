@@ -1,0 +1,160 @@
+"""TimeBridge with a transition prior: its terms, its two phases, and its forecasts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from exp.compat import TORCH_VERSION
+from exp.errors import ConfigError
+from exp.forecasting.timebridge import TimeBridge, TimeBridgePrior
+from exp.forecasting.timebridge.regimes import Regimes, _emissions
+from exp.forecasting.timebridge.transition import ChangingPrior, StationaryPrior
+
+SIZES = {"channels": 7, "lookback": 96, "horizon": 24, "d_model": 16, "d_ff": 16, "num_heads": 2}
+TERMS = ["loss_forecast", "loss_reconstruction", "loss_stationary_kl", "loss_changing_kl", "loss_hmm"]
+
+
+@pytest.fixture
+def batch():
+    torch.manual_seed(3)
+    return {"x": torch.randn(4, 96, 7), "y": torch.randn(4, 24, 7), "marks": torch.rand(4, 96, 4) - 0.5}
+
+
+def make(**settings):
+    torch.manual_seed(0)
+    return TimeBridgePrior(**{**SIZES, "prior_hidden": 8, **settings})
+
+
+def test_terms_are_apart_and_every_parameter_learns(batch):
+    for model in (make(), make(cointegrated_layers=1)):
+        model.start_epoch(0)
+        terms = model(**batch, mode="loss")
+        assert list(terms) == TERMS
+        assert all(term.dim() == 0 and torch.isfinite(term) for term in terms.values())
+        sum(terms.values()).backward()
+        # norm0 is kept for the names of the authors' weights; their code does not use it either.
+        assert [name for name, p in model.named_parameters() if p.grad is None and ".norm0." not in name] == []
+
+
+@pytest.mark.parametrize(("share", "missing"), [(1.0, ["loss_changing_kl", "loss_hmm"]), (0.0, ["loss_stationary_kl"])])
+def test_all_latents_of_one_kind(batch, share, missing):
+    model = make(stationary_share=share)
+    terms = model(**batch, mode="loss")
+    assert sorted(set(TERMS) - set(terms)) == sorted(missing)
+    sum(terms.values()).backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_a_forecast_is_the_mean_and_needs_nothing_of_the_prior(batch):
+    plain = TimeBridge(**SIZES).eval()
+    model = make().eval()
+    model.load_state_dict(plain.state_dict(), strict=False)
+    inputs = {key: batch[key] for key in ("x", "marks")}
+    assert torch.equal(model(**inputs, mode="predict"), plain(**inputs, mode="predict"))
+    assert torch.equal(model(**inputs, mode="predict"), model(**inputs, mode="predict"))
+
+
+def test_without_prior_there_are_two_terms(batch):
+    model = make(prior=False)
+    assert list(model(**batch, mode="loss")) == TERMS[:2]
+    assert not any("prior" in name or "regime" in name for name, _ in model.named_parameters())
+    still = make(prior=False, sampling=False)
+    first, second = still(**batch, mode="loss"), still(**batch, mode="loss")
+    assert not any(name.startswith("scale") for name, _ in still.named_parameters())
+    still.eval()
+    first, second = (still(**batch, mode="loss")["loss_forecast"] for _ in range(2))
+    assert torch.equal(first, second)
+
+
+def test_frozen_regimes_stay_whatever_the_optimizer_does(batch):
+    model = make(regime_epochs=2)
+    series = batch["x"]
+    model.start_epoch(1)
+    assert not model.regimes.frozen
+    assert model(**batch, mode="loss")["loss_hmm"] != 0
+    model.start_epoch(2)
+    path = model.regimes.path(series, frozen=True)
+    terms = model(**batch, mode="loss")
+    assert terms["loss_hmm"] == 0
+    with torch.no_grad():
+        for parameter in model.regimes.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    model.start_epoch(3)
+    assert torch.equal(model.regimes.path(series, frozen=True), path)
+    again = make(regime_epochs=2)
+    again.load_state_dict(model.state_dict())
+    again.start_epoch(3)
+    assert torch.equal(again.regimes.path(series, frozen=True), path)
+
+
+def test_regimes_are_found(batch):
+    """Two regimes that differ in their means: learned from the series alone."""
+    torch.manual_seed(1)
+    truth = (torch.arange(120) // 30 % 2).expand(8, 120)
+    series = torch.randn(8, 120, 3) * 0.3 + (truth * 2.0 - 1.0)[..., None]
+    regimes = Regimes(2, 3)
+    optimizer = torch.optim.Adam(regimes.parameters(), lr=0.1)
+    for _ in range(60):
+        optimizer.zero_grad()
+        regimes.negative_log_likelihood(series).backward()
+        optimizer.step()
+    regimes.freeze()
+    path = regimes.path(series, frozen=True)
+    agreement = (path == truth).float().mean()
+    assert max(agreement, 1 - agreement) > 0.99
+
+
+def test_emissions_are_those_of_torch():
+    from torch.distributions import Normal
+
+    torch.manual_seed(0)
+    x, means, spreads = torch.randn(3, 5, 4), torch.randn(6, 4), torch.randn(6, 4)
+    std = torch.nn.functional.softplus(spreads) + 0.1
+    expected = Normal(means, std).log_prob(x[:, :, None]).sum(-1)
+    assert torch.allclose(_emissions(x, means, spreads), expected, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [({"stationary_share": 1.2}, "stationary_share=1.2"), ({"lags": 96}, "lags=96"), ({"regimes": 0}, "regimes=0"),
+     ({"prior_hidden": 0}, "prior_hidden=0"), ({"hmm_weight": -1.0}, "hmm_weight=-1.0")],
+)  # fmt: skip
+def test_wrong_settings_are_refused(settings, words):
+    with pytest.raises(ConfigError, match=words):
+        make(**settings)
+
+
+@pytest.mark.parametrize("compressed", [None, 3])
+def test_autocast_does_not_reach_the_densities(compressed):
+    torch.manual_seed(0)
+    series = torch.randn(4, 120, 7) * 3.0 + 2.0
+    regimes, prior = Regimes(4, 4), StationaryPrior(5, lags=2, hidden=8, compressed=compressed)
+    changing, embedding = ChangingPrior(2, 2, hidden=8), torch.nn.Embedding(4, 2)
+
+    def densities():
+        path = regimes.path(series, frozen=False)
+        return [_emissions(series[..., :4], regimes.means, regimes.spreads), regimes.negative_log_likelihood(series),
+                path.float(), prior(series[..., :5]), changing(series[..., 5:], embedding(path))]  # fmt: skip
+
+    exact = densities()
+    for dtype in (torch.bfloat16, *([torch.float16] if TORCH_VERSION >= (2, 3) else [])):
+        with torch.autocast("cpu", dtype=dtype):
+            for rough, value in zip(densities(), exact):
+                torch.testing.assert_close(rough, value, rtol=0, atol=1e-5)
+
+
+def test_heads_and_losses_are_in_float32_under_autocast(batch):
+    """From the same tokens everything that follows is the same, whatever the autocast."""
+    model = make(sampling=False, cointegrated_layers=1).eval()
+    model.start_epoch(0)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        tokens, spread = (part.encode(batch["x"], batch["marks"]) for part in (model, model.scale))
+        assert tokens.abs().max() > 0
+    model.encode, model.scale.encode = lambda *_: tokens, lambda *_: spread
+    exact, forecast = model(**batch, mode="loss"), model(batch["x"], batch["marks"])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rough = model(**batch, mode="loss")
+        assert torch.equal(model(batch["x"], batch["marks"]), forecast)
+    assert {term.dtype for term in rough.values()} == {torch.float32}
+    torch.testing.assert_close(rough, exact, rtol=1e-6, atol=1e-6)

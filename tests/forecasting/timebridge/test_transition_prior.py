@@ -1,0 +1,310 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from exp.compat import TORCH_VERSION
+from exp.forecasting.timebridge import blocks
+from exp.forecasting.timebridge.density import DERIVATIVE_FLOOR, gaussian_log_density, log_magnitude
+from exp.forecasting.timebridge.tangent import plain_value_and_tangent, value_and_tangent
+from exp.forecasting.timebridge.transition import ChangingPrior, LatentMLPs, StationaryPrior
+
+needs_functorch = pytest.mark.skipif(TORCH_VERSION < (2, 0), reason="torch < 2.0 has no torch.func to compare with")
+
+
+def as_sequential(mlps, latent, dtype=torch.float64):
+    """One latent's MLP in torch's modules."""
+    modules = []
+    for layer in mlps.layers:
+        linear = nn.Linear(layer.weight.shape[2], layer.weight.shape[1])
+        linear.load_state_dict({"weight": layer.weight[latent].detach(), "bias": layer.bias[latent].detach()})
+        modules += [linear, nn.LeakyReLU(mlps.negative_slope)]
+    return nn.Sequential(*modules[:-1]).to(dtype)
+
+
+def by_second_derivatives(mlp, inputs):
+    """Value and derivative with respect to the last input; torch differentiates the derivative a second time."""
+    inputs = inputs if inputs.requires_grad else inputs.detach().requires_grad_()
+    value = mlp(inputs)
+    (jacobian,) = torch.autograd.grad(value.sum(), inputs, create_graph=True)
+    return value[:, 0], jacobian[:, -1]
+
+
+def by_vmap_of_jacfwd(mlp, inputs):
+    from torch.func import jacfwd, vmap
+
+    return mlp(inputs)[:, 0], vmap(jacfwd(mlp))(inputs)[:, 0, -1]
+
+
+def assert_close(actual, expected, relative=1e-5):
+    """To ``relative`` of the largest element."""
+    assert actual.shape == expected.shape
+    torch.testing.assert_close(
+        actual.double(), expected.double(), rtol=relative, atol=relative * expected.abs().max().item() + 1e-12
+    )
+
+
+def guarded_log(derivative):
+    """Log of the magnitude, and below the floor the parabola that continues it."""
+    size = derivative.abs() / DERIVATIVE_FLOOR
+    return math.log(DERIVATIVE_FLOOR) + torch.where(size > 1, size.log(), (size**2 - 1) / 2)
+
+
+def check_against_loop(reference, latents, context, hidden, num_layers, rows, slope=0.2):
+    """Values, derivatives and the gradients of all arguments, latent by latent in float64."""
+    torch.manual_seed(latents)
+    mlps = LatentMLPs(latents, context, hidden, num_layers, slope)
+    shared, own = torch.randn(rows, context, requires_grad=True), torch.randn(rows, latents, requires_grad=True)
+    value_weight, derivative_weight = torch.randn(rows, latents), torch.randn(rows, latents)
+    value, derivative = mlps(shared, own)
+    ((value * value_weight).sum() + (derivative * derivative_weight).sum()).backward()
+    shared64, own64 = (tensor.detach().double().requires_grad_() for tensor in (shared, own))
+    for latent in range(latents):
+        mlp = as_sequential(mlps, latent)
+        expected = reference(mlp, torch.cat([shared64, own64[:, latent : latent + 1]], 1))
+        assert_close(value[:, latent], expected[0])
+        assert_close(derivative[:, latent], expected[1])
+        (expected[0] * value_weight[:, latent] + expected[1] * derivative_weight[:, latent]).sum().backward()
+        for layer, linear in zip(mlps.layers, mlp[::2]):
+            assert_close(layer.weight.grad[latent], linear.weight.grad)
+            assert_close(layer.bias.grad[latent], linear.bias.grad)
+    assert_close(shared.grad, shared64.grad)
+    assert_close(own.grad, own64.grad)
+
+
+@needs_functorch
+@pytest.mark.parametrize(
+    ("latents", "context", "hidden", "num_layers", "rows"),
+    [(1, 1, 64, 1, 500), (7, 14, 64, 1, 300), (21, 21, 64, 1, 200), (321, 10, 3, 1, 60), (321, 10, 64, 1, 12),
+     (1, 2, 5, 3, 40), (7, 7, 16, 2, 100), (21, 2, 8, 3, 40)],
+)  # fmt: skip
+def test_values_derivatives_and_gradients_are_those_of_vmap_of_jacfwd(latents, context, hidden, num_layers, rows):
+    check_against_loop(by_vmap_of_jacfwd, latents, context, hidden, num_layers, rows)
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.01, 0.2, 1.0])
+@pytest.mark.parametrize("num_layers", [1, 2, 4])
+def test_values_derivatives_and_gradients_are_those_of_torchs_layers(num_layers, slope):
+    check_against_loop(by_second_derivatives, 5, 3, 12, num_layers, 60, slope)
+
+
+@pytest.mark.parametrize("num_layers", [1, 2])
+@pytest.mark.parametrize(("columns", "elements"), [(1, 1), (12, 100), (40, 2**8), (40, 2**30), (10**6, 2**30)])
+def test_blocks_of_any_size_give_the_same(monkeypatch, columns, elements, num_layers):
+    torch.manual_seed(0)
+    sizes = [4, *[6] * num_layers, 1]
+    arguments = [torch.randn(50, 3), torch.randn(50, 40)]
+    arguments += [torch.randn(40, *shape) for inputs, outputs in zip(sizes, sizes[1:])
+                  for shape in ((outputs, inputs), (outputs,))]  # fmt: skip
+    arguments = [argument.double().requires_grad_() for argument in arguments]
+    weights = torch.randn(2, 50, 40).double().unbind()
+
+    def outcome(function):
+        outputs = function(*arguments[:2], arguments[2::2], arguments[3::2], 0.2)
+        return [*outputs, *torch.autograd.grad(outputs, arguments, weights)]
+
+    expected = outcome(plain_value_and_tangent)
+    monkeypatch.setattr(blocks, "_CPU_COLUMNS", columns)
+    monkeypatch.setattr(blocks, "_CPU_ELEMENTS", elements)
+    for mine, theirs in zip(outcome(value_and_tangent), expected):
+        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10)
+
+
+def test_the_gradients_are_the_differences():
+    torch.manual_seed(0)
+    mlps = LatentMLPs(3, 2, 4).double()
+    inputs = (torch.randn(5, 2).double().requires_grad_(), torch.randn(5, 3).double().requires_grad_())
+    assert torch.autograd.gradcheck(mlps, inputs)
+
+
+def test_at_zero_the_slope_is_the_negative_one_as_in_torch():
+    mlps = LatentMLPs(2, 1, 3)
+    nn.init.zeros_(mlps.layers[0].bias)
+    _, derivative = mlps(torch.zeros(1, 1), torch.zeros(1, 2))
+    expected = 0.2 * (mlps.layers[0].weight[:, :, -1] * mlps.layers[1].weight[:, 0]).sum(1)
+    torch.testing.assert_close(derivative[0], expected)
+
+
+@pytest.mark.parametrize("lags", [1, 3])
+@pytest.mark.parametrize("compressed", [None, 4])
+def test_the_stationary_prior_is_the_change_of_variables_on_the_lagged_latents(lags, compressed):
+    torch.manual_seed(1)
+    prior = StationaryPrior(latents=5, lags=lags, hidden=8, compressed=compressed)
+    z = torch.randn(2, 12, 5)
+    noise, log_derivative = prior.residuals(z)
+    density = prior(z)
+    assert noise.shape == log_derivative.shape == (2, 12 - lags, 5)
+    assert density.shape == (2, 12)
+    normal = torch.distributions.Normal(torch.zeros(()).double(), 1.0)
+    torch.testing.assert_close(density[:, :lags].double(), normal.log_prob(z[:, :lags].double()).sum(-1))
+    mlps = [as_sequential(prior.mlps, latent) for latent in range(5)]
+    for t in range(lags, 12):
+        context = prior.compress(z[:, t - lags : t].reshape(2, -1)).detach().double()
+        expected = torch.zeros(2).double()
+        for latent, mlp in enumerate(mlps):
+            inputs = torch.cat([context, z[:, t, latent : latent + 1].double()], 1)
+            value, derivative = by_second_derivatives(mlp, inputs)
+            assert_close(noise[:, t - lags, latent], value)
+            assert_close(log_derivative[:, t - lags, latent], guarded_log(derivative))
+            expected += normal.log_prob(value) + guarded_log(derivative)
+        assert_close(density[:, t], expected)
+
+
+def test_the_changing_prior_is_the_change_of_variables_on_the_regimes_embeddings():
+    torch.manual_seed(2)
+    prior = ChangingPrior(latents=3, embedding=2, hidden=8, num_layers=2)
+    table = torch.randn(4, 2, requires_grad=True)
+    z, regimes = torch.randn(2, 6, 3), torch.randint(0, 4, (2, 6))
+    density = prior(z, table[regimes])
+    normal = torch.distributions.Normal(torch.zeros(()).double(), 1.0)
+    expected = torch.zeros(12).double()
+    for latent in range(3):
+        inputs = torch.cat([table[regimes].reshape(12, 2), z[:, :, latent].reshape(12, 1)], 1).double()
+        value, derivative = by_second_derivatives(as_sequential(prior.mlps, latent), inputs)
+        expected = expected + normal.log_prob(value) + guarded_log(derivative)
+    assert_close(density.flatten(), expected)
+    density.sum().backward()
+    assert_close(table.grad, torch.autograd.grad(expected.sum(), table)[0], relative=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("latents", "hidden", "num_layers"), [(3, 8, 1), (40, 2, 1), (100, 5, 1), (7, 300, 1), (4, 6, 2)]
+)
+def test_the_density_and_its_gradients_are_those_of_residuals_and_log_derivatives(latents, hidden, num_layers):
+    torch.manual_seed(3)
+    prior = StationaryPrior(latents, lags=2, hidden=hidden, num_layers=num_layers, compressed=5).double()
+    z = torch.randn(3, 50, latents).double().requires_grad_()
+    weights = torch.rand(3, 48).double()
+
+    def outcome(density):
+        return [density, *torch.autograd.grad((density * weights).sum(), [z, *prior.parameters()])]
+
+    noise, log_derivative = prior.residuals(z)
+    expected = outcome(gaussian_log_density(noise) + log_derivative.sum(-1))
+    for mine, theirs in zip(outcome(prior(z)[:, 2:]), expected):
+        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
+
+
+def test_a_monotone_transition_gives_a_density():
+    """With one hidden unit the map from latent to noise is one to one: its density integrates to 1."""
+    torch.manual_seed(0)
+    prior = ChangingPrior(latents=1, embedding=1, hidden=1)
+    with torch.no_grad():
+        prior.mlps.layers[0].weight.fill_(1.5)
+        prior.mlps.layers[1].weight.fill_(-0.8)
+    grid = torch.linspace(-40, 40, 80001).view(1, -1, 1)
+    density = prior(grid, torch.full_like(grid, 0.3)).exp()
+    assert (density.double().sum() * 80 / 80000).item() == pytest.approx(1.0, abs=1e-3)
+
+
+def test_a_derivative_of_zero_has_a_finite_log_and_gradient():
+    derivative = torch.tensor([0.0, 1e-8, -1e-3, 0.1, -2.0], requires_grad=True)
+    logs = log_magnitude(derivative)
+    assert logs[0].item() == pytest.approx(math.log(DERIVATIVE_FLOOR) - 0.5)
+    torch.testing.assert_close(logs[2:], derivative[2:].abs().log(), rtol=0, atol=1e-6)
+    logs.sum().backward()
+    torch.testing.assert_close(derivative.grad, torch.tensor([0.0, 0.01, -1e3, 10.0, -0.5]))
+    prior = StationaryPrior(3, hidden=4)
+    nn.init.zeros_(prior.mlps.layers[1].weight)
+    density = prior(torch.randn(2, 5, 3))
+    density.sum().backward()
+    assert torch.isfinite(density).all()
+    assert all(torch.isfinite(parameter.grad).all() for parameter in prior.parameters())
+
+
+def test_the_gaussian_density_is_torchs():
+    torch.manual_seed(0)
+    x, mean, log_variance = torch.randn(3, 2, 4, 5).double().unbind()
+    normal = torch.distributions.Normal(mean, torch.exp(log_variance / 2))
+    torch.testing.assert_close(gaussian_log_density(x, mean, log_variance), normal.log_prob(x).sum(-1))
+    standard = torch.distributions.Normal(torch.zeros_like(x), 1.0)
+    torch.testing.assert_close(gaussian_log_density(x), standard.log_prob(x).sum(-1))
+
+
+def test_each_layer_is_initialised_as_torchs_linear():
+    torch.manual_seed(0)
+    mlps = LatentMLPs(200, 24, 32, num_layers=2)
+    for layer, inputs in zip(mlps.layers, (25, 32, 32)):
+        bound = 1 / math.sqrt(inputs)
+        for parameter in (layer.weight, layer.bias):
+            assert parameter.abs().max() <= bound
+            assert parameter.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.1)
+    state = mlps.state_dict()
+    assert {name: tuple(value.shape) for name, value in state.items()} == {
+        "layers.0.weight": (200, 32, 25), "layers.0.bias": (200, 32), "layers.1.weight": (200, 32, 32),
+        "layers.1.bias": (200, 32), "layers.2.weight": (200, 1, 32), "layers.2.bias": (200, 1),
+    }  # fmt: skip
+    torch.manual_seed(0)
+    assert all(torch.equal(value, state[name]) for name, value in LatentMLPs(200, 24, 32, 2).state_dict().items())
+
+
+@pytest.mark.parametrize("compressed", [None, 4])
+def test_every_parameter_has_a_part_in_the_density(compressed):
+    torch.manual_seed(0)
+    stationary, changing = StationaryPrior(6, lags=2, hidden=8, compressed=compressed), ChangingPrior(3, 2, hidden=8)
+    (stationary(torch.randn(4, 9, 6)).mean() + changing(torch.randn(4, 9, 3), torch.randn(4, 9, 2)).mean()).backward()
+    for module in (stationary, changing):
+        for name, parameter in module.named_parameters():
+            assert parameter.grad.abs().sum() > 0, name
+
+
+@pytest.mark.parametrize("num_layers", [1, 2])
+def test_what_is_kept_for_the_backward_pass_does_not_grow_with_the_hidden_size(num_layers):
+    def kept(latents, hidden):
+        prior = StationaryPrior(latents, hidden=hidden, num_layers=num_layers, compressed=4)
+        own = {parameter.data_ptr() for parameter in prior.parameters()}
+        sizes = {}
+
+        def pack(tensor):
+            if tensor.data_ptr() not in own:
+                sizes[tensor.data_ptr()] = tensor.numel()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            density = prior(torch.randn(2, 100, latents, requires_grad=True))
+        assert density.requires_grad
+        return sum(sizes.values())
+
+    assert kept(20, 8) == kept(20, 64)
+    assert kept(80, 8) < 4.1 * kept(20, 8)
+
+
+@pytest.mark.skipif(TORCH_VERSION < (2, 0), reason="torch < 2.0 has few operators on the meta device")
+@pytest.mark.parametrize("num_layers", [1, 2])
+def test_nothing_depends_on_values(num_layers):
+    """Tensors without values go through: nothing is read back from the device."""
+    prior = StationaryPrior(40, hidden=8, num_layers=num_layers).to("meta")
+    density = prior(torch.randn(2, 30, 40, device="meta", requires_grad=True))
+    density.sum().backward()
+    assert density.shape == (2, 30)
+    assert all(parameter.grad.shape == parameter.shape for parameter in prior.parameters())
+
+
+def test_autocast_and_half_precision_latents_still_give_float32():
+    torch.manual_seed(0)
+    prior = StationaryPrior(4, hidden=8)
+    z = torch.randn(2, 9, 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(prior(z), prior(z.clone()))
+        noise, _ = prior.residuals(z)
+    assert noise.dtype == torch.float32
+    assert torch.equal(noise, prior.residuals(z)[0])
+    assert prior(z.bfloat16()).dtype == torch.float32
+
+
+def test_errors_say_what_to_set_or_pass():
+    with pytest.raises(ValueError, match=r"hidden=0 .* set at least 1"):
+        ChangingPrior(3, 2, hidden=0)
+    with pytest.raises(ValueError, match=r"lags=0 .* set at least 1"):
+        StationaryPrior(3, lags=0)
+    with pytest.raises(ValueError, match=r"negative_slope=-0.1 .* not in \[0, 1\]"):
+        StationaryPrior(3, negative_slope=-0.1)
+    with pytest.raises(ValueError, match=r"shape \(2, 3, 4\); pass \(batch, more than 3 steps, 4 latents\)"):
+        StationaryPrior(4, lags=3)(torch.randn(2, 3, 4))
+    with pytest.raises(ValueError, match=r"shape \(2, 3, 4\); pass \(batch, steps, 5 latents\)"):
+        ChangingPrior(5, 2)(torch.randn(2, 3, 4), torch.randn(2, 3, 2))
+    with pytest.raises(ValueError, match=r"embeddings \(2, 4, 2\) and z \(2, 3, 5\) differ"):
+        ChangingPrior(5, 2)(torch.randn(2, 3, 5), torch.randn(2, 4, 2))

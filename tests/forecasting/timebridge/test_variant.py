@@ -1,0 +1,216 @@
+"""Checkpoints of the users' variant, made here in its own form, against a plain re-computation from their tensors."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.distributions import Normal
+
+from exp.forecasting.timebridge import TimeBridge, TimeBridgePrior
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+from reference_timebridge import PlainTimeBridge, plain_loss
+
+SIZES = {"lookback": 48, "period": 12, "num_patches_out": 2, "d_model": 8, "d_ff": 12, "num_heads": 2}
+SIZES.update(integrated_layers=1, downsampling_layers=1, cointegrated_layers=1)
+HORIZON, CLASSES, EMBEDDING, LAGS = 24, 4, 2, 2
+FLOOR, LOG_FLOOR = 1e-3, math.log(1e-3)
+NEVER_READ = (
+    "encoder_zc.zc_", "encoder_zc.stationary_dist", "encoder_zd.zd_", "encoder_zd.enc_embedding",
+    "encoder_zd.nonstationary_dist", "encoder_zd.nonstationary_transition_prior.fc", "encoder_u.trans", "final_mlp",
+    "encoder_u.initial_prob", "encoder_u.transition_matrix",
+)  # fmt: skip
+
+
+def mlp(inputs, hidden):
+    return nn.Sequential(nn.Linear(inputs, hidden), nn.LeakyReLU(0.2), nn.Linear(hidden, 1))
+
+
+class Variant:
+    """The tensors of the variant's ``Model`` under its names, and what is computed from them."""
+
+    def __init__(self, channels, hidden=6):
+        torch.manual_seed(0)
+        self.channels, self.split = channels, int(channels * 0.7)
+        rest, steps = channels - self.split, (HORIZON, SIZES["lookback"])
+        self.bridges = {(number, length): PlainTimeBridge(channels=channels, horizon=length, **SIZES).eval()
+                        for number in ("", "1") for length in steps}  # fmt: skip
+        for bridge in self.bridges.values():  # zeros and ones would hide mistakes
+            for parameter in bridge.parameters():
+                parameter.data.add_(torch.randn_like(parameter), alpha=0.1)
+        state = {}
+        for number in ("", "1"):
+            forecast, past = (self.bridges[number, length] for length in steps)
+            decoder = past.decoder
+            past.load_state_dict({**forecast.state_dict(), "decoder.1.weight": decoder[1].weight})
+            for key, value in forecast.state_dict().items():
+                first, _, remainder = key.partition(".")
+                state[f"{first}{number}.{remainder}"] = value
+            state[f"decoder{number}_x.1.weight"] = decoder[1].weight.detach()
+        compressed = self.split > 100
+        context = 10 if compressed else LAGS * self.split
+        self.stationary = nn.ModuleList(mlp(context + 1, 3 if channels >= 100 else hidden) for _ in range(self.split))
+        self.changing = nn.ModuleList(mlp(EMBEDDING + 1, hidden) for _ in range(rest))
+        self.compress = nn.Linear(LAGS * self.split, 10)
+        for name, module in (("encoder_zc.stationary", self.stationary), ("encoder_zd.nonstationary", self.changing)):
+            for latent, each in enumerate(module):
+                for key, value in each.state_dict().items():
+                    state[f"{name}_transition_prior.gs.{latent}.net.{key}"] = value
+        for key, value in self.compress.state_dict().items():
+            state[f"encoder_zc.stationary_transition_prior.compress.{key}"] = value
+        self.context = self.compress if compressed else nn.Identity()
+        self.means, self.deviations = torch.randn(CLASSES, channels), torch.rand(CLASSES, channels) * 2
+        self.deviations[1, 2] = -0.3  # an emission of the least deviation
+        self.initial, self.transition = torch.randn(CLASSES), torch.randn(CLASSES, CLASSES)
+        self.embedding = torch.randn(CLASSES, EMBEDDING)
+        state.update({"encoder_u.observation_means": self.means, "encoder_u.observation_stddevs": self.deviations})
+        state.update({"encoder_u.log_pi": self.initial, "encoder_u.log_A": self.transition})
+        state["c_embeddings.weight"] = self.embedding
+        for name in NEVER_READ:
+            state[f"{name}.0.weight" if name not in ("encoder_u.initial_prob",) else name] = torch.randn(2, 3)
+        self.state = {key: value.clone() for key, value in state.items()}
+
+    def heads(self, number, batch):
+        """(B, L + H, C), of standardised series."""
+        mean, std = batch["x"].mean(1, keepdim=True), batch["x"].std(1, keepdim=True)
+        both = [self.bridges[number, length](batch["x"], batch["marks"]) for length in (SIZES["lookback"], HORIZON)]
+        return (torch.cat(both, dim=1) - mean) / std
+
+    def density(self, networks, context, own):
+        """Sum over latents of log N(residual; 0, 1) + log |d residual / d own|, one network after the other."""
+        total = 0
+        for latent, network in enumerate(networks):
+            value = own[..., latent : latent + 1].detach().requires_grad_()
+            residual = network(torch.cat([context, value], dim=-1))
+            (slope,) = torch.autograd.grad(residual.sum(), value)
+            magnitude = torch.where(slope.abs() > FLOOR, slope.abs().log(), ((slope / FLOOR) ** 2 - 1) / 2 + LOG_FLOOR)
+            total = total + (Normal(0.0, 1.0).log_prob(residual) + magnitude).squeeze(-1)
+        return total
+
+    def terms(self, batch):
+        """Those of ours at the latents' mean, unweighted."""
+        mean, std = batch["x"].mean(1, keepdim=True), batch["x"].std(1, keepdim=True)
+        z, log_variance = self.heads("", batch), self.heads("1", batch)
+        observed, lookback = z * std + mean, SIZES["lookback"]
+        series = (torch.cat([batch["x"], batch["y"]], dim=1) - mean) / (std + 1e-5)
+        posterior = Normal(z, (log_variance / 2).exp()).log_prob(z)
+        split, early = self.split, z[..., : self.split]
+        lagged = torch.cat([early[:, lag : lag - LAGS] for lag in range(LAGS)], dim=-1)
+        later = self.density(self.stationary, self.context(lagged), early[:, LAGS:])
+        prior = torch.cat([Normal(0.0, 1.0).log_prob(early[:, :LAGS]).sum(-1), later], dim=1)
+        likelihood, path = self.regimes(series)
+        changing = self.density(self.changing, self.embedding[path], z[..., split:])
+        return {
+            "loss_forecast": plain_loss(observed[:, lookback:], batch["y"], 0.35),
+            "loss_reconstruction": plain_loss(observed[:, :lookback], batch["x"], 0.35),
+            "loss_stationary_kl": (posterior[..., :split].sum(-1) - prior).mean(),
+            "loss_changing_kl": (posterior[..., split:].sum(-1) - changing).mean(),
+            "loss_hmm": -likelihood.mean() / series.shape[1],
+        }
+
+    def regimes(self, series):
+        """Log-likelihood and the most probable path, step by step."""
+        emission = Normal(self.means[:, :4], self.deviations[:, :4].relu() + 0.1)
+        observed = emission.log_prob(series[:, :, None, :4]).sum(-1)
+        transition = self.transition.log_softmax(1)
+        alpha = best = observed[:, 0] + self.initial.log_softmax(0)
+        origins = []
+        for step in range(1, series.shape[1]):
+            alpha = observed[:, step] + torch.logsumexp(alpha[:, :, None] + transition, dim=1)
+            values, origin = (best[:, :, None] + transition).max(dim=1)
+            best, origins = values + observed[:, step], [*origins, origin]
+        path = [best.argmax(1)]
+        for origin in reversed(origins):
+            path.append(origin.gather(1, path[-1][:, None]).squeeze(1))
+        return alpha.logsumexp(1), torch.stack(path[::-1], dim=1)
+
+
+def ours(channels, **settings):
+    weights = {f"{name}_weight": 1.0 for name in ("reconstruction", "stationary_kl", "changing_kl", "hmm")}
+    sizes = {**SIZES, "channels": channels, "horizon": HORIZON, "lags": LAGS, **weights, **settings}
+    return TimeBridgePrior(sampling=False, **sizes).eval()
+
+
+@pytest.fixture
+def batch():
+    torch.manual_seed(5)
+    series = torch.randn(3, SIZES["lookback"] + HORIZON, 7).cumsum(1)
+    marks = torch.rand(3, SIZES["lookback"], 4) - 0.5
+    return {"x": series[:, : SIZES["lookback"]], "y": series[:, SIZES["lookback"] :], "marks": marks}
+
+
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_a_checkpoint_of_the_variant_loads_wholly_and_computes_the_same(batch, prefix):
+    variant, model = Variant(7), ours(7, prior_hidden=6, initial_log_variance=-4.0)
+    file = {prefix + key: value for key, value in variant.state.items()}
+    adapted = model.adapt_state_dict(file, Path("checkpoint.pth"))
+    for parameter in model.parameters():
+        parameter.data.fill_(float("nan"))
+    model.load_state_dict(adapted, strict=True)
+
+    # Every tensor of the file is read: other numbers in it are other numbers in the model.
+    for key, value in variant.state.items():
+        changed = model.adapt_state_dict({**file, prefix + key: value + 1.0}, Path("checkpoint.pth"))
+        same = all(torch.equal(changed[name], other) for name, other in adapted.items())
+        assert same == (key.startswith(NEVER_READ) or ".compress." in key), key
+
+    with torch.no_grad():
+        forecast = model(batch["x"], batch["marks"], mode="predict")
+        terms = model(**batch, mode="loss")
+    torch.testing.assert_close(forecast, variant.bridges["", HORIZON](batch["x"], batch["marks"]), rtol=1e-5, atol=1e-5)
+    assert all(math.isfinite(term) for term in terms.values())
+    torch.testing.assert_close(terms, variant.terms(batch), rtol=1e-5, atol=1e-5)
+
+    plain = TimeBridge(channels=7, horizon=HORIZON, **SIZES).eval()
+    left = plain.load_state_dict(plain.adapt_state_dict(file, Path("checkpoint.pth")), strict=False)
+    assert left.missing_keys == []
+    assert torch.equal(plain(batch["x"], batch["marks"]), forecast)
+
+
+@pytest.mark.parametrize("channels", [120, 150])
+def test_from_100_channels_on_it_fits_too(channels):
+    """Three hidden units of stationary latents, and a compressed context where these are more than 100."""
+    variant, model = Variant(channels), ours(channels, changing_hidden=6)
+    model.load_state_dict(model.adapt_state_dict(variant.state, Path("checkpoint.pth")), strict=True)
+    z = torch.randn(2, 9, channels)[..., : variant.split]
+    lagged = torch.cat([z[:, lag : lag - LAGS] for lag in range(LAGS)], dim=-1)
+    expected = variant.density(variant.stationary, variant.context(lagged), z[:, LAGS:])
+    torch.testing.assert_close(model.stationary_prior(z)[:, LAGS:], expected, rtol=1e-4, atol=1e-3)
+
+
+def test_it_tells_its_settings():
+    model = ours(10, lags=1)
+    told = model.settings_of(model.adapt_state_dict(Variant(7).state, Path("checkpoint.pth")))
+    own = model.settings_of(model.state_dict())
+    assert {key: value for key, value in told.items() if own[key] != value} == {
+        "data.channels": 7, "model.lags": 2, "model.prior_hidden": 6, "model.changing_hidden": 6,
+        "model.stationary_share": 4 / 7,
+    }  # fmt: skip
+    again = ours(told["data.channels"], **{key.split(".")[1]: value for key, value in told.items() if "model." in key})
+    assert again.settings_of(again.state_dict()) == told
+
+
+def test_the_offset_of_the_log_variance_stays_with_the_weights():
+    """In files from before it was kept it was the configuration's."""
+    first, other = ours(7, prior_hidden=6, initial_log_variance=-3.0), ours(7, prior_hidden=6)
+    state = first.state_dict()
+    other.load_state_dict(other.adapt_state_dict(state, Path("best.pth")))
+    assert other.log_variance_shift == -3.0
+    before = {key: value for key, value in state.items() if key != "log_variance_shift"}
+    first.log_variance_shift.fill_(9.0)
+    first.load_state_dict(before)
+    assert first.log_variance_shift == -3.0
+    assert first.adapt_state_dict(before, Path("best.pth"))["log_variance_shift"] == -3.0
+
+
+def test_deviations_of_the_emissions_are_kept():
+    variant, model = Variant(7), ours(7, prior_hidden=6)
+    model.load_state_dict(model.adapt_state_dict(variant.state, Path("checkpoint.pth")))
+    expected = variant.deviations[:, :4].relu() + 0.1
+    torch.testing.assert_close(F.softplus(model.regimes.spreads) + 0.1, expected, rtol=1e-6, atol=1e-6)

@@ -1,0 +1,183 @@
+"""Classifier and segmenter: losses, inference on whole images, what is trained."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from exp.compat import TORCH_VERSION
+from exp.errors import ConfigError
+from exp.vision.dinov3 import SceneClassifier, Segmenter
+from exp.vision.dinov3.inference import window_origins
+from exp.vision.dinov3.losses import cross_entropy, dice_loss
+
+SMALL = {"embed_dim": 32, "depth": 3, "num_heads": 2, "layer_scale": 0.5}
+VARIANTS = {
+    "linear probe": {"freeze": "all", "head": "linear"},
+    "up-sampling": {"head": "upsample", "head_norm": "group", "head_channels": 32},
+    "everything": {
+        "head_channels": 32, "auxiliary_weight": 0.4, "dice_weight": 0.5, "class_weights": [1.0, 2.0, 0.5],
+        "blocks": [1, -1], "drop_path": 0.1, "activation_checkpointing": True, "dropout": 0.1,
+    },
+    "inner block": {"blocks": [0], "head": "linear"},
+}  # fmt: skip
+
+
+def batch(count=2, size=(40, 56), classes=3):
+    torch.manual_seed(2)
+    image = torch.randint(0, 256, (count, 3, *size), dtype=torch.uint8)
+    label = torch.randint(0, classes + 1, (count, *size)).to(torch.uint8)
+    label[label == classes] = 255
+    return {"image": image, "label": label}
+
+
+@pytest.mark.parametrize("settings", VARIANTS.values(), ids=VARIANTS)
+def test_every_trainable_parameter_gets_a_gradient(settings):
+    model = Segmenter(3, **SMALL, **settings).train()
+    total, logged = model.parse_losses(model(**batch(), mode="loss"))
+    total.backward()
+    assert [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
+    assert any(p.requires_grad for p in model.parameters())
+    assert logged["loss"] is total
+    if settings.get("auxiliary_weight"):
+        parts = [logged[f"loss_{part}"].item() for part in ("ce", "dice", "auxiliary")]
+        assert total.item() == pytest.approx(sum(parts), rel=1e-5)
+
+
+def test_labels_of_images_do_not_depend_on_what_they_are_batched_with():
+    model = Segmenter(3, **SMALL, head="linear", window=32, overlap=0.25).eval()
+    images = [torch.randint(0, 256, (1, 3, *size), dtype=torch.uint8) for size in ((40, 56), (64, 33), (20, 20))]
+    padded = torch.zeros(3, 3, 64, 56, dtype=torch.uint8)
+    for row, image in enumerate(images):
+        padded[row, :, : image.shape[2], : image.shape[3]] = image[0]
+    with torch.no_grad():
+        together = model(image=padded, sizes=[tuple(image.shape[2:]) for image in images], mode="predict")
+        for row, image in enumerate(images):
+            height, width = image.shape[2:]
+            assert torch.equal(together[row, :height, :width], model(image=image, mode="predict")[0])
+            assert (together[row, height:] == 255).all()
+            assert (together[row, :, width:] == 255).all()
+
+
+def test_windows_are_averaged_where_they_overlap():
+    model = Segmenter(3, **SMALL, head="linear", window=32, overlap=0.5).eval()
+    image = torch.randint(0, 256, (1, 3, 32, 48), dtype=torch.uint8)
+    with torch.no_grad():
+        scores = model.inference._scores(model._logits, image)
+        left, right = (model(image=image[..., begin : begin + 32], mode="tensor") for begin in (0, 16))
+    torch.testing.assert_close(scores[..., :16], left[..., :16])
+    torch.testing.assert_close(scores[..., 16:32], (left[..., 16:] + right[..., :16]) / 2)
+    torch.testing.assert_close(scores[..., 32:], right[..., 16:])
+
+
+def test_augmented_copies_are_averaged():
+    settings = {"head": "linear", "inference": "whole"}
+    torch.manual_seed(0)
+    model = Segmenter(3, **SMALL, **settings, tta_flip=True, tta_scales=[1.0, 0.5]).eval()
+    image = torch.randint(0, 256, (1, 3, 32, 48), dtype=torch.uint8)
+    with torch.no_grad():
+        averaged = model.inference.averaged(model._logits, image)
+        mirrored = model.inference.averaged(model._logits, image.flip(-1))
+    assert averaged.sum(dim=1).allclose(torch.full((1, 32, 48), 4.0), atol=1e-5)  # four copies
+    torch.testing.assert_close(mirrored.flip(-1), averaged)
+    plain = Segmenter(3, **SMALL, **settings).eval()
+    plain.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        assert not torch.allclose(plain.inference.averaged(plain._logits, image).softmax(1) * 4, averaged, atol=1e-3)
+
+
+@pytest.mark.parametrize(("extent", "expected"), [(32, [0]), (33, [0, 1]), (64, [0, 24, 32]), (80, [0, 24, 48])])
+def test_windows_cover_an_image_to_its_end(extent, expected):
+    assert window_origins(extent, 32, 24) == expected
+
+
+def test_scene_loss_and_features():
+    model = SceneClassifier(4, **SMALL).eval()
+    image = torch.randint(0, 256, (3, 3, 32, 32), dtype=torch.uint8)
+    label = torch.tensor([1, -1, 3])
+    logits = model(image=image, mode="predict")
+    loss = model(image=image, label=label, mode="loss")["loss"]
+    expected = F.cross_entropy(logits[[0, 2]], label[[0, 2]], reduction="sum") / 3
+    torch.testing.assert_close(loss, expected)
+    (features,) = model.features(image)
+    joined = torch.cat([features.cls, features.patches.mean(dim=(1, 2))], dim=-1)
+    torch.testing.assert_close(model.head(joined), logits)
+
+
+def test_a_grey_or_16_bit_image_goes_in():
+    model = SceneClassifier(4, in_channels=1, **SMALL).eval()
+    assert model(image=torch.rand(2, 1, 32, 32) * 255, mode="predict").shape == (2, 4)
+
+
+def test_ignored_pixels_count_nowhere():
+    logits = torch.randn(2, 3, 4, 4)
+    label = torch.randint(0, 3, (2, 4, 4)).to(torch.uint8)
+    label[0, :2] = 255
+    other = logits.clone()
+    other[0, :, :2] = torch.randn(3, 2, 4)
+    for loss in (cross_entropy, dice_loss):
+        torch.testing.assert_close(loss(logits, label, 255), loss(other, label, 255))
+        assert torch.isfinite(loss(logits, torch.full_like(label, 255), 255))
+    # Divided by all pixels, so that the mean over ranks is that of the whole batch.
+    halves = (cross_entropy(logits[:1], label[:1], 255) + cross_entropy(logits[1:], label[1:], 255)) / 2
+    torch.testing.assert_close(cross_entropy(logits, label, 255), halves)
+
+
+def test_dice_of_a_perfect_prediction_is_nothing():
+    label = torch.randint(0, 3, (2, 8, 8)).to(torch.uint8)
+    sure = F.one_hot(label.long(), 3).permute(0, 3, 1, 2).float() * 100
+    assert dice_loss(sure, label, 255).item() == pytest.approx(0.0, abs=1e-5)
+    assert dice_loss(-sure, label, 255).item() > 0.5
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"size": "vits61"}, "model.size=vits61 is not one of .* did you mean 'vits16'"),
+        ({"normalization": "mars"}, "model.normalization=mars is not one of auto, web, satellite"),
+        ({"blocks": [5]}, "must name at least one block from 0 to 2"),
+        ({"head": "fancy"}, "model.head=fancy is not one of linear, upsample"),
+        ({"head_norm": "layer"}, "model.head_norm=layer is not one of batch, group"),
+        ({"class_weights": [1.0]}, "class_weights has 1 numbers, but the data have 3 classes"),
+        ({"auxiliary_weight": 0.4, "auxiliary_block": 7}, "auxiliary_block=7 is not from 0 to 2"),
+        ({"inference": "crop"}, "model.inference=crop is not one of slide, whole"),
+        ({"overlap": 1.0}, "model.overlap=1.0"),
+        ({"tta_scales": [0.0]}, "must be factors above 0"),
+    ],
+)
+def test_settings_that_cannot_be(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        Segmenter(3, **{**SMALL, **settings})
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", ["scenes", "linear", "upsample"])
+def test_heads_and_losses_are_in_float32_under_autocast(kind, dtype):
+    """With features beyond what float16 carries, and the same backbone output they equal those without autocast."""
+    if dtype == torch.float16 and TORCH_VERSION < (2, 3):
+        pytest.skip("this torch has no float16 autocast on the CPU")
+    torch.manual_seed(0)
+    if kind == "scenes":
+        model, label = SceneClassifier(4, **SMALL), torch.tensor([1, 3])
+    else:
+        model = Segmenter(4, head=kind, auxiliary_weight=0.4, dice_weight=0.5, dropout=0.0, **SMALL)
+        label = torch.randint(0, 4, (2, 32, 32)).to(torch.uint8)
+    model.backbone.norm.weight.data.fill_(1e6)
+    image = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
+    with torch.autocast("cpu", dtype=dtype):
+        features = model.features(image, [0, 1, 2])
+        losses = model(image=image, label=label, mode="loss")
+        logits = model(image=image)
+    assert logits.dtype == features[-1].patches.dtype == torch.float32
+    assert features[-1].patches.abs().max() > 1e6
+    assert torch.isfinite(logits).all()
+    exact = model(image=image, label=label, mode="loss")
+    for name, loss in losses.items():
+        assert loss.dtype == torch.float32
+        assert torch.isfinite(loss)
+        assert loss.item() == pytest.approx(exact[name].item(), rel=0.1, abs=1e-3), name
+    model.features = lambda image, blocks: [features[block] for block in blocks]  # from here on they are the same
+    exact = model(image=image, label=label, mode="loss")
+    torch.testing.assert_close(losses, exact, rtol=1e-6, atol=0)
+    torch.testing.assert_close(logits, model(image=image), rtol=1e-6, atol=0)

@@ -1,0 +1,65 @@
+"""The backbone computes what transformers' DINOv3ViTModel does, from the same weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from exp.vision.dinov3.backbone import VisionTransformer
+from exp.vision.dinov3.sizes import SIZES
+from exp.vision.dinov3.weights import adapt_published
+
+# Of the larger ones two blocks, of the largest one: all of them would take gigabytes, and minutes to make.
+DEPTHS = {"vitb16": 2, "vitl16": 2, "vitl16plus": 2, "vith16plus": 2, "vit7b16": 1}
+
+
+@pytest.fixture
+def pair(transformers):
+    """Builds both models of one size with the same random weights."""
+
+    def build(name: str):
+        size = SIZES[name]
+        depth = DEPTHS.get(name, size.depth)
+        torch.manual_seed(0)
+        config = transformers.DINOv3ViTConfig(
+            hidden_size=size.embed_dim,
+            intermediate_size=size.hidden_dim,
+            num_hidden_layers=depth,
+            num_attention_heads=size.num_heads,
+            use_gated_mlp=size.gated,
+            hidden_act="silu" if size.gated else "gelu",
+            num_register_tokens=size.storage_tokens,
+        )
+        reference = transformers.DINOv3ViTModel(config).eval()
+        for parameter in reference.parameters():  # zeros and ones would hide mistakes
+            parameter.data.add_(torch.randn_like(parameter), alpha=0.02)
+        ours = VisionTransformer(type(size)(**{**size.__dict__, "depth": depth})).eval()
+        ours.load_state_dict(adapt_published(reference.state_dict()))
+        return reference, ours
+
+    return build
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_every_size(pair, name):
+    reference, ours = pair(name)
+    image = torch.randn(2, 3, 64, 96)
+    with torch.no_grad():
+        expected = reference(image).last_hidden_state
+        (features,) = ours(image)
+    torch.testing.assert_close(features.cls, expected[:, 0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(features.patches.flatten(1, 2), expected[:, 5:], rtol=1e-5, atol=1e-5)
+    assert features.patches.shape == (2, 4, 6, ours.embed_dim)
+
+
+def test_gradients(pair):
+    reference, ours = pair("tiny")
+    image = torch.randn(2, 3, 64, 64)
+    reference(image).last_hidden_state[:, 5:].square().mean().backward()
+    ours(image)[0].patches.square().mean().backward()
+    expected = {name: p.grad for name, p in reference.named_parameters() if p.grad is not None}
+    mine = dict(ours.named_parameters())
+    for name, grad in adapt_published(expected).items():
+        if name.endswith("qkv.bias"):  # the bias of keys, which the reference has not
+            assert mine[name].grad.chunk(3)[1].abs().max() == 0
+        torch.testing.assert_close(mine[name].grad, grad, rtol=1e-4, atol=1e-7)

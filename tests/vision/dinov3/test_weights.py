@@ -1,0 +1,321 @@
+"""Weights under the three kinds of names by which they are published, made here from one random model."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from exp.engine import checkpoint
+from exp.errors import ConfigError
+from exp.vision.dinov3 import SceneClassifier, Segmenter
+from exp.vision.dinov3.weights import adapt_published
+
+SMALL = {"embed_dim": 32, "depth": 2, "num_heads": 2}
+HUGGING_FACE = {
+    "cls_token": "embeddings.cls_token",
+    "storage_tokens": "embeddings.register_tokens",
+    "patch_embed.proj.": "embeddings.patch_embeddings.",
+    "blocks.": "layer.",
+    "attn.": "attention.",
+    "attention.proj": "attention.o_proj",
+    "ls1.gamma": "layer_scale1.lambda1",
+    "ls2.gamma": "layer_scale2.lambda1",
+    "mlp.w1": "mlp.gate_proj",
+    "mlp.w2": "mlp.up_proj",
+    "mlp.w3": "mlp.down_proj",
+    "mlp.fc1": "mlp.up_proj",
+    "mlp.fc2": "mlp.down_proj",
+}
+TIMM = {
+    "storage_tokens": "reg_token",
+    "ls1.gamma": "gamma_1",
+    "ls2.gamma": "gamma_2",
+    "mlp.w1": "mlp.fc1_g",
+    "mlp.w2": "mlp.fc1_x",
+    "mlp.w3": "mlp.fc2",
+}
+
+
+def published(model, form):
+    """The backbone's weights as the authors, Hugging Face or timm name and pack them."""
+    state = {key: value.clone() for key, value in model.backbone.state_dict().items()}
+    dim = state["cls_token"].shape[-1]
+    if form == "authors":
+        for key in [key for key in state if key.endswith("qkv.bias")]:
+            state[f"{key}_mask"] = torch.cat([torch.ones(dim), torch.zeros(dim), torch.ones(dim)])
+        periods = state.pop("rope.periods")
+        return {**state, "mask_token": torch.zeros(1, dim), "rope_embed.periods": periods}
+    del state["rope.periods"]
+    renamed = {}
+    for key, value in state.items():
+        if ".qkv." in key:
+            block, kind = key.split("qkv.")
+            for name, part in zip("qkv", value.chunk(3)):
+                if (name, kind) == ("k", "bias"):
+                    continue
+                if form == "hugging face":
+                    renamed[f"{block}{name}_proj.{kind}"] = part
+                elif kind == "bias":
+                    renamed[f"{block}{name}_bias"] = part
+            if form == "timm" and kind == "weight":
+                renamed[key] = value
+        else:
+            renamed[key] = value
+    for ours, theirs in (HUGGING_FACE if form == "hugging face" else TIMM).items():
+        renamed = {key.replace(ours, theirs): value for key, value in renamed.items()}
+    return renamed
+
+
+def load_to_train(model, state):
+    """As a training does that starts from weights."""
+    adapted = model.adapt_state_dict(state, Path("w.pth"))
+    return model.load_state_dict(model.fit_state_dict(adapted, Path("w.pth")), strict=False)
+
+
+def randomised(model):
+    torch.manual_seed(1)
+    for name, parameter in model.backbone.named_parameters():
+        parameter.data.normal_()
+        if name.endswith("qkv.bias"):  # the bias of keys is not kept by all
+            parameter.data.chunk(3)[1].zero_()
+    return model
+
+
+@pytest.mark.parametrize("size", ["vits16", "vits16plus"])
+@pytest.mark.parametrize("form", ["authors", "hugging face", "timm"])
+def test_every_form_is_read(form, size):
+    source = randomised(SceneClassifier(3, size=size, **SMALL))
+    target = SceneClassifier(3, size=size, **SMALL)
+    state = target.adapt_state_dict(published(source, form), Path("weights.pth"))
+    left = target.load_state_dict(state, strict=False)
+    assert left.unexpected_keys == []
+    assert left.missing_keys == ["head.weight", "head.bias"]
+    for (name, mine), theirs in zip(target.backbone.state_dict().items(), source.backbone.state_dict().values()):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=0, msg=name)
+
+
+def test_biases_that_timm_leaves_out_are_zero():
+    source = randomised(SceneClassifier(3, **SMALL))
+    state = {key: value for key, value in published(source, "timm").items() if not key.endswith(("q_bias", "v_bias"))}
+    assert adapt_published(state)["blocks.1.attn.qkv.bias"].abs().max() == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "normalization", "mean"),
+    [
+        ("dinov3_vitl16_pretrain_sat493m-eadcf0ff.pth", "auto", 0.430),
+        ("dinov3_vitl16_pretrain_lvd1689m-8aa4cbdd.pth", "auto", 0.485),
+        ("dinov3-vitl16-pretrain-sat493m/model.safetensors", "auto", 0.430),
+        ("dinov3_vitl16_pretrain_sat493m-eadcf0ff.pth", "web", 0.485),
+        ("unknown.pth", "auto", 0.485),
+        ("unknown.pth", "satellite", 0.430),
+    ],
+)
+def test_normalisation_follows_the_weights(name, normalization, mean):
+    model = SceneClassifier(3, normalization=normalization, **SMALL)
+    state = model.adapt_state_dict(published(model, "authors"), Path(name))
+    model.load_state_dict(state, strict=False)
+    assert model.pixel_mean[0, 0].item() == pytest.approx(mean * 255)
+    again = SceneClassifier(3, **SMALL)  # our own checkpoints bring theirs
+    again.load_state_dict(again.adapt_state_dict(model.state_dict(), Path("best.pth")))
+    assert again.pixel_mean[0, 0].item() == pytest.approx(mean * 255)
+
+
+def test_the_wrong_size_is_refused_by_name():
+    state = published(SceneClassifier(3, size="vits16"), "authors")
+    with pytest.raises(ConfigError) as error:
+        SceneClassifier(3, size="vits16plus", **SMALL).adapt_state_dict(state, Path("dinov3_vits16.pth"))
+    line = str(error.value).splitlines()[0]
+    assert "dinov3_vits16.pth holds vits16 (384 wide, 12 blocks, MLP 1536)" in line
+    assert "but the model is a model 32 wide, 2 blocks, SwiGLU 128" in line
+    assert "set model.size=vits16" in line
+
+
+def test_our_own_weights_of_another_size_are_refused():
+    state = Segmenter(3, **SMALL).state_dict()
+    with pytest.raises(ConfigError, match="holds a model 32 wide, 2 blocks"):
+        Segmenter(3, embed_dim=32, depth=3, num_heads=2).adapt_state_dict(state, Path("best.pth"))
+
+
+def test_another_patch_size_is_refused():
+    state = published(SceneClassifier(3, **SMALL), "authors")
+    with pytest.raises(ConfigError, match=r"has patches of 16 pixels, the model of 8; set model\.patch_size=16"):
+        SceneClassifier(3, patch_size=8, **SMALL).adapt_state_dict(state, Path("weights.pth"))
+
+
+@pytest.mark.parametrize("channels", [1, 5])
+def test_a_grey_image_is_embedded_alike_for_any_number_of_channels(channels):
+    source = randomised(SceneClassifier(3, **SMALL))
+    target = SceneClassifier(3, in_channels=channels, **SMALL)
+    load_to_train(target, published(source, "authors"))
+    grey = torch.randn(1, 1, 32, 32)
+    expected = source.backbone.patch_embed(grey.expand(-1, 3, -1, -1))
+    torch.testing.assert_close(
+        target.backbone.patch_embed(grey.expand(-1, channels, -1, -1)), expected, rtol=1e-4, atol=1e-4
+    )
+
+
+def plain_features(state, heads, image):
+    """The patch features from the authors' own tensors, written out: one image of 32 x 32, patches of 16, MLP."""
+
+    def norm(x, name):
+        return F.layer_norm(x, x.shape[-1:], state[f"{name}.weight"], state[f"{name}.bias"], 1e-5)
+
+    def linear(x, name, bias=1.0):
+        return x @ state[f"{name}.weight"].t() + state[f"{name}.bias"] * bias
+
+    def rotated(x):
+        centres = torch.tensor([-0.5, 0.5])
+        rows, columns = torch.meshgrid(centres, centres)
+        places = torch.stack([rows.flatten(), columns.flatten()], dim=1)[:, :, None]  # (4, 2, 1)
+        angles = (2 * math.pi * places / state["rope_embed.periods"].float()).flatten(1).repeat(1, 2)
+        first, second = x[:, 5:].chunk(2, dim=-1)
+        turned = x[:, 5:] * angles.cos() + torch.cat([-second, first], dim=-1) * angles.sin()
+        return torch.cat([x[:, :5], turned], dim=1)
+
+    patches = F.conv2d(image, state["patch_embed.proj.weight"], state["patch_embed.proj.bias"], stride=16)[0]
+    x = torch.cat([state["cls_token"][0], state["storage_tokens"][0], patches.flatten(1).t()])
+    for index in range(2):
+        name = f"blocks.{index}"
+        qkv = linear(norm(x, f"{name}.norm1"), f"{name}.attn.qkv", state[f"{name}.attn.qkv.bias_mask"])
+        query, key, value = qkv.view(len(x), 3, heads, -1).permute(1, 2, 0, 3)
+        weights = (rotated(query) @ rotated(key).transpose(1, 2) * query.shape[-1] ** -0.5).softmax(-1)
+        mixed = (weights @ value).transpose(0, 1).flatten(1)
+        x = x + linear(mixed, f"{name}.attn.proj") * state[f"{name}.ls1.gamma"]
+        hidden = F.gelu(linear(norm(x, f"{name}.norm2"), f"{name}.mlp.fc1"))
+        x = x + linear(hidden, f"{name}.mlp.fc2") * state[f"{name}.ls2.gamma"]
+    return norm(x, "norm")[5:]
+
+
+def test_periods_of_the_file_are_honoured(tmp_path):
+    """They are rounded to bfloat16 in the authors' files."""
+    torch.manual_seed(0)
+    source = SceneClassifier(3, layer_scale=1.0, **SMALL)
+    for name, parameter in source.backbone.named_parameters():
+        parameter.data.add_(torch.randn_like(parameter), alpha=0.3 if "attn.qkv" in name else 0.02)
+    state = {key: value.clone() for key, value in published(source, "authors").items()}
+    state["rope_embed.periods"] = state["rope_embed.periods"].bfloat16()
+    image = torch.randn(1, 3, 32, 32)
+    expected = plain_features(state, 2, image)
+    exact = plain_features({**state, "rope_embed.periods": source.backbone.rope.computed_periods()}, 2, image)
+    assert (expected - exact).abs().max() > 1e-5
+
+    def features_of(model):
+        with torch.no_grad():
+            return model.eval().backbone(image)[0].patches[0].flatten(0, 1)
+
+    torch.testing.assert_close(features_of(source), exact, rtol=0, atol=1e-6)
+    model = SceneClassifier(3, **SMALL)
+    features_of(model)  # tables made before the weights came are not kept
+    model.load_state_dict(model.adapt_state_dict(state, Path("w.pth")), strict=False)
+    torch.testing.assert_close(features_of(model), expected, rtol=0, atol=1e-6)
+
+    checkpoint.write(tmp_path / "best.pth", {"state_dict": model.state_dict()})
+    ours = checkpoint.weights_of(checkpoint.read(tmp_path / "best.pth"))
+    resumed, started = SceneClassifier(3, **SMALL), SceneClassifier(3, **SMALL)
+    resumed.load_state_dict(ours)
+    started.load_state_dict(started.adapt_state_dict(ours, Path("best.pth")))
+    for again in (resumed, started):
+        assert torch.equal(features_of(again), features_of(model))
+
+    before = {key: value for key, value in ours.items() if "periods" not in key}  # as we wrote before they were kept
+    started.load_state_dict(started.adapt_state_dict(before, Path("best.pth")))
+    resumed.load_state_dict(before)
+    for again in (resumed, started):
+        assert torch.equal(again.backbone.rope.periods, source.backbone.rope.computed_periods())
+        torch.testing.assert_close(features_of(again), exact, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("form", ["authors", "hugging face", "timm"])
+@pytest.mark.parametrize("prefix", ["backbone.", "model.backbone.", "encoder.", "teacher.backbone."])
+def test_the_backbone_of_another_model_is_found(form, prefix):
+    source = randomised(SceneClassifier(3, **SMALL))
+    state = {prefix + key: value for key, value in published(source, form).items()}
+    state.update({"head.weight": torch.zeros(3, 64), "decode_head.conv_seg.weight": torch.zeros(1)})
+    if "teacher" in prefix:
+        student = {key.replace("teacher", "student"): torch.zeros_like(value) for key, value in state.items()}
+        state = {**student, **state}
+    target = SceneClassifier(3, **SMALL)
+    adapted = target.adapt_state_dict(state, Path("w.pth"))
+    left = target.load_state_dict(adapted, strict=False)
+    assert left.missing_keys == ["head.weight", "head.bias"]  # another model's head is none of ours
+    assert "decode_head.conv_seg.weight" in left.unexpected_keys
+    for (name, mine), theirs in zip(target.backbone.state_dict().items(), source.backbone.state_dict().values()):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=0, msg=name)
+
+
+@pytest.mark.parametrize("prefix", ["", "model.", "teacher."])
+def test_our_own_weights_are_found_under_any_path(prefix):
+    source = randomised(SceneClassifier(3, **SMALL))
+    state = {prefix + key: value for key, value in source.state_dict().items()}
+    target = SceneClassifier(3, **SMALL)
+    target.load_state_dict(target.adapt_state_dict(state, Path("w.pth")))
+    assert all(torch.equal(mine, source.state_dict()[name]) for name, mine in target.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "names",
+    [["downsample_layers.0.0.weight", "stages.0.0.dwconv.weight"], ["stages.0.blocks.0.conv_dw.weight"],
+     ["model.stages.0.layers.0.depthwise_conv.weight"], ["backbone.stages.3.2.dwconv.bias"]],
+)  # fmt: skip
+def test_a_convnext_is_refused_by_name(names):
+    state = {name: torch.zeros(1) for name in names}
+    with pytest.raises(ConfigError, match=r"convnext\.pth holds a ConvNeXt, but the backbones here are vision tr"):
+        SceneClassifier(3, **SMALL).adapt_state_dict(state, Path("convnext.pth"))
+
+
+def test_a_model_of_more_channels_starts_from_ours_but_is_never_evaluated_so():
+    source = randomised(SceneClassifier(3, normalization="satellite", **SMALL))
+    target = SceneClassifier(3, in_channels=13, **SMALL)
+    adapted = target.adapt_state_dict(source.state_dict(), Path("best.pth"))
+    assert adapted["backbone.patch_embed.proj.weight"].shape[1] == adapted["pixel_mean"].shape[1] == 3
+    assert mend(target, adapted) == {"data.channels": 3}
+    left = load_to_train(target, source.state_dict())
+    assert left.missing_keys == left.unexpected_keys == []
+    grey = torch.randn(1, 1, 32, 32)
+    expected = source.backbone.patch_embed(grey.expand(-1, 3, -1, -1))
+    actual = target.backbone.patch_embed(grey.expand(-1, 13, -1, -1))
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+    assert target.pixel_mean.flatten().tolist() == pytest.approx([255 * (0.430 + 0.411 + 0.296) / 3] * 13)
+
+
+def mend(model, state):
+    """The keys that the weights tell otherwise than the model."""
+    own = model.settings_of(model.state_dict())
+    return {key: value for key, value in model.settings_of(state).items() if key in own and own[key] != value}
+
+
+def test_weights_tell_their_settings():
+    model = Segmenter(3, head="linear", size="vits16plus", **SMALL)
+    own = model.settings_of(model.state_dict())
+    assert own == {
+        "model.size": "vits16plus", "model.embed_dim": 32, "model.depth": 2, "model.num_heads": 2, "data.channels": 3,
+        "model.patch_size": 16, "data.classes": "<3 names>", "model.head": "linear", "model.blocks": "<1 blocks>",
+        "model.auxiliary_weight": 0.0,
+    }  # fmt: skip
+    other = Segmenter(4, size="vits16plus", head_channels=8, blocks=[0, 1], auxiliary_weight=0.4, **SMALL).state_dict()
+    assert mend(model, model.adapt_state_dict(other, Path("best.pth"))) == {
+        "data.classes": "<4 names>", "model.head": "upsample", "model.blocks": "<2 blocks>",
+        "model.auxiliary_weight": "<above 0>",
+    }  # fmt: skip
+    scenes = SceneClassifier(3, **SMALL)
+    other = SceneClassifier(7, blocks=[0, 1], **SMALL).state_dict()
+    assert mend(scenes, other) == {"data.classes": "<7 names>", "model.blocks": "<2 blocks>"}
+
+
+def test_what_mends_a_misfit_is_named():
+    model = SceneClassifier(3, **SMALL)
+    for other, words in (
+        ({"embed_dim": 64, "depth": 3, "num_heads": 2}, "set model.embed_dim=64 model.depth=3, or take"),
+        (
+            {"embed_dim": 32, "depth": 2, "num_heads": 4},
+            "for 4 attention heads, the model has 2; set model.num_heads=4",
+        ),
+        ({"embed_dim": 32, "depth": 2, "num_heads": 2, "size": "vits16plus"}, "set model.size=vits16plus, or"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            model.adapt_state_dict(SceneClassifier(3, **other).state_dict(), Path("best.pth"))

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+
+from exp.vision.dinov3 import SceneClassifier
+from exp.vision.predict.features import FeatureWriter, feature_picture, image_features
+from exp.vision.predict.inputs import named
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    tiny = SceneClassifier(num_classes=3, embed_dim=32, depth=1, num_heads=2, layer_scale=1.0)
+    return tiny.eval()
+
+
+def noise(height, width):
+    return np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def test_features_of_an_image_that_fits_are_the_model_s(make_session, model):
+    pixels = noise(70, 100)
+    cls, patches = image_features(make_session(), model, pixels, 128)
+    with torch.no_grad():
+        direct = model.features(torch.from_numpy(pixels).permute(2, 0, 1).unsqueeze(0))[0]
+    assert patches.shape == (5, 7, 32)
+    torch.testing.assert_close(cls, direct.cls[0])
+    torch.testing.assert_close(patches, direct.patches[0])
+
+
+@pytest.mark.parametrize("size", [(300, 200), (129, 500)])
+def test_windows_cover_every_patch_of_a_large_image(make_session, model, size):
+    seen = []
+    model.backbone.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].shape[-2:]))
+    pixels = np.full((*size, 3), 255, np.uint8)
+    cls, patches = image_features(make_session(), model, pixels, 128)
+    assert patches.shape == (-(-size[0] // 16), -(-size[1] // 16), 32)
+    assert len(seen) > 1
+    assert max(max(shape) for shape in seen) <= 128
+    # A white image looks the same everywhere, but where it is padded to whole patches.
+    rows, columns = size[0] // 16, size[1] // 16
+    assert torch.isfinite(patches).all()
+    assert patches[: rows - 3, : columns - 3].std(dim=(0, 1)).max() < 0.1 * patches.std()
+    assert cls.shape == (32,)
+
+
+def test_files_hold_the_features_and_say_of_what(make_session, model, tmp_path):
+    images = {"a.png": noise(64, 48), "b.png": noise(32, 32)}
+    session = make_session(feature_dtype="float32", resize=96)
+    writer = FeatureWriter(session, model, lambda path: images[path.name])
+    for number, entry in enumerate(named([Path(name) for name in images])):
+        writer.add(number, entry)
+    entry = writer.written[0]
+    assert (entry.height, entry.width, entry.rows, entry.columns) == (96, 72, 6, 5)
+    with safe_open(session.folder.path / "features" / "a.safetensors", framework="np") as file:
+        assert file.get_tensor("patches").shape == (6, 5, 32)
+        assert file.get_tensor("patches").dtype == np.float32
+        assert file.get_tensor("cls").shape == (32,)
+        assert json.loads(file.metadata()["file"]) == "a.png"
+    components = writer.summed(session.distributed)
+    picture, colors = feature_picture(session.folder.path, entry, images["a.png"], components)
+    assert picture.shape == colors.shape
+    assert colors.std() > 10
+
+
+def test_a_rank_without_images_takes_part(make_session, model):
+    class Two:
+        """What two ranks would do, seen from the one that had no image."""
+
+        def gather(self, value):
+            return [7, value]
+
+        def sum(self, value):
+            return value + 1.0
+
+    writer = FeatureWriter(make_session(), model, None)
+    assert writer.summed(Two()).axes.shape == (3, 7)

@@ -1,0 +1,88 @@
+"""Metrics of classes, against counting by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from exp.engine.distributed import Distributed
+from exp.vision.metrics import SceneMetrics, SegmentationMetrics
+
+CLASSES = ["water", "road", "snow"]
+
+
+def segmentation():
+    metrics = SegmentationMetrics(CLASSES)
+    truth = torch.tensor([[[0, 0, 0, 1], [1, 1, 255, 255]]], dtype=torch.uint8)
+    predicted = torch.tensor([[[0, 0, 1, 1], [1, 0, 2, 0]]], dtype=torch.uint8)
+    metrics.update(predicted, {"label": truth})
+    return metrics
+
+
+def test_pixels_by_hand():
+    metrics = segmentation()
+    values = metrics.compute(Distributed())
+    # water: 2 hits, 1 missed, 1 false; road: 2 hits, 1 missed, 1 false; snow: seen on an ignored pixel only.
+    assert values == pytest.approx({"mIoU": 0.5, "mDice": 2 / 3, "mFscore": 2 / 3, "pixel_accuracy": 4 / 6})
+    per_class, confusion = metrics.tables()
+    assert per_class.rows == CLASSES
+    assert per_class.columns["iou"][:2] == [0.5, 0.5]
+    assert math.isnan(per_class.columns["iou"][2])
+    assert per_class.columns["count"] == [3, 3, 0]
+    assert confusion.columns == {"as water": [2, 1, 0], "as road": [1, 2, 0], "as snow": [0, 0, 0]}
+
+
+def test_a_class_that_is_missed_wholly_counts_as_zero():
+    metrics = SegmentationMetrics(CLASSES)
+    metrics.update(torch.zeros(1, 2, 2, dtype=torch.uint8), {"label": torch.tensor([[[0, 0], [2, 2]]])})
+    values = metrics.compute(Distributed())
+    assert values["mIoU"] == pytest.approx((0.5 + 0.0) / 2)
+    assert values["mFscore"] == values["mDice"] == pytest.approx((2 / 3 + 0.0) / 2)
+
+
+def test_scenes_by_hand():
+    metrics = SceneMetrics(CLASSES)
+    logits = torch.tensor([[3.0, 0, 0], [0, 2.0, 1], [1, 0, 4.0], [5.0, 1, 1]])
+    metrics.update(logits, {"label": torch.tensor([0, 1, 1, -1])})
+    values = metrics.compute(Distributed())
+    assert values["accuracy"] == pytest.approx(2 / 3)
+    assert values["macro_f1"] == pytest.approx((1 + 2 / 3 + 0) / 3)
+
+
+def test_any_batching_gives_the_same():
+    torch.manual_seed(0)
+    truth, predicted = torch.randint(0, 4, (7, 5, 5)), torch.randint(0, 3, (7, 5, 5))
+    truth[truth == 3] = 255
+    results = []
+    for size in (1, 3, 7):
+        metrics = SegmentationMetrics(CLASSES)
+        for begin in range(0, 7, size):
+            part = slice(begin, begin + size)
+            metrics.update(predicted[part], {"label": truth[part]})
+        results.append(metrics.compute(Distributed()))
+    assert results[0] == results[1] == results[2]
+
+
+def test_reset_forgets():
+    metrics = segmentation()
+    metrics.compute(Distributed())
+    metrics.reset()
+    assert math.isnan(metrics.compute(Distributed())["pixel_accuracy"])
+
+
+def test_ranks_add_up_even_one_without_a_sample(ranks):
+    results = ranks(
+        """
+        group = join()
+        import torch
+        from exp.vision.metrics import SceneMetrics
+        metrics = SceneMetrics(["a", "b"])
+        label = torch.tensor([0, 1, 1] if rank == 0 else [], dtype=torch.int64)
+        metrics.update(torch.eye(2)[label], {"label": label})
+        print(json.dumps(metrics.compute(group)))
+        """,
+        world_size=2,
+    )
+    assert results == [{"accuracy": 1.0, "macro_f1": 1.0}] * 2
