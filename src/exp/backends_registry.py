@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from importlib import metadata
 from typing import Any, Mapping, Sequence
 
 from omegaconf import MISSING, DictConfig, OmegaConf
@@ -12,18 +11,16 @@ from exp import console
 from exp.backend import Backend
 from exp.config.targets import load_target
 from exp.errors import ConfigError, ExpError, UnavailableError
+from exp.plugins import entry_points
 
 __all__ = ["choose", "create_backend", "installed"]
 
 GROUP = "exp.backends"
 
 
-def installed() -> dict[str, Any]:
+def installed() -> Mapping[str, Any]:
     """The entry points of the group ``exp.backends``, by name."""
-    points: Any = metadata.entry_points()
-    # Python 3.8 and 3.9 give a dict by group.
-    found = points.select(group=GROUP) if hasattr(points, "select") else points.get(GROUP, ())
-    return {point.name: point for point in found}
+    return entry_points(GROUP)
 
 
 def create_backend(config: Mapping[str, Any] | DictConfig) -> Backend:

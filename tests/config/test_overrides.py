@@ -14,12 +14,7 @@ from omegaconf import MISSING, OmegaConf
 
 from exp.config import choices, schema
 from exp.config.dictionaries import replace_given
-from exp.config.families import (
-    SceneClassifierConfig,
-    SceneDataConfig,
-    SegmentationDataConfig,
-    SegmenterConfig,
-)
+from exp.vision.config import SceneClassifierConfig, SceneDataConfig, SegmentationDataConfig, SegmenterConfig
 
 SEGMENTATION = ["experiment=dinov3_dubai", "data=segmentation", "data.name=mine", "data.root=."]
 

@@ -13,7 +13,6 @@ import inspect
 import re
 import sys
 import sysconfig
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Iterator, Sequence
 
@@ -22,6 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from exp.config.walk import nodes
 from exp.errors import ConfigError
+from exp.plugins import entry_points
 
 __all__ = [
     "allow",
@@ -183,7 +183,7 @@ def _is_own(name: str) -> bool:
     if top == "exp" or is_standard(top) or place is None:
         return False
     installed = {"site-packages", "dist-packages"} & set(Path(place).parts)
-    return not installed or top in _with_backends()
+    return not installed or top in _with_plugins()
 
 
 def is_standard(top: str) -> bool:
@@ -204,10 +204,10 @@ def is_standard(top: str) -> bool:
     return spec.origin == "frozen" or (standard and "-packages/" not in spec.origin)
 
 
-def _with_backends() -> set[str]:
-    points: Any = metadata.entry_points()
-    found = points.select(group="exp.backends") if hasattr(points, "select") else points.get("exp.backends", ())
-    return {point.value.partition(":")[0].partition(".")[0] for point in found}
+def _with_plugins() -> set[str]:
+    """Packages that give exp backends or plugins: whoever has installed them has chosen them."""
+    found = [point.value for group in ("exp.backends", "exp.plugins") for point in entry_points(group).values()]
+    return {value.partition(":")[0].partition(".")[0] for value in found}
 
 
 def _is_registered(found: Any) -> bool:

@@ -13,7 +13,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 from yaml import YAMLError
 
-from exp.config import families
+from exp import plugins
 from exp.config.dictionaries import opened
 from exp.errors import ConfigError
 
@@ -354,30 +354,18 @@ class ExpConfig:
     record: RecordConfig = field(default_factory=RecordConfig)
 
 
-_STRUCTURES = {
-    "launcher/submitit": SubmititConfig,
-    "model/timebridge": families.TimeBridgeConfig,
-    "model/timebridge_prior": families.TimeBridgePriorConfig,
-    "model/scenes": families.SceneClassifierConfig,
-    "model/segmentation": families.SegmenterConfig,
-    "data/forecasting": families.ForecastingDataConfig,
-    "data/scenes": families.SceneDataConfig,
-    "data/segmentation": families.SegmentationDataConfig,
-}
-
-
 def register() -> None:
-    """Put the schema into Hydra's ConfigStore; calling it again changes nothing."""
+    """Put the schema into Hydra's ConfigStore, and that of each plugin; calling it again changes nothing."""
     store = ConfigStore.instance()
     store.store(name="exp_schema", node=opened(ExpConfig))
-    for place, structure in _STRUCTURES.items():
-        group, name = place.split("/")
+    for place, structure in {"launcher/submitit": SubmititConfig, **plugins.structures()}.items():
+        group, _, name = place.rpartition("/")
         store.store(group=f"schema/{group}", name=name, node=opened(structure))
 
 
 def structure_of(target: str | None) -> type | None:
     """The typed schema of the model or data set that a ``_target_`` names; None: it has none."""
-    for structure in _STRUCTURES.values():
+    for structure in plugins.structures().values():
         if target is not None and getattr(structure, "_target_", MISSING) == target:
             return structure
     return None

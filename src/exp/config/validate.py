@@ -12,7 +12,6 @@ from omegaconf import MISSING, OmegaConf
 from exp.backend import PRECISIONS
 from exp.config.batch import derive_batch_sizes
 from exp.config.explain import nearest
-from exp.config.families import FAMILIES
 from exp.config.hooks import check_hooks
 from exp.config.schema import DIAGNOSES, RESUMABLE, WITH_WEIGHTS
 from exp.config.targets import check_target, find_module, load_target
@@ -20,6 +19,7 @@ from exp.config.walk import nodes
 from exp.console import shown
 from exp.errors import ConfigError, UnavailableError
 from exp.launcher.base import Launcher
+from exp.plugins import installed
 from exp.runfolder import RunFolder, read_result
 from exp.runlock import holder_of
 
@@ -118,14 +118,15 @@ def refuse_device_arguments(config: Any) -> None:
 
 
 def _check_family(config: Any) -> None:
-    """Whether model and data go together, as far as they are ours."""
+    """Whether model and data go together, as far as plugins say so."""
+    families = {name: family for plugin in installed().values() for name, family in plugin.families.items()}
     model_type, data_type = (OmegaConf.get_type(config[part]) or object for part in ("model", "data"))
-    of_model = next((name for name, (model, _, _) in FAMILIES.items() if issubclass(model_type, model)), None)
-    of_data = next((name for name, (_, data, _) in FAMILIES.items() if issubclass(data_type, data)), None)
+    of_model = next((name for name, family in families.items() if issubclass(model_type, family.model)), None)
+    of_data = next((name for name, family in families.items() if issubclass(data_type, family.data)), None)
     if of_model is not None and of_data is not None and of_model != of_data:
         raise ConfigError(
             f"the model is for {of_model}, and the data are for {of_data}; choose an experiment that has both, such as "
-            f"experiment={FAMILIES[of_data][2]} or experiment={FAMILIES[of_model][2]}"
+            f"experiment={families[of_data].example} or experiment={families[of_model].example}"
         )
 
 

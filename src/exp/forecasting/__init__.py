@@ -1,1 +1,4 @@
-"""Multivariate forecasting: series, TimeBridge and its variant with a transition prior. A plug-in: it uses exp's public interfaces only."""
+"""Multivariate forecasting: series, TimeBridge, and its variant with a transition prior.
+
+A plugin that comes with exp: it uses the public interfaces only.
+"""

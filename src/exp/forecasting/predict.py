@@ -8,8 +8,8 @@ import torch
 
 from exp.csvfile import as_text
 from exp.engine.distributed import Distributed
+from exp.engine.outputs import batch_outputs
 from exp.runfolder import write_atomically
-from exp.vision.predict.scores import batch_outputs
 
 if TYPE_CHECKING:
     from pathlib import Path

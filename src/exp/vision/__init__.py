@@ -1,1 +1,4 @@
-"""Images: DINOv3, scene classification, segmentation, large rasters, feature maps. A plug-in: it uses exp's public interfaces only."""
+"""Images: DINOv3, scene classification, segmentation, large rasters, feature maps.
+
+A plugin that comes with exp: it uses the public interfaces only.
+"""

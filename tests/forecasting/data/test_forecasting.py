@@ -11,9 +11,9 @@ import torch
 from hydra import compose, initialize_config_module
 from hydra.utils import instantiate
 
-from exp.config.families import ForecastingDataConfig
 from exp.config.schema import register
 from exp.errors import DataError
+from exp.forecasting.config import ForecastingDataConfig
 from exp.forecasting.data.dataset import ForecastingData
 from exp.forecasting.data.preflight import locate
 

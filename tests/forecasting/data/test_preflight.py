@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from exp.config.families import ForecastingDataConfig
 from exp.errors import DataError
+from exp.forecasting.config import ForecastingDataConfig
 from exp.forecasting.data.preflight import preflight
 
 

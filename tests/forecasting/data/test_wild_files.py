@@ -8,8 +8,8 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from exp.config.families import ForecastingDataConfig
 from exp.errors import DataError
+from exp.forecasting.config import ForecastingDataConfig
 from exp.forecasting.data.dataset import ForecastingData
 from exp.forecasting.data.preflight import preflight
 from exp.forecasting.data.series import read_series

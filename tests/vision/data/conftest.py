@@ -8,7 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from exp.config.create import create
-from exp.config.families import SceneDataConfig, SegmentationDataConfig
+from exp.vision.config import SceneDataConfig, SegmentationDataConfig
 from exp.vision.data.preflight import preflight
 
 SAMPLES = Path(__file__).parents[2] / "samples"

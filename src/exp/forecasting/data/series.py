@@ -86,8 +86,8 @@ def read_series(
 
     Raises:
         DataError: the file is unreadable, empty or ragged; its header does not fit (see
-            :func:`exp.forecasting.data.header.check_columns`); a cell is not a finite number that float32 can carry, or not a
-            date; dates are not strictly increasing. Rows are numbered as lines of the file, from 1.
+            :func:`exp.forecasting.data.header.check_columns`); a cell is not a finite number that float32 can carry, or
+            not a date; dates are not strictly increasing. Rows are numbered as lines of the file, from 1.
         AmbiguousDatesError: dates can be read in several formats.
     """
     rows = list(islice(numbered_rows(path), 2))

@@ -10,12 +10,12 @@ sec. 3.2). There are two kinds of context: the last L steps of all latents (:cla
 of the step's regime (:class:`ChangingPrior`).
 
 A variational model adds to its reconstruction losses weights times the divergences between the posterior q, from which
-z was drawn, and the prior, estimated at z (:func:`exp.forecasting.timebridge.density.gaussian_log_density` gives log q),
+z was drawn, and the prior, estimated at z (:func:`~exp.forecasting.timebridge.density.gaussian_log_density`: log q),
 
     log q(z_t) - prior(z)_t, averaged over steps and batch,
 
-and a weight times -log p(x) of the hidden Markov model of the regimes (:mod:`exp.forecasting.timebridge.hmm`), whose most
-probable path chooses the embeddings. The priors give log-densities per step, (B, T): the first L steps of a stationary
+and a weight times -log p(x) of the hidden Markov model of the regimes (:mod:`exp.forecasting.timebridge.hmm`), whose
+most probable path chooses the embeddings. The priors give log-densities per step, (B, T): the first L steps of a stationary
 prior, which have no complete past and are standard normal, are often summed and weighted apart.
 """
 

@@ -181,6 +181,12 @@ class ImageData:
         image: np.ndarray = self._eval_pipeline(pixels, str(path))["img"]
         return image
 
+    def pictures(self, session: Any, model: Any, metrics: Any = None) -> dict[str, bytes]:
+        """PNG files by name, of what a training has come to (:func:`exp.vision.plots.draw_images`)."""
+        from exp.vision.plots import draw_images  # which takes its time to load, and only one rank draws
+
+        return draw_images(session, self, model, metrics)
+
     def record(self, gather: Callable[[Any], list[Any]]) -> dict[str, Any]:
         """What ``result.json`` says of the data; all ranks must call it.
 

@@ -6,21 +6,13 @@ from typing import TYPE_CHECKING, Any, Callable
 
 import torch
 
-from exp.engine.loops import move
-from exp.engine.wrapper import forward, predictions, preprocessed
+from exp.engine.wrapper import forward, preprocessed
 from exp.vision.dinov3.inference import augmented
 
 if TYPE_CHECKING:
     from exp.session import Session
 
-__all__ = ["batch_outputs", "pixel_scores", "scene_scores"]
-
-
-def batch_outputs(session: Session, model: Any, batch: dict[str, Any]) -> torch.Tensor:
-    """What the model predicts for a batch of the data, as its metrics take it, on the CPU."""
-    with torch.no_grad(), session.backend.autocast(session.config.precision):
-        outputs: torch.Tensor = predictions(model, move(batch, session.device))
-    return outputs.detach().cpu()
+__all__ = ["pixel_scores", "scene_scores"]
 
 
 def scene_scores(session: Session, model: Any) -> Callable[[torch.Tensor], torch.Tensor]:

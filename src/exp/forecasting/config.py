@@ -1,0 +1,112 @@
+"""The typed keys of forecasting: each with its type, its default and its unit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Optional
+
+from omegaconf import MISSING
+
+from exp.plugins import Family, Plugin
+
+__all__ = ["ForecastingDataConfig", "TimeBridgeConfig", "TimeBridgePriorConfig", "plugin"]
+
+# OmegaConf reads these annotations at run time, on Python 3.8 too: hence typing's generics, not the builtin ones.
+
+
+@dataclass
+class TimeBridgeConfig:
+    """TimeBridge (:class:`exp.forecasting.timebridge.TimeBridge`; Liu et al., arXiv 2410.04442)."""
+
+    _target_: str = "exp.forecasting.timebridge.TimeBridge"
+    channels: int = MISSING
+    lookback: int = MISSING
+    horizon: int = MISSING
+    time_features: int = 4
+    """Number of time-feature channels."""
+    period: int = 24
+    """Patch length in time steps."""
+    num_patches_out: Optional[int] = None
+    """Patches after down-sampling (``num_p``); null: as many as before."""
+    d_model: int = 128
+    """Elements of a token."""
+    d_ff: int = 128
+    """Hidden units of the feed-forward layers."""
+    num_heads: int = 8
+    """Attention heads; they divide ``d_model``."""
+    integrated_layers: int = 3
+    """Layers of integrated attention (``ia_layers``): within a channel, between its patches."""
+    downsampling_layers: int = 1
+    """Layers that bring the patches down to ``num_patches_out`` (``pd_layers``)."""
+    cointegrated_layers: int = 0
+    """Layers of cointegrated attention (``ca_layers``): between channels."""
+    stable_len: int = 6
+    """Length of the moving average that detrends queries and keys."""
+    attention_dropout: float = 0.15
+    """Of the attention weights."""
+    dropout: float = 0.0
+    alpha: float = 0.35
+    """Weight of the frequency part of the loss."""
+
+
+@dataclass
+class TimeBridgePriorConfig(TimeBridgeConfig):
+    """TimeBridge with a transition prior (:class:`exp.forecasting.timebridge.TimeBridgePrior` documents the keys)."""
+
+    _target_: str = "exp.forecasting.timebridge.TimeBridgePrior"
+    prior: bool = True
+    stationary_share: float = 0.7
+    lags: int = 1
+    regimes: int = 4
+    regime_channels: int = 4
+    regime_epochs: int = 1
+    regime_embedding: int = 2
+    prior_hidden: Optional[int] = None
+    changing_hidden: Optional[int] = None
+    prior_layers: int = 1
+    prior_context: Optional[int] = None
+    reconstruction_weight: float = 1.0
+    stationary_kl_weight: float = 1e-3
+    changing_kl_weight: float = 1e-3
+    hmm_weight: float = 1.0
+    initial_log_variance: float = -4.0
+    sampling: bool = True
+
+
+@dataclass
+class ForecastingDataConfig:
+    """A multivariate series on disk, cut into windows (:class:`exp.forecasting.data.dataset.ForecastingData`)."""
+
+    _target_: str = "exp.forecasting.data.dataset.ForecastingData"
+    name: str = MISSING
+    root: Optional[str] = None
+    """Folder of the user's files; null: the sample data that come with exp."""
+    file: str = MISSING
+    """Path below ``root``."""
+    split: str = "ratio"
+    """``ett_hour``, ``ett_minute`` (12/4/4 months of 30 days), ``ratio`` (70/10/20 %), or ``new``: all rows are for
+    testing, with the weights of another run."""
+    channels: int = MISSING
+    lookback: int = 720
+    horizon: int = 96
+    header: bool = True
+    """False: comma-separated numbers only, without header and dates (plain or gzipped)."""
+    date_column: Optional[str] = "date"
+    """Name of the column of dates, in letters of either case; null: the file has none."""
+    date_format: Optional[str] = None
+    """How dates are written, for strftime: ``%d/%m/%Y %H:%M``; ``%s``: seconds since 1970. null: found from
+    the column."""
+    allow_gaps: bool = True
+    """Whether rows may be at other distances in time than most; if so, the run says how many are, and the first."""
+    eval_batch_size: int = 128
+    num_workers: int = 0
+
+
+plugin = Plugin(
+    structures={
+        "model/timebridge": TimeBridgeConfig,
+        "model/timebridge_prior": TimeBridgePriorConfig,
+        "data/forecasting": ForecastingDataConfig,
+    },
+    families={"forecasting": Family(TimeBridgeConfig, ForecastingDataConfig, "timebridge_small")},
+)
