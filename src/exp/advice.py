@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Sequence
 from omegaconf import OmegaConf
 
 from exp import console
-from exp.config.schema import RESUMABLE
+from exp.task import task_class
 
 if TYPE_CHECKING:
     from exp.runfolder import RunFolder
@@ -37,7 +37,7 @@ def to_continue(config: Any, folder: RunFolder, *changes: str) -> str | None:
     Returns:
         None where nothing is saved, or the task cannot go on.
     """
-    if config.task.name not in RESUMABLE or not folder.has_checkpoint():
+    if not task_class(config).saves_state or not folder.has_checkpoint():
         return None
     arguments = _given
     if not _given or {"-m", "--multirun"} & set(_given):

@@ -22,7 +22,6 @@ from omegaconf.errors import OmegaConfBaseException
 
 from exp import __version__, console
 from exp.advice import remember
-from exp.compare.command import write_report
 from exp.config import choices, explain, paths, schema, trained
 from exp.config.targets import use_working_directory
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, REFUSED, ExpError
@@ -32,6 +31,7 @@ from exp.frozen import freeze
 from exp.launcher import external
 from exp.launcher.shell_env import drop_stale_variables
 from exp.system_errors import as_ours
+from exp.task import create_task, task_class
 from hydra_plugins.exp_sweeps import ExpLauncher
 
 if TYPE_CHECKING:
@@ -118,13 +118,8 @@ def _job(config: DictConfig) -> float | None:
     state = HydraConfig.get()
     of_hydra = Path(state.runtime.output_dir)  # the current folder, unless the user asks Hydra for another one
     try:
-        if config.task.name == "report":
-            write_report(config, list(state.overrides.task))
-            return None
-        if config.task.name == "attach":
-            from exp.launcher.attach import attach
-
-            finished = attach(config)
+        if task_class(config).in_parent:
+            finished = create_task(config).run_in_parent(config, list(state.overrides.task))
             _exit_codes.append(finished.exit_code)
             return finished.metric
         folder = Path(config.output_dir) if of_hydra == Path.cwd() else of_hydra

@@ -26,10 +26,9 @@ from exp.errors import ConfigError, RunError
 from exp.footprint import Footprint, missing_folders, remove_empty
 from exp.runfolder import RunFolder
 from exp.runlock import RunLock
+from exp.task import task_class
 
 __all__ = ["FrozenRun", "complete", "freeze", "prepare"]
-
-_BEGIN_AT_ONCE = (*schema.DIAGNOSES, "parity")  # what they leave is no record of one run that could be lost
 
 
 @dataclass
@@ -85,7 +84,8 @@ class FrozenRun:
         config = folder.in_use(folder.config)
         if not (joined and config.is_file() and config.read_bytes() == contents[config.name]):
             folder.stage(contents)
-        if self.config.task.name in _BEGIN_AT_ONCE:
+        task = task_class(self.config)
+        if task.diagnoses or task.has_reference:  # what they leave is no record of one run that could be lost
             folder.begin(self.config.overwrite)
 
     def _check_resumed(self) -> None:
@@ -102,7 +102,7 @@ class FrozenRun:
         if folder is None or not folder.has_checkpoint() or not folder.config.is_file():
             return
         old = schema.load(folder.config)
-        if old.task.name in schema.RESUMABLE:
+        if task_class(old).saves_state:
             refused = resuming.changes(resuming.as_plain(old), resuming.as_plain(self.config)).refused
             if refused:
                 raise ConfigError(resuming.refusal(refused, console.shown(folder.path)))
@@ -116,7 +116,7 @@ class FrozenRun:
         if self.footprint is None:
             return True
         alone = self.config.launcher.nnodes == 1 or self.config.launcher.get("cluster") is not None
-        done = alone and self.config.task.name not in schema.DIAGNOSES and self.footprint.take_back()
+        done = alone and not task_class(self.config).diagnoses and self.footprint.take_back()
         self.release()
         if done:
             self.footprint.remove_folders()
@@ -141,7 +141,7 @@ class FrozenRun:
     def load(cls, folder: RunFolder) -> FrozenRun:
         """Read what :meth:`write` has written."""
         config = schema.load(folder.in_use(folder.config))
-        reference = schema.load(folder.in_use(folder.reference)) if config.task.name == "parity" else None
+        reference = schema.load(folder.in_use(folder.reference)) if task_class(config).has_reference else None
         overrides: Any = OmegaConf.to_container(OmegaConf.load(folder.in_use(folder.overrides)))
         allow(config.plugins)  # they were checked before they were written
         return cls(config, overrides, folder, reference)
@@ -202,7 +202,7 @@ def complete(config: DictConfig, overrides: list[str], output_dir: Path) -> Froz
     paths.expand(config)
     validate(config, overrides, create_backend(config.backend))
     _take_note(config, overrides)
-    reference = _reference(config, overrides) if config.task.name == "parity" else None
+    reference = _reference(config, overrides) if task_class(config).has_reference else None
     return FrozenRun(config, overrides, RunFolder(output_dir), reference)
 
 
@@ -212,7 +212,7 @@ def _as_trained(config: DictConfig, overrides: list[str]) -> DictConfig:
     The command line has seen to that already (:func:`exp.config.trained.begin`), but in a sweep over runs it knew only
     one of them.
     """
-    if config.task.name not in schema.WITH_WEIGHTS or config.record.trained_in is None:
+    if not task_class(config).needs_weights or config.record.trained_in is None:
         return config
     folder = trained.run_folder_of(config.init_from)
     if folder is None or str(folder) == config.record.trained_in:
@@ -225,7 +225,7 @@ def _take_note(config: DictConfig, overrides: list[str]) -> None:
     """Fill in ``config.record``."""
     record = config.record
     _note_choices(config)
-    folder = trained.run_folder_of(config.init_from) if config.task.name in schema.WITH_WEIGHTS else None
+    folder = trained.run_folder_of(config.init_from) if task_class(config).needs_weights else None
     if folder is not None:
         record.trained_in = str(folder)
         record.differs = trained.different(config, schema.load(RunFolder(folder).config), "trained with")

@@ -14,7 +14,7 @@ from typing import Any, Mapping
 
 from exp.errors import UnavailableError
 
-__all__ = ["Family", "Plugin", "entry_points", "installed", "structures"]
+__all__ = ["Family", "Plugin", "entry_points", "installed", "more_keys", "structures"]
 
 GROUP = "exp.plugins"
 
@@ -43,11 +43,13 @@ class Plugin:
             ``defaults: [/schema/<group>/<name>@_here_, _self_]``. One whose ``_target_`` has a default also types the
             keys of configurations that name this class.
         families: models and data that go together, by what they are for: ``"forecasting"``.
+        keys: dataclasses of further keys for a structure of somebody else's, such as ``task/predict``.
         config: an importable package with config groups (``model/``, ``data/``, ``experiment/``); None: it has none.
     """
 
     structures: Mapping[str, type] = field(default_factory=dict)
     families: Mapping[str, Family] = field(default_factory=dict)
+    keys: Mapping[str, type] = field(default_factory=dict)
     config: str | None = None
 
 
@@ -90,3 +92,8 @@ def installed() -> Mapping[str, Plugin]:
 def structures() -> dict[str, type]:
     """The typed keys of all plugins, by ``<group>/<name>``."""
     return {place: structure for plugin in installed().values() for place, structure in plugin.structures.items()}
+
+
+def more_keys() -> list[tuple[str, type]]:
+    """Further keys for structures, by ``<group>/<name>``; several may have the same place."""
+    return [pair for plugin in installed().values() for pair in plugin.keys.items()]

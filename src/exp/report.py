@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from exp import console
 from exp.advice import to_continue
-from exp.doctor import report as doctor
 from exp.errors import EXIT_OK, EXIT_PREEMPTED
 from exp.launcher import describe_failure
 from exp.result import blank_result, number_text
 from exp.runfolder import read_json, write_json
+from exp.task import create_task
 
 if TYPE_CHECKING:
     from exp.backend import Backend
@@ -26,7 +26,8 @@ def begin(config: Any, folder: RunFolder, backend: Backend) -> None:
     """Say what is about to run, and where it goes."""
     processes = config.nproc * config.launcher.nnodes
     terminal = console.make_console()
-    if config.task.name == "env":
+    task = create_task(config)
+    if task.silent:
         return
     if config.backend.simulate:
         terminal.print(
@@ -35,8 +36,7 @@ def begin(config: Any, folder: RunFolder, backend: Backend) -> None:
             style="bold yellow",
             soft_wrap=True,
         )
-    if config.task.name == "doctor":
-        doctor.begin(config, folder, console.shown(folder.path))
+    if task.announce(config, folder):
         return
     batch = ""
     if config.global_batch_size is not None:
@@ -78,10 +78,9 @@ def end(config: Any, folder: RunFolder, outcome: Outcome) -> Finished:
     if outcome.left or outcome.reported:
         metric = (read_json(folder.result) or {}).get("metric") if outcome.reported else None
         return Finished(outcome.exit_code, metric, outcome.interrupted_by)
-    if config.task.name == "doctor" and outcome.interrupted_by is None:
-        return Finished(doctor.end(config, folder, outcome, console.shown(folder.path)))
-    if config.task.name == "env" and outcome.exit_code == EXIT_OK:
-        return Finished()
+    told = create_task(config).tell_end(config, folder, outcome)
+    if told is not None:
+        return Finished(told)
     result = read_json(folder.result)
     if outcome.exit_code == EXIT_OK and result is not None:
         if outcome.restarts != result["restarts"]:

@@ -22,9 +22,10 @@ from exp.backend import PRECISIONS
 from exp.backends_registry import create_backend
 from exp.cards import shared
 from exp.config.names import check_names
-from exp.config.schema import DIAGNOSES, load
+from exp.config.schema import load
 from exp.errors import ConfigError, Preempted, RunError
 from exp.runfolder import write_json
+from exp.task import create_task
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -238,16 +239,17 @@ def run(folder: RunFolder, info: RankInfo) -> None:
     environment = backend.worker_env(info.local_rank, info.local_world_size, single_node=info.single_node)
     for name, value in environment.items():
         os.environ.setdefault(name, value)
-    if config.task.name in DIAGNOSES:
-        # They take the steps of a session one by one, and go on where one fails.
-        importlib.import_module(f"exp.tasks.{config.task.name}").diagnose(config, folder, info, backend)
+    task = create_task(config)
+    if task.diagnoses:  # it takes the steps of a session one by one, and goes on where one fails
+        task.diagnose(config, folder, info, backend)
         return
     session = Session(config, folder, info, backend)
     try:
         with _collector_paused():
             session.open()
             _choose_code(config)
-            task = importlib.import_module(f"exp.tasks.{config.task.name}")
+            for module in task.modules:
+                importlib.import_module(module)
         result = task.run(session)
         session.begin()  # of a task that has not said so
     except BaseException as error:

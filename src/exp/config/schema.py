@@ -6,8 +6,10 @@ files in ``conf/`` choose values; this file says which values there can be.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Dict, List, Optional
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
@@ -16,11 +18,10 @@ from yaml import YAMLError
 from exp import plugins
 from exp.config.dictionaries import opened
 from exp.errors import ConfigError
+from exp.task import task_class
+from exp.tasks import TASKS
 
 __all__ = [
-    "DIAGNOSES",
-    "RESUMABLE",
-    "WITH_WEIGHTS",
     "BackendConfig",
     "CheckpointConfig",
     "ExpConfig",
@@ -31,22 +32,15 @@ __all__ = [
     "ScheduleConfig",
     "SubmititConfig",
     "SweepConfig",
-    "TaskConfig",
     "WrapperConfig",
     "load",
     "register",
     "structure_of",
+    "task_named",
     "typed",
 ]
 if TYPE_CHECKING:
     from pathlib import Path
-
-WITH_WEIGHTS = ("eval", "predict", "features")
-"""Tasks that use a model as it is: they want ``init_from``, and train nothing."""
-RESUMABLE = ("train",)
-"""Tasks that save their state on the way; others, told to end, can only be run again."""
-DIAGNOSES = ("doctor", "env")
-"""Tasks that examine what others need: a module of theirs has ``diagnose`` instead of ``run``."""
 
 # OmegaConf reads these annotations at run time, on Python 3.8 too: hence typing's generics, not the builtin ones.
 
@@ -171,43 +165,6 @@ class WrapperConfig:
 
 
 @dataclass
-class TaskConfig:
-    """What to do (:mod:`exp.tasks`)."""
-
-    name: str = MISSING
-    num_windows: int = 4
-    """predict: how many windows are plotted, spread over the test part."""
-    max_channels: int = 4
-    """predict: how many channels are plotted per window."""
-    input: Optional[str] = None
-    """predict, features: an image file, a folder of them (with those below it) or a glob; predict, series: a CSV file
-    of new rows, of which ``data.lookback`` suffice; null: the test part."""
-    window: Optional[int] = None
-    """predict, features: larger images are cut into windows of so many pixels a side; null: predict ``model.window``,
-    features 1024."""
-    overlap: float = 0.25
-    """predict: share of a window that the next one covers again; where they overlap, scores fade into one another."""
-    metres_per_pixel: Optional[float] = None
-    """predict: for areas of images that do not tell it themselves, as GeoTIFFs do."""
-    on_error: str = "raise"
-    """predict, features: what an image that cannot be read means: ``raise``: the run fails once the others are done;
-    ``skip``: it is only named."""
-    max_images: int = 16
-    """predict, features: how many images are pictured: features maps, and tiles of the contact sheet."""
-    feature_dtype: str = "float16"
-    """features: ``float16`` or ``float32``."""
-    resize: Optional[int] = None
-    """features: images are scaled so that their longer side has so many pixels; null: not."""
-    timeout_s: int = 60
-    """doctor: longest that a check may take, and that ranks wait for one another, in seconds."""
-    tolerance: Optional[float] = None
-    """parity: largest relative difference of the loss; null: 1e-5 in fp32, 2e-2 in bf16, 2e-3 in fp16. Outputs of
-    modules may differ by 10 times as much, gradients and parameters by 100 times."""
-    burst_s: float = 2.0
-    """doctor: how long every card multiplies matrices, in seconds."""
-
-
-@dataclass
 class OptimConfig:
     """Optimizer: ``type`` is a class of torch.optim, or one registered in MMEngine's OPTIMIZERS."""
 
@@ -282,7 +239,8 @@ class ExpConfig:
     backend: BackendConfig = field(default_factory=BackendConfig)
     launcher: LauncherConfig = field(default_factory=LauncherConfig)
     wrapper: WrapperConfig = field(default_factory=WrapperConfig)
-    task: TaskConfig = field(default_factory=TaskConfig)
+    task: Any = MISSING
+    """What to do (:class:`exp.task.Task`, whose fields are its keys)."""
     model: Any = MISSING
     data: Any = MISSING
     optim: OptimConfig = field(default_factory=OptimConfig)
@@ -358,17 +316,32 @@ def register() -> None:
     """Put the schema into Hydra's ConfigStore, and that of each plugin; calling it again changes nothing."""
     store = ConfigStore.instance()
     store.store(name="exp_schema", node=opened(ExpConfig))
-    for place, structure in {"launcher/submitit": SubmititConfig, **plugins.structures()}.items():
+    for place, structure in _structures().items():
         group, _, name = place.rpartition("/")
         store.store(group=f"schema/{group}", name=name, node=opened(structure))
 
 
+@functools.lru_cache(maxsize=None)
+def _structures() -> Mapping[str, type]:
+    """The typed keys of exp's own tasks and launchers, and of plugins, by ``<group>/<name>``."""
+    own = {f"task/{task.name}": task for task in TASKS}
+    found = {"launcher/submitit": SubmititConfig, **own, **plugins.structures()}
+    for place, keys in plugins.more_keys():
+        found[place] = dataclasses.make_dataclass(found[place].__name__, [], bases=(found[place], keys))
+    return found
+
+
 def structure_of(target: str | None) -> type | None:
-    """The typed schema of the model or data set that a ``_target_`` names; None: it has none."""
-    for structure in plugins.structures().values():
+    """The typed schema of what a ``_target_`` names; None: it has none."""
+    for structure in _structures().values():
         if target is not None and getattr(structure, "_target_", MISSING) == target:
             return structure
     return None
+
+
+def task_named(name: str) -> type | None:
+    """The class of ``task=<name>``, where it is exp's own or a plugin's; None: it is in a file alone."""
+    return _structures().get(f"task/{name}")
 
 
 def typed(config: Any) -> DictConfig:
@@ -379,10 +352,13 @@ def typed(config: Any) -> DictConfig:
 
     Raises:
         OmegaConfBaseException: a key or a type is wrong.
+        ConfigError: the task is none.
     """
     root = OmegaConf.structured(ExpConfig)
     if str(config.launcher.get("_target_", "")).endswith(".SubmititLauncher"):
         root.launcher = SubmititConfig
+    if "_target_" in (config.get("task") or {}):
+        root.task = structure_of(config.task["_target_"]) or task_class(config)
     merged = OmegaConf.merge(root, config)
     assert isinstance(merged, DictConfig)
     return merged

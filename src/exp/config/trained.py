@@ -20,7 +20,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryValue, OmegaConfBaseException
 
 from exp.config.dictionaries import opened
-from exp.config.schema import WITH_WEIGHTS, structure_of
+from exp.config.schema import structure_of, task_named
 from exp.config.walk import REFERENCE, nodes
 from exp.errors import ConfigError
 from exp.runfolder import RunFolder
@@ -63,7 +63,7 @@ def begin(arguments: Sequence[str]) -> tuple[str, list[str]]:
     given = {key: values for key, values in map(_parsed, arguments) if key is not None}
     tasks, weights = given.get("task", []), given.get("init_from", [])
     folder = next((folder for folder in map(run_folder_of, map(str, weights)) if folder is not None), None)
-    if folder is None or not any(task in WITH_WEIGHTS for task in tasks):
+    if folder is None or not any(getattr(task_named(task), "needs_weights", False) for task in tasks):
         return "config", list(arguments)
     config = _read(folder)
     chosen = _chosen_in(config)

@@ -13,7 +13,6 @@ from exp.backend import PRECISIONS
 from exp.config.batch import derive_batch_sizes
 from exp.config.explain import nearest
 from exp.config.hooks import check_hooks
-from exp.config.schema import DIAGNOSES, RESUMABLE, WITH_WEIGHTS
 from exp.config.targets import check_target, find_module, load_target
 from exp.config.walk import nodes
 from exp.console import shown
@@ -22,11 +21,13 @@ from exp.launcher.base import Launcher
 from exp.plugins import installed
 from exp.runfolder import RunFolder, read_result
 from exp.runlock import holder_of
+from exp.task import create_task
 
 if TYPE_CHECKING:
     from exp.backend import Backend
+    from exp.task import Task
 
-__all__ = ["check_data", "check_hardware", "refuse_device_arguments", "runs_elsewhere", "validate"]
+__all__ = ["check_data", "check_hardware", "preflight_of", "refuse_device_arguments", "runs_elsewhere", "validate"]
 
 _WRAPPERS = ("mmddp", "ddp", "none")
 
@@ -47,63 +48,69 @@ def validate(config: Any, overrides: Sequence[str], backend: Backend) -> None:
     _check_missing(config)
     _check_values(config)
     _check_launcher(config)
+    task = create_task(config)
+    task.check(config)
     if (
         config.launcher.nnodes > 1
         and config.launcher.get("cluster") is None
-        and config.task.name != "parity"
         and not any(override.startswith("output_dir=") for override in overrides)
     ):
         raise ConfigError("launcher.nnodes>1 needs output_dir=<a folder that all nodes share>, the same on every node")
-    if config.task.name in DIAGNOSES:
-        _prepare_diagnosis(config, backend)
+    if task.isolated and config.launcher["_target_"] == "auto":
+        config.launcher._target_ = "exp.launcher.torchrun.TorchrunLauncher"
+    if task.diagnoses:
+        # Only what no worker could report: too few devices, missing data and the rest are for the diagnosis itself.
+        if task.isolated and not runs_elsewhere(config):
+            _check_available(config, backend)
+        _check_output_dir(config, task)
         return
     _check_targets(config)
     _check_processes(config, backend)
-    _check_wrapper(config)
+    _check_wrapper(config, task)
     for package in config.logger.requires:
         if find_module(package) is None:  # without importing what is above it
             raise UnavailableError(
                 f"the logger needs the package {package}, which is not installed: pip install {package}"
             )
-    if config.task.name in WITH_WEIGHTS:
+    if not task.trains:
         config.batch_size = config.global_batch_size = None  # nothing is trained, and nothing has to divide
     else:
         _derive_batch(config, overrides)
-    if config.task.name == "parity":
-        _prepare_parity(config)
-    else:
-        _refuse_keys_of_others(config, overrides)
-    _check_files(config)
+    _refuse_keys_of_others(config, overrides, task)
+    _check_files(config, task)
 
 
-def check_data(data: Any) -> bool:
-    """Let a family of data sets look at its own files, in a module that needs neither torch nor pandas.
+def preflight_of(data: Any) -> Any:
+    """The module in which a family of data sets looks at its own files: it needs neither torch nor pandas.
 
     Args:
         data: ``config.data``.
 
     Returns:
-        Whether there is such a module.
+        ``preflight`` beside the module of the class that ``data`` names; None: there is none.
+    """
+    family = data["_target_"].rpartition(".")[0].rpartition(".")[0]
+    if not family or find_module(f"{family}.preflight") is None:  # without importing what is above it
+        return None
+    return importlib.import_module(f"{family}.preflight")
+
+
+def check_data(data: Any) -> bool:
+    """Let a family of data sets look at its own files.
+
+    Args:
+        data: ``config.data``.
+
+    Returns:
+        Whether it can.
 
     Raises:
         DataError: a file is missing, or cannot be the right one.
     """
-    module_name, _, _ = data["_target_"].rpartition(".")
-    family = module_name.rpartition(".")[0]
-    if not family or find_module(f"{family}.preflight") is None:  # without importing what is above it
-        return False
-    importlib.import_module(f"{family}.preflight").preflight(data)
-    return True
-
-
-def _take_input(config: Any) -> None:
-    """``task.input`` stands for the data where their family says so: a file of new rows."""
-    module_name, _, _ = config.data["_target_"].rpartition(".")
-    family = module_name.rpartition(".")[0]
-    if family and find_module(f"{family}.preflight") is not None:
-        take = getattr(importlib.import_module(f"{family}.preflight"), "take_input", None)
-        if take is not None:
-            take(config.data, config.task.input)
+    module = preflight_of(data)
+    if module is not None:
+        module.preflight(data)
+    return module is not None
 
 
 def refuse_device_arguments(config: Any) -> None:
@@ -215,59 +222,25 @@ def runs_elsewhere(config: Any) -> bool:
     return "cluster" in list(config.launcher) and bool(config.launcher.cluster == "slurm")
 
 
-def _check_wrapper(config: Any) -> None:
+def _check_wrapper(config: Any, task: Task) -> None:
     processes = config.nproc * config.launcher.nnodes
-    if config.wrapper.kind == "none" and processes > 1 and config.task.name in ("train", "parity"):
+    if config.wrapper.kind == "none" and processes > 1 and task.trains:
         raise ConfigError(
             f"wrapper=none with {processes} processes would train {processes} models that never meet; "
             "use wrapper=mmddp or wrapper=ddp, or nproc=1"
         )
 
 
-def _prepare_diagnosis(config: Any, backend: Backend) -> None:
-    """Only what no worker could report: too few devices, missing data and the rest are for the diagnosis itself."""
-    if config.task.name == "env":
-        if config.nproc > 1:
-            raise ConfigError(f"task=env looks from one process; leave out nproc={config.nproc}, or use task=doctor")
-        _check_output_dir(config)
-        return
-    for key in ("timeout_s", "burst_s"):
-        if config.task[key] <= 0:
-            raise ConfigError(f"task.{key}={config.task[key]} must be more than 0 seconds")
-    if not runs_elsewhere(config):
-        _check_available(config, backend)
-    if config.launcher["_target_"] == "auto":
-        # Not in this process, even for one worker: it is to survive a device that hangs or crashes.
-        config.launcher._target_ = "exp.launcher.torchrun.TorchrunLauncher"
-    _check_output_dir(config)
-
-
-def _prepare_parity(config: Any) -> None:
-    if config.reference is None:
-        raise ConfigError("task=parity compares with another backend; set reference=cpu, or another one")
-    if config.steps < 1:
-        raise ConfigError(f"steps={config.steps} must be at least 1")
-    if config.launcher.nnodes > 1:
-        raise ConfigError("task=parity runs on one node; leave out launcher.nnodes")
-    if config.launcher.get("cluster") is not None:
-        raise ConfigError(
-            "task=parity is two runs, one after the other; take launcher=torchrun, within a job if need be"
-        )
-    if config.launcher["_target_"] == "auto":
-        # Not in this process: the plug-ins of two devices need not live in one.
-        config.launcher._target_ = "exp.launcher.torchrun.TorchrunLauncher"
-
-
-def _refuse_keys_of_others(config: Any, overrides: Sequence[str]) -> None:
+def _refuse_keys_of_others(config: Any, overrides: Sequence[str], task: Task) -> None:
     for override in overrides:
         key, _, value = override.lstrip("+").partition("=")
-        if key == "steps":
+        if key == "steps" and not task.has_reference:
             raise ConfigError(
                 f"{override}: steps is a key of task=parity; for task={config.task.name}, set max_steps={value}"
             )
-        if key == "reference":
+        if key == "reference" and not task.has_reference:
             raise ConfigError(f"{override}: reference is a key of task=parity; add task=parity, or leave it out")
-        if key == "resume" and value not in ("", "null") and config.task.name not in RESUMABLE:
+        if key == "resume" and value not in ("", "null") and not task.saves_state:
             raise ConfigError(f"{override}: task={config.task.name} saves no state to resume from; leave it out")
         if key == "run":
             raise ConfigError(f"{override}: run is a key of task=report; add task=report, or leave it out")
@@ -286,23 +259,21 @@ def _derive_batch(config: Any, overrides: Sequence[str]) -> None:
     )
 
 
-def _check_files(config: Any) -> None:
-    if config.task.name == "predict" and config.task.input is not None:
-        _take_input(config)
+def _check_files(config: Any, task: Task) -> None:
     check_data(config.data)
     for key in ("init_from", "resume"):
         value = config[key]
         if value is not None and value != "auto" and not Path(value).exists():
             raise ConfigError(f"{key}={shown(Path(value))}: there is no such file or folder ({value})")
-    if config.task.name in WITH_WEIGHTS and config.init_from is None:
+    if task.needs_weights and config.init_from is None:
         raise ConfigError(
             f"task={config.task.name} needs weights; set init_from to a checkpoint or a run folder, "
             "such as init_from=outputs/<experiment>/<run>"
         )
-    _check_output_dir(config)
+    _check_output_dir(config, task)
 
 
-def _check_output_dir(config: Any) -> None:
+def _check_output_dir(config: Any, task: Task) -> None:
     folder = RunFolder(config.output_dir)
     if config.overwrite and config.resume is not None:
         raise ConfigError("overwrite=true is for a run that begins anew; leave it out, or resume, or use init_from")
@@ -312,7 +283,7 @@ def _check_output_dir(config: Any) -> None:
     if config.resume is not None or config.overwrite:
         return
     saved = folder.has_checkpoint()
-    trains = config.task.name in RESUMABLE
+    trains = task.saves_state
     if previous is not None and previous.get("status") == "completed":
         further = ", or add resume=auto and a larger max_epochs or max_steps to train it further"
         raise ConfigError(

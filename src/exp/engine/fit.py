@@ -14,9 +14,9 @@ from typing import Any, Iterable, Mapping
 import torch
 from torch import nn
 
-from exp.config.schema import WITH_WEIGHTS
 from exp.engine import checkpoint
 from exp.errors import ConfigError
+from exp.task import task_class
 
 __all__ = ["Weights", "find_weights", "fit_weights", "read_weights"]
 
@@ -94,12 +94,13 @@ def fit_weights(model: nn.Module, weights: Weights, config: Any) -> str:
     if adapt is not None:
         state = adapt(state, weights.path)
     made_to_fit: list[str] = []
-    if config.task.name not in WITH_WEIGHTS and hasattr(model, "fit_state_dict"):
+    as_it_is = task_class(config).needs_weights
+    if not as_it_is and hasattr(model, "fit_state_dict"):
         adapted, state = state, model.fit_state_dict(state, weights.path)  # type: ignore[operator]
         made_to_fit = [key for key, value in state.items() if value.shape != adapted[key].shape]
     fit = _Fit(model, state, may_be_new=getattr(model, "may_start_anew", _never))
     task = config.task.name
-    if task in WITH_WEIGHTS:
+    if as_it_is:
         # Features are what the backbone says: a head plays no part in them.
         wrong = fit.wrong(heads=task != "features")
         if wrong:
@@ -124,7 +125,7 @@ def fit_weights(model: nn.Module, weights: Weights, config: Any) -> str:
     report = f"init_from: {fit.count()} from {weights.path}"
     if made_to_fit:
         report += f"\n  made to fit the model: {', '.join(made_to_fit)}"
-    if task not in WITH_WEIGHTS:
+    if not as_it_is:
         report += f"\n  {_lines(fit.wrong())}" if fit.wrong() else ""
     return report
 

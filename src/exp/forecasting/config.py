@@ -9,7 +9,7 @@ from omegaconf import MISSING
 
 from exp.plugins import Family, Plugin
 
-__all__ = ["ForecastingDataConfig", "TimeBridgeConfig", "TimeBridgePriorConfig", "plugin"]
+__all__ = ["ForecastingDataConfig", "PredictKeys", "TimeBridgeConfig", "TimeBridgePriorConfig", "plugin"]
 
 # OmegaConf reads these annotations at run time, on Python 3.8 too: hence typing's generics, not the builtin ones.
 
@@ -102,11 +102,22 @@ class ForecastingDataConfig:
     num_workers: int = 0
 
 
+@dataclass
+class PredictKeys:
+    """Of task=predict, for forecasts."""
+
+    num_windows: int = 4
+    """How many windows are plotted, spread over the test part."""
+    max_channels: int = 4
+    """How many channels are plotted per window."""
+
+
 plugin = Plugin(
     structures={
         "model/timebridge": TimeBridgeConfig,
         "model/timebridge_prior": TimeBridgePriorConfig,
         "data/forecasting": ForecastingDataConfig,
     },
+    keys={"task/predict": PredictKeys},
     families={"forecasting": Family(TimeBridgeConfig, ForecastingDataConfig, "timebridge_small")},
 )

@@ -9,9 +9,9 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
-from exp.config.schema import RESUMABLE
 from exp.errors import EXIT_OK, ConfigError
 from exp.preemption import Notice
+from exp.task import task_class
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -284,7 +284,7 @@ class Launcher(abc.ABC):
 
     def launch_run(self, run: FrozenRun) -> Outcome:
         """:meth:`launch` what has been written."""
-        return self.launch(run.folder, run.config.nproc, saves=run.config.task.name in RESUMABLE)
+        return self.launch(run.folder, run.config.nproc, saves=task_class(run.config).saves_state)
 
     @abc.abstractmethod
     def launch(self, folder: RunFolder, nproc: int, saves: bool = True) -> Outcome:
@@ -293,7 +293,7 @@ class Launcher(abc.ABC):
         Args:
             folder: the run folder.
             nproc: workers.
-            saves: whether the task can save its state when it has to end (:data:`exp.config.schema.RESUMABLE`).
+            saves: whether the task can save its state when it has to end.
         """
 
 

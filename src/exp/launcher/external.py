@@ -34,6 +34,7 @@ from exp.launcher.processes import JOB_VARIABLE, handle_signals, kill_job, signa
 from exp.launcher.pulse import Pulse
 from exp.preemption import PREEMPT_SIGNAL, Notice, held_back, preempted_at
 from exp.runfolder import RunFolder, read_json, to_json
+from exp.task import task_class
 
 if TYPE_CHECKING:
     from exp.frozen import FrozenRun
@@ -82,7 +83,8 @@ def take_place(config: Any, overrides: list[str]) -> None:
     for override, value in (("nproc=", place.local_world_size), ("launcher.nnodes=", place.nodes)):
         if any(each.startswith(override) and each != f"{override}{value}" for each in asked):
             raise ConfigError(f"{override}... with launcher=external: the processes are there, {value}; leave it out")
-    if config.task.name in ("parity", "report"):
+    task = task_class(config)
+    if task.in_parent or task.has_reference:
         raise ConfigError(f"task={config.task.name} does not run under launcher=external; use launcher=auto")
     config.nproc, config.launcher.nnodes = place.local_world_size, place.nodes
 

@@ -17,10 +17,10 @@ from omegaconf import OmegaConf
 
 from exp.backends_registry import create_backend
 from exp.config.names import allow
-from exp.config.schema import DIAGNOSES
 from exp.launcher.base import SCRATCH_VARIABLE
 from exp.launcher.processes import keep_sockets_in, start_resource_tracker
 from exp.runfolder import RunFolder
+from exp.task import task_class
 
 __all__ = ["PRELOAD_VARIABLE", "START_METHOD", "start_template", "work"]
 
@@ -46,7 +46,8 @@ def start_template(folder: RunFolder, nproc: int, single_node: bool) -> bool:
     """
     config: Any = OmegaConf.load(folder.in_use(folder.config))
     allow(config.get("plugins") or [])
-    if nproc == 1 or config.task.name in DIAGNOSES or not config.launcher.fork:
+    task = task_class(config)
+    if nproc == 1 or task.diagnoses or not config.launcher.fork:
         return False
     backend = create_backend(config.backend)
     if not backend.forks_safely:
@@ -58,7 +59,7 @@ def start_template(folder: RunFolder, nproc: int, single_node: bool) -> bool:
     targets = [str(config[part].get("_target_", "")).rpartition(".")[0] for part in ("model", "data")]
     # Modules of the user's are left to the workers: what they do while they load is not known to survive a fork.
     modules = [module for module in targets if module.startswith("exp.")]
-    os.environ[PRELOAD_VARIABLE] = ",".join([*modules, f"exp.tasks.{config.task.name}"])
+    os.environ[PRELOAD_VARIABLE] = ",".join([*modules, *task.modules])
     multiprocessing.get_context(START_METHOD).set_forkserver_preload(["exp.launcher.preload"])
     if not keep_sockets_in(os.environ[SCRATCH_VARIABLE]):
         return False  # the template is reached by a socket

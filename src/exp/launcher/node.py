@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Mapping
 
 from exp import report
 from exp.backends_registry import create_backend
-from exp.config.schema import RESUMABLE
 from exp.config.validate import check_hardware
 from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, ConfigError, ExpError, UnavailableError
 from exp.frozen import FrozenRun
@@ -32,6 +31,7 @@ from exp.launcher.torchrun import TorchrunLauncher
 from exp.preemption import PREEMPT_SIGNAL
 from exp.runfolder import RunFolder, read_json, write_json
 from exp.runlock import RunLock
+from exp.task import task_class
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -158,7 +158,7 @@ class _Node:
                     timeout_s=config.launcher.timeout_s,
                     step_timeout_s=config.launcher.step_timeout_s,
                 )
-                return launcher.launch(self.folder, config.nproc, saves=config.task.name in RESUMABLE)
+                return launcher.launch(self.folder, config.nproc, saves=task_class(config).saves_state)
         except ExpError as error:
             return Outcome(error.exit_code, detail=f"{this_host()}: {error}")
 

@@ -1,61 +1,59 @@
-"""task=doctor: examine this rank, its card, and the job that it is part of. The parent judges what the ranks wrote."""
+"""task=doctor: does everything work together?"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from exp.doctor.alone import Alone
-from exp.doctor.examination import Examination, Meeting
-from exp.doctor.record import Record
-from exp.errors import RunError
+from exp import console
+from exp.errors import ConfigError
+from exp.task import Task
 
 if TYPE_CHECKING:
     from exp.backend import Backend
-    from exp.launcher.base import RankInfo
+    from exp.launcher.base import Outcome, RankInfo
     from exp.runfolder import RunFolder
 
-__all__ = ["diagnose"]
+__all__ = ["Doctor"]
 
 
-def diagnose(config: Any, folder: RunFolder, info: RankInfo, backend: Backend) -> None:
-    """Make all checks of one rank, whatever becomes of each, in the steps that a session takes when it opens.
+@dataclass
+class Doctor(Task):
+    """Examines every rank, its card, and the job that they make; the parent judges."""
 
-    Raises:
-        RunError: a rank is missing, or the record could not be written; the launcher then ends those that hang.
-    """
-    record = Record(folder, info)
-    timeout_s = config.task.timeout_s
-    examination, meeting = Examination(record, timeout_s), Meeting(folder, info, timeout_s)
-    alone = Alone(config, folder, info, backend)
-    examination.check("interpreter", alone.interpreter)
-    examination.check("packages", alone.packages)
-    examination.check("device", alone.select_device, needs=("packages",))
-    if record.passed("packages"):
-        _check_together(examination, meeting, alone, record)
-    examination.check("data", alone.data)
-    examination.check("output", alone.output)
-    examination.check("limits", alone.limits)
-    record.finish(meeting.absent)
-    if meeting.absent:
-        meeting.exchange("end", {})  # the others are to finish their records, too, before the launcher ends them
-        raise RunError(f"not all ranks took part: {meeting.describe_absent()}")
-    if record.unwritable is not None:
-        raise RunError(f"cannot write {record.path}: {record.unwritable.strerror}; make space, or set output_dir")
+    _target_: str = "exp.tasks.doctor.Doctor"
+    name: str = "doctor"
+    timeout_s: int = 60
+    """Longest that a check may take, and that ranks wait for one another, in seconds."""
+    burst_s: float = 2.0
+    """How long every card multiplies matrices, in seconds."""
 
+    diagnoses: ClassVar[bool] = True
+    isolated: ClassVar[bool] = True  # the parent is to survive a device that hangs or crashes
 
-def _check_together(examination: Examination, meeting: Meeting, alone: Alone, record: Record) -> None:
-    from exp.doctor.together import Together
+    def check(self, config: Any) -> None:
+        """Refuse times that are none."""
+        for key in ("timeout_s", "burst_s"):
+            if getattr(self, key) <= 0:
+                raise ConfigError(f"task.{key}={getattr(self, key)} must be more than 0 seconds")
 
-    together = Together(alone, meeting, record, examination.timeout_s)
-    examination.check("ranks", together.ranks)
-    examination.check("cards", together.cards, needs=("device",))
-    examination.check("memory", alone.memory, needs=("device",))
-    for name, body in (("group", together.group), ("all_reduce", together.all_reduce), ("ddp", together.ddp)):
-        examination.check(name, body, needs=("device", "ranks"))
-        meeting.pass_by(name, together.told())
-    examination.check("autocast", alone.autocast, needs=("device",))
-    examination.check("burst", lambda: alone.burst(together.ready_for_burst), needs=("device",))
-    meeting.pass_by("burst", together.told())
-    examination.check("utilisation", alone.utilisation, needs=("burst",))
-    examination.check("teardown", together.teardown)
-    meeting.pass_by("teardown", together.told())
+    def diagnose(self, config: Any, folder: RunFolder, info: RankInfo, backend: Backend) -> None:
+        """See :func:`exp.doctor.diagnosis.diagnose`."""
+        from exp.doctor.diagnosis import diagnose
+
+        diagnose(config, folder, info, backend)
+
+    def announce(self, config: Any, folder: RunFolder) -> bool:
+        """What is examined."""
+        from exp.doctor import report
+
+        report.begin(config, folder, console.shown(folder.path))
+        return True
+
+    def tell_end(self, config: Any, folder: RunFolder, outcome: Outcome) -> int | None:
+        """The table of findings."""
+        from exp.doctor import report
+
+        if outcome.interrupted_by is not None:
+            return None
+        return report.end(config, folder, outcome, console.shown(folder.path))

@@ -2,63 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from exp.csvfile import csv_content
-from exp.data.loader import eval_loader
-from exp.data.sampler import EvalBatchSampler
-from exp.engine.loops import EvalLoop
-from exp.engine.runner import Runner
-from exp.runfolder import write_atomically
-from exp.tasks.common import build_data, build_model, make_result, record_environment
+from exp.task import Task
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from exp.engine.metrics import Table
     from exp.session import Session
 
-__all__ = ["run"]
+__all__ = ["Eval"]
 
 
-def run(session: Session) -> dict[str, Any]:
-    """Evaluate on the test part; writes a ``metrics_<name>.csv`` for each table of the metrics."""
-    record_environment(session)
-    data = build_data(session)
-    model = build_model(session, data)
-    config, info = session.config, session.info
-    sampler = EvalBatchSampler(len(data.test), config.data.eval_batch_size, info.rank, info.world_size)
-    loader = eval_loader(data.test, sampler, config.data.num_workers)
-    metrics = data.metrics(detailed=True)
-    runner = Runner(session, model, test_dataloader=loader, test_cfg={}, test_evaluator=metrics,
-                    visualizer={"type": "Visualizer", "name": session.unique_name, "vis_backends": None})  # fmt: skip
-    runner._test_loop = EvalLoop(runner, loader, metrics, "test")
-    values = runner.test()
-    runner.close()
-    tables = metrics.tables()
-    if session.distributed.is_main:
-        for table in tables:
-            _write_table(session.folder.path / f"metrics_{table.name}.csv", table)
-    details = {table.name: {name: dict(zip(table.rows, values)) for name, values in table.columns.items()}
-               for table in tables}  # fmt: skip
-    return make_result(
-        session,
-        values,
-        data.metric_name,
-        greater_is_better=data.greater_is_better,
-        measured_on=data.tested_on,
-        metric_units=getattr(data, "metric_units", {}),
-        data=data.record(session.distributed.gather),
-        **details,
-    )
+@dataclass
+class Eval(Task):
+    """Tests weights as they are."""
 
+    _target_: str = "exp.tasks.eval.Eval"
+    name: str = "eval"
 
-def _write_table(path: Path, table: Table) -> None:
-    titles = [f"{name}_{table.units[name]}" if name in table.units else name for name in table.columns]
-    rows = [[row, *(_cell(values[index]) for values in table.columns.values())] for index, row in enumerate(table.rows)]
-    write_atomically(path, csv_content([[table.key, *titles], *rows]))
+    needs_weights: ClassVar[bool] = True
+    modules = ("exp.engine.evaluation",)
 
+    def run(self, session: Session) -> dict[str, Any]:
+        """See :func:`exp.engine.evaluation.evaluate`."""
+        from exp.engine.evaluation import evaluate
 
-def _cell(value: float) -> str:
-    """Counts whole, whatever their size; six digits of anything else."""
-    return str(value) if isinstance(value, int) else f"{value:.6g}"
+        return evaluate(session)

@@ -1,34 +1,49 @@
-"""task=parity, one of its two runs: train a few steps and leave a trace. The parent compares (:mod:`exp.parity`)."""
+"""task=parity: does this backend compute what another one does?"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Optional
 
-from exp.engine.hooks import truncate_metrics
-from exp.parity.trace import TraceHook, without_dropout
-from exp.tasks.common import build_data, build_model, make_result, record_environment
-from exp.tasks.train import Training
+from exp.errors import ConfigError
+from exp.task import Task
 
 if TYPE_CHECKING:
     from exp.session import Session
 
-__all__ = ["run"]
+__all__ = ["Parity"]
 
 
-def run(session: Session) -> dict[str, Any]:
-    """Train ``steps`` steps; ``trace.npz`` has what they computed, ``metrics.jsonl`` their losses."""
-    record_environment(session)
-    # Of an earlier comparison in this folder.
-    session.when_started(lambda: truncate_metrics(session.folder.metrics, 0))
-    data = build_data(session)
-    model = build_model(session, data)
-    without_dropout(model)
-    training = Training(session, data, model)
-    runner = training.runner
-    runner.hooks.remove(training.checkpoint_hook)
-    trace = TraceHook(session.folder.path / "trace.npz", session.config.steps)
-    runner.register_hook(trace)
-    runner.train()
-    steps = runner.iter
-    runner.close()
-    return make_result(session, {}, "", steps=steps, random_modules=trace.random_modules)
+@dataclass
+class Parity(Task):
+    """One of two runs, which train a few steps and leave a trace each; the parent compares (:mod:`exp.parity`)."""
+
+    _target_: str = "exp.tasks.parity.Parity"
+    name: str = "parity"
+    tolerance: Optional[float] = None
+    """Largest relative difference of the loss; null: 1e-5 in fp32, 2e-2 in bf16, 2e-3 in fp16. Outputs of modules may
+    differ by 10 times as much, gradients and parameters by 100 times."""
+
+    trains: ClassVar[bool] = True
+    isolated: ClassVar[bool] = True  # the plug-ins of two devices need not live in one process
+    has_reference: ClassVar[bool] = True
+    modules = ("exp.parity.traced",)
+
+    def check(self, config: Any) -> None:
+        """Two runs on one node, one after the other."""
+        if config.reference is None:
+            raise ConfigError("task=parity compares with another backend; set reference=cpu, or another one")
+        if config.steps < 1:
+            raise ConfigError(f"steps={config.steps} must be at least 1")
+        if config.launcher.nnodes > 1:
+            raise ConfigError("task=parity runs on one node; leave out launcher.nnodes")
+        if config.launcher.get("cluster") is not None:
+            raise ConfigError(
+                "task=parity is two runs, one after the other; take launcher=torchrun, within a job if need be"
+            )
+
+    def run(self, session: Session) -> dict[str, Any]:
+        """See :func:`exp.parity.traced.train_traced`."""
+        from exp.parity.traced import train_traced
+
+        return train_traced(session)

@@ -3,42 +3,64 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Optional
 
-from exp.engine.placement import check_placement
-from exp.tasks.common import build_data, build_model, make_result, record_environment
+from exp.task import Task
 
 if TYPE_CHECKING:
     from exp.session import Session
 
-__all__ = ["run"]
+__all__ = ["Predict"]
 
 
-def run(session: Session) -> dict[str, Any]:
-    """Predict with the weights of ``init_from``; which files that gives is told by the module that the data name.
+@dataclass
+class Predict(Task):
+    """Predicts with the weights of ``init_from``; data bring further keys."""
 
-    ``data.predictor`` is its path; its ``predict(session, data, model)`` is called on every rank, and gives metrics by
-    name (over what, its ``MEASURED_ON`` says) and the files that it wrote, those of all ranks on rank 0.
+    _target_: str = "exp.tasks.predict.Predict"
+    name: str = "predict"
+    input: Optional[str] = None
+    """What to predict for, as the data say: images, a CSV file of new rows; null: the test part."""
 
-    Raises:
-        ExpError: as that module raises it.
-    """
-    record_environment(session)
-    data = build_data(session)
-    model = build_model(session, data).to(session.device)
-    check_placement(model, session.device, session.info.rank)
-    model.eval()
-    session.begin()
-    predictor = importlib.import_module(data.predictor)
-    metrics, files = predictor.predict(session, data, model)
-    session.distributed.barrier()
-    return make_result(
-        session,
-        metrics,
-        data.metric_name,
-        greater_is_better=data.greater_is_better,
-        files=files,
-        measured_on=predictor.MEASURED_ON,
-        metric_units=getattr(data, "metric_units", {}),
-        published=None,  # of the whole test part; not to be compared with a few samples
-    )
+    needs_weights: ClassVar[bool] = True
+
+    def check(self, config: Any) -> None:
+        """``task.input`` stands for the data where their family says so: a file of new rows."""
+        from exp.config.validate import preflight_of
+
+        take = getattr(preflight_of(config.data), "take_input", None)
+        if self.input is not None and take is not None:
+            take(config.data, self.input)
+
+    def run(self, session: Session) -> dict[str, Any]:
+        """Predict; which files that gives is told by the module that the data name.
+
+        ``data.predictor`` is its path; its ``predict(session, data, model)`` is called on every rank, and gives metrics
+        by name (over what, its ``MEASURED_ON`` says) and the files that it wrote, those of all ranks on rank 0.
+
+        Raises:
+            ExpError: as that module raises it.
+        """
+        from exp.engine.building import build_data, build_model, make_result, record_environment
+        from exp.engine.placement import check_placement
+
+        record_environment(session)
+        data = build_data(session)
+        model = build_model(session, data).to(session.device)
+        check_placement(model, session.device, session.info.rank)
+        model.eval()
+        session.begin()
+        predictor = importlib.import_module(data.predictor)
+        metrics, files = predictor.predict(session, data, model)
+        session.distributed.barrier()
+        return make_result(
+            session,
+            metrics,
+            data.metric_name,
+            greater_is_better=data.greater_is_better,
+            files=files,
+            measured_on=predictor.MEASURED_ON,
+            metric_units=getattr(data, "metric_units", {}),
+            published=None,  # of the whole test part; not to be compared with a few samples
+        )

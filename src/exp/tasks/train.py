@@ -2,216 +2,30 @@
 
 from __future__ import annotations
 
-import logging
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from omegaconf import OmegaConf
-
-from exp.data.loader import eval_loader, train_loader
-from exp.data.sampler import EvalBatchSampler, TrainBatchSampler
-from exp.engine.checkpoint_hook import CheckpointHook
-from exp.engine.hooks import MetricsHook
-from exp.engine.loops import EvalLoop, TrainLoop
-from exp.engine.optim import BackendOptimWrapper, build_optimizer
-from exp.engine.preemption import Agreement, PreemptionHook
-from exp.engine.progress import Progress
-from exp.engine.resume import compare, find_checkpoint
-from exp.engine.rng import seed_everything
-from exp.engine.runner import Runner
-from exp.engine.stock_hooks import build_hooks
-from exp.engine.wrapper import unwrapped
-from exp.errors import RunError
-from exp.tasks.common import build_data, build_model, make_result, record_environment
+from exp.task import Task
 
 if TYPE_CHECKING:
     from exp.session import Session
 
-__all__ = ["Training", "run"]
-
-logger = logging.getLogger(__name__)
+__all__ = ["Train"]
 
 
-def run(session: Session) -> dict[str, Any]:
-    """Train, and return the content of ``result.json`` (used on rank 0).
+@dataclass
+class Train(Task):
+    """Trains, and goes on from checkpoints of its own."""
 
-    Raises:
-        ExpError: see the parts; an exhausted device memory comes with a batch size that keeps the global batch.
-    """
-    record_environment(session)
-    data = build_data(session)
-    if session.distributed.is_main and hasattr(data, "fingerprint"):
-        session.data_files = data.fingerprint()
-    model = build_model(session, data)
-    try:
-        return Training(session, data, model).run()
-    except RuntimeError as error:
-        if "out of memory" not in str(error):
-            raise
-        raise RunError(_out_of_memory(session)) from error
+    _target_: str = "exp.tasks.train.Train"
+    name: str = "train"
 
+    trains: ClassVar[bool] = True
+    saves_state: ClassVar[bool] = True
+    modules = ("exp.engine.training",)
 
-class Training:
-    """The parts of one training run: everything is built here, :meth:`run` trains.
+    def run(self, session: Session) -> dict[str, Any]:
+        """See :func:`exp.engine.training.train`."""
+        from exp.engine.training import train
 
-    Args:
-        session: the session.
-        data: of :func:`exp.tasks.common.build_data`.
-        model: on the CPU.
-    """
-
-    def __init__(self, session: Session, data: Any, model: Any) -> None:
-        config = session.config
-        self.session = session
-        self.data = data
-        self.metric = data.metric_name
-        sampler = TrainBatchSampler(
-            len(data.train),
-            batch_size=config.batch_size,
-            rank=session.info.rank,
-            world_size=session.info.world_size,
-            accumulate=config.accumulate,
-            seed=config.seed,
-            with_epoch=getattr(data.train, "needs_epoch", False),
-        )
-        self.metrics_hook = MetricsHook(
-            session.folder.metrics, config.log_every, Progress(session.console), session.started
-        )
-        self.checkpoint_hook = CheckpointHook(
-            session.folder.checkpoints,
-            config.checkpoint,
-            config.patience,
-            config.min_delta,
-            self.metric,
-            data.greater_is_better,
-        )
-        # The model is moved before the optimizer is built: parameters may be new objects on the device.
-        model = model.to(session.device)
-        seed_everything(config.seed + session.info.rank, session.backend)  # ranks draw different dropout masks
-        optim_wrapper = BackendOptimWrapper(
-            build_optimizer(model, config.optim),
-            session.backend,
-            precision=config.precision,
-            accumulate=config.accumulate,
-            clip_grad_norm=config.optim.clip_grad_norm,
-        )
-        schedulers = OmegaConf.to_container(config.schedule.param_scheduler, resolve=True)
-        workers = config.data.num_workers
-        loader = train_loader(data.train, sampler, workers, config.seed)
-        val_loader, test_loader = (self._eval_loader(part) for part in (data.val, data.test))
-        self.runner = runner = Runner(
-            session,
-            model,
-            train_dataloader=loader,
-            train_cfg={"by_epoch": True},
-            optim_wrapper=optim_wrapper,
-            param_scheduler=schedulers or None,
-            val_dataloader=val_loader,
-            val_cfg={},
-            val_evaluator=data.metrics(),
-            test_dataloader=test_loader,
-            test_cfg={},
-            test_evaluator=data.metrics(),
-            custom_hooks=[
-                self.metrics_hook,
-                self.checkpoint_hook,
-                PreemptionHook(Agreement(session.info.notice, session.distributed), self.checkpoint_hook),
-                *build_hooks(OmegaConf.to_container(config.hooks, resolve=True), self.metric, data.greater_is_better),  # type: ignore[arg-type]
-            ],
-            visualizer=_visualizer(session),
-        )
-        runner._train_loop = TrainLoop(
-            runner, loader, sampler, config.max_epochs, config.max_steps, config.accumulate, config.val_every
-        )
-        runner._val_loop = EvalLoop(runner, val_loader, data.metrics(), "val")
-        self.test_metrics = data.metrics()
-        runner._test_loop = EvalLoop(runner, test_loader, self.test_metrics, "test")
-
-    def _eval_loader(self, dataset: Any) -> Any:
-        info, config = self.session.info, self.session.config
-        sampler = EvalBatchSampler(len(dataset), config.data.eval_batch_size, info.rank, info.world_size)
-        return eval_loader(dataset, sampler, config.data.num_workers)
-
-    def run(self) -> dict[str, Any]:
-        """Resume where asked to, train, test the best weights."""
-        runner, session = self.runner, self.session
-        resumed_from = self._resume()
-        try:
-            runner.train()
-            content, tested = self.checkpoint_hook.tested(runner)
-            metrics = runner.test_with(content)
-        finally:  # the terminal's cursor and the loaders' processes, whatever has happened
-            self.metrics_hook.progress.stop()
-            runner.close()
-        if session.config.plots and session.distributed.is_main:
-            self._draw()
-        runner.visualizer.close()
-        hook = self.metrics_hook
-        return make_result(
-            session,
-            metrics,
-            self.metric,
-            greater_is_better=self.data.greater_is_better,
-            steps=runner.iter,
-            epochs=runner.epoch,
-            measured_on=self.data.tested_on,
-            metric_units=getattr(self.data, "metric_units", {}),
-            data=self.data.record(self.session.distributed.gather),
-            samples_per_second=hook.samples / hook.train_seconds if hook.train_seconds else None,
-            time_to_first_step_s=hook.time_to_first_step,
-            resumed_from=resumed_from,
-            changed_on_resume={change.key: {"old": change.old, "new": change.new} for change in session.changed},
-            **tested,
-        )
-
-    def _draw(self) -> None:
-        """Pictures in ``plots/``; they are extras, so what goes wrong with them must not cost the result."""
-        from exp.engine.plots import draw_training
-
-        try:
-            draw_training(self.session, self.data, self.runner.model, self.test_metrics)
-        except Exception as error:
-            logger.exception("plots")
-            self.session.say(f"plots: not drawn: {type(error).__name__}: {error}; the log of rank 0 tells more")
-
-    def _resume(self) -> str | None:
-        session = self.session
-        # A start that had not begun when it was started again has saved nothing: what is there is an earlier run's.
-        restarted = (session.info.restart_count > 0 or session.info.requeues > 0) and not session.pending
-        path: Path | None = None
-        parameters = {name for name, _ in unwrapped(self.runner.model).named_parameters()}
-        # What a restarted run has saved itself comes before what it was told to begin with.
-        for wanted in ["auto"] * restarted + [session.config.resume]:
-            if wanted is not None and path is None:
-                path, content = find_checkpoint(session, wanted, parameters)
-        if path is None:
-            return None
-        session.resumed_from = path
-        session.changed = compare(session, content, path)
-        self.runner.resume_from(content, path, self.checkpoint_hook)
-        session.say(f"resume: from {path}, after step {content['meta']['step']}")
-        for change in session.changed:
-            session.say(f"  changed: {change}")
-        return str(path)
-
-
-def _visualizer(session: Session) -> dict[str, Any]:
-    backends: Any = OmegaConf.to_container(session.config.logger.vis_backends, resolve=True)
-    if not session.distributed.is_main:
-        backends = []
-    return {
-        "type": "Visualizer",
-        "name": session.unique_name,
-        "vis_backends": backends or None,
-        "save_dir": str(session.folder.path),
-    }
-
-
-def _out_of_memory(session: Session) -> str:
-    config, memory = session.config, session.backend.memory()
-    total = f" ({memory['total'] / 2**30:.1f} GiB)" if memory.get("total") else ""
-    half = max(config.batch_size // 2, 1)
-    return (
-        f"rank {session.info.rank}: {session.device}{total} is out of memory at batch_size={config.batch_size}; "
-        f"batch_size={half} accumulate={config.accumulate * 2} keeps the global batch of {config.global_batch_size}"
-    )
+        return train(session)

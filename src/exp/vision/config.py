@@ -8,10 +8,12 @@ from typing import Any, Dict, List, Optional
 from omegaconf import II, MISSING
 
 from exp.plugins import Family, Plugin
+from exp.vision.tasks import Features
 
 __all__ = [
     "ImageDataConfig",
     "ImageModelConfig",
+    "PredictKeys",
     "SceneClassifierConfig",
     "SceneDataConfig",
     "SegmentationDataConfig",
@@ -170,13 +172,32 @@ class SegmentationDataConfig(ImageDataConfig):
     """Masks of numbers: values that do not count."""
 
 
+@dataclass
+class PredictKeys:
+    """Of task=predict, for images."""
+
+    window: Optional[int] = None
+    """Larger images are cut into windows of so many pixels a side; null: ``model.window``."""
+    overlap: float = 0.25
+    """Share of a window that the next one covers again; where they overlap, scores fade into one another."""
+    metres_per_pixel: Optional[float] = None
+    """For areas of images that do not tell it themselves, as GeoTIFFs do."""
+    on_error: str = "raise"
+    """What an image that cannot be read means: ``raise``: the run fails once the others are done; ``skip``: it is only
+    named."""
+    max_images: int = 16
+    """How many images are pictured: tiles of the contact sheet."""
+
+
 plugin = Plugin(
     structures={
         "model/scenes": SceneClassifierConfig,
         "model/segmentation": SegmenterConfig,
         "data/scenes": SceneDataConfig,
         "data/segmentation": SegmentationDataConfig,
+        "task/features": Features,
     },
+    keys={"task/predict": PredictKeys},
     families={
         "scene classification": Family(SceneClassifierConfig, SceneDataConfig, "dinov3_eurosat"),
         "segmentation": Family(SegmenterConfig, SegmentationDataConfig, "dinov3_dubai"),

@@ -13,7 +13,7 @@ from exp.config.schema import register
 from exp.errors import ConfigError
 from exp.forecasting.timebridge import TimeBridge
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))
 from reference_timebridge import PlainTimeBridge, plain_loss
 
 SMALL = {"channels": 3, "lookback": 48, "horizon": 12, "period": 6, "d_model": 16, "d_ff": 24, "num_heads": 4}

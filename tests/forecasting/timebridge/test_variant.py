@@ -14,7 +14,7 @@ from torch.distributions import Normal
 
 from exp.forecasting.timebridge import TimeBridge, TimeBridgePrior
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))
 from reference_timebridge import PlainTimeBridge, plain_loss
 
 SIZES = {"lookback": 48, "period": 12, "num_patches_out": 2, "d_model": 8, "d_ff": 12, "num_heads": 2}

@@ -15,8 +15,8 @@ z was drawn, and the prior, estimated at z (:func:`~exp.forecasting.timebridge.d
     log q(z_t) - prior(z)_t, averaged over steps and batch,
 
 and a weight times -log p(x) of the hidden Markov model of the regimes (:mod:`exp.forecasting.timebridge.hmm`), whose
-most probable path chooses the embeddings. The priors give log-densities per step, (B, T): the first L steps of a stationary
-prior, which have no complete past and are standard normal, are often summed and weighted apart.
+most probable path chooses the embeddings. The priors give log-densities per step, (B, T): the first L steps of a
+stationary prior, which have no complete past and are standard normal, are often summed and weighted apart.
 """
 
 from __future__ import annotations

@@ -76,12 +76,12 @@ def check(task: Any) -> None:
     """
     if task.on_error not in ("raise", "skip"):
         raise ConfigError(f"task.on_error={task.on_error} is not one of raise, skip")
-    if task.feature_dtype not in ("float16", "float32"):
+    if task.get("feature_dtype", "float16") not in ("float16", "float32"):
         raise ConfigError(f"task.feature_dtype={task.feature_dtype} is not one of float16, float32")
-    if not 0.0 <= task.overlap < 1.0:
+    if not 0.0 <= task.get("overlap", 0.0) < 1.0:
         raise ConfigError(f"task.overlap={task.overlap} must be from 0 to below 1")
     for key in ("window", "resize", "metres_per_pixel"):
-        if task[key] is not None and task[key] <= 0:
+        if task.get(key) is not None and task[key] <= 0:
             raise ConfigError(f"task.{key}={task[key]} must be more than 0, or null")
     if task.max_images < 0:
         raise ConfigError(f"task.max_images={task.max_images} must not be negative")

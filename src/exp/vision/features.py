@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from exp.engine.building import build_data, build_model, make_result, record_environment
 from exp.engine.placement import check_placement
 from exp.errors import ConfigError
 from exp.runfolder import write_atomically
-from exp.tasks.common import build_data, build_model, make_result, record_environment
 from exp.vision.draw.pictures import beside, png
 from exp.vision.draw.sheet import Tile, sheet, spread
 from exp.vision.predict.features import FeatureWriter, feature_picture, index_csv, resized
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from exp.session import Session
     from exp.vision.predict.features import FeatureFile
 
-__all__ = ["run"]
+__all__ = ["write_features"]
 
 
-def run(session: Session) -> dict[str, Any]:
+def write_features(session: Session) -> dict[str, Any]:
     """Features of the images of ``task.input`` (null: of the test part), each rank its share of the files.
 
     Writes ``features/<name>.safetensors`` and ``features.csv``; and for ``task.max_images`` of them, spread over all,

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import OmegaConf
 
 from exp.config.create import create
-from exp.config.schema import WITH_WEIGHTS
 from exp.engine.fit import Weights, fit_weights, read_weights
 from exp.environment import describe_environment
 from exp.errors import RunError
 from exp.result import blank_result
 from exp.runfolder import write_json
+from exp.task import task_class
 
 if TYPE_CHECKING:
     from torch import nn
@@ -42,7 +42,7 @@ def build_data(session: Session) -> Any:
         state = session.weights.data
         if state is None:
             notes += getattr(data, "notes_on_foreign_weights", [])
-        elif session.config.task.name in WITH_WEIGHTS and hasattr(data, "adopt"):
+        elif task_class(session.config).needs_weights and hasattr(data, "adopt"):
             data.adopt(state)
     session.data_state = data.state() if hasattr(data, "state") else None
     for note in notes + getattr(data, "notes", []):
@@ -107,7 +107,7 @@ def make_result(session: Session, metrics: dict[str, float], metric_name: str, *
         wall_s=time.time() - session.started,
         restarts=session.info.restart_count + session.info.requeues,
     )
-    if session.weights is not None and config.task.name in WITH_WEIGHTS:
+    if session.weights is not None and task_class(config).needs_weights:
         result["checkpoint"] = str(session.weights.path)
     result.update(extra)
     return result

@@ -1,0 +1,120 @@
+"""The task interface: one thing to do with an experiment, ``task=<name>``."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Sequence
+
+from omegaconf import MISSING, OmegaConf
+
+from exp.config.targets import load_target
+from exp.errors import ConfigError
+
+if TYPE_CHECKING:
+    from exp.backend import Backend
+    from exp.launcher.base import Outcome, RankInfo
+    from exp.report import Finished
+    from exp.runfolder import RunFolder
+    from exp.session import Session
+
+__all__ = ["Task", "create_task", "task_class"]
+
+# OmegaConf reads these annotations at run time, on Python 3.8 too: hence typing's generics, not the builtin ones.
+
+
+@dataclass
+class Task:
+    """One thing to do. A task is a dataclass: its fields are the keys of ``task`` in the configuration, typed.
+
+    The parent asks a task, too, before anything starts: its module imports neither torch nor what it works with; its
+    methods that run on the ranks do.
+
+    Attributes:
+        trains: it trains with an optimizer: batch sizes and the wrapper matter.
+        saves_state: it saves its state on the way, and goes on from there (``resume``); others can only be run again.
+        needs_weights: it uses a model as it is: it wants ``init_from``, and takes model and data of a run from there.
+        in_parent: it needs no workers: :meth:`run_in_parent` is all.
+        diagnoses: it examines what others need: its workers call :meth:`diagnose`, and the parent checks nothing that
+            they could report.
+        isolated: its worker is a process of its own, even if it is the only one.
+        silent: the parent says nothing of it but errors.
+        has_reference: it also runs on the backend ``reference``.
+        modules: what its workers will import; a fork server does it once for all.
+    """
+
+    _target_: str = MISSING
+    name: str = MISSING
+
+    trains: ClassVar[bool] = False
+    saves_state: ClassVar[bool] = False
+    needs_weights: ClassVar[bool] = False
+    in_parent: ClassVar[bool] = False
+    diagnoses: ClassVar[bool] = False
+    isolated: ClassVar[bool] = False
+    silent: ClassVar[bool] = False
+    has_reference: ClassVar[bool] = False
+    modules: ClassVar[Sequence[str]] = ()
+
+    def check(self, config: Any) -> None:
+        """In the parent, before anything is written: refuse what does not go together, fill in what follows.
+
+        Args:
+            config: the whole configuration; may be changed.
+
+        Raises:
+            ConfigError: it cannot be done.
+        """
+
+    def run(self, session: Session) -> dict[str, Any]:
+        """On every rank: do it, and return the content of ``result.json``, which rank 0's is written of.
+
+        Args:
+            session: device, process group, configuration and run folder (:class:`exp.session.Session`).
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no run(session)")
+
+    def diagnose(self, config: Any, folder: RunFolder, info: RankInfo, backend: Backend) -> None:
+        """On every rank, instead of :meth:`run`, for tasks that open their session themselves."""
+        raise NotImplementedError(f"{type(self).__name__} has no diagnose(...)")
+
+    def run_in_parent(self, config: Any, overrides: Sequence[str]) -> Finished:
+        """Instead of a run, where ``in_parent`` is set."""
+        raise NotImplementedError(f"{type(self).__name__} has no run_in_parent(...)")
+
+    def announce(self, config: Any, folder: RunFolder) -> bool:
+        """Say what is about to run; False: the usual lines are printed."""
+        return False
+
+    def tell_end(self, config: Any, folder: RunFolder, outcome: Outcome) -> int | None:
+        """Say and record how it ended; returns the exit code. None: as usual."""
+        return None
+
+
+def task_class(config: Any) -> type[Task]:
+    """The class that ``config.task`` names.
+
+    Raises:
+        ConfigError: there is none, or it is no task.
+        UnavailableError: its module does not import.
+    """
+    target = config.task.get("_target_")
+    if not target or target == MISSING:
+        raise ConfigError("task._target_ must be set: the path of a subclass of exp.task.Task; see docs/add-a-task.md")
+    cls = load_target("task._target_", target)
+    if not (inspect.isclass(cls) and issubclass(cls, Task) and dataclasses.is_dataclass(cls)):
+        raise ConfigError(f"task._target_={target} is no dataclass that inherits exp.task.Task; see docs/add-a-task.md")
+    return cls
+
+
+def create_task(config: Any) -> Task:
+    """The task of a configuration, with its keys.
+
+    Raises:
+        ConfigError: as :func:`task_class`.
+    """
+    cls = task_class(config)
+    plain: Any = OmegaConf.to_container(config.task, resolve=True)
+    # Data may bring keys of their own to a task, such as how many windows are to be predicted.
+    return cls(**{field.name: plain[field.name] for field in dataclasses.fields(cls) if field.name in plain})

@@ -1,0 +1,29 @@
+"""task=attach: follow a submitted job to its end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Sequence
+
+from exp.task import Task
+
+if TYPE_CHECKING:
+    from exp.report import Finished
+
+__all__ = ["Attach"]
+
+
+@dataclass
+class Attach(Task):
+    """Follows the job of ``run``."""
+
+    _target_: str = "exp.tasks.attach.Attach"
+    name: str = "attach"
+
+    in_parent: ClassVar[bool] = True
+
+    def run_in_parent(self, config: Any, overrides: Sequence[str]) -> Finished:
+        """See :func:`exp.launcher.attach.attach`."""
+        from exp.launcher.attach import attach
+
+        return attach(config)

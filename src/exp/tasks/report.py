@@ -1,0 +1,31 @@
+"""task=report: a table and a page of runs that have been made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Sequence
+
+from exp.task import Task
+
+if TYPE_CHECKING:
+    from exp.report import Finished
+
+__all__ = ["Report"]
+
+
+@dataclass
+class Report(Task):
+    """Compares runs."""
+
+    _target_: str = "exp.tasks.report.Report"
+    name: str = "report"
+
+    in_parent: ClassVar[bool] = True
+
+    def run_in_parent(self, config: Any, overrides: Sequence[str]) -> Finished:
+        """See :func:`exp.compare.command.write_report`."""
+        from exp.compare.command import write_report
+        from exp.report import Finished
+
+        write_report(config, overrides)
+        return Finished()

@@ -1,0 +1,46 @@
+"""The core knows no experiment, and experiments do not know each other."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Iterator
+
+ROOT = Path(__file__).parents[1]
+FAMILIES = ("forecasting", "vision")
+
+
+def imported(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def crossings() -> Iterator[str]:
+    """Imports, and paths in strings, that lead from the core into a family or from one family to the other."""
+    package = ROOT / "src" / "exp"
+    for path in [*package.rglob("*.py"), *(ROOT / "backends").glob("*.py")]:
+        home = path.relative_to(ROOT).parts[2] if package in path.parents else "backends"
+        others = [family for family in FAMILIES if family != home]
+        strings = [node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)]
+        for name in [*imported(path), *(text for text in strings if isinstance(text, str))]:
+            if any(f"exp.{family}" in name for family in others):
+                yield f"{path.relative_to(ROOT)}: {name}"
+
+
+def test_the_core_imports_no_experiment_and_experiments_not_each_other():
+    assert list(crossings()) == []
+
+
+def test_a_crossing_is_found(tmp_path, monkeypatch):
+    package = tmp_path / "src" / "exp"
+    (package / "vision").mkdir(parents=True)
+    (package / "core.py").write_text("def late():\n    from exp.vision import data\n")
+    (package / "vision" / "one.py").write_text("import exp.forecasting.data\nimport exp.vision.data\n")
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    assert sorted(crossings()) == [
+        "src/exp/core.py: exp.vision.data",
+        "src/exp/vision/one.py: exp.forecasting.data",
+    ]
