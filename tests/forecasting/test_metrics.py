@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from exp.engine.distributed import Distributed
-from exp.engine.metrics import ForecastMetrics
 from exp.errors import DataError
+from exp.forecasting.metrics import ForecastMetrics
 
 
 @pytest.mark.parametrize("largest", [3.0, 1e25, 1e-25])
@@ -38,7 +38,7 @@ def test_both_units_against_float64(largest):
 def test_ranks_of_which_one_has_no_window(ranks):
     script = """
     import torch
-    from exp.engine.metrics import ForecastMetrics
+    from exp.forecasting.metrics import ForecastMetrics
     metrics = ForecastMetrics(["a", "b"], torch.tensor([2.0, 4.0], dtype=torch.float64))
     if rank == 0:
         metrics.update(torch.ones(3, 5, 2), {"y": torch.zeros(3, 5, 2)})

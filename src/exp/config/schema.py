@@ -283,6 +283,11 @@ class ExpConfig:
     """Optimizer steps between validations; null: after each epoch."""
     patience: Optional[int] = None
     """Early stopping: validations without a better metric; null: never."""
+    metric: Optional[str] = None
+    """Which of the figures that are measured chooses the best model, stops a training early, and is what a sweep is
+    judged by; null: the data's own."""
+    metrics: List[Any] = field(default_factory=list)
+    """Further metrics, each as {_target_: <path of a class>, <arguments>} (:class:`exp.metrics.Metric`)."""
     min_delta: float = 1e-4
     """Relative improvement that counts as better for ``patience``. Validation is exact here, so without it the tiny
     gains of a vanishing learning rate would count for ever."""

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import OmegaConf
 
 from exp.config.create import create
+from exp.data.base import check_data
 from exp.engine.fit import Weights, fit_weights, read_weights
 from exp.environment import describe_environment
 from exp.errors import RunError
+from exp.metrics import Evaluator
 from exp.result import blank_result
 from exp.runfolder import write_json
 from exp.task import task_class
@@ -20,12 +22,13 @@ from exp.task import task_class
 if TYPE_CHECKING:
     from torch import nn
 
+    from exp.data.base import Data
     from exp.session import Session
 
-__all__ = ["build_data", "build_model", "make_result", "record_environment"]
+__all__ = ["build_data", "build_evaluator", "build_model", "make_result", "record_environment"]
 
 
-def build_data(session: Session) -> Any:
+def build_data(session: Session) -> Data:
     """The data set of the configuration; with the weights of a run, as that run had it.
 
     What belongs to weights, such as the standardisation of a series or the names of classes, goes with them: a data set
@@ -35,22 +38,23 @@ def build_data(session: Session) -> Any:
     Raises:
         DataError: the data do not go with the weights.
     """
-    data = create(session.config.data, "data")
+    data: Data = create(session.config.data, "data")
+    check_data(data)
     notes: list[str] = []
     if session.config.init_from:
         session.weights = read_weights(Path(session.config.init_from))
         state = session.weights.data
         if state is None:
-            notes += getattr(data, "notes_on_foreign_weights", [])
-        elif task_class(session.config).needs_weights and hasattr(data, "adopt"):
+            notes += data.notes_on_foreign_weights()
+        elif task_class(session.config).needs_weights:
             data.adopt(state)
-    session.data_state = data.state() if hasattr(data, "state") else None
-    for note in notes + getattr(data, "notes", []):
+    session.data_state = data.state()
+    for note in [*notes, *data.notes]:
         session.say(note)
     return data
 
 
-def build_model(session: Session, data: Any) -> nn.Module:
+def build_model(session: Session, data: Data) -> nn.Module:
     """The model of the configuration, on the CPU, with the weights of ``init_from`` where it is set.
 
     Args:
@@ -60,7 +64,7 @@ def build_model(session: Session, data: Any) -> nn.Module:
     Raises:
         ConfigError: the weights do not fit (:func:`exp.engine.fit.fit_weights`).
     """
-    model: nn.Module = create(session.config.model, "model", **getattr(data, "model_arguments", dict)())
+    model: nn.Module = create(session.config.model, "model", **data.model_arguments())
     if session.weights is not None:
         session.say(fit_weights(model, session.weights, session.config))
         session.weights = Weights(session.weights.path, {}, None)  # the tensors are the model's now
@@ -75,13 +79,31 @@ def record_environment(session: Session) -> None:
         write_json(path, describe_environment(session.backend, session.devices))
 
 
-def make_result(session: Session, metrics: dict[str, float], metric_name: str, **extra: Any) -> dict[str, Any]:
+def build_evaluator(session: Session, data: Data, detailed: bool = False) -> Evaluator:
+    """What is measured: the metrics of the data, and those of the configuration.
+
+    Args:
+        session: the session.
+        data: of :func:`build_data`.
+        detailed: with tables, for ``task=eval``.
+
+    Raises:
+        ConfigError: one is no metric, two give the same name, or none gives ``metric``.
+    """
+    own = data.metrics(detailed)
+    further = [create(config, f"metrics[{number}]") for number, config in enumerate(session.config.metrics)]
+    return Evaluator([*(own if isinstance(own, (list, tuple)) else [own]), *further], session.config.metric)
+
+
+def make_result(
+    session: Session, metrics: dict[str, float], evaluator: Evaluator | None, **extra: Any
+) -> dict[str, Any]:
     """The content of ``result.json`` for a completed task.
 
     Args:
         session: the session.
         metrics: all metrics by name.
-        metric_name: the one that a sweeper optimises.
+        evaluator: knows which of them a sweeper optimises; None: none.
         **extra: further keys, such as steps and epochs.
 
     Raises:
@@ -90,12 +112,15 @@ def make_result(session: Session, metrics: dict[str, float], metric_name: str, *
     """
     config = session.config
     result = blank_result(config)
+    metric_name = "" if evaluator is None else evaluator.metric_name
     _check_finite(metrics, metric_name, extra.get("measured_on", result["measured_on"]))
     result.update(
         status="completed",
         metrics=metrics,
         metric_name=metric_name,
         metric=metrics.get(metric_name),
+        metric_units={} if evaluator is None else evaluator.units,
+        greater_is_better=evaluator is not None and evaluator.greater_is_better,
         published=_published(config),
         trained_in=config.record.trained_in,
         differs=list(config.record.differs),

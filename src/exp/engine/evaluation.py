@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from exp.csvfile import csv_content
+from exp.data.base import split_of
 from exp.data.loader import eval_loader
 from exp.data.sampler import EvalBatchSampler
-from exp.engine.building import build_data, build_model, make_result, record_environment
+from exp.engine.building import build_data, build_evaluator, build_model, make_result, record_environment
 from exp.engine.loops import EvalLoop
 from exp.engine.runner import Runner
 from exp.runfolder import write_atomically
@@ -15,7 +16,7 @@ from exp.runfolder import write_atomically
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from exp.engine.metrics import Table
+    from exp.metrics import Table
     from exp.session import Session
 
 __all__ = ["evaluate"]
@@ -27,15 +28,16 @@ def evaluate(session: Session) -> dict[str, Any]:
     data = build_data(session)
     model = build_model(session, data)
     config, info = session.config, session.info
-    sampler = EvalBatchSampler(len(data.test), config.data.eval_batch_size, info.rank, info.world_size)
-    loader = eval_loader(data.test, sampler, config.data.num_workers)
-    metrics = data.metrics(detailed=True)
-    runner = Runner(session, model, test_dataloader=loader, test_cfg={}, test_evaluator=metrics,
+    test = split_of(data, "test", config.seed)
+    sampler = EvalBatchSampler(len(test), data.eval_batch_size, info.rank, info.world_size)
+    loader = eval_loader(test, sampler, data.num_workers)
+    evaluator = build_evaluator(session, data, detailed=True)
+    runner = Runner(session, model, test_dataloader=loader, test_cfg={}, test_evaluator=evaluator,
                     visualizer={"type": "Visualizer", "name": session.unique_name, "vis_backends": None})  # fmt: skip
-    runner._test_loop = EvalLoop(runner, loader, metrics, "test")
+    runner._test_loop = EvalLoop(runner, loader, evaluator, "test")
     values = runner.test()
     runner.close()
-    tables = metrics.tables()
+    tables = evaluator.tables()
     if session.distributed.is_main:
         for table in tables:
             _write_table(session.folder.path / f"metrics_{table.name}.csv", table)
@@ -44,10 +46,8 @@ def evaluate(session: Session) -> dict[str, Any]:
     return make_result(
         session,
         values,
-        data.metric_name,
-        greater_is_better=data.greater_is_better,
+        evaluator,
         measured_on=data.tested_on,
-        metric_units=getattr(data, "metric_units", {}),
         data=data.record(session.distributed.gather),
         **details,
     )

@@ -1,22 +1,65 @@
-"""A model's predictions for a batch, outside of an evaluation loop."""
+"""A model's predictions, outside of an evaluation loop."""
 
 from __future__ import annotations
 
+import io
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
+from exp.data.base import Prediction, split_of
+from exp.data.loader import eval_loader
+from exp.data.sampler import EvalBatchSampler
 from exp.engine.loops import move
 from exp.engine.wrapper import predictions
+from exp.errors import ConfigError
+from exp.runfolder import write_atomically
 
 if TYPE_CHECKING:
+    from exp.data.base import Data
     from exp.session import Session
 
-__all__ = ["batch_outputs"]
+__all__ = ["batch_outputs", "predict_split"]
 
 
 def batch_outputs(session: Session, model: Any, batch: dict[str, Any]) -> torch.Tensor:
     """What the model predicts for a batch of the data, as its metrics take it, on the CPU."""
     with torch.no_grad(), session.backend.autocast(session.config.precision):
-        outputs: torch.Tensor = predictions(model, move(batch, session.device))
+        outputs = predictions(model, move(batch, session.device))
+    if not isinstance(outputs, torch.Tensor):
+        raise ConfigError(
+            f"{type(model).__qualname__} predicts a {type(outputs).__name__}, not a tensor with a row for each sample"
+        )
     return outputs.detach().cpu()
+
+
+def predict_split(session: Session, data: Data, model: Any) -> Prediction:
+    """What the model predicts for every sample of the test split; each rank writes its share.
+
+    ``predictions/rank<n>.npz`` has ``outputs`` (N, ...) and ``index`` (N,), the numbers of the samples.
+
+    Args:
+        session: the session.
+        data: the data set.
+        model: on the session's device, in eval mode.
+
+    Raises:
+        ConfigError: the model does not predict one tensor for a batch.
+    """
+    test = split_of(data, "test", session.config.seed)
+    sampler = EvalBatchSampler(len(test), data.eval_batch_size, session.info.rank, session.info.world_size)
+    numbers, outputs = [], []
+    for indices, batch in zip(sampler, eval_loader(test, sampler, data.num_workers)):
+        predicted = batch_outputs(session, model, batch)
+        numbers.append(indices)
+        outputs.append(predicted)
+    files = []
+    if outputs:
+        content = io.BytesIO()
+        np.savez_compressed(content, outputs=torch.cat(outputs).numpy(), index=torch.cat(numbers).numpy())
+        path = session.folder.path / "predictions" / f"rank{session.info.rank}.npz"
+        write_atomically(path, content.getvalue())
+        files.append(path.relative_to(session.folder.path).as_posix())
+    gathered = session.distributed.gather(files)
+    return Prediction({"samples": len(test)}, [file for part in gathered for file in part], data.tested_on)

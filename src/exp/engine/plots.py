@@ -9,21 +9,23 @@ from exp.draw.curves import training_curves
 from exp.runfolder import write_atomically
 
 if TYPE_CHECKING:
+    from exp.data.base import Data
+    from exp.metrics import Evaluator
     from exp.session import Session
 
 __all__ = ["draw_training"]
 
 
-def draw_training(session: Session, data: Any, model: Any, metrics: Any = None) -> list[str]:
+def draw_training(session: Session, data: Data, model: Any, evaluator: Evaluator) -> list[str]:
     """Draw what there is to see of a training; by rank 0 alone, with the best weights in place.
 
-    Always ``plots/curves.png``; and what ``data.pictures(session, model, metrics)`` gives, where the data have it.
+    Always ``plots/curves.png``; and what ``data.pictures`` gives.
 
     Args:
         session: the session.
         data: the data set.
         model: wrapped or not, on the session's device; is left in eval mode.
-        metrics: an accumulator of ``data.metrics()`` after its ``compute``; None: there is none.
+        evaluator: after the test.
 
     Returns:
         The files, below the run folder.
@@ -32,9 +34,9 @@ def draw_training(session: Session, data: Any, model: Any, metrics: Any = None) 
     if session.folder.metrics.is_file():
         lines = session.folder.metrics.read_text(encoding="utf-8").splitlines()
         records = [json.loads(line) for line in lines]
-        contents["curves.png"] = training_curves(records, data.metric_name, data.greater_is_better, session.config.name)
-    if hasattr(data, "pictures"):
-        contents.update(data.pictures(session, model, metrics))
+        metric, greater = evaluator.metric_name, evaluator.greater_is_better
+        contents["curves.png"] = training_curves(records, metric, greater, session.config.name)
+    contents.update(data.pictures(session, model, evaluator))
     for name, content in contents.items():
         write_atomically(session.folder.plots / name, content)
     return [f"plots/{name}" for name in contents]

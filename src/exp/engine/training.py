@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
+from exp.data.base import split_of
 from exp.data.loader import eval_loader, train_loader
 from exp.data.sampler import EvalBatchSampler, TrainBatchSampler
-from exp.engine.building import build_data, build_model, make_result, record_environment
+from exp.engine.building import build_data, build_evaluator, build_model, make_result, record_environment
 from exp.engine.checkpoint_hook import CheckpointHook
 from exp.engine.hooks import MetricsHook
 from exp.engine.loops import EvalLoop, TrainLoop
@@ -40,7 +41,7 @@ def train(session: Session) -> dict[str, Any]:
     """
     record_environment(session)
     data = build_data(session)
-    if session.distributed.is_main and hasattr(data, "fingerprint"):
+    if session.distributed.is_main:
         session.data_files = data.fingerprint()
     model = build_model(session, data)
     try:
@@ -64,15 +65,16 @@ class Training:
         config = session.config
         self.session = session
         self.data = data
-        self.metric = data.metric_name
+        train, val, test = (split_of(data, split, config.seed) for split in ("train", "val", "test"))
+        self.evaluator = build_evaluator(session, data)  # after the test: its figures
         sampler = TrainBatchSampler(
-            len(data.train),
+            len(train),
             batch_size=config.batch_size,
             rank=session.info.rank,
             world_size=session.info.world_size,
             accumulate=config.accumulate,
             seed=config.seed,
-            with_epoch=getattr(data.train, "needs_epoch", False),
+            with_epoch=getattr(train, "needs_epoch", False),
         )
         self.metrics_hook = MetricsHook(
             session.folder.metrics, config.log_every, Progress(session.console), session.started
@@ -82,8 +84,8 @@ class Training:
             config.checkpoint,
             config.patience,
             config.min_delta,
-            self.metric,
-            data.greater_is_better,
+            self.evaluator.metric_name,
+            self.evaluator.greater_is_better,
         )
         # The model is moved before the optimizer is built: parameters may be new objects on the device.
         model = model.to(session.device)
@@ -96,9 +98,10 @@ class Training:
             clip_grad_norm=config.optim.clip_grad_norm,
         )
         schedulers = OmegaConf.to_container(config.schedule.param_scheduler, resolve=True)
-        workers = config.data.num_workers
-        loader = train_loader(data.train, sampler, workers, config.seed)
-        val_loader, test_loader = (self._eval_loader(part) for part in (data.val, data.test))
+        loader = train_loader(train, sampler, data.num_workers, config.seed)
+        val_loader, test_loader = self._eval_loader(val), self._eval_loader(test)
+        val_evaluator = build_evaluator(session, data)
+        hooks: Any = OmegaConf.to_container(config.hooks, resolve=True)
         self.runner = runner = Runner(
             session,
             model,
@@ -108,29 +111,28 @@ class Training:
             param_scheduler=schedulers or None,
             val_dataloader=val_loader,
             val_cfg={},
-            val_evaluator=data.metrics(),
+            val_evaluator=val_evaluator,
             test_dataloader=test_loader,
             test_cfg={},
-            test_evaluator=data.metrics(),
+            test_evaluator=self.evaluator,
             custom_hooks=[
                 self.metrics_hook,
                 self.checkpoint_hook,
                 PreemptionHook(Agreement(session.info.notice, session.distributed), self.checkpoint_hook),
-                *build_hooks(OmegaConf.to_container(config.hooks, resolve=True), self.metric, data.greater_is_better),  # type: ignore[arg-type]
+                *build_hooks(hooks, self.evaluator.metric_name, self.evaluator.greater_is_better),
             ],
             visualizer=_visualizer(session),
         )
         runner._train_loop = TrainLoop(
             runner, loader, sampler, config.max_epochs, config.max_steps, config.accumulate, config.val_every
         )
-        runner._val_loop = EvalLoop(runner, val_loader, data.metrics(), "val")
-        self.test_metrics = data.metrics()
-        runner._test_loop = EvalLoop(runner, test_loader, self.test_metrics, "test")
+        runner._val_loop = EvalLoop(runner, val_loader, val_evaluator, "val")
+        runner._test_loop = EvalLoop(runner, test_loader, self.evaluator, "test")
 
     def _eval_loader(self, dataset: Any) -> Any:
-        info, config = self.session.info, self.session.config
-        sampler = EvalBatchSampler(len(dataset), config.data.eval_batch_size, info.rank, info.world_size)
-        return eval_loader(dataset, sampler, config.data.num_workers)
+        info = self.session.info
+        sampler = EvalBatchSampler(len(dataset), self.data.eval_batch_size, info.rank, info.world_size)
+        return eval_loader(dataset, sampler, self.data.num_workers)
 
     def run(self) -> dict[str, Any]:
         """Resume where asked to, train, test the best weights."""
@@ -150,12 +152,10 @@ class Training:
         return make_result(
             session,
             metrics,
-            self.metric,
-            greater_is_better=self.data.greater_is_better,
+            self.evaluator,
             steps=runner.iter,
             epochs=runner.epoch,
             measured_on=self.data.tested_on,
-            metric_units=getattr(self.data, "metric_units", {}),
             data=self.data.record(self.session.distributed.gather),
             samples_per_second=hook.samples / hook.train_seconds if hook.train_seconds else None,
             time_to_first_step_s=hook.time_to_first_step,
@@ -169,7 +169,7 @@ class Training:
         from exp.engine.plots import draw_training
 
         try:
-            draw_training(self.session, self.data, self.runner.model, self.test_metrics)
+            draw_training(self.session, self.data, self.runner.model, self.evaluator)
         except Exception as error:
             logger.exception("plots")
             self.session.say(f"plots: not drawn: {type(error).__name__}: {error}; the log of rank 0 tells more")

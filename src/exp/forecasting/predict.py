@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from exp.csvfile import as_text
+from exp.data.base import Prediction
 from exp.engine.distributed import Distributed
 from exp.engine.outputs import batch_outputs
 from exp.runfolder import write_atomically
@@ -18,12 +19,12 @@ if TYPE_CHECKING:
 
     from exp.session import Session
 
-__all__ = ["MEASURED_ON", "predict"]
+__all__ = ["predict"]
 
-MEASURED_ON = "plotted windows"
+_MEASURED_ON = "plotted windows"
 
 
-def predict(session: Session, data: Any, model: Any) -> tuple[dict[str, float], list[str]]:
+def predict(session: Session, data: Any, model: Any) -> Prediction:
     """Forecast windows spread over the test part, and what follows the last row of the file.
 
     Rank 0 does the work: it is a few windows. Writes ``forecasts/window_<n>.csv`` (date, and per channel forecast and
@@ -38,9 +39,8 @@ def predict(session: Session, data: Any, model: Any) -> tuple[dict[str, float], 
     Returns:
         Metrics of the windows and their number, and the files below the run folder; both empty but on rank 0.
     """
-    if not session.distributed.is_main:
-        return {}, []
-    return _forecast(session, data, model)
+    metrics, files = _forecast(session, data, model) if session.distributed.is_main else ({}, [])
+    return Prediction(metrics, files, _MEASURED_ON)
 
 
 def _forecast(session: Session, data: Any, model: Any) -> tuple[dict[str, float], list[str]]:

@@ -31,4 +31,4 @@ def train_traced(session: Session) -> dict[str, Any]:
     runner.train()
     steps = runner.iter
     runner.close()
-    return make_result(session, {}, "", steps=steps, random_modules=trace.random_modules)
+    return make_result(session, {}, None, steps=steps, random_modules=trace.random_modules)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Optional
 
@@ -34,15 +33,12 @@ class Predict(Task):
             take(config.data, self.input)
 
     def run(self, session: Session) -> dict[str, Any]:
-        """Predict; which files that gives is told by the module that the data name.
-
-        ``data.predictor`` is its path; its ``predict(session, data, model)`` is called on every rank, and gives metrics
-        by name (over what, its ``MEASURED_ON`` says) and the files that it wrote, those of all ranks on rank 0.
+        """Predict as the data do it (:meth:`exp.data.base.Data.predict`).
 
         Raises:
-            ExpError: as that module raises it.
+            ExpError: as they raise it.
         """
-        from exp.engine.building import build_data, build_model, make_result, record_environment
+        from exp.engine.building import build_data, build_evaluator, build_model, make_result, record_environment
         from exp.engine.placement import check_placement
 
         record_environment(session)
@@ -51,16 +47,13 @@ class Predict(Task):
         check_placement(model, session.device, session.info.rank)
         model.eval()
         session.begin()
-        predictor = importlib.import_module(data.predictor)
-        metrics, files = predictor.predict(session, data, model)
+        predicted = data.predict(session, model)
         session.distributed.barrier()
         return make_result(
             session,
-            metrics,
-            data.metric_name,
-            greater_is_better=data.greater_is_better,
-            files=files,
-            measured_on=predictor.MEASURED_ON,
-            metric_units=getattr(data, "metric_units", {}),
+            predicted.metrics,
+            build_evaluator(session, data),
+            files=predicted.files,
+            measured_on=predicted.measured_on,
             published=None,  # of the whole test part; not to be compared with a few samples
         )

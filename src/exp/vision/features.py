@@ -37,7 +37,7 @@ def write_features(session: Session) -> dict[str, Any]:
     config, task = session.config, session.config.task
     check(task)
     record_environment(session)
-    data = build_data(session)
+    data: Any = build_data(session)
     model = build_model(session, data).to(session.device)
     if not hasattr(model, "features"):
         raise ConfigError(f"model {config.model._target_} gives no features of images; use model=dinov3_scenes")
@@ -61,7 +61,7 @@ def write_features(session: Session) -> dict[str, Any]:
     return make_result(
         session,
         {"images": len(files), "failed": len(failed)},
-        data.metric_name,
+        None,
         files=report,
         measured_on="features",
         published=None,

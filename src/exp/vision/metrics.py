@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Sequence
 
 import torch
 
-from exp.engine.metrics import Table
+from exp.metrics import Metric, Table
 
 if TYPE_CHECKING:
     from exp.engine.distributed import Distributed
@@ -62,12 +62,14 @@ class ConfusionMatrix:
         return self.counts.diagonal().sum().item() / total if total else float("nan")
 
 
-class _ClassMetrics:
+class _ClassMetrics(Metric):
     """What the metrics of scenes and of pixels share.
 
     Args:
         classes: names of the classes.
     """
+
+    greater_is_better = True
 
     def __init__(self, classes: Sequence[str]) -> None:
         self.classes = list(classes)
@@ -94,6 +96,8 @@ class _ClassMetrics:
 class SegmentationMetrics(_ClassMetrics):
     """Mean intersection over union, Dice and F score over classes, and pixel accuracy; ignored pixels do not count."""
 
+    names = ("mIoU", "mDice", "mFscore", "pixel_accuracy")
+
     def update(self, outputs: torch.Tensor, batch: dict[str, Any]) -> None:
         """Take in one batch.
 
@@ -113,6 +117,8 @@ class SegmentationMetrics(_ClassMetrics):
 
 class SceneMetrics(_ClassMetrics):
     """Accuracy and macro F1 of scene classification."""
+
+    names = ("accuracy", "macro_f1")
 
     def update(self, outputs: torch.Tensor, batch: dict[str, Any]) -> None:
         """Take in one batch.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Callable, ClassVar, Mapping
+from typing import TYPE_CHECKING, Any, Callable, Mapping
 
 import numpy as np
 import torch
 
+from exp.data.base import Data, Prediction
 from exp.data.fingerprint import of_file
 from exp.errors import DataError
 from exp.forecasting.data.preflight import locate
@@ -22,13 +23,14 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from exp.data.fingerprint import Fingerprint
-    from exp.engine.metrics import ForecastMetrics
     from exp.forecasting.data.series import Series
+    from exp.forecasting.metrics import ForecastMetrics
+    from exp.session import Session
 
 __all__ = ["ForecastingData"]
 
 
-class ForecastingData:
+class ForecastingData(Data):
     """A multivariate series for forecasting; the fields are those of :class:`exp.config.schema.ForecastingDataConfig`.
 
     The series is standardised with mean and population standard deviation of the training rows, in float64, and then
@@ -47,10 +49,6 @@ class ForecastingData:
         rhythm: how far apart they are (:class:`exp.forecasting.data.rhythm.Rhythm`); None where that is not known.
         notes: what the user should be told of the file, a line each.
         num_marks: number of time features (M).
-        metric_name: the metric by which the best model is chosen and sweeps are judged.
-        metric_units: what values a metric is of, where its name does not say it.
-        greater_is_better: whether larger values of it are better.
-        predictor: the module that predicts for task=predict.
         tested_on: the part that metrics are of in the end.
 
     Args:
@@ -72,10 +70,6 @@ class ForecastingData:
         DataError: the file is missing or malformed, or has gaps that are not allowed.
     """
 
-    metric_name = "mse"
-    metric_units: ClassVar = {"mse": "standardised", "mae": "standardised"}
-    greater_is_better = False
-    predictor = "exp.forecasting.predict"
     num_marks = NUM_TIME_FEATURES
     tested_on = "test"
 
@@ -127,7 +121,6 @@ class ForecastingData:
         if "train" in self._rows and self._ambiguous is None:
             self._standardise(series, *statistics(series.values[: len(self._rows["train"])]))
 
-    @property
     def notes_on_foreign_weights(self) -> list[str]:
         """What to know where weights do not tell the series that they were trained on."""
         if "OT" not in self.names[:-1]:
@@ -280,9 +273,15 @@ class ForecastingData:
         Args:
             detailed: also errors per series and per step of the horizon.
         """
-        from exp.engine.metrics import ForecastMetrics
+        from exp.forecasting.metrics import ForecastMetrics
 
         return ForecastMetrics(self.names if detailed else None, self.std)
+
+    def predict(self, session: Session, model: Any) -> Prediction:
+        """Forecasts as files and pictures (:func:`exp.forecasting.predict.predict`)."""
+        from exp.forecasting.predict import predict
+
+        return predict(session, self, model)
 
     def record(self, gather: Callable[[Any], list[Any]]) -> dict[str, Any]:
         """Windows of each part, and how regular the dates are, for the result of a run.

@@ -24,6 +24,8 @@ class WindowDataset(Dataset):
         horizon: rows that it forecasts (H).
     """
 
+    takes_batches = True
+
     def __init__(self, values: torch.Tensor, marks: torch.Tensor, rows: range, lookback: int, horizon: int) -> None:
         # One tensor per memory, cut into views when asked: torch 1.10 cannot send two of one memory to a new process.
         self._values = values[rows.start : rows.stop]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
+from exp.data.base import Data, Prediction
 from exp.data.fingerprint import of_samples
 from exp.errors import DataError
 from exp.vision.data.dataset import ImageDataset, findings
@@ -24,7 +25,7 @@ __all__ = ["ImageData"]
 logger = logging.getLogger(__name__)
 
 
-class ImageData:
+class ImageData(Data):
     """A data set of image files in parts; the arguments are those of :class:`exp.config.schema.ImageDataConfig`.
 
     Attributes:
@@ -34,9 +35,6 @@ class ImageData:
         read: reads an image file.
         tested_on: which part :attr:`test` is.
         classes_key: the key of the configuration that orders the classes.
-        metric_name: the metric by which the best model is chosen and sweeps are judged.
-        greater_is_better: whether larger values of it are better.
-        predictor: the module that predicts for task=predict.
         ignore_index: the label that does not count.
 
     Args:
@@ -49,10 +47,7 @@ class ImageData:
         ConfigError: a pipeline is wrong.
     """
 
-    metric_name: str
-    greater_is_better = True
     classes_key = "data.classes"
-    predictor = "exp.vision.predict.images"
     ignore_index: int
 
     def __init__(
@@ -181,11 +176,18 @@ class ImageData:
         image: np.ndarray = self._eval_pipeline(pixels, str(path))["img"]
         return image
 
-    def pictures(self, session: Any, model: Any, metrics: Any = None) -> dict[str, bytes]:
+    def predict(self, session: Any, model: Any) -> Prediction:
+        """Images as files and pictures (:func:`exp.vision.predict.images.predict`)."""
+        from exp.vision.predict.images import predict
+
+        return predict(session, self, model)
+
+    def pictures(self, session: Any, model: Any, evaluator: Any = None) -> dict[str, bytes]:
         """PNG files by name, of what a training has come to (:func:`exp.vision.plots.draw_images`)."""
         from exp.vision.plots import draw_images  # which takes its time to load, and only one rank draws
 
-        return draw_images(session, self, model, metrics)
+        counted = next((each for each in evaluator.metrics if hasattr(each, "confusion")), None) if evaluator else None
+        return draw_images(session, self, model, counted)
 
     def record(self, gather: Callable[[Any], list[Any]]) -> dict[str, Any]:
         """What ``result.json`` says of the data; all ranks must call it.

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from exp.data.seeding import preserved_generators, seed_sample
 from exp.errors import ConfigError, DataError
-from exp.vision.data.pipeline import Pipeline, preserved_generators, seed_sample
+from exp.vision.data.pipeline import Pipeline
 from exp.vision.data.reader import ImageReader
 
 __all__ = ["ImageDataset", "Loaded", "findings", "stacked"]
@@ -44,6 +45,8 @@ class ImageDataset(Dataset):
         skip_errors: whether a sample that cannot be used is left out, not raised.
         cache_bytes: decoded samples are kept up to this size, in each process.
     """
+
+    takes_batches = True
 
     def __init__(
         self,

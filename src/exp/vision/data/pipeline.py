@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import random
-from contextlib import contextmanager
-from typing import Any, Iterator, Mapping, Sequence
+from typing import Any, Mapping, Sequence
 
 import numpy as np
 from mmcv.transforms import TRANSFORMS
@@ -13,7 +11,7 @@ from mmcv.transforms import TRANSFORMS
 import exp.vision.data.transforms  # noqa: F401 - registers ours
 from exp.errors import ConfigError
 
-__all__ = ["Pipeline", "preserved_generators", "seed_sample"]
+__all__ = ["Pipeline"]
 
 
 class Pipeline:
@@ -75,21 +73,3 @@ def _tuples(value: Any) -> Any:
     if all(isinstance(item, (int, float)) for item in value):
         return tuple(value)
     return [_tuples(item) for item in value]
-
-
-@contextmanager
-def preserved_generators() -> Iterator[None]:
-    """Leaves Python's and NumPy's global generators as they were."""
-    python, numpy = random.getstate(), np.random.get_state(legacy=False)
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-
-
-def seed_sample(seed: int, epoch: int, number: int) -> None:
-    """Seed the generators that transforms draw from, by what is augmented alone: not by who does it, or when."""
-    mixed = np.random.SeedSequence((seed % 2**64, epoch, number)).generate_state(2)
-    random.seed(int(mixed[0]))
-    np.random.seed(mixed[1])

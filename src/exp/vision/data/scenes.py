@@ -52,7 +52,6 @@ class SceneData(ImageData):
         ConfigError: a pipeline is wrong.
     """
 
-    metric_name = "accuracy"
     ignore_index = _IGNORED
 
     def __init__(

@@ -79,7 +79,6 @@ class SegmentationData(ImageData):
         ConfigError: a pipeline is wrong.
     """
 
-    metric_name = "mIoU"
     ignore_index = IGNORED
     classes_key = "data.palette or data.classes"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from exp.data.base import Prediction
 from exp.errors import ConfigError
 from exp.vision.data.segmentation import SegmentationData
 from exp.vision.predict.inputs import Input, find_images, named, report_failures
@@ -14,12 +15,10 @@ from exp.vision.predict.segmentation import predict_segmentation
 if TYPE_CHECKING:
     from exp.session import Session
 
-__all__ = ["MEASURED_ON", "check", "chosen", "predict"]
-
-MEASURED_ON = "predictions"
+__all__ = ["check", "chosen", "predict"]
 
 
-def predict(session: Session, data: Any, model: Any) -> tuple[dict[str, float], list[str]]:
+def predict(session: Session, data: Any, model: Any) -> Prediction:
     """Predict every image, spread over the ranks file by file.
 
     Segmentation writes ``predictions/{classes,overlays,geo}/<name>`` and ``predictions/areas.csv``; scenes write
@@ -48,7 +47,7 @@ def predict(session: Session, data: Any, model: Any) -> tuple[dict[str, float], 
     else:
         metrics, files, failures = predict_scenes(session, data, model, inputs, truths)
     report_failures(failures, len(inputs), task.on_error)
-    return metrics, files
+    return Prediction(metrics, files, "predictions")
 
 
 def chosen(task: Any, data: Any) -> tuple[list[Input], list[str] | None]:

@@ -50,7 +50,7 @@ def predict_scenes(
     metrics: dict[str, float] = {"images": len(scenes), "failed": len(failed)}
     metrics["images_per_second"] = len(scenes) / seconds
     if truths is not None and scenes:
-        metrics[data.metric_name] = sum(scene.best[0][0] == scene.truth for scene in scenes) / len(scenes)
+        metrics["accuracy"] = sum(scene.best[0][0] == scene.truth for scene in scenes) / len(scenes)
     if not session.distributed.is_main or not scenes:
         return metrics, [], failed
     table, plot = session.folder.path / "predictions.csv", session.folder.plots / "predictions.png"

@@ -1,39 +1,21 @@
-"""Metrics that do not depend on how samples were batched or spread over ranks."""
+"""Errors of forecasts."""
 
 from __future__ import annotations
 
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Sequence
 
 import torch
 
 from exp.errors import DataError
+from exp.metrics import Metric, Table
 
 if TYPE_CHECKING:
     from exp.engine.distributed import Distributed
 
-__all__ = ["ForecastMetrics", "Table"]
+__all__ = ["ForecastMetrics"]
 
 
-class Table(NamedTuple):
-    """Metrics in detail.
-
-    Attributes:
-        name: of the table, such as ``per_class``.
-        key: what a row is, such as ``class``.
-        rows: name of each row.
-        columns: values by metric, one for each row.
-        units: what values a metric is of, where its name does not say it.
-    """
-
-    name: str
-    key: str
-    rows: Sequence[str]
-    columns: dict[str, list[float]]
-    units: Mapping[str, str] = MappingProxyType({})
-
-
-class ForecastMetrics:
+class ForecastMetrics(Metric):
     """Mean squared and absolute error over all windows, horizon steps and channels.
 
     ``mse`` and ``mae`` are of standardised values, as they are published; ``mse_file_units`` and ``mae_file_units`` are
@@ -45,12 +27,13 @@ class ForecastMetrics:
     and evaluation never waits for the device in between.
 
     Args:
-        names: of the series, to keep errors per series and per horizon step, too; None: only the totals.
+        series: their names, to keep errors per series and per horizon step, too; None: only the totals.
         std: by which the series were divided, float64 (C,) on the CPU; None: the values are in the units of the file.
     """
 
-    def __init__(self, names: Sequence[str] | None = None, std: torch.Tensor | None = None) -> None:
-        self.names = names
+    def __init__(self, series: Sequence[str] | None = None, std: torch.Tensor | None = None) -> None:
+        self.series = series
+        self.names = ("mse", "mae") if std is None else ("mse", "mae", "mse_file_units", "mae_file_units")
         self.std = std
         self.units = {} if std is None else {"mse": "standardised", "mae": "standardised"}
         # Relative to the largest, so that float32 carries the squares, too.
@@ -81,7 +64,7 @@ class ForecastMetrics:
             scaled = error * self._relative
             means += [scaled.square().mean(dim=(1, 2)), scaled.abs().mean(dim=(1, 2))]
         self._windows.append(torch.stack(means))
-        if self.names is not None:
+        if self.series is not None:
             self._positions.append(torch.stack([squared.sum(dim=0), absolute.sum(dim=0)]))
 
     def compute(self, distributed: Distributed) -> dict[str, float]:
@@ -90,8 +73,7 @@ class ForecastMetrics:
         Raises:
             DataError: there was no window on any rank.
         """
-        names = ["mse", "mae"] if self.std is None else ["mse", "mae", "mse_file_units", "mae_file_units"]
-        totals = torch.zeros(len(names) + 1, dtype=torch.float64)
+        totals = torch.zeros(len(self.names) + 1, dtype=torch.float64)
         if self._windows:
             windows = torch.cat(self._windows, dim=1).cpu().double()
             totals[:-1], totals[-1] = windows.sum(dim=1), windows.shape[1]
@@ -102,10 +84,10 @@ class ForecastMetrics:
                 "there is no window with truth to measure errors of: the part has fewer rows than "
                 "data.lookback + data.horizon; give more rows, or forecast with task=predict"
             )
-        if self.names is not None:
+        if self.series is not None:
             self._compute_positions(distributed, count)
         scale = {"mse_file_units": self._largest**2, "mae_file_units": self._largest}
-        return {name: total / count * scale.get(name, 1.0) for name, total in zip(names, totals.tolist())}
+        return {name: total / count * scale.get(name, 1.0) for name, total in zip(self.names, totals.tolist())}
 
     def _compute_positions(self, distributed: Distributed, count: float) -> None:
         shape = tuple(self._positions[0].shape) if self._positions else None
@@ -126,10 +108,10 @@ class ForecastMetrics:
 
     def tables(self) -> list[Table]:
         """Errors per series and per horizon step, where they were asked for; after :meth:`compute`."""
-        if self.names is None:
+        if self.series is None:
             return []
         steps = [str(step + 1) for step in range(len(self.step["mse"]))]
         return [
-            Table("per_channel", "channel", self.names, self.channel, self.units),
+            Table("per_channel", "channel", self.series, self.channel, self.units),
             Table("per_step", "step", steps, self.step, self.units),
         ]

@@ -1,0 +1,171 @@
+"""The data interface: three splits, and what belongs to the weights that are trained on them."""
+
+from __future__ import annotations
+
+import abc
+from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Sequence
+
+from exp.data.mapstyle import batched
+from exp.errors import ConfigError
+
+if TYPE_CHECKING:
+    from exp.data.fingerprint import Fingerprint
+    from exp.metrics import Metric
+    from exp.session import Session
+
+__all__ = ["Data", "Prediction", "check_data", "split_of"]
+
+PAGE = "docs/add-an-experiment.md"
+
+
+class Prediction(NamedTuple):
+    """What ``task=predict`` has come to.
+
+    Attributes:
+        metrics: figures by name.
+        files: below the run folder; of all ranks on rank 0.
+        measured_on: what the figures are of.
+    """
+
+    metrics: dict[str, float]
+    files: Sequence[str]
+    measured_on: str
+
+
+class Data(abc.ABC):
+    """A data set for training, validation and test.
+
+    A subclass sets :attr:`train`, :attr:`val` and :attr:`test` and writes :meth:`metrics`; the rest has defaults. What
+    its constructor takes are the keys of ``data`` in the configuration. It reads what it must know to build a model
+    (how many classes, channels), and leaves the samples to the splits, which loader processes read.
+
+    Attributes:
+        train: a map-style dataset: ``len(...)``, and ``[i]`` gives sample i, a dict of tensors, arrays and numbers. Or
+            one that is indexed by a whole batch: it has ``takes_batches = True``, and ``[indices]`` with int64 (B,),
+            or (B, 2) with the epoch where it has ``needs_epoch = True``, gives the batch.
+        val: likewise.
+        test: likewise.
+        collate: makes a batch, a dict, of a list of samples; None: torch's ``default_collate``.
+        tested_on: the split that metrics are of in the end, as it is called in tables.
+        notes: what the user should be told of the files, a line each.
+        eval_batch_size: samples per rank and batch in evaluation.
+        num_workers: data-loader processes per rank.
+    """
+
+    train: Any
+    val: Any
+    test: Any
+    collate: Callable[[list[Any]], dict[str, Any]] | None = None
+    tested_on: str = "test"
+    notes: Sequence[str] = ()
+    eval_batch_size: int = 32
+    num_workers: int = 0
+
+    @abc.abstractmethod
+    def metrics(self, detailed: bool = False) -> Metric | Sequence[Metric]:
+        """New accumulators of what is measured (:class:`exp.metrics.Metric`).
+
+        The first name of the first one chooses the best model, where the configuration's ``metric`` does not.
+
+        Args:
+            detailed: for ``task=eval``: with tables, whatever they cost.
+        """
+
+    def model_arguments(self) -> dict[str, Any]:
+        """What the model must know of the files, as arguments of its constructor, such as the number of classes."""
+        return {}
+
+    def state(self) -> dict[str, Any] | None:
+        """What belongs to weights that are trained on these data, such as mean and standard deviation; every checkpoint
+        keeps it. Plain values, lists, dicts and tensors.
+        """
+        return None
+
+    def adopt(self, state: Mapping[str, Any]) -> None:
+        """Be used with weights that were trained on other files: called before anything is loaded.
+
+        Args:
+            state: :meth:`state` of the data that they were trained on.
+
+        Raises:
+            DataError: these data do not go with them.
+        """
+
+    def notes_on_foreign_weights(self) -> Sequence[str]:
+        """What to know where weights do not tell the data that they were trained on, a line each."""
+        return ()
+
+    def fingerprint(self) -> Fingerprint | None:
+        """What the files hold, in short (:mod:`exp.data.fingerprint`): a training that goes on compares it."""
+        return None
+
+    def record(self, gather: Callable[[Any], list[Any]]) -> dict[str, Any]:
+        """What ``result.json`` says of the data; all ranks call it.
+
+        Args:
+            gather: gives a list of what every rank has handed in.
+        """
+        return {split: len(getattr(self, split)) for split in ("train", "val", "test")}
+
+    def pictures(self, session: Session, model: Any, evaluator: Any = None) -> dict[str, bytes]:
+        """PNG files by name, for ``plots/``, of what a training has come to; by rank 0 alone.
+
+        Args:
+            session: the session.
+            model: wrapped or not, on the session's device, with the tested weights; in eval mode afterwards.
+            evaluator: an :class:`exp.metrics.Evaluator` after the test; None: there is none.
+        """
+        return {}
+
+    def predict(self, session: Session, model: Any) -> Prediction:
+        """``task=predict``: by default ``predictions/rank<n>.npz``, what the model gives for each sample of the test
+        split (:func:`exp.engine.outputs.predict_split`).
+
+        Args:
+            session: the session; called on every rank.
+            model: on the session's device, in eval mode.
+        """
+        from exp.engine.outputs import predict_split  # torch's, and MMEngine's
+
+        return predict_split(session, self, model)
+
+
+def check_data(data: Any) -> None:
+    """Refuse an object that is not what training and evaluation need, before the first step.
+
+    Raises:
+        ConfigError: names the member, the class and the page.
+    """
+    name = _shown(data)
+    if not isinstance(data, Data):
+        raise ConfigError(f"data._target_: {name} is no subclass of exp.data.base.Data; see {PAGE}")
+    for key, least in (("eval_batch_size", 1), ("num_workers", 0)):
+        value = getattr(data, key)
+        if not isinstance(value, int) or value < least:
+            raise ConfigError(f"data.{key}={value!r} must be a whole number from {least} on ({name}); see {PAGE}")
+    if data.collate is not None and not callable(data.collate):
+        raise ConfigError(f"data: {name}.collate must be a function of a list of samples; see {PAGE}")
+
+
+def split_of(data: Data, split: str, seed: int) -> Any:
+    """A split, indexed by a whole batch.
+
+    Args:
+        data: the data set.
+        split: ``train``, ``val`` or ``test``.
+        seed: of what samples draw at random.
+
+    Raises:
+        ConfigError: there is none, or it is no dataset; names the member, the class and the page.
+    """
+    dataset = getattr(data, split, None)
+    if dataset is None:
+        raise ConfigError(f"data: {_shown(data)} has no {split}: set self.{split} to a dataset; see {PAGE}")
+    for member, what in (("__len__", "no length"), ("__getitem__", "no [index]")):
+        if not hasattr(dataset, member):
+            raise ConfigError(f"data: {_shown(data)}.{split} ({type(dataset).__qualname__}) has {what}; see {PAGE}")
+    return batched(dataset, data.collate, seed)
+
+
+def _shown(data: Any) -> str:
+    return f"{type(data).__module__}.{type(data).__qualname__}"

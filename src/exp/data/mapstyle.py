@@ -1,0 +1,59 @@
+"""Map-style datasets, indexed by a whole batch as the samplers do."""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+import torch
+from torch.utils.data import Dataset
+from torch.utils.data.dataloader import default_collate
+
+from exp.data.seeding import preserved_generators, seed_sample
+from exp.errors import DataError
+
+__all__ = ["batched"]
+
+
+def batched(dataset: Any, collate: Callable[[list[Any]], Any] | None, seed: int) -> Any:
+    """A dataset that is indexed by a whole batch: itself, if it is; else samples, collated.
+
+    Args:
+        dataset: of :class:`exp.data.base.Data`.
+        collate: makes a batch of a list of samples; None: torch's ``default_collate``.
+        seed: of what samples draw at random.
+    """
+    if getattr(dataset, "takes_batches", False):
+        return dataset
+    return _Batched(dataset, collate or default_collate, seed)
+
+
+class _Batched(Dataset):
+    """Random numbers that a sample draws, of Python's, NumPy's and torch's global generators, depend on seed, epoch and
+    sample alone: runs are the same for any number of ranks and loader processes, and after resuming.
+    """
+
+    takes_batches = True
+    needs_epoch = True
+
+    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any], seed: int) -> None:
+        self.dataset = dataset
+        self.collate = collate
+        self.seed = seed
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, keys: torch.Tensor) -> Any:
+        pairs = keys.tolist() if keys.dim() == 2 else [(number, 0) for number in keys.tolist()]
+        samples = []
+        with preserved_generators(with_torch=True):
+            for number, epoch in pairs:
+                seed_sample(self.seed, epoch, number, with_torch=True)
+                samples.append(self.dataset[number])
+        batch = self.collate(samples)
+        if not isinstance(batch, dict):
+            raise DataError(
+                f"a batch must be a dict by the names that the model's forward takes, not a {type(batch).__name__}; "
+                "give samples as dicts, or set data.collate"
+            )
+        return batch

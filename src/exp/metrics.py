@@ -1,0 +1,196 @@
+"""The metric interface: figures that do not depend on how samples were batched or spread over ranks."""
+
+from __future__ import annotations
+
+import abc
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence
+
+import torch
+
+from exp.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from exp.engine.distributed import Distributed
+
+__all__ = ["Evaluator", "Metric", "SampleMetric", "Table"]
+
+
+class Table(NamedTuple):
+    """Metrics in detail.
+
+    Attributes:
+        name: of the table, such as ``per_class``; ``metrics_<name>.csv`` has it.
+        key: what a row is, such as ``class``.
+        rows: name of each row.
+        columns: values by metric, one for each row.
+        units: what values a metric is of, where its name does not say it.
+    """
+
+    name: str
+    key: str
+    rows: Sequence[str]
+    columns: dict[str, list[float]]
+    units: Mapping[str, str] = MappingProxyType({})
+
+
+class Metric(abc.ABC):
+    """One or several figures of a pass over a split, taken in batch by batch.
+
+    Add up what is exact in any order (counts, sums in float64 on the CPU at the end); compute the quotient once, in
+    :meth:`compute`. An average of averages of batches would depend on the batch size and on the number of ranks.
+
+    Attributes:
+        names: what :meth:`compute` gives.
+        greater_is_better: whether larger values are better.
+        units: what values a figure is of, by name, where the name does not say it.
+    """
+
+    names: Sequence[str] = ()
+    greater_is_better: bool = False
+    units: Mapping[str, str] = MappingProxyType({})
+
+    @abc.abstractmethod
+    def reset(self) -> None:
+        """Forget everything: a new pass begins."""
+
+    @abc.abstractmethod
+    def update(self, outputs: Any, batch: dict[str, Any]) -> None:
+        """Take in one batch.
+
+        Args:
+            outputs: what the model predicts in ``mode="predict"``, on its device; read nothing from there.
+            batch: the batch of the data, on the same device.
+        """
+
+    @abc.abstractmethod
+    def compute(self, distributed: Distributed) -> dict[str, float]:
+        """The figures over all ranks, by name; called by every rank, also by one that had no batch.
+
+        Args:
+            distributed: its ``sum(tensor)`` adds a CPU tensor over all ranks, in place.
+        """
+
+    def tables(self) -> list[Table]:
+        """The figures in detail, for ``task=eval``; after :meth:`compute`."""
+        return []
+
+
+class SampleMetric(Metric):
+    """The mean of one figure per sample, exact over any number of ranks and any batch size.
+
+    A subclass sets ``names`` to one name, and writes :meth:`per_sample`.
+    """
+
+    def __init__(self) -> None:
+        self.reset()
+
+    @abc.abstractmethod
+    def per_sample(self, outputs: Any, batch: dict[str, Any]) -> torch.Tensor:
+        """The figure of each sample of a batch, (B,), on the device; samples whose value is nan do not count."""
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._values: list[torch.Tensor] = []
+
+    def update(self, outputs: Any, batch: dict[str, Any]) -> None:
+        """Take in one batch."""
+        self._values.append(self.per_sample(outputs, batch).detach().float())
+
+    def compute(self, distributed: Distributed) -> dict[str, float]:
+        """The mean over all samples of all ranks.
+
+        Raises:
+            DataError: there was no sample that counts on any rank.
+        """
+        total = torch.zeros(2, dtype=torch.float64)
+        if self._values:
+            values = torch.cat([value.reshape(-1) for value in self._values]).cpu().double()
+            values = values[~torch.isnan(values)]
+            total[0], total[1] = values.sum(), len(values)
+        distributed.sum(total)
+        if total[1] == 0:
+            raise DataError(f"there is no sample that {self.names[0]} could be measured on")
+        return {self.names[0]: float(total[0] / total[1])}
+
+
+class Evaluator:
+    """Several metrics as one, which the evaluation loop takes.
+
+    Args:
+        metrics: those of the data, and of the configuration's ``metrics``.
+        chosen: the name of the figure by which the best model is chosen and sweeps are judged; None: the first.
+
+    Attributes:
+        metric_name: that name.
+        greater_is_better: whether larger values of it are better.
+
+    Raises:
+        ConfigError: one is no metric, two give the same name, or none gives the chosen one.
+    """
+
+    def __init__(self, metrics: Sequence[Metric], chosen: str | None = None) -> None:
+        self.metrics = list(metrics)
+        owner: dict[str, Metric] = {}
+        for metric in self.metrics:
+            _check(metric)
+            for name in metric.names:
+                if name in owner:
+                    raise ConfigError(
+                        f"two metrics give {name}: {_shown(owner[name])} and {_shown(metric)}; rename one"
+                    )
+                owner[name] = metric
+        if chosen is not None and chosen not in owner:
+            raise ConfigError(f"metric={chosen} is none of those that are measured: {', '.join(owner)}")
+        self.metric_name = chosen if chosen is not None else next(iter(owner))
+        self.greater_is_better = bool(owner[self.metric_name].greater_is_better)
+
+    @property
+    def units(self) -> dict[str, str]:
+        """What values a figure is of, by name."""
+        return {name: unit for metric in self.metrics for name, unit in metric.units.items()}
+
+    def reset(self) -> None:
+        """Forget everything."""
+        for metric in self.metrics:
+            metric.reset()
+
+    def update(self, outputs: Any, batch: dict[str, Any]) -> None:
+        """Take in one batch."""
+        for metric in self.metrics:
+            metric.update(outputs, batch)
+
+    def compute(self, distributed: Distributed) -> dict[str, float]:
+        """All figures over all ranks.
+
+        Raises:
+            ConfigError: a metric does not give what its ``names`` say.
+        """
+        found: dict[str, float] = {}
+        for metric in self.metrics:
+            given = metric.compute(distributed)
+            if list(given) != list(metric.names):
+                raise ConfigError(
+                    f"{_shown(metric)}.compute gives {list(given)}, but its names are {list(metric.names)}"
+                )
+            found.update(given)
+        return found
+
+    def tables(self) -> list[Table]:
+        """Those of all metrics; after :meth:`compute`."""
+        return [table for metric in self.metrics for table in metric.tables()]
+
+
+def _check(metric: Any) -> None:
+    missing = [name for name in ("reset", "update", "compute", "tables") if not callable(getattr(metric, name, None))]
+    if missing:
+        raise ConfigError(
+            f"{_shown(metric)} has no {missing[0]}(...), which a metric needs: inherit exp.metrics.Metric"
+        )
+    names = getattr(metric, "names", ())
+    if isinstance(names, str) or not names or not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"{_shown(metric)}.names must be a list of the names of its figures, not {names!r}")
+
+
+def _shown(metric: Any) -> str:
+    return f"{type(metric).__module__}.{type(metric).__qualname__}"
