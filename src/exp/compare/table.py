@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from exp.compare.run import Run
 
-__all__ = ["as_rich_table", "number_text", "ranks", "units_of", "write_table"]
+__all__ = ["as_rich_table", "as_rows", "number_text", "ranks", "units_of", "write_table"]
 
 _WIDTH = 100  # characters of a terminal
 _ALL = 40  # runs: of more, a terminal gets the best and those that failed
@@ -36,7 +36,7 @@ def write_table(runs: Sequence[Run], folder: Path) -> None:
     Raises:
         OSError: the folder cannot be written.
     """
-    rows = _rows(runs)
+    rows = as_rows(runs)
     write_json(folder / "sweep.json", _plain(rows))
     metrics = _metric_names(runs)
     left_out = ("folder", "metric_name", "metric")
@@ -137,7 +137,8 @@ def number_text(value: float | None) -> str:
     return "-" if value is None else result.number_text(value)
 
 
-def _rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def as_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """What :func:`write_table` writes, a dict for each run, the best first."""
     order, rank = ranked(runs), ranks(runs)
     metrics = _metric_names(runs)
     taken = {"rank", "run", "folder", "status", "metric_name", "metric", "error", *metrics, *_LAST}

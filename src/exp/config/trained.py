@@ -31,7 +31,7 @@ OF_RUN = "of_run"
 """Name of the primary configuration that begins with a run's own, and of the choices that it takes."""
 
 _GROUPS = ("data", "model")
-_WITH_THEM = ("name", "seed", "precision", "published", "published_source", "published_for")
+_WITH_THEM = ("name", "seed", "precision", "metric", "metrics", "published", "published_source", "published_for")
 NEUTRAL = re.compile(r"^(data\.(num_workers|eval_batch_size|cache_megabytes)|model\.activation_checkpointing)$")
 """Keys that say how fast something is computed, not what."""
 

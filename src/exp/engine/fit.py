@@ -73,7 +73,7 @@ def find_weights(path: Path) -> Path:
     )
 
 
-def fit_weights(model: nn.Module, weights: Weights, config: Any) -> str:
+def fit_weights(model: nn.Module, weights: Weights, config: Any, as_it_is: bool | None = None) -> str:
     """Give a model its weights.
 
     Args:
@@ -81,7 +81,8 @@ def fit_weights(model: nn.Module, weights: Weights, config: Any) -> str:
             a training ``fit_state_dict(state, path)`` makes them fit; what ``may_start_anew(name)`` says of its
             parameters, and ``settings_of(state)`` of the keys that weights were made with, is made use of.
         weights: of :func:`read_weights`.
-        config: the frozen configuration: what is to be done with the model.
+        config: the frozen configuration.
+        as_it_is: whether the model is to be used, not trained; None: as the task says.
 
     Returns:
         What fits and what does not, to be shown.
@@ -94,7 +95,8 @@ def fit_weights(model: nn.Module, weights: Weights, config: Any) -> str:
     if adapt is not None:
         state = adapt(state, weights.path)
     made_to_fit: list[str] = []
-    as_it_is = task_class(config).needs_weights
+    if as_it_is is None:
+        as_it_is = task_class(config).needs_weights
     if not as_it_is and hasattr(model, "fit_state_dict"):
         adapted, state = state, model.fit_state_dict(state, weights.path)  # type: ignore[operator]
         made_to_fit = [key for key, value in state.items() if value.shape != adapted[key].shape]

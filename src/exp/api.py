@@ -1,0 +1,172 @@
+"""Runs from Python, as in a notebook: ``exp.open_run(path)``, ``exp.open_sweep(path)``, ``exp.run([...])``.
+
+Imports neither torch nor pandas before they are needed.
+"""
+
+from __future__ import annotations
+
+import secrets
+import subprocess
+import sys
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Sequence
+
+from exp.config import schema
+from exp.config.names import allow
+from exp.errors import ConfigError, RunError
+from exp.runfolder import RunFolder, read_json
+
+if TYPE_CHECKING:
+    import os
+
+    import pandas as pd
+    from omegaconf import DictConfig
+    from torch import nn
+
+__all__ = ["OpenRun", "open_run", "open_sweep", "run"]
+
+
+class OpenRun:
+    """A run that has been made, as its folder tells of it.
+
+    Attributes:
+        path: the run folder, absolute.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __repr__(self) -> str:
+        metric = (
+            "" if self.result.get("metric") is None else f", {self.result['metric_name']} {self.result['metric']:.4g}"
+        )
+        return f"<run {self.path}: {self.result.get('status', 'unfinished')}{metric}>"
+
+    @cached_property
+    def config(self) -> DictConfig:
+        """The frozen configuration, typed, with its interpolations resolved: ``run.config.optim.lr``.
+
+        Raises:
+            ConfigError: ``config.yaml`` is not what a run leaves.
+        """
+        return schema.load(RunFolder(self.path).config)
+
+    @cached_property
+    def result(self) -> dict[str, Any]:
+        """``result.json``; empty where the run has not ended."""
+        return read_json(RunFolder(self.path).result) or {}
+
+    @property
+    def metrics(self) -> pd.DataFrame:
+        """``metrics.jsonl`` by row: ``split`` (train, val), ``step``, and what was measured; nan where it was not.
+
+        Read anew each time: the run may be going on.
+        """
+        import pandas as pd
+
+        file = RunFolder(self.path).metrics
+        return pd.read_json(file, lines=True) if file.is_file() else pd.DataFrame(columns=["split", "step"])
+
+    def model(self, device: str = "cpu") -> nn.Module:
+        """The model with the weights that were tested, in eval mode.
+
+        The data set is opened for what only its files can tell, such as the number of classes.
+
+        Args:
+            device: of torch.
+
+        Raises:
+            ExpError: the data are not there, there is no checkpoint, or it does not fit.
+        """
+        from exp.config.create import create
+        from exp.engine.fit import find_weights, fit_weights, read_weights
+
+        allow(self.config.plugins)
+        weights = read_weights(find_weights(self.path))
+        data = create(self.config.data, "data")
+        if weights.data is not None:
+            data.adopt(weights.data)
+        model: nn.Module = create(self.config.model, "model", **data.model_arguments())
+        fit_weights(model, weights, self.config, as_it_is=True)
+        return model.to(device).eval()
+
+    def predict(self, *overrides: str) -> OpenRun:
+        """``task=predict`` with this run's weights, in a run folder of its own.
+
+        Args:
+            *overrides: as on the command line: ``"task.input=new.csv"``, ``"backend=cpu"``.
+
+        Raises:
+            RunError: it failed; what it said stands above.
+        """
+        return run(["task=predict", f"init_from={self.path}", *overrides])
+
+
+def open_run(path: str | os.PathLike[str]) -> OpenRun:
+    """A run folder.
+
+    Args:
+        path: has a ``config.yaml``.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    folder = Path(path).expanduser().absolute()
+    if not RunFolder(folder).config.is_file():
+        raise ConfigError(f"{path} is no run folder: it has no config.yaml")
+    return OpenRun(folder)
+
+
+def open_sweep(path: str | os.PathLike[str]) -> pd.DataFrame:
+    """The runs of a sweep, or of any folder of runs, the best first.
+
+    Args:
+        path: of the sweep's folder, or a glob of run folders.
+
+    Returns:
+        A row for each: the keys that differ, status, metric, and what else ``sweep.json`` has; ``folder`` is for
+        :func:`open_run`.
+
+    Raises:
+        ConfigError: there is no run.
+    """
+    import pandas as pd
+
+    from exp.compare.runs import find_runs
+    from exp.compare.table import as_rows
+
+    return pd.DataFrame(as_rows(find_runs([Path(path).expanduser()])))
+
+
+def run(overrides: Sequence[str] = ()) -> OpenRun:
+    """Start what ``python -m exp <overrides>`` starts, in a process of its own, and wait for its end.
+
+    Args:
+        overrides: such as ``["experiment=dinov3_eurosat", "backend=cpu"]``. A sweep (``-m``) is read with
+            :func:`open_sweep`; give it ``output_dir``.
+
+    Raises:
+        RunError: its exit code is not 0; what it said stands above.
+    """
+    given = [override.partition("=")[2] for override in overrides if override.startswith("output_dir=")]
+    arguments = list(overrides)
+    if not given:
+        given = [f"outputs/python/{datetime.now():%Y-%m-%d_%H-%M-%S}-{secrets.token_hex(3)}"]
+        arguments.append(f"output_dir={given[0]}")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "exp", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert process.stdout is not None
+    try:
+        for line in process.stdout:  # to wherever a notebook shows what is printed
+            sys.stdout.write(line)
+        code = process.wait()
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait()
+    if code != 0:
+        raise RunError(f"python -m exp {' '.join(arguments)} ended with code {code}")
+    return open_run(given[-1])
