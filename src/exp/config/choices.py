@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
 import secrets
 from typing import Sequence
 
@@ -63,18 +66,24 @@ def default_keys(arguments: Sequence[str] = ()) -> list[str]:
     """The dotted keys of a configuration, and its groups.
 
     Args:
-        arguments: of the command line; choices among exp's own files, such as ``launcher=submitit``, count.
+        arguments: of the command line; choices such as ``launcher=submitit`` count, also those in the user's folders.
     """
     GlobalHydra.instance().clear()
     with initialize_config_module("exp.conf", version_base="1.3"):
-        loader = GlobalHydra.instance().config_loader()
-        chosen = []
-        for argument in arguments:
-            group, _, choice = argument.partition("=")
-            if group in _GROUPS and choice in loader.get_group_options(group, ObjectType.CONFIG):
-                chosen.append(argument)
-        try:
-            config = compose("config", chosen)
-        except (HydraException, OmegaConfBaseException):  # what is to be explained may be in these very choices
-            config = compose("config")
-        return [*config_keys(config), *_GROUPS]
+        chosen = [each for each in arguments if re.fullmatch(rf"({'|'.join(_GROUPS)})=[\w./-]+", each)]
+        for kept in (chosen, [each for each in chosen if not each.startswith("experiment=")], []):
+            # What is to be explained may be in these very choices.
+            with contextlib.suppress(HydraException, OmegaConfBaseException):
+                return [*config_keys(compose("config", [*kept, *_searched(arguments)])), *_GROUPS]
+    return list(_GROUPS)
+
+
+def _searched(arguments: Sequence[str]) -> list[str]:
+    """The user's folders, as an override."""
+    found = [each.partition("=")[2].strip("[]") for each in arguments if each.startswith("hydra.searchpath=")]
+    for number, word in enumerate(arguments):
+        option, _, folder = word.partition("=")
+        if option in ("--config-dir", "-cd"):
+            folder = folder or "".join(arguments[number + 1 : number + 2])
+            found.append(f"file://{os.path.abspath(folder)}")  # noqa: PTH100 - as the user wrote it
+    return [f"hydra.searchpath=[{','.join(found)}]"] if found else []

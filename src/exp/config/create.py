@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import inspect
+from typing import Any, Mapping
 
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
@@ -10,6 +11,7 @@ from omegaconf import OmegaConf
 
 from exp.config.names import names_in
 from exp.config.targets import load_target
+from exp.errors import ConfigError
 
 __all__ = ["create"]
 
@@ -37,4 +39,24 @@ def create(config: Any, key: str = "", **arguments: Any) -> Any:
     except InstantiationException:
         load_target(f"{key}._target_".lstrip("."), str(config["_target_"]))  # says what it was, if the target was it
         raise
+    _check_arguments(made, config, key, arguments)
     return made(**arguments)
+
+
+def _check_arguments(made: Any, config: Any, key: str, arguments: Mapping[str, Any]) -> None:
+    """Whether a constructor takes these keys: its own error would come with a traceback, and without the key."""
+    try:
+        signature = inspect.signature(made.func)
+    except (TypeError, ValueError):
+        return  # of a class in C
+    try:
+        signature.bind(*made.args, **made.keywords, **arguments)
+    except TypeError as error:
+        given = f" (of the data: {', '.join(arguments)})" if arguments else ""
+        raise ConfigError(f"{key or 'configuration'}: {config['_target_']} {_said(error)}{given}") from error
+
+
+def _said(error: TypeError) -> str:
+    text = str(error)
+    name = text.rpartition("argument")[2].strip(": ")
+    return f"takes no key {name}" if "unexpected" in text else f"needs the key {name}" if "missing" in text else text

@@ -1,0 +1,85 @@
+"""docs/add-an-experiment.md, done to the letter: one module and three YAML files outside the repository."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "add-an-experiment.md"
+OIL = ["--config-dir", "my_conf", "experiment=oil", "backend=cpu", "max_steps=4", "log_every=1", "plots=false"]
+
+
+@pytest.fixture
+def oil(exp):
+    text = PAGE.read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (exp.folder / "my_experiment.py").write_text(code)
+    for group, yaml in zip(
+        ("data/oil", "model/mlp", "experiment/oil"), re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    ):
+        path = exp.folder / "my_conf" / f"{group}.yaml"
+        path.parent.mkdir(parents=True)
+        path.write_text(yaml)
+    shutil.copy(str(ROOT / "data" / "ett" / "ETTh1.csv"), str(exp.folder))
+
+    def run(*arguments, code=0):
+        done = exp(*arguments)
+        assert done.returncode == code, done.stdout + done.stderr
+        return done
+
+    run.code = exp.folder / "my_experiment.py"
+    return run
+
+
+def test_everything_works_with_it(oil, exp):
+    oil(*OIL, "output_dir=one", "val_every=2")
+    oil(*OIL, "output_dir=two", "nproc=2")
+    for name, error in exp.result("one")["metrics"].items():
+        assert exp.result("two")["metrics"][name] == pytest.approx(error, rel=0.2)  # dropout is a rank's own
+    # Resumed in the middle, and not.
+    oil(*OIL, "output_dir=half", "max_steps=2", "val_every=2")
+    oil(*OIL, "output_dir=half", "val_every=2", "resume=auto")
+    assert exp.result("half")["metrics"] == exp.result("one")["metrics"]
+    oil("--config-dir", "my_conf", "task=eval", "init_from=one", "backend=cpu", "output_dir=tested", "nproc=2")
+    assert exp.result("tested")["metrics"] == exp.result("one")["metrics"]
+    assert list(exp.result("tested")["metrics"]) == ["error", "squared_error"]
+    oil("--config-dir", "my_conf", "task=predict", "init_from=one", "backend=cpu", "output_dir=said", "nproc=2")
+    shares = [np.load(exp.path("said") / "predictions" / f"rank{rank}.npz") for rank in (0, 1)]
+    assert sorted(number for share in shares for number in share["index"]) == list(range(3484))
+    oil("-m", *OIL, "model.hidden=4,8", "metric=squared_error", "output_dir=sweep")
+    assert exp.result("sweep/0")["metric_name"] == "squared_error"
+    oil(*OIL, "task=parity", "steps=2", "output_dir=parity")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("(Data):", ":", "my_experiment.OilTemperature is no subclass of exp.data.base.Data"),
+        ('setattr(self, split, Rows', 'setattr(self, split[:3], Rows', "my_experiment.OilTemperature has no train"),
+        ("    def __len__(self):\n        return len(self.table)\n", "", "OilTemperature.train (Rows) has no length"),
+        ("return AbsoluteError()", "return [AbsoluteError(), SquaredError()]", "two metrics give squared_error"),
+        ("return AbsoluteError()", "return Rows([])", "my_experiment.Rows has no reset(...), which a metric needs"),
+        ('names = ("error",)', 'names = "error"', "AbsoluteError.names must be a list of the names"),
+        ("inputs, hidden=32", "hidden=32", "model: my_experiment.Mlp takes no key 'inputs' (of the data: inputs)"),
+    ],
+)  # fmt: skip
+def test_what_is_missing_is_said_before_the_first_step(oil, exp, old, new, says):
+    text = oil.code.read_text()
+    assert old in text
+    oil.code.write_text(text.replace(old, new))
+    done = oil(*OIL, "output_dir=run", code=2)
+    assert says in done.stderr.splitlines()[0]
+    assert not exp.path("run").exists()
+
+
+@pytest.mark.slow
+def test_mistyped_keys_of_ones_own_are_known(oil):
+    done = oil(*OIL, "model.hiden=3", code=2)
+    assert "there is no key 'model.hiden'; did you mean 'model.hidden'?" in done.stderr
+    assert "takes no key 'hiden'" in oil(*OIL, "+model.hiden=3", code=2).stderr
