@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from exp import console, launcher, report
 from exp.backends_registry import create_backend
 from exp.errors import EXIT_OK
+from exp.launcher.base import launcher_class
 from exp.report import Finished
 from exp.runlock import holder_of
 
@@ -25,7 +26,7 @@ def execute(run: FrozenRun) -> Finished:
     config, folder = run.config, run.folder
     chosen = launcher.resolve(config.launcher, config.nproc)
     holder = holder_of(folder.path)
-    if holder is not None and holder.job and config.launcher.get("cluster") is not None:
+    if holder is not None and holder.job and launcher_class(config).submits:
         from exp.launcher.attach import attach_to, the_same
 
         if the_same(run, folder):

@@ -24,6 +24,7 @@ from exp.config.validate import refuse_device_arguments, validate
 from exp.config.walk import plain
 from exp.errors import ConfigError, RunError
 from exp.footprint import Footprint, missing_folders, remove_empty
+from exp.launcher.base import launcher_class
 from exp.runfolder import RunFolder
 from exp.runlock import RunLock
 from exp.task import task_class
@@ -115,7 +116,7 @@ class FrozenRun:
         """
         if self.footprint is None:
             return True
-        alone = self.config.launcher.nnodes == 1 or self.config.launcher.get("cluster") is not None
+        alone = self.config.launcher.nnodes == 1 or launcher_class(self.config).submits
         done = alone and not task_class(self.config).diagnoses and self.footprint.take_back()
         self.release()
         if done:

@@ -17,6 +17,7 @@ from yaml import YAMLError
 
 from exp import plugins
 from exp.config.dictionaries import opened
+from exp.config.targets import load_target
 from exp.errors import ConfigError
 from exp.task import task_class
 from exp.tasks import TASKS
@@ -360,8 +361,9 @@ def typed(config: Any) -> DictConfig:
         ConfigError: the task is none.
     """
     root = OmegaConf.structured(ExpConfig)
-    if str(config.launcher.get("_target_", "")).endswith(".SubmititLauncher"):
-        root.launcher = SubmititConfig
+    target = str(config.launcher.get("_target_", "auto"))
+    if target not in ("auto", MISSING):
+        root.launcher = getattr(load_target("launcher._target_", target), "keys", LauncherConfig)
     if "_target_" in (config.get("task") or {}):
         root.task = structure_of(config.task["_target_"]) or task_class(config)
     merged = OmegaConf.merge(root, config)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Sequence
 
@@ -13,11 +12,11 @@ from exp.backend import PRECISIONS
 from exp.config.batch import derive_batch_sizes
 from exp.config.explain import nearest
 from exp.config.hooks import check_hooks
-from exp.config.targets import check_target, find_module, load_target
+from exp.config.targets import check_target, find_module
 from exp.config.walk import nodes
 from exp.console import shown
 from exp.errors import ConfigError, UnavailableError
-from exp.launcher.base import Launcher
+from exp.launcher.base import launcher_class
 from exp.plugins import installed
 from exp.runfolder import RunFolder, read_result
 from exp.runlock import holder_of
@@ -47,12 +46,12 @@ def validate(config: Any, overrides: Sequence[str], backend: Backend) -> None:
     _check_family(config)
     _check_missing(config)
     _check_values(config)
-    _check_launcher(config)
+    launcher_class(config)
     task = create_task(config)
     task.check(config)
     if (
         config.launcher.nnodes > 1
-        and config.launcher.get("cluster") is None
+        and not launcher_class(config).submits
         and not any(override.startswith("output_dir=") for override in overrides)
     ):
         raise ConfigError("launcher.nnodes>1 needs output_dir=<a folder that all nodes share>, the same on every node")
@@ -137,14 +136,6 @@ def _check_family(config: Any) -> None:
         )
 
 
-def _check_launcher(config: Any) -> None:
-    target = config.launcher["_target_"]
-    if target != "auto":
-        cls = load_target("launcher._target_", target)
-        if not (inspect.isclass(cls) and issubclass(cls, Launcher)):
-            raise ConfigError(f"launcher._target_={target} is no subclass of exp.launcher.Launcher")
-
-
 def _check_targets(config: Any) -> None:
     elsewhere = runs_elsewhere(config)
     for name in () if elsewhere else config.plugins:
@@ -218,8 +209,7 @@ def _check_processes(config: Any, backend: Backend) -> None:
 
 def runs_elsewhere(config: Any) -> bool:
     """Whether the run's hardware is not that of this machine, but of a cluster's nodes."""
-    # Asked for a key that a schema has not, OmegaConf composes an error message, even for `in` and `get`.
-    return "cluster" in list(config.launcher) and bool(config.launcher.cluster == "slurm")
+    return launcher_class(config).is_elsewhere(config.launcher)
 
 
 def _check_wrapper(config: Any, task: Task) -> None:

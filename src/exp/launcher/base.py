@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import abc
+import inspect
 import os
 import socket
 import time
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Mapping, Sequence
 
+from exp.config.schema import LauncherConfig
+from exp.config.targets import load_target
 from exp.errors import EXIT_OK, ConfigError
 from exp.preemption import Notice
 from exp.task import task_class
@@ -31,6 +34,7 @@ __all__ = [
     "RankInfo",
     "Watcher",
     "error_record",
+    "launcher_class",
     "make_store",
     "this_host",
 ]
@@ -210,6 +214,12 @@ class Watcher(abc.ABC):
 class Launcher(abc.ABC):
     """Starts the workers of a run and waits for them.
 
+    Attributes:
+        keys: typed keys of the configuration: a dataclass that inherits
+            :class:`exp.config.schema.LauncherConfig`; they are the constructor's arguments.
+        submits: whether it hands runs to a scheduler, as jobs that may outlive this process, and takes the batch of a
+            sweep at once (:meth:`launch_all`).
+
     Args:
         nnodes: nodes that take part.
         rdzv_endpoint: ``host:port`` where agents of several nodes meet.
@@ -221,6 +231,9 @@ class Launcher(abc.ABC):
             far, at least a minute; 0: any time.
         worker: module that a worker process runs.
     """
+
+    keys: ClassVar[type] = LauncherConfig
+    submits: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -247,6 +260,16 @@ class Launcher(abc.ABC):
             raise ConfigError(
                 f"launcher.nnodes={nnodes} needs a meeting point; set launcher.rdzv_endpoint=<host of one node>:<port>"
             )
+
+    @classmethod
+    def is_elsewhere(cls, config: Any) -> bool:
+        """Whether runs take place on other machines, whose hardware this one cannot tell.
+
+        Args:
+            config: ``config.launcher``.
+        """
+        del config
+        return False
 
     @property
     def leads(self) -> bool:
@@ -286,6 +309,16 @@ class Launcher(abc.ABC):
         """:meth:`launch` what has been written."""
         return self.launch(run.folder, run.config.nproc, saves=task_class(run.config).saves_state)
 
+    def launch_all(self, runs: Sequence[FrozenRun], watcher: Watcher, logs: Path) -> list[Outcome]:
+        """Where it ``submits``: runs that have been written, as one batch, to their ends.
+
+        Args:
+            runs: all ask for the same of the scheduler.
+            watcher: is told what becomes of each.
+            logs: where the scheduler writes to.
+        """
+        raise NotImplementedError
+
     @abc.abstractmethod
     def launch(self, folder: RunFolder, nproc: int, saves: bool = True) -> Outcome:
         """Run ``config.yaml`` of ``folder`` in ``nproc`` workers on this node, to the end.
@@ -295,6 +328,22 @@ class Launcher(abc.ABC):
             nproc: workers.
             saves: whether the task can save its state when it has to end.
         """
+
+
+def launcher_class(config: Any) -> type[Launcher]:
+    """The class that ``config.launcher`` names; for ``auto``, which is not decided yet, the base class.
+
+    Raises:
+        ConfigError: there is none, or it is no launcher.
+        UnavailableError: its module does not import.
+    """
+    target = str(config.launcher["_target_"])
+    if target == "auto":
+        return Launcher
+    cls = load_target("launcher._target_", target)
+    if not (inspect.isclass(cls) and issubclass(cls, Launcher)):
+        raise ConfigError(f"launcher._target_={target} is no subclass of exp.launcher.Launcher")
+    return cls
 
 
 def this_host() -> str:

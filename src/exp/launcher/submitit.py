@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 from exp.backends_registry import create_backend
 from exp.config.explain import nearest
+from exp.config.schema import SubmititConfig
 from exp.errors import ConfigError, UnavailableError
 from exp.frozen import FrozenRun
 from exp.launcher.attach import remember
@@ -55,6 +56,14 @@ class SubmititLauncher(Launcher):
     Args:
         **settings: :class:`exp.config.schema.SubmititConfig`.
     """
+
+    keys = SubmititConfig
+    submits = True
+
+    @classmethod
+    def is_elsewhere(cls, config: Any) -> bool:
+        """On the nodes of a cluster."""
+        return bool(config.cluster == "slurm")
 
     def __init__(self, **settings: Any) -> None:
         known = ("rdzv_id", "max_restarts", "fork", "timeout_s", "step_timeout_s")

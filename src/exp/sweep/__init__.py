@@ -172,9 +172,6 @@ class Sweep:
             if not runs:
                 return
             if chosen is not None:
-                from exp.launcher.submitit import SubmititLauncher
-
-                assert isinstance(chosen, SubmititLauncher)
                 outcomes = chosen.launch_all(runs, display, self.folder / "slurm")
             else:
                 outcomes = pack(runs, self.settings.parallel_jobs, display)

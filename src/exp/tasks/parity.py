@@ -37,7 +37,9 @@ class Parity(Task):
             raise ConfigError(f"steps={config.steps} must be at least 1")
         if config.launcher.nnodes > 1:
             raise ConfigError("task=parity runs on one node; leave out launcher.nnodes")
-        if config.launcher.get("cluster") is not None:
+        from exp.launcher.base import launcher_class
+
+        if launcher_class(config).submits:
             raise ConfigError(
                 "task=parity is two runs, one after the other; take launcher=torchrun, within a job if need be"
             )
