@@ -238,7 +238,8 @@ class ExpConfig:
     """The root of the configuration."""
 
     backend: BackendConfig = field(default_factory=BackendConfig)
-    launcher: LauncherConfig = field(default_factory=LauncherConfig)
+    launcher: Any = MISSING
+    """How workers are started (:class:`exp.launcher.base.Launcher`, whose ``keys`` are its keys)."""
     wrapper: WrapperConfig = field(default_factory=WrapperConfig)
     task: Any = MISSING
     """What to do (:class:`exp.task.Task`, whose fields are its keys)."""
@@ -325,13 +326,16 @@ def register() -> None:
     for place, structure in _structures().items():
         group, _, name = place.rpartition("/")
         store.store(group=f"schema/{group}", name=name, node=opened(structure))
+    # What launchers of others begin with: the same keys, beside which theirs may stand. They are typed when composed.
+    common: Any = OmegaConf.to_container(OmegaConf.structured(LauncherConfig))
+    store.store(group="schema/launcher", name="base", node=common)
 
 
 @functools.lru_cache(maxsize=None)
 def _structures() -> Mapping[str, type]:
     """The typed keys of exp's own tasks and launchers, and of plugins, by ``<group>/<name>``."""
     own = {f"task/{task.name}": task for task in TASKS}
-    found = {"launcher/submitit": SubmititConfig, **own, **plugins.structures()}
+    found = {"launcher/common": LauncherConfig, "launcher/submitit": SubmititConfig, **own, **plugins.structures()}
     for place, keys in plugins.more_keys():
         found[place] = dataclasses.make_dataclass(found[place].__name__, [], bases=(found[place], keys))
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Callable
 
 import numpy as np
 import torch
@@ -18,9 +18,10 @@ from exp.runfolder import write_atomically
 
 if TYPE_CHECKING:
     from exp.data.base import Data
+    from exp.metrics import Evaluator
     from exp.session import Session
 
-__all__ = ["batch_outputs", "predict_split"]
+__all__ = ["batch_outputs", "measure", "predict_split"]
 
 
 def batch_outputs(session: Session, model: Any, batch: dict[str, Any]) -> torch.Tensor:
@@ -63,3 +64,35 @@ def predict_split(session: Session, data: Data, model: Any) -> Prediction:
         files.append(path.relative_to(session.folder.path).as_posix())
     gathered = session.distributed.gather(files)
     return Prediction({"samples": len(test)}, [file for part in gathered for file in part], data.tested_on)
+
+
+def measure(
+    session: Session,
+    data: Data,
+    model: Any,
+    evaluator: Evaluator,
+    change: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+) -> dict[str, float]:
+    """The metrics of the test split, for tasks of one's own; every rank takes its share.
+
+    Args:
+        session: the session.
+        data: the data set.
+        model: on the session's device, in eval mode.
+        evaluator: of :func:`exp.engine.building.build_evaluator`.
+        change: what becomes of each batch, on the device, before the model sees it.
+
+    Returns:
+        Over all ranks, by name.
+    """
+    test = split_of(data, "test", session.config.seed)
+    sampler = EvalBatchSampler(len(test), data.eval_batch_size, session.info.rank, session.info.world_size)
+    evaluator.reset()
+    with torch.no_grad():
+        for batch in eval_loader(test, sampler, data.num_workers):
+            moved = move(batch, session.device)
+            with session.backend.autocast(session.config.precision):
+                outputs = predictions(model, moved if change is None else change(moved))
+            evaluator.update(outputs, moved)
+            session.backend.end_batch()
+    return evaluator.compute(session.distributed)

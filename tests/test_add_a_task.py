@@ -1,0 +1,61 @@
+"""docs/add-a-task.md, done to the letter: a module and a YAML file each, outside the repository."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import TINY
+
+PAGE = Path(__file__).parents[1] / "docs" / "add-a-task.md"
+
+
+@pytest.fixture
+def page(exp):
+    text = PAGE.read_text()
+    for name, code in zip(("my_task", "my_launcher"), re.findall(r"```python\n(.*?)```", text, re.DOTALL)):
+        (exp.folder / f"{name}.py").write_text(code)
+    for place, yaml in zip(("task/noise", "launcher/nice"), re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)):
+        path = exp.folder / "my_conf" / f"{place}.yaml"
+        path.parent.mkdir(parents=True)
+        path.write_text(yaml)
+
+    def run(*arguments, code=0):
+        done = exp("--config-dir", "my_conf", *arguments)
+        assert done.returncode == code, done.stdout + done.stderr
+        return done
+
+    return run
+
+
+def test_a_task_and_a_launcher_of_ones_own(page, exp):
+    page(*TINY, "launcher=nice", "launcher.niceness=3", "nproc=2", "output_dir=run")
+    assert exp.result("run")["world_size"] == 2
+    assert "niceness: 3" in (exp.path("run") / "config.yaml").read_text()
+    noise = ["task=noise", "init_from=run", "backend=cpu", "task.levels=[0.0,5.0]"]
+    page(*noise, "output_dir=one")
+    page(*noise, "output_dir=two", "nproc=2")
+    one, two, plain = (exp.result(name)["metrics"] for name in ("one", "two", "run"))
+    assert one["mse_at_0"] == pytest.approx(plain["mse"], rel=1e-6)
+    assert two["mse_at_0"] == pytest.approx(plain["mse"], rel=1e-6)
+    assert one["mse_at_5"] > one["mse_at_0"]
+
+
+@pytest.mark.slow
+def test_their_keys_are_typed_and_checked_before_anything_is_written(page, exp):
+    for words, says in (
+        (
+            ["launcher=nice", "launcher.nicenes=3"],
+            "there is no key 'launcher.nicenes'; did you mean 'launcher.niceness'?",
+        ),
+        (["launcher=nice", "launcher.niceness=much"], "launcher.niceness"),
+        (["task=noise", "task.levels=[-1.0]", "init_from=."], "task.levels=[-1.0] must be a list of numbers from 0 on"),
+        (["task=noise", "task.levels=many", "init_from=."], "task.levels"),
+        (["task=noise"], "task=noise needs weights; set init_from"),
+        (["task=noise", "init_from=.", "resume=auto"], "resume=auto: task=noise saves no state to resume from"),
+    ):
+        done = page(*words, "output_dir=run", code=2)
+        assert says in done.stderr.splitlines()[0], done.stderr
+    assert not exp.path("run").exists()
