@@ -6,8 +6,9 @@ import random
 import numpy as np
 import pytest
 
+from exp.data.seeding import preserved_generators, seed_sample
 from exp.errors import ConfigError
-from exp.vision.data.pipeline import Pipeline, preserved_generators, seed_sample
+from exp.vision.data.pipeline import Pipeline
 from exp.vision.data.transforms import PadTo, PhotoMetricDistortion, RandomCrop, RandomRotate90
 
 
