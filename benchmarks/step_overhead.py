@@ -36,6 +36,7 @@ from exp.launcher.base import RankInfo
 from exp.models.base import Model
 from exp.runfolder import RunFolder
 from exp.session import Session
+from exp.tasks.train import Train
 
 BATCH, WIDTH = 32, 64
 
@@ -126,7 +127,7 @@ class _Positions:
 def ours(loader: DataLoader, steps: int, folder: str) -> float:
     """Our engine with its usual hooks; returns seconds per step of the training loop."""
     config = OmegaConf.structured(ExpConfig)
-    config.name, config.global_batch_size = "overhead", BATCH
+    config.name, config.task, config.global_batch_size = "overhead", OmegaConf.structured(Train), BATCH
     session = Session(config, RunFolder(folder), RankInfo.single(), CpuBackend(name="cpu"))
     session.device, session.distributed = torch.device("cpu"), Distributed()
     model = OurModel()

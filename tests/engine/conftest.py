@@ -22,6 +22,7 @@ from exp.launcher.base import RankInfo
 from exp.models.base import Model
 from exp.runfolder import RunFolder
 from exp.session import Session
+from exp.tasks.train import Train
 
 
 class Line(Model):
@@ -55,7 +56,7 @@ def make_runner(tmp_path):
 
     def make(model=None, accumulate=1, log_every=5, max_epochs=1, hooks=(), schedulers=None, optimizer=None):
         config = OmegaConf.structured(ExpConfig)
-        config.name, config.task.name, config.global_batch_size = "line", "train", 4 * accumulate
+        config.name, config.task, config.global_batch_size = "line", OmegaConf.structured(Train), 4 * accumulate
         session = Session(config, RunFolder(tmp_path), RankInfo.single(), CpuBackend(name="cpu"))
         session.folder.create()
         session.device, session.distributed = torch.device("cpu"), Distributed()

@@ -52,7 +52,7 @@ def test_windows_cover_every_patch_of_a_large_image(make_session, model, size):
 
 def test_files_hold_the_features_and_say_of_what(make_session, model, tmp_path):
     images = {"a.png": noise(64, 48), "b.png": noise(32, 32)}
-    session = make_session(feature_dtype="float32", resize=96)
+    session = make_session(named="features", feature_dtype="float32", resize=96)
     writer = FeatureWriter(session, model, lambda path: images[path.name])
     for number, entry in enumerate(named([Path(name) for name in images])):
         writer.add(number, entry)
@@ -79,5 +79,5 @@ def test_a_rank_without_images_takes_part(make_session, model):
         def sum(self, value):
             return value + 1.0
 
-    writer = FeatureWriter(make_session(), model, None)
+    writer = FeatureWriter(make_session(named="features"), model, None)
     assert writer.summed(Two()).axes.shape == (3, 7)
