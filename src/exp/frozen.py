@@ -182,7 +182,7 @@ def prepare(config: DictConfig, overrides: list[str]) -> DictConfig:
     refuse_device_arguments(config)
     config = schema.typed(config)  # checks what +KEY=VALUE added, too
     replace_given(config, overrides)
-    _note_choices(config)
+    _note_choices(config, overrides)
     return config
 
 
@@ -211,13 +211,16 @@ def _as_trained(config: DictConfig, overrides: list[str]) -> DictConfig:
     """The configuration on top of that of the run in ``init_from``, where it is to be used as it was trained.
 
     The command line has seen to that already (:func:`exp.config.trained.begin`), but in a sweep over runs it knew only
-    one of them.
+    one of them, and of a task that only a file names it did not know that it needs weights.
     """
-    if not task_class(config).needs_weights or config.record.trained_in is None:
+    if not task_class(config).needs_weights:
         return config
     folder = trained.run_folder_of(config.init_from)
     if folder is None or str(folder) == config.record.trained_in:
         return config
+    if config.record.trained_in is None:
+        primary, overrides = trained.begin(overrides, needs_weights=True)
+        return config if primary != trained.OF_RUN else _compose(overrides, primary)
     trained.offer(folder)
     return _compose(overrides)
 
@@ -225,7 +228,7 @@ def _as_trained(config: DictConfig, overrides: list[str]) -> DictConfig:
 def _take_note(config: DictConfig, overrides: list[str]) -> None:
     """Fill in ``config.record``."""
     record = config.record
-    _note_choices(config)
+    _note_choices(config, overrides)
     folder = trained.run_folder_of(config.init_from) if task_class(config).needs_weights else None
     if folder is not None:
         record.trained_in = str(folder)
@@ -242,11 +245,15 @@ def _take_note(config: DictConfig, overrides: list[str]) -> None:
                 record.published_differs = trained.different(config, shipped, "there", left_out)
 
 
-def _note_choices(config: DictConfig) -> None:
+def _note_choices(config: DictConfig, overrides: list[str]) -> None:
     """Fill in what was chosen, and which keys follow others."""
     record, groups = config.record, {"experiment", *list(config)}
+    if (
+        record.trained_in is not None
+    ):  # of these, the run's choices stand in the record; only the user's count beside them
+        groups -= {group for group in trained.GROUPS if not any(each.startswith(f"{group}=") for each in overrides)}
     choices = plain(HydraConfig.get().runtime.choices)
-    chosen = {group: choice for group, choice in choices.items() if group in groups and choice != trained.OF_RUN}
+    chosen = {group: choice for group, choice in choices.items() if group in groups}
     noted = {
         "chosen": {**plain(record.chosen), **chosen, "backend": config.backend.name},
         "follows": trained.follows(config),

@@ -25,10 +25,13 @@ from exp.config.walk import REFERENCE, nodes
 from exp.errors import ConfigError
 from exp.runfolder import RunFolder
 
-__all__ = ["NEUTRAL", "OF_RUN", "begin", "different", "follows", "offer", "run_folder_of", "text_of"]
+__all__ = ["GROUPS", "NEUTRAL", "OF_RUN", "begin", "different", "follows", "offer", "run_folder_of", "text_of"]
 
 OF_RUN = "of_run"
 """Name of the primary configuration that begins with a run's own, and of the choices that it takes."""
+
+GROUPS = ("experiment", "data", "model")
+"""Config groups whose choices are the run's."""
 
 _GROUPS = ("data", "model")
 _WITH_THEM = ("name", "seed", "precision", "metric", "metrics", "published", "published_source", "published_for")
@@ -47,11 +50,12 @@ def run_folder_of(weights: str | None) -> Path | None:
     return None
 
 
-def begin(arguments: Sequence[str]) -> tuple[str, list[str]]:
+def begin(arguments: Sequence[str], needs_weights: bool | None = None) -> tuple[str, list[str]]:
     """What Hydra is to compose for a command line.
 
     Args:
         arguments: of the command line.
+        needs_weights: whether the task does; None: as the tasks say that are known before anything is composed.
 
     Returns:
         The name of the primary configuration, and the arguments without choices that repeat those of the run: they
@@ -61,16 +65,18 @@ def begin(arguments: Sequence[str]) -> tuple[str, list[str]]:
         ConfigError: the run's configuration cannot be read.
     """
     given = {key: values for key, values in map(_parsed, arguments) if key is not None}
-    tasks, weights = given.get("task", []), given.get("init_from", [])
-    folder = next((folder for folder in map(run_folder_of, map(str, weights)) if folder is not None), None)
-    if folder is None or not any(getattr(task_named(task), "needs_weights", False) for task in tasks):
+    if needs_weights is None:
+        needs_weights = any(getattr(task_named(task), "needs_weights", False) for task in given.get("task", []))
+    weights = map(str, given.get("init_from", []))
+    folder = next((folder for folder in map(run_folder_of, weights) if folder is not None), None)
+    if folder is None or not needs_weights:
         return "config", list(arguments)
     config = _read(folder)
     chosen = _chosen_in(config)
     if given.get("experiment", [chosen.get("experiment")]) != [chosen.get("experiment")]:
         return "config", list(arguments)
     _offer(folder, config)
-    repeated = [f"{group}={chosen.get(group)}" for group in ("experiment", *_GROUPS)]
+    repeated = [f"{group}={chosen.get(group)}" for group in GROUPS]
     return OF_RUN, [argument for argument in arguments if argument not in repeated]
 
 
