@@ -101,10 +101,6 @@ class Backend(abc.ABC):
     def device_count(self) -> int:
         """``@plugin-dev`` number of devices that this process may use (visible-device variables respected)."""
 
-    def is_available(self) -> bool:
-        """Whether this backend can run here."""
-        return self.why_unavailable() is None
-
     def worker_env(self, local_rank: int, local_world_size: int, single_node: bool) -> dict[str, str]:
         """Environment of one worker, set before torch is imported; what the user has exported wins over it.
 

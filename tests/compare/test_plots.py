@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from exp.compare.curves import Curve, curves_of, thinned
-from exp.compare.plots import comparison_pictures, draw_comparison
+from exp.compare.plots import comparison_pictures
 from exp.compare.runs import find_runs
 from exp.compare.scale import Scale, is_logarithmic
 
@@ -49,14 +49,14 @@ def test_scales_of_numbers_and_of_anything_else():
     assert Scale([3, 1], categorical=True).categories == ["1", "3"]
 
 
-def test_a_sweep_over_two_keys(make_sweep, tmp_path):
-    paths = draw_comparison(find_runs([make_sweep()]), tmp_path / "plots")
-    assert [path.name for path in paths] == [
+def test_a_sweep_over_two_keys(make_sweep):
+    (pictures,) = comparison_pictures(find_runs([make_sweep()])).values()
+    assert list(pictures) == [
         "mse_parallel.png", "mse_map.png", "mse_over_lr.png", "mse_over_seed.png", "mse_curves.png",
     ]  # fmt: skip
-    for path in paths:
-        picture = pixels(path.read_bytes())
-        assert (picture < 250).any(axis=-1).sum() > 1000, path.name
+    for name, content in pictures.items():
+        picture = pixels(content)
+        assert (picture < 250).any(axis=-1).sum() > 1000, name
         assert picture.shape[1] < 1000
 
 

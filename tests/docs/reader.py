@@ -17,7 +17,7 @@ from pathlib import Path
 from tests.conftest import clean_environment, run_exp
 from tests.docs.home import make_home
 
-__all__ = ["GROUPS", "PAGES", "ROOT", "lines_of", "try_pages"]
+__all__ = ["ELSEWHERE", "GROUPS", "PAGES", "ROOT", "lines_of", "try_pages"]
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
@@ -29,6 +29,8 @@ GROUPS = {
                  "add-a-backend"],
     "images": ["dinov3", "data-images", "predict-images"],
 }  # fmt: skip
+# Pages whose commands have a test of their own.
+ELSEWHERE = {"add-an-experiment": "tests/test_add_an_experiment.py", "add-a-task": "tests/test_add_a_task.py"}
 # Why a command is not run here, by what is in it.
 NOT_HERE = {
     r"backend=gcu(?!_simulated)(?!.*simulate=true)": "no such card here",

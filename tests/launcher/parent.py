@@ -19,7 +19,7 @@ if __name__ == "__main__":
                 "exit_code": outcome.exit_code,
                 "restarts": outcome.restarts,
                 "failed": [failure.rank for failure in outcome.failures],
-                "first": outcome.failures[0].to_json() if outcome.failures else None,
+                "first": vars(outcome.failures[0]) if outcome.failures else None,
                 "interrupted_by": outcome.interrupted_by,
                 "text": describe_failure(outcome),
             }

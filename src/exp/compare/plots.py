@@ -15,21 +15,18 @@ from exp.compare.runs import by_metric, greater_is_better
 from exp.compare.scale import Scale
 from exp.compare.style import counted, finish, plain, spans_decades
 from exp.draw.figure import figure_png, new_figure
-from exp.runfolder import write_atomically
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from exp.compare.run import Run
 
-__all__ = ["comparison_pictures", "draw_comparison"]
+__all__ = ["comparison_pictures"]
 
 _KEYS = 12  # more than that many are for the parallel coordinates
 _CATEGORIES = 40
 _BOX_FROM = 5  # points of a category
 
 
-def draw_comparison(runs: Sequence[Run], folder: Path) -> list[Path]:
+def comparison_pictures(runs: Sequence[Run]) -> dict[str | None, dict[str, bytes]]:
     """Draw what can be seen by comparing the runs.
 
     For each metric: ``<metric>_over_<key>.png`` for every key that differs; ``<metric>_parallel.png`` for two or more
@@ -38,24 +35,10 @@ def draw_comparison(runs: Sequence[Run], folder: Path) -> list[Path]:
 
     Args:
         runs: any number; what one run gives is its learning curve.
-        folder: where the PNG files go.
 
     Returns:
-        Their paths.
-
-    Raises:
-        OSError: the folder cannot be written.
+        By metric, the bytes of PNG files by their names.
     """
-    paths = []
-    for pictures in comparison_pictures(runs).values():
-        for name, content in pictures.items():
-            write_atomically(folder / name, content)
-            paths.append(folder / name)
-    return paths
-
-
-def comparison_pictures(runs: Sequence[Run]) -> dict[str | None, dict[str, bytes]]:
-    """The same by metric, as the bytes of PNG files by their names."""
     with warnings.catch_warnings():
         # Names may be in any script; what the typeface lacks is an empty box, and nothing to warn of once per letter.
         warnings.filterwarnings("ignore", message="Glyph .* missing")

@@ -7,7 +7,7 @@ import inspect
 import os
 import socket
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Mapping, Sequence
 
 from exp.config.schema import LauncherConfig
@@ -133,10 +133,6 @@ class RankFailure:
     pid: int | None = None
     of_peer: bool = False
     """It lost another rank, or waited for one in vain: that one is the cause."""
-
-    def to_json(self) -> dict[str, Any]:
-        """All fields."""
-        return asdict(self)
 
 
 def error_record(

@@ -136,7 +136,7 @@ def test_metrics_are_of_the_name_that_it_says(etth1):
     metrics = etth1.metrics()
     batch = etth1.val[[0, 1]]
     metrics.update(batch["y"] + 2.0, batch)
-    assert metrics.compute(Distributed())[etth1.metric_name] == pytest.approx(4.0)
+    assert metrics.compute(Distributed())[metrics.names[0]] == pytest.approx(4.0)
 
 
 @pytest.fixture
