@@ -14,12 +14,12 @@ import importlib.util
 import os
 import subprocess
 import sys
-from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from exp.backends import _monitor, _probe
 
 from exp.backend import Backend
+from exp.environment import version_of
 from exp.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -58,13 +58,6 @@ def _why_not_simulated() -> str | None:
     except RuntimeError as error:
         return str(error)
     return None
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def is_legacy() -> bool:
@@ -266,8 +259,8 @@ class GcuBackend(Backend):
     def packages(self) -> dict[str, str | None]:
         """The plug-in."""
         if self.simulate:
-            return {"simulated torch_gcu": _version("exp-simulated-gcu")}
-        return {"torch_gcu": _version("torch_gcu") or _version("torch-gcu")}
+            return {"simulated torch_gcu": version_of("exp-simulated-gcu")}
+        return {"torch_gcu": version_of("torch_gcu") or version_of("torch-gcu")}
 
     def monitor(self) -> list[dict[str, Any]]:
         """What efsmi says; nothing of simulated cards."""

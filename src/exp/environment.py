@@ -15,7 +15,7 @@ import exp
 if TYPE_CHECKING:
     from exp.backend import Backend
 
-__all__ = ["describe_environment", "git_revision", "package_versions"]
+__all__ = ["describe_environment", "git_revision", "package_versions", "version_of"]
 
 _PACKAGES = ("torch", "mmengine", "hydra-core", "omegaconf", "numpy", "pandas")
 
@@ -39,10 +39,11 @@ def describe_environment(backend: Backend, devices: list[dict[str, Any]]) -> dic
 
 def package_versions() -> dict[str, str | None]:
     """Versions of the packages that a run's numbers depend on; None: not installed."""
-    return {name: _version(name) for name in _PACKAGES}
+    return {name: version_of(name) for name in _PACKAGES}
 
 
-def _version(package: str) -> str | None:
+def version_of(package: str) -> str | None:
+    """Version of an installed package; None: it is not installed."""
     from importlib import metadata
 
     try:

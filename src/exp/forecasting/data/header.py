@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Sequence
 
+from exp.data.places import shortened
 from exp.errors import DataError
 
 if TYPE_CHECKING:
@@ -129,12 +130,6 @@ def expected(header: bool) -> str:
 def layout(header: bool) -> str:
     """The layout of a file with header and dates, or of numbers only."""
     return _LAYOUT_DATES if header else _LAYOUT_NUMBERS
-
-
-def shortened(names: Sequence[str], most: int = 12) -> str:
-    """The first ``most`` names, and how many more there are."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
 
 
 def _is_number(text: str) -> bool:

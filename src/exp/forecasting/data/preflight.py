@@ -6,13 +6,13 @@ Looks at the first line only, and imports neither torch nor pandas nor numpy.
 from __future__ import annotations
 
 import glob
-import importlib.util
 import os
 from pathlib import Path
 from typing import Any, Mapping
 
+from exp.data.places import content_of, sample_folder
 from exp.errors import DataError
-from exp.forecasting.data.header import check_columns, expected, layout, shortened
+from exp.forecasting.data.header import check_columns, expected, layout
 from exp.forecasting.data.rows import numbered_rows
 from exp.forecasting.data.splits import check_split
 
@@ -68,7 +68,7 @@ def locate(root: str | os.PathLike[str] | None, file: str, name: str, header: bo
     Raises:
         DataError: it is not there, or no file; tells what is there instead.
     """
-    folder = _sample_folder() if root is None else Path(root).expanduser().absolute()
+    folder = sample_folder("ett") if root is None else Path(root).expanduser().absolute()
     path = folder / Path(file).expanduser()
     if os.path.isfile(path):  # noqa: PTH113 - Path.is_file raises where a folder above may not be entered
         return path
@@ -88,7 +88,7 @@ def locate(root: str | os.PathLike[str] | None, file: str, name: str, header: bo
             f"set data.root to the folder that holds {path.name}"
         )
     place = path.parent if path == Path(file).expanduser() else folder
-    lines = [what, f"  expected: <data.root>/{file}, {layout(header)}", f"  {_content(place)}"]
+    lines = [what, f"  expected: <data.root>/{file}, {layout(header)}", f"  {content_of(place)}"]
     if os.path.isfile(file):  # noqa: PTH113 - as above
         lines.append(f"  in the current folder there is one: data.file={Path(file).absolute()}")
     if root is not None and place == folder:
@@ -101,28 +101,9 @@ def locate(root: str | os.PathLike[str] | None, file: str, name: str, header: bo
 def _what_is_there(path: Path) -> str | None:
     """What ``path`` is instead of a file, and what to do; None: nothing that can be seen."""
     if os.path.isdir(path):  # noqa: PTH112 - as above
-        return f"is a folder; name a file in it\n  {_content(path)}"
+        return f"is a folder; name a file in it\n  {content_of(path)}"
     if os.path.islink(path):  # noqa: PTH114
         return f"is a link to {os.readlink(path)}, which is not there; mend the link, or name the file itself"
     if os.path.exists(path):  # noqa: PTH110
         return "is no regular file; copy its content into one"
     return None
-
-
-def _sample_folder() -> Path:
-    spec = importlib.util.find_spec("exp.sample_data")
-    if spec is None or not spec.submodule_search_locations:
-        raise DataError("the sample data of exp are not installed; install exp (pip install -e .), or set data.root")
-    return Path(next(iter(spec.submodule_search_locations))) / "ett"
-
-
-def _content(folder: Path) -> str:
-    """``in <folder>: a.csv, b/``, or the nearest folder above that exists."""
-    if not os.path.isdir(folder):  # noqa: PTH112 - as above
-        nearest = next(parent for parent in folder.parents if os.path.isdir(parent))  # noqa: PTH112
-        return f"{folder} is no folder; {_content(nearest)}"
-    try:
-        names = [entry.name + "/" * entry.is_dir() for entry in sorted(folder.iterdir())]
-    except OSError as error:
-        return f"in {folder}: {error.strerror}"
-    return f"in {folder}: {shortened(names) or 'nothing'}"

@@ -6,11 +6,11 @@ import logging
 from pathlib import Path
 from typing import Any, Mapping, Sequence
 
+from exp.data.places import content_of
 from exp.errors import DataError
 from exp.vision.data.listing import (
     PARTS,
     Listing,
-    content_of,
     files_below,
     folders_in,
     image_files,

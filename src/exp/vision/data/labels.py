@@ -9,6 +9,7 @@ import cv2
 import numpy as np
 from PIL import Image
 
+from exp.data.places import shortened
 from exp.errors import DataError
 from exp.vision.data.decode import decoded, read_bytes
 from exp.vision.data.jpeg import is_jpeg
@@ -75,7 +76,7 @@ class IndexMasks:
         if (labels == _UNKNOWN).any():
             unknown = np.unique(values[labels == _UNKNOWN])
             raise DataError(
-                f"{path} holds {_shortened(unknown.tolist())}, which is no class; correct the mask, or set "
+                f"{path} holds {shortened(unknown.tolist(), 8)}, which is no class; correct the mask, or set "
                 "data.mask_values (value in the file: class number) or data.ignore_values"
             )
         return Labels(labels, 0)
@@ -141,10 +142,5 @@ class ColourMasks:
         )
         raise DataError(
             f"{path}: {share:.1f} % of the pixels have no colour of data.palette (at most {100 * limit:g} % may): "
-            f"{', '.join(common)}{more}; the classes are {_shortened(self.colours)}{hint}"
+            f"{', '.join(common)}{more}; the classes are {shortened(self.colours, 8)}{hint}"
         )
-
-
-def _shortened(values: Sequence[object], most: int = 8) -> str:
-    more = f" and {len(values) - most} more" if len(values) > most else ""
-    return ", ".join(str(value) for value in values[:most]) + more

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import os
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Sequence
 
+from exp.data.places import content_of, sample_folder
 from exp.errors import DataError
 
 __all__ = [
     "PARTS",
     "SUFFIXES",
     "Listing",
-    "content_of",
     "data_root",
     "files_below",
     "folders_in",
@@ -62,28 +61,11 @@ def data_root(root: str | os.PathLike[str] | None, sample_data: str | None, name
     if root is not None:
         folder = Path(root).expanduser().absolute()
         if not folder.is_dir():
-            raise DataError(f"data.root={folder} is no folder; set it to where {name} lies\n  {content_of(folder)}")
+            raise DataError(f"data.root={folder} is no folder; set it to where {name} lies\n  {content_of(folder.parent)}")
         return folder
     if sample_data is None:
         raise DataError(f"data.root is not set, and {name} does not come with exp; set data.root to its folder")
-    spec = importlib.util.find_spec("exp.sample_data")
-    places = list(spec.submodule_search_locations or []) if spec is not None else []
-    if not places or not (Path(places[0]) / sample_data).is_dir():
-        raise DataError(f"the sample data {sample_data} of exp are not installed; install exp anew, or set data.root")
-    return Path(places[0]) / sample_data
-
-
-def content_of(folder: Path) -> str:
-    """``in <folder>: a.csv, b/``, or the nearest folder above that exists."""
-    try:
-        with os.scandir(folder) as entries:
-            names = sorted(entry.name + "/" * entry.is_dir() for entry in entries)
-    except FileNotFoundError:
-        return content_of(folder.parent)
-    except OSError as error:
-        return f"{folder}: {error.strerror}"
-    more = f" and {len(names) - 12} more" if len(names) > 12 else ""
-    return f"in {folder}: {', '.join(names[:12]) or 'nothing'}{more}"
+    return sample_folder(sample_data)
 
 
 def folders_in(folder: Path) -> list[Path]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from exp.data.places import content_of
 from exp.errors import DataError
-from exp.vision.data.listing import Listing, content_of, image_files
+from exp.vision.data.listing import Listing, image_files
 
 __all__ = ["CLASSES", "check", "find"]
 

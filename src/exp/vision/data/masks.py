@@ -8,8 +8,9 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Mapping, Sequence
 
+from exp.data.places import content_of
 from exp.errors import DataError
-from exp.vision.data.listing import Listing, content_of, files_below, folders_in, refuse_twins, split
+from exp.vision.data.listing import Listing, files_below, folders_in, refuse_twins, split
 
 __all__ = ["check", "find"]
 

@@ -12,9 +12,10 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 
+from exp.data.places import content_of
 from exp.errors import DataError
 from exp.vision.data.folders import HELD_OUT, part_folders
-from exp.vision.data.listing import Listing, content_of, files_below, folders_in, split
+from exp.vision.data.listing import Listing, files_below, folders_in, split
 
 __all__ = ["MODALITIES", "PUBLISHED", "chosen", "find", "modality_of"]
 
