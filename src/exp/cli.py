@@ -28,7 +28,8 @@ from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, REFUSED, ExpError
 from exp.execute import execute
 from exp.footprint import remove_empty
 from exp.frozen import freeze
-from exp.launcher import external
+from exp.launcher.base import launcher_class
+from exp.launcher.external import be_quiet
 from exp.launcher.shell_env import drop_stale_variables
 from exp.system_errors import as_ours
 from exp.task import create_task, task_class
@@ -53,7 +54,7 @@ def main() -> int:
     if "--version" in sys.argv[1:]:  # Hydra's would tell Hydra's
         print(f"exp {__version__}")  # noqa: T201
         return EXIT_OK
-    external.be_quiet(sys.argv[1:])
+    be_quiet(sys.argv[1:])
     use_working_directory()
     remember(sys.argv[1:])
     schema.register()
@@ -123,9 +124,10 @@ def _job(config: DictConfig) -> float | None:
             _exit_codes.append(finished.exit_code)
             return finished.metric
         folder = Path(config.output_dir) if of_hydra == Path.cwd() else of_hydra
-        external.take_place(config, list(state.overrides.task))
+        launcher = launcher_class(config)
+        launcher.take_place(config, list(state.overrides.task))
         run = freeze(config, list(state.overrides.task), folder)
-        if not external.is_chosen(config):
+        if not launcher.joins:
             drop_stale_variables()
         finished = _execute(run)
     except (ExpError, OmegaConfBaseException) as error:

@@ -40,6 +40,7 @@ class Task:
             they could report.
         isolated: its worker is a process of its own, even if it is the only one.
         silent: the parent says nothing of it but errors.
+        compared: what it leaves can be compared with other runs.
         has_reference: it also runs on the backend ``reference``.
         modules: what its workers will import; a fork server does it once for all.
     """
@@ -54,6 +55,7 @@ class Task:
     diagnoses: ClassVar[bool] = False
     isolated: ClassVar[bool] = False
     silent: ClassVar[bool] = False
+    compared: ClassVar[bool] = True
     has_reference: ClassVar[bool] = False
     modules: ClassVar[Sequence[str]] = ()
 

@@ -9,11 +9,11 @@ from typing import Iterator, Sequence
 
 from exp.compare.keys import differing
 from exp.compare.run import Run, is_run_folder, natural, read_run
+from exp.config.schema import task_named
 from exp.errors import ConfigError
 
 __all__ = ["Run", "by_metric", "differing", "find_runs", "greater_is_better", "ranked"]
 
-_NO_OUTCOME = ("report", "env")  # tasks whose folders hold nothing to compare
 _PARTS_OF_A_RUN = {"checkpoints", "logs", "plots", "tensorboard"}
 
 
@@ -45,7 +45,7 @@ def find_runs(paths: Sequence[str | Path]) -> list[Run]:
     # Names of folders may be any bytes; those of runs can be printed.
     names = [os.fsencode(folder.relative_to(parent)).decode("utf-8", "replace") for folder in folders]
     runs = [read_run(folder, name) for folder, name in zip(folders, names)]
-    compared = [run for run in runs if run.config.get("task.name") not in _NO_OUTCOME]
+    compared = [run for run in runs if getattr(task_named(str(run.config.get("task.name"))), "compared", True)]
     if not compared:
         raise ConfigError(
             f"no run found in {', '.join(map(str, paths))}: only those of task={runs[0].config['task.name']}, which "

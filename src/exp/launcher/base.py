@@ -215,6 +215,8 @@ class Launcher(abc.ABC):
             :class:`exp.config.schema.LauncherConfig`; they are the constructor's arguments.
         submits: whether it hands runs to a scheduler, as jobs that may outlive this process, and takes the batch of a
             sweep at once (:meth:`launch_all`).
+        joins: whether this process is one of a group that something outside has started: the variables that tell its
+            place in it count.
 
     Args:
         nnodes: nodes that take part.
@@ -230,6 +232,7 @@ class Launcher(abc.ABC):
 
     keys: ClassVar[type] = LauncherConfig
     submits: ClassVar[bool] = False
+    joins: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -266,6 +269,18 @@ class Launcher(abc.ABC):
         """
         del config
         return False
+
+    @classmethod
+    def take_place(cls, config: Any, overrides: Sequence[str]) -> None:
+        """Where it ``joins``: set ``nproc`` and ``launcher.nnodes`` to what is there, first of all.
+
+        Args:
+            config: the whole configuration, as composed; may be changed.
+            overrides: the user's.
+
+        Raises:
+            ConfigError: there is no place to take, or the user has asked for another number of processes.
+        """
 
     @property
     def leads(self) -> bool:

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Sequence
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
@@ -39,9 +39,8 @@ from exp.task import task_class
 if TYPE_CHECKING:
     from exp.frozen import FrozenRun
 
-__all__ = ["ExternalLauncher", "be_quiet", "is_chosen", "take_place"]
+__all__ = ["ExternalLauncher", "be_quiet"]
 
-_TARGET = "exp.launcher.external.ExternalLauncher"
 _NOTICE = (PREEMPT_SIGNAL, signal.SIGTERM)
 _ERROR_PATIENCE_S = 6.0
 _WORD_PATIENCE_S = 5.0
@@ -61,36 +60,29 @@ def be_quiet(arguments: list[str]) -> None:
         os.close(nowhere)
 
 
-def is_chosen(config: Any) -> bool:
-    """Whether a configuration's launcher is this one."""
-    return bool(config.launcher.get("_target_") == _TARGET)
-
-
-def take_place(config: Any, overrides: list[str]) -> None:
-    """Set ``nproc`` and ``launcher.nnodes`` to what the launcher outside has started.
-
-    Args:
-        config: composed by Hydra; changed. Nothing happens with another launcher.
-        overrides: the user's.
-
-    Raises:
-        ConfigError: there is no place to take, or the user has asked for another number of processes.
-    """
-    if not is_chosen(config):
-        return
-    place = Place.of(os.environ, config.nproc)
-    asked = [override for override in overrides if override.startswith(("nproc=", "launcher.nnodes="))]
-    for override, value in (("nproc=", place.local_world_size), ("launcher.nnodes=", place.nodes)):
-        if any(each.startswith(override) and each != f"{override}{value}" for each in asked):
-            raise ConfigError(f"{override}... with launcher=external: the processes are there, {value}; leave it out")
-    task = task_class(config)
-    if task.in_parent or task.has_reference:
-        raise ConfigError(f"task={config.task.name} does not run under launcher=external; use launcher=auto")
-    config.nproc, config.launcher.nnodes = place.local_world_size, place.nodes
-
-
 class ExternalLauncher(Launcher):
     """Runs one worker of a group that is there."""
+
+    joins = True
+
+    @classmethod
+    def take_place(cls, config: Any, overrides: Sequence[str]) -> None:
+        """Set ``nproc`` and ``launcher.nnodes`` to what the launcher outside has started.
+
+        Raises:
+            ConfigError: there is no place to take, or the user has asked for another number of processes.
+        """
+        place = Place.of(os.environ, config.nproc)
+        asked = [override for override in overrides if override.startswith(("nproc=", "launcher.nnodes="))]
+        for override, value in (("nproc=", place.local_world_size), ("launcher.nnodes=", place.nodes)):
+            if any(each.startswith(override) and each != f"{override}{value}" for each in asked):
+                raise ConfigError(
+                    f"{override}... with launcher=external: the processes are there, {value}; leave it out"
+                )
+        task = task_class(config)
+        if task.in_parent or task.has_reference:
+            raise ConfigError(f"task={config.task.name} does not run under launcher=external; use launcher=auto")
+        config.nproc, config.launcher.nnodes = place.local_world_size, place.nodes
 
     def __init__(self, nnodes: int = 1, **settings: Any) -> None:
         super().__init__(**settings)

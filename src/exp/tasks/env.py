@@ -24,6 +24,7 @@ class Env(Task):
     name: str = "env"
 
     diagnoses: ClassVar[bool] = True
+    compared: ClassVar[bool] = False
     silent: ClassVar[bool] = True  # the text alone is wanted
 
     def check(self, config: Any) -> None:

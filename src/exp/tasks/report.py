@@ -21,6 +21,7 @@ class Report(Task):
     name: str = "report"
 
     in_parent: ClassVar[bool] = True
+    compared: ClassVar[bool] = False
 
     def run_in_parent(self, config: Any, overrides: Sequence[str]) -> Finished:
         """See :func:`exp.compare.command.write_report`."""

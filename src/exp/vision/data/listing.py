@@ -61,7 +61,9 @@ def data_root(root: str | os.PathLike[str] | None, sample_data: str | None, name
     if root is not None:
         folder = Path(root).expanduser().absolute()
         if not folder.is_dir():
-            raise DataError(f"data.root={folder} is no folder; set it to where {name} lies\n  {content_of(folder.parent)}")
+            raise DataError(
+                f"data.root={folder} is no folder; set it to where {name} lies\n  {content_of(folder.parent)}"
+            )
         return folder
     if sample_data is None:
         raise DataError(f"data.root is not set, and {name} does not come with exp; set data.root to its folder")
