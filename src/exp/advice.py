@@ -13,6 +13,7 @@ from exp import console
 from exp.task import task_class
 
 if TYPE_CHECKING:
+    from exp.config.schema import ExpConfig
     from exp.runfolder import RunFolder
 
 __all__ = ["remember", "to_continue", "to_continue_sweep"]
@@ -26,7 +27,7 @@ def remember(arguments: Sequence[str]) -> None:
     _given[:] = arguments
 
 
-def to_continue(config: Any, folder: RunFolder, *changes: str) -> str | None:
+def to_continue(config: ExpConfig, folder: RunFolder, *changes: str) -> str | None:
     """The command that continues a run.
 
     Args:

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     import os
 
     import pandas as pd
-    from omegaconf import DictConfig
     from torch import nn
+
+    from exp.config.schema import ExpConfig
 
 __all__ = ["OpenRun", "open_run", "open_sweep", "run"]
 
@@ -45,7 +46,7 @@ class OpenRun:
         return f"<run {self.path}: {self.result.get('status', 'unfinished')}{metric}>"
 
     @cached_property
-    def config(self) -> DictConfig:
+    def config(self) -> ExpConfig:
         """The frozen configuration, typed, with its interpolations resolved: ``run.config.optim.lr``.
 
         Raises:

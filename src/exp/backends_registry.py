@@ -9,6 +9,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 
 from exp import console
 from exp.backend import Backend
+from exp.config.schema import BackendConfig
 from exp.config.targets import load_target
 from exp.errors import ConfigError, ExpError, UnavailableError
 from exp.plugins import entry_points
@@ -23,18 +24,19 @@ def installed() -> Mapping[str, Any]:
     return entry_points(GROUP)
 
 
-def create_backend(config: Mapping[str, Any] | DictConfig) -> Backend:
+def create_backend(config: BackendConfig | Mapping[str, Any]) -> Backend:
     """Make the backend that ``config`` names.
 
     Args:
-        config: fields of :class:`exp.config.schema.BackendConfig`. ``_target_`` is the path of a class, or the name of
-            an entry point in the group ``exp.backends``.
+        config: :class:`exp.config.schema.BackendConfig`, or a mapping with its fields. ``_target_`` is the path of a
+            class, or the name of an entry point in the group ``exp.backends``.
 
     Raises:
         ConfigError: there is no such class, or it is no backend.
         UnavailableError: there is one, but its module does not import.
     """
-    plain: Any = OmegaConf.to_container(config, resolve=True) if isinstance(config, DictConfig) else dict(config)
+    given: Any = config
+    plain: Any = OmegaConf.to_container(given, resolve=True) if isinstance(given, DictConfig) else dict(given)
     target = plain.pop("_target_", MISSING)
     if target == MISSING:
         raise ConfigError("backend._target_ must be set: the path of a class, or the name of an installed backend")

@@ -36,8 +36,7 @@ from exp.task import create_task, task_class
 from hydra_plugins.exp_sweeps import ExpLauncher
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
+    from exp.config.schema import ExpConfig
     from exp.frozen import FrozenRun
     from exp.report import Finished
 
@@ -114,7 +113,7 @@ def _errors_reach_us() -> Iterator[None]:
             os.environ["HYDRA_FULL_ERROR"] = before
 
 
-def _job(config: DictConfig) -> float | None:
+def _job(config: ExpConfig) -> float | None:
     """One job of Hydra's: the run, or one of a sweep's."""
     state = HydraConfig.get()
     of_hydra = Path(state.runtime.output_dir)  # the current folder, unless the user asks Hydra for another one

@@ -12,6 +12,7 @@ from exp.report import Finished
 from exp.runlock import holder_of
 
 if TYPE_CHECKING:
+    from exp.config.schema import ExpConfig
     from exp.frozen import FrozenRun
 
 __all__ = ["execute"]
@@ -44,22 +45,22 @@ def execute(run: FrozenRun) -> Finished:
     run.write(chosen.job_token())
     report.begin(config, folder, backend)
     if run.reference is not None:
-        return _parity(run, chosen)
+        return _parity(run, run.reference, chosen)
     outcome = chosen.launch_run(run)
     run.check_folder()
     return report.end(config, folder, outcome)
 
 
-def _parity(run: FrozenRun, chosen: launcher.Launcher) -> Finished:
+def _parity(run: FrozenRun, reference: ExpConfig, chosen: launcher.Launcher) -> Finished:
     """Both runs of ``task=parity``, and their comparison."""
     from exp.parity import runs
     from exp.parity.report import finish
 
     config, folder = run.config, run.folder
-    changed = runs.prepare(config, run.reference)
+    changed = runs.prepare(config, reference)
     if changed:
         console.make_console().print(f"dropout is off in both runs: {', '.join(changed)}", soft_wrap=True)
-    outcome, tested, other = runs.launch_both(chosen, folder, config, run.reference)
+    outcome, tested, other = runs.launch_both(chosen, folder, config, reference)
     run.check_folder()
     if outcome.exit_code == EXIT_OK:
         return Finished(*finish(config, folder, tested, other, console.shown(folder.path)))

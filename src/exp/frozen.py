@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import MissingConfigException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import OmegaConf, open_dict
 
 from exp import console
 from exp.backends_registry import choose, create_backend
 from exp.config import explain, paths, resuming, schema, trained
 from exp.config.dictionaries import replace_given
 from exp.config.names import allow, check_names
+from exp.config.schema import ExpConfig
 from exp.config.text import to_yaml
 from exp.config.validate import refuse_device_arguments, validate
 from exp.config.walk import plain
@@ -45,10 +47,10 @@ class FrozenRun:
         lock: of the folder, once it is taken.
     """
 
-    config: Any
+    config: ExpConfig
     overrides: list[str]
     folder: RunFolder
-    reference: Any | None = None
+    reference: ExpConfig | None = None
     footprint: Footprint | None = None
     lock: RunLock | None = None
 
@@ -148,7 +150,7 @@ class FrozenRun:
         return cls(config, overrides, folder, reference)
 
 
-def freeze(config: DictConfig, overrides: list[str], output_dir: Path) -> FrozenRun:
+def freeze(config: ExpConfig, overrides: list[str], output_dir: Path) -> FrozenRun:
     """Validate what Hydra has composed, and fill in what is derived. Writes nothing.
 
     Args:
@@ -163,7 +165,7 @@ def freeze(config: DictConfig, overrides: list[str], output_dir: Path) -> Frozen
     return complete(prepare(config, overrides), overrides, output_dir)
 
 
-def prepare(config: DictConfig, overrides: list[str]) -> DictConfig:
+def prepare(config: ExpConfig, overrides: list[str]) -> ExpConfig:
     """The first half of :func:`freeze`, which jobs of a sweep that differ in plain values can share.
 
     Args:
@@ -186,7 +188,7 @@ def prepare(config: DictConfig, overrides: list[str]) -> DictConfig:
     return config
 
 
-def complete(config: DictConfig, overrides: list[str], output_dir: Path) -> FrozenRun:
+def complete(config: ExpConfig, overrides: list[str], output_dir: Path) -> FrozenRun:
     """The second half of :func:`freeze`: everything that depends on values.
 
     Args:
@@ -207,7 +209,7 @@ def complete(config: DictConfig, overrides: list[str], output_dir: Path) -> Froz
     return FrozenRun(config, overrides, RunFolder(output_dir), reference)
 
 
-def _as_trained(config: DictConfig, overrides: list[str]) -> DictConfig:
+def _as_trained(config: ExpConfig, overrides: list[str]) -> ExpConfig:
     """The configuration on top of that of the run in ``init_from``, where it is to be used as it was trained.
 
     The command line has seen to that already (:func:`exp.config.trained.begin`), but in a sweep over runs it knew only
@@ -225,7 +227,7 @@ def _as_trained(config: DictConfig, overrides: list[str]) -> DictConfig:
     return _compose(overrides)
 
 
-def _take_note(config: DictConfig, overrides: list[str]) -> None:
+def _take_note(config: ExpConfig, overrides: list[str]) -> None:
     """Fill in ``config.record``."""
     record = config.record
     _note_choices(config, overrides)
@@ -245,9 +247,10 @@ def _take_note(config: DictConfig, overrides: list[str]) -> None:
                 record.published_differs = trained.different(config, shipped, "there", left_out)
 
 
-def _note_choices(config: DictConfig, overrides: list[str]) -> None:
+def _note_choices(config: ExpConfig, overrides: list[str]) -> None:
     """Fill in what was chosen, and which keys follow others."""
-    record, groups = config.record, {"experiment", *list(config)}
+    record: Any = config.record
+    groups = {"experiment", *(field.name for field in dataclasses.fields(ExpConfig))}
     if (
         record.trained_in is not None
     ):  # of these, the run's choices stand in the record; only the user's count beside them
@@ -264,7 +267,7 @@ def _note_choices(config: DictConfig, overrides: list[str]) -> None:
 
 
 @functools.lru_cache(maxsize=None)
-def _as_shipped(experiment: str | None, horizon: int) -> DictConfig | None:
+def _as_shipped(experiment: str | None, horizon: int) -> ExpConfig | None:
     """An experiment as its file has it; None: there is no such file here."""
     try:
         return _compose([f"experiment={experiment}", f"data.horizon={horizon}"], "config")
@@ -272,7 +275,7 @@ def _as_shipped(experiment: str | None, horizon: int) -> DictConfig | None:
         return None
 
 
-def _reference(config: DictConfig, overrides: list[str]) -> DictConfig:
+def _reference(config: ExpConfig, overrides: list[str]) -> ExpConfig:
     """The same configuration for the reference of ``task=parity``, ready to run.
 
     What the user has set below ``backend`` is meant for the backend under test; the reference has what its own file
@@ -289,8 +292,7 @@ def _reference(config: DictConfig, overrides: list[str]) -> DictConfig:
     check_names(composed, overrides)
     composed = _choose_backend(composed, kept)
     check_names(composed, overrides)
-    with open_dict(composed):
-        composed.output_dir = config.output_dir
+    composed.output_dir = config.output_dir
     reference = schema.typed(composed)
     backend = create_backend(reference.backend)
     if reference.precision == "tf32" and "tf32" not in backend.precisions:
@@ -300,7 +302,7 @@ def _reference(config: DictConfig, overrides: list[str]) -> DictConfig:
     return reference
 
 
-def _compose(overrides: list[str], primary: str | None = None) -> DictConfig:
+def _compose(overrides: list[str], primary: str | None = None) -> ExpConfig:
     """The configuration for these overrides, without Hydra's own part.
 
     Args:
@@ -314,16 +316,16 @@ def _compose(overrides: list[str], primary: str | None = None) -> DictConfig:
     composed = loader.load_configuration(primary, [*overrides, *searched], run_mode=RunMode.RUN)
     with open_dict(composed):
         del composed["hydra"]
-    return composed
+    return cast(ExpConfig, composed)  # not typed yet, but of its form
 
 
-def _choose_backend(config: DictConfig, overrides: list[str]) -> DictConfig:
+def _choose_backend(config: ExpConfig, overrides: list[str]) -> ExpConfig:
     """Replace ``backend=auto`` by the first that is available, with that backend's own configuration."""
-    if config.backend["_target_"] != "auto":
+    if config.backend._target_ != "auto":
         return config
     if config.backend.simulate:
         raise ConfigError("backend.simulate=true with backend=auto: say which backend's devices are to be simulated")
-    name = choose(list(config.backend.options.candidates))
+    name = choose(list(config.backend.options["candidates"]))
     kept = [override for override in overrides if not override.startswith("backend=")]
     try:
         return _compose([*kept, f"backend={name}"])

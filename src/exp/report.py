@@ -16,13 +16,14 @@ from exp.task import create_task
 
 if TYPE_CHECKING:
     from exp.backend import Backend
+    from exp.config.schema import ExpConfig
     from exp.launcher.base import Outcome
     from exp.runfolder import RunFolder
 
 __all__ = ["Finished", "begin", "end"]
 
 
-def begin(config: Any, folder: RunFolder, backend: Backend) -> None:
+def begin(config: ExpConfig, folder: RunFolder, backend: Backend) -> None:
     """Say what is about to run, and where it goes."""
     processes = config.nproc * config.launcher.nnodes
     terminal = console.make_console()
@@ -73,7 +74,7 @@ class Finished:
     """Name of the signal that ended it."""
 
 
-def end(config: Any, folder: RunFolder, outcome: Outcome) -> Finished:
+def end(config: ExpConfig, folder: RunFolder, outcome: Outcome) -> Finished:
     """Print the outcome, and record one that is no success."""
     if outcome.left or outcome.reported:
         metric = (read_json(folder.result) or {}).get("metric") if outcome.reported else None
@@ -126,7 +127,7 @@ def _record(folder: RunFolder, result: dict[str, Any], outcome: Outcome) -> str:
     return ""
 
 
-def _preempted(config: Any, folder: RunFolder, outcome: Outcome) -> Finished:
+def _preempted(config: ExpConfig, folder: RunFolder, outcome: Outcome) -> Finished:
     """The record of a run that ended on notice, and how it goes on."""
     assert outcome.preempted is not None
     step: int | None = outcome.preempted["step"]
@@ -141,7 +142,7 @@ def _preempted(config: Any, folder: RunFolder, outcome: Outcome) -> Finished:
     return Finished(EXIT_PREEMPTED, float("nan"))
 
 
-def _print_table(config: Any, folder: RunFolder, result: dict[str, Any]) -> None:
+def _print_table(config: ExpConfig, folder: RunFolder, result: dict[str, Any]) -> None:
     from rich import box
     from rich.table import Table
 

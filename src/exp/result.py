@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from exp.config.schema import ExpConfig
 
 __all__ = ["blank_result", "number_text"]
 
@@ -12,7 +15,7 @@ def number_text(value: float) -> str:
     return f"{value:.4f}" if 1e-3 <= abs(value) < 1e5 or value == 0 else f"{value:.4g}"
 
 
-def blank_result(config: Any) -> dict[str, Any]:
+def blank_result(config: ExpConfig) -> dict[str, Any]:
     """Every key of ``result.json``, with what the configuration alone tells and null for the rest.
 
     Args:

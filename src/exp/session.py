@@ -22,7 +22,7 @@ from exp.backend import PRECISIONS
 from exp.backends_registry import create_backend
 from exp.cards import shared
 from exp.config.names import check_names
-from exp.config.schema import load
+from exp.config.schema import ExpConfig, load
 from exp.errors import ConfigError, Preempted, RunError
 from exp.runfolder import write_json
 from exp.task import create_task
@@ -70,7 +70,7 @@ class Session:
         unique_name: tells this run from others of the same process.
     """
 
-    def __init__(self, config: Any, folder: RunFolder, info: RankInfo, backend: Backend) -> None:
+    def __init__(self, config: ExpConfig, folder: RunFolder, info: RankInfo, backend: Backend) -> None:
         self.config = config
         self.folder = folder
         self.info = info
@@ -221,7 +221,7 @@ def _collector_paused() -> Iterator[None]:
         gc.enable()
 
 
-def _choose_code(config: Any) -> None:
+def _choose_code(config: ExpConfig) -> None:
     from exp.engine.registries import choose_code  # MMEngine's, and so torch
 
     choose_code(config)

@@ -14,6 +14,7 @@ from exp.errors import ConfigError
 
 if TYPE_CHECKING:
     from exp.backend import Backend
+    from exp.config.schema import ExpConfig
     from exp.launcher.base import Outcome, RankInfo
     from exp.report import Finished
     from exp.runfolder import RunFolder
@@ -59,7 +60,7 @@ class Task:
     has_reference: ClassVar[bool] = False
     modules: ClassVar[Sequence[str]] = ()
 
-    def check(self, config: Any) -> None:
+    def check(self, config: ExpConfig) -> None:
         """In the parent, before anything is written: refuse what does not go together, fill in what follows.
 
         Args:
@@ -77,24 +78,24 @@ class Task:
         """
         raise NotImplementedError(f"{type(self).__name__} has no run(session)")
 
-    def diagnose(self, config: Any, folder: RunFolder, info: RankInfo, backend: Backend) -> None:
+    def diagnose(self, config: ExpConfig, folder: RunFolder, info: RankInfo, backend: Backend) -> None:
         """On every rank, instead of :meth:`run`, for tasks that open their session themselves."""
         raise NotImplementedError(f"{type(self).__name__} has no diagnose(...)")
 
-    def run_in_parent(self, config: Any, overrides: Sequence[str]) -> Finished:
+    def run_in_parent(self, config: ExpConfig, overrides: Sequence[str]) -> Finished:
         """Instead of a run, where ``in_parent`` is set."""
         raise NotImplementedError(f"{type(self).__name__} has no run_in_parent(...)")
 
-    def announce(self, config: Any, folder: RunFolder) -> bool:
+    def announce(self, config: ExpConfig, folder: RunFolder) -> bool:
         """Say what is about to run; False: the usual lines are printed."""
         return False
 
-    def tell_end(self, config: Any, folder: RunFolder, outcome: Outcome) -> int | None:
+    def tell_end(self, config: ExpConfig, folder: RunFolder, outcome: Outcome) -> int | None:
         """Say and record how it ended; returns the exit code. None: as usual."""
         return None
 
 
-def task_class(config: Any) -> type[Task]:
+def task_class(config: ExpConfig) -> type[Task]:
     """The class that ``config.task`` names.
 
     Raises:
@@ -110,7 +111,7 @@ def task_class(config: Any) -> type[Task]:
     return cls
 
 
-def create_task(config: Any) -> Task:
+def create_task(config: ExpConfig) -> Task:
     """The task of a configuration, with its keys.
 
     Raises:

@@ -202,8 +202,8 @@ def test_another_standardisation_is_exact(like):
 def test_authors_weights_say_where_the_order_of_series_is_not_known(tmp_path):
     (tmp_path / "s.csv").write_text("date,OT,b\n" + "".join(f"2020-01-{n:02d},{n},{n * n % 7}\n" for n in range(1, 32)))
     data = ForecastingData("s", str(tmp_path / "s.csv"), 2, lookback=4, horizon=2)
-    assert "the column OT is not the last one" in data.notes_on_foreign_weights[0]
-    assert ForecastingData("ETTh1", "ETTh1.csv", 7).notes_on_foreign_weights == []
+    assert "the column OT is not the last one" in data.notes_on_foreign_weights()[0]
+    assert ForecastingData("ETTh1", "ETTh1.csv", 7).notes_on_foreign_weights() == []
 
 
 @pytest.mark.slow

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Sequence
+from typing import TYPE_CHECKING, Sequence
 
 from omegaconf import ListConfig
 
 from exp import console
 from exp.errors import ConfigError
 
+if TYPE_CHECKING:
+    from exp.config.schema import ExpConfig
+
 __all__ = ["write_report"]
 
 
-def write_report(config: Any, overrides: Sequence[str]) -> None:
+def write_report(config: ExpConfig, overrides: Sequence[str]) -> None:
     """Find the runs, print their table, and write the files.
 
     They go to ``output_dir`` where the user gives one; else into the sweep's folder, if ``run`` is one; else into a new

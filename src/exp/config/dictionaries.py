@@ -23,7 +23,7 @@ def opened(structure: type) -> DictConfig:
 
     Such a field has to be a dictionary by default, not null: OmegaConf cannot merge into a typed one that is null.
     """
-    node = OmegaConf.structured(structure)
+    node: DictConfig = OmegaConf.structured(structure)
     _open(node)
     return node
 
@@ -38,7 +38,7 @@ def _open(node: Any) -> None:
                 _open(child)
 
 
-def replace_given(config: DictConfig, overrides: Sequence[str]) -> None:
+def replace_given(config: Any, overrides: Sequence[str]) -> None:
     """Give each dictionary of data and model that the command line sets the value that it has there, and nothing else.
 
     Args:

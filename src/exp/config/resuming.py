@@ -58,13 +58,14 @@ class Changes:
     refused: tuple[Change, ...] = ()
 
 
-def as_plain(config: Any) -> dict[str, Any]:
+def as_plain(config: ExpConfig) -> dict[str, Any]:
     """A frozen configuration as plain dicts and lists, without interpolations."""
-    content: Any = OmegaConf.to_container(config, resolve=True)
-    return content
+    node: Any = config
+    content: Any = OmegaConf.to_container(node, resolve=True)
+    return dict(content)
 
 
-def of_training(config: Any) -> dict[str, Any]:
+def of_training(config: ExpConfig) -> dict[str, Any]:
     """What a checkpoint keeps of a frozen configuration: all but where a run is and what is noted of it."""
     content = {key: value for key, value in as_plain(config).items() if key == "task" or not _SILENT.fullmatch(key)}
     content["task"] = {"name": content["task"]["name"]}

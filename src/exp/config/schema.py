@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, cast
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
@@ -354,7 +354,7 @@ def task_named(name: str) -> type | None:
     return _structures().get(f"task/{name}")
 
 
-def typed(config: Any) -> DictConfig:
+def typed(config: Any) -> ExpConfig:
     """A configuration with the types of this module.
 
     Args:
@@ -371,11 +371,10 @@ def typed(config: Any) -> DictConfig:
     if "_target_" in (config.get("task") or {}):
         root.task = structure_of(config.task["_target_"]) or task_class(config)
     merged = OmegaConf.merge(root, config)
-    assert isinstance(merged, DictConfig)
-    return merged
+    return cast(ExpConfig, merged)  # whose types it has
 
 
-def load(path: Path) -> DictConfig:
+def load(path: Path) -> ExpConfig:
     """The typed configuration in a ``config.yaml``.
 
     Raises:

@@ -132,7 +132,7 @@ def check_target(key: str, target: str) -> None:
 def find_module(name: str) -> importlib.machinery.ModuleSpec | None:
     """The spec of a module, found without importing the packages above it, as ``importlib.util.find_spec`` would."""
     above, _, _ = name.rpartition(".")
-    loaded = getattr(sys.modules.get(name), "__spec__", None)
+    loaded: importlib.machinery.ModuleSpec | None = getattr(sys.modules.get(name), "__spec__", None)
     if loaded is not None:
         return loaded
     if not above:

@@ -20,7 +20,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryValue, OmegaConfBaseException
 
 from exp.config.dictionaries import opened
-from exp.config.schema import structure_of, task_named
+from exp.config.schema import ExpConfig, structure_of, task_named
 from exp.config.walk import REFERENCE, nodes
 from exp.errors import ConfigError
 from exp.runfolder import RunFolder
@@ -142,7 +142,7 @@ def _offer(folder: Path, config: DictConfig) -> None:
     store.store(name=OF_RUN, node={"defaults": ["config", *overrides, "_self_"]})
 
 
-def follows(config: DictConfig) -> dict[str, str]:
+def follows(config: ExpConfig) -> dict[str, str]:
     """The keys of model and data that refer to another key: ``{"model.channels": "data.channels"}``.
 
     A frozen configuration has values in their place; a change of the other key is to reach them all the same.
@@ -152,7 +152,7 @@ def follows(config: DictConfig) -> dict[str, str]:
     """
     found = {}
     for group in _GROUPS:
-        for key, _, _, node in nodes(config[group], group):
+        for key, _, _, node in nodes(getattr(config, group), group):
             value = node._value()
             match = REFERENCE.fullmatch(value) if isinstance(value, str) else None
             if match is not None:

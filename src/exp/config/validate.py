@@ -24,6 +24,7 @@ from exp.task import create_task
 
 if TYPE_CHECKING:
     from exp.backend import Backend
+    from exp.config.schema import ExpConfig
     from exp.task import Task
 
 __all__ = ["check_data", "check_hardware", "preflight_of", "refuse_device_arguments", "runs_elsewhere", "validate"]
@@ -31,7 +32,7 @@ __all__ = ["check_data", "check_hardware", "preflight_of", "refuse_device_argume
 _WRAPPERS = ("mmddp", "ddp", "none")
 
 
-def validate(config: Any, overrides: Sequence[str], backend: Backend) -> None:
+def validate(config: ExpConfig, overrides: Sequence[str], backend: Backend) -> None:
     """Check ``config`` and fill in what is derived (batch sizes).
 
     Args:
@@ -112,21 +113,21 @@ def check_data(data: Any) -> bool:
     return module is not None
 
 
-def refuse_device_arguments(config: Any) -> None:
+def refuse_device_arguments(config: ExpConfig) -> None:
     """The wrapper's device arguments have one source, the backend (two sources were overridden by one another).
 
     Raises:
         ConfigError: the configuration names one.
     """
     for key in ("device_ids", "output_device"):
-        if key in config.wrapper:
+        if hasattr(config.wrapper, key):
             raise ConfigError(f"wrapper.{key} comes from the backend alone; remove it")
 
 
-def _check_family(config: Any) -> None:
+def _check_family(config: ExpConfig) -> None:
     """Whether model and data go together, as far as plugins say so."""
     families = {name: family for plugin in installed().values() for name, family in plugin.families.items()}
-    model_type, data_type = (OmegaConf.get_type(config[part]) or object for part in ("model", "data"))
+    model_type, data_type = (OmegaConf.get_type(getattr(config, part)) or object for part in ("model", "data"))
     of_model = next((name for name, family in families.items() if issubclass(model_type, family.model)), None)
     of_data = next((name for name, family in families.items() if issubclass(data_type, family.data)), None)
     if of_model is not None and of_data is not None and of_model != of_data:
@@ -136,13 +137,13 @@ def _check_family(config: Any) -> None:
         )
 
 
-def _check_targets(config: Any) -> None:
+def _check_targets(config: ExpConfig) -> None:
     elsewhere = runs_elsewhere(config)
     for name in () if elsewhere else config.plugins:
         if find_module(name) is None:
             raise ConfigError(f"plugins: there is no module {name}; is its folder on PYTHONPATH?")
     for part in ("data", "model"):
-        target = str(config[part].get("_target_", ""))
+        target = str(getattr(config, part).get("_target_", ""))
         if not target:
             raise ConfigError(f"{part}._target_ must be set: the path of a class")
         # The nodes of a cluster may have other folders on their path (launcher.setup).
@@ -150,7 +151,7 @@ def _check_targets(config: Any) -> None:
             check_target(f"{part}._target_", target)
 
 
-def _check_missing(config: Any) -> None:
+def _check_missing(config: ExpConfig) -> None:
     missing = sorted(key for key, _, _, child in nodes(config) if child._value() == MISSING)
     # The data's first: the model's values refer to them.
     missing = [key for key in missing if key.startswith("data.")] or missing
@@ -158,31 +159,32 @@ def _check_missing(config: Any) -> None:
         raise ConfigError(f"{', '.join(missing)} must be set; give {' '.join(f'{key}=...' for key in missing)}")
 
 
-def _check_values(config: Any) -> None:
+def _check_values(config: ExpConfig) -> None:
     for key, choices in (("precision", PRECISIONS), ("wrapper.kind", _WRAPPERS)):
-        value = config.wrapper.kind if key == "wrapper.kind" else config[key]
+        value = config.precision if key == "precision" else config.wrapper.kind
         if value not in choices:
             raise ConfigError(f"{key}={value} is not one of {', '.join(choices)}{nearest(value, choices)}")
     for key in ("nproc", "accumulate", "log_every"):
-        if config[key] < 1:
-            raise ConfigError(f"{key}={config[key]} must be at least 1")
+        if getattr(config, key) < 1:
+            raise ConfigError(f"{key}={getattr(config, key)} must be at least 1")
     if config.max_epochs is None and config.max_steps is None:
         raise ConfigError("neither max_epochs nor max_steps is set; give one of them")
     for key in ("max_epochs", "max_steps", "val_every", "patience"):
-        if config[key] is not None and config[key] < 1:
-            raise ConfigError(f"{key}={config[key]} must be at least 1, or null")
+        value = getattr(config, key)
+        if value is not None and value < 1:
+            raise ConfigError(f"{key}={value} must be at least 1, or null")
     check_hooks(config.hooks)
     if config.launcher.nnodes < 1:
         raise ConfigError(f"launcher.nnodes={config.launcher.nnodes} must be at least 1")
 
 
-def _check_available(config: Any, backend: Backend) -> None:
+def _check_available(config: ExpConfig, backend: Backend) -> None:
     reason = backend.why_unavailable()
     if reason is not None:
         raise UnavailableError(f"backend={config.backend.name} is not available: {reason}")
 
 
-def check_hardware(config: Any, backend: Backend) -> None:
+def check_hardware(config: ExpConfig, backend: Backend) -> None:
     """Whether this machine has what ``nproc`` workers need.
 
     Raises:
@@ -197,7 +199,7 @@ def check_hardware(config: Any, backend: Backend) -> None:
         )
 
 
-def _check_processes(config: Any, backend: Backend) -> None:
+def _check_processes(config: ExpConfig, backend: Backend) -> None:
     if config.precision not in backend.precisions:
         raise ConfigError(
             f"precision={config.precision} is not supported by backend={backend.name}; "
@@ -207,12 +209,12 @@ def _check_processes(config: Any, backend: Backend) -> None:
         check_hardware(config, backend)
 
 
-def runs_elsewhere(config: Any) -> bool:
+def runs_elsewhere(config: ExpConfig) -> bool:
     """Whether the run's hardware is not that of this machine, but of a cluster's nodes."""
     return launcher_class(config).is_elsewhere(config.launcher)
 
 
-def _check_wrapper(config: Any, task: Task) -> None:
+def _check_wrapper(config: ExpConfig, task: Task) -> None:
     processes = config.nproc * config.launcher.nnodes
     if config.wrapper.kind == "none" and processes > 1 and task.trains:
         raise ConfigError(
@@ -221,7 +223,7 @@ def _check_wrapper(config: Any, task: Task) -> None:
         )
 
 
-def _refuse_keys_of_others(config: Any, overrides: Sequence[str], task: Task) -> None:
+def _refuse_keys_of_others(config: ExpConfig, overrides: Sequence[str], task: Task) -> None:
     for override in overrides:
         key, _, value = override.lstrip("+").partition("=")
         if key == "steps" and not task.has_reference:
@@ -236,7 +238,7 @@ def _refuse_keys_of_others(config: Any, overrides: Sequence[str], task: Task) ->
             raise ConfigError(f"{override}: run is a key of task=report; add task=report, or leave it out")
 
 
-def _derive_batch(config: Any, overrides: Sequence[str]) -> None:
+def _derive_batch(config: ExpConfig, overrides: Sequence[str]) -> None:
     given = {override.split("=")[0].lstrip("+") for override in overrides}
     # Only one of the two is the user's word; the experiment file's other one gives way to it.
     if "batch_size" in given and "global_batch_size" not in given:
@@ -249,10 +251,10 @@ def _derive_batch(config: Any, overrides: Sequence[str]) -> None:
     )
 
 
-def _check_files(config: Any, task: Task) -> None:
+def _check_files(config: ExpConfig, task: Task) -> None:
     check_data(config.data)
     for key in ("init_from", "resume"):
-        value = config[key]
+        value = getattr(config, key)
         if value is not None and value != "auto" and not Path(value).exists():
             raise ConfigError(f"{key}={shown(Path(value))}: there is no such file or folder ({value})")
     if task.needs_weights and config.init_from is None:
@@ -263,7 +265,7 @@ def _check_files(config: Any, task: Task) -> None:
     _check_output_dir(config, task)
 
 
-def _check_output_dir(config: Any, task: Task) -> None:
+def _check_output_dir(config: ExpConfig, task: Task) -> None:
     folder = RunFolder(config.output_dir)
     if config.overwrite and config.resume is not None:
         raise ConfigError("overwrite=true is for a run that begins anew; leave it out, or resume, or use init_from")

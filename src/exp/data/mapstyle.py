@@ -27,7 +27,7 @@ def batched(dataset: Any, collate: Callable[[list[Any]], Any] | None, seed: int)
     return _Batched(dataset, collate or default_collate, seed)
 
 
-class _Batched(Dataset):
+class _Batched(Dataset[Any]):
     """Random numbers that a sample draws, of Python's, NumPy's and torch's global generators, depend on seed, epoch and
     sample alone: runs are the same for any number of ranks and loader processes, and after resuming.
     """

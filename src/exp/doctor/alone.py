@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import torch
 
     from exp.backend import Backend
+    from exp.config.schema import ExpConfig
     from exp.launcher.base import RankInfo
     from exp.runfolder import RunFolder
 
@@ -48,7 +49,7 @@ class Alone:
         described: what is known of it, with the host.
     """
 
-    def __init__(self, config: Any, folder: RunFolder, info: RankInfo, backend: Backend) -> None:
+    def __init__(self, config: ExpConfig, folder: RunFolder, info: RankInfo, backend: Backend) -> None:
         self.config = config
         self.folder = folder
         self.info = info

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from exp.doctor.alone import Alone
 from exp.doctor.examination import Examination, Meeting
@@ -11,13 +11,14 @@ from exp.errors import RunError
 
 if TYPE_CHECKING:
     from exp.backend import Backend
+    from exp.config.schema import ExpConfig
     from exp.launcher.base import RankInfo
     from exp.runfolder import RunFolder
 
 __all__ = ["diagnose"]
 
 
-def diagnose(config: Any, folder: RunFolder, info: RankInfo, backend: Backend) -> None:
+def diagnose(config: ExpConfig, folder: RunFolder, info: RankInfo, backend: Backend) -> None:
     """Make all checks of one rank, whatever becomes of each, in the steps that a session takes when it opens.
 
     Raises:

@@ -17,13 +17,14 @@ from exp.runfolder import write_json
 
 if TYPE_CHECKING:
     from exp.backend import Backend
+    from exp.config.schema import ExpConfig
     from exp.launcher.base import RankInfo
     from exp.runfolder import RunFolder
 
 __all__ = ["describe"]
 
 
-def describe(config: Any, folder: RunFolder, info: RankInfo, backend: Backend) -> None:
+def describe(config: ExpConfig, folder: RunFolder, info: RankInfo, backend: Backend) -> None:
     """Print the facts and write them to ``env.json``; what cannot be found out is said, and no error."""
     del info
     cards = list(_cards(backend))
@@ -41,7 +42,7 @@ def describe(config: Any, folder: RunFolder, info: RankInfo, backend: Backend) -
     write_json(folder.result, {**blank_result(config), "status": "completed"})
 
 
-def _backends(config: Any, chosen: Backend) -> dict[str, str]:
+def _backends(config: ExpConfig, chosen: Backend) -> dict[str, str]:
     """Of every installed backend, how many devices it has, or why it cannot be used."""
     found = {}
     for name in sorted(installed()):

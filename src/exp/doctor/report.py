@@ -13,13 +13,14 @@ from exp.result import blank_result
 from exp.runfolder import write_json
 
 if TYPE_CHECKING:
+    from exp.config.schema import ExpConfig
     from exp.launcher.base import Outcome
     from exp.runfolder import RunFolder
 
 __all__ = ["begin", "end"]
 
 
-def begin(config: Any, folder: RunFolder, where: str) -> None:
+def begin(config: ExpConfig, folder: RunFolder, where: str) -> None:
     """Say what is examined; nothing of an earlier examination may be taken for this one's."""
     clear(folder)
     processes = config.nproc * config.launcher.nnodes
@@ -30,7 +31,7 @@ def begin(config: Any, folder: RunFolder, where: str) -> None:
     )
 
 
-def end(config: Any, folder: RunFolder, outcome: Outcome, where: str) -> int:
+def end(config: ExpConfig, folder: RunFolder, outcome: Outcome, where: str) -> int:
     """Judge, print and write.
 
     Args:

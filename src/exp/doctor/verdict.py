@@ -14,6 +14,7 @@ from exp.errors import EXIT_FAILED, EXIT_OK, RunError
 from exp.runfolder import read_json
 
 if TYPE_CHECKING:
+    from exp.config.schema import ExpConfig
     from exp.launcher.base import Outcome
     from exp.runfolder import RunFolder
 
@@ -31,7 +32,7 @@ def clear(folder: RunFolder) -> None:
         (folder.path / "doctor.json").unlink()
 
 
-def assemble(config: Any, folder: RunFolder, outcome: Outcome, started: float) -> dict[str, Any]:
+def assemble(config: ExpConfig, folder: RunFolder, outcome: Outcome, started: float) -> dict[str, Any]:
     """The content of ``doctor.json``.
 
     Args:
@@ -102,7 +103,9 @@ def _read(folder: RunFolder, world_size: int, wait: bool) -> dict[int, dict[str,
 class _Rank:
     """One rank's record, completed by what is known of its end."""
 
-    def __init__(self, rank: int, record: dict[str, Any] | None, config: Any, outcome: Outcome, ended: float) -> None:
+    def __init__(
+        self, rank: int, record: dict[str, Any] | None, config: ExpConfig, outcome: Outcome, ended: float
+    ) -> None:
         self.rank = rank
         self.record = record or {
             "rank": rank,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Iterable, Mapping
 
 import torch
 from torch import nn
@@ -17,6 +17,9 @@ from torch import nn
 from exp.engine import checkpoint
 from exp.errors import ConfigError
 from exp.task import task_class
+
+if TYPE_CHECKING:
+    from exp.config.schema import ExpConfig
 
 __all__ = ["Weights", "find_weights", "fit_weights", "read_weights"]
 
@@ -73,7 +76,7 @@ def find_weights(path: Path) -> Path:
     )
 
 
-def fit_weights(model: nn.Module, weights: Weights, config: Any, as_it_is: bool | None = None) -> str:
+def fit_weights(model: nn.Module, weights: Weights, config: ExpConfig, as_it_is: bool | None = None) -> str:
     """Give a model its weights.
 
     Args:
@@ -179,7 +182,7 @@ class _Fit:
         return f"{key}: {tuple(self._state[key].shape)} in the file, {tuple(self.own[key].shape)} in the model"
 
 
-def _mend(model: nn.Module, state: Mapping[str, torch.Tensor], config: Any, fit: _Fit) -> str:
+def _mend(model: nn.Module, state: Mapping[str, torch.Tensor], config: ExpConfig, fit: _Fit) -> str:
     """What to change, as far as weights and run tell."""
     settings_of: Any = getattr(model, "settings_of", dict)
     there, here = settings_of(state), settings_of(fit.own)

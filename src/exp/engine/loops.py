@@ -63,7 +63,7 @@ class TrainLoop(BaseLoop):
             assert max_steps is not None
             max_epochs = -(-max_steps // self.steps_per_epoch)
         self._max_epochs = max_epochs
-        self._max_iters = max_epochs * self.steps_per_epoch
+        self._max_iters: int = max_epochs * self.steps_per_epoch
         if max_steps is not None:
             self._max_iters = min(self._max_iters, max_steps)
         self._epoch = 0
@@ -122,7 +122,8 @@ class TrainLoop(BaseLoop):
                 self._validate()
         beat(Stage.FREE)  # what comes now, comes once
         runner.call_hook("after_train")
-        return runner.model
+        model: torch.nn.Module = runner.model
+        return model
 
     def validates_after(self, step: int, batch_idx: int) -> bool:
         """Whether a validation follows optimizer step ``step``, the one with number ``batch_idx`` of its epoch."""

@@ -187,7 +187,10 @@ def make_optimizer(groups: list[dict[str, Any]], config: Any) -> torch.optim.Opt
         known = sorted(name for name in OPTIMIZERS.module_dict if not name.startswith("_"))
         raise ConfigError(f"optim.type={config.type} is not known; known are {', '.join(known)}")
     try:
-        return cls(groups, lr=config.lr, weight_decay=config.weight_decay, **_plain(config.options))
+        made: torch.optim.Optimizer = cls(
+            groups, lr=config.lr, weight_decay=config.weight_decay, **_plain(config.options)
+        )
+        return made
     except (TypeError, ValueError) as error:
         raise ConfigError(f"optim: {config.type} does not take these settings: {error}") from error
 

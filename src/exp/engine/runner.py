@@ -126,7 +126,8 @@ class Runner(CheckpointingRunner):
             )
         if not self._distributed or self._train_loop is None:
             return model  # evaluation runs the bare module: its ranks may have different numbers of batches
-        options = {key: value for key, value in config.wrapper.items() if key not in ("kind", "sync_batchnorm")}
+        wrapper: Any = config.wrapper  # beside its typed keys are those of the class
+        options = {key: value for key, value in wrapper.items() if key not in ("kind", "sync_batchnorm")}
         return wrap(model, config.wrapper.kind, options, self.backend, self.device)
 
     # -- less noise -------------------------------------------------------------------------------------------------

@@ -63,6 +63,7 @@ class Training:
 
     def __init__(self, session: Session, data: Any, model: Any) -> None:
         config = session.config
+        assert config.batch_size is not None  # derived where it was not given
         self.session = session
         self.data = data
         train, val, test = (split_of(data, split, config.seed) for split in ("train", "val", "test"))
@@ -210,7 +211,7 @@ def _visualizer(session: Session) -> dict[str, Any]:
 def _out_of_memory(session: Session) -> str:
     config, memory = session.config, session.backend.memory()
     total = f" ({memory['total'] / 2**30:.1f} GiB)" if memory.get("total") else ""
-    half = max(config.batch_size // 2, 1)
+    half = max((config.batch_size or 1) // 2, 1)
     return (
         f"rank {session.info.rank}: {session.device}{total} is out of memory at batch_size={config.batch_size}; "
         f"batch_size={half} accumulate={config.accumulate * 2} keeps the global batch of {config.global_batch_size}"

@@ -52,6 +52,7 @@ class _TrainStep:
         """Forward through the DDP class, so that its hooks see the backward pass; then one optimizer update."""
         with optim_wrapper.optim_context(self):
             losses = forward(self, preprocessed(self.module, data, training=True), "loss")
+        log_vars: dict[str, torch.Tensor]
         loss, log_vars = self.module.parse_losses(losses)
         optim_wrapper.update_params(loss)
         return log_vars
@@ -95,7 +96,7 @@ def wrap(model: nn.Module, kind: str, options: dict[str, Any], backend: Backend,
     if kind == "mmddp" and base is DistributedDataParallel:
         return _GuardedMMDDP(model, **options, **backend.ddp_kwargs(device))
     # The class that torch or the vendor gives, with the one method that the loop needs.
-    ddp = type(base.__name__, (_NoTransform, _TrainStep, base), {})
+    ddp: type[torch.nn.Module] = type(base.__name__, (_NoTransform, _TrainStep, base), {})
     # MMEngine looks inside what it knows for a wrapper.
     MODEL_WRAPPERS.register_module(name=f"{base.__module__}.{base.__name__}", module=ddp, force=True)
     return ddp(model, **options, **backend.ddp_kwargs(device))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
@@ -10,13 +10,16 @@ from exp.config.create import create
 from exp.launcher.base import Launcher
 from exp.launcher.failures import describe_failure
 
+if TYPE_CHECKING:
+    from exp.config.schema import ExpConfig
+
 __all__ = ["Launcher", "describe_failure", "resolve"]
 
 _LOCAL = "exp.launcher.local.LocalLauncher"
 _TORCHRUN = "exp.launcher.torchrun.TorchrunLauncher"
 
 
-def resolve(config: Any, nproc: int) -> Launcher:
+def resolve(config: ExpConfig, nproc: int) -> Launcher:
     """The launcher of ``config``; ``auto`` is local for one process that never restarts, torchrun otherwise.
 
     Args:

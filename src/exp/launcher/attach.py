@@ -25,6 +25,7 @@ from exp.runfolder import RunFolder, read_json, write_json
 from exp.runlock import Holder, RunLock, holder_of, is_running
 
 if TYPE_CHECKING:
+    from exp.config.schema import ExpConfig
     from exp.report import Finished
 
 __all__ = ["attach", "attach_to", "remember", "the_same"]
@@ -87,7 +88,7 @@ def _given(overrides: Sequence[str]) -> list[str]:
     return sorted(each for each in overrides if each.lstrip("+~").partition("=")[0].split(".")[0] not in _NOT_COMPARED)
 
 
-def attach(config: Any) -> Finished:
+def attach(config: ExpConfig) -> Finished:
     """``task=attach``: follow the job whose run folder is ``run``.
 
     Raises:

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Mapping, Sequence
 
-from exp.config.schema import LauncherConfig
+from exp.config.schema import ExpConfig, LauncherConfig
 from exp.config.targets import load_target
 from exp.errors import EXIT_OK, ConfigError
 from exp.preemption import Notice
@@ -109,7 +109,7 @@ def make_store(info: RankInfo, timeout: timedelta) -> Store:
         store = dist.FileStore(info.store, info.world_size)
         store.set_timeout(timeout)
         return store
-    tcp_store, _, _ = next(dist.rendezvous("env://", info.rank, info.world_size, timeout=timeout))
+    tcp_store: Store = next(dist.rendezvous("env://", info.rank, info.world_size, timeout=timeout))[0]
     return tcp_store
 
 
@@ -265,13 +265,13 @@ class Launcher(abc.ABC):
         """Whether runs take place on other machines, whose hardware this one cannot tell.
 
         Args:
-            config: ``config.launcher``.
+            config: ``config.launcher``, with the fields of ``keys``.
         """
         del config
         return False
 
     @classmethod
-    def take_place(cls, config: Any, overrides: Sequence[str]) -> None:
+    def take_place(cls, config: ExpConfig, overrides: Sequence[str]) -> None:
         """Where it ``joins``: set ``nproc`` and ``launcher.nnodes`` to what is there, first of all.
 
         Args:
@@ -341,7 +341,7 @@ class Launcher(abc.ABC):
         """
 
 
-def launcher_class(config: Any) -> type[Launcher]:
+def launcher_class(config: ExpConfig) -> type[Launcher]:
     """The class that ``config.launcher`` names; for ``auto``, which is not decided yet, the base class.
 
     Raises:

@@ -37,6 +37,7 @@ from exp.runfolder import RunFolder, read_json, to_json
 from exp.task import task_class
 
 if TYPE_CHECKING:
+    from exp.config.schema import ExpConfig
     from exp.frozen import FrozenRun
 
 __all__ = ["ExternalLauncher", "be_quiet"]
@@ -66,7 +67,7 @@ class ExternalLauncher(Launcher):
     joins = True
 
     @classmethod
-    def take_place(cls, config: Any, overrides: Sequence[str]) -> None:
+    def take_place(cls, config: ExpConfig, overrides: Sequence[str]) -> None:
         """Set ``nproc`` and ``launcher.nnodes`` to what the launcher outside has started.
 
         Raises:
@@ -112,13 +113,13 @@ class ExternalLauncher(Launcher):
 
     def launch(self, folder: RunFolder, nproc: int, saves: bool = True) -> Outcome:
         """Run rank 0's worker, and say what became of all."""
-        config = OmegaConf.load(folder.in_use(folder.config))
+        config: Any = OmegaConf.load(folder.in_use(folder.config))
         overrides: Any = OmegaConf.to_container(OmegaConf.load(folder.in_use(folder.overrides)))
         for stale in folder.logs.glob("rank*.error.json"):
             stale.unlink()
         return self._launch(folder, config, overrides, saves)
 
-    def _launch(self, folder: RunFolder, config: Any, overrides: list[str], saves: bool = True) -> Outcome:
+    def _launch(self, folder: RunFolder, config: ExpConfig, overrides: list[str], saves: bool = True) -> Outcome:
         place, job = self.place, secrets.token_hex(8)
         backend = create_backend(config.backend)
         with tempfile.TemporaryDirectory(prefix="exp-") as scratch:
@@ -286,7 +287,7 @@ class _Worker:
             self._deadline = 0.0
 
 
-def _digest(config: Any) -> str:
+def _digest(config: ExpConfig) -> str:
     """Of all that must be the same on every rank."""
     content: Any = OmegaConf.to_container(config, resolve=True)
     del content["output_dir"]

@@ -16,6 +16,7 @@ from exp.runfolder import read_json, write_atomically, write_json
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from exp.config.schema import ExpConfig
     from exp.runfolder import RunFolder
 
 __all__ = ["finish"]
@@ -32,7 +33,9 @@ _TITLES = {
 _TOLD = ("later", "drift")  # for information: nothing is expected of them
 
 
-def finish(config: Any, folder: RunFolder, tested: RunFolder, reference: RunFolder, where: str) -> tuple[int, float]:
+def finish(
+    config: ExpConfig, folder: RunFolder, tested: RunFolder, reference: RunFolder, where: str
+) -> tuple[int, float]:
     """Compare, print and write. The traces are kept where the two do not agree, to be looked into.
 
     Args:
@@ -105,7 +108,7 @@ def _write_table(path: Path, found: Sequence[Difference], allowed: dict[str, flo
     write_atomically(path, csv_content(rows))
 
 
-def _message(config: Any, first: Difference, allowed: float, random_modules: Sequence[str]) -> str:
+def _message(config: ExpConfig, first: Difference, allowed: float, random_modules: Sequence[str]) -> str:
     phases = {
         "output": "the forward pass",
         "loss": "the loss",
@@ -129,7 +132,7 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f" (and {len(names) - 3} more)" if len(names) > 3 else "")
 
 
-def _print(config: Any, report: dict[str, Any], largest: dict[str, Difference], allowed: Any, where: str) -> None:
+def _print(config: ExpConfig, report: dict[str, Any], largest: dict[str, Difference], allowed: Any, where: str) -> None:
     from rich import box
     from rich.table import Table
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -11,12 +11,13 @@ from exp.errors import EXIT_OK
 from exp.runfolder import RunFolder, write_atomically
 
 if TYPE_CHECKING:
+    from exp.config.schema import ExpConfig
     from exp.launcher.base import Launcher, Outcome
 
 __all__ = ["launch_both", "prepare"]
 
 
-def prepare(config: Any, reference: Any) -> list[str]:
+def prepare(config: ExpConfig, reference: ExpConfig) -> list[str]:
     """Make two configurations train a few comparable steps: no dropout, every loss recorded.
 
     Args:
@@ -48,7 +49,7 @@ def _turn_off(node: DictConfig, prefix: str) -> list[str]:
 
 
 def launch_both(
-    launcher: Launcher, folder: RunFolder, config: Any, reference: Any
+    launcher: Launcher, folder: RunFolder, config: ExpConfig, reference: ExpConfig
 ) -> tuple[Outcome, RunFolder, RunFolder]:
     """Run ``config`` in ``tested/`` and ``reference`` in ``reference/``; the second only after the first succeeded."""
     terminal = console.make_console()

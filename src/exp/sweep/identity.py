@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import TYPE_CHECKING, Sequence
 
-from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from exp.config.schema import load
+from exp.config.schema import ExpConfig, load
 from exp.config.walk import plain
 from exp.runfolder import RunFolder, read_result, to_json
 
@@ -32,10 +31,9 @@ class Finished:
     metric: float | None
 
 
-def identity(config: Any) -> str:
+def identity(config: ExpConfig) -> str:
     """A digest of a configuration, less the keys that do not change what a run computes."""
-    values = plain(config) if OmegaConf.is_config(config) else dict(config)
-    kept = {key: value for key, value in values.items() if key not in _ELSEWHERE}
+    kept = {key: value for key, value in plain(config).items() if key not in _ELSEWHERE}
     return hashlib.sha256(to_json(kept, sort_keys=True, default=str).encode()).hexdigest()
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Sequence
+from typing import TYPE_CHECKING, ClassVar, Sequence
 
 from exp.task import Task
 
 if TYPE_CHECKING:
+    from exp.config.schema import ExpConfig
     from exp.report import Finished
 
 __all__ = ["Attach"]
@@ -23,7 +24,7 @@ class Attach(Task):
     in_parent: ClassVar[bool] = True
     compared: ClassVar[bool] = False
 
-    def run_in_parent(self, config: Any, overrides: Sequence[str]) -> Finished:
+    def run_in_parent(self, config: ExpConfig, overrides: Sequence[str]) -> Finished:
         """See :func:`exp.launcher.attach.attach`."""
         from exp.launcher.attach import attach
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from exp import console
 from exp.errors import ConfigError
@@ -11,6 +11,7 @@ from exp.task import Task
 
 if TYPE_CHECKING:
     from exp.backend import Backend
+    from exp.config.schema import ExpConfig
     from exp.launcher.base import Outcome, RankInfo
     from exp.runfolder import RunFolder
 
@@ -31,26 +32,26 @@ class Doctor(Task):
     diagnoses: ClassVar[bool] = True
     isolated: ClassVar[bool] = True  # the parent is to survive a device that hangs or crashes
 
-    def check(self, config: Any) -> None:
+    def check(self, config: ExpConfig) -> None:
         """Refuse times that are none."""
         for key in ("timeout_s", "burst_s"):
             if getattr(self, key) <= 0:
                 raise ConfigError(f"task.{key}={getattr(self, key)} must be more than 0 seconds")
 
-    def diagnose(self, config: Any, folder: RunFolder, info: RankInfo, backend: Backend) -> None:
+    def diagnose(self, config: ExpConfig, folder: RunFolder, info: RankInfo, backend: Backend) -> None:
         """See :func:`exp.doctor.diagnosis.diagnose`."""
         from exp.doctor.diagnosis import diagnose
 
         diagnose(config, folder, info, backend)
 
-    def announce(self, config: Any, folder: RunFolder) -> bool:
+    def announce(self, config: ExpConfig, folder: RunFolder) -> bool:
         """What is examined."""
         from exp.doctor import report
 
         report.begin(config, folder, console.shown(folder.path))
         return True
 
-    def tell_end(self, config: Any, folder: RunFolder, outcome: Outcome) -> int | None:
+    def tell_end(self, config: ExpConfig, folder: RunFolder, outcome: Outcome) -> int | None:
         """The table of findings."""
         from exp.doctor import report
 

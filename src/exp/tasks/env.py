@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from exp.errors import EXIT_OK, ConfigError
 from exp.task import Task
 
 if TYPE_CHECKING:
     from exp.backend import Backend
+    from exp.config.schema import ExpConfig
     from exp.launcher.base import Outcome, RankInfo
     from exp.runfolder import RunFolder
 
@@ -27,17 +28,17 @@ class Env(Task):
     compared: ClassVar[bool] = False
     silent: ClassVar[bool] = True  # the text alone is wanted
 
-    def check(self, config: Any) -> None:
+    def check(self, config: ExpConfig) -> None:
         """Refuse more than one process."""
         if config.nproc > 1:
             raise ConfigError(f"task=env looks from one process; leave out nproc={config.nproc}, or use task=doctor")
 
-    def diagnose(self, config: Any, folder: RunFolder, info: RankInfo, backend: Backend) -> None:
+    def diagnose(self, config: ExpConfig, folder: RunFolder, info: RankInfo, backend: Backend) -> None:
         """See :func:`exp.doctor.env.describe`."""
         from exp.doctor.env import describe
 
         describe(config, folder, info, backend)
 
-    def tell_end(self, config: Any, folder: RunFolder, outcome: Outcome) -> int | None:
+    def tell_end(self, config: ExpConfig, folder: RunFolder, outcome: Outcome) -> int | None:
         """All has been said."""
         return EXIT_OK if outcome.exit_code == EXIT_OK else None

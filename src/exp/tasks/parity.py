@@ -9,6 +9,7 @@ from exp.errors import ConfigError
 from exp.task import Task
 
 if TYPE_CHECKING:
+    from exp.config.schema import ExpConfig
     from exp.session import Session
 
 __all__ = ["Parity"]
@@ -29,7 +30,7 @@ class Parity(Task):
     has_reference: ClassVar[bool] = True
     modules = ("exp.parity.traced",)
 
-    def check(self, config: Any) -> None:
+    def check(self, config: ExpConfig) -> None:
         """Two runs on one node, one after the other."""
         if config.reference is None:
             raise ConfigError("task=parity compares with another backend; set reference=cpu, or another one")

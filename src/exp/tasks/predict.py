@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Optional
 from exp.task import Task
 
 if TYPE_CHECKING:
+    from exp.config.schema import ExpConfig
     from exp.session import Session
 
 __all__ = ["Predict"]
@@ -24,7 +25,7 @@ class Predict(Task):
 
     needs_weights: ClassVar[bool] = True
 
-    def check(self, config: Any) -> None:
+    def check(self, config: ExpConfig) -> None:
         """``task.input`` stands for the data where their family says so: a file of new rows."""
         from exp.config.validate import preflight_of
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Sequence
+from typing import TYPE_CHECKING, ClassVar, Sequence
 
 from exp.task import Task
 
 if TYPE_CHECKING:
+    from exp.config.schema import ExpConfig
     from exp.report import Finished
 
 __all__ = ["Report"]
@@ -23,7 +24,7 @@ class Report(Task):
     in_parent: ClassVar[bool] = True
     compared: ClassVar[bool] = False
 
-    def run_in_parent(self, config: Any, overrides: Sequence[str]) -> Finished:
+    def run_in_parent(self, config: ExpConfig, overrides: Sequence[str]) -> Finished:
         """See :func:`exp.compare.command.write_report`."""
         from exp.compare.command import write_report
         from exp.report import Finished
