@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from exp.compat import TORCH_VERSION
-from exp.forecasting.timebridge import blocks
+from exp.forecasting.timebridge import blocks, density, tangent
+from exp.forecasting.timebridge.blocks import takes_shallow_blocks
 from exp.forecasting.timebridge.density import DERIVATIVE_FLOOR, gaussian_log_density, log_magnitude
 from exp.forecasting.timebridge.tangent import plain_value_and_tangent, value_and_tangent
 from exp.forecasting.timebridge.transition import ChangingPrior, LatentMLPs, StationaryPrior
@@ -186,6 +187,24 @@ def test_the_density_and_its_gradients_are_those_of_residuals_and_log_derivative
     expected = outcome(gaussian_log_density(noise) + log_derivative.sum(-1))
     for mine, theirs in zip(outcome(prior(z)[:, 2:]), expected):
         torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
+
+
+def test_the_form_of_cards_gives_the_same(monkeypatch):
+    torch.manual_seed(4)
+    prior = StationaryPrior(40, hidden=6).double()
+    z = torch.randn(2, 30, 40).double().requires_grad_()
+
+    def outcome():
+        log_density = prior(z)
+        return [log_density, *torch.autograd.grad(log_density.sum(), [z, *prior.parameters()])]
+
+    assert takes_shallow_blocks(z, [*prior.parameters()])
+    expected = outcome()
+    for module in (density, tangent):
+        monkeypatch.setattr(module, "takes_shallow_blocks", lambda own, parameters: False)
+    monkeypatch.setattr(blocks, "shallow_blocks", None)
+    for theirs, ours in zip(outcome(), expected):
+        torch.testing.assert_close(theirs, ours, rtol=1e-10, atol=1e-10)
 
 
 def test_a_monotone_transition_gives_a_density():

@@ -9,7 +9,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from exp.compat import autocast_disabled
-from exp.forecasting.timebridge.blocks import shallow_blocks
+from exp.forecasting.timebridge.blocks import shallow_blocks, takes_shallow_blocks
 from exp.forecasting.timebridge.tangent import value_and_tangent
 
 __all__ = ["DERIVATIVE_FLOOR", "gaussian_log_density", "log_magnitude", "noise_log_density"]
@@ -79,7 +79,7 @@ def noise_log_density(
 ) -> torch.Tensor:
     """Sum over C latents of log N(value; 0, 1) + log |derivative|, of :func:`value_and_tangent`. Differentiable once.
 
-    With one hidden layer values and derivatives are taken up block by block, while they are in the cache.
+    On the CPU, with one hidden layer, values and derivatives are taken up block by block, while they are in the cache.
 
     Args:
         context: (N, K), input of every MLP.
@@ -91,10 +91,10 @@ def noise_log_density(
     Returns:
         (N,).
     """
-    if len(weights) > 2:
+    parameters = [tensor for pair in zip(weights, biases) for tensor in pair]
+    if not takes_shallow_blocks(own, parameters):
         value, derivative = value_and_tangent(context, own, weights, biases, negative_slope)
         return gaussian_log_density(value) + log_magnitude(derivative).sum(-1)
-    parameters = (tensor for pair in zip(weights, biases) for tensor in pair)
     result: torch.Tensor = _NoiseLogDensity.apply(negative_slope, context, own, *parameters)
     return result
 

@@ -21,7 +21,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from exp.compat import autocast_disabled
-from exp.forecasting.timebridge.blocks import latents_of_a_block, limits, shallow_blocks, slices
+from exp.forecasting.timebridge.blocks import latents_of_a_block, limits, shallow_blocks, slices, takes_shallow_blocks
 
 __all__ = ["plain_value_and_tangent", "value_and_tangent"]
 
@@ -80,11 +80,11 @@ class _ValueAndTangent(torch.autograd.Function):
         ctx.save_for_backward(context, own, *parameters)
         ctx.negative_slope = negative_slope
         value, derivative = torch.empty_like(own), torch.empty_like(own)
-        if len(parameters) == 4:
+        if takes_shallow_blocks(own, parameters):
             for block in shallow_blocks(context, own, parameters, negative_slope):
                 value[:, block.latents], derivative[:, block.latents] = block.forward()
             return value, derivative
-        for rows, latents in _deep_blocks(own, parameters):
+        for rows, latents in _plain_blocks(own, parameters):
             chosen = [parameter[latents] for parameter in parameters]
             value[rows, latents], derivative[rows, latents] = plain_value_and_tangent(
                 context[rows], own[rows, latents], chosen[::2], chosen[1::2], negative_slope
@@ -98,16 +98,16 @@ class _ValueAndTangent(torch.autograd.Function):
         grads = [torch.zeros_like(context), torch.empty_like(own), *map(torch.zeros_like, parameters)]
         of_outputs = (value_grad, derivative_grad)
         with autocast_disabled(own.device.type):
-            if len(parameters) == 4:
+            if takes_shallow_blocks(own, parameters):
                 for block in shallow_blocks(context, own, parameters, ctx.negative_slope):
                     of_value, of_derivative = (grad[:, block.latents].contiguous() for grad in of_outputs)
                     block.backward(of_value, of_derivative, grads)
             else:
-                _deep_backward(context, own, parameters, ctx.negative_slope, of_outputs, grads)
+                _plain_backward(context, own, parameters, ctx.negative_slope, of_outputs, grads)
         return (None, *grads)
 
 
-def _deep_blocks(own: torch.Tensor, parameters: Sequence[torch.Tensor]) -> Iterator[tuple[slice, slice]]:
+def _plain_blocks(own: torch.Tensor, parameters: Sequence[torch.Tensor]) -> Iterator[tuple[slice, slice]]:
     hidden = parameters[0].shape[1]
     most = latents_of_a_block(own, hidden)
     for latents in slices(own.shape[1], most):
@@ -115,7 +115,7 @@ def _deep_blocks(own: torch.Tensor, parameters: Sequence[torch.Tensor]) -> Itera
             yield rows, latents
 
 
-def _deep_backward(
+def _plain_backward(
     context: torch.Tensor,
     own: torch.Tensor,
     parameters: Sequence[torch.Tensor],
@@ -123,7 +123,7 @@ def _deep_backward(
     of_outputs: tuple[torch.Tensor, torch.Tensor],
     grads: Sequence[torch.Tensor],
 ) -> None:
-    for rows, latents in _deep_blocks(own, parameters):
+    for rows, latents in _plain_blocks(own, parameters):
         inputs = [context[rows], own[rows, latents], *(parameter[latents] for parameter in parameters)]
         inputs = [tensor.detach().requires_grad_() for tensor in inputs]
         with torch.enable_grad():
