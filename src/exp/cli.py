@@ -57,11 +57,14 @@ def main() -> int:
     use_working_directory()
     remember(sys.argv[1:])
     schema.register()
-    choices.register_resolvers(sys.argv[1:])
+    choices.register_resolvers()
     Plugins.instance().register(ExpLauncher)  # found by itself where exp is installed, but not in a checkout
     _exit_codes.clear()
     _full_error[:] = [True] * bool(os.environ.get("HYDRA_FULL_ERROR"))
     try:
+        if choices.wants_help(sys.argv[1:]):
+            print(choices.help_text(sys.argv[1:]))  # noqa: T201
+            return EXIT_OK
         sys.argv[1:] = paths.expand_arguments(sys.argv[1:])
         primary, sys.argv[1:] = trained.begin(sys.argv[1:])
         with _errors_reach_us():

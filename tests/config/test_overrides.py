@@ -77,7 +77,7 @@ def test_every_dictionary_and_list_of_the_schema_takes_what_is_given(exp, chosen
 @pytest.mark.slow
 def test_a_dictionary_replaces_that_of_the_experiment_and_members_are_set_one_by_one():
     schema.register()
-    choices.register_resolvers([])
+    choices.register_resolvers()
 
     def data(*overrides):
         with initialize_config_module("exp.conf", version_base="1.3"):

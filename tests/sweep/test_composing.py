@@ -55,7 +55,7 @@ JOBS = [
 def hydra(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     schema.register()
-    choices.register_resolvers([])
+    choices.register_resolvers()
     GlobalHydra.instance().clear()
     with initialize_config_module("exp.conf", version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()

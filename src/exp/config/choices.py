@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import secrets
+import warnings
 from typing import Sequence
 
 from hydra import compose, initialize_config_module
@@ -16,8 +17,9 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from exp.config.explain import config_keys
+from exp.errors import ConfigError
 
-__all__ = ["default_keys", "describe_choices", "register_resolvers"]
+__all__ = ["default_keys", "help_text", "register_resolvers", "wants_help"]
 
 _GROUPS = (
     "experiment",
@@ -35,25 +37,48 @@ _WIDTH = 96
 _HELP = {"--help", "-h"}
 
 
-def register_resolvers(arguments: Sequence[str]) -> None:
-    """Register ``${run_id:}`` (a short id, the same wherever one configuration uses it) and ``${choices:}``.
-
-    Args:
-        arguments: of the command line. The choices are looked up only where it asks for help: Hydra resolves them with
-            every file that it merges, which was half of the time that composing took.
+def register_resolvers() -> None:
+    """Register ``${run_id:}`` (a short id, the same wherever one configuration uses it) and ``${choices:}``, which only
+    :func:`help_text` fills in: Hydra resolves both with every file that it merges.
     """
     OmegaConf.register_new_resolver("run_id", lambda: secrets.token_hex(3), use_cache=True, replace=True)
-    asked = not _HELP.isdisjoint(arguments)
-    OmegaConf.register_new_resolver("choices", describe_choices if asked else str, replace=True)
+    OmegaConf.register_new_resolver("choices", str, replace=True)
 
 
-def describe_choices() -> str:
-    """One entry per config group: its choices, from every folder in the search path."""
+def wants_help(arguments: Sequence[str]) -> bool:
+    """Whether a command line asks for help."""
+    return not _HELP.isdisjoint(arguments)
+
+
+def help_text(arguments: Sequence[str]) -> str:
+    """What ``--help`` prints: ``hydra.help.template``, with the choices of every folder in the search path.
+
+    Hydra would list all its groups beside, whether the template has them or not: seconds.
+
+    Args:
+        arguments: of the command line; those that add folders count.
+
+    Raises:
+        ConfigError: a folder is not there.
+    """
+    searched = _searched(arguments)
+    GlobalHydra.instance().clear()
+    with initialize_config_module("exp.conf", version_base="1.3"), warnings.catch_warnings():
+        warnings.filterwarnings("error", "provider=")
+        try:
+            config = compose("config", searched, return_hydra_config=True)
+        except UserWarning as warning:
+            raise ConfigError(f"a folder of configurations is not there: {warning}") from warning
+        OmegaConf.register_new_resolver("choices", lambda: _describe_choices(searched), replace=True)
+        return str(config.hydra.help.template).replace("$$", "$")  # which is written for string.Template
+
+
+def _describe_choices(searched: list[str]) -> str:
     loader = GlobalHydra.instance().config_loader()
     lines: list[str] = []
     for group in _GROUPS:
         line = f"  {group:<11}"
-        for choice in loader.get_group_options(group, ObjectType.CONFIG):
+        for choice in loader.get_group_options(group, ObjectType.CONFIG, "config", searched):
             if len(line) + len(choice) + 1 > _WIDTH:
                 lines.append(line.rstrip())
                 line = " " * 13
