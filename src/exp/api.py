@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["OpenRun", "open_run", "open_sweep", "run"]
 
+_MULTIRUN = {"-m", "--multirun"}
+
 
 class OpenRun:
     """A run that has been made, as its folder tells of it.
@@ -61,7 +63,7 @@ class OpenRun:
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """``metrics.jsonl`` by row: ``split`` (train, val), ``step``, and what was measured; nan where it was not.
+        """``metrics.jsonl`` by row: ``split`` (train, val, test), ``step``, and what was measured; nan where it was not.
 
         Read anew each time: the run may be going on.
         """
@@ -102,7 +104,8 @@ class OpenRun:
         Raises:
             RunError: it failed; what it said stands above.
         """
-        return run(["task=predict", f"init_from={self.path}", *overrides])
+        predicted: OpenRun = run(["task=predict", f"init_from={self.path}", *overrides])
+        return predicted
 
 
 def open_run(path: str | os.PathLike[str]) -> OpenRun:
@@ -116,7 +119,7 @@ def open_run(path: str | os.PathLike[str]) -> OpenRun:
     """
     folder = Path(path).expanduser().absolute()
     if not RunFolder(folder).config.is_file():
-        raise ConfigError(f"{path} is no run folder: it has no config.yaml")
+        raise ConfigError(f"{path} is no run folder: it has no config.yaml; of a sweep's folder use exp.open_sweep")
     return OpenRun(folder)
 
 
@@ -141,16 +144,21 @@ def open_sweep(path: str | os.PathLike[str]) -> pd.DataFrame:
     return pd.DataFrame(as_rows(find_runs([Path(path).expanduser()])))
 
 
-def run(overrides: Sequence[str] = ()) -> OpenRun:
+def run(overrides: Sequence[str] = ()) -> Any:
     """Start what ``python -m exp <overrides>`` starts, in a process of its own, and wait for its end.
 
     Args:
-        overrides: such as ``["experiment=dinov3_eurosat", "backend=cpu"]``. A sweep (``-m``) is read with
-            :func:`open_sweep`; give it ``output_dir``.
+        overrides: such as ``["experiment=dinov3_eurosat", "backend=cpu"]``.
+
+    Returns:
+        The run, an :class:`OpenRun`; of a sweep (``-m``) the DataFrame of :func:`open_sweep`.
 
     Raises:
+        ConfigError: ``overrides`` is one string.
         RunError: its exit code is not 0; what it said stands above.
     """
+    if isinstance(overrides, str):
+        raise ConfigError(f"exp.run takes a list of overrides; write exp.run([{overrides!r}])")
     given = [override.partition("=")[2] for override in overrides if override.startswith("output_dir=")]
     arguments = list(overrides)
     if not given:
@@ -170,4 +178,4 @@ def run(overrides: Sequence[str] = ()) -> OpenRun:
             process.wait()
     if code != 0:
         raise RunError(f"python -m exp {' '.join(arguments)} ended with code {code}")
-    return open_run(given[-1])
+    return open_sweep(given[-1]) if _MULTIRUN.intersection(arguments) else open_run(given[-1])
