@@ -63,7 +63,7 @@ class OpenRun:
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """``metrics.jsonl`` by row: ``split`` (train, val, test), ``step``, and what was measured; nan where it was not.
+        """``metrics.jsonl`` by row: ``split`` (train, val, test), ``step``, and what was measured, else nan.
 
         Read anew each time: the run may be going on.
         """
