@@ -32,7 +32,16 @@ FLOAT32 = ("fp32", "tf32")
 
 
 class Backend(abc.ABC):
-    """One hardware family.
+    """One hardware family. What is marked ``@plugin-dev`` has to be written; the rest has defaults. In groups:
+
+    ===========  =====================================================================================================
+    probing      :meth:`why_unavailable`, :meth:`device_count`, :meth:`worker_env`, :meth:`only`, :attr:`forks_safely`,
+                 :meth:`prepare`
+    identity     :meth:`packages`, :meth:`monitor`, :meth:`describe`
+    device       :meth:`set_device`, random state, memory, :meth:`synchronize`, :meth:`end_step`, :meth:`end_batch`
+    collectives  :attr:`default_process_group`, :meth:`collectives_missing`, groups, :attr:`ddp_class`
+    precision    :attr:`precisions`, :meth:`supports`, :meth:`set_precision`, :meth:`autocast`, :meth:`grad_scaler`
+    ===========  =====================================================================================================
 
     Args:
         name: what the user calls it, for messages and records (``"cpu"``).
@@ -91,7 +100,7 @@ class Backend(abc.ABC):
         self.env = dict(env or {})
         self.options = dict(options or {})
 
-    # -- asked by the parent: no torch, no device context, never raises -------------------------------------------
+    # -- Probing: by the parent. No torch, no device context; never raises ---------------------------------------------
 
     @abc.abstractmethod
     def why_unavailable(self) -> str | None:
@@ -143,6 +152,8 @@ class Backend(abc.ABC):
             UnavailableError: it cannot be got ready here.
         """
 
+    # -- Identity: of the software, by the parent; of the cards --------------------------------------------------------
+
     def packages(self) -> dict[str, str | None]:
         """Versions of the vendor's packages, libraries and driver by name, for reports; None: not installed."""
         return {}
@@ -156,7 +167,15 @@ class Backend(abc.ABC):
         """
         return []
 
-    # -- asked by a worker: torch is imported from here on ---------------------------------------------------------
+    def describe(self, device: torch.device) -> dict[str, Any]:
+        """``{"name", "index"}`` and what else is known of one device, for the run record.
+
+        ``uuid``, ``serial``, ``bus_id`` or ``card`` (its number on the host, visible or not) tell cards apart, as far
+        as they are known; where none is, ``visible``, its name in the visible-devices variable (:mod:`exp.cards`).
+        """
+        return {"name": device.type, "index": device.index}
+
+    # -- Device: by a worker, as is all that follows; torch is imported from here on -----------------------------------
 
     @abc.abstractmethod
     def set_device(self, local_rank: int) -> torch.device:
@@ -165,6 +184,41 @@ class Backend(abc.ABC):
         Raises:
             UnavailableError: ``local_rank`` is not below the number of devices that torch sees.
         """
+
+    def seed(self, seed: int) -> None:
+        """Seed the device's random generator. CPU, Python and NumPy are seeded by the caller."""
+        del seed
+
+    def rng_state(self) -> torch.Tensor | None:
+        """State of the device's random generator (uint8, on the CPU), or None where there is none of its own."""
+        return None
+
+    def set_rng_state(self, state: torch.Tensor) -> None:
+        """Restore what :meth:`rng_state` gave."""
+        del state
+
+    def synchronize(self) -> None:
+        """Wait until the device has finished its work."""
+
+    def memory(self) -> dict[str, int]:
+        """``{"allocated", "max_allocated", "total"}`` in bytes where the device tells, else empty."""
+        return {}
+
+    def free_memory(self) -> tuple[int, int] | None:
+        """Bytes free on the current device, other processes' use counted, and in total; None where it does not tell."""
+        return None
+
+    def end_step(self, optimizer: torch.optim.Optimizer, **kwargs: Any) -> None:
+        """Take the optimizer's step; lazy devices also end their graph here. Called once per step at any precision.
+
+        With a loss scaler, ``optimizer.step`` is the scaler's, which may leave the update out.
+        """
+        optimizer.step(**kwargs)
+
+    def end_batch(self) -> None:
+        """End one batch of an evaluation; lazy devices run their graph here."""
+
+    # -- Collectives ---------------------------------------------------------------------------------------------------
 
     @property
     @abc.abstractmethod
@@ -246,6 +300,8 @@ class Backend(abc.ABC):
             return StagedDataParallel
         return DistributedDataParallel
 
+    # -- Precision -----------------------------------------------------------------------------------------------------
+
     def supports(self, precision: str) -> bool:
         """Whether this device trains in ``precision`` (one of :data:`PRECISIONS`)."""
         return precision in self.precisions
@@ -279,44 +335,3 @@ class Backend(abc.ABC):
         import torch
 
         return torch.amp.GradScaler(self.device_type)
-
-    def seed(self, seed: int) -> None:
-        """Seed the device's random generator. CPU, Python and NumPy are seeded by the caller."""
-        del seed
-
-    def rng_state(self) -> torch.Tensor | None:
-        """State of the device's random generator (uint8, on the CPU), or None where there is none of its own."""
-        return None
-
-    def set_rng_state(self, state: torch.Tensor) -> None:
-        """Restore what :meth:`rng_state` gave."""
-        del state
-
-    def synchronize(self) -> None:
-        """Wait until the device has finished its work."""
-
-    def memory(self) -> dict[str, int]:
-        """``{"allocated", "max_allocated", "total"}`` in bytes where the device tells, else empty."""
-        return {}
-
-    def free_memory(self) -> tuple[int, int] | None:
-        """Bytes free on the current device, other processes' use counted, and in total; None where it does not tell."""
-        return None
-
-    def end_step(self, optimizer: torch.optim.Optimizer, **kwargs: Any) -> None:
-        """Take the optimizer's step; lazy devices also end their graph here. Called once per step at any precision.
-
-        With a loss scaler, ``optimizer.step`` is the scaler's, which may leave the update out.
-        """
-        optimizer.step(**kwargs)
-
-    def end_batch(self) -> None:
-        """End one batch of an evaluation; lazy devices run their graph here."""
-
-    def describe(self, device: torch.device) -> dict[str, Any]:
-        """``{"name", "index"}`` and what else is known of one device, for the run record.
-
-        ``uuid``, ``serial``, ``bus_id`` or ``card`` (its number on the host, visible or not) tell cards apart, as far
-        as they are known; where none is, ``visible``, its name in the visible-devices variable (:mod:`exp.cards`).
-        """
-        return {"name": device.type, "index": device.index}
