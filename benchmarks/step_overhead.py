@@ -15,14 +15,14 @@ import logging
 import statistics
 import tempfile
 import time
-from typing import Any, Callable
+from typing import Any, Callable, Iterator
 
 import torch
 from exp.backends.cpu import CpuBackend
 from mmengine.model import BaseModel
 from mmengine.runner import Runner as StockRunner
 from omegaconf import OmegaConf
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from exp.config.schema import CheckpointConfig, ExpConfig
 from exp.engine.checkpoint_hook import CheckpointHook
@@ -109,11 +109,17 @@ def by_hand(loader: DataLoader, steps: int) -> float:
     return (time.perf_counter() - begun) / steps
 
 
-class _Positions:
-    """The sampler's part that the loop uses."""
+class _Positions(Sampler):
+    """All batches in order, with what the loop asks of a sampler."""
 
     def __init__(self, steps: int) -> None:
         self.steps_per_epoch, self.global_batch_size, self.samples = steps, BATCH, 0
+
+    def __len__(self) -> int:
+        return self.steps_per_epoch
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.steps_per_epoch))
 
     def set_position(self, epoch: int, samples: int) -> None:
         """Move."""
@@ -134,15 +140,14 @@ def ours(loader: DataLoader, steps: int, folder: str) -> float:
     wrapper = BackendOptimWrapper(torch.optim.Adam(model.parameters(), lr=1e-3), session.backend)
     metrics = MetricsHook(session.folder.metrics, 20, Progress(None), time.time())
     checkpoints = CheckpointHook(session.folder.checkpoints, OmegaConf.structured(CheckpointConfig), None, 0.0, "mse")
-    runner = Runner(session, model, train_dataloader=loader, train_cfg={"by_epoch": True}, optim_wrapper=wrapper,
+    runner = Runner(session, model, train_dataloader=loader, train_cfg={"type": TrainLoop, "max_epochs": 1},
+                    optim_wrapper=wrapper,
                     param_scheduler=[{"type": "ExponentialLR", "gamma": 0.5}], custom_hooks=[metrics, checkpoints],
                     visualizer={"type": "Visualizer", "name": session.unique_name, "vis_backends": None})  # fmt: skip
-    loop = TrainLoop(runner, loader, _Positions(steps), max_epochs=1)
-    runner._train_loop = loop
     runner.param_schedulers = runner.build_param_scheduler(runner.param_schedulers)
     metrics.before_train(runner)
     begun = time.perf_counter()
-    loop._run_epoch()
+    runner.train_loop._run_epoch()
     return (time.perf_counter() - begun) / steps
 
 
@@ -173,7 +178,7 @@ def main() -> None:
     arguments = parser.parse_args()
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
-    loader: DataLoader[Any] = DataLoader(Samples(arguments.steps), batch_size=None)
+    loader: DataLoader[Any] = DataLoader(Samples(arguments.steps), batch_size=None, sampler=_Positions(arguments.steps))
     times: dict[str, list[float]] = {"by hand": [], "exp": [], "MMEngine Runner": []}
     with tempfile.TemporaryDirectory() as folder:
         RunFolder(folder).create()

@@ -14,7 +14,7 @@ from exp.data.sampler import TrainBatchSampler
 from exp.engine.checkpoint_hook import CheckpointHook
 from exp.engine.distributed import Distributed
 from exp.engine.hooks import MetricsHook
-from exp.engine.loops import TrainLoop
+from exp.engine.loops import EvalLoop, TrainLoop
 from exp.engine.optim import BackendOptimWrapper
 from exp.engine.progress import Progress
 from exp.engine.runner import Runner
@@ -41,6 +41,19 @@ class Line(Model):
         return {"loss": loss * float("inf") if self.calls == self.poison else loss}
 
 
+class Mse:
+    """What the loop asks of metrics."""
+
+    def reset(self):
+        self.errors = []
+
+    def update(self, outputs, batch):
+        self.errors.append((outputs - batch["y"]).square().mean().item())
+
+    def compute(self, distributed):
+        return {"mse": sum(self.errors) / len(self.errors)}
+
+
 class Samples(Dataset):
     def __len__(self):
         return 64
@@ -52,9 +65,10 @@ class Samples(Dataset):
 
 @pytest.fixture
 def make_runner(tmp_path):
-    """Makes a runner around a line, with our hooks; ``runner.run_steps()`` trains."""
+    """Makes a runner around a line, with our hooks; ``runner.run_steps()`` trains, without the validation ``val``."""
 
-    def make(model=None, accumulate=1, log_every=5, max_epochs=1, hooks=(), schedulers=None, optimizer=None):
+    def make(model=None, accumulate=1, log_every=5, max_epochs=1, hooks=(), schedulers=None, optimizer=None,
+             val=EvalLoop, values=None, **limits):  # fmt: skip
         config = OmegaConf.structured(ExpConfig)
         config.name, config.task, config.global_batch_size = "line", OmegaConf.structured(Train), 4 * accumulate
         session = Session(config, RunFolder(tmp_path), RankInfo.single(), CpuBackend(name="cpu"))
@@ -67,22 +81,27 @@ def make_runner(tmp_path):
         wrapper = BackendOptimWrapper(optimizer, session.backend, accumulate=accumulate)
         metrics = MetricsHook(session.folder.metrics, log_every, Progress(None), time.time())
         saving = CheckpointHook(session.folder.checkpoints, OmegaConf.structured(CheckpointConfig), None, 0.0, "mse")
+        test_loader = DataLoader(Samples())
         runner = Runner(
             session,
             model,
             train_dataloader=loader,
-            train_cfg={"by_epoch": True},
+            train_cfg={"type": TrainLoop, "max_epochs": max_epochs, "accumulate": accumulate, **limits},
+            val_dataloader=test_loader,
+            val_cfg={"type": val, "stage": "val", **({} if values is None else {"values": values})},
+            val_evaluator=Mse(),
+            test_dataloader=test_loader,
+            test_cfg={"type": EvalLoop, "stage": "test"},
+            test_evaluator=Mse(),
             optim_wrapper=wrapper,
             param_scheduler=schedulers,
             custom_hooks=[metrics, saving, *hooks],
             visualizer={"type": "Visualizer", "name": session.unique_name, "vis_backends": None},
         )
-        runner._train_loop = TrainLoop(runner, loader, sampler, max_epochs, accumulate=accumulate)
-        runner._val_loop = None
 
         def run_steps():
-            runner._train_loop.runner.call_hook("before_train")
-            runner._train_loop._run_epoch()
+            runner.call_hook("before_train")
+            runner.train_loop._run_epoch()
 
         runner.run_steps = run_steps
         runner.parts = SimpleNamespace(metrics=metrics, saving=saving, sampler=sampler)

@@ -6,12 +6,11 @@ import pytest
 import torch
 from mmengine.hooks import Hook
 from mmengine.runner import BaseLoop
-from torch.utils.data import DataLoader
 
 from exp.engine import checkpoint
 from exp.engine.soundness import not_finite
 from exp.errors import RunError
-from tests.engine.conftest import Line, Samples
+from tests.engine.conftest import Line
 
 
 def test_no_value_is_read_from_the_device_between_two_logs(make_runner, monkeypatch):
@@ -98,8 +97,8 @@ def test_a_scheduler_that_would_begin_after_the_end_is_left_out(make_runner):
 class Validations(BaseLoop):
     """Notes when it is run, and gives the metrics that it was given."""
 
-    def __init__(self, runner, values=()):
-        super().__init__(runner, DataLoader(Samples()))
+    def __init__(self, runner, dataloader, evaluator, stage, values=()):
+        super().__init__(runner, dataloader)
         self.steps, self.values = [], list(values)
 
     def run(self):
@@ -116,10 +115,7 @@ class Validations(BaseLoop):
      (10, 20, [10, 20]), (100, 20, [20])],
 )  # fmt: skip
 def test_validation_by_epochs_or_by_steps_and_always_at_the_end(make_runner, val_every, max_steps, expected):
-    runner = make_runner(max_epochs=2)
-    loop = runner._train_loop
-    loop.val_every, loop._max_iters = val_every, max_steps or loop.max_iters
-    runner._val_loop = validations = Validations(runner)
+    runner = make_runner(max_epochs=2, val=Validations, max_steps=max_steps, val_every=val_every)
     trained = []
 
     class Mode(Hook):
@@ -127,18 +123,16 @@ def test_validation_by_epochs_or_by_steps_and_always_at_the_end(make_runner, val
             trained.append(runner.model.training)
 
     runner.register_hook(Mode())
-    loop.run()
-    assert validations.steps == expected
+    runner.train_loop.run()
+    assert runner.val_loop.steps == expected
     assert all(trained)  # validation in mid-epoch leaves the model in training mode
 
 
 def test_checkpoints_by_steps_wait_for_the_validation_there(make_runner):
-    runner = make_runner()
-    loop, saving = runner._train_loop, runner.parts.saving
-    loop.val_every = saving.every_steps = 8
-    saving.every_epochs, saving.keep_last = 0, 10
-    runner._val_loop = Validations(runner, values=[2.0, 3.0])
-    loop.run()
+    runner = make_runner(val=Validations, values=[2.0, 3.0], val_every=8)
+    saving = runner.parts.saving
+    saving.every_steps, saving.every_epochs, saving.keep_last = 8, 0, 10
+    runner.train_loop.run()
     names = [path.name for path in checkpoint.list_checkpoints(saving.folder)]
     assert names == ["step_00000016.pth", "step_00000008.pth"]
     kept = checkpoint.read(saving.folder / "step_00000008.pth")
@@ -147,24 +141,22 @@ def test_checkpoints_by_steps_wait_for_the_validation_there(make_runner):
 
 def test_a_checkpoint_after_an_epoch_does_not_end_it_again(make_runner):
     """Without a validation there, it is written after the schedulers of epochs have taken their step."""
-    runner = make_runner(max_epochs=2)
-    runner._train_loop.val_every, runner._val_loop = 1000, Validations(runner, values=[2.0])
-    runner._train_loop.run()
+    runner = make_runner(max_epochs=2, val=Validations, values=[2.0], val_every=1000)
+    runner.train_loop.run()
     content = checkpoint.read(runner.parts.saving.folder / "step_00000016.pth")
     assert (content["meta"]["epoch"], content["meta"]["samples"]) == (1, 0)
 
 
 def test_more_can_be_better(make_runner):
-    runner = make_runner(max_epochs=4)
+    runner = make_runner(max_epochs=4, val=Validations, values=[0.5, 0.6, 0.605, 0.55])
     saving = runner.parts.saving
     saving.sign, saving.patience, saving.min_delta = -1.0, 2, 0.01
-    runner._val_loop = validations = Validations(runner, values=[0.5, 0.6, 0.605, 0.55])
-    runner._train_loop.run()
+    runner.train_loop.run()
     assert saving.best == 0.605
     assert saving.best_epoch == 3
     assert saving.reference == 0.6
-    assert validations.steps == [16, 32, 48, 64]
-    assert runner._train_loop.stop_training
+    assert runner.val_loop.steps == [16, 32, 48, 64]
+    assert runner.train_loop.stop_training
 
 
 def test_weights_that_are_not_finite_are_not_saved(make_runner):

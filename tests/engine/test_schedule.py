@@ -73,9 +73,9 @@ def rates(optimizer, make_runner, schedulers, epochs=3):
     model = Line()
     model.others = torch.nn.ParameterList([p for group in optimizer.param_groups for p in group["params"]])
     runner = make_runner(model, hooks=[Look()], max_epochs=epochs, schedulers=schedulers, optimizer=optimizer)
-    runner._train_loop._validate = lambda: None
+    runner.train_loop._validate = lambda: None
     runner.param_schedulers = runner.build_param_scheduler(runner.param_schedulers)
-    runner._train_loop.run()
+    runner.train_loop.run()
     return torch.tensor(seen, dtype=torch.float64)
 
 

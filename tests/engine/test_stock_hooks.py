@@ -10,23 +10,9 @@ import torch
 
 from exp.config.hooks import REFUSED, check_hooks
 from exp.engine import checkpoint, stock_hooks
-from exp.engine.loops import EvalLoop
 from exp.errors import ConfigError
 
 TABLE = (Path(__file__).parents[2] / "docs" / "hooks.md").read_text()
-
-
-class Mse:
-    """What the loop asks of metrics."""
-
-    def reset(self):
-        self.errors = []
-
-    def update(self, outputs, batch):
-        self.errors.append((outputs - batch["y"]).square().mean().item())
-
-    def compute(self, distributed):
-        return {"mse": sum(self.errors) / len(self.errors)}
 
 
 @pytest.fixture
@@ -36,9 +22,6 @@ def train(make_runner):
     def run(**config):
         hooks = stock_hooks.build_hooks([config], "mse", greater_is_better=False)
         runner = make_runner(max_epochs=2, log_every=4, hooks=hooks)
-        loader = runner._train_loop.dataloader
-        runner._val_loop = EvalLoop(runner, type(loader)(loader.dataset), Mse(), "val")
-        runner._test_loop = EvalLoop(runner, type(loader)(loader.dataset), Mse(), "test")
         runner.load_or_resume()
         runner.train()
         content, runner.tested = runner.parts.saving.tested(runner)
@@ -147,8 +130,6 @@ def test_a_checkpoint_of_a_cut_validation_holds_the_weights_of_the_training(make
                 seen["content"] = checkpoint.read(runner.parts.saving.folder / "step_00000016.pth")
 
     runner = make_runner(hooks=[*hooks, Cut()])
-    loader = runner._train_loop.dataloader
-    runner._val_loop = EvalLoop(runner, type(loader)(loader.dataset), Mse(), "val")
     runner.train()
     content = seen["content"]
     assert content["meta"]["validation_due"]

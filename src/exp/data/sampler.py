@@ -75,8 +75,8 @@ class TrainBatchSampler:
         return self.num_samples // self.global_batch_size
 
     def __len__(self) -> int:
-        """Micro-batches of this rank from the position to the end of the epoch."""
-        return (self.steps_per_epoch - self.samples // self.global_batch_size) * self.accumulate
+        """Optimizer steps of a whole epoch, wherever the position: what hooks compare ``batch_idx`` with."""
+        return self.steps_per_epoch
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         """Micro-batches, int64 (batch_size,) or (batch_size, 2), from the position to the end of the epoch."""
@@ -84,7 +84,8 @@ class TrainBatchSampler:
         samples = self._permutation()
         if self.with_epoch:
             samples = torch.stack([samples, torch.full_like(samples, self.epoch)], dim=1)
-        return self._micro_batches(samples, self.samples, len(self))
+        left = (self.steps_per_epoch - self.samples // self.global_batch_size) * self.accumulate
+        return self._micro_batches(samples, self.samples, left)
 
     def _permutation(self) -> torch.Tensor:
         # Mixed, so that epoch 1 of seed 0 is not epoch 0 of seed 1.

@@ -49,7 +49,7 @@ class CheckpointingRunner(MMEngineRunner):
         return any(
             not type(hook).__module__.startswith("exp.engine.")
             and not set(stages).isdisjoint(hook.get_triggered_stages())
-            for hook in self._hooks
+            for hook in self.hooks
         )
 
     # -- the same model on every rank -------------------------------------------------------------------------------
@@ -57,14 +57,12 @@ class CheckpointingRunner(MMEngineRunner):
     def average_buffers(self) -> None:
         """Average running statistics over ranks: those of the model, and of copies that hooks keep. A collective."""
         if self.world_size > 1:
-            held = [
-                value for hook in self._hooks for value in vars(hook).values() if isinstance(value, torch.nn.Module)
-            ]
+            held = [value for hook in self.hooks for value in vars(hook).values() if isinstance(value, torch.nn.Module)]
             average_buffers([unwrapped(self.model), *held], self.distributed_group)
 
     def prepare_validation(self) -> None:
         """Called before the hooks of a validation, some of which replace the weights until its end. A collective."""
-        if self._train_loop is None:
+        if self.train_loop is None:
             return
         self.average_buffers()
         if self._has_hooks_at("before_val", "before_val_epoch", "before_val_iter"):
@@ -86,7 +84,7 @@ class CheckpointingRunner(MMEngineRunner):
     def resume_from(self, content: Mapping[str, Any], source: Path, checkpoint_hook: Any) -> None:
         """Have :meth:`train` continue from a training checkpoint, once loops and schedulers are built."""
         self._resume_point = (content, source, checkpoint_hook)
-        self._resume = True  # MMEngine's hooks look here
+        self._resume = True  # MMEngine's hooks ask for it by this name
 
     def test_with(self, content: Mapping[str, Any] | None) -> dict[str, float]:
         """Test the weights of a checkpoint, or those that the model has; the hooks' stages as in MMEngine."""
@@ -152,7 +150,7 @@ class CheckpointingRunner(MMEngineRunner):
             content["meta"]["weights_of_hooks"] = self._hooks_that_save()
 
     def _hooks_that_save(self) -> list[str]:
-        hooks = [hook for hook in self._hooks if "before_save_checkpoint" in hook.get_triggered_stages()]
+        hooks = [hook for hook in self.hooks if "before_save_checkpoint" in hook.get_triggered_stages()]
         return [type(hook).__name__ for hook in hooks if not type(hook).__module__.startswith("exp.engine.")]
 
     def training_checkpoint(self, step: int, best: Mapping[str, Any], validation_due: bool = False) -> dict[str, Any]:
@@ -181,7 +179,7 @@ class CheckpointingRunner(MMEngineRunner):
         return content
 
     def _meta(self, step: int) -> dict[str, Any]:
-        trains = self._train_loop is not None
+        trains = self.train_loop is not None
         return {
             "format": 1,
             "experiment": self.session.config.name,

@@ -32,9 +32,14 @@ def evaluate(session: Session) -> dict[str, Any]:
     sampler = EvalBatchSampler(len(test), data.eval_batch_size, info.rank, info.world_size)
     loader = eval_loader(test, sampler, data.num_workers)
     evaluator = build_evaluator(session, data, detailed=True)
-    runner = Runner(session, model, test_dataloader=loader, test_cfg={}, test_evaluator=evaluator,
-                    visualizer={"type": "Visualizer", "name": session.unique_name, "vis_backends": None})  # fmt: skip
-    runner._test_loop = EvalLoop(runner, loader, evaluator, "test")
+    runner = Runner(
+        session,
+        model,
+        test_dataloader=loader,
+        test_cfg={"type": EvalLoop, "stage": "test"},
+        test_evaluator=evaluator,
+        visualizer={"type": "Visualizer", "name": session.unique_name, "vis_backends": None},
+    )
     values = runner.test()
     runner.close()
     tables = evaluator.tables()

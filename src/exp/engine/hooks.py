@@ -168,8 +168,7 @@ class MetricsHook(Hook):
             if units:
                 record["units"] = units
             self._file.write(to_json(record) + "\n")
-            if runner.visualizer._vis_backends:
-                runner.visualizer.add_scalars(scalars, step=step)
+            runner.visualizer.add_scalars(scalars, step=step)
 
 
 def _units(loop: Any) -> dict[str, str]:

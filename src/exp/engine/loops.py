@@ -7,7 +7,7 @@ device: losses stay there until a hook asks, every ``log_every`` steps.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Iterator
+from typing import TYPE_CHECKING, Any, Iterator, cast
 
 import torch
 from mmengine.runner import BaseLoop
@@ -17,6 +17,8 @@ from exp.heartbeat import Stage, beat
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
+
+    from exp.data.sampler import TrainBatchSampler
 
 __all__ = ["EvalLoop", "TrainLoop"]
 
@@ -36,8 +38,8 @@ class TrainLoop(BaseLoop):
 
     Args:
         runner: the runner.
-        dataloader: yields micro-batches (dicts of tensors) from the sampler's position on.
-        sampler: holds the position; the loop alone advances it, so prefetching workers cannot falsify it.
+        dataloader: yields micro-batches (dicts of tensors) from its sampler's position on. The loop alone advances
+            that, so prefetching workers cannot falsify it.
         max_epochs: passes over the data; None: as many as ``max_steps`` takes.
         max_steps: optimizer steps in all; None: no limit.
         accumulate: micro-batches per optimizer step.
@@ -48,16 +50,15 @@ class TrainLoop(BaseLoop):
         self,
         runner: Any,
         dataloader: DataLoader[Any],
-        sampler: Any,
         max_epochs: int | None,
         max_steps: int | None = None,
         accumulate: int = 1,
         val_every: int | None = None,
     ) -> None:
         super().__init__(runner, dataloader)
-        self.sampler = sampler
+        self.sampler = cast("TrainBatchSampler", dataloader.sampler)
         self.accumulate = accumulate
-        self.steps_per_epoch: int = sampler.steps_per_epoch
+        self.steps_per_epoch = self.sampler.steps_per_epoch
         self.val_every = val_every
         if max_epochs is None:
             assert max_steps is not None
@@ -92,6 +93,16 @@ class TrainLoop(BaseLoop):
     def max_iters(self) -> int:
         """Optimizer steps to train."""
         return self._max_iters
+
+    @property
+    def val_interval(self) -> int:
+        """Epochs between validations; optimizer steps, where ``val_every`` is set."""
+        return 1 if self.val_every is None else self.val_every
+
+    @property
+    def val_begin(self) -> int:
+        """From the first on."""
+        return 1
 
     @property
     def finished(self) -> bool:
@@ -212,15 +223,8 @@ class EvalLoop(BaseLoop):
         model.eval()
         self.evaluator.reset()
         beat(self.beats, 0 if runner.train_loop is None else runner.iter)
-        for idx, cpu_batch in enumerate(self.dataloader):
-            beat(self.beats)
-            batch = move(cpu_batch, runner.device)
-            runner.call_hook(f"before_{stage}_iter", batch_idx=idx, data_batch=batch)
-            with runner.backend.autocast(runner.precision):
-                outputs = predictions(model, batch, stage)
-            self.evaluator.update(outputs, batch)
-            runner.backend.end_batch()
-            runner.call_hook(f"after_{stage}_iter", batch_idx=idx, data_batch=batch, outputs=outputs)
+        for idx, batch in enumerate(self.dataloader):
+            self.run_iter(idx, batch)
         beat(Stage.METRICS)
         metrics: dict[str, float] = self.evaluator.compute(runner.distributed_group)
         # What follows the test, such as pictures, takes as long as it takes.
@@ -230,3 +234,16 @@ class EvalLoop(BaseLoop):
         if stage == "val":
             runner.end_validation()
         return metrics
+
+    @torch.no_grad()
+    def run_iter(self, idx: int, data_batch: dict[str, Any]) -> None:
+        """Predict one batch, as the loader gives it, and have it measured."""
+        runner, stage = self.runner, self.stage
+        beat(self.beats)
+        batch = move(data_batch, runner.device)
+        runner.call_hook(f"before_{stage}_iter", batch_idx=idx, data_batch=batch)
+        with runner.backend.autocast(runner.precision):
+            outputs = predictions(unwrapped(runner.model), batch, stage)
+        self.evaluator.update(outputs, batch)
+        runner.backend.end_batch()
+        runner.call_hook(f"after_{stage}_iter", batch_idx=idx, data_batch=batch, outputs=outputs)

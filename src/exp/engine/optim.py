@@ -74,6 +74,7 @@ class BackendOptimWrapper(OptimWrapper):
         super().__init__(optimizer, accumulative_counts=accumulate)
         self.backend = backend
         self.precision = precision
+        self.accumulate = accumulate
         self.scaler = backend.grad_scaler(precision)
         self._stepper = optimizer if self.scaler is None else _ScaledOptimizer(optimizer, self.scaler)
         self.clip_grad_norm = clip_grad_norm
@@ -93,12 +94,12 @@ class BackendOptimWrapper(OptimWrapper):
 
     def initialize_count_status(self, model: nn.Module, init_counts: int, max_counts: int) -> None:
         """Start a count of micro-batches; our loop only ever runs whole optimizer steps, so nothing is left over."""
-        del model, init_counts, max_counts
-        self._inner_count = 0
+        del init_counts, max_counts
+        super().initialize_count_status(model, 0, -1)
 
     def optim_context(self, model: nn.Module) -> ContextManager[Any]:
         """Autocast, and no gradient exchange before the last micro-batch of a step."""
-        if self.precision in FLOAT32 and self._accumulative_counts == 1:
+        if self.precision in FLOAT32 and self.accumulate == 1:
             return _NOTHING
         return self._optim_context(model)
 
@@ -116,8 +117,8 @@ class BackendOptimWrapper(OptimWrapper):
     ) -> None:
         """Back-propagate one micro-batch's mean loss; step and clear gradients after the last one of a step."""
         beat(Stage.BACKWARD)
-        if self._accumulative_counts > 1:
-            loss = loss / self._accumulative_counts
+        if self.accumulate > 1:
+            loss = loss / self.accumulate
         if self.scaler is not None:
             loss = self.scaler.scale(loss)
         self.backward(loss)

@@ -11,7 +11,8 @@ import importlib
 import re
 from typing import Any, Sequence
 
-from mmengine.registry import Registry, root
+import mmengine.registry
+from mmengine.registry import Registry
 from mmengine.utils import get_object_from_string
 
 from exp.config.names import allow, check_name, check_object, is_standard, names_in, refusal
@@ -74,4 +75,4 @@ def _is_registered(name: str) -> bool:
     for module in _REGISTERING:
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
-    return any(name in each.module_dict for each in vars(root).values() if isinstance(each, Registry))
+    return any(name in each.module_dict for each in vars(mmengine.registry).values() if isinstance(each, Registry))

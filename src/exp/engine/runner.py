@@ -1,7 +1,8 @@
 """MMEngine's Runner, with what it hard-wires to one vendor handed over to the backend.
 
 Overridden: environment set-up (the process group exists already), model placement and wrapping, logging to the rank's
-own file, and checkpoints (plain data, exact resume). Everything else - hooks, schedulers, visualisers - is MMEngine's.
+own file, and checkpoints (plain data, exact resume). Everything else - hooks, schedulers, visualisers - is MMEngine's;
+docs/mmengine.md draws the line. The loops go in as any custom loop does, by ``train_cfg``, ``val_cfg``, ``test_cfg``.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import mmengine
 import torch
+from mmengine.config import Config
 from mmengine.hooks import Hook, ParamSchedulerHook
 from mmengine.logging import MMLogger
-from mmengine.runner import BaseLoop
+from omegaconf import OmegaConf
 
 from exp.engine import schedule
 from exp.engine.batchnorm import fit_batchnorm
@@ -42,8 +44,7 @@ class _StartHook(Hook):
 
     def _begin(self, runner: Any) -> None:
         runner.session.begin()
-        runner.hooks.remove(self)
-        runner._hook_calls.clear()
+        runner.unregister_hook(self)
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         """The first step is done: what it needs of memory is there."""
@@ -78,7 +79,8 @@ class Runner(CheckpointingRunner):
         self.distributed_group = session.distributed
         self.precision = session.config.precision
         self.losses = LossMeter()
-        self._hook_calls: dict[str, list[Any]] = {}
+        self._calls: dict[str, list[Any]] = {}
+        content: Any = OmegaConf.to_container(session.config, resolve=True)
         kwargs["custom_hooks"] = [_StartHook(), *(kwargs.get("custom_hooks") or [])]
         super().__init__(
             model=model,
@@ -91,26 +93,49 @@ class Runner(CheckpointingRunner):
             default_scope="mmengine",
             randomness={"seed": session.config.seed},
             experiment_name=session.unique_name,
+            cfg=Config(content),
             **kwargs,
         )
 
     # -- what MMEngine ties to one vendor ---------------------------------------------------------------------------
 
     def setup_env(self, env_cfg: dict[str, Any]) -> None:
-        """Take rank and world size from the session; MMEngine would call its vendor's set_device here."""
+        """The session has set all up; MMEngine would call its vendor's set_device here."""
         del env_cfg
-        self._rank, self._world_size = self.distributed_group.rank, self.distributed_group.world_size
-        self._distributed = self._world_size > 1
         self._timestamp = "logs"  # MMEngine makes the folder work_dir/<timestamp>; ours is called logs
 
     def set_randomness(self, seed: int, diff_rank_seed: bool = False, deterministic: bool = False) -> None:
-        """Note the seed; the session has seeded everything before the data and the model were built."""
-        self._seed, self._deterministic = seed, deterministic
+        """The session has seeded everything before the data and the model were built."""
+
+    @property
+    def rank(self) -> int:
+        """Rank of this process."""
+        return self.distributed_group.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes."""
+        return self.distributed_group.world_size
+
+    @property
+    def distributed(self) -> bool:
+        """Whether there are several."""
+        return self.world_size > 1
+
+    @property
+    def seed(self) -> int:
+        """``seed`` of the configuration; generators of rank n began with seed + n."""
+        return int(self.session.config.seed)
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether torch was told to use deterministic algorithms alone."""
+        return torch.are_deterministic_algorithms_enabled()
 
     def wrap_model(self, model_wrapper_cfg: dict[str, Any] | None, model: torch.nn.Module) -> torch.nn.Module:
         """Place the model on the rank's device, check that it is there wholly, and wrap it."""
         config = self.session.config
-        model, warning = fit_batchnorm(model, self.backend, config.wrapper.sync_batchnorm and self._distributed)
+        model, warning = fit_batchnorm(model, self.backend, config.wrapper.sync_batchnorm and self.distributed)
         if warning and self.session.console is not None:
             self.session.console.print(f"warning: {warning}", style="yellow", soft_wrap=True)
         model = model.to(self.device)
@@ -124,7 +149,7 @@ class Runner(CheckpointingRunner):
                     model, self.device, self.rank, info.local_rank, self.world_size, self.session.process_group
                 )
             )
-        if not self._distributed or self._train_loop is None:
+        if not self.distributed or self.optim_wrapper is None:
             return model  # evaluation runs the bare module: its ranks may have different numbers of batches
         wrapper: Any = config.wrapper  # beside its typed keys are those of the class
         options = {key: value for key, value in wrapper.items() if key not in ("kind", "sync_batchnorm")}
@@ -135,7 +160,7 @@ class Runner(CheckpointingRunner):
     def build_logger(self, log_level: int | str = "INFO", log_file: str | None = None, **kwargs: Any) -> MMLogger:
         """MMEngine's logger, writing to the log of the rank instead of the terminal."""
         del log_file, kwargs
-        mm_logger = MMLogger.get_instance(self._experiment_name, log_level=log_level)
+        mm_logger = MMLogger.get_instance(self.experiment_name, log_level=log_level)
         mm_logger.handlers[:] = list(logging.getLogger().handlers)
         mm_logger.setLevel(log_level)
         return mm_logger
@@ -147,8 +172,12 @@ class Runner(CheckpointingRunner):
         """``config.yaml`` has it."""
 
     def _init_model_weights(self) -> None:
-        """Models initialise themselves when they are built; only an MMEngine ``init_cfg`` is left to do here."""
-        if getattr(unwrapped(self.model), "init_cfg", None):
+        """Models initialise themselves when they are built; only MMEngine's ``init_cfg`` is left to do here.
+
+        Weights of ``init_from`` are in the model already, and stay.
+        """
+        modules = unwrapped(self.model).modules()
+        if self.session.weights is None and any(getattr(module, "init_cfg", None) for module in modules):
             super()._init_model_weights()
 
     def build_param_scheduler(self, scheduler: Any) -> Any:
@@ -170,8 +199,8 @@ class Runner(CheckpointingRunner):
         Left to the garbage collector they are waited for, five seconds each: it takes their queues apart before torch
         can tell them to end.
         """
-        for loop in (self._train_loop, self._val_loop, self._test_loop):
-            if isinstance(loop, BaseLoop):
+        for loop in (self.train_loop, self.val_loop, self.test_loop):
+            if loop is not None:
                 del loop.dataloader
         self._train_dataloader = self._val_dataloader = self._test_dataloader = None
 
@@ -180,18 +209,23 @@ class Runner(CheckpointingRunner):
     def register_hook(self, hook: Hook | dict[str, Any], priority: Any = None) -> None:
         """Register, and forget which hooks answer to which stage."""
         super().register_hook(hook, priority)
-        self._hook_calls.clear()
+        self._calls.clear()
+
+    def unregister_hook(self, hook: Hook) -> None:
+        """Call it no more."""
+        self.hooks.remove(hook)
+        self._calls.clear()
 
     def call_hook(self, fn_name: str, **kwargs: Any) -> None:
         """Call the hooks that do something at this stage; most do nothing at most stages."""
-        calls = self._hook_calls.get(fn_name)
+        calls = self._calls.get(fn_name)
         if calls is None:
             calls = [
                 getattr(hook, fn_name)
-                for hook in self._hooks
+                for hook in self.hooks
                 if hasattr(hook, fn_name) and (fn_name not in Hook.stages or fn_name in hook.get_triggered_stages())
             ]
-            self._hook_calls[fn_name] = calls
+            self._calls[fn_name] = calls
         for call in calls:
             try:
                 call(self, **kwargs)

@@ -71,12 +71,11 @@ class TorchOneCycle:
 
     def state_dict(self) -> dict[str, int]:
         """The position alone: rates and momenta are in the optimizer's own state, the rest is configuration."""
-        return {"last_epoch": self._scheduler.last_epoch, "step_count": self._scheduler._step_count}
+        return {"last_epoch": self._scheduler.last_epoch}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
         """Continue at the position of ``state_dict``."""
         self._scheduler.last_epoch = state_dict["last_epoch"]
-        self._scheduler._step_count = state_dict["step_count"]
 
 
 def check_groups(scheduler: Mapping[str, Any], optimizer: Any) -> None:

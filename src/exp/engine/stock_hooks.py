@@ -59,28 +59,38 @@ class EveryStepHook(mmengine.hooks.RuntimeInfoHook):
         return ["before_train_iter", "after_train_iter"]
 
 
-class EmptyCacheHook(mmengine.hooks.EmptyCacheHook):
-    """Empties the device's cache, whatever the device; the original asks two vendors' libraries."""
+class EmptyCacheHook(Hook):
+    """Empties the device's cache, whatever the device; MMEngine's asks two vendors' libraries.
 
-    def _before_epoch(self, runner: Any, mode: str = "train") -> None:
-        if self._do_before_epoch:
-            _empty_cache(runner.device)
+    Args:
+        before_epoch: before each epoch of training, validation and test.
+        after_epoch: after each.
+        after_iter: after each batch.
+    """
 
-    def _after_epoch(self, runner: Any, mode: str = "train") -> None:
-        if self._do_after_epoch:
-            _empty_cache(runner.device)
+    def __init__(self, before_epoch: bool = False, after_epoch: bool = True, after_iter: bool = False) -> None:
+        self.before_epoch, self.after_epoch, self.after_iter = before_epoch, after_epoch, after_iter
 
-    def _after_iter(
-        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None, mode: str = "train"
-    ) -> None:
-        if self._do_after_iter:
-            _empty_cache(runner.device)
+    def before_train_epoch(self, runner: Any) -> None:
+        """Empty it."""
+        self._empty(runner, self.before_epoch)
 
+    def after_train_epoch(self, runner: Any, metrics: Mapping[str, float] | None = None) -> None:
+        """Empty it; ``metrics`` are those of validation and test."""
+        self._empty(runner, self.after_epoch)
 
-def _empty_cache(device: torch.device) -> None:
-    empty = getattr(getattr(torch, device.type, None), "empty_cache", None)
-    if empty is not None:
-        empty()
+    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        """Empty it."""
+        self._empty(runner, self.after_iter)
+
+    before_val_epoch = before_test_epoch = before_train_epoch
+    after_val_epoch = after_test_epoch = after_train_epoch
+    after_val_iter = after_test_iter = after_train_iter
+
+    def _empty(self, runner: Any, wanted: bool) -> None:
+        empty = getattr(getattr(torch, runner.device.type, None), "empty_cache", None)
+        if wanted and empty is not None:
+            empty()
 
 
 class SyncBuffersHook(Hook):
@@ -131,8 +141,7 @@ class ProfilerHook(mmengine.hooks.ProfilerHook):
 
     def after_train(self, runner: Any) -> None:
         """Write what there is, where no whole epoch has been trained."""
-        if not self._closed:
-            self._export_chrome_trace(runner)
+        self.after_train_epoch(runner)
 
 
 _INSTEAD = {

@@ -99,22 +99,25 @@ class Training:
             clip_grad_norm=config.optim.clip_grad_norm,
         )
         schedulers = OmegaConf.to_container(config.schedule.param_scheduler, resolve=True)
-        loader = train_loader(train, sampler, data.num_workers, config.seed)
-        val_loader, test_loader = self._eval_loader(val), self._eval_loader(test)
-        val_evaluator = build_evaluator(session, data)
         hooks: Any = OmegaConf.to_container(config.hooks, resolve=True)
-        self.runner = runner = Runner(
+        self.runner = Runner(
             session,
             model,
-            train_dataloader=loader,
-            train_cfg={"by_epoch": True},
+            train_dataloader=train_loader(train, sampler, data.num_workers, config.seed),
+            train_cfg={
+                "type": TrainLoop,
+                "max_epochs": config.max_epochs,
+                "max_steps": config.max_steps,
+                "accumulate": config.accumulate,
+                "val_every": config.val_every,
+            },
             optim_wrapper=optim_wrapper,
             param_scheduler=schedulers or None,
-            val_dataloader=val_loader,
-            val_cfg={},
-            val_evaluator=val_evaluator,
-            test_dataloader=test_loader,
-            test_cfg={},
+            val_dataloader=self._eval_loader(val),
+            val_cfg={"type": EvalLoop, "stage": "val"},
+            val_evaluator=build_evaluator(session, data),
+            test_dataloader=self._eval_loader(test),
+            test_cfg={"type": EvalLoop, "stage": "test"},
             test_evaluator=self.evaluator,
             custom_hooks=[
                 self.metrics_hook,
@@ -124,11 +127,6 @@ class Training:
             ],
             visualizer=_visualizer(session),
         )
-        runner._train_loop = TrainLoop(
-            runner, loader, sampler, config.max_epochs, config.max_steps, config.accumulate, config.val_every
-        )
-        runner._val_loop = EvalLoop(runner, val_loader, val_evaluator, "val")
-        runner._test_loop = EvalLoop(runner, test_loader, self.evaluator, "test")
 
     def _eval_loader(self, dataset: Any) -> Any:
         info = self.session.info
