@@ -136,6 +136,9 @@ def _tensors(output: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(value)
 
 
+_DROPOUTS = tuple(kind for name, kind in vars(nn).items() if "Dropout" in name)
+
+
 def without_dropout(model: nn.Module) -> None:
     """Turn torch's dropout off: masks come from each device's own generator, so they would differ by design.
 
@@ -143,7 +146,7 @@ def without_dropout(model: nn.Module) -> None:
     is left is found by :attr:`TraceHook.random_modules`.
     """
     for module in model.modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd):
+        if isinstance(module, _DROPOUTS):
             module.p = 0.0
         elif isinstance(module, (nn.MultiheadAttention, nn.RNNBase)):
             module.dropout = 0.0
