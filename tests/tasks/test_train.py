@@ -244,3 +244,4 @@ def test_mmengines_hooks_and_visualisers_work_from_the_config(exp):
     scalars = list(exp.path("run").rglob("scalars.json"))
     assert scalars
     assert "train/loss" in scalars[0].read_text()
+    assert "global_batch_size = " in scalars[0].with_name("config.py").read_text()
