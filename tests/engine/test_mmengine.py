@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -125,8 +126,11 @@ def test_a_hook_finds_what_mmengine_documents(make_runner):
 
 
 @pytest.mark.parametrize("from_a_file", [False, True])
-def test_what_a_model_says_of_its_initialisation_is_done_but_not_to_weights_of_a_file(make_runner, from_a_file):
-    """``init_cfg``, also of a part, as MMSegmentation's models have it."""
+def test_what_a_model_says_of_its_initialisation_is_done_but_not_to_weights_of_a_file(
+    make_runner, from_a_file, tmp_path, monkeypatch
+):
+    """``init_cfg``, also of a part, as MMSegmentation's models have it; MMEngine notes it in a worker's log."""
+    monkeypatch.setattr(logging.getLogger(), "handlers", [logging.FileHandler(tmp_path / "rank0.log")])
     from mmengine.model import BaseModule
 
     class Part(BaseModule):
@@ -151,3 +155,4 @@ def test_what_a_model_says_of_its_initialisation_is_done_but_not_to_weights_of_a
     runner.session.weights = "a file's" if from_a_file else None
     runner.train()
     assert seen == [before if from_a_file else 7.0]
+    assert ("ConstantInit" in (tmp_path / "rank0.log").read_text()) != from_a_file
