@@ -8,6 +8,9 @@ import pytest
 
 from tests.conftest import TINY
 
+# tests/test_add_a_task.py sees a task on either end of the version range.
+pytestmark = pytest.mark.slow
+
 TEST = ["task=corruptions", "backend=cpu", "init_from=run"]
 
 
@@ -31,7 +34,6 @@ def test_figures_are_the_same_on_any_number_of_processes_and_batches(trained, ru
     assert table["blackout", "5"] == pytest.approx(one["mse_blackout_5"], rel=1e-6)
 
 
-@pytest.mark.slow
 def test_of_images_and_in_a_sweep(run, exp):
     small = ["data.size=32", "data.parts={train: ['tile2/*_00[1-3].*'], val: ['tile2/*_008.*']}", "model.window=64"]
     run("experiment=dinov3_dubai", "backend=cpu", *small, "model.depth=1", "global_batch_size=2", "max_epochs=null",
@@ -42,7 +44,6 @@ def test_of_images_and_in_a_sweep(run, exp):
         assert f"mIoU_{kind}_2" in exp.result(f"sweep/{number}")["metrics"]
 
 
-@pytest.mark.slow
 def test_what_cannot_be_is_refused(run, exp):
     for words, says in (
         (["task.severites=[1]"], "there is no key 'task.severites'; did you mean 'task.severities'?"),

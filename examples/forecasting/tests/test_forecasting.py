@@ -11,6 +11,7 @@ TINY = ["experiment=dlinear_etth1", "backend=cpu", "data.lookback=96", "max_step
 NAIVE = ["experiment=seasonal_naive_etth1", "backend=cpu", "data.lookback=48", "data.horizon=48"]
 
 
+@pytest.mark.slow
 def test_trained_evaluated_and_used_on_any_number_of_processes(run, exp):
     run(*TINY, "nproc=2", "output_dir=two")
     trained = exp.result("two")
@@ -64,6 +65,7 @@ def test_a_training_of_nothing_and_weights_from_nowhere_are_refused(run, exp):
     assert not exp.path("run").exists()
 
 
+@pytest.mark.slow
 def test_keys_and_data_that_do_not_go_with_it_are_refused(run, exp):
     for words, says in (
         ([*TINY, "model.kernl=5"], "there is no key 'model.kernl'; did you mean 'model.kernel'?"),
