@@ -53,7 +53,7 @@ def test_what_has_no_weights_is_measured_and_used_without_a_training(run, exp):
 @pytest.mark.slow
 def test_a_training_of_nothing_and_weights_from_nowhere_are_refused(run, exp):
     done = run(*NAIVE, "task=train", "global_batch_size=32", "output_dir=run", code=2)
-    assert "SeasonalNaive) has nothing to train; task=eval measures it as it is" in done.stderr.splitlines()[0]
+    assert "SeasonalNaive has nothing to train; task=eval measures it as it is" in done.stderr.splitlines()[0]
     assert "task=eval needs weights" in run(*TINY, "task=eval", "output_dir=run", code=2).stderr.splitlines()[0]
     (exp.folder / "scaled.py").write_text(
         "import torch\nfrom linear_forecasting.models import SeasonalNaive\n\n\n"

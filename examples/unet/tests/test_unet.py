@@ -25,11 +25,9 @@ def test_trained_evaluated_and_used_on_any_number_of_processes(run, exp):
         rows = list(csv.DictReader(file))
     assert [row["class"] for row in rows] == ["building", "land", "road", "vegetation", "water"]
     assert np.mean([float(row["iou"]) for row in rows]) == pytest.approx(trained["metrics"]["iou"], rel=1e-4)
-    run("task=predict", "init_from=two", "backend=cpu", "nproc=2", "output_dir=said")
-    shares = [np.load(exp.path("said") / "predictions" / f"rank{rank}.npz") for rank in (0, 1)]
-    numbers = sorted(number for share in shares for number in share["index"])
-    assert numbers == list(range(exp.result("said")["metrics"]["samples"]))
-    assert shares[0]["outputs"].shape[1:] == (32, 32)
+    run("task=predict", "init_from=two", "backend=cpu", "output_dir=said")
+    said = np.load(exp.path("said") / "predictions" / "rank0.npz")
+    assert said["outputs"].shape == (exp.result("said")["metrics"]["samples"], 32, 32)
 
 
 @pytest.mark.slow
