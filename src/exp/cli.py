@@ -33,6 +33,7 @@ from exp.launcher.external import be_quiet
 from exp.launcher.shell_env import drop_stale_variables
 from exp.system_errors import as_ours
 from exp.task import create_task, task_class
+from hydra_plugins.exp_plugins import PluginConfigs
 from hydra_plugins.exp_sweeps import ExpLauncher
 
 if TYPE_CHECKING:
@@ -58,7 +59,8 @@ def main() -> int:
     remember(sys.argv[1:])
     schema.register()
     choices.register_resolvers()
-    Plugins.instance().register(ExpLauncher)  # found by itself where exp is installed, but not in a checkout
+    for plugin in (ExpLauncher, PluginConfigs):  # found by themselves where exp is installed, but not in a checkout
+        Plugins.instance().register(plugin)
     _exit_codes.clear()
     _full_error[:] = [True] * bool(os.environ.get("HYDRA_FULL_ERROR"))
     try:

@@ -41,7 +41,8 @@ class Plugin:
     Attributes:
         structures: dataclasses of typed keys, by ``<group>/<name>``; a YAML file takes one with
             ``defaults: [/schema/<group>/<name>@_here_, _self_]``. One whose ``_target_`` has a default also types the
-            keys of configurations that name this class.
+            keys of configurations that name this class. That of a model without weights, such as a naive forecast, says
+            ``has_weights: ClassVar[bool] = False``: task=eval and the like take it without ``init_from``.
         families: models and data that go together, by what they are for: ``"forecasting"``.
         keys: dataclasses of further keys for a structure of somebody else's, such as ``task/predict``.
         config: an importable package with config groups (``model/``, ``data/``, ``experiment/``); None: it has none.

@@ -72,6 +72,9 @@ def validate(config: ExpConfig, overrides: Sequence[str], backend: Backend) -> N
             raise UnavailableError(
                 f"the logger needs the package {package}, which is not installed: pip install {package}"
             )
+    if task.trains and not _has_weights(config):
+        target = config.model["_target_"]
+        raise ConfigError(f"task={config.task.name}: {target} has nothing to train; task=eval measures it as it is")
     if not task.trains:
         config.batch_size = config.global_batch_size = None  # nothing is trained, and nothing has to divide
     else:
@@ -135,6 +138,11 @@ def _check_family(config: ExpConfig) -> None:
             f"the model is for {of_model}, and the data are for {of_data}; choose an experiment that has both, such as "
             f"experiment={families[of_data].example} or experiment={families[of_model].example}"
         )
+
+
+def _has_weights(config: ExpConfig) -> bool:
+    """Whether the model has something to train, as far as its typed keys say (:class:`exp.plugins.Plugin`)."""
+    return bool(getattr(OmegaConf.get_type(config.model), "has_weights", True))
 
 
 def _check_targets(config: ExpConfig) -> None:
@@ -257,7 +265,7 @@ def _check_files(config: ExpConfig, task: Task) -> None:
         value = getattr(config, key)
         if value is not None and value != "auto" and not Path(value).exists():
             raise ConfigError(f"{key}={shown(Path(value))}: there is no such file or folder ({value})")
-    if task.needs_weights and config.init_from is None:
+    if task.needs_weights and config.init_from is None and _has_weights(config):
         raise ConfigError(
             f"task={config.task.name} needs weights; set init_from to a checkpoint or a run folder, "
             "such as init_from=outputs/<experiment>/<run>"

@@ -13,7 +13,7 @@ from exp.config.create import create
 from exp.data.base import check_data
 from exp.engine.fit import Weights, fit_weights, read_weights
 from exp.environment import describe_environment
-from exp.errors import RunError
+from exp.errors import ConfigError, RunError
 from exp.metrics import Evaluator
 from exp.result import blank_result
 from exp.runfolder import write_json
@@ -68,6 +68,11 @@ def build_model(session: Session, data: Data) -> nn.Module:
     if session.weights is not None:
         session.say(fit_weights(model, session.weights, session.config))
         session.weights = Weights(session.weights.path, {}, None)  # the tensors are the model's now
+    elif task_class(session.config).needs_weights and model.state_dict():
+        raise ConfigError(
+            f"task={session.config.task.name} needs weights, and the model has {len(model.state_dict())} tensors, "
+            "though its keys say has_weights = False; set init_from, or leave that out"
+        )
     return model
 
 

@@ -12,7 +12,7 @@ from exp.data.base import Prediction, split_of
 from exp.data.loader import eval_loader
 from exp.data.sampler import EvalBatchSampler
 from exp.engine.loops import move
-from exp.engine.wrapper import predictions
+from exp.engine.wrapper import predictions, unwrapped
 from exp.errors import ConfigError
 from exp.runfolder import write_atomically
 
@@ -25,7 +25,17 @@ __all__ = ["batch_outputs", "measure", "predict_split"]
 
 
 def batch_outputs(session: Session, model: Any, batch: dict[str, Any]) -> torch.Tensor:
-    """What the model predicts for a batch of the data, as its metrics take it, on the CPU."""
+    """What the model predicts for a batch of the data, as its metrics take it, on the CPU.
+
+    Args:
+        session: the session.
+        model: on the session's device, wrapped or not; is left in eval mode.
+        batch: of the data, or made by hand of some samples.
+
+    Raises:
+        ConfigError: it is not one tensor.
+    """
+    model = unwrapped(model).eval()
     with torch.no_grad(), session.backend.autocast(session.config.precision):
         outputs = predictions(model, move(batch, session.device))
     if not isinstance(outputs, torch.Tensor):
@@ -71,7 +81,7 @@ def measure(
     data: Data,
     model: Any,
     evaluator: Evaluator,
-    change: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+    change: Callable[[dict[str, Any], torch.Tensor], dict[str, Any]] | None = None,
 ) -> dict[str, float]:
     """The metrics of the test split, for tasks of one's own; every rank takes its share.
 
@@ -80,7 +90,9 @@ def measure(
         data: the data set.
         model: on the session's device, in eval mode.
         evaluator: of :func:`exp.engine.building.build_evaluator`.
-        change: what becomes of each batch, on the device, before the model sees it.
+        change: what becomes of each batch, on the device, before the model sees it; it also gets the numbers of the
+            samples in the split, int64 (B,) on the CPU. What it draws at random should depend on these alone: which
+            samples a batch has depends on the number of ranks.
 
     Returns:
         Over all ranks, by name.
@@ -89,10 +101,10 @@ def measure(
     sampler = EvalBatchSampler(len(test), data.eval_batch_size, session.info.rank, session.info.world_size)
     evaluator.reset()
     with torch.no_grad():
-        for batch in eval_loader(test, sampler, data.num_workers):
+        for numbers, batch in zip(sampler, eval_loader(test, sampler, data.num_workers)):
             moved = move(batch, session.device)
             with session.backend.autocast(session.config.precision):
-                outputs = predictions(model, moved if change is None else change(moved))
+                outputs = predictions(model, moved if change is None else change(moved, numbers))
             evaluator.update(outputs, moved)
             session.backend.end_batch()
     return evaluator.compute(session.distributed)

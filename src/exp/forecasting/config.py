@@ -9,19 +9,37 @@ from omegaconf import MISSING
 
 from exp.plugins import Family, Plugin
 
-__all__ = ["ForecastingDataConfig", "PredictKeys", "TimeBridgeConfig", "TimeBridgePriorConfig", "plugin"]
+__all__ = [
+    "ForecastingDataConfig",
+    "ForecastingModelConfig",
+    "PredictKeys",
+    "TimeBridgeConfig",
+    "TimeBridgePriorConfig",
+    "plugin",
+]
 
 # OmegaConf reads these annotations at run time, on Python 3.8 too: hence typing's generics, not the builtin ones.
 
 
 @dataclass
-class TimeBridgeConfig:
-    """TimeBridge (:class:`exp.forecasting.timebridge.TimeBridge`; Liu et al., arXiv 2410.04442)."""
+class ForecastingModelConfig:
+    """What all models of series share; ``conf/model/timebridge.yaml`` takes the values from the data.
 
-    _target_: str = "exp.forecasting.timebridge.TimeBridge"
+    ``forward`` gets ``x`` (B, lookback, channels), ``marks`` (B, lookback, time features), ``y`` (B, horizon, channels)
+    and ``index`` (B,), and predicts (B, horizon, channels).
+    """
+
+    _target_: str = MISSING
     channels: int = MISSING
     lookback: int = MISSING
     horizon: int = MISSING
+
+
+@dataclass
+class TimeBridgeConfig(ForecastingModelConfig):
+    """TimeBridge (:class:`exp.forecasting.timebridge.TimeBridge`; Liu et al., arXiv 2410.04442)."""
+
+    _target_: str = "exp.forecasting.timebridge.TimeBridge"
     time_features: int = 4
     """Number of time-feature channels."""
     period: int = 24
@@ -119,5 +137,5 @@ plugin = Plugin(
         "data/forecasting": ForecastingDataConfig,
     },
     keys={"task/predict": PredictKeys},
-    families={"forecasting": Family(TimeBridgeConfig, ForecastingDataConfig, "timebridge_small")},
+    families={"forecasting": Family(ForecastingModelConfig, ForecastingDataConfig, "timebridge_small")},
 )

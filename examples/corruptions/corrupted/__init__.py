@@ -1,0 +1,1 @@
+"""Weights, tested on corrupted inputs."""

@@ -1,0 +1,1 @@
+"""DLinear and seasonal-naive forecasts."""

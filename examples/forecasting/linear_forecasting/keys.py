@@ -1,0 +1,37 @@
+"""The typed keys, for exp's command line; no torch here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from exp.forecasting.config import ForecastingModelConfig
+from exp.plugins import Plugin
+
+__all__ = ["DLinearConfig", "SeasonalNaiveConfig", "plugin"]
+
+
+@dataclass
+class DLinearConfig(ForecastingModelConfig):
+    """Of :class:`linear_forecasting.models.DLinear`."""
+
+    _target_: str = "linear_forecasting.models.DLinear"
+    kernel: int = 25
+    """Rows of the moving average; odd."""
+
+
+@dataclass
+class SeasonalNaiveConfig(ForecastingModelConfig):
+    """Of :class:`linear_forecasting.models.SeasonalNaive`."""
+
+    _target_: str = "linear_forecasting.models.SeasonalNaive"
+    period: int = 24
+    """Rows of a season."""
+
+    has_weights: ClassVar[bool] = False
+
+
+plugin = Plugin(
+    structures={"model/dlinear": DLinearConfig, "model/seasonal_naive": SeasonalNaiveConfig},
+    config="linear_forecasting.conf",
+)

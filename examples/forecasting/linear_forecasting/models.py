@@ -1,0 +1,85 @@
+"""Two simple forecasts. Shapes: batch B, lookback L, horizon H, series C."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from exp.errors import ConfigError
+from exp.models.base import Model
+
+__all__ = ["DLinear", "SeasonalNaive"]
+
+
+class _Forecast(Model):
+    """A model whose loss is the squared error."""
+
+    def forecast(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, L, C) to (B, H, C)."""
+        raise NotImplementedError
+
+    def forward(
+        self, x: torch.Tensor, y: torch.Tensor | None = None, mode: str = "tensor", **_: Any
+    ) -> torch.Tensor | dict[str, torch.Tensor]:
+        """``loss``: against y (B, H, C); else the forecast (B, H, C)."""
+        forecast = self.forecast(x)
+        if mode != "loss":
+            return forecast
+        assert y is not None
+        return {"loss": F.mse_loss(forecast, y)}
+
+
+class DLinear(_Forecast):
+    """A linear layer for the trend, one for the rest (Zeng et al., AAAI 2023, arXiv 2205.13504); series share them.
+
+    Args:
+        lookback: rows that a forecast sees (L).
+        horizon: rows that it forecasts (H).
+        channels: series (C).
+        kernel: rows of the moving average that is the trend; the first and the last row continue it at the ends.
+
+    Raises:
+        ConfigError: the kernel is even.
+    """
+
+    def __init__(self, lookback: int, horizon: int, channels: int, kernel: int = 25) -> None:
+        super().__init__()
+        if kernel < 1 or kernel % 2 == 0:
+            raise ConfigError(f"model.kernel={kernel} must be odd, so that the average has a middle")
+        self.kernel = kernel
+        self.trend = nn.Linear(lookback, horizon)
+        self.rest = nn.Linear(lookback, horizon)
+
+    def forecast(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, L, C) to (B, H, C)."""
+        series = x.transpose(1, 2)
+        trend = F.avg_pool1d(F.pad(series, [self.kernel // 2] * 2, mode="replicate"), self.kernel, stride=1)
+        return (self.trend(trend) + self.rest(series - trend)).transpose(1, 2)
+
+
+class SeasonalNaive(_Forecast):
+    """The last season, again and again; it has nothing to train.
+
+    Args:
+        lookback: rows that a forecast sees (L).
+        horizon: rows that it forecasts (H).
+        channels: series (C).
+        period: rows of a season.
+
+    Raises:
+        ConfigError: the lookback has no whole season.
+    """
+
+    def __init__(self, lookback: int, horizon: int, channels: int, period: int = 24) -> None:
+        super().__init__()
+        if not 1 <= period <= lookback:
+            raise ConfigError(f"model.period={period} must be from 1 to data.lookback={lookback}")
+        self.horizon, self.period = horizon, period
+
+    def forecast(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, L, C) to (B, H, C)."""
+        seasons = -(-self.horizon // self.period)
+        return x[:, -self.period :].repeat(1, seasons, 1)[:, : self.horizon]

@@ -1,0 +1,1 @@
+"""A UNet that segments aerial images of Dubai."""

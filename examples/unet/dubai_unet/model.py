@@ -1,0 +1,65 @@
+"""The network (Ronneberger et al., arXiv 1505.04597), with batch norm and padding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from exp.models.base import Model
+
+__all__ = ["UNet"]
+
+
+def _block(inputs: int, outputs: int) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for channels in (inputs, outputs):
+        layers += [nn.Conv2d(channels, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
+    return nn.Sequential(*layers)
+
+
+class UNet(Model):
+    """Labels each pixel.
+
+    Args:
+        num_classes: of the labels (K); from the data, as the next two.
+        in_channels: of the images (C).
+        ignore_index: label of pixels that do not count.
+        width: channels of the first level.
+        depth: how often the resolution is halved.
+    """
+
+    def __init__(
+        self, num_classes: int, in_channels: int = 3, ignore_index: int = 255, width: int = 32, depth: int = 3
+    ) -> None:
+        super().__init__()
+        self.ignore_index = ignore_index
+        widths = [width * 2**level for level in range(depth + 1)]
+        self.down = nn.ModuleList(_block(*pair) for pair in zip([in_channels, *widths], widths))
+        self.up = nn.ModuleList(_block(3 * narrow, narrow) for narrow in reversed(widths[:-1]))
+        self.head = nn.Conv2d(width, num_classes, 1)
+
+    def logits(self, image: torch.Tensor) -> torch.Tensor:
+        """Images (B, C, H, W) of 0..255 to (B, K, H, W)."""
+        x = image.to(self.head.weight.dtype) / 127.5 - 1
+        skips: list[torch.Tensor] = []
+        for block in self.down:
+            x = block(F.max_pool2d(x, 2) if skips else x)
+            skips.append(x)
+        skips.pop()
+        for block in self.up:
+            skip = skips.pop()
+            x = block(torch.cat([skip, F.interpolate(x, size=skip.shape[-2:])], dim=1))
+        return self.head(x)
+
+    def forward(
+        self, image: torch.Tensor, label: torch.Tensor | None = None, mode: str = "tensor", **_: Any
+    ) -> torch.Tensor | dict[str, torch.Tensor]:
+        """``loss``: cross entropy over the pixels that count; ``predict``: classes (B, H, W); ``tensor``: logits."""
+        logits = self.logits(image)
+        if mode == "loss":
+            assert label is not None
+            return {"loss": F.cross_entropy(logits, label.long(), ignore_index=self.ignore_index)}
+        return logits.argmax(dim=1) if mode == "predict" else logits

@@ -1,0 +1,61 @@
+"""The example from its installation on: everything that exp does with an experiment."""
+
+from __future__ import annotations
+
+import csv
+
+import numpy as np
+import pytest
+
+# Small pictures and a small network: a run takes seconds.
+TINY = [
+    "experiment=unet_tiles", "backend=cpu", "data.size=32", "data.shrink=16", "data.crops=1", "model.width=4",
+    "model.depth=2", "global_batch_size=4", "max_steps=4", "val_every=2", "log_every=1",
+]  # fmt: skip
+
+
+def test_trained_evaluated_and_used_on_any_number_of_processes(run, exp):
+    run(*TINY, "nproc=2", "output_dir=two")
+    trained = exp.result("two")
+    assert trained["metric_name"] == "iou"
+    assert (exp.path("two") / "plots" / "windows.png").read_bytes().startswith(b"\x89PNG")
+    run("task=eval", "init_from=two", "backend=cpu", "output_dir=tested")
+    assert exp.result("tested")["metrics"] == trained["metrics"]
+    with (exp.path("tested") / "metrics_per_class.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["class"] for row in rows] == ["building", "land", "road", "vegetation", "water"]
+    assert np.mean([float(row["iou"]) for row in rows]) == pytest.approx(trained["metrics"]["iou"], rel=1e-4)
+    run("task=predict", "init_from=two", "backend=cpu", "output_dir=said")
+    said = np.load(exp.path("said") / "predictions" / "rank0.npz")
+    assert said["outputs"].shape == (exp.result("said")["metrics"]["samples"], 32, 32)
+
+
+@pytest.mark.slow
+def test_resumed_swept_and_compared_with_a_reference(run, exp):
+    run("-m", *TINY, "plots=false", "sweep.plots=false", "model.width=2,4", "output_dir=sweep")
+    whole = exp.result("sweep/1")["metrics"]
+    assert exp.result("sweep/0")["metrics"] != whole
+    run(*TINY, "plots=false", "output_dir=half", "max_steps=2")
+    run(*TINY, "plots=false", "output_dir=half", "resume=auto")
+    assert exp.result("half")["metrics"] == whole
+    assert exp.losses("half") == exp.losses("sweep/1")
+    run(*TINY, "task=parity", "reference=cpu", "steps=2", "output_dir=parity")
+
+
+@pytest.mark.slow
+def test_with_the_data_and_the_metrics_of_exp(run, exp):
+    small = ["data.size=64", "data.parts={train: ['tile2/*_00[1-3].*'], val: ['tile2/*_008.*']}"]
+    run("experiment=unet_dubai", "backend=cpu", *small, "model.width=4", "global_batch_size=2", "max_steps=1",
+        "plots=false", "output_dir=run")  # fmt: skip
+    assert exp.result("run")["metric_name"] == "mIoU"
+
+
+def test_mistyped_keys_are_refused_with_a_suggestion(run, exp):
+    for word, says in (
+        ("model.widht=8", "there is no key 'model.widht'; did you mean 'model.width'?"),
+        ("data.crop=2", "there is no key 'data.crop'; did you mean 'data.crops'?"),
+        ("model.width=wide", "model.width"),
+    ):
+        done = run(*TINY, word, "output_dir=run", code=2)
+        assert says in done.stderr.splitlines()[0]
+    assert not exp.path("run").exists()
