@@ -84,15 +84,19 @@ class OpenRun:
             ExpError: the data are not there, there is no checkpoint, or it does not fit.
         """
         from exp.config.create import create
+        from exp.config.validate import has_weights
         from exp.engine.fit import find_weights, fit_weights, read_weights
 
         allow(self.config.plugins)
-        weights = read_weights(find_weights(self.path))
+        # An evaluation has none of its own.
+        source = self.path if RunFolder(self.path).has_checkpoint() else Path(self.config.init_from or self.path)
+        weights = read_weights(find_weights(source)) if has_weights(self.config) else None
         data = create(self.config.data, "data")
-        if weights.data is not None:
+        if weights is not None and weights.data is not None:
             data.adopt(weights.data)
         model: nn.Module = create(self.config.model, "model", **data.model_arguments())
-        fit_weights(model, weights, self.config, as_it_is=True)
+        if weights is not None:
+            fit_weights(model, weights, self.config, as_it_is=True)
         return model.to(device).eval()
 
     def predict(self, *overrides: str) -> OpenRun:

@@ -27,7 +27,15 @@ if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
     from exp.task import Task
 
-__all__ = ["check_data", "check_hardware", "preflight_of", "refuse_device_arguments", "runs_elsewhere", "validate"]
+__all__ = [
+    "check_data",
+    "check_hardware",
+    "has_weights",
+    "preflight_of",
+    "refuse_device_arguments",
+    "runs_elsewhere",
+    "validate",
+]
 
 _WRAPPERS = ("mmddp", "ddp", "none")
 
@@ -72,7 +80,7 @@ def validate(config: ExpConfig, overrides: Sequence[str], backend: Backend) -> N
             raise UnavailableError(
                 f"the logger needs the package {package}, which is not installed: pip install {package}"
             )
-    if task.trains and not _has_weights(config):
+    if task.trains and not has_weights(config):
         target = config.model["_target_"]
         raise ConfigError(f"task={config.task.name}: {target} has nothing to train; task=eval measures it as it is")
     if not task.trains:
@@ -140,7 +148,7 @@ def _check_family(config: ExpConfig) -> None:
         )
 
 
-def _has_weights(config: ExpConfig) -> bool:
+def has_weights(config: ExpConfig) -> bool:
     """Whether the model has something to train, as far as its typed keys say (:class:`exp.plugins.Plugin`)."""
     return bool(getattr(OmegaConf.get_type(config.model), "has_weights", True))
 
@@ -265,7 +273,7 @@ def _check_files(config: ExpConfig, task: Task) -> None:
         value = getattr(config, key)
         if value is not None and value != "auto" and not Path(value).exists():
             raise ConfigError(f"{key}={shown(Path(value))}: there is no such file or folder ({value})")
-    if task.needs_weights and config.init_from is None and _has_weights(config):
+    if task.needs_weights and config.init_from is None and has_weights(config):
         raise ConfigError(
             f"task={config.task.name} needs weights; set init_from to a checkpoint or a run folder, "
             "such as init_from=outputs/<experiment>/<run>"
