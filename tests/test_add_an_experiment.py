@@ -64,8 +64,11 @@ def test_everything_works_with_it(oil, exp):
         ('setattr(self, split, Rows', 'setattr(self, split[:3], Rows', "my_experiment.OilTemperature has no train"),
         ("    def __len__(self):\n        return len(self.table)\n", "", "OilTemperature.train (Rows) has no length"),
         ("return AbsoluteError()", "return [AbsoluteError(), SquaredError()]", "two metrics give squared_error"),
-        ("return AbsoluteError()", "return Rows([])", "my_experiment.Rows has no reset(...), which a metric needs"),
+        ("return AbsoluteError()", "return Rows([])", "my_experiment.Rows has no reset(...); a metric inherits"),
         ('names = ("error",)', 'names = "error"', "AbsoluteError.names must be a list of the names"),
+        ("def metrics(", "def metric(", "data: my_experiment.OilTemperature has no metrics(...)"),
+        ("self.table[number]", "self.tables[number]", "OilTemperature.val[...] raises AttributeError"),
+        ("return {\"loss\": nn", "return {\"mse\": nn", "Mlp.forward(x, y, mode='loss') must give a dict"),
         ("inputs, hidden=32", "hidden=32", "model: my_experiment.Mlp takes no key 'inputs' (of the data: inputs)"),
     ],
 )  # fmt: skip

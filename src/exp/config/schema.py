@@ -307,6 +307,9 @@ class ExpConfig:
     """Once this run has started, remove what an earlier one has computed in ``output_dir``."""
     log_every: int = 20
     """Steps between two readings of the loss."""
+    rehearsal: bool = True
+    """Before the first step, take one validation batch through a model, data or metrics that are not exp's own; nothing
+    of it stays."""
     plots: bool = True
     """Draw curves, and for images what the best weights say about some of them, when training has ended."""
     report_placement: bool = False

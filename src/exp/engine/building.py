@@ -5,15 +5,19 @@ from __future__ import annotations
 import math
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Mapping
 
+from mmengine.model import BaseModel
 from omegaconf import OmegaConf
 
 from exp.config.create import create
+from exp.config.targets import load_target
+from exp.contract import EXPERIMENT_PAGE, asked, is_own, shown
 from exp.data.base import check_data
+from exp.engine.checkpoint import plain
 from exp.engine.fit import Weights, fit_weights, read_weights
 from exp.environment import describe_environment
-from exp.errors import RunError
+from exp.errors import ConfigError, RunError
 from exp.metrics import Evaluator
 from exp.result import blank_result
 from exp.runfolder import write_json
@@ -23,9 +27,10 @@ if TYPE_CHECKING:
     from torch import nn
 
     from exp.data.base import Data
+    from exp.data.fingerprint import Fingerprint
     from exp.session import Session
 
-__all__ = ["build_data", "build_evaluator", "build_model", "make_result", "record_environment"]
+__all__ = ["build_data", "build_evaluator", "build_model", "fingerprint_of", "make_result", "record_environment"]
 
 
 def build_data(session: Session) -> Data:
@@ -38,7 +43,7 @@ def build_data(session: Session) -> Data:
     Raises:
         DataError: the data do not go with the weights.
     """
-    data: Data = create(session.config.data, "data")
+    data: Data = _made(session.config.data, "data")
     check_data(data)
     notes: list[str] = []
     if session.config.init_from:
@@ -48,10 +53,52 @@ def build_data(session: Session) -> Data:
             notes += data.notes_on_foreign_weights()
         elif task_class(session.config).needs_weights:
             data.adopt(state)
-    session.data_state = data.state()
+    session.data_state = _state_of(data)
     for note in [*notes, *data.notes]:
         session.say(note)
     return data
+
+
+def _made(config: Any, key: str, **arguments: Any) -> Any:
+    """An object of model, data or metrics; what a constructor of the user's own raises is one line."""
+    cls = load_target(f"{key}._target_", str(config.get("_target_")))
+    if is_own(cls):
+        return create(config, key, **arguments)
+    with asked(key, cls, "(...)"):
+        return create(config, key, **arguments)
+
+
+def _state_of(data: Data) -> dict[str, Any] | None:
+    with asked("data", data, ".state()"):
+        state = data.state()
+    trouble = None if state is None or isinstance(state, Mapping) else f"it is a {type(state).__name__}"
+    try:
+        plain(state)
+    except TypeError as error:
+        trouble = str(error)
+    if trouble is not None:
+        raise ConfigError(
+            f"data: {shown(data)}.state must give a dict of numbers, text, lists, dicts and tensors: {trouble}; see "
+            f"{EXPERIMENT_PAGE}"
+        )
+    return state
+
+
+def fingerprint_of(data: Data) -> Fingerprint | None:
+    """What the files of a data set hold, in short.
+
+    Raises:
+        ConfigError: it is no fingerprint.
+    """
+    with asked("data", data, ".fingerprint()"):
+        found = data.fingerprint()
+    entries = () if found is None else found.values() if isinstance(found, dict) else (None,)
+    if not all(isinstance(entry, list) and len(entry) == 3 for entry in entries):
+        raise ConfigError(
+            f"data: {shown(data)}.fingerprint must give {{name: [files, bytes, digest]}}, as those of "
+            f"exp.data.fingerprint do, not {found!r}; see {EXPERIMENT_PAGE}"
+        )
+    return found
 
 
 def build_model(session: Session, data: Data) -> nn.Module:
@@ -62,9 +109,21 @@ def build_model(session: Session, data: Data) -> nn.Module:
         data: what the files alone can tell, such as the number of classes, comes from its ``model_arguments()``.
 
     Raises:
-        ConfigError: the weights do not fit (:func:`exp.engine.fit.fit_weights`).
+        ConfigError: the weights do not fit (:func:`exp.engine.fit.fit_weights`), or it is no model.
     """
-    model: nn.Module = create(session.config.model, "model", **data.model_arguments())
+    with asked("data", data, ".model_arguments()"):
+        arguments = data.model_arguments()
+    if not isinstance(arguments, Mapping) or not all(isinstance(name, str) for name in arguments):
+        raise ConfigError(
+            f"data: {shown(data)}.model_arguments must give a dict of arguments by name, not {arguments!r}; see "
+            f"{EXPERIMENT_PAGE}"
+        )
+    model: nn.Module = _made(session.config.model, "model", **arguments)
+    if not isinstance(model, BaseModel):
+        raise ConfigError(
+            f"model._target_: {shown(model)} is no subclass of exp.models.base.Model, nor of MMEngine's BaseModel; see "
+            f"{EXPERIMENT_PAGE}"
+        )
     if session.weights is not None:
         session.say(fit_weights(model, session.weights, session.config))
         session.weights = Weights(session.weights.path, {}, None)  # the tensors are the model's now
@@ -90,8 +149,13 @@ def build_evaluator(session: Session, data: Data, detailed: bool = False) -> Eva
     Raises:
         ConfigError: one is no metric, two give the same name, or none gives ``metric``.
     """
-    own = data.metrics(detailed)
-    further = [create(config, f"metrics[{number}]") for number, config in enumerate(session.config.metrics)]
+    with asked("data", data, f".metrics(detailed={detailed})"):
+        own = data.metrics(detailed)
+    if own is None or (isinstance(own, (list, tuple)) and not own):
+        raise ConfigError(
+            f"data: {shown(data)}.metrics gives {own}, not a metric or a list of some; see {EXPERIMENT_PAGE}"
+        )
+    further = [_made(config, f"metrics[{number}]") for number, config in enumerate(session.config.metrics)]
     return Evaluator([*(own if isinstance(own, (list, tuple)) else [own]), *further], session.config.metric)
 
 

@@ -11,19 +11,28 @@ from omegaconf import OmegaConf
 from exp.data.base import split_of
 from exp.data.loader import eval_loader, train_loader
 from exp.data.sampler import EvalBatchSampler, TrainBatchSampler
-from exp.engine.building import build_data, build_evaluator, build_model, make_result, record_environment
+from exp.engine.building import (
+    build_data,
+    build_evaluator,
+    build_model,
+    fingerprint_of,
+    make_result,
+    record_environment,
+)
 from exp.engine.checkpoint_hook import CheckpointHook
 from exp.engine.hooks import MetricsHook
 from exp.engine.loops import EvalLoop, TrainLoop
 from exp.engine.optim import BackendOptimWrapper, build_optimizer
 from exp.engine.preemption import Agreement, PreemptionHook
 from exp.engine.progress import Progress
+from exp.engine.rehearsal import explain_first_step, explain_unused, rehearse
 from exp.engine.resume import compare, find_checkpoint
 from exp.engine.rng import seed_everything
 from exp.engine.runner import Runner
 from exp.engine.stock_hooks import build_hooks
 from exp.engine.wrapper import unwrapped
-from exp.errors import RunError
+from exp.errors import ExpError, RunError
+from exp.launcher.failures import is_of_peer
 
 if TYPE_CHECKING:
     from exp.session import Session
@@ -42,14 +51,22 @@ def train(session: Session) -> dict[str, Any]:
     record_environment(session)
     data = build_data(session)
     if session.distributed.is_main:
-        session.data_files = data.fingerprint()
+        session.data_files = fingerprint_of(data)
     model = build_model(session, data)
     try:
-        return Training(session, data, model).run()
-    except RuntimeError as error:
-        if "out of memory" not in str(error):
-            raise
-        raise RunError(_out_of_memory(session)) from error
+        training = Training(session, data, model)
+        rehearse(session, data, unwrapped(training.runner.model))
+        return training.run()
+    except ExpError:
+        raise
+    except Exception as error:  # a model may raise anything
+        if "out of memory" in str(error):
+            raise RunError(_out_of_memory(session)) from error
+        if "Expected to have finished reduction in the prior iteration" in str(error):
+            raise explain_unused(session, data, model) from error
+        if not session.begun and not is_of_peer(error):
+            explain_first_step(session, data, model)
+        raise
 
 
 class Training:

@@ -1,0 +1,76 @@
+"""What is said of a class of the user's own that is not what exp asks for: one line with the member, class and page.
+
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import re
+import traceback
+from pathlib import Path
+from typing import Any, Iterator
+
+from exp.errors import ConfigError, ExpError
+from exp.system_errors import as_ours
+
+__all__ = ["EXPERIMENT_PAGE", "TASK_PAGE", "asked", "is_own", "message_of", "missing_members", "shown"]
+
+EXPERIMENT_PAGE = "docs/add-an-experiment.md"
+TASK_PAGE = "docs/add-a-task.md"
+
+
+def shown(thing: Any) -> str:
+    """The dotted path of a class, or of an object's class; of a function its own."""
+    named = thing if inspect.isclass(thing) or inspect.isroutine(thing) else type(thing)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def is_own(thing: Any) -> bool:
+    """Whether a class, or that of an object, is exp's own."""
+    return shown(thing).partition(".")[0] == "exp"
+
+
+def missing_members(cls: Any) -> list[str]:
+    """The members that a class has to have and has not, in order; it cannot be instantiated then."""
+    return sorted(getattr(cls, "__abstractmethods__", ())) if inspect.isclass(cls) else []
+
+
+@contextlib.contextmanager
+def asked(kind: str, owner: Any, call: str, page: str = EXPERIMENT_PAGE) -> Iterator[None]:
+    """Whatever a member raises while the contract is checked becomes one line, with the place in the user's file.
+
+    Args:
+        kind: what the object is, such as ``metric``.
+        owner: the object; or its class, or a function that makes it.
+        call: of the member, as it is called, with a dot in front; of a constructor ``(...)``.
+        page: where the contract stands.
+
+    Raises:
+        ConfigError: it raised; but errors of exp, of the machine and of a device's memory come as they are.
+    """
+    try:
+        yield
+    except Exception as error:  # a member may raise anything
+        if isinstance(error, ExpError) or as_ours(error) is not None or "out of memory" in str(error):
+            raise
+        said = f"{type(error).__name__}: {message_of(error).strip()}".splitlines()[0]
+        raise ConfigError(f"{kind}: {shown(owner)}{call} raises {said}{_place(error, owner)}; see {page}") from error
+
+
+def message_of(error: BaseException) -> str:
+    """What an error says; of one that a loader process hands on, what the original says."""
+    text = str(error)
+    if re.match(r"Caught \w+ in DataLoader worker process", text):
+        return text.rpartition(f"{type(error).__name__}: ")[2]  # torch puts its own words and a traceback in front
+    return text
+
+
+def _place(error: Exception, owner: Any) -> str:
+    """Where in the user's file: the innermost line of it."""
+    owner = owner if inspect.isroutine(owner) or inspect.isclass(owner) else type(owner)
+    file = str(getattr(inspect.getmodule(owner), "__file__", None))
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    lines += re.findall(rf'File "{re.escape(file)}", line (\d+)', str(error))  # of a loader process
+    return f" ({Path(file).name}, line {lines[-1]})" if lines else ""
