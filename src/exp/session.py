@@ -73,6 +73,7 @@ class Session:
         changed: what a continued training does not do as before.
         pending: whether this start has not taken the place of an earlier run's record yet (:meth:`begin`).
         unique_name: tells this run from others of the same process.
+        restarted_here: whether this process has done a part of the run before (:meth:`start_anew`).
     """
 
     def __init__(self, config: ExpConfig, folder: RunFolder, info: RankInfo, backend: Backend) -> None:
@@ -94,6 +95,7 @@ class Session:
         self.resumed_from: Path | None = None
         self.changed: Sequence[Change] = ()
         self.pending = folder.pending
+        self.restarted_here = False
         self._begun = False
         self._when_started: list[Callable[[], object]] = []
 
@@ -189,6 +191,18 @@ class Session:
         if self.pending:
             self.distributed.barrier()
         self.pending = False
+
+    def start_anew(self) -> None:
+        """Go on as a new process of the same run would: nothing is built, and nothing has begun."""
+        from exp.engine.rng import seed_everything
+
+        self.unique_name = f"{self.unique_name}-anew"
+        self.restarted_here = True
+        self.forget()
+        self._begun = False
+        self.weights = self.data_state = self.data_files = None
+        gc.collect()  # of the data-parallel wrapper, before there is another
+        seed_everything(self.config.seed, self.backend)
 
     def forget(self) -> None:
         """Let go of what waits for the start: it holds the runner, and with it the wrapped model."""

@@ -25,6 +25,7 @@ from exp.tasks import TASKS
 __all__ = [
     "BackendConfig",
     "CheckpointConfig",
+    "DebugConfig",
     "ExpConfig",
     "LauncherConfig",
     "LoggerConfig",
@@ -218,6 +219,23 @@ class CheckpointConfig:
 
 
 @dataclass
+class DebugConfig:
+    """Short ways to see whether an experiment works: ``debug=one_batch``, ``debug=overfit``."""
+
+    train_batches: Optional[int] = None
+    """Global batches of the training split that are used, their samples spread evenly over it; null: all."""
+    val_batches: Optional[int] = None
+    """Batches per rank of the validation split, likewise."""
+    test_batches: Optional[int] = None
+    """Batches per rank of the test split, likewise."""
+    overfit: bool = False
+    """Validate and test on the training batches, which are the same in every epoch, and stop where the loss has fallen
+    to a hundredth."""
+    restart_after: Optional[int] = None
+    """Optimizer steps after which everything is built anew, and goes on from the checkpoint, as after a preemption."""
+
+
+@dataclass
 class RecordConfig:
     """What exp notes of how a configuration came about; filled in while it is frozen, not to be set."""
 
@@ -250,6 +268,7 @@ class ExpConfig:
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)
+    debug: DebugConfig = field(default_factory=DebugConfig)
 
     name: str = MISSING
     """Name of the experiment; each file of ``conf/experiment`` sets it."""

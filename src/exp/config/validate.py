@@ -173,6 +173,12 @@ def _check_values(config: ExpConfig) -> None:
         value = getattr(config, key)
         if value is not None and value < 1:
             raise ConfigError(f"{key}={value} must be at least 1, or null")
+    for key in ("train_batches", "val_batches", "test_batches", "restart_after"):
+        value = getattr(config.debug, key)
+        if value is not None and value < 1:
+            raise ConfigError(f"debug.{key}={value} must be at least 1, or null")
+    if config.debug.overfit and config.debug.train_batches is None:
+        raise ConfigError("debug.overfit=true needs debug.train_batches: how many batches are to be learned")
     check_hooks(config.hooks)
     if config.launcher.nnodes < 1:
         raise ConfigError(f"launcher.nnodes={config.launcher.nnodes} must be at least 1")

@@ -15,6 +15,7 @@ from exp.config.targets import load_target
 from exp.contract import EXPERIMENT_PAGE, asked, is_own, shown
 from exp.data.base import check_data
 from exp.engine.checkpoint import plain
+from exp.engine.debug import measured_part
 from exp.engine.fit import Weights, fit_weights, read_weights
 from exp.environment import describe_environment
 from exp.errors import ConfigError, RunError
@@ -175,6 +176,7 @@ def make_result(
             that does not occur has no precision.
     """
     config = session.config
+    part = measured_part(config)
     result = blank_result(config)
     metric_name = "" if evaluator is None else evaluator.metric_name
     _check_finite(metrics, metric_name, extra.get("measured_on", result["measured_on"]))
@@ -185,7 +187,7 @@ def make_result(
         metric=metrics.get(metric_name),
         metric_units={} if evaluator is None else evaluator.units,
         greater_is_better=evaluator is not None and evaluator.greater_is_better,
-        published=_published(config),
+        published=None if part else _published(config),
         trained_in=config.record.trained_in,
         differs=list(config.record.differs),
         device_type=session.device.type,
@@ -199,6 +201,8 @@ def make_result(
     if session.weights is not None and task_class(config).needs_weights:
         result["checkpoint"] = str(session.weights.path)
     result.update(extra)
+    if part:
+        result["measured_on"] += f" ({part})"
     return result
 
 

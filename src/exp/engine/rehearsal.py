@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Iterator
 import torch
 
 from exp.contract import EXPERIMENT_PAGE, asked, is_own, shown
-from exp.data.base import split_of
 from exp.data.loader import eval_loader
 from exp.data.sampler import EvalBatchSampler, TrainBatchSampler
 from exp.engine.building import build_evaluator
+from exp.engine.debug import split_in_use
 from exp.engine.loops import move
 from exp.engine.rng import rng_state, set_rng_state
 from exp.engine.wrapper import forward, predictions, preprocessed
@@ -89,7 +89,7 @@ def _check_record(session: Session, data: Data) -> None:
 
 
 def _take_a_batch(session: Session, data: Data, model: nn.Module, evaluator: Evaluator) -> None:
-    val = split_of(data, "val", session.config.seed)
+    val = split_in_use(session, data, "val")
     sampler = EvalBatchSampler(len(val), data.eval_batch_size, session.info.rank, session.info.world_size)
     indices = next(iter(sampler), None)
     if indices is None:
@@ -190,7 +190,7 @@ def explain_unused(session: Session, data: Data, model: nn.Module) -> RunError:
 def _first_losses(session: Session, data: Data, model: nn.Module) -> tuple[Any, str]:
     """What the model gives for the first training batch of this rank, and how it was called."""
     config, info = session.config, session.info
-    train = split_of(data, "train", config.seed)
+    train = split_in_use(session, data, "train")
     sampler = TrainBatchSampler(
         len(train),
         config.batch_size,

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
-from exp.data.base import split_of
 from exp.data.loader import eval_loader, train_loader
 from exp.data.sampler import EvalBatchSampler, TrainBatchSampler
 from exp.engine.building import (
@@ -20,6 +19,7 @@ from exp.engine.building import (
     record_environment,
 )
 from exp.engine.checkpoint_hook import CheckpointHook
+from exp.engine.debug import Interrupted, debug_hooks, split_in_use
 from exp.engine.hooks import MetricsHook
 from exp.engine.loops import EvalLoop, TrainLoop
 from exp.engine.optim import BackendOptimWrapper, build_optimizer
@@ -49,6 +49,16 @@ def train(session: Session) -> dict[str, Any]:
         ExpError: see the parts; an exhausted device memory comes with a batch size that keeps the global batch.
     """
     record_environment(session)
+    try:
+        return _train(session)
+    except Interrupted as interrupted:
+        step = interrupted.step
+    session.say(f"debug: interrupted after step {step}; everything is built anew, and goes on from the checkpoint")
+    session.start_anew()
+    return _train(session)
+
+
+def _train(session: Session) -> dict[str, Any]:
     data = build_data(session)
     if session.distributed.is_main:
         session.data_files = fingerprint_of(data)
@@ -83,7 +93,9 @@ class Training:
         assert config.batch_size is not None  # derived where it was not given
         self.session = session
         self.data = data
-        train, val, test = (split_of(data, split, config.seed) for split in ("train", "val", "test"))
+        train, val, test = (split_in_use(session, data, split) for split in ("train", "val", "test"))
+        if session.config.debug.train_batches is not None and not session.restarted_here:
+            session.say(f"debug: {len(train)} samples to train, {len(val)} to validate, {len(test)} to test")
         self.evaluator = build_evaluator(session, data)  # after the test: its figures
         sampler = TrainBatchSampler(
             len(train),
@@ -140,6 +152,7 @@ class Training:
                 self.metrics_hook,
                 self.checkpoint_hook,
                 PreemptionHook(Agreement(session.info.notice, session.distributed), self.checkpoint_hook),
+                *debug_hooks(session, self.checkpoint_hook),
                 *build_hooks(hooks, self.evaluator.metric_name, self.evaluator.greater_is_better),
             ],
             visualizer=_visualizer(session),
@@ -194,6 +207,7 @@ class Training:
         session = self.session
         # A start that had not begun when it was started again has saved nothing: what is there is an earlier run's.
         restarted = (session.info.restart_count > 0 or session.info.requeues > 0) and not session.pending
+        restarted = restarted or session.restarted_here
         path: Path | None = None
         parameters = {name for name, _ in unwrapped(self.runner.model).named_parameters()}
         # What a restarted run has saved itself comes before what it was told to begin with.
