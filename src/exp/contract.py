@@ -15,10 +15,29 @@ from typing import Any, Iterator
 from exp.errors import ConfigError, ExpError
 from exp.system_errors import as_ours
 
-__all__ = ["EXPERIMENT_PAGE", "TASK_PAGE", "asked", "is_own", "message_of", "missing_members", "shown"]
+__all__ = [
+    "EXPERIMENT_PAGE",
+    "LOGGER_PAGE",
+    "TASK_PAGE",
+    "WRAPPER_PAGE",
+    "asked",
+    "is_own",
+    "made",
+    "message_of",
+    "missing_members",
+    "shown",
+]
 
 EXPERIMENT_PAGE = "docs/add-an-experiment.md"
 TASK_PAGE = "docs/add-a-task.md"
+WRAPPER_PAGE = LOGGER_PAGE = "docs/add-a-wrapper.md"
+_PAGES = {
+    "backend": "docs/add-a-backend.md",
+    "launcher": TASK_PAGE,
+    "logger": LOGGER_PAGE,
+    "task": TASK_PAGE,
+    "wrapper": WRAPPER_PAGE,
+}
 
 
 def shown(thing: Any) -> str:
@@ -35,6 +54,32 @@ def is_own(thing: Any) -> bool:
 def missing_members(cls: Any) -> list[str]:
     """The members that a class has to have and has not, in order; it cannot be instantiated then."""
     return sorted(getattr(cls, "__abstractmethods__", ())) if inspect.isclass(cls) else []
+
+
+def made(cls: Any, key: str, *arguments: Any, **keywords: Any) -> Any:
+    """An object of a class, or what a function gives, named in a configuration.
+
+    Args:
+        cls: the class.
+        key: that names it, such as ``model`` or ``metrics[0]``; empty: none does.
+        *arguments: for it.
+        **keywords: likewise.
+
+    Raises:
+        ConfigError: the class lacks members that its interface asks for, or its constructor raises; that of a class of
+            exp's own raises what it likes.
+    """
+    page = _PAGES.get(re.split(r"[.\[]", key)[0], EXPERIMENT_PAGE)
+    key = key or "configuration"
+    missing = missing_members(cls)
+    if missing:
+        owner = [each for each in cls.__mro__ if missing[0] in vars(each)][-1]
+        names = ", ".join(f"{name}(...)" for name in missing)
+        raise ConfigError(f"{key}: {shown(cls)} has no {names}, which {shown(owner)} asks for; see {page}")
+    if is_own(cls):
+        return cls(*arguments, **keywords)
+    with asked(key, cls, "(...)", page):
+        return cls(*arguments, **keywords)
 
 
 @contextlib.contextmanager

@@ -9,9 +9,9 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
+from exp import contract
 from exp.config.names import names_in
 from exp.config.targets import load_target
-from exp.contract import missing_members
 from exp.errors import ConfigError
 
 __all__ = ["create"]
@@ -41,14 +41,8 @@ def create(config: Any, key: str = "", **arguments: Any) -> Any:
     except InstantiationException:
         load_target(f"{key}._target_".lstrip("."), str(config["_target_"]))  # says what it was, if the target was it
         raise
-    missing = missing_members(made.func)
-    if missing:
-        raise ConfigError(
-            f"{key or 'configuration'}: {config['_target_']} has no {', '.join(f'{name}(...)' for name in missing)}, "
-            f"which {_asks_for(made.func, missing[0])} asks for"
-        )
     _check_arguments(made, config, key, arguments)
-    return made(**arguments)
+    return contract.made(made.func, key, *made.args, **made.keywords, **arguments)
 
 
 def _check_arguments(made: Any, config: Any, key: str, arguments: Mapping[str, Any]) -> None:
@@ -62,12 +56,6 @@ def _check_arguments(made: Any, config: Any, key: str, arguments: Mapping[str, A
     except TypeError as error:
         given = f" (of the data: {', '.join(arguments)})" if arguments else ""
         raise ConfigError(f"{key or 'configuration'}: {config['_target_']} {_said(error)}{given}") from error
-
-
-def _asks_for(cls: type, member: str) -> str:
-    """The interface that has a member: the outermost class with it."""
-    owner = [each for each in cls.__mro__ if member in vars(each)][-1]
-    return f"{owner.__module__}.{owner.__qualname__}"
 
 
 def _said(error: TypeError) -> str:

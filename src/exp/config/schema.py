@@ -152,7 +152,11 @@ class WrapperConfig:
     """How the model is wrapped for data-parallel training. Device arguments come from the backend only."""
 
     kind: str = MISSING
-    """``mmddp``, ``ddp`` or ``none``."""
+    """``mmddp``, ``ddp`` or ``none``; of a wrapper of one's own: what results call it."""
+    _target_: Optional[str] = None
+    """A subclass of :class:`exp.engine.wrapper.Wrapper`; null: of exp's own kinds, which have the keys below."""
+    options: Dict[str, Any] = field(default_factory=dict)
+    """Its own keys."""
     find_unused_parameters: bool = False
     broadcast_buffers: bool = False
     """Give every rank rank 0's buffers before each forward pass."""
@@ -201,7 +205,8 @@ class LoggerConfig:
     """Where metrics go besides ``metrics.jsonl``: MMEngine visualisation backends."""
 
     vis_backends: List[Dict[str, Any]] = field(default_factory=list)
-    """As MMEngine users write them: {type: <name>, <arguments>}."""
+    """As MMEngine users write them, {type: <name>, <arguments>}; or, as {_target_: <path of a class>, <arguments>}, of
+    one's own (:class:`exp.engine.logger.Logger`)."""
     requires: List[str] = field(default_factory=list)
     """Packages that they need, checked before anything starts."""
 

@@ -11,8 +11,7 @@ from mmengine.model import BaseModel
 from omegaconf import OmegaConf
 
 from exp.config.create import create
-from exp.config.targets import load_target
-from exp.contract import EXPERIMENT_PAGE, asked, is_own, shown
+from exp.contract import EXPERIMENT_PAGE, asked, shown
 from exp.data.base import check_data
 from exp.engine.checkpoint import plain
 from exp.engine.debug import measured_part
@@ -44,7 +43,7 @@ def build_data(session: Session) -> Data:
     Raises:
         DataError: the data do not go with the weights.
     """
-    data: Data = _made(session.config.data, "data")
+    data: Data = create(session.config.data, "data")
     check_data(data)
     notes: list[str] = []
     if session.config.init_from:
@@ -58,15 +57,6 @@ def build_data(session: Session) -> Data:
     for note in [*notes, *data.notes]:
         session.say(note)
     return data
-
-
-def _made(config: Any, key: str, **arguments: Any) -> Any:
-    """An object of model, data or metrics; what a constructor of the user's own raises is one line."""
-    cls = load_target(f"{key}._target_", str(config.get("_target_")))
-    if is_own(cls):
-        return create(config, key, **arguments)
-    with asked(key, cls, "(...)"):
-        return create(config, key, **arguments)
 
 
 def _state_of(data: Data) -> dict[str, Any] | None:
@@ -119,7 +109,7 @@ def build_model(session: Session, data: Data) -> nn.Module:
             f"data: {shown(data)}.model_arguments must give a dict of arguments by name, not {arguments!r}; see "
             f"{EXPERIMENT_PAGE}"
         )
-    model: nn.Module = _made(session.config.model, "model", **arguments)
+    model: nn.Module = create(session.config.model, "model", **arguments)
     if not isinstance(model, BaseModel):
         raise ConfigError(
             f"model._target_: {shown(model)} is no subclass of exp.models.base.Model, nor of MMEngine's BaseModel; see "
@@ -156,7 +146,7 @@ def build_evaluator(session: Session, data: Data, detailed: bool = False) -> Eva
         raise ConfigError(
             f"data: {shown(data)}.metrics gives {own}, not a metric or a list of some; see {EXPERIMENT_PAGE}"
         )
-    further = [_made(config, f"metrics[{number}]") for number, config in enumerate(session.config.metrics)]
+    further = [create(config, f"metrics[{number}]") for number, config in enumerate(session.config.metrics)]
     return Evaluator([*(own if isinstance(own, (list, tuple)) else [own]), *further], session.config.metric)
 
 

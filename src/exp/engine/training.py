@@ -21,6 +21,7 @@ from exp.engine.building import (
 from exp.engine.checkpoint_hook import CheckpointHook
 from exp.engine.debug import Interrupted, debug_hooks, split_in_use
 from exp.engine.hooks import MetricsHook
+from exp.engine.logger import build_loggers
 from exp.engine.loops import EvalLoop, TrainLoop
 from exp.engine.optim import BackendOptimWrapper, build_optimizer
 from exp.engine.preemption import Agreement, PreemptionHook
@@ -226,13 +227,10 @@ class Training:
 
 
 def _visualizer(session: Session) -> dict[str, Any]:
-    backends: Any = OmegaConf.to_container(session.config.logger.vis_backends, resolve=True)
-    if not session.distributed.is_main:
-        backends = []
     return {
         "type": "Visualizer",
         "name": session.unique_name,
-        "vis_backends": backends or None,
+        "vis_backends": build_loggers(session) or None,
         "save_dir": str(session.folder.path),
     }
 
