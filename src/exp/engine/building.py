@@ -109,12 +109,13 @@ def build_model(session: Session, data: Data) -> nn.Module:
             f"data: {shown(data)}.model_arguments must give a dict of arguments by name, not {arguments!r}; see "
             f"{EXPERIMENT_PAGE}"
         )
-    model: nn.Module = create(session.config.model, "model", **arguments)
-    if not isinstance(model, BaseModel):
+    made = create(session.config.model, "model", **arguments)
+    if not isinstance(made, BaseModel):
         raise ConfigError(
-            f"model._target_: {shown(model)} is no subclass of exp.models.base.Model, nor of MMEngine's BaseModel; see "
+            f"model._target_: {shown(made)} is no subclass of exp.models.base.Model, nor of MMEngine's BaseModel; see "
             f"{EXPERIMENT_PAGE}"
         )
+    model: nn.Module = made
     if session.weights is not None:
         session.say(fit_weights(model, session.weights, session.config))
         session.weights = Weights(session.weights.path, {}, None)  # the tensors are the model's now

@@ -36,12 +36,13 @@ def split_in_use(session: Session, data: Data, split: str) -> Any:
         ConfigError: as :func:`exp.data.base.split_of`.
     """
     config, debug = session.config, session.config.debug
-    overfit = debug.overfit and config.global_batch_size is not None
+    overfit = debug.overfit and config.global_batch_size is not None  # which only a training has
     dataset = split_of(data, "train" if overfit else split, config.seed)
     if overfit or split == "train":
-        batches, size = debug.train_batches, config.global_batch_size
+        batches, size = debug.train_batches, config.global_batch_size or 1
     else:
-        batches, size = debug[f"{split}_batches"], data.eval_batch_size * session.info.world_size
+        batches = debug.val_batches if split == "val" else debug.test_batches
+        size = data.eval_batch_size * session.info.world_size
     if batches is None or (batches * size >= len(dataset) and not overfit):
         return dataset
     return _Part(dataset, min(batches * size, len(dataset)), same=overfit)
@@ -54,7 +55,7 @@ def measured_part(config: Any) -> str | None:
     return None if config.debug.test_batches is None else f"{config.debug.test_batches} of its batches"
 
 
-class _Part(Dataset):
+class _Part(Dataset[Any]):
     """``count`` samples of a dataset that is indexed by a whole batch.
 
     Args:

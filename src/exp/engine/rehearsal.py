@@ -191,6 +191,7 @@ def _first_losses(session: Session, data: Data, model: nn.Module) -> tuple[Any, 
     """What the model gives for the first training batch of this rank, and how it was called."""
     config, info = session.config, session.info
     train = split_in_use(session, data, "train")
+    assert config.batch_size is not None  # derived where it was not given
     sampler = TrainBatchSampler(
         len(train),
         config.batch_size,
