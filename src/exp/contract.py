@@ -12,7 +12,8 @@ import traceback
 from pathlib import Path
 from typing import Any, Iterator
 
-from exp.errors import ConfigError, ExpError
+from exp.errors import ConfigError, ExpError, RunError
+from exp.runfolder import to_json
 from exp.system_errors import as_ours
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "TASK_PAGE",
     "WRAPPER_PAGE",
     "asked",
+    "check_result",
     "is_own",
     "made",
     "message_of",
@@ -38,6 +40,8 @@ _PAGES = {
     "task": TASK_PAGE,
     "wrapper": WRAPPER_PAGE,
 }
+_RECORD = ("status", "metrics", "measured_on", "steps", "wall_s")
+"""What is told of every run that has ended; the rest of :func:`exp.result.blank_result` may be missing."""
 
 
 def shown(thing: Any) -> str:
@@ -80,6 +84,30 @@ def made(cls: Any, key: str, *arguments: Any, **keywords: Any) -> Any:
         return cls(*arguments, **keywords)
     with asked(key, cls, "(...)", page):
         return cls(*arguments, **keywords)
+
+
+def check_result(task: Any, result: Any) -> None:
+    """Whether what a task gives can be written, and told, as the record of a run.
+
+    Args:
+        task: that gave it.
+        result: what its ``run`` gave.
+
+    Raises:
+        RunError: it cannot.
+    """
+    lacking = [key for key in _RECORD if key not in result] if isinstance(result, dict) else ["dict"]
+    trouble = f"lacks {', '.join(lacking)}" if isinstance(result, dict) else f"is a {type(result).__name__}"
+    if not lacking:
+        try:
+            to_json(result)
+            return
+        except (TypeError, ValueError) as error:
+            trouble = f"is no JSON: {error}"
+    raise RunError(
+        f"task: {shown(task)}.run must give the content of result.json, as exp.engine.building.make_result makes it, "
+        f"but what it gives {trouble}; see {TASK_PAGE}"
+    )
 
 
 @contextlib.contextmanager

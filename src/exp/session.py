@@ -23,9 +23,9 @@ from exp.backends_registry import create_backend
 from exp.cards import shared
 from exp.config.names import check_names
 from exp.config.schema import ExpConfig, load
-from exp.contract import TASK_PAGE, shown
+from exp.contract import check_result
 from exp.errors import ConfigError, Preempted, RunError
-from exp.runfolder import to_json, write_json
+from exp.runfolder import write_json
 from exp.task import create_task
 
 if TYPE_CHECKING:
@@ -41,14 +41,10 @@ if TYPE_CHECKING:
     from exp.engine.fit import Weights
     from exp.launcher.base import RankInfo
     from exp.runfolder import RunFolder
-    from exp.task import Task
 
 __all__ = ["Session", "run"]
 
 logger = logging.getLogger(__name__)
-
-_RECORD = ("status", "metrics", "measured_on", "steps", "wall_s")
-"""What is told of every run that has ended; the rest of :func:`exp.result.blank_result` may be missing."""
 
 
 class Session:
@@ -251,26 +247,6 @@ def _choose_code(config: ExpConfig) -> None:
     choose_code(config)
 
 
-def _check_result(task: Task, result: Any) -> None:
-    """Whether what a task gives can be written, and told, as the record of a run.
-
-    Raises:
-        RunError: it cannot.
-    """
-    lacking = [key for key in _RECORD if key not in result] if isinstance(result, dict) else ["dict"]
-    trouble = f"lacks {', '.join(lacking)}" if isinstance(result, dict) else f"is a {type(result).__name__}"
-    if not lacking:
-        try:
-            to_json(result)
-            return
-        except (TypeError, ValueError) as error:
-            trouble = f"is no JSON: {error}"
-    raise RunError(
-        f"task: {shown(task)}.run must give the content of result.json, as exp.engine.building.make_result makes it, "
-        f"but what it gives {trouble}; see {TASK_PAGE}"
-    )
-
-
 def run(folder: RunFolder, info: RankInfo) -> None:
     """Do this rank's part of the run in ``folder``.
 
@@ -296,7 +272,7 @@ def run(folder: RunFolder, info: RankInfo) -> None:
                 importlib.import_module(module)
         result = task.run(session)
         if info.rank == 0:
-            _check_result(task, result)
+            check_result(task, result)
         session.begin()  # of a task that has not said so
     except BaseException as error:
         # The frames of the error hold the wrapped model; they must let go of it before the interpreter exits.
