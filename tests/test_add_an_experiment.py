@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -64,8 +65,11 @@ def test_everything_works_with_it(oil, exp):
         ('setattr(self, split, Rows', 'setattr(self, split[:3], Rows', "my_experiment.OilTemperature has no train"),
         ("    def __len__(self):\n        return len(self.table)\n", "", "OilTemperature.train (Rows) has no length"),
         ("return AbsoluteError()", "return [AbsoluteError(), SquaredError()]", "two metrics give squared_error"),
-        ("return AbsoluteError()", "return Rows([])", "my_experiment.Rows has no reset(...), which a metric needs"),
+        ("return AbsoluteError()", "return Rows([])", "my_experiment.Rows has no reset(...); a metric inherits"),
         ('names = ("error",)', 'names = "error"', "AbsoluteError.names must be a list of the names"),
+        ("def metrics(", "def metric(", "data: my_experiment.OilTemperature has no metrics(...)"),
+        ("self.table[number]", "self.tables[number]", "OilTemperature.val[...] raises AttributeError"),
+        ("return {\"loss\": nn", "return {\"mse\": nn", "Mlp.forward(x, y, mode='loss') must give a dict"),
         ("inputs, hidden=32", "hidden=32", "model: my_experiment.Mlp takes no key 'inputs' (of the data: inputs)"),
     ],
 )  # fmt: skip
@@ -76,6 +80,36 @@ def test_what_is_missing_is_said_before_the_first_step(oil, exp, old, new, says)
     done = oil(*OIL, "output_dir=run", code=2)
     assert says in done.stderr.splitlines()[0]
     assert not exp.path("run").exists()
+
+
+def test_one_batch_is_the_whole_way_of_a_run(oil, exp):
+    oil("--config-dir", "my_conf", "experiment=oil", "backend=cpu", "debug=one_batch", "nproc=2", "output_dir=short")
+    result, run = exp.result("short"), exp.path("short")
+    assert result["resumed_from"] == str(run / "checkpoints" / "step_00000001.pth")
+    assert (result["steps"], result["measured_on"]) == (2, "test (1 of its batches)")
+    assert (run / "plots" / "curves.png").is_file()
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [(record["split"], record["step"]) for record in records] == [
+        ("train", 1), ("val", 1), ("train", 2), ("val", 2), ("test", 2),
+    ]  # fmt: skip
+
+
+def test_overfit_tells_whether_the_model_can_learn(oil, exp):
+    text = oil.code.read_text()
+    for old, new in (('"y": row[-1]', '"y": row[0]'), ("nn.Dropout(0.1), ", "")):
+        assert old in text
+        text = text.replace(old, new)
+    oil.code.write_text(text)
+    overfit = ["--config-dir", "my_conf", "experiment=oil", "backend=cpu", "debug=overfit", "plots=false"]
+    said = oil(*overfit, "optim.lr=1e-2", "output_dir=learned").stdout
+    assert "the model can learn" in said
+    assert "128 samples to train, 128 to validate, 128 to test" in said
+    result = exp.result("learned")
+    assert result["steps"] < 500
+    assert result["measured_on"] == "test (training batches)"
+    # The loss of the last two steps, before the second of which the weights were others still.
+    assert result["metrics"]["squared_error"] == pytest.approx(exp.losses("learned")[result["steps"] // 10 * 10], rel=1)
+    assert "that is not near zero" in oil(*overfit, "optim.lr=1e-9", "max_steps=4", "output_dir=not").stdout
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from exp import console
 from exp.backend import Backend
 from exp.config.schema import BackendConfig
 from exp.config.targets import load_target
+from exp.contract import made
 from exp.errors import ConfigError, ExpError, UnavailableError
 from exp.plugins import entry_points
 
@@ -43,7 +44,8 @@ def create_backend(config: BackendConfig | Mapping[str, Any]) -> Backend:
     cls = _load(target)
     if not (inspect.isclass(cls) and issubclass(cls, Backend)):
         raise ConfigError(f"backend._target_={target} is no subclass of exp.backend.Backend")
-    return cls(**plain)
+    backend: Backend = made(cls, "backend", **plain)
+    return backend
 
 
 def _load(target: str) -> Any:

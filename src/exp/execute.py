@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from exp import console, launcher, report
 from exp.backends_registry import create_backend
-from exp.errors import EXIT_OK
-from exp.launcher.base import launcher_class
+from exp.contract import TASK_PAGE, shown
+from exp.errors import EXIT_OK, RunError
+from exp.launcher.base import Outcome, launcher_class
 from exp.report import Finished
 from exp.runlock import holder_of
 
@@ -47,6 +48,11 @@ def execute(run: FrozenRun) -> Finished:
     if run.reference is not None:
         return _parity(run, run.reference, chosen)
     outcome = chosen.launch_run(run)
+    if not isinstance(outcome, Outcome):
+        raise RunError(
+            f"launcher: {shown(chosen)}.launch must give an exp.launcher.base.Outcome, not a {type(outcome).__name__}; "
+            f"see {TASK_PAGE}"
+        )
     run.check_folder()
     return report.end(config, folder, outcome)
 

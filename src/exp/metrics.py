@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence
 
 import torch
 
+from exp.contract import EXPERIMENT_PAGE, shown
 from exp.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -94,8 +95,19 @@ class SampleMetric(Metric):
         self._values: list[torch.Tensor] = []
 
     def update(self, outputs: Any, batch: dict[str, Any]) -> None:
-        """Take in one batch."""
-        self._values.append(self.per_sample(outputs, batch).detach().float())
+        """Take in one batch.
+
+        Raises:
+            ConfigError: :meth:`per_sample` gives something else.
+        """
+        values = self.per_sample(outputs, batch)
+        if not isinstance(values, torch.Tensor) or values.dim() != 1:
+            found = f"shape {tuple(values.shape)}" if isinstance(values, torch.Tensor) else type(values).__name__
+            raise ConfigError(
+                f"metric: {shown(self)}.per_sample must give a tensor (B,), a figure for each sample, not {found}; see "
+                f"{EXPERIMENT_PAGE}"
+            )
+        self._values.append(values.detach().float())
 
     def compute(self, distributed: Distributed) -> dict[str, float]:
         """The mean over all samples of all ranks.
@@ -136,9 +148,7 @@ class Evaluator:
             _check(metric)
             for name in metric.names:
                 if name in owner:
-                    raise ConfigError(
-                        f"two metrics give {name}: {_shown(owner[name])} and {_shown(metric)}; rename one"
-                    )
+                    raise ConfigError(f"two metrics give {name}: {shown(owner[name])} and {shown(metric)}; rename one")
                 owner[name] = metric
         if chosen is not None and chosen not in owner:
             raise ConfigError(f"metric={chosen} is none of those that are measured: {', '.join(owner)}")
@@ -169,11 +179,23 @@ class Evaluator:
         found: dict[str, float] = {}
         for metric in self.metrics:
             given = metric.compute(distributed)
-            if list(given) != list(metric.names):
+            place = f"metric: {shown(metric)}.compute"
+            if not isinstance(given, Mapping):
                 raise ConfigError(
-                    f"{_shown(metric)}.compute gives {list(given)}, but its names are {list(metric.names)}"
+                    f"{place} must give a dict of figures by name, not {type(given).__name__}; see {EXPERIMENT_PAGE}"
                 )
-            found.update(given)
+            if set(given) != set(metric.names):
+                raise ConfigError(
+                    f"{place} gives {list(given)}, but its names are {list(metric.names)}; see {EXPERIMENT_PAGE}"
+                )
+            for name in metric.names:
+                value: Any = given[name]
+                value = value.item() if getattr(value, "shape", None) == () else value  # NumPy's, and torch's
+                if not isinstance(value, (int, float)):
+                    raise ConfigError(
+                        f"{place} must give a number for {name}, not {type(value).__name__}; see {EXPERIMENT_PAGE}"
+                    )
+                found[name] = value
         return found
 
     def tables(self) -> list[Table]:
@@ -183,14 +205,14 @@ class Evaluator:
 
 def _check(metric: Any) -> None:
     missing = [name for name in ("reset", "update", "compute", "tables") if not callable(getattr(metric, name, None))]
-    if missing:
+    if isinstance(metric, type) or missing:
+        what = "is a class; give an object of it" if isinstance(metric, type) else f"has no {missing[0]}(...)"
         raise ConfigError(
-            f"{_shown(metric)} has no {missing[0]}(...), which a metric needs: inherit exp.metrics.Metric"
+            f"metric: {shown(metric)} {what}; a metric inherits exp.metrics.Metric, see {EXPERIMENT_PAGE}"
         )
     names = getattr(metric, "names", ())
     if isinstance(names, str) or not names or not all(isinstance(name, str) for name in names):
-        raise ConfigError(f"{_shown(metric)}.names must be a list of the names of its figures, not {names!r}")
-
-
-def _shown(metric: Any) -> str:
-    return f"{type(metric).__module__}.{type(metric).__qualname__}"
+        raise ConfigError(
+            f"metric: {shown(metric)}.names must be a list of the names of its figures, not {names!r}; see "
+            f"{EXPERIMENT_PAGE}"
+        )

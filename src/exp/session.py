@@ -23,6 +23,7 @@ from exp.backends_registry import create_backend
 from exp.cards import shared
 from exp.config.names import check_names
 from exp.config.schema import ExpConfig, load
+from exp.contract import check_result
 from exp.errors import ConfigError, Preempted, RunError
 from exp.runfolder import write_json
 from exp.task import create_task
@@ -68,6 +69,7 @@ class Session:
         changed: what a continued training does not do as before.
         pending: whether this start has not taken the place of an earlier run's record yet (:meth:`begin`).
         unique_name: tells this run from others of the same process.
+        restarted_here: whether this process has done a part of the run before (:meth:`start_anew`).
     """
 
     def __init__(self, config: ExpConfig, folder: RunFolder, info: RankInfo, backend: Backend) -> None:
@@ -89,6 +91,7 @@ class Session:
         self.resumed_from: Path | None = None
         self.changed: Sequence[Change] = ()
         self.pending = folder.pending
+        self.restarted_here = False
         self._begun = False
         self._when_started: list[Callable[[], object]] = []
 
@@ -160,6 +163,11 @@ class Session:
         """Have rank 0 do something that changes what an earlier attempt has left, once this one has started."""
         self._when_started.append(action)
 
+    @property
+    def begun(self) -> bool:
+        """Whether the run has started (:meth:`begin`)."""
+        return self._begun
+
     def begin(self) -> None:
         """The run has started: every rank is through its set-up and the first step, or comes to the first evaluation.
 
@@ -179,6 +187,18 @@ class Session:
         if self.pending:
             self.distributed.barrier()
         self.pending = False
+
+    def start_anew(self) -> None:
+        """Go on as a new process of the same run would: nothing is built, and nothing has begun."""
+        from exp.engine.rng import seed_everything
+
+        self.unique_name = f"{self.unique_name}-anew"
+        self.restarted_here = True
+        self.forget()
+        self._begun = False
+        self.weights = self.data_state = self.data_files = None
+        gc.collect()  # of the data-parallel wrapper, before there is another
+        seed_everything(self.config.seed, self.backend)
 
     def forget(self) -> None:
         """Let go of what waits for the start: it holds the runner, and with it the wrapped model."""
@@ -251,6 +271,8 @@ def run(folder: RunFolder, info: RankInfo) -> None:
             for module in task.modules:
                 importlib.import_module(module)
         result = task.run(session)
+        if info.rank == 0:
+            check_result(task, result)
         session.begin()  # of a task that has not said so
     except BaseException as error:
         # The frames of the error hold the wrapped model; they must let go of it before the interpreter exits.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Sequence
 from omegaconf import MISSING, OmegaConf
 
 from exp.config.targets import load_target
+from exp.contract import TASK_PAGE
 from exp.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -104,11 +105,20 @@ def task_class(config: ExpConfig) -> type[Task]:
     """
     target = config.task.get("_target_")
     if not target or target == MISSING:
-        raise ConfigError("task._target_ must be set: the path of a subclass of exp.task.Task; see docs/add-a-task.md")
+        raise ConfigError(f"task._target_ must be set: the path of a subclass of exp.task.Task; see {TASK_PAGE}")
     cls = load_target("task._target_", target)
-    if not (inspect.isclass(cls) and issubclass(cls, Task) and dataclasses.is_dataclass(cls)):
-        raise ConfigError(f"task._target_={target} is no dataclass that inherits exp.task.Task; see docs/add-a-task.md")
+    if not (inspect.isclass(cls) and issubclass(cls, Task) and _is_dataclass(cls)):
+        raise ConfigError(f"task._target_={target} is no dataclass that inherits exp.task.Task; see {TASK_PAGE}")
+    wanted = "run_in_parent" if cls.in_parent else "diagnose" if cls.diagnoses else "run"
+    if getattr(cls, wanted) is getattr(Task, wanted):
+        raise ConfigError(f"task._target_={target} has no {wanted}(...), which does the work; see {TASK_PAGE}")
     return cls
+
+
+def _is_dataclass(cls: type) -> bool:
+    """Whether the fields that a class itself brings have been made some; one without any may inherit all."""
+    fields = [name for name, kind in vars(cls).get("__annotations__", {}).items() if "ClassVar" not in str(kind)]
+    return not fields or "__dataclass_fields__" in vars(cls)
 
 
 def create_task(config: ExpConfig) -> Task:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Callable, NoReturn
 
 from exp import heartbeat
+from exp.contract import message_of
 from exp.errors import EXIT_FAILED, EXIT_OK, ExpError, Preempted
 from exp.heartbeat import Stage
 from exp.launcher.base import SCRATCH_VARIABLE, RankInfo, error_record
@@ -141,7 +142,7 @@ def describe_error(error: BaseException, folder: RunFolder, info: RankInfo) -> d
         info.local_rank,
         os.getpid(),
         type(ours or error).__name__,
-        str(ours or error) or "no message",
+        message_of(ours or error) or "no message",
         EXIT_FAILED if ours is None else ours.exit_code,
         info.restart_count,
         of_peer=is_of_peer(error),

@@ -30,8 +30,12 @@ GROUPS = {
     "images": ["dinov3", "data-images", "predict-images"],
 }  # fmt: skip
 # Pages whose commands have a test of their own.
-ELSEWHERE = {"add-an-experiment": "tests/test_add_an_experiment.py", "add-a-task": "tests/test_add_a_task.py",
-             "python": "tests/test_python.py"}  # fmt: skip
+ELSEWHERE = {
+    "add-an-experiment": "tests/test_add_an_experiment.py",
+    "add-a-task": "tests/test_add_a_task.py",
+    "add-a-wrapper": "tests/test_add_a_wrapper.py",
+    "python": "tests/test_python.py",
+}
 # Why a command is not run here, by what is in it.
 NOT_HERE = {
     r"backend=gcu(?!_simulated)(?!.*simulate=true)": "no such card here",

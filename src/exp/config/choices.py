@@ -32,6 +32,7 @@ _GROUPS = (
     "optim",
     "schedule",
     "logger",
+    "debug",
 )
 _WIDTH = 96
 _HELP = {"--help", "-h"}

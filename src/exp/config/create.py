@@ -9,6 +9,7 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
+from exp import contract
 from exp.config.names import names_in
 from exp.config.targets import load_target
 from exp.errors import ConfigError
@@ -28,7 +29,8 @@ def create(config: Any, key: str = "", **arguments: Any) -> Any:
         **arguments: further ones.
 
     Raises:
-        ConfigError: there is no such module, or no such name in it, or the user has not chosen its code.
+        ConfigError: there is no such module, or no such name in it, the user has not chosen its code, or the class
+            lacks members that its interface asks for.
         UnavailableError: the module is there, and does not import.
     """
     for key_of_it, name in names_in(config if OmegaConf.is_config(config) else OmegaConf.create(config), key):
@@ -40,7 +42,7 @@ def create(config: Any, key: str = "", **arguments: Any) -> Any:
         load_target(f"{key}._target_".lstrip("."), str(config["_target_"]))  # says what it was, if the target was it
         raise
     _check_arguments(made, config, key, arguments)
-    return made(**arguments)
+    return contract.made(made.func, key, *made.args, **made.keywords, **arguments)
 
 
 def _check_arguments(made: Any, config: Any, key: str, arguments: Mapping[str, Any]) -> None:

@@ -27,7 +27,9 @@ _WHERE = re.compile(r"data\.(?:root|sample_data)")
 # Whether data are refused, not what they are.
 _LENIENT = re.compile(r"data\.(?:allow_gaps|on_error)")
 # The samples that a step sees, what they say and in which order; what learns from them; how its state is kept.
-_FIXED = re.compile(r"(?:model|data)(?:\..*)?|optim\.type|seed|global_batch_size|init_from|metric|task\.name")
+_FIXED = re.compile(
+    r"(?:model|data)(?:\..*)?|optim\.type|seed|global_batch_size|init_from|metric|task\.name|debug\.(?:train_batches|overfit)"
+)
 _DATA = re.compile(r"data(?:\..*)?")
 # Groups of which another choice has other keys: one line says it all.
 _CHOICES = ("backend", "launcher", "wrapper", "model", "data")

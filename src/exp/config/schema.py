@@ -25,6 +25,7 @@ from exp.tasks import TASKS
 __all__ = [
     "BackendConfig",
     "CheckpointConfig",
+    "DebugConfig",
     "ExpConfig",
     "LauncherConfig",
     "LoggerConfig",
@@ -151,7 +152,11 @@ class WrapperConfig:
     """How the model is wrapped for data-parallel training. Device arguments come from the backend only."""
 
     kind: str = MISSING
-    """``mmddp``, ``ddp`` or ``none``."""
+    """``mmddp``, ``ddp`` or ``none``; of a wrapper of one's own: what results call it."""
+    _target_: Optional[str] = None
+    """A subclass of :class:`exp.engine.wrapper.Wrapper`; null: of exp's own kinds, which have the keys below."""
+    options: Dict[str, Any] = field(default_factory=dict)
+    """Its own keys."""
     find_unused_parameters: bool = False
     broadcast_buffers: bool = False
     """Give every rank rank 0's buffers before each forward pass."""
@@ -200,7 +205,8 @@ class LoggerConfig:
     """Where metrics go besides ``metrics.jsonl``: MMEngine visualisation backends."""
 
     vis_backends: List[Dict[str, Any]] = field(default_factory=list)
-    """As MMEngine users write them: {type: <name>, <arguments>}."""
+    """As MMEngine users write them, {type: <name>, <arguments>}; or, as {_target_: <path of a class>, <arguments>}, of
+    one's own (:class:`exp.engine.logger.Logger`)."""
     requires: List[str] = field(default_factory=list)
     """Packages that they need, checked before anything starts."""
 
@@ -215,6 +221,23 @@ class CheckpointConfig:
     """Also within an epoch; 0: never."""
     keep_last: int = 2
     keep_best: bool = True
+
+
+@dataclass
+class DebugConfig:
+    """Short ways to see whether an experiment works: ``debug=one_batch``, ``debug=overfit``."""
+
+    train_batches: Optional[int] = None
+    """Global batches of the training split that are used, their samples spread evenly over it; null: all."""
+    val_batches: Optional[int] = None
+    """Batches per rank of the validation split, likewise."""
+    test_batches: Optional[int] = None
+    """Batches per rank of the test split, likewise."""
+    overfit: bool = False
+    """Validate and test on the training batches, which are the same in every epoch, and stop where the loss has fallen
+    to a hundredth."""
+    restart_after: Optional[int] = None
+    """Optimizer steps after which everything is built anew, and goes on from the checkpoint, as after a preemption."""
 
 
 @dataclass
@@ -250,6 +273,7 @@ class ExpConfig:
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)
+    debug: DebugConfig = field(default_factory=DebugConfig)
 
     name: str = MISSING
     """Name of the experiment; each file of ``conf/experiment`` sets it."""
@@ -307,6 +331,9 @@ class ExpConfig:
     """Once this run has started, remove what an earlier one has computed in ``output_dir``."""
     log_every: int = 20
     """Steps between two readings of the loss."""
+    rehearsal: bool = True
+    """Before the first step, take one validation batch through a model, data or metrics that are not exp's own; nothing
+    of it stays."""
     plots: bool = True
     """Draw curves, and for images what the best weights say about some of them, when training has ended."""
     report_placement: bool = False

@@ -15,6 +15,7 @@ from exp.config.hooks import check_hooks
 from exp.config.targets import check_target, find_module
 from exp.config.walk import nodes
 from exp.console import shown
+from exp.contract import TASK_PAGE, asked
 from exp.errors import ConfigError, UnavailableError
 from exp.launcher.base import launcher_class
 from exp.plugins import installed
@@ -57,7 +58,8 @@ def validate(config: ExpConfig, overrides: Sequence[str], backend: Backend) -> N
     _check_values(config)
     launcher_class(config)
     task = create_task(config)
-    task.check(config)
+    with asked("task", task, ".check(config)", TASK_PAGE):
+        task.check(config)
     if (
         config.launcher.nnodes > 1
         and not launcher_class(config).submits
@@ -158,8 +160,10 @@ def _check_targets(config: ExpConfig) -> None:
     for name in () if elsewhere else config.plugins:
         if find_module(name) is None:
             raise ConfigError(f"plugins: there is no module {name}; is its folder on PYTHONPATH?")
-    for part in ("data", "model"):
-        target = str(getattr(config, part).get("_target_", ""))
+    for part in ("data", "model", "wrapper"):
+        target = str(getattr(config, part).get("_target_") or "")
+        if not target and part == "wrapper":
+            continue  # one of exp's own
         if not target:
             raise ConfigError(f"{part}._target_ must be set: the path of a class")
         # The nodes of a cluster may have other folders on their path (launcher.setup).
@@ -178,7 +182,7 @@ def _check_missing(config: ExpConfig) -> None:
 def _check_values(config: ExpConfig) -> None:
     for key, choices in (("precision", PRECISIONS), ("wrapper.kind", _WRAPPERS)):
         value = config.precision if key == "precision" else config.wrapper.kind
-        if value not in choices:
+        if value not in choices and not (key == "wrapper.kind" and config.wrapper._target_):
             raise ConfigError(f"{key}={value} is not one of {', '.join(choices)}{nearest(value, choices)}")
     for key in ("nproc", "accumulate", "log_every"):
         if getattr(config, key) < 1:
@@ -189,6 +193,12 @@ def _check_values(config: ExpConfig) -> None:
         value = getattr(config, key)
         if value is not None and value < 1:
             raise ConfigError(f"{key}={value} must be at least 1, or null")
+    for key in ("train_batches", "val_batches", "test_batches", "restart_after"):
+        value = getattr(config.debug, key)
+        if value is not None and value < 1:
+            raise ConfigError(f"debug.{key}={value} must be at least 1, or null")
+    if config.debug.overfit and config.debug.train_batches is None:
+        raise ConfigError("debug.overfit=true needs debug.train_batches: how many batches are to be learned")
     check_hooks(config.hooks)
     if config.launcher.nnodes < 1:
         raise ConfigError(f"launcher.nnodes={config.launcher.nnodes} must be at least 1")

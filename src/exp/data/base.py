@@ -5,8 +5,10 @@ from __future__ import annotations
 import abc
 from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Sequence
 
+from exp.contract import EXPERIMENT_PAGE as PAGE
+from exp.contract import shown
 from exp.data.mapstyle import batched
-from exp.errors import ConfigError
+from exp.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from exp.data.fingerprint import Fingerprint
@@ -14,8 +16,6 @@ if TYPE_CHECKING:
     from exp.session import Session
 
 __all__ = ["Data", "Prediction", "check_data", "split_of"]
-
-PAGE = "docs/add-an-experiment.md"
 
 
 class Prediction(NamedTuple):
@@ -136,7 +136,7 @@ def check_data(data: Any) -> None:
     Raises:
         ConfigError: names the member, the class and the page.
     """
-    name = _shown(data)
+    name = shown(data)
     if not isinstance(data, Data):
         raise ConfigError(f"data._target_: {name} is no subclass of exp.data.base.Data; see {PAGE}")
     for key, least in (("eval_batch_size", 1), ("num_workers", 0)):
@@ -145,6 +145,13 @@ def check_data(data: Any) -> None:
             raise ConfigError(f"data.{key}={value!r} must be a whole number from {least} on ({name}); see {PAGE}")
     if data.collate is not None and not callable(data.collate):
         raise ConfigError(f"data: {name}.collate must be a function of a list of samples; see {PAGE}")
+    if isinstance(data.notes, str) or not isinstance(data.notes, (list, tuple)):
+        raise ConfigError(f"data: {name}.notes must be a list of lines, not {data.notes!r}; see {PAGE}")
+    if not isinstance(data.tested_on, str):
+        raise ConfigError(f"data: {name}.tested_on must be the name of a split, not {data.tested_on!r}; see {PAGE}")
+    if type(data).state is not Data.state and type(data).adopt is Data.adopt:
+        # Weights would be used with what other files say, and nobody would be told.
+        raise ConfigError(f"data: {name} has state(), and no adopt(state) that takes it; see {PAGE}")
 
 
 def split_of(data: Data, split: str, seed: int) -> Any:
@@ -156,16 +163,15 @@ def split_of(data: Data, split: str, seed: int) -> Any:
         seed: of what samples draw at random.
 
     Raises:
-        ConfigError: there is none, or it is no dataset; names the member, the class and the page.
+        ConfigError: there is none, it is no dataset, or it is empty; names the member, the class and the page.
     """
     dataset = getattr(data, split, None)
+    place = f"data: {shown(data)}.{split} ({type(dataset).__qualname__})"
     if dataset is None:
-        raise ConfigError(f"data: {_shown(data)} has no {split}: set self.{split} to a dataset; see {PAGE}")
+        raise ConfigError(f"data: {shown(data)} has no {split}: set self.{split} to a dataset; see {PAGE}")
     for member, what in (("__len__", "no length"), ("__getitem__", "no [index]")):
         if not hasattr(dataset, member):
-            raise ConfigError(f"data: {_shown(data)}.{split} ({type(dataset).__qualname__}) has {what}; see {PAGE}")
+            raise ConfigError(f"{place} has {what}; see {PAGE}")
+    if not len(dataset):
+        raise DataError(f"{place} has no sample; give it some, or make another split of these data; see {PAGE}")
     return batched(dataset, data.collate, seed)
-
-
-def _shown(data: Any) -> str:
-    return f"{type(data).__module__}.{type(data).__qualname__}"

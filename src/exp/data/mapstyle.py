@@ -8,6 +8,7 @@ import torch
 from torch.utils.data import Dataset
 from torch.utils.data.dataloader import default_collate
 
+from exp.contract import EXPERIMENT_PAGE, shown
 from exp.data.seeding import preserved_generators, seed_sample
 from exp.errors import DataError
 
@@ -51,9 +52,10 @@ class _Batched(Dataset[Any]):
                 seed_sample(self.seed, epoch, number, with_torch=True)
                 samples.append(self.dataset[number])
         batch = self.collate(samples)
-        if not isinstance(batch, dict):
+        if not isinstance(batch, dict) or not all(isinstance(key, str) for key in batch):
+            found = f"with the keys {list(batch)}" if isinstance(batch, dict) else f"not a {type(batch).__name__}"
             raise DataError(
-                f"a batch must be a dict by the names that the model's forward takes, not a {type(batch).__name__}; "
-                "give samples as dicts, or set data.collate"
+                f"data: a batch must be a dict by the names that the model's forward takes, {found}; give samples of "
+                f"{shown(self.dataset)} as such dicts, or set data.collate; see {EXPERIMENT_PAGE}"
             )
         return batch

@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Mapping
 
+from mmengine.model import BaseModel
 from omegaconf import OmegaConf
 
 from exp.config.create import create
+from exp.contract import EXPERIMENT_PAGE, asked, shown
 from exp.data.base import check_data
+from exp.engine.checkpoint import plain
+from exp.engine.debug import measured_part
 from exp.engine.fit import Weights, fit_weights, read_weights
 from exp.environment import describe_environment
 from exp.errors import ConfigError, RunError
@@ -23,9 +27,10 @@ if TYPE_CHECKING:
     from torch import nn
 
     from exp.data.base import Data
+    from exp.data.fingerprint import Fingerprint
     from exp.session import Session
 
-__all__ = ["build_data", "build_evaluator", "build_model", "make_result", "record_environment"]
+__all__ = ["build_data", "build_evaluator", "build_model", "fingerprint_of", "make_result", "record_environment"]
 
 
 def build_data(session: Session) -> Data:
@@ -48,10 +53,43 @@ def build_data(session: Session) -> Data:
             notes += data.notes_on_foreign_weights()
         elif task_class(session.config).needs_weights:
             data.adopt(state)
-    session.data_state = data.state()
+    session.data_state = _state_of(data)
     for note in [*notes, *data.notes]:
         session.say(note)
     return data
+
+
+def _state_of(data: Data) -> dict[str, Any] | None:
+    with asked("data", data, ".state()"):
+        state = data.state()
+    trouble = None if state is None or isinstance(state, Mapping) else f"it is a {type(state).__name__}"
+    try:
+        plain(state)
+    except TypeError as error:
+        trouble = str(error)
+    if trouble is not None:
+        raise ConfigError(
+            f"data: {shown(data)}.state must give a dict of numbers, text, lists, dicts and tensors: {trouble}; see "
+            f"{EXPERIMENT_PAGE}"
+        )
+    return state
+
+
+def fingerprint_of(data: Data) -> Fingerprint | None:
+    """What the files of a data set hold, in short.
+
+    Raises:
+        ConfigError: it is no fingerprint.
+    """
+    with asked("data", data, ".fingerprint()"):
+        found = data.fingerprint()
+    entries = () if found is None else found.values() if isinstance(found, dict) else (None,)
+    if not all(isinstance(entry, list) and len(entry) == 3 for entry in entries):
+        raise ConfigError(
+            f"data: {shown(data)}.fingerprint must give {{name: [files, bytes, digest]}}, as those of "
+            f"exp.data.fingerprint do, not {found!r}; see {EXPERIMENT_PAGE}"
+        )
+    return found
 
 
 def build_model(session: Session, data: Data) -> nn.Module:
@@ -62,9 +100,22 @@ def build_model(session: Session, data: Data) -> nn.Module:
         data: what the files alone can tell, such as the number of classes, comes from its ``model_arguments()``.
 
     Raises:
-        ConfigError: the weights do not fit (:func:`exp.engine.fit.fit_weights`).
+        ConfigError: the weights do not fit (:func:`exp.engine.fit.fit_weights`), or it is no model.
     """
-    model: nn.Module = create(session.config.model, "model", **data.model_arguments())
+    with asked("data", data, ".model_arguments()"):
+        arguments = data.model_arguments()
+    if not isinstance(arguments, Mapping) or not all(isinstance(name, str) for name in arguments):
+        raise ConfigError(
+            f"data: {shown(data)}.model_arguments must give a dict of arguments by name, not {arguments!r}; see "
+            f"{EXPERIMENT_PAGE}"
+        )
+    made = create(session.config.model, "model", **arguments)
+    if not isinstance(made, BaseModel):
+        raise ConfigError(
+            f"model._target_: {shown(made)} is no subclass of exp.models.base.Model, nor of MMEngine's BaseModel; see "
+            f"{EXPERIMENT_PAGE}"
+        )
+    model: nn.Module = made
     if session.weights is not None:
         session.say(fit_weights(model, session.weights, session.config))
         session.weights = Weights(session.weights.path, {}, None)  # the tensors are the model's now
@@ -95,7 +146,12 @@ def build_evaluator(session: Session, data: Data, detailed: bool = False) -> Eva
     Raises:
         ConfigError: one is no metric, two give the same name, or none gives ``metric``.
     """
-    own = data.metrics(detailed)
+    with asked("data", data, f".metrics(detailed={detailed})"):
+        own = data.metrics(detailed)
+    if own is None or (isinstance(own, (list, tuple)) and not own):
+        raise ConfigError(
+            f"data: {shown(data)}.metrics gives {own}, not a metric or a list of some; see {EXPERIMENT_PAGE}"
+        )
     further = [create(config, f"metrics[{number}]") for number, config in enumerate(session.config.metrics)]
     return Evaluator([*(own if isinstance(own, (list, tuple)) else [own]), *further], session.config.metric)
 
@@ -116,6 +172,7 @@ def make_result(
             that does not occur has no precision.
     """
     config = session.config
+    part = measured_part(config)
     result = blank_result(config)
     metric_name = "" if evaluator is None else evaluator.metric_name
     _check_finite(metrics, metric_name, extra.get("measured_on", result["measured_on"]))
@@ -126,7 +183,7 @@ def make_result(
         metric=metrics.get(metric_name),
         metric_units={} if evaluator is None else evaluator.units,
         greater_is_better=evaluator is not None and evaluator.greater_is_better,
-        published=_published(config),
+        published=None if part else _published(config),
         trained_in=config.record.trained_in,
         differs=list(config.record.differs),
         device_type=session.device.type,
@@ -140,6 +197,8 @@ def make_result(
     if session.weights is not None and task_class(config).needs_weights:
         result["checkpoint"] = str(session.weights.path)
     result.update(extra)
+    if part:
+        result["measured_on"] += f" ({part})"
     return result
 
 

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any, Callable
 import numpy as np
 import torch
 
-from exp.data.base import Prediction, split_of
+from exp.contract import EXPERIMENT_PAGE, shown
+from exp.data.base import Prediction
 from exp.data.loader import eval_loader
 from exp.data.sampler import EvalBatchSampler
+from exp.engine.debug import split_in_use
 from exp.engine.loops import move
 from exp.engine.wrapper import predictions, unwrapped
 from exp.errors import ConfigError
@@ -40,7 +42,8 @@ def batch_outputs(session: Session, model: Any, batch: dict[str, Any]) -> torch.
         outputs = predictions(model, move(batch, session.device))
     if not isinstance(outputs, torch.Tensor):
         raise ConfigError(
-            f"{type(model).__qualname__} predicts a {type(outputs).__name__}, not a tensor with a row for each sample"
+            f"model: {shown(model)} predicts a {type(outputs).__name__}, not a tensor with a row for each sample; then "
+            f"the data need a predict of their own, see {EXPERIMENT_PAGE}"
         )
     return outputs.detach().cpu()
 
@@ -58,11 +61,16 @@ def predict_split(session: Session, data: Data, model: Any) -> Prediction:
     Raises:
         ConfigError: the model does not predict one tensor for a batch.
     """
-    test = split_of(data, "test", session.config.seed)
+    test = split_in_use(session, data, "test")
     sampler = EvalBatchSampler(len(test), data.eval_batch_size, session.info.rank, session.info.world_size)
     numbers, outputs = [], []
     for indices, batch in zip(sampler, eval_loader(test, sampler, data.num_workers)):
         predicted = batch_outputs(session, model, batch)
+        if not predicted.dim() or len(predicted) != len(indices):
+            raise ConfigError(
+                f"model: {shown(model)} predicts a tensor of shape {tuple(predicted.shape)} for {len(indices)} "
+                f"samples, not a row for each; see {EXPERIMENT_PAGE}"
+            )
         numbers.append(indices)
         outputs.append(predicted)
     files = []
@@ -97,7 +105,7 @@ def measure(
     Returns:
         Over all ranks, by name.
     """
-    test = split_of(data, "test", session.config.seed)
+    test = split_in_use(session, data, "test")
     sampler = EvalBatchSampler(len(test), data.eval_batch_size, session.info.rank, session.info.world_size)
     evaluator.reset()
     with torch.no_grad():

@@ -23,7 +23,7 @@ from exp.engine.checkpointing import CheckpointingRunner
 from exp.engine.losses import LossMeter
 from exp.engine.placement import check_optimizer, check_placement, placement_report
 from exp.engine.stock_hooks import RuntimeInfoHook
-from exp.engine.wrapper import unwrapped, wrap
+from exp.engine.wrapper import unwrapped, wrap_as_configured
 from exp.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -151,9 +151,7 @@ class Runner(CheckpointingRunner):
             )
         if not self.distributed or self.optim_wrapper is None:
             return model  # evaluation runs the bare module: its ranks may have different numbers of batches
-        wrapper: Any = config.wrapper  # beside its typed keys are those of the class
-        options = {key: value for key, value in wrapper.items() if key not in ("kind", "sync_batchnorm")}
-        return wrap(model, config.wrapper.kind, options, self.backend, self.device)
+        return wrap_as_configured(model, config.wrapper, self.backend, self.device)
 
     # -- less noise -------------------------------------------------------------------------------------------------
 

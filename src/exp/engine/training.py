@@ -8,22 +8,32 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
-from exp.data.base import split_of
 from exp.data.loader import eval_loader, train_loader
 from exp.data.sampler import EvalBatchSampler, TrainBatchSampler
-from exp.engine.building import build_data, build_evaluator, build_model, make_result, record_environment
+from exp.engine.building import (
+    build_data,
+    build_evaluator,
+    build_model,
+    fingerprint_of,
+    make_result,
+    record_environment,
+)
 from exp.engine.checkpoint_hook import CheckpointHook
+from exp.engine.debug import Interrupted, debug_hooks, split_in_use
 from exp.engine.hooks import MetricsHook
+from exp.engine.logger import build_loggers
 from exp.engine.loops import EvalLoop, TrainLoop
 from exp.engine.optim import BackendOptimWrapper, build_optimizer
 from exp.engine.preemption import Agreement, PreemptionHook
 from exp.engine.progress import Progress
+from exp.engine.rehearsal import explain_first_step, explain_unused, rehearse
 from exp.engine.resume import compare, find_checkpoint
 from exp.engine.rng import seed_everything
 from exp.engine.runner import Runner
 from exp.engine.stock_hooks import build_hooks
 from exp.engine.wrapper import unwrapped
-from exp.errors import RunError
+from exp.errors import ExpError, RunError
+from exp.launcher.failures import is_of_peer
 
 if TYPE_CHECKING:
     from exp.session import Session
@@ -40,16 +50,34 @@ def train(session: Session) -> dict[str, Any]:
         ExpError: see the parts; an exhausted device memory comes with a batch size that keeps the global batch.
     """
     record_environment(session)
+    try:
+        return _train(session)
+    except Interrupted as interrupted:
+        step = interrupted.step
+    session.say(f"debug: interrupted after step {step}; everything is built anew, and goes on from the checkpoint")
+    session.start_anew()
+    return _train(session)
+
+
+def _train(session: Session) -> dict[str, Any]:
     data = build_data(session)
     if session.distributed.is_main:
-        session.data_files = data.fingerprint()
+        session.data_files = fingerprint_of(data)
     model = build_model(session, data)
     try:
-        return Training(session, data, model).run()
-    except RuntimeError as error:
-        if "out of memory" not in str(error):
-            raise
-        raise RunError(_out_of_memory(session)) from error
+        training = Training(session, data, model)
+        rehearse(session, data, unwrapped(training.runner.model))
+        return training.run()
+    except ExpError:
+        raise
+    except Exception as error:  # a model may raise anything
+        if "out of memory" in str(error):
+            raise RunError(_out_of_memory(session)) from error
+        if "Expected to have finished reduction in the prior iteration" in str(error):
+            raise explain_unused(session, data, model) from error
+        if not session.begun and not is_of_peer(error):
+            explain_first_step(session, data, model)
+        raise
 
 
 class Training:
@@ -66,7 +94,9 @@ class Training:
         assert config.batch_size is not None  # derived where it was not given
         self.session = session
         self.data = data
-        train, val, test = (split_of(data, split, config.seed) for split in ("train", "val", "test"))
+        train, val, test = (split_in_use(session, data, split) for split in ("train", "val", "test"))
+        if session.config.debug.train_batches is not None and not session.restarted_here:
+            session.say(f"debug: {len(train)} samples to train, {len(val)} to validate, {len(test)} to test")
         self.evaluator = build_evaluator(session, data)  # after the test: its figures
         sampler = TrainBatchSampler(
             len(train),
@@ -123,6 +153,7 @@ class Training:
                 self.metrics_hook,
                 self.checkpoint_hook,
                 PreemptionHook(Agreement(session.info.notice, session.distributed), self.checkpoint_hook),
+                *debug_hooks(session, self.checkpoint_hook),
                 *build_hooks(hooks, self.evaluator.metric_name, self.evaluator.greater_is_better),
             ],
             visualizer=_visualizer(session),
@@ -177,6 +208,7 @@ class Training:
         session = self.session
         # A start that had not begun when it was started again has saved nothing: what is there is an earlier run's.
         restarted = (session.info.restart_count > 0 or session.info.requeues > 0) and not session.pending
+        restarted = restarted or session.restarted_here
         path: Path | None = None
         parameters = {name for name, _ in unwrapped(self.runner.model).named_parameters()}
         # What a restarted run has saved itself comes before what it was told to begin with.
@@ -195,13 +227,10 @@ class Training:
 
 
 def _visualizer(session: Session) -> dict[str, Any]:
-    backends: Any = OmegaConf.to_container(session.config.logger.vis_backends, resolve=True)
-    if not session.distributed.is_main:
-        backends = []
     return {
         "type": "Visualizer",
         "name": session.unique_name,
-        "vis_backends": backends or None,
+        "vis_backends": build_loggers(session) or None,
         "save_dir": str(session.folder.path),
     }
 

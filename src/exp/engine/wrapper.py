@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import inspect
 from typing import TYPE_CHECKING, Any, Mapping
 
@@ -11,6 +12,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from exp.compat import is_transformed
+from exp.config.create import create
+from exp.contract import WRAPPER_PAGE, asked, shown
 from exp.errors import ConfigError, PlacementError, RunError
 
 if TYPE_CHECKING:
@@ -18,7 +21,16 @@ if TYPE_CHECKING:
 
     from exp.backend import Backend
 
-__all__ = ["forward", "predictions", "preprocessed", "unwrapped", "wrap"]
+__all__ = [
+    "TrainStep",
+    "Wrapper",
+    "forward",
+    "predictions",
+    "preprocessed",
+    "unwrapped",
+    "wrap",
+    "wrap_as_configured",
+]
 
 _DEFAULTS = {
     "find_unused_parameters": False,
@@ -27,6 +39,29 @@ _DEFAULTS = {
     "static_graph": False,
     "bucket_cap_mb": 25,
 }
+
+
+class Wrapper(abc.ABC):
+    """How a model is made data-parallel.
+
+    A configuration names it in ``wrapper._target_``; the constructor's arguments are the keys of ``wrapper.options``.
+    It is made on every rank of a training with several, and asked once.
+    """
+
+    @abc.abstractmethod
+    def wrap(self, model: nn.Module, backend: Backend, device: torch.device) -> nn.Module:
+        """The module that trains: its backward pass, or its ``train_step``, averages gradients over all ranks.
+
+        Args:
+            model: on ``device``, with the same weights on every rank.
+            backend: has ``ddp_class`` and ``ddp_kwargs(device)``; collectives are those of ``torch.distributed``.
+            device: this rank's.
+
+        Returns:
+            A module with the model as ``module``, and ``train_step(data, optim_wrapper)`` (:class:`TrainStep` has one);
+            :func:`wrap` gives DDP's. Or the model itself, with hooks on its gradients. Checkpoints hold the model's
+            weights, and evaluation runs it alone.
+        """
 
 
 class _NoTransform:
@@ -43,8 +78,8 @@ class _NoTransform:
         return super().forward(*inputs, **kwargs)  # type: ignore[misc]
 
 
-class _TrainStep:
-    """Gives a DDP class the ``train_step`` that MMEngine's loop calls; validation runs on the bare module."""
+class TrainStep:
+    """Gives a class with a ``module`` the ``train_step`` that the loop calls; validation runs on the bare module."""
 
     module: nn.Module
 
@@ -60,6 +95,42 @@ class _TrainStep:
 
 class _GuardedMMDDP(_NoTransform, MMDistributedDataParallel):
     """MMEngine's class."""
+
+
+def wrap_as_configured(model: nn.Module, config: Any, backend: Backend, device: torch.device) -> nn.Module:
+    """Wrap a model as ``config.wrapper`` says: one of exp's own kinds, or a :class:`Wrapper`.
+
+    Args:
+        model: on ``device`` already.
+        config: :class:`exp.config.schema.WrapperConfig`.
+        backend: gives the DDP class and its device arguments.
+        device: the rank's device.
+
+    Raises:
+        ConfigError: it is no wrapper, or does not give what one must; names class and page.
+        PlacementError: as :func:`wrap`.
+    """
+    target = config.get("_target_")
+    if target is None:
+        left_out = ("kind", "sync_batchnorm", "_target_", "options")
+        options = {key: value for key, value in config.items() if key not in left_out}
+        return wrap(model, config.kind, options, backend, device)
+    made = create({"_target_": target, **config.options}, "wrapper")
+    if not isinstance(made, Wrapper):
+        raise ConfigError(f"wrapper: {shown(made)} is no subclass of exp.engine.wrapper.Wrapper; see {WRAPPER_PAGE}")
+    with asked("wrapper", made, ".wrap(model, backend, device)", WRAPPER_PAGE):
+        wrapped = made.wrap(model, backend, device)
+    if not isinstance(wrapped, nn.Module) or unwrapped(wrapped) is not model:
+        lacking: str | None = "is no module that has the model as its module"
+    else:
+        lacking = None if callable(getattr(wrapped, "train_step", None)) else "has no train_step(data, optim_wrapper)"
+    if lacking is not None:
+        raise ConfigError(
+            f"wrapper: what {shown(made)}.wrap gives ({type(wrapped).__qualname__}) {lacking}; see {WRAPPER_PAGE}"
+        )
+    if wrapped is not model:
+        MODEL_WRAPPERS.register_module(name=shown(wrapped), module=type(wrapped), force=True)  # as below
+    return wrapped
 
 
 def wrap(model: nn.Module, kind: str, options: dict[str, Any], backend: Backend, device: torch.device) -> nn.Module:
@@ -96,7 +167,7 @@ def wrap(model: nn.Module, kind: str, options: dict[str, Any], backend: Backend,
     if kind == "mmddp" and base is DistributedDataParallel:
         return _GuardedMMDDP(model, **options, **backend.ddp_kwargs(device))
     # The class that torch or the vendor gives, with the one method that the loop needs.
-    ddp: type[torch.nn.Module] = type(base.__name__, (_NoTransform, _TrainStep, base), {})
+    ddp: type[torch.nn.Module] = type(base.__name__, (_NoTransform, TrainStep, base), {})
     # MMEngine looks inside what it knows for a wrapper.
     MODEL_WRAPPERS.register_module(name=f"{base.__module__}.{base.__name__}", module=ddp, force=True)
     return ddp(model, **options, **backend.ddp_kwargs(device))

@@ -32,9 +32,14 @@ class Model(BaseModel):
     Subclasses write ``forward(<keys of the batch>, mode)``; a batch is a dict of tensors and is passed as keyword
     arguments. ``mode`` is one of
 
-    - ``"loss"``: return ``{"loss": <0-dim tensor>}``;
-    - ``"predict"``: return the predictions that the metrics take;
+    - ``"loss"``: return ``{"loss": <0-dim tensor>}``, or several, whose names contain ``loss`` where they count; other
+      entries are only logged;
+    - ``"predict"``: return the predictions that the metrics take, and for ``task=predict`` a tensor (B, ...) with a row
+      for each sample of the batch;
     - ``"tensor"``: return the network's raw output.
+
+    The batch is on the model's device, and autocast is on where ``precision`` asks for it. The constructor's arguments
+    are the keys of ``model`` in the configuration, and those of :meth:`exp.data.base.Data.model_arguments`.
 
     A class that knows foreign checkpoints overrides :meth:`adapt_state_dict`; one whose learning rates may differ by
     depth has ``num_layers`` and ``layer_of(name)`` (see :mod:`exp.engine.optim`).
