@@ -32,7 +32,7 @@ from exp.engine.loops import TrainLoop
 from exp.engine.optim import BackendOptimWrapper
 from exp.engine.progress import Progress
 from exp.engine.runner import Runner
-from exp.launcher.base import RankInfo
+from exp.launcher.rank import RankInfo
 from exp.models.base import Model
 from exp.runfolder import RunFolder
 from exp.session import Session

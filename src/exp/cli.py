@@ -39,7 +39,7 @@ from hydra_plugins.exp_sweeps import ExpLauncher
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
     from exp.frozen import FrozenRun
-    from exp.report import Finished
+    from exp.summary import Finished
 
 __all__ = ["main"]
 

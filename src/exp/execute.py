@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from exp import console, launcher, report
+from exp import console, launcher, summary
 from exp.backends_registry import create_backend
 from exp.contract import TASK_PAGE, shown
 from exp.errors import EXIT_OK, RunError
-from exp.launcher.base import Outcome, launcher_class
-from exp.report import Finished
+from exp.launcher.base import launcher_class
+from exp.launcher.outcome import Outcome
 from exp.runlock import holder_of
+from exp.summary import Finished
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
@@ -44,23 +45,23 @@ def execute(run: FrozenRun) -> Finished:
     if not chosen.leads:
         return Finished(chosen.take_part(run))
     run.write(chosen.job_token())
-    report.begin(config, folder, backend)
+    summary.begin(config, folder, backend)
     if run.reference is not None:
         return _parity(run, run.reference, chosen)
     outcome = chosen.launch_run(run)
     if not isinstance(outcome, Outcome):
         raise RunError(
-            f"launcher: {shown(chosen)}.launch must give an exp.launcher.base.Outcome, not a {type(outcome).__name__}; "
-            f"see {TASK_PAGE}"
+            f"launcher: {shown(chosen)}.launch must give an exp.launcher.outcome.Outcome, not a "
+            f"{type(outcome).__name__}; see {TASK_PAGE}"
         )
     run.check_folder()
-    return report.end(config, folder, outcome)
+    return summary.end(config, folder, outcome)
 
 
 def _parity(run: FrozenRun, reference: ExpConfig, chosen: launcher.Launcher) -> Finished:
     """Both runs of ``task=parity``, and their comparison."""
     from exp.parity import runs
-    from exp.parity.report import finish
+    from exp.parity.summary import finish
 
     config, folder = run.config, run.folder
     changed = runs.prepare(config, reference)
@@ -70,4 +71,4 @@ def _parity(run: FrozenRun, reference: ExpConfig, chosen: launcher.Launcher) -> 
     run.check_folder()
     if outcome.exit_code == EXIT_OK:
         return Finished(*finish(config, folder, tested, other, console.shown(folder.path)))
-    return report.end(config, folder, outcome)
+    return summary.end(config, folder, outcome)

@@ -16,17 +16,17 @@ from typing import Any, Iterable, Iterator
 
 from exp.runfolder import read_json, write_json
 
-__all__ = ["PREEMPT_SIGNAL", "Notice", "held_back", "preempted_at", "record_preempted"]
+__all__ = ["PREEMPT_SIGNAL", "PreemptionFlag", "held_back", "preempted_at", "record_preempted"]
 
 PREEMPT_SIGNAL = signal.SIGUSR2
 """Vendors' collectives use SIGUSR1."""
 
 _LOOK_EVERY_S = 0.05
-_NOTICE = "preempt"
+_FILE = "preempt"
 _RECORD = "preempted.json"
 
 
-class Notice:
+class PreemptionFlag:
     """Whether this node has been told to end.
 
     Args:
@@ -35,26 +35,26 @@ class Notice:
     """
 
     def __init__(self, scratch: str | None = None) -> None:
-        self._file = None if scratch is None else os.path.join(scratch, _NOTICE)  # noqa: PTH118
-        self._given = False
+        self._file = None if scratch is None else os.path.join(scratch, _FILE)  # noqa: PTH118
+        self._set = False
         self._looked = 0.0
 
-    def give(self) -> None:
+    def set(self) -> None:
         """Tell this node's workers. Safe in a signal handler."""
         if self._file is None:
-            self._given = True
+            self._set = True
         else:
             Path(self._file).touch()
 
-    def given(self) -> bool:
-        """Whether :meth:`give` has been called; looks at the file twenty times a second at most."""
-        if self._given or self._file is None:
-            return self._given
+    def is_set(self) -> bool:
+        """Whether :meth:`set` has been called; looks at the file twenty times a second at most."""
+        if self._set or self._file is None:
+            return self._set
         now = time.monotonic()
         if now - self._looked >= _LOOK_EVERY_S:
             self._looked = now
-            self._given = os.path.exists(self._file)  # noqa: PTH110 - a fifth of Path's time, at every step
-        return self._given
+            self._set = os.path.exists(self._file)  # noqa: PTH110 - a fifth of Path's time, at every step
+        return self._set
 
 
 @contextlib.contextmanager

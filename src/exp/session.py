@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from exp.data.fingerprint import Fingerprint
     from exp.engine.distributed import Distributed
     from exp.engine.fit import Weights
-    from exp.launcher.base import RankInfo
+    from exp.launcher.rank import RankInfo
     from exp.runfolder import RunFolder
 
 __all__ = ["Session", "run"]
@@ -104,7 +104,7 @@ class Session:
         """
         from exp.engine.distributed import Distributed
         from exp.engine.rng import seed_everything
-        from exp.launcher.base import make_store
+        from exp.launcher.rank import make_store
 
         info, config, backend = self.info, self.config, self.backend
         self.device = backend.set_device(info.local_rank)

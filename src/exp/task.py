@@ -16,10 +16,11 @@ from exp.errors import ConfigError
 if TYPE_CHECKING:
     from exp.backend import Backend
     from exp.config.schema import ExpConfig
-    from exp.launcher.base import Outcome, RankInfo
-    from exp.report import Finished
+    from exp.launcher.outcome import Outcome
+    from exp.launcher.rank import RankInfo
     from exp.runfolder import RunFolder
     from exp.session import Session
+    from exp.summary import Finished
 
 __all__ = ["Task", "create_task", "task_class"]
 

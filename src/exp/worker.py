@@ -16,10 +16,11 @@ from exp import heartbeat
 from exp.contract import message_of
 from exp.errors import EXIT_FAILED, EXIT_OK, ExpError, Preempted
 from exp.heartbeat import Stage
-from exp.launcher.base import SCRATCH_VARIABLE, RankInfo, error_record
 from exp.launcher.failures import is_of_peer
-from exp.launcher.guard import go_on_guarded
+from exp.launcher.monitor import go_on_monitored
+from exp.launcher.outcome import error_record
 from exp.launcher.processes import AGENT_VARIABLE, keep_sockets_in, name_process, start_resource_tracker
+from exp.launcher.rank import SCRATCH_VARIABLE, RankInfo
 from exp.preemption import record_preempted
 from exp.runfolder import RunFolder, write_json
 from exp.system_errors import as_ours
@@ -35,7 +36,7 @@ def main(body: Callable[[RunFolder, RankInfo], None] | None = None, parent: int 
         parent: process that it must not outlive; None: the agent.
     """
     folder = RunFolder(sys.argv[1])
-    if not go_on_guarded(folder, int(os.environ[AGENT_VARIABLE]) if parent is None else parent):
+    if not go_on_monitored(folder, int(os.environ[AGENT_VARIABLE]) if parent is None else parent):
         return
     if signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, []):
         start_resource_tracker()  # else the first loader process would do it, and let SIGTERM through
@@ -125,7 +126,7 @@ def run_worker(
         raise
     except (Exception, SystemExit) as error:  # SystemExit: a library that gives up must not end a run without a word
         logging.getLogger(__name__).error("rank %d failed\n%s", info.rank, traceback.format_exc())
-        _leave_word(error_file, describe_error(error, folder, info))
+        _write_failure(error_file, describe_error(error, folder, info))
         raise
     finally:
         logging.getLogger().removeHandler(handler)
@@ -135,7 +136,7 @@ def run_worker(
 
 
 def describe_error(error: BaseException, folder: RunFolder, info: RankInfo) -> dict[str, Any]:
-    """What the launcher is to know of an error (:class:`exp.launcher.base.RankFailure`, less the log)."""
+    """What the launcher is to know of an error (:class:`exp.launcher.outcome.RankFailure`, less the log)."""
     ours = as_ours(error, folder.path)
     return error_record(
         info.rank,
@@ -149,7 +150,7 @@ def describe_error(error: BaseException, folder: RunFolder, info: RankInfo) -> d
     )
 
 
-def _leave_word(path: Path, description: dict[str, Any]) -> None:
+def _write_failure(path: Path, description: dict[str, Any]) -> None:
     """In the run folder; where that is full, or gone, in the private folder of the job on this node."""
     with contextlib.suppress(OSError):
         if path.parent.is_dir():

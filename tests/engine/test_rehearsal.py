@@ -18,7 +18,7 @@ from exp.engine.building import build_data, build_model, fingerprint_of
 from exp.engine.distributed import Distributed
 from exp.engine.rehearsal import explain_first_step, explain_unused, rehearse
 from exp.errors import ConfigError
-from exp.launcher.base import RankInfo
+from exp.launcher.rank import RankInfo
 from exp.metrics import SampleMetric
 from exp.models.base import Model
 from exp.runfolder import RunFolder

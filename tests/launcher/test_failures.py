@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from exp.launcher.base import Outcome, RankFailure
 from exp.launcher.failures import collect_failures, describe_failure, exit_code_of, is_of_peer
 from exp.launcher.node import _Node
+from exp.launcher.outcome import Outcome, RankFailure
 from exp.runfolder import RunFolder, write_json
 
 
@@ -86,7 +86,7 @@ def test_the_cause_is_the_same_on_whatever_node_it_was(folder, of_first, of_othe
     node = _Node.__new__(_Node)
     node.count, node.folder, node.attempt = 2, folder, "a"
     node.rank = 1
-    node.leave_word(of_other)
+    node.write_failure(of_other)
     node.rank = 0
     assert [failure.rank for failure in node.merged(of_first).failures] == ranks
 

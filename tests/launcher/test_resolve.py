@@ -8,8 +8,8 @@ from omegaconf import OmegaConf
 from exp.config.schema import LauncherConfig
 from exp.errors import ConfigError
 from exp.launcher import resolve
-from exp.launcher.base import RankInfo
 from exp.launcher.local import LocalLauncher
+from exp.launcher.rank import RankInfo
 from exp.launcher.shell_env import take_stale_variables
 from exp.launcher.torchrun import TorchrunLauncher
 

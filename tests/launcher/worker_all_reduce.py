@@ -7,7 +7,7 @@ import sys
 import time
 from datetime import timedelta
 
-from exp.launcher.base import make_store
+from exp.launcher.rank import make_store
 from exp.worker import main
 
 

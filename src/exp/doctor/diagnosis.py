@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from exp.doctor.alone import Alone
-from exp.doctor.examination import Examination, Meeting
+from exp.doctor.examination import Examination, Rendezvous
+from exp.doctor.local_checks import LocalChecks
 from exp.doctor.record import Record
 from exp.errors import RunError
 
 if TYPE_CHECKING:
     from exp.backend import Backend
     from exp.config.schema import ExpConfig
-    from exp.launcher.base import RankInfo
+    from exp.launcher.rank import RankInfo
     from exp.runfolder import RunFolder
 
 __all__ = ["diagnose"]
@@ -26,8 +26,8 @@ def diagnose(config: ExpConfig, folder: RunFolder, info: RankInfo, backend: Back
     """
     record = Record(folder, info)
     timeout_s = config.task.timeout_s
-    examination, meeting = Examination(record, timeout_s), Meeting(folder, info, timeout_s)
-    alone = Alone(config, folder, info, backend)
+    examination, meeting = Examination(record, timeout_s), Rendezvous(folder, info, timeout_s)
+    alone = LocalChecks(config, folder, info, backend)
     examination.check("interpreter", alone.interpreter)
     examination.check("packages", alone.packages)
     examination.check("device", alone.select_device, needs=("packages",))
@@ -44,10 +44,10 @@ def diagnose(config: ExpConfig, folder: RunFolder, info: RankInfo, backend: Back
         raise RunError(f"cannot write {record.path}: {record.unwritable.strerror}; make space, or set output_dir")
 
 
-def _check_together(examination: Examination, meeting: Meeting, alone: Alone, record: Record) -> None:
-    from exp.doctor.together import Together
+def _check_together(examination: Examination, meeting: Rendezvous, alone: LocalChecks, record: Record) -> None:
+    from exp.doctor.joint_checks import JointChecks
 
-    together = Together(alone, meeting, record, examination.timeout_s)
+    together = JointChecks(alone, meeting, record, examination.timeout_s)
     examination.check("ranks", together.ranks)
     examination.check("cards", together.cards, needs=("device",))
     examination.check("memory", alone.memory, needs=("device",))

@@ -11,14 +11,14 @@ from exp.doctor import facts
 from exp.doctor.facts import size
 from exp.environment import describe_environment
 from exp.errors import ExpError
-from exp.launcher.base import this_host
+from exp.launcher.rank import this_host
 from exp.result import blank_result
 from exp.runfolder import write_json
 
 if TYPE_CHECKING:
     from exp.backend import Backend
     from exp.config.schema import ExpConfig
-    from exp.launcher.base import RankInfo
+    from exp.launcher.rank import RankInfo
     from exp.runfolder import RunFolder
 
 __all__ = ["describe"]

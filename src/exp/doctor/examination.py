@@ -10,17 +10,17 @@ import time
 import traceback
 from typing import TYPE_CHECKING, Any, Callable, Sequence
 
-from exp.doctor.record import FAILED, OK, SKIPPED, WARNING, Check, CheckError, Found, Record, SkipError, record_file
+from exp.doctor.record import FAILED, OK, SKIPPED, WARNING, Check, CheckError, Findings, Record, SkipError, record_file
 from exp.errors import ExpError, RunError
 from exp.runfolder import read_json, to_json
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-    from exp.launcher.base import RankInfo
+    from exp.launcher.rank import RankInfo
     from exp.runfolder import RunFolder
 
-__all__ = ["GRACE_S", "Examination", "Meeting"]
+__all__ = ["GRACE_S", "Examination", "Rendezvous"]
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class Examination:
         self.record = record
         self.timeout_s = timeout_s
 
-    def check(self, name: str, body: Callable[[], Found], needs: Sequence[str] = ()) -> None:
+    def check(self, name: str, body: Callable[[], Findings], needs: Sequence[str] = ()) -> None:
         """Make one check; an exception of ``body`` is a finding, not the end.
 
         Args:
@@ -89,7 +89,7 @@ class Examination:
         self.record.add(check)
 
 
-class Meeting:
+class Rendezvous:
     """Where the ranks tell one another how far they are: over the store, not over the group that is examined.
 
     Args:

@@ -7,16 +7,16 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Sequence
 
-from exp.launcher.base import this_host
+from exp.launcher.rank import this_host
 from exp.runfolder import write_json
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from exp.launcher.base import RankInfo
+    from exp.launcher.rank import RankInfo
     from exp.runfolder import RunFolder
 
-__all__ = ["CHECKS", "FAILED", "OK", "SKIPPED", "WARNING", "Check", "CheckError", "Found", "Record", "SkipError"]
+__all__ = ["CHECKS", "FAILED", "OK", "SKIPPED", "WARNING", "Check", "CheckError", "Findings", "Record", "SkipError"]
 
 OK, WARNING, FAILED, SKIPPED = "ok", "warning", "failed", "skipped"
 
@@ -44,7 +44,7 @@ _PATIENCE = 20
 
 
 @dataclass
-class Found:
+class Findings:
     """What a check found where it did not fail.
 
     Attributes:

@@ -15,7 +15,7 @@ from exp.runfolder import read_json
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
-    from exp.launcher.base import Outcome
+    from exp.launcher.outcome import Outcome
     from exp.runfolder import RunFolder
 
 __all__ = ["assemble", "clear", "value_of"]
@@ -45,7 +45,7 @@ def assemble(config: ExpConfig, folder: RunFolder, outcome: Outcome, started: fl
     world_size = config.nproc * config.launcher.nnodes
     records = _read(folder, world_size, wait=config.launcher.nnodes > 1)
     ranks = [_Rank(rank, records.get(rank), config, outcome, ended).judged() for rank in range(world_size)]
-    _excuse_victims(ranks)
+    _mark_consequences(ranks)
     _blame_missing(ranks, config.task.timeout_s)
     _compare_packages(ranks)
     _compare_rates(ranks)
@@ -166,7 +166,7 @@ class _Rank:
         return next((name for name in CHECKS if name not in done), CHECKS[-1])
 
 
-def _excuse_victims(ranks: list[dict[str, Any]]) -> None:
+def _mark_consequences(ranks: list[dict[str, Any]]) -> None:
     """Where one rank hangs or dies in a common check, the others time out there: that is not their failure."""
     for name in ("group", "all_reduce", "ddp", "teardown"):
         culprits = [rank["rank"] for rank in ranks if rank["stayed_in"] == name]

@@ -24,7 +24,7 @@ from exp.engine.hooks import MetricsHook
 from exp.engine.logger import build_loggers
 from exp.engine.loops import EvalLoop, TrainLoop
 from exp.engine.optim import BackendOptimWrapper, build_optimizer
-from exp.engine.preemption import Agreement, PreemptionHook
+from exp.engine.preemption_hook import Agreement, PreemptionHook
 from exp.engine.progress import Progress
 from exp.engine.rehearsal import explain_first_step, explain_unused, rehearse
 from exp.engine.resume import compare, find_checkpoint
@@ -152,7 +152,7 @@ class Training:
             custom_hooks=[
                 self.metrics_hook,
                 self.checkpoint_hook,
-                PreemptionHook(Agreement(session.info.notice, session.distributed), self.checkpoint_hook),
+                PreemptionHook(Agreement(session.info.preemption_flag, session.distributed), self.checkpoint_hook),
                 *debug_hooks(session, self.checkpoint_hook),
                 *build_hooks(hooks, self.evaluator.metric_name, self.evaluator.greater_is_better),
             ],

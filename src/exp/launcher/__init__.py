@@ -11,7 +11,7 @@ from exp.launcher.base import Launcher
 from exp.launcher.failures import describe_failure
 
 if TYPE_CHECKING:
-    from exp.config.schema import ExpConfig
+    from exp.config.schema import LauncherConfig
 
 __all__ = ["Launcher", "describe_failure", "resolve"]
 
@@ -19,17 +19,18 @@ _LOCAL = "exp.launcher.local.LocalLauncher"
 _TORCHRUN = "exp.launcher.torchrun.TorchrunLauncher"
 
 
-def resolve(config: ExpConfig, nproc: int) -> Launcher:
+def resolve(config: LauncherConfig, nproc: int) -> Launcher:
     """The launcher of ``config``; ``auto`` is local for one process that never restarts, torchrun otherwise.
 
     Args:
-        config: :class:`exp.config.schema.LauncherConfig`.
+        config: ``config.launcher``.
         nproc: workers per node.
 
     Raises:
         ConfigError: it cannot do what is asked for.
     """
-    settings: Any = OmegaConf.to_container(config, resolve=True)
+    node: Any = config
+    settings: Any = OmegaConf.to_container(node, resolve=True)
     if settings["_target_"] == "auto":
         alone = nproc == 1 and settings["nnodes"] == 1 and settings["max_restarts"] == 0
         settings["_target_"] = _LOCAL if alone else _TORCHRUN

@@ -15,8 +15,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from exp.launcher.forking import START_METHOD, start_template, work
-from exp.launcher.guard import begin_to_end
+from exp.launcher.fork_server import START_METHOD, start_fork_server, work
+from exp.launcher.monitor import begin_to_end
 from exp.launcher.processes import AGENT_VARIABLE, JOB_VARIABLE, kill_job
 from exp.runfolder import RunFolder, write_json
 
@@ -36,8 +36,8 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s agent %(levelname)s %(message)s")
 
     report: dict[str, Any] = {"succeeded": False, "exits": [], "restarts": 0, "error": None}
-    # The template of the workers imports torch while this process does.
-    forked = order["worker"] == "exp.worker" and start_template(
+    # The fork server of the workers imports torch while this process does.
+    forked = order["worker"] == "exp.worker" and start_fork_server(
         RunFolder(order["run_dir"]), order["nproc"], single_node=order["nnodes"] == 1
     )
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

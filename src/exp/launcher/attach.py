@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Sequence
 
 from omegaconf import ListConfig
 
-from exp import console, report
+from exp import console, summary
 from exp.errors import ConfigError
 from exp.frozen import FrozenRun
 from exp.launcher import slurm
@@ -26,7 +26,7 @@ from exp.runlock import Holder, RunLock, holder_of, is_running
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
-    from exp.report import Finished
+    from exp.summary import Finished
 
 __all__ = ["attach", "attach_to", "remember", "the_same"]
 
@@ -125,4 +125,4 @@ def attach_to(folder: RunFolder) -> Finished:
         outcome = follow([followed], status, settings.poll_s, settings.cancel_on_exit, on_slurm)[0]
     if not outcome.left:
         RunLock(folder.path, holder.token).release(ended=True)
-    return report.end(run.config, folder, outcome)
+    return summary.end(run.config, folder, outcome)

@@ -25,14 +25,16 @@ from omegaconf import OmegaConf
 from exp import console, heartbeat
 from exp.backends_registry import create_backend
 from exp.errors import EXIT_FAILED, EXIT_PREEMPTED, ConfigError
-from exp.launcher.base import SCRATCH_VARIABLE, Launcher, Outcome, RankFailure, this_host
+from exp.launcher.base import Launcher
 from exp.launcher.failures import collect_failures, exit_code_of, tail_of
-from exp.launcher.guard import ended_early, leave_word
 from exp.launcher.joining import JOINED
+from exp.launcher.monitor import ended_early, write_failure
+from exp.launcher.outcome import Outcome, RankFailure
 from exp.launcher.place import Place, local_rank_of
 from exp.launcher.processes import JOB_VARIABLE, handle_signals, kill_job, signal_name
 from exp.launcher.pulse import Pulse
-from exp.preemption import PREEMPT_SIGNAL, Notice, held_back, preempted_at
+from exp.launcher.rank import SCRATCH_VARIABLE, this_host
+from exp.preemption import PREEMPT_SIGNAL, PreemptionFlag, held_back, preempted_at
 from exp.runfolder import RunFolder, read_json, to_json
 from exp.task import task_class
 
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ExternalLauncher", "be_quiet"]
 
-_NOTICE = (PREEMPT_SIGNAL, signal.SIGTERM)
+_PREEMPTION_SIGNALS = (PREEMPT_SIGNAL, signal.SIGTERM)
 _ERROR_PATIENCE_S = 6.0
 _WORD_PATIENCE_S = 5.0
 
@@ -138,11 +140,13 @@ class ExternalLauncher(Launcher):
                 SCRATCH_VARIABLE: scratch,
             }
             heartbeat.make_file(scratch, place.local_world_size)
-            worker = _Worker(self, Notice(scratch) if saves else None, folder if self.leads else None, job, scratch)
+            worker = _Worker(
+                self, PreemptionFlag(scratch) if saves else None, folder if self.leads else None, job, scratch
+            )
             early = Path(scratch, "early.log")
             try:
                 with handle_signals(worker.on_signal):
-                    with held_back(_NOTICE), early.open("ab") as log:
+                    with held_back(_PREEMPTION_SIGNALS), early.open("ab") as log:
                         process = subprocess.Popen(
                             [sys.executable, "-m", "exp.launcher.joining", to_json(order)],
                             stdin=subprocess.DEVNULL,
@@ -173,7 +177,7 @@ class ExternalLauncher(Launcher):
                 return Outcome(restarts=joined.get("restarts", 0))
             told = RunFolder(joined["folder"]) if joined else folder
             if joined:
-                leave_word(
+                write_failure(
                     told, process.pid, code, place.rank, place.local_rank, told=bool(worker.told), scratch=scratch
                 )
             own = Outcome(code if code > 0 else EXIT_FAILED)
@@ -212,23 +216,28 @@ class ExternalLauncher(Launcher):
 
 
 class _Worker:
-    """Waits for the worker, hands notice on to it, and ends it when it hangs.
+    """Waits for the worker, hands preemption on to it, and ends it when it hangs.
 
     Args:
         launcher: knows its place, and how long it may stand still.
-        notice: for the worker; None: it has nothing to save.
+        preemption_flag: for the worker; None: it has nothing to save.
         folder: where errors of other ranks end this one, which may wait for them for ever; None: nowhere.
         job: what marks its processes.
         scratch: its private folder.
     """
 
     def __init__(
-        self, launcher: ExternalLauncher, notice: Notice | None, folder: RunFolder | None, job: str, scratch: str
+        self,
+        launcher: ExternalLauncher,
+        preemption_flag: PreemptionFlag | None,
+        folder: RunFolder | None,
+        job: str,
+        scratch: str,
     ) -> None:
         self.launcher = launcher
         self.scratch = scratch
         self.pulse: Pulse | None = None
-        self.notice = notice
+        self.preemption_flag = preemption_flag
         self.folder = folder
         self.job = job
         self.told: list[int] = []
@@ -276,11 +285,11 @@ class _Worker:
             self.pulse.close()
 
     def on_signal(self, number: int, frame: object) -> None:
-        """Notice is passed on, however often it comes: those outside give it again when the first rank has ended."""
+        """Preemption is passed on, however often it comes: those outside repeat it when the first rank has ended."""
         del frame
-        if self.notice is not None and number in _NOTICE:
+        if self.preemption_flag is not None and number in _PREEMPTION_SIGNALS:
             if not self.told:
-                self.notice.give()
+                self.preemption_flag.set()
             self.told.append(number)
         else:
             self.received = self.received or number

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterable, Sequence
 
 from exp.errors import EXIT_FAILED, EXIT_UNAVAILABLE, REFUSED
-from exp.launcher.base import Outcome, RankFailure
+from exp.launcher.outcome import Outcome, RankFailure
 from exp.launcher.processes import signal_name
 from exp.runfolder import read_json
 
@@ -69,14 +69,14 @@ def describe_end(code: int) -> tuple[str, str]:
 def collect_failures(
     folder: RunFolder, exits: Sequence[dict[str, Any]], host: str, unplaced: Sequence[dict[str, Any]] = ()
 ) -> list[RankFailure]:
-    """What the ranks, or their guards for them, wrote, and how other processes ended; the cause first.
+    """What the ranks, or their monitors for them, wrote, and how other processes ended; the cause first.
 
-    A guard (:mod:`exp.launcher.guard`) leaves no word of a worker that we have ended. Of a rank without any only its
-    exit is known, which may be the agent's doing: it ends the others by SIGTERM, or by SIGKILL some seconds after the
+    A monitor (:mod:`exp.launcher.monitor`) writes nothing of a worker that we have ended. Of a rank without a file only
+    its exit is known, which may be the agent's doing: it ends the others by SIGTERM, or by SIGKILL some seconds after the
     first error.
 
     Args:
-        folder: has an error file of each rank that failed, as far as it or its guard could still write one.
+        folder: has an error file of each rank that failed, as far as it or its monitor could still write one.
         exits: from the agent: ``rank, local_rank, exit_code, time`` of each process that failed.
         host: of this node.
         unplaced: errors for which there was no space in the folder.

@@ -10,9 +10,10 @@ from exp.advice import to_continue
 from exp.config.schema import load
 from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_UNAVAILABLE
 from exp.launcher import slurm
-from exp.launcher.base import Outcome, Watcher
+from exp.launcher.base import Watcher
 from exp.launcher.failures import tail_of
 from exp.launcher.node import outcome_file, read_outcome
+from exp.launcher.outcome import Outcome
 from exp.launcher.processes import handle_signals, signal_name
 from exp.launcher.slurm import JobState
 from exp.launcher.status import progress_of

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from exp.errors import EXIT_CONFIG, EXIT_FAILED
-from exp.launcher.base import SCRATCH_VARIABLE, RankInfo, make_store, this_host
 from exp.launcher.processes import die_with_parent, name_process, start_resource_tracker
-from exp.preemption import Notice
+from exp.launcher.rank import SCRATCH_VARIABLE, RankInfo, make_store, this_host
+from exp.preemption import PreemptionFlag
 from exp.runfolder import RunFolder, read_json, write_json
 from exp.worker import work_to_end
 
@@ -45,7 +45,7 @@ def main() -> None:
         node_rank=rank // local_world_size,
         restart_count=restarts,
         single_node=world_size == local_world_size,
-        notice=Notice(scratch),
+        preemption_flag=PreemptionFlag(scratch),
     )  # fmt: skip
     joined = Path(scratch, JOINED)
     folder = order["folder"]

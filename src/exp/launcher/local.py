@@ -6,13 +6,15 @@ import os
 from typing import TYPE_CHECKING
 
 from exp.errors import EXIT_OK, EXIT_PREEMPTED, ConfigError, Preempted
-from exp.launcher.base import Launcher, Outcome, RankFailure, RankInfo, this_host
+from exp.launcher.base import Launcher
 from exp.launcher.failures import collect_failures, exit_code_of
+from exp.launcher.outcome import Outcome, RankFailure
 from exp.launcher.processes import handle_signals, signal_name
+from exp.launcher.rank import RankInfo, this_host
 from exp.preemption import PREEMPT_SIGNAL
 
 if TYPE_CHECKING:
-    from exp.preemption import Notice
+    from exp.preemption import PreemptionFlag
     from exp.runfolder import RunFolder
 
 __all__ = ["LocalLauncher"]
@@ -37,7 +39,7 @@ class LocalLauncher(Launcher):
         for stale in folder.logs.glob("rank*.error.json"):
             stale.unlink()
         info = RankInfo.single()
-        signals = _Signals(info.notice, saves)
+        signals = _Signals(info.preemption_flag, saves)
         try:
             with handle_signals(signals):
                 run_worker(folder, info, redirect=False)
@@ -62,15 +64,15 @@ class _Interrupted(KeyboardInterrupt):
 
 
 class _Signals:
-    """Notice asks to save first; any other signal, or a second notice, ends the run at once.
+    """Preemption asks to save first; any other signal, or a second one, ends the run at once.
 
     Args:
-        notice: for the training loop.
+        preemption_flag: for the training loop.
         saves: whether there is anything to save.
     """
 
-    def __init__(self, notice: Notice, saves: bool) -> None:
-        self.notice = notice
+    def __init__(self, preemption_flag: PreemptionFlag, saves: bool) -> None:
+        self.preemption_flag = preemption_flag
         self.saves = saves
         self.received: int | None = None
         self._process = os.getpid()
@@ -79,8 +81,8 @@ class _Signals:
         if number == PREEMPT_SIGNAL:
             if os.getpid() != self._process:
                 return  # a loader's process, forked from this one: it goes on until this one has saved
-            if self.saves and not self.notice.given():
-                self.notice.give()
+            if self.saves and not self.preemption_flag.is_set():
+                self.preemption_flag.set()
                 return
         self.received = number
         raise _Interrupted(number)

@@ -18,14 +18,15 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Mapping
 
-from exp import report
+from exp import summary
 from exp.backends_registry import create_backend
 from exp.config.validate import check_hardware
 from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, ConfigError, ExpError, UnavailableError
 from exp.frozen import FrozenRun
-from exp.launcher.base import REQUEUES_VARIABLE, Outcome, RankFailure, this_host
-from exp.launcher.claims import claimed_cards
+from exp.launcher.card_locks import locked_cards
 from exp.launcher.failures import exit_code_of, in_order
+from exp.launcher.outcome import Outcome, RankFailure
+from exp.launcher.rank import REQUEUES_VARIABLE, this_host
 from exp.launcher.shell_env import take_stale_variables
 from exp.launcher.torchrun import TorchrunLauncher
 from exp.preemption import PREEMPT_SIGNAL
@@ -47,7 +48,7 @@ _PORTS = range(20000, 32768)  # below those that the kernel hands out by itself
 class _NodeLauncher(TorchrunLauncher):
     """SIGTERM means that there is a while left: Slurm sends SIGKILL later, after its grace time or KillWait."""
 
-    notice_signals = (PREEMPT_SIGNAL, signal.SIGTERM)
+    preemption_signals = (PREEMPT_SIGNAL, signal.SIGTERM)
 
 
 @dataclass
@@ -88,7 +89,7 @@ class NodeTask:
         """This node's share; it leaves word of it for the others."""
         node = _Node(run, self.on_slurm)
         outcome = node.run_workers()
-        node.leave_word(outcome)
+        node.write_outcome(outcome)
         return node.merged(outcome) if node.rank == 0 else outcome
 
     def _run_first(self, folder: RunFolder, job: str) -> int:
@@ -108,7 +109,7 @@ class NodeTask:
         lost = lock.check()
         if lost is not None:
             outcome = Outcome(EXIT_FAILED, detail=f"{lost}; what it computed is lost", recorded=True)
-        code = report.end(run.config, folder, outcome).exit_code
+        code = summary.end(run.config, folder, outcome).exit_code
         write_json(word, asdict(dataclasses.replace(outcome, recorded=True)))
         signals = (outcome.preempted or {}).get("signals", [])
         if self.on_slurm and PREEMPT_SIGNAL.name in signals:
@@ -145,10 +146,10 @@ class _Node:
             backend = create_backend(config.backend)
             check_hardware(config, backend)
             backend.prepare()
-            with claimed_cards(backend, config.nproc):
+            with locked_cards(backend, config.nproc):
                 endpoint = self._meet() if self.count > 1 else None
                 if self.rank == 0:
-                    report.begin(config, self.folder, backend)
+                    summary.begin(config, self.folder, backend)
                 launcher = _NodeLauncher(
                     nnodes=self.count,
                     rdzv_endpoint=endpoint,
@@ -165,7 +166,7 @@ class _Node:
     def _file(self, kind: str, rank: int) -> Path:
         return self.folder.logs / f"{kind}-{self.attempt}-{rank}.json"
 
-    def leave_word(self, outcome: Outcome) -> None:
+    def write_outcome(self, outcome: Outcome) -> None:
         """What became of this node, for the others."""
         write_json(self._file("outcome", self.rank), asdict(outcome))
 

@@ -1,4 +1,4 @@
-"""Imported by the template alone (:mod:`exp.launcher.forking`): imports what the workers will need."""
+"""Imported by the fork server alone (:mod:`exp.launcher.fork_server`): imports what the workers will need."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import gc
 import importlib
 import os
 
-from exp.launcher.forking import PRELOAD_VARIABLE
+from exp.launcher.fork_server import PRELOAD_VARIABLE
 
 _MODULES = [
     "torch",

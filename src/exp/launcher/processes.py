@@ -63,7 +63,7 @@ def handle_signals(handler: Callable[[int, object], None]) -> Iterator[None]:
     """Give SIGINT, SIGTERM, SIGHUP and the signal of preemption to ``handler`` for a while.
 
     Those that this process was started to ignore stay ignored: ``nohup`` ignores SIGHUP, and a shell's ``&`` SIGINT.
-    Notice that comes after it, when only the end is left to be told, is ignored, where its default would be to kill.
+    One that asks to save and comes after it, when only the end is left to be told, is ignored: its default is to kill.
     """
     before = {}
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, PREEMPT_SIGNAL):
@@ -80,7 +80,7 @@ def start_resource_tracker() -> None:
     """Start the process that cleans up after multiprocessing, and leave this process's blocked signals as they are.
 
     Python starts it with the first semaphore that has a name, and unblocks SIGINT and SIGTERM then, whether they were
-    blocked before or not: the next notice would kill this process. Where it runs already, Python touches nothing.
+    blocked before or not: the next one would kill this process. Where it runs already, Python touches nothing.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     try:

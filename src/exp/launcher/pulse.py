@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from exp import heartbeat
 from exp.errors import EXIT_FAILED
 from exp.heartbeat import Beat, Stage
-from exp.launcher.base import error_record, this_host
+from exp.launcher.outcome import error_record
 from exp.launcher.processes import stat_of
+from exp.launcher.rank import this_host
 from exp.runfolder import read_json, write_json
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from exp import console
-from exp.launcher.base import Outcome, Watcher
+from exp.launcher.base import Watcher
+from exp.launcher.outcome import Outcome
 
 if TYPE_CHECKING:
     from exp.runfolder import RunFolder

@@ -18,9 +18,10 @@ from exp.config.schema import SubmititConfig
 from exp.errors import ConfigError, UnavailableError
 from exp.frozen import FrozenRun
 from exp.launcher.attach import remember
-from exp.launcher.base import Launcher, Outcome, Watcher
+from exp.launcher.base import Launcher, Watcher
 from exp.launcher.follow import Followed, follow
 from exp.launcher.node import NodeTask
+from exp.launcher.outcome import Outcome
 from exp.launcher.status import StatusLine
 
 if TYPE_CHECKING:

@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Any, Sequence
 
 from exp import heartbeat
 from exp.errors import EXIT_FAILED, EXIT_PREEMPTED
-from exp.launcher.base import SCRATCH_VARIABLE, Launcher, Outcome, this_host
+from exp.launcher.base import Launcher
 from exp.launcher.failures import collect_failures, exit_code_of
-from exp.launcher.guard import begin_to_end
+from exp.launcher.monitor import begin_to_end
+from exp.launcher.outcome import Outcome
 from exp.launcher.ports import check_endpoint
 from exp.launcher.processes import JOB_VARIABLE, handle_signals, is_alive, kill_job, signal_name
 from exp.launcher.pulse import Pulse
-from exp.preemption import PREEMPT_SIGNAL, Notice, held_back, preempted_at
+from exp.launcher.rank import SCRATCH_VARIABLE, this_host
+from exp.preemption import PREEMPT_SIGNAL, PreemptionFlag, held_back, preempted_at
 from exp.runfolder import read_json, to_json
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ _ERROR_PATIENCE_S = 6.0  # torch's agent itself would wait half a minute for ran
 class TorchrunLauncher(Launcher):
     """Starts the agent as a process of its own, so that this one never imports torch or holds a device."""
 
-    notice_signals: tuple[signal.Signals, ...] = (PREEMPT_SIGNAL,)
+    preemption_signals: tuple[signal.Signals, ...] = (PREEMPT_SIGNAL,)
     """On these the run saves its state and ends; on a second one of the same kind it ends at once. No process of the
     job but this one ever sees them: who sends them may send them to all."""
 
@@ -66,12 +68,12 @@ class TorchrunLauncher(Launcher):
             order = self._order(folder, nproc, scratch, report)
             heartbeat.make_file(scratch, nproc)
             pulse = Pulse(folder, scratch, self.nnodes, self.timeout_s, self.step_timeout_s)
-            notice = Notice(scratch) if saves else None
+            flag = PreemptionFlag(scratch) if saves else None
             errors = folder.logs if self.max_restarts == 0 else None
-            supervisor = _Supervisor(job, scratch, errors, notice, self.notice_signals, pulse)
+            supervisor = _Supervisor(job, scratch, errors, flag, self.preemption_signals, pulse)
             try:
                 with handle_signals(supervisor.on_signal):
-                    with held_back(self.notice_signals), (folder.logs / f"{name}.log").open("ab") as log:
+                    with held_back(self.preemption_signals), (folder.logs / f"{name}.log").open("ab") as log:
                         process = subprocess.Popen(
                             [sys.executable, "-m", "exp.launcher.agent", to_json(order)],
                             stdin=subprocess.DEVNULL,
@@ -87,7 +89,7 @@ class TorchrunLauncher(Launcher):
             preempted = preempted_at(scratch)
             unplaced = [read_json(path) for path in Path(scratch).glob("rank*.error.json")]
         outcome = Outcome(unkillable=unkillable)
-        if received == PREEMPT_SIGNAL and notice is None:
+        if received == PREEMPT_SIGNAL and flag is None:
             preempted = {"step": None}
         if preempted is not None:
             signals = [signal_name(number) for number in supervisor.told]
@@ -162,8 +164,8 @@ class _Supervisor:
         scratch: its private folder.
         errors: folder in which a failing rank leaves its error; where one does, the job has to end soon. None: an
             error is no end, because workers are restarted.
-        notice: for the workers, which then save their state; None: they have none.
-        notice_signals: those on which it is given.
+        preemption_flag: for the workers, which then save their state; None: they have none.
+        preemption_signals: those on which it is given.
         pulse: knows the rank that hangs.
     """
 
@@ -172,16 +174,16 @@ class _Supervisor:
         job: str,
         scratch: str,
         errors: Path | None,
-        notice: Notice | None,
-        notice_signals: Sequence[int],
+        preemption_flag: PreemptionFlag | None,
+        preemption_signals: Sequence[int],
         pulse: Pulse,
     ) -> None:
         self.process: subprocess.Popen[bytes] | None = None
         self.job = job
         self.scratch = scratch
         self.errors = errors
-        self.notice = notice
-        self.notice_signals = notice_signals
+        self.preemption_flag = preemption_flag
+        self.preemption_signals = preemption_signals
         self.pulse = pulse
         self.told: list[int] = []
         self.received: int | None = None
@@ -213,15 +215,15 @@ class _Supervisor:
         with contextlib.suppress(ProcessLookupError):
             os.kill(hung, signal.SIGKILL)
         time.sleep(0.2)
-        if is_alive(hung):  # stuck in the kernel: its guard waits for it, and the agent for its guard
+        if is_alive(hung):  # stuck in the kernel: its monitor waits for it, and the agent for that
             self._deadline = time.monotonic() + _ERROR_PATIENCE_S
 
     def on_signal(self, number: int, frame: object) -> None:
-        """Notice: pass it on. First signal: ask the agent to end its workers. Second, or second notice: kill them."""
+        """Preempted: pass it on. First signal: have the agent end its workers. Second, or preempted twice: kill."""
         del frame
-        if self.notice is not None and number in self.notice_signals and number not in self.told:
+        if self.preemption_flag is not None and number in self.preemption_signals and number not in self.told:
             self.told.append(number)
-            self.notice.give()
+            self.preemption_flag.set()
         elif self.received is None:
             self.received = number
             self._deadline = time.monotonic() + _TERM_PATIENCE_S

@@ -12,7 +12,8 @@ from exp.runfolder import RunFolder, write_atomically
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
-    from exp.launcher.base import Launcher, Outcome
+    from exp.launcher.base import Launcher
+    from exp.launcher.outcome import Outcome
 
 __all__ = ["launch_both", "prepare"]
 

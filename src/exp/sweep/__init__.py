@@ -16,12 +16,13 @@ from exp.config.validate import runs_elsewhere
 from exp.config.walk import plain
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, REFUSED, ConfigError, ExpError
 from exp.frozen import FrozenRun, complete
-from exp.launcher.base import Launcher, Outcome
+from exp.launcher.base import Launcher
+from exp.launcher.outcome import Outcome
 from exp.launcher.shell_env import drop_stale_variables
 from exp.runfolder import RunFolder, read_json, to_json
 from exp.sweep import records
 from exp.sweep.display import SweepDisplay, progress
-from exp.sweep.identity import Finished, find_finished, identity
+from exp.sweep.earlier import Finished, find_finished, identity
 from exp.sweep.packing import pack
 
 if TYPE_CHECKING:

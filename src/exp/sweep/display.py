@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Callable, Iterator, Sequence
 
 from exp import console
 from exp.errors import EXIT_OK, EXIT_PREEMPTED
-from exp.launcher.base import Outcome, Watcher
+from exp.launcher.base import Watcher
 from exp.launcher.failures import describe_failure
+from exp.launcher.outcome import Outcome
 from exp.launcher.status import clock
 from exp.runfolder import read_json
 

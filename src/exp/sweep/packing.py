@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Sequence
 
 from exp.backends_registry import create_backend
 from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, REFUSED
-from exp.launcher.base import Outcome, Watcher
+from exp.launcher.base import Watcher
 from exp.launcher.failures import tail_of
 from exp.launcher.job import PARENT_VARIABLE
+from exp.launcher.outcome import Outcome
 from exp.launcher.processes import JOB_VARIABLE, handle_signals, kill_job, signal_name
 from exp.launcher.status import progress_of
 from exp.preemption import PREEMPT_SIGNAL
@@ -155,7 +156,7 @@ def pack(runs: Sequence[FrozenRun], parallel_jobs: int | None, watcher: Watcher)
                     pools.give_back(job.taken)
                     outcomes[number] = job.outcome(signals.received)
                     watcher.ended(number, outcomes[number])
-                signals.lose_patience(mark)
+                signals.kill_late(mark)
                 time.sleep(_POLL_S)
     finally:
         kill_job(mark)
@@ -204,7 +205,7 @@ class _Signals:
         if number != PREEMPT_SIGNAL:
             self._deadline = 0.0 if again else time.monotonic() + _PATIENCE_S
 
-    def lose_patience(self, mark: str) -> None:
+    def kill_late(self, mark: str) -> None:
         """Kill what does not end."""
         if self._deadline is not None and time.monotonic() > self._deadline:
             self._deadline = None

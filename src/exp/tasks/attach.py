@@ -9,7 +9,7 @@ from exp.task import Task
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
-    from exp.report import Finished
+    from exp.summary import Finished
 
 __all__ = ["Attach"]
 

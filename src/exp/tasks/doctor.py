@@ -12,7 +12,8 @@ from exp.task import Task
 if TYPE_CHECKING:
     from exp.backend import Backend
     from exp.config.schema import ExpConfig
-    from exp.launcher.base import Outcome, RankInfo
+    from exp.launcher.outcome import Outcome
+    from exp.launcher.rank import RankInfo
     from exp.runfolder import RunFolder
 
 __all__ = ["Doctor"]
@@ -46,15 +47,15 @@ class Doctor(Task):
 
     def announce(self, config: ExpConfig, folder: RunFolder) -> bool:
         """What is examined."""
-        from exp.doctor import report
+        from exp.doctor import summary
 
-        report.begin(config, folder, console.shown(folder.path))
+        summary.begin(config, folder, console.shown(folder.path))
         return True
 
     def tell_end(self, config: ExpConfig, folder: RunFolder, outcome: Outcome) -> int | None:
         """The table of findings."""
-        from exp.doctor import report
+        from exp.doctor import summary
 
         if outcome.interrupted_by is not None:
             return None
-        return report.end(config, folder, outcome, console.shown(folder.path))
+        return summary.end(config, folder, outcome, console.shown(folder.path))

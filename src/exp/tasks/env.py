@@ -11,7 +11,8 @@ from exp.task import Task
 if TYPE_CHECKING:
     from exp.backend import Backend
     from exp.config.schema import ExpConfig
-    from exp.launcher.base import Outcome, RankInfo
+    from exp.launcher.outcome import Outcome
+    from exp.launcher.rank import RankInfo
     from exp.runfolder import RunFolder
 
 __all__ = ["Env"]

@@ -9,7 +9,7 @@ from exp.task import Task
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
-    from exp.report import Finished
+    from exp.summary import Finished
 
 __all__ = ["Report"]
 
@@ -27,7 +27,7 @@ class Report(Task):
     def run_in_parent(self, config: ExpConfig, overrides: Sequence[str]) -> Finished:
         """See :func:`exp.compare.command.write_report`."""
         from exp.compare.command import write_report
-        from exp.report import Finished
+        from exp.summary import Finished
 
         write_report(config, overrides)
         return Finished()

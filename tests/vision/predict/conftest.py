@@ -7,7 +7,7 @@ from omegaconf import OmegaConf
 
 from exp.config.schema import ExpConfig, task_named
 from exp.engine.distributed import Distributed
-from exp.launcher.base import RankInfo
+from exp.launcher.rank import RankInfo
 from exp.runfolder import RunFolder
 from exp.session import Session
 

@@ -17,19 +17,19 @@ from exp.cards import identity, reading_of
 from exp.config.validate import check_data
 from exp.doctor import facts
 from exp.doctor.facts import flops, size
-from exp.doctor.record import CheckError, Found
+from exp.doctor.record import CheckError, Findings
 from exp.environment import package_versions
-from exp.launcher.base import this_host
+from exp.launcher.rank import this_host
 
 if TYPE_CHECKING:
     import torch
 
     from exp.backend import Backend
     from exp.config.schema import ExpConfig
-    from exp.launcher.base import RankInfo
+    from exp.launcher.rank import RankInfo
     from exp.runfolder import RunFolder
 
-__all__ = ["Alone"]
+__all__ = ["LocalChecks"]
 
 _PROBE_BYTES = 2**20
 _LITTLE_SPACE = 2**30
@@ -41,7 +41,7 @@ _LONG_PRODUCT_S = 0.004
 _MONITOR_PATIENCE_S = 10
 
 
-class Alone:
+class LocalChecks:
     """The checks that need no other rank; what they learn is kept for the later ones.
 
     Attributes:
@@ -58,13 +58,13 @@ class Alone:
         self.described: dict[str, Any] = {}
         self._readings: list[list[dict[str, Any]]] = []
 
-    def interpreter(self) -> Found:
+    def interpreter(self) -> Findings:
         """Which Python this is, and where."""
         version = platform.python_version()
         values = {"python": version, "executable": sys.executable, "platform": platform.platform()}
-        return Found(f"Python {version}, {sys.executable}", values)
+        return Findings(f"Python {version}, {sys.executable}", values)
 
-    def packages(self) -> Found:
+    def packages(self) -> Findings:
         """Torch imports; versions of it and of the vendor's packages."""
         try:
             import torch
@@ -74,9 +74,9 @@ class Alone:
             ) from error
         versions = {**package_versions(), "torch": torch.__version__, **self.backend.packages()}
         shown = {"torch": versions["torch"], **self.backend.packages()}
-        return Found(", ".join(f"{name} {version}" for name, version in shown.items() if version), versions)
+        return Findings(", ".join(f"{name} {version}" for name, version in shown.items() if version), versions)
 
-    def select_device(self) -> Found:
+    def select_device(self) -> Findings:
         """The device of this rank can be selected and computes."""
         import torch
 
@@ -88,20 +88,20 @@ class Alone:
             raise CheckError(f"{device} gives {answer} for 12", "the card computes wrongly: take it out of service")
         self.device, self.described = device, described
         which = (str(device), described["name"], described["identity"])
-        return Found(", ".join(part for part in which if part), described)
+        return Findings(", ".join(part for part in which if part), described)
 
-    def memory(self) -> Found:
+    def memory(self) -> Findings:
         """Memory of the device, and whether another process holds it."""
         sizes = self.backend.free_memory() or self._memory_by_monitor()
         if sizes is None:
-            return Found("this device does not tell")
+            return Findings("this device does not tell")
         free, total = sizes
         values = {"free": free, "total": total}
         finding = f"{size(free)} free of {size(total)}"
         holder = "another process holds the rest; find it with the vendor's monitor, and end it"
         if free < total * 0.05:
             raise CheckError(finding, holder, **values)
-        return Found(finding, values, holder if free < total * 0.5 and self.backend.exclusive_devices else None)
+        return Findings(finding, values, holder if free < total * 0.5 and self.backend.exclusive_devices else None)
 
     def _memory_by_monitor(self) -> tuple[int, int] | None:
         row = reading_of(self.described, self.backend.monitor())
@@ -109,7 +109,7 @@ class Alone:
             return None
         return row["memory_total"] - row["memory_used"], row["memory_total"]
 
-    def autocast(self) -> Found:
+    def autocast(self) -> Findings:
         """Every precision that the backend claims for this device works, and the configured one is among them."""
         import torch
 
@@ -130,9 +130,9 @@ class Alone:
             self.backend.set_precision(self.config.precision)  # of all that follows
         else:
             raise CheckError(f"no {self.config.precision} on this device", f"use precision={' or '.join(works)}")
-        return Found(", ".join(works), {"precisions": works})
+        return Findings(", ".join(works), {"precisions": works})
 
-    def burst(self, ready: Any) -> Found:
+    def burst(self, ready: Any) -> Findings:
         """A short burst of matrix products with a known answer.
 
         Args:
@@ -163,7 +163,7 @@ class Alone:
             raise CheckError(f"products are wrong by {error:g}", "the card computes wrongly: take it out of service")
         rate = 2.0 * side**3 * count / elapsed
         values = {"flops": rate, "side": side, "products": count, "seconds": round(elapsed, 3)}
-        return Found(f"{flops(rate)}FLOP/s in {self.config.precision}, {count} products of side {side}", values)
+        return Findings(f"{flops(rate)}FLOP/s in {self.config.precision}, {count} products of side {side}", values)
 
     def _warm_up(self) -> tuple[int, float]:
         """The side of matrices whose product takes a few milliseconds, and how many seconds it takes."""
@@ -205,13 +205,13 @@ class Alone:
             over.set()
             thread.join(_MONITOR_PATIENCE_S)
 
-    def utilisation(self) -> Found:
+    def utilisation(self) -> Findings:
         """The vendor's monitor has seen this rank's card at work during the burst."""
         rows = [row for row in (reading_of(self.described, readings) for readings in self._readings) if row]
         shown = [row["utilisation_percent"] for row in rows if row["utilisation_percent"] is not None]
         if not shown:
             why = "the monitor does not show this card's" if self._readings else "no monitor here"
-            return Found(f"{why}; the rate alone is judged")
+            return Findings(f"{why}; the rate alone is judged")
         last = rows[-1]
         values = {"utilisation_percent": max(shown), "samples": len(shown)}
         values.update({key: last[key] for key in ("temperature_c", "power_w", "state")})
@@ -222,15 +222,15 @@ class Alone:
                 "the work lands elsewhere: check the visible-devices variable; operators may fall back to the CPU",
                 **values,
             )
-        return Found(f"{max(shown):.0f} %, {statistics.mean(shown):.0f} % on average", values)
+        return Findings(f"{max(shown):.0f} %, {statistics.mean(shown):.0f} % on average", values)
 
-    def data(self) -> Found:
+    def data(self) -> Findings:
         """The configured data can be reached from here."""
         checked = check_data(self.config.data)
         name = self.config.data.get("name")
-        return Found(f"{name}: {'there, and its beginning fits' if checked else 'has no check of its own'}")
+        return Findings(f"{name}: {'there, and its beginning fits' if checked else 'has no check of its own'}")
 
-    def output(self) -> Found:
+    def output(self) -> Findings:
         """The run folder can be written from here, and has space left."""
         usage = _usage(self.folder)
         advice = "make space, or set output_dir to another disk"
@@ -254,9 +254,9 @@ class Alone:
         if not same:
             raise CheckError(f"{self.folder.path} gives back other bytes than were written", "set output_dir elsewhere")
         little = "checkpoints may not fit: make space, or set output_dir" if usage["free"] < _LITTLE_SPACE else None
-        return Found(f"{size(usage['free'])} free for {self.folder.path}", usage, little)
+        return Findings(f"{size(usage['free'])} free for {self.folder.path}", usage, little)
 
-    def limits(self) -> Found:
+    def limits(self) -> Findings:
         """Shared memory and open files, which data-loader workers use up."""
         values = facts.limits()
         shm, files = values["shm_total"], values["open_files"]
@@ -267,7 +267,7 @@ class Alone:
             advice.append(f"loader workers need more {facts.SHM}: docker run --shm-size=8g, or data.num_workers=0")
         if files is not None and files < _FEW_FILES:
             advice.append("ulimit -n 65536")
-        return Found(finding, dict(values), "; ".join(advice) or None)
+        return Findings(finding, dict(values), "; ".join(advice) or None)
 
 
 def _usage(folder: RunFolder) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from exp.task import create_task
 if TYPE_CHECKING:
     from exp.backend import Backend
     from exp.config.schema import ExpConfig
-    from exp.launcher.base import Outcome
+    from exp.launcher.outcome import Outcome
     from exp.runfolder import RunFolder
 
 __all__ = ["Finished", "begin", "end"]

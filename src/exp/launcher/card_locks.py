@@ -8,19 +8,19 @@ import socket
 from typing import TYPE_CHECKING, Iterator
 
 from exp.errors import UnavailableError
-from exp.launcher.base import this_host
+from exp.launcher.rank import this_host
 
 if TYPE_CHECKING:
     from exp.backend import Backend
 
-__all__ = ["claimed_cards"]
+__all__ = ["locked_cards"]
 
 
 @contextlib.contextmanager
-def claimed_cards(backend: Backend, nproc: int) -> Iterator[None]:
+def locked_cards(backend: Backend, nproc: int) -> Iterator[None]:
     """Make only ``nproc`` cards visible to the processes that this one starts, for as long as the block lasts.
 
-    A claim is a name in the kernel's own space of socket names: exclusive, the same for all users, and gone with the
+    A lock is a name in the kernel's own space of socket names: exclusive, the same for all users, and gone with the
     process that holds it. Nothing listens there. There is none where no more than ``nproc`` cards are visible, or
     none can be hidden.
 
@@ -35,13 +35,13 @@ def claimed_cards(backend: Backend, nproc: int) -> Iterator[None]:
     if count <= nproc or not backend.visible_variables:
         yield
         return
-    with contextlib.ExitStack() as claims:
+    with contextlib.ExitStack() as locks:
         mine: list[int] = []
         for card in range(count):
             name = f"\0exp-card/{this_host()}/{backend.only([card], 1)}"
-            claim = claims.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            lock = locks.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             with contextlib.suppress(OSError):  # somebody else's
-                claim.bind(name.encode())
+                lock.bind(name.encode())
                 mine.append(card)
             if len(mine) == nproc:
                 break

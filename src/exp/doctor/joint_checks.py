@@ -9,24 +9,24 @@ from typing import TYPE_CHECKING, Any
 
 from exp import cards
 from exp.compat import device_part_of
-from exp.doctor.record import CheckError, Found, Record, SkipError
-from exp.launcher.base import make_store
+from exp.doctor.record import CheckError, Findings, Record, SkipError
+from exp.launcher.rank import make_store
 
 if TYPE_CHECKING:
     from exp.backend import Backend
-    from exp.doctor.alone import Alone
-    from exp.doctor.examination import Meeting
+    from exp.doctor.examination import Rendezvous
+    from exp.doctor.local_checks import LocalChecks
     from exp.engine.distributed import Distributed
-    from exp.launcher.base import RankInfo
+    from exp.launcher.rank import RankInfo
 
-__all__ = ["Together"]
+__all__ = ["JointChecks"]
 
 _ALONE = "one process: nothing to exchange"
 _LARGE = 2**20
 _BLOCKING = ("device", "ranks", "cards", "group", "all_reduce", "ddp")
 
 
-class Together:
+class JointChecks:
     """The checks that need the other ranks. Each is made by all of them, or by none.
 
     Args:
@@ -36,7 +36,7 @@ class Together:
         timeout_s: of the group and of each of its collectives.
     """
 
-    def __init__(self, alone: Alone, meeting: Meeting, record: Record, timeout_s: float) -> None:
+    def __init__(self, alone: LocalChecks, meeting: Rendezvous, record: Record, timeout_s: float) -> None:
         self.backend: Backend = alone.backend
         self.info: RankInfo = alone.info
         self.alone = alone
@@ -69,12 +69,12 @@ class Together:
         if failures:
             raise SkipError(_grouped(failures))
 
-    def ranks(self) -> Found:
+    def ranks(self) -> Findings:
         """All ranks have started, and reached this point within the timeout."""
         world_size = self.info.world_size
         if world_size == 1:
             self.peers = {0: self.alone.described}
-            return Found(_ALONE)
+            return Findings(_ALONE)
         started = time.monotonic()
         self.meeting.store = make_store(self.info, self.timeout)
         arrived = self.meeting.exchange("ranks", {"device": self.alone.described})
@@ -83,12 +83,12 @@ class Together:
         if self.meeting.absent:
             # Not this rank's failure: the parent lays it at the door of the one that is missing.
             raise SkipError(f"waited {waited:.0f} s: {self.meeting.describe_absent()}")
-        return Found(f"all {world_size} arrived within {waited:.1f} s", {"waited_s": round(waited, 3)})
+        return Findings(f"all {world_size} arrived within {waited:.1f} s", {"waited_s": round(waited, 3)})
 
-    def cards(self) -> Found:
+    def cards(self) -> Findings:
         """No two ranks have one physical card."""
         if not self.backend.exclusive_devices:
-            return Found("ranks share this device, as they may")
+            return Findings("ranks share this device, as they may")
         own = self.info.rank
         pairs = [pair for pair in cards.shared(self.peers) if own in pair]
         if pairs:
@@ -99,12 +99,12 @@ class Together:
                 "give each rank its own: the visible-devices variable must be the same on all, and name no card twice",
                 sharing=sharing,
             )
-        return Found(f"{self.alone.described['identity']} is this rank's alone")
+        return Findings(f"{self.alone.described['identity']} is this rank's alone")
 
-    def group(self) -> Found:
+    def group(self) -> Findings:
         """The process group comes up, and is the one that was wanted."""
         if self.info.world_size == 1:
-            return Found(_ALONE)
+            return Findings(_ALONE)
         from exp.engine.distributed import Distributed
 
         self._all_ready("group")
@@ -120,18 +120,20 @@ class Together:
         values = {"process_group": name, "fallback": fallback, "seconds": round(seconds, 3)}
         finding = f"{name} in {seconds:.1f} s"
         if fallback is None:
-            return Found(finding, values)
+            return Findings(finding, values)
         finding = f"fell back: {fallback['used']} instead of {fallback['wanted']}, because {fallback['reason']}"
         if device_part_of(self.backend.process_group, self.backend.device_type) == "gloo":
-            return Found(finding, values, f"slow; leave out {self.backend.process_group_source} to use the card's own")
+            return Findings(
+                finding, values, f"slow; leave out {self.backend.process_group_source} to use the card's own"
+            )
         raise CheckError(finding, "install the vendor's collectives: copies through the CPU are slow", **values)
 
-    def all_reduce(self) -> Found:
+    def all_reduce(self) -> Findings:
         """Sums over all ranks are right, of tensors on the device and on the CPU."""
         import torch
 
         if self.info.world_size == 1:
-            return Found(_ALONE)
+            return Findings(_ALONE)
         self._all_ready("all_reduce")
         assert self.distributed is not None
         world_size, rank = self.info.world_size, self.info.rank
@@ -156,12 +158,12 @@ class Together:
                 f"the sum of 1 to {world_size} is {right:g}, but {' and '.join(wrong)}",
                 "the collectives are broken: try another version of the vendor's library",
             )
-        return Found(f"right on device and CPU; 4 MiB in {seconds * 1e3:.1f} ms", {"seconds": round(seconds, 6)})
+        return Findings(f"right on device and CPU; 4 MiB in {seconds * 1e3:.1f} ms", {"seconds": round(seconds, 6)})
 
-    def ddp(self) -> Found:
+    def ddp(self) -> Findings:
         """A wrapped model begins with rank 0's weights, and gets the mean of all gradients."""
         if self.info.world_size == 1:
-            return Found(_ALONE)
+            return Findings(_ALONE)
         self._all_ready("ddp")
         weights, gradients, stepped = self._train_once()
         gc.collect()  # the reducer must not outlive the group
@@ -176,7 +178,7 @@ class Together:
                     f"{what}: {values[:4]} instead of {expected:g}",
                     "the wrapper does not keep the ranks equal: compare torch's and the vendor's versions",
                 )
-        return Found(f"gradients are the mean over {self.info.world_size} ranks")
+        return Findings(f"gradients are the mean over {self.info.world_size} ranks")
 
     def _train_once(self) -> tuple[list[float], list[float], list[float]]:
         """One step of a tiny model, whose every number is known; the distinct values of each kind."""
@@ -201,16 +203,16 @@ class Together:
         if self.meeting.absent:
             raise SkipError(f"a burst of all cards needs all ranks; {self.meeting.describe_absent()}")
 
-    def teardown(self) -> Found:
+    def teardown(self) -> Findings:
         """The group goes down in order."""
         if self.info.world_size == 1:
-            return Found(_ALONE)
+            return Findings(_ALONE)
         self._all_ready("teardown")
         assert self.distributed is not None
         started = time.monotonic()
         self.distributed.barrier()
         self.backend.destroy_process_group()
-        return Found(f"group taken down in {time.monotonic() - started:.1f} s")
+        return Findings(f"group taken down in {time.monotonic() - started:.1f} s")
 
 
 def _grouped(failures: dict[int, str]) -> str:

@@ -1,7 +1,7 @@
-"""Workers forked from one template that has imported everything: eight imports become one.
+"""Workers forked from one process that has imported everything: eight imports become one.
 
-The template is the fork server of Python's multiprocessing: a process without threads, which touches no device. Torch's
-elastic agent starts its workers through it (``start_method="forkserver"``).
+It is that of Python's multiprocessing: a process without threads, which touches no device. Torch's elastic agent starts
+its workers through it (``start_method="forkserver"``).
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from omegaconf import OmegaConf
 
 from exp.backends_registry import create_backend
 from exp.config.names import allow
-from exp.launcher.base import SCRATCH_VARIABLE
 from exp.launcher.processes import keep_sockets_in, start_resource_tracker
+from exp.launcher.rank import SCRATCH_VARIABLE
 from exp.runfolder import RunFolder
 from exp.task import task_class
 
-__all__ = ["PRELOAD_VARIABLE", "START_METHOD", "start_template", "work"]
+__all__ = ["PRELOAD_VARIABLE", "START_METHOD", "start_fork_server", "work"]
 
 START_METHOD = "forkserver"
 PRELOAD_VARIABLE = "EXP_PRELOAD"
-"""Environment variable that tells the template which modules the run's model and data need."""
+"""Environment variable that tells the fork server which modules the run's model and data need."""
 
 
-def start_template(folder: RunFolder, nproc: int, single_node: bool) -> bool:
-    """Start the template, if the workers of a run can come from one; it imports while the agent does.
+def start_fork_server(folder: RunFolder, nproc: int, single_node: bool) -> bool:
+    """Start the fork server, if the workers of a run can come from one; it imports while the agent does.
 
-    What the backend wants in the environment of every worker is set here, before the template imports torch; what
+    What the backend wants in the environment of every worker is set here, before the fork server imports torch; what
     differs between workers they set themselves, as they would otherwise.
 
     Args:
@@ -62,19 +62,19 @@ def start_template(folder: RunFolder, nproc: int, single_node: bool) -> bool:
     os.environ[PRELOAD_VARIABLE] = ",".join([*modules, *task.modules])
     multiprocessing.get_context(START_METHOD).set_forkserver_preload(["exp.launcher.preload"])
     if not keep_sockets_in(os.environ[SCRATCH_VARIABLE]):
-        return False  # the template is reached by a socket
-    start_resource_tracker()  # or the template's start would start it, with signals let through
+        return False  # the fork server is reached by a socket
+    start_resource_tracker()  # or the fork server's start would start it, with signals let through
     forkserver.ensure_running()
     return True
 
 
 def work(worker: str, run_dir: str) -> None:
-    """What a process of torch's agent does: it becomes the guard of a worker, and ends as that ends.
+    """What a process of torch's agent does: it becomes the monitor of a worker, and ends as that ends.
 
     Args:
         worker: module whose ``main`` is the worker.
         run_dir: the run folder.
     """
     sys.argv = [worker, run_dir]
-    # The template, this process's parent, ends with the agent.
+    # The fork server, this process's parent, ends with the agent.
     importlib.import_module(worker).main(parent=os.getppid())

@@ -14,7 +14,7 @@ from exp.runfolder import write_json
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
-    from exp.launcher.base import Outcome
+    from exp.launcher.outcome import Outcome
     from exp.runfolder import RunFolder
 
 __all__ = ["begin", "end"]

@@ -28,7 +28,8 @@ class Mine(CpuBackend):
         early = "early" if "FOR_ALL=same" in template else "late"
         Path(f"seen{{local_rank}}").write_text(f"{{how}} {{early}} {{os.environ['FOR_ALL']}} {{os.environ['FOR_ONE']}}")
         multiprocessing.get_context("spawn").Semaphore()  # has a name: Python's resource tracker has to hear of it
-        for number, name in ((os.getpid(), "worker"), (os.getppid(), "guard"), (os.environ["EXP_AGENT_PID"], "agent")):
+        agent = os.environ["EXP_AGENT_PID"]
+        for number, name in ((os.getpid(), "worker"), (os.getppid(), "monitor"), (agent, "agent")):
             status = dict(line.split(":", 1) for line in Path(f"/proc/{{number}}/status").read_text().splitlines())
             Path(f"mask-{{name}}{{local_rank}}").write_text(status["SigBlk"].strip())
         if {kill} and local_rank == 0:

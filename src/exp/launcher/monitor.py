@@ -1,8 +1,8 @@
 """A worker's parent: it outlives the worker, so that somebody can say when and of what the worker died.
 
 A process that is killed leaves no error behind, and torch's elastic agent, which looks now and then, cannot tell a
-rank that somebody killed from one that it has ended itself. The guard forks the worker before anything else is loaded,
-waits, and leaves an error file where the worker could not write one.
+rank that somebody killed from one that it has ended itself. The monitor forks the worker before anything else is
+loaded, waits, and leaves an error file where the worker could not write one.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from typing import TYPE_CHECKING
 from exp import heartbeat
 from exp.errors import EXIT_FAILED
 from exp.heartbeat import Stage
-from exp.launcher.base import SCRATCH_VARIABLE, error_record
 from exp.launcher.failures import describe_end
+from exp.launcher.outcome import error_record
 from exp.launcher.processes import AGENT_VARIABLE, die_with_parent, is_alive, name_process
+from exp.launcher.rank import SCRATCH_VARIABLE
 from exp.runfolder import read_json, write_json
 
 if TYPE_CHECKING:
     from exp.runfolder import RunFolder
 
-__all__ = ["begin_to_end", "ended_early", "go_on_guarded", "leave_word"]
+__all__ = ["begin_to_end", "ended_early", "go_on_monitored", "write_failure"]
 
 _ENDING = "ending"
 
@@ -34,25 +35,25 @@ def begin_to_end(scratch: str) -> None:
         Path(scratch, _ENDING).touch()
 
 
-def go_on_guarded(folder: RunFolder, parent: int) -> bool:
-    """Fork: the worker goes on in the child, and this process guards it.
+def go_on_monitored(folder: RunFolder, parent: int) -> bool:
+    """Fork: the worker goes on in the child, and this process monitors it.
 
     Args:
         folder: the run folder.
         parent: process that neither may outlive.
 
     Returns:
-        In the worker: True; in the guard, once the worker has ended well: False. After any other end the guard ends as
-        the worker did, and does not return.
+        In the worker: True; in the monitor, once the worker has ended well: False. After any other end the monitor ends
+        as the worker did, and does not return.
     """
-    guard = os.getpid()
+    monitor = os.getpid()
     agent = int(os.environ[AGENT_VARIABLE])
     die_with_parent(signal.SIGKILL, parent)
     if not is_alive(agent):
         os._exit(1)
     pid = os.fork()
     if pid == 0:
-        die_with_parent(signal.SIGKILL, guard)
+        die_with_parent(signal.SIGKILL, monitor)
         return True
     told: list[int] = []
 
@@ -61,8 +62,8 @@ def go_on_guarded(folder: RunFolder, parent: int) -> bool:
         os.kill(pid, number)
 
     signal.signal(signal.SIGTERM, tell)
-    name_process(f"exp-guard{os.environ['RANK']}")
-    # The dead worker keeps its number until it is fetched: told to end meanwhile, the guard hits nobody else.
+    name_process(f"exp-monitor{os.environ['RANK']}")
+    # The dead worker keeps its number until it is fetched: told to end meanwhile, the monitor hits nobody else.
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     signal.signal(signal.SIGTERM, lambda number, _frame: told.append(number))
     _, status = os.waitpid(pid, 0)
@@ -72,11 +73,11 @@ def go_on_guarded(folder: RunFolder, parent: int) -> bool:
         return False
     ended_by_us = told or signal.SIGTERM in signal.sigpending() or Path(scratch, _ENDING).exists()
     if not ended_by_us:
-        leave_word(folder, pid, code, int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"]), scratch=scratch)
+        write_failure(folder, pid, code, int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"]), scratch=scratch)
     if code < 0:
         if code != -signal.SIGKILL:
             signal.signal(-code, signal.SIG_DFL)
-        os.kill(guard, -code)
+        os.kill(monitor, -code)
     os._exit(code if code > 0 else EXIT_FAILED)
 
 
@@ -86,7 +87,7 @@ def ended_early(scratch: str, local_rank: int, pid: int) -> bool:
     return len(beats) > local_rank and beats[local_rank].pid == pid and beats[local_rank].stage != Stage.DONE
 
 
-def leave_word(
+def write_failure(
     folder: RunFolder, pid: int, code: int, rank: int, local_rank: int, told: bool = False, scratch: str = ""
 ) -> None:
     """An error file for a worker that has left none.

@@ -13,7 +13,7 @@ from exp.errors import Preempted
 if TYPE_CHECKING:
     from exp.engine.checkpoint_hook import CheckpointHook
     from exp.engine.distributed import Distributed
-    from exp.preemption import Notice
+    from exp.preemption import PreemptionFlag
 
 __all__ = ["Agreement", "PreemptionHook"]
 
@@ -21,18 +21,18 @@ _EVERY_S = 1.0
 
 
 class Agreement:
-    """Tells all ranks at one and the same point that one of them has had notice.
+    """Tells all ranks at one and the same point that one of them is to end.
 
     Asking costs a collective operation, so ranks ask about once a second, however short a step is. How many points
     that is they work out from the time that all of them took together, which makes it the same number everywhere.
 
     Args:
-        notice: of this node.
+        preemption_flag: of this node.
         distributed: collectives.
     """
 
-    def __init__(self, notice: Notice, distributed: Distributed) -> None:
-        self.notice = notice
+    def __init__(self, preemption_flag: PreemptionFlag, distributed: Distributed) -> None:
+        self.preemption_flag = preemption_flag
         self.distributed = distributed
         self._alone = distributed.world_size == 1
         self.begin()
@@ -45,14 +45,14 @@ class Agreement:
     def reached(self) -> bool:
         """Called by every rank at the same points; whether to end here."""
         if self._alone:
-            return self.notice.given()
+            return self.preemption_flag.is_set()
         self._left -= 1
         if self._left:
             return False
         now = time.monotonic()
         # Whole milliseconds: their sum is the same on every rank to the last bit.
         told, milliseconds = self.distributed.sum(
-            torch.tensor([int(self.notice.given()), int((now - self._asked) * 1000)])
+            torch.tensor([int(self.preemption_flag.is_set()), int((now - self._asked) * 1000)])
         ).tolist()
         self._asked = now
         mean_s = max(milliseconds, 1) / 1000 / self.distributed.world_size
@@ -62,7 +62,7 @@ class Agreement:
 
 
 class PreemptionHook(Hook):
-    """Ends training on notice, with a checkpoint from which it goes on exactly.
+    """Ends training when it is preempted, with a checkpoint from which it goes on exactly.
 
     Between two steps, and between two batches of a validation: there the checkpoint says that the validation is still
     to be made.

@@ -1,4 +1,4 @@
-"""The guard of a worker, told to end at about the moment when its worker ends by itself."""
+"""The monitor of a worker, told to end at about the moment when its worker ends by itself."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ import sys
 
 from tests.conftest import clean_environment
 
-# Pairs of a guard and a worker, one after the other: the worker ends, and SIGTERM comes, within the same millisecond.
+# Pairs of a monitor and a worker, one after the other: the worker ends, and SIGTERM comes, within the same millisecond.
 PAIRS = """
 import os, random, signal, sys, time
-from exp.launcher.guard import go_on_guarded
+from exp.launcher.monitor import go_on_monitored
 from exp.runfolder import RunFolder
 folder, ends = RunFolder(sys.argv[1]), set()
 os.environ.update(RANK="0", LOCAL_RANK="0", EXP_AGENT_PID=str(os.getpid()), EXP_SCRATCH=sys.argv[1])
 for _ in range(300):
     parent, (reads, writes) = os.getpid(), os.pipe()
-    guard = os.fork()
-    if guard == 0:
-        if go_on_guarded(folder, parent):
+    monitor = os.fork()
+    if monitor == 0:
+        if go_on_monitored(folder, parent):
             os.write(writes, b"x")
             time.sleep(0.001 * random.random())
         os._exit(0)
     os.read(reads, 1)
     time.sleep(0.002 * random.random())
-    os.kill(guard, signal.SIGTERM)
-    ends.add(os.waitpid(guard, 0)[1])
+    os.kill(monitor, signal.SIGTERM)
+    ends.add(os.waitpid(monitor, 0)[1])
     os.close(reads), os.close(writes)
 print(sorted(ends))
 """

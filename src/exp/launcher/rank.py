@@ -1,0 +1,95 @@
+"""A rank's place in the job, and the store over which the ranks meet."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Mapping
+
+from exp.preemption import PreemptionFlag
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from torch.distributed import Store
+
+__all__ = ["REQUEUES_VARIABLE", "SCRATCH_VARIABLE", "RankInfo", "make_store", "this_host"]
+
+SCRATCH_VARIABLE = "EXP_SCRATCH"
+"""Environment variable that tells the workers of one node where the private folder of their job lies."""
+
+REQUEUES_VARIABLE = "EXP_REQUEUES"
+"""Environment variable that tells workers how often a scheduler has started their job anew."""
+
+
+@dataclass(frozen=True)
+class RankInfo:
+    """One worker's place in the job."""
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+    node_rank: int = 0
+    restart_count: int = 0
+    single_node: bool = True
+    store: str | None = None
+    """Path of a file store; None: torch's ``env://``, that is MASTER_ADDR and MASTER_PORT."""
+    requeues: int = 0
+    """How often a scheduler has started this job anew: it has to go on where it was."""
+    preemption_flag: PreemptionFlag = field(default_factory=PreemptionFlag, compare=False)
+    """Tells that the run has to save its state and end."""
+    met: list[Store] = field(default_factory=list, compare=False)
+    """The store over which the ranks have met already; empty: they have not."""
+
+    @classmethod
+    def single(cls) -> RankInfo:
+        """The place of a worker that is alone."""
+        return cls()
+
+    @classmethod
+    def from_agent(cls, environ: Mapping[str, str]) -> RankInfo:
+        """The place that torch's elastic agent has written into the environment."""
+        restart = int(environ["TORCHELASTIC_RESTART_COUNT"])
+        single_node = environ["GROUP_WORLD_SIZE"] == "1"
+        # A new file for each attempt: an old one holds the keys of ranks that are dead.
+        store = os.path.join(environ[SCRATCH_VARIABLE], f"store-{restart}")  # noqa: PTH118
+        return cls(
+            rank=int(environ["RANK"]),
+            local_rank=int(environ["LOCAL_RANK"]),
+            world_size=int(environ["WORLD_SIZE"]),
+            local_world_size=int(environ["LOCAL_WORLD_SIZE"]),
+            node_rank=int(environ["GROUP_RANK"]),
+            restart_count=restart,
+            single_node=single_node,
+            store=store if single_node else None,
+            requeues=int(environ.get(REQUEUES_VARIABLE, 0)),
+            preemption_flag=PreemptionFlag(environ[SCRATCH_VARIABLE]),
+        )
+
+
+def make_store(info: RankInfo, timeout: timedelta) -> Store:
+    """The store over which the ranks of ``info`` meet.
+
+    Args:
+        info: the place of this rank.
+        timeout: the longest that a rank waits for another one's key.
+    """
+    import torch.distributed as dist
+
+    if info.met:
+        info.met[0].set_timeout(timeout)
+        return info.met[0]
+    if info.store is not None:
+        # Files instead of TCP: torch's TCP store listens on every interface of the machine.
+        store = dist.FileStore(info.store, info.world_size)
+        store.set_timeout(timeout)
+        return store
+    tcp_store: Store = next(dist.rendezvous("env://", info.rank, info.world_size, timeout=timeout))[0]
+    return tcp_store
+
+
+def this_host() -> str:
+    """This machine's name."""
+    return socket.gethostname()
