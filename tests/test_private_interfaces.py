@@ -28,6 +28,7 @@ from hydra.core.override_parser.types import Override, OverrideType, Transformer
 from hydra.core.utils import JobReturn, JobStatus, setup_globals
 from mmengine.hooks import EMAHook
 from mmengine.runner import Runner
+from mmengine.visualization.vis_backend import BaseVisBackend
 from omegaconf import DictConfig, OmegaConf
 
 from exp import compat
@@ -282,6 +283,12 @@ def _() -> None:
     """mmengine.runner.Runner._resume"""
     assert "self._resume = resume" in inspect.getsource(Runner.__init__)
     assert "runner._resume" in inspect.getsource(EMAHook.after_load_checkpoint)
+
+
+@check
+def _() -> None:
+    """mmengine.visualization.BaseVisBackend._init_env"""
+    assert BaseVisBackend._init_env.__isabstractmethod__
 
 
 @check

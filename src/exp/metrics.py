@@ -92,7 +92,7 @@ class SampleMetric(Metric):
 
     def reset(self) -> None:
         """Forget everything."""
-        self._values: list[torch.Tensor] = []
+        self.values: list[torch.Tensor] = []
 
     def update(self, outputs: Any, batch: dict[str, Any]) -> None:
         """Take in one batch.
@@ -107,7 +107,7 @@ class SampleMetric(Metric):
                 f"metric: {shown(self)}.per_sample must give a tensor (B,), a figure for each sample, not {found}; see "
                 f"{EXPERIMENT_PAGE}"
             )
-        self._values.append(values.detach().float())
+        self.values.append(values.detach().float())
 
     def compute(self, distributed: Distributed) -> dict[str, float]:
         """The mean over all samples of all ranks.
@@ -116,8 +116,8 @@ class SampleMetric(Metric):
             DataError: there was no sample that counts on any rank.
         """
         total = torch.zeros(2, dtype=torch.float64)
-        if self._values:
-            values = torch.cat([value.reshape(-1) for value in self._values]).cpu().double()
+        if self.values:
+            values = torch.cat([value.reshape(-1) for value in self.values]).cpu().double()
             values = values[~torch.isnan(values)]
             total[0], total[1] = values.sum(), len(values)
         distributed.sum(total)

@@ -86,7 +86,7 @@ def test_the_cause_is_the_same_on_whatever_node_it_was(folder, of_first, of_othe
     node = _Node.__new__(_Node)
     node.count, node.folder, node.attempt = 2, folder, "a"
     node.rank = 1
-    node.write_failure(of_other)
+    node.write_outcome(of_other)
     node.rank = 0
     assert [failure.rank for failure in node.merged(of_first).failures] == ranks
 

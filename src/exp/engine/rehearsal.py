@@ -109,7 +109,7 @@ def _take_a_batch(session: Session, data: Data, model: nn.Module, evaluator: Eva
     for metric in evaluator.metrics:
         with asked("metric", metric, ".update(outputs, batch)"):
             metric.update(outputs, batch)
-        values = metric._values[-1] if isinstance(metric, SampleMetric) and hasattr(metric, "_values") else None
+        values = metric.values[-1] if isinstance(metric, SampleMetric) and hasattr(metric, "values") else None
         if values is not None and len(values) != len(indices):
             raise ConfigError(
                 f"metric: {shown(metric)}.per_sample gives {len(values)} figures for {len(indices)} samples; see "

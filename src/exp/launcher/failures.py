@@ -72,7 +72,7 @@ def collect_failures(
     """What the ranks, or their monitors for them, wrote, and how other processes ended; the cause first.
 
     A monitor (:mod:`exp.launcher.monitor`) writes nothing of a worker that we have ended. Of a rank without a file only
-    its exit is known, which may be the agent's doing: it ends the others by SIGTERM, or by SIGKILL some seconds after the
+    its exit is known, which may be the agent's doing: it ends the others by SIGTERM, or by SIGKILL seconds after the
     first error.
 
     Args:
