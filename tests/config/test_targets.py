@@ -79,7 +79,7 @@ def test_a_module_that_is_no_python_is_told_as_such(tmp_path, monkeypatch):
     ("override", "code", "words"),
     [
         ("model._target_=nonesuch.Model", 2, ["there is no module nonesuch", "PYTHONPATH"]),
-        ("model._target_=exp.forecasting.timebrige.TimeBridge", 2, ["no module exp.forecasting.timebrige", "'timebridge'"]),
+        ("model._target_=exp.forecasting.timebrige.TimeBridge", 2, ["no module exp.forecasting.timeb", "'timebridge'"]),
         ("model._target_=exp.forecasting.timebridge.TimeBrige", 2, ["has no TimeBrige", "did you mean 'TimeBridge'"]),
         ("model._target_=exp.forecasting.timebridge", 2, ["is a module"]),
         ("model._target_=TimeBridge", 2, ["no path of a class"]),

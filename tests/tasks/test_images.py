@@ -152,7 +152,7 @@ def test_segmentation_predicts_files_as_maps_overlays_and_areas(trained, tmp_pat
 
 @pytest.mark.slow
 def test_scenes_are_predicted_with_a_table_and_a_sheet(trained):
-    """Of the test part, where the truth is known: the same accuracy as in training."""
+    """Of the test split, where the truth is known: the same accuracy as in training."""
     done = run_exp(trained, *SCENES, "backend=cpu", "task=predict", "init_from=scenes", "output_dir=classes", "nproc=2")
     assert done.returncode == 0, done.stderr
     with (trained / "classes" / "predictions.csv").open() as file:

@@ -156,7 +156,7 @@ def test_prediction_writes_forecasts_in_original_units_and_pictures(exp):
     table = (folder / "forecasts" / "window_00000.csv").read_text().splitlines()
     assert table[0].split(",")[:3] == ["date", "HUFL", "HUFL_truth"]
     assert len(table) == 97
-    # The first row of the test part of ETTh1: 16 months of 30 days after 2016-07-01, in the units of the file.
+    # The first row of the test split of ETTh1: 16 months of 30 days after 2016-07-01, in the units of the file.
     source = (Path(__file__).parents[2] / "data" / "ett" / "ETTh1.csv").read_text().splitlines()[1 + 16 * 30 * 24]
     assert table[1].split(",")[0][:13] == source.split(",")[0][:13]
     assert math.isclose(float(table[1].split(",")[2]), float(source.split(",")[1]), rel_tol=1e-4)

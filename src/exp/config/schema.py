@@ -302,7 +302,7 @@ class ExpConfig:
     accumulate: int = 1
     """Micro-batches per optimizer step."""
     max_epochs: Optional[int] = 10
-    """Passes over the training part; null: as many as ``max_steps`` takes."""
+    """Passes over the training split; null: as many as ``max_steps`` takes."""
     max_steps: Optional[int] = None
     """Optimizer steps after which training stops, if ``max_epochs`` does not stop it before."""
     val_every: Optional[int] = None

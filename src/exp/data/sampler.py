@@ -59,8 +59,8 @@ class TrainBatchSampler:
         """Samples consumed in this epoch, over all ranks."""
         if num_samples < self.global_batch_size:
             raise DataError(
-                f"the training part has {num_samples} samples, fewer than one global batch of {self.global_batch_size} "
-                f"(batch_size {batch_size} x {world_size} ranks x accumulate {accumulate}); "
+                f"the training split has {num_samples} samples, fewer than one global batch of "
+                f"{self.global_batch_size} (batch_size {batch_size} x {world_size} ranks x accumulate {accumulate}); "
                 f"set global_batch_size to at most {num_samples}"
             )
 

@@ -23,7 +23,7 @@ __all__ = ["evaluate"]
 
 
 def evaluate(session: Session) -> dict[str, Any]:
-    """Evaluate on the test part; writes a ``metrics_<name>.csv`` for each table of the metrics."""
+    """Evaluate on the test split; writes a ``metrics_<name>.csv`` for each table of the metrics."""
     record_environment(session)
     data = build_data(session)
     model = build_model(session, data)

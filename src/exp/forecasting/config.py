@@ -125,7 +125,7 @@ class PredictKeys:
     """Of task=predict, for forecasts."""
 
     num_windows: int = 4
-    """How many windows are plotted, spread over the test part."""
+    """How many windows are plotted, spread over the test split."""
     max_channels: int = 4
     """How many channels are plotted per window."""
 

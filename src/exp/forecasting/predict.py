@@ -25,7 +25,7 @@ _MEASURED_ON = "plotted windows"
 
 
 def predict(session: Session, data: Any, model: Any) -> Prediction:
-    """Forecast windows spread over the test part, and what follows the last row of the file.
+    """Forecast windows spread over the test split, and what follows the last row of the file.
 
     Rank 0 does the work: it is a few windows. Writes ``forecasts/window_<n>.csv`` (date, and per channel forecast and
     truth), ``forecasts/future.csv`` (no truth yet) and ``plots/window_<n>.png``. New rows that are too few for a window
@@ -63,7 +63,7 @@ def _forecast(session: Session, data: Any, model: Any) -> tuple[dict[str, float]
 
 
 def _windows(session: Session, data: Any, model: Any, count: int) -> tuple[dict[str, float], list[str]]:
-    """``count`` windows of the test part, from its first to its last, evenly."""
+    """``count`` windows of the test split, from its first to its last, evenly."""
     folder = session.folder
     indices = torch.linspace(0, len(data.test) - 1, count).round().long()
     batch = data.test[indices]

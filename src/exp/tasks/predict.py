@@ -21,7 +21,7 @@ class Predict(Task):
     _target_: str = "exp.tasks.predict.Predict"
     name: str = "predict"
     input: Optional[str] = None
-    """What to predict for, as the data say: images, a CSV file of new rows; null: the test part."""
+    """What to predict for, as the data say: images, a CSV file of new rows; null: the test split."""
 
     needs_weights: ClassVar[bool] = True
 
@@ -56,5 +56,5 @@ class Predict(Task):
             build_evaluator(session, data),
             files=predicted.files,
             measured_on=predicted.measured_on,
-            published=None,  # of the whole test part; not to be compared with a few samples
+            published=None,  # of the whole test split; not to be compared with a few samples
         )

@@ -23,7 +23,7 @@ __all__ = ["write_features"]
 
 
 def write_features(session: Session) -> dict[str, Any]:
-    """Features of the images of ``task.input`` (null: of the test part), each rank its share of the files.
+    """Features of the images of ``task.input`` (null: of the test split), each rank its share of the files.
 
     Writes ``features/<name>.safetensors`` and ``features.csv``; and for ``task.max_images`` of them, spread over all,
     ``plots/features/<name>.png``: the image beside its three leading principal components in red, green and blue. The

@@ -20,7 +20,7 @@ class Features(Task):
     _target_: str = "exp.vision.tasks.Features"
     name: str = "features"
     input: Optional[str] = None
-    """An image file, a folder of them (with those below it) or a glob; null: the test part."""
+    """An image file, a folder of them (with those below it) or a glob; null: the test split."""
     window: Optional[int] = None
     """Larger images are cut into windows of so many pixels a side; null: 1024."""
     on_error: str = "raise"

@@ -92,7 +92,7 @@ def test_what_is_no_class_becomes_none(tmp_path, noise, scenes):
 def test_two_folders_for_one_part_are_refused(tmp_path, noise, scenes):
     for part in ("train", "val", "validation"):
         noise(tmp_path / part / "a" / "1.png", 4, 4)
-    with pytest.raises(DataError, match=r"val and .*validation are both the val part"):
+    with pytest.raises(DataError, match=r"val and .*validation are both the val split"):
         scenes(root=str(tmp_path))
 
 

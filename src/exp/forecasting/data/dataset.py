@@ -248,17 +248,17 @@ class ForecastingData(Data):
 
     @cached_property
     def train(self) -> WindowDataset:
-        """Windows of the training part."""
+        """Windows of the training split."""
         return self._windows("train")
 
     @cached_property
     def val(self) -> WindowDataset:
-        """Windows of the validation part."""
+        """Windows of the validation split."""
         return self._windows("val")
 
     @cached_property
     def test(self) -> WindowDataset:
-        """Windows of the test part."""
+        """Windows of the test split."""
         return self._windows("test")
 
     def _windows(self, part: str) -> WindowDataset:

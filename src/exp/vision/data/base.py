@@ -104,7 +104,7 @@ class ImageData(Data):
 
     @property
     def test(self) -> ImageDataset:
-        """The part that is tested on: ``val`` where there is no test part."""
+        """The part that is tested on: ``val`` where there is no test split."""
         return self._part(self.tested_on)
 
     def _part(self, name: str) -> ImageDataset:

@@ -23,7 +23,7 @@ __all__ = ["HELD_OUT", "check", "find", "part_folders"]
 logger = logging.getLogger(__name__)
 
 HELD_OUT = (0.9, 0.1, 0.0)
-"""Shares of train and val where a data set comes without a validation part."""
+"""Shares of train and val where a data set comes without a validation split."""
 _NAMES = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
 _EXPECTED = "expected: <data.root>/<class>/*.jpg, or <data.root>/{train,val,test}/<class>/*.jpg"
 
@@ -95,7 +95,7 @@ def part_folders(root: Path) -> dict[str, Path]:
     for folder in folders_in(root):
         for part in PARTS:
             if folder.name.lower() in _NAMES[part] and found.setdefault(part, folder) != folder:
-                raise DataError(f"{found[part]} and {folder} are both the {part} part; rename or join them")
+                raise DataError(f"{found[part]} and {folder} are both the {part} split; rename or join them")
     return {part: found[part] for part in PARTS if part in found}
 
 

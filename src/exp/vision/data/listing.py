@@ -132,7 +132,7 @@ def split(
 
     Args:
         samples: (path, label) each.
-        fractions: of train, val and test; they add up to 1, and a test part of 0 is left out.
+        fractions: of train, val and test; they add up to 1, and a test split of 0 is left out.
         root: above all paths.
         by_class: deal out each label by itself, so that all parts have the same mixture.
 

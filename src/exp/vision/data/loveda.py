@@ -33,7 +33,7 @@ def check(root: Path) -> None:
 
 
 def find(root: Path) -> Listing:
-    """All pairs of an image and a mask; the published test part has no masks, so ``val`` is the test part, too.
+    """All pairs of an image and a mask; the published test split has no masks, so ``val`` is the test split, too.
 
     Raises:
         DataError: an image has no mask, or a part is empty.

@@ -101,7 +101,7 @@ def find(
     """All samples of the chosen data sets, in the union of their label spaces.
 
     Categories that differ in case, spaces and signs only are one; a data set alone keeps its own names. Where a data
-    set has no validation part, a tenth of its training part, by class, becomes it.
+    set has no validation split, a tenth of its training split, by class, becomes it.
 
     Args:
         root: see the module.
@@ -144,7 +144,7 @@ def find(
 
 
 def _complete(content: _Found, fractions: Sequence[float], root: Path) -> Mapping[str, list[tuple[str, str]]]:
-    """Samples by part, with a validation part."""
+    """Samples by part, with a validation split."""
     if not content.parts:
         return split(content.rest, fractions, root, by_class=True)
     parts = dict(content.parts)

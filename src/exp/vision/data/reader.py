@@ -31,7 +31,7 @@ class ImageReader:
         value_range: see :func:`exp.vision.data.values.convert`; or ``auto``: measured on ``examples`` when it is first
             needed.
         alpha: see there.
-        examples: image files of the training part.
+        examples: image files of the training split.
     """
 
     def __init__(

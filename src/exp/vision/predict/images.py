@@ -1,4 +1,4 @@
-"""Predictions for images: of the files that the user names, or else of the test part of the data."""
+"""Predictions for images: of the files that the user names, or else of the test split of the data."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def predict(session: Session, data: Any, model: Any) -> Prediction:
 
 
 def chosen(task: Any, data: Any) -> tuple[list[Input], list[str] | None]:
-    """The images to work on: those of ``task.input``, or else the test part.
+    """The images to work on: those of ``task.input``, or else the test split.
 
     Returns:
-        The files, and for scenes of the test part the class of each.
+        The files, and for scenes of the test split the class of each.
 
     Raises:
         ConfigError: ``task.input`` names no image.
