@@ -19,7 +19,7 @@ import torch
 from hydra import compose, initialize_config_module
 
 from exp.config.create import create
-from exp.config.schema import register
+from exp.config.structures import register
 
 
 def configuration(*overrides: str) -> Any:

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Sequence
 
-from exp.config import schema
+from exp.config import structures
 from exp.config.names import allow
 from exp.errors import ConfigError, RunError
 from exp.runfolder import RunFolder, read_json
@@ -54,7 +54,7 @@ class OpenRun:
         Raises:
             ConfigError: ``config.yaml`` is not what a run leaves.
         """
-        return schema.load(RunFolder(self.path).config)
+        return structures.load(RunFolder(self.path).config)
 
     @cached_property
     def result(self) -> dict[str, Any]:

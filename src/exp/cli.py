@@ -22,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from exp import __version__, console
 from exp.advice import remember
-from exp.config import choices, explain, paths, schema, trained
+from exp.config import choices, explain, paths, structures, trained
 from exp.config.targets import use_working_directory
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, REFUSED, ExpError
 from exp.execute import execute
@@ -57,7 +57,7 @@ def main() -> int:
     be_quiet(sys.argv[1:])
     use_working_directory()
     remember(sys.argv[1:])
-    schema.register()
+    structures.register()
     choices.register_resolvers()
     for plugin in (ExpLauncher, PluginConfigs):  # found by themselves where exp is installed, but not in a checkout
         Plugins.instance().register(plugin)

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf, open_dict
 
 from exp import console
 from exp.backends_registry import choose, create_backend
-from exp.config import explain, paths, resuming, schema, trained
+from exp.config import explain, paths, resuming, structures, trained
 from exp.config.dictionaries import replace_given
 from exp.config.names import allow, check_names
 from exp.config.schema import ExpConfig
@@ -104,7 +104,7 @@ class FrozenRun:
         folder = RunFolder(folder) if isinstance(folder, Path) else folder
         if folder is None or not folder.has_checkpoint() or not folder.config.is_file():
             return
-        old = schema.load(folder.config)
+        old = structures.load(folder.config)
         if task_class(old).saves_state:
             refused = resuming.changes(resuming.as_plain(old), resuming.as_plain(self.config)).refused
             if refused:
@@ -143,8 +143,8 @@ class FrozenRun:
     @classmethod
     def load(cls, folder: RunFolder) -> FrozenRun:
         """Read what :meth:`write` has written."""
-        config = schema.load(folder.in_use(folder.config))
-        reference = schema.load(folder.in_use(folder.reference)) if task_class(config).has_reference else None
+        config = structures.load(folder.in_use(folder.config))
+        reference = structures.load(folder.in_use(folder.reference)) if task_class(config).has_reference else None
         overrides: Any = OmegaConf.to_container(OmegaConf.load(folder.in_use(folder.overrides)))
         allow(config.plugins)  # they were checked before they were written
         return cls(config, overrides, folder, reference)
@@ -182,7 +182,7 @@ def prepare(config: ExpConfig, overrides: list[str]) -> ExpConfig:
     check_names(config, overrides)
     config = _choose_backend(_as_trained(config, overrides), overrides)
     refuse_device_arguments(config)
-    config = schema.typed(config)  # checks what +KEY=VALUE added, too
+    config = structures.typed(config)  # checks what +KEY=VALUE added, too
     replace_given(config, overrides)
     _note_choices(config, overrides)
     return config
@@ -234,7 +234,7 @@ def _take_note(config: ExpConfig, overrides: list[str]) -> None:
     folder = trained.run_folder_of(config.init_from) if task_class(config).needs_weights else None
     if folder is not None:
         record.trained_in = str(folder)
-        record.differs = trained.different(config, schema.load(RunFolder(folder).config), "trained with")
+        record.differs = trained.different(config, structures.load(RunFolder(folder).config), "trained with")
     if config.data.get("horizon") in config.published:
         changed = record.trained_in is not None or any(re.match(r"[+~]*(data|model)\b", each) for each in overrides)
         if changed:  # else there is nothing to compare, and composing takes a moment
@@ -293,7 +293,7 @@ def _reference(config: ExpConfig, overrides: list[str]) -> ExpConfig:
     composed = _choose_backend(composed, kept)
     check_names(composed, overrides)
     composed.output_dir = config.output_dir
-    reference = schema.typed(composed)
+    reference = structures.typed(composed)
     backend = create_backend(reference.backend)
     if reference.precision == "tf32" and "tf32" not in backend.precisions:
         reference.precision = "fp32"  # which TF32 approximates

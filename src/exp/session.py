@@ -22,7 +22,8 @@ from exp.backend import PRECISIONS
 from exp.backends_registry import create_backend
 from exp.cards import shared
 from exp.config.names import check_names
-from exp.config.schema import ExpConfig, load
+from exp.config.schema import ExpConfig
+from exp.config.structures import load
 from exp.contract import check_result
 from exp.errors import ConfigError, Preempted, RunError
 from exp.runfolder import write_json

@@ -12,7 +12,7 @@ import yaml
 from hydra import compose, initialize_config_module
 from omegaconf import MISSING, OmegaConf
 
-from exp.config import choices, schema
+from exp.config import choices, schema, structures
 from exp.config.dictionaries import replace_given
 from exp.vision.config import SceneClassifierConfig, SceneDataConfig, SegmentationDataConfig, SegmenterConfig
 
@@ -76,7 +76,7 @@ def test_every_dictionary_and_list_of_the_schema_takes_what_is_given(exp, chosen
 
 @pytest.mark.slow
 def test_a_dictionary_replaces_that_of_the_experiment_and_members_are_set_one_by_one():
-    schema.register()
+    structures.register()
     choices.register_resolvers()
 
     def data(*overrides):

@@ -20,9 +20,9 @@ pytestmark = pytest.mark.slow  # nothing in it depends on the version of torch
 def test_the_file_of_the_backend_holds_it():
     from hydra import compose, initialize_config_module
 
-    from exp.config import schema
+    from exp.config import structures
 
-    schema.register()
+    structures.register()
     with initialize_config_module("exp.conf", version_base="1.3"):
         config = compose("config", ["backend=rocm", "output_dir=x"]).backend
     environment = create_backend(OmegaConf.to_container(config)).worker_env(0, 8, single_node=True)

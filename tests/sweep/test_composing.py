@@ -13,7 +13,7 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import OmegaConf, open_dict
 
-from exp.config import choices, schema
+from exp.config import choices, structures
 from exp.config.text import to_yaml
 from exp.errors import ExpError
 from exp.frozen import complete, freeze
@@ -54,7 +54,7 @@ JOBS = [
 @pytest.fixture
 def hydra(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    schema.register()
+    structures.register()
     choices.register_resolvers()
     GlobalHydra.instance().clear()
     with initialize_config_module("exp.conf", version_base="1.3"):

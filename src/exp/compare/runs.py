@@ -9,7 +9,7 @@ from typing import Iterator, Sequence
 
 from exp.compare.keys import differing
 from exp.compare.run import Run, is_run_folder, natural, read_run
-from exp.config.schema import task_named
+from exp.config.structures import task_named
 from exp.errors import ConfigError
 
 __all__ = ["Run", "by_metric", "differing", "find_runs", "greater_is_better", "ranked"]

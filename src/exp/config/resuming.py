@@ -12,7 +12,8 @@ from typing import Any, Iterator, Mapping
 
 from omegaconf import OmegaConf
 
-from exp.config.schema import ExpConfig, structure_of
+from exp.config.schema import ExpConfig
+from exp.config.structures import structure_of
 from exp.config.trained import NEUTRAL, text_of
 
 __all__ = ["Change", "Changes", "as_plain", "changes", "of_training", "refusal"]

@@ -1,26 +1,15 @@
 """The typed schema of the configuration: every key, its type, its default and its unit.
 
-Registered in Hydra's ConfigStore, so that a wrong key or type is refused while the configuration is composed. The YAML
-files in ``conf/`` choose values; this file says which values there can be.
+The YAML files in ``conf/`` choose values; this file says which values there can be (:mod:`exp.config.structures` sees
+to that). Keys of tasks stand with them, those of models and data with their families.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, cast
+from typing import Any, Dict, List, Optional
 
-from hydra.core.config_store import ConfigStore
-from omegaconf import MISSING, DictConfig, OmegaConf
-from yaml import YAMLError
-
-from exp import plugins
-from exp.config.dictionaries import opened
-from exp.config.targets import load_target
-from exp.errors import ConfigError
-from exp.task import task_class
-from exp.tasks import TASKS
+from omegaconf import MISSING
 
 __all__ = [
     "BackendConfig",
@@ -35,14 +24,7 @@ __all__ = [
     "SubmititConfig",
     "SweepConfig",
     "WrapperConfig",
-    "load",
-    "register",
-    "structure_of",
-    "task_named",
-    "typed",
 ]
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # OmegaConf reads these annotations at run time, on Python 3.8 too: hence typing's generics, not the builtin ones.
 
@@ -344,75 +326,3 @@ class ExpConfig:
     """Modules and packages whose classes the configuration may name (:mod:`exp.config.names`), imported by each worker
     at its start. Counts on the command line only."""
     record: RecordConfig = field(default_factory=RecordConfig)
-
-
-def register() -> None:
-    """Put the schema into Hydra's ConfigStore, and that of each plugin; calling it again changes nothing."""
-    store = ConfigStore.instance()
-    store.store(name="exp_schema", node=opened(ExpConfig))
-    for place, structure in _structures().items():
-        group, _, name = place.rpartition("/")
-        store.store(group=f"schema/{group}", name=name, node=opened(structure))
-    # What launchers of others begin with: the same keys, beside which theirs may stand. They are typed when composed.
-    common: Any = OmegaConf.to_container(OmegaConf.structured(LauncherConfig))
-    store.store(group="schema/launcher", name="base", node=common)
-
-
-@functools.lru_cache(maxsize=None)
-def _structures() -> Mapping[str, type]:
-    """The typed keys of exp's own tasks and launchers, and of plugins, by ``<group>/<name>``."""
-    own = {f"task/{task.name}": task for task in TASKS}
-    found = {"launcher/common": LauncherConfig, "launcher/submitit": SubmititConfig, **own, **plugins.structures()}
-    for place, keys in plugins.more_keys():
-        found[place] = dataclasses.make_dataclass(found[place].__name__, [], bases=(found[place], keys))
-    return found
-
-
-def structure_of(target: str | None) -> type | None:
-    """The typed schema of what a ``_target_`` names; None: it has none."""
-    for structure in _structures().values():
-        if target is not None and getattr(structure, "_target_", MISSING) == target:
-            return structure
-    return None
-
-
-def task_named(name: str) -> type | None:
-    """The class of ``task=<name>``, where it is exp's own or a plugin's; None: it is in a file alone."""
-    return _structures().get(f"task/{name}")
-
-
-def typed(config: Any) -> ExpConfig:
-    """A configuration with the types of this module.
-
-    Args:
-        config: composed, or read from a file.
-
-    Raises:
-        OmegaConfBaseException: a key or a type is wrong.
-        ConfigError: the task is none.
-    """
-    root = OmegaConf.structured(ExpConfig)
-    target = str(config.launcher.get("_target_", "auto"))
-    if target not in ("auto", MISSING):
-        root.launcher = getattr(load_target("launcher._target_", target), "keys", LauncherConfig)
-    if "_target_" in (config.get("task") or {}):
-        root.task = structure_of(config.task["_target_"]) or task_class(config)
-    merged = OmegaConf.merge(root, config)
-    return cast(ExpConfig, merged)  # whose types it has
-
-
-def load(path: Path) -> ExpConfig:
-    """The typed configuration in a ``config.yaml``.
-
-    Raises:
-        ConfigError: it is not what a run leaves.
-        OmegaConfBaseException: it has keys that are no more.
-    """
-    try:
-        content = OmegaConf.load(path)
-    except (OSError, ValueError, YAMLError) as error:
-        said = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigError(f"{path} is not the configuration of a run: {said}; use another run folder") from error
-    if not isinstance(content, DictConfig) or "launcher" not in content:
-        raise ConfigError(f"{path} is not the configuration of a run; use another run folder")
-    return typed(content)

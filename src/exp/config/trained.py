@@ -20,7 +20,8 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryValue, OmegaConfBaseException
 
 from exp.config.dictionaries import opened
-from exp.config.schema import ExpConfig, structure_of, task_named
+from exp.config.schema import ExpConfig
+from exp.config.structures import structure_of, task_named
 from exp.config.walk import REFERENCE, nodes
 from exp.errors import ConfigError
 from exp.runfolder import RunFolder

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Sequence
 
 from exp.advice import to_continue
-from exp.config.schema import load
+from exp.config.structures import load
 from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_UNAVAILABLE
 from exp.launcher import slurm
 from exp.launcher.base import Watcher

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Sequence
 
 from omegaconf.errors import OmegaConfBaseException
 
-from exp.config.schema import ExpConfig, load
+from exp.config.schema import ExpConfig
+from exp.config.structures import load
 from exp.config.walk import plain
 from exp.runfolder import RunFolder, read_result, to_json
 

@@ -11,7 +11,7 @@ import torch
 from hydra import compose, initialize_config_module
 from hydra.utils import instantiate
 
-from exp.config.schema import register
+from exp.config.structures import register
 from exp.errors import DataError
 from exp.forecasting.config import ForecastingDataConfig
 from exp.forecasting.data.dataset import ForecastingData

@@ -9,7 +9,7 @@ from hydra import compose, initialize_config_module
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from exp.config.schema import register
+from exp.config.structures import register
 from exp.errors import ConfigError
 from exp.forecasting.timebridge import TimeBridge
 

@@ -5,7 +5,8 @@ import torch
 from exp.backends.cpu import CpuBackend
 from omegaconf import OmegaConf
 
-from exp.config.schema import ExpConfig, task_named
+from exp.config.schema import ExpConfig
+from exp.config.structures import task_named
 from exp.engine.distributed import Distributed
 from exp.launcher.rank import RankInfo
 from exp.runfolder import RunFolder
