@@ -27,7 +27,7 @@ from exp.config.targets import use_working_directory
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, REFUSED, ExpError
 from exp.execute import execute
 from exp.footprint import remove_empty
-from exp.frozen import freeze
+from exp.freezing import freeze
 from exp.launcher.base import launcher_class
 from exp.launcher.external import be_quiet
 from exp.launcher.shell_env import drop_stale_variables

@@ -16,7 +16,7 @@ from omegaconf import OmegaConf, open_dict
 from exp.config import choices, structures
 from exp.config.text import to_yaml
 from exp.errors import ExpError
-from exp.frozen import complete, freeze
+from exp.freezing import complete, freeze
 from exp.sweep.composing import Composer
 
 JOBS = [

@@ -15,7 +15,8 @@ from exp.config import choices, explain
 from exp.config.validate import runs_elsewhere
 from exp.config.walk import plain
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, REFUSED, ConfigError, ExpError
-from exp.frozen import FrozenRun, complete
+from exp.freezing import complete
+from exp.frozen import FrozenRun
 from exp.launcher.base import Launcher
 from exp.launcher.outcome import Outcome
 from exp.launcher.shell_env import drop_stale_variables

@@ -20,7 +20,7 @@ from omegaconf import OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from exp.config.walk import nodes
-from exp.frozen import prepare
+from exp.freezing import prepare
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -74,7 +74,7 @@ class Composer:
         return self._compose(master_config, sweep_overrides)[0]
 
     def prepared(self, master_config: DictConfig, overrides: Sequence[str], number: int) -> Any:
-        """What :func:`exp.frozen.prepare` makes of a job's configuration.
+        """What :func:`exp.freezing.prepare` makes of a job's configuration.
 
         Args:
             master_config: of the whole sweep.
@@ -83,7 +83,7 @@ class Composer:
 
         Raises:
             HydraException: as Hydra composes it.
-            ExpError: as :func:`exp.frozen.prepare`.
+            ExpError: as :func:`exp.freezing.prepare`.
         """
         shape = self._shapes.get(self._key(overrides))
         if shape is not None and shape.prepared is not None:

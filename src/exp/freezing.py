@@ -1,0 +1,217 @@
+"""From what Hydra has composed to a run: validated, and completed by what follows from it. Writes nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from typing import TYPE_CHECKING, Any, cast
+
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import MissingConfigException
+from hydra.types import RunMode
+from omegaconf import open_dict
+
+from exp.backends_registry import choose, create_backend
+from exp.config import explain, paths, structures, trained
+from exp.config.dictionaries import replace_given
+from exp.config.names import check_names
+from exp.config.schema import ExpConfig
+from exp.config.validate import refuse_device_arguments, validate
+from exp.config.walk import plain
+from exp.errors import ConfigError
+from exp.frozen import FrozenRun
+from exp.runfolder import RunFolder
+from exp.task import task_class
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["complete", "freeze", "prepare"]
+
+
+def freeze(config: ExpConfig, overrides: list[str], output_dir: Path) -> FrozenRun:
+    """Validate what Hydra has composed, and fill in what is derived. Writes nothing.
+
+    Args:
+        config: composed by Hydra, without its own part.
+        overrides: the user's.
+        output_dir: the run folder.
+
+    Raises:
+        ConfigError: a value is wrong, two do not go together, or a file is missing.
+        UnavailableError: the hardware or a package is not there.
+    """
+    return complete(prepare(config, overrides), overrides, output_dir)
+
+
+def prepare(config: ExpConfig, overrides: list[str]) -> ExpConfig:
+    """The first half of :func:`freeze`, which jobs of a sweep that differ in plain values can share.
+
+    Args:
+        config: composed by Hydra, without its own part.
+        overrides: the user's.
+
+    Returns:
+        The configuration with its types, of the backend that was chosen.
+
+    Raises:
+        ConfigError: a key or a type is wrong, or the user has not chosen code that is named.
+        UnavailableError: the backend is not there.
+    """
+    check_names(config, overrides)
+    config = _choose_backend(_as_trained(config, overrides), overrides)
+    refuse_device_arguments(config)
+    config = structures.typed(config)  # checks what +KEY=VALUE added, too
+    replace_given(config, overrides)
+    _note_choices(config, overrides)
+    return config
+
+
+def complete(config: ExpConfig, overrides: list[str], output_dir: Path) -> FrozenRun:
+    """The second half of :func:`freeze`: everything that depends on values.
+
+    Args:
+        config: of :func:`prepare`; changed in place.
+        overrides: the user's.
+        output_dir: the run folder.
+
+    Raises:
+        ConfigError: a value is wrong, two do not go together, or a file is missing.
+        UnavailableError: the hardware or a package is not there.
+    """
+    check_names(config, overrides)
+    config.output_dir = str(output_dir.absolute())
+    paths.expand(config)
+    validate(config, overrides, create_backend(config.backend))
+    _take_note(config, overrides)
+    reference = _reference(config, overrides) if task_class(config).has_reference else None
+    return FrozenRun(config, overrides, RunFolder(output_dir), reference)
+
+
+def _as_trained(config: ExpConfig, overrides: list[str]) -> ExpConfig:
+    """The configuration on top of that of the run in ``init_from``, where it is to be used as it was trained.
+
+    The command line has seen to that already (:func:`exp.config.trained.begin`), but in a sweep over runs it knew only
+    one of them, and of a task that only a file names it did not know that it needs weights.
+    """
+    if not task_class(config).needs_weights:
+        return config
+    folder = trained.run_folder_of(config.init_from)
+    if folder is None or str(folder) == config.record.trained_in:
+        return config
+    if config.record.trained_in is None:
+        primary, overrides = trained.begin(overrides, needs_weights=True)
+        return config if primary != trained.OF_RUN else _compose(overrides, primary)
+    trained.offer(folder)
+    return _compose(overrides)
+
+
+def _take_note(config: ExpConfig, overrides: list[str]) -> None:
+    """Fill in ``config.record``."""
+    record = config.record
+    _note_choices(config, overrides)
+    folder = trained.run_folder_of(config.init_from) if task_class(config).needs_weights else None
+    if folder is not None:
+        record.trained_in = str(folder)
+        record.differs = trained.different(config, structures.load(RunFolder(folder).config), "trained with")
+    if config.data.get("horizon") in config.published:
+        changed = record.trained_in is not None or any(re.match(r"[+~]*(data|model)\b", each) for each in overrides)
+        if changed:  # else there is nothing to compare, and composing takes a moment
+            experiment = record.chosen.get("experiment")
+            shipped = _as_shipped(experiment, config.data.horizon)
+            if shipped is None:
+                record.published_differs = [f"experiment={experiment} is not here to compare with"]
+            else:
+                left_out = ("data.root", "seed", "precision")
+                record.published_differs = trained.different(config, shipped, "there", left_out)
+
+
+def _note_choices(config: ExpConfig, overrides: list[str]) -> None:
+    """Fill in what was chosen, and which keys follow others."""
+    record: Any = config.record
+    groups = {"experiment", *(field.name for field in dataclasses.fields(ExpConfig))}
+    if (
+        record.trained_in is not None
+    ):  # of these, the run's choices stand in the record; only the user's count beside them
+        groups -= {group for group in trained.GROUPS if not any(each.startswith(f"{group}=") for each in overrides)}
+    choices = plain(HydraConfig.get().runtime.choices)
+    chosen = {group: choice for group, choice in choices.items() if group in groups}
+    noted = {
+        "chosen": {**plain(record.chosen), **chosen, "backend": config.backend.name},
+        "follows": trained.follows(config),
+    }
+    for key, value in noted.items():
+        if plain(record[key]) != value:  # new nodes take their time, and jobs of a sweep have the same here
+            record[key] = value
+
+
+@functools.lru_cache(maxsize=None)
+def _as_shipped(experiment: str | None, horizon: int) -> ExpConfig | None:
+    """An experiment as its file has it; None: there is no such file here."""
+    try:
+        return _compose([f"experiment={experiment}", f"data.horizon={horizon}"], "config")
+    except MissingConfigException:
+        return None
+
+
+def _reference(config: ExpConfig, overrides: list[str]) -> ExpConfig:
+    """The same configuration for the reference of ``task=parity``, ready to run.
+
+    What the user has set below ``backend`` is meant for the backend under test; the reference has what its own file
+    says, unless it is the same one.
+    """
+    kept = list(overrides)
+    if f"backend={config.reference}" not in overrides:
+        kept = [override for override in overrides if not override.lstrip("+~").startswith("backend")]
+    try:
+        composed = _compose([*kept, f"backend={config.reference}"])
+    except MissingConfigException as error:
+        # Raised as it is, it would name a key that the user has not given, after a line of Hydra's own.
+        raise ConfigError(explain.explain(error, []).replace("backend=", "reference=", 1)) from error
+    check_names(composed, overrides)
+    composed = _choose_backend(composed, kept)
+    check_names(composed, overrides)
+    composed.output_dir = config.output_dir
+    reference = structures.typed(composed)
+    backend = create_backend(reference.backend)
+    if reference.precision == "tf32" and "tf32" not in backend.precisions:
+        reference.precision = "fp32"  # which TF32 approximates
+    validate(reference, overrides, backend)
+    config.reference = reference.backend.name  # where it was auto
+    return reference
+
+
+def _compose(overrides: list[str], primary: str | None = None) -> ExpConfig:
+    """The configuration for these overrides, without Hydra's own part.
+
+    Args:
+        overrides: as on the command line.
+        primary: the primary configuration; None: that of this command line.
+    """
+    loader = GlobalHydra.instance().config_loader()
+    # A backend's file may lie in a folder that only this adds.
+    searched = [override for override in HydraConfig.get().overrides.hydra if override.startswith("hydra.searchpath=")]
+    primary = primary or HydraConfig.get().job.config_name
+    composed = loader.load_configuration(primary, [*overrides, *searched], run_mode=RunMode.RUN)
+    with open_dict(composed):
+        del composed["hydra"]
+    return cast(ExpConfig, composed)  # not typed yet, but of its form
+
+
+def _choose_backend(config: ExpConfig, overrides: list[str]) -> ExpConfig:
+    """Replace ``backend=auto`` by the first that is available, with that backend's own configuration."""
+    if config.backend._target_ != "auto":
+        return config
+    if config.backend.simulate:
+        raise ConfigError("backend.simulate=true with backend=auto: say which backend's devices are to be simulated")
+    name = choose(list(config.backend.options["candidates"]))
+    kept = [override for override in overrides if not override.startswith("backend=")]
+    try:
+        return _compose([*kept, f"backend={name}"])
+    except MissingConfigException:
+        # Installed by another package, and no YAML file of its own in the search path: the class's own defaults.
+        config.backend._target_ = config.backend.name = name
+        config.backend.options = {}
+        return config
