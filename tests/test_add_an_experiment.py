@@ -47,7 +47,8 @@ def test_everything_works_with_it(oil, exp):
     oil(*OIL, "output_dir=half", "val_every=2", "resume=auto")
     assert exp.result("half")["metrics"] == exp.result("one")["metrics"]
     oil("--config-dir", "my_conf", "task=eval", "init_from=one", "backend=cpu", "output_dir=tested", "nproc=2")
-    assert exp.result("tested")["metrics"] == exp.result("one")["metrics"]
+    # Other batches, which a matrix product may round otherwise.
+    assert exp.result("tested")["metrics"] == pytest.approx(exp.result("one")["metrics"], rel=1e-6)
     assert list(exp.result("tested")["metrics"]) == ["error", "squared_error"]
     oil("--config-dir", "my_conf", "task=predict", "init_from=one", "backend=cpu", "output_dir=said", "nproc=2")
     shares = [np.load(exp.path("said") / "predictions" / f"rank{rank}.npz") for rank in (0, 1)]
