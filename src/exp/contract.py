@@ -111,7 +111,7 @@ def check_result(task: Any, result: Any) -> None:
 
 
 @contextlib.contextmanager
-def asked(kind: str, owner: Any, call: str, page: str = EXPERIMENT_PAGE) -> Iterator[None]:
+def asked(kind: str, owner: Any, call: str, page: str = EXPERIMENT_PAGE, inside: bool = True) -> Iterator[None]:
     """Whatever a member raises while the contract is checked becomes one line, with the place in the user's file.
 
     Args:
@@ -119,6 +119,7 @@ def asked(kind: str, owner: Any, call: str, page: str = EXPERIMENT_PAGE) -> Iter
         owner: the object; or its class, or a function that makes it.
         call: of the member, as it is called, with a dot in front; of a constructor ``(...)``.
         page: where the contract stands.
+        inside: whether that goes for errors of the member's own code, too, not only for how it is called.
 
     Raises:
         ConfigError: it raised; but errors of exp, of the machine and of a device's memory come as they are.
@@ -127,6 +128,8 @@ def asked(kind: str, owner: Any, call: str, page: str = EXPERIMENT_PAGE) -> Iter
         yield
     except Exception as error:  # a member may raise anything
         if isinstance(error, ExpError) or as_ours(error) is not None or "out of memory" in str(error):
+            raise
+        if not inside and _place(error, owner):
             raise
         said = f"{type(error).__name__}: {message_of(error).strip()}".splitlines()[0]
         raise ConfigError(f"{kind}: {shown(owner)}{call} raises {said}{_place(error, owner)}; see {page}") from error

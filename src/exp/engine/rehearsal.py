@@ -19,7 +19,7 @@ from exp.engine.debug import split_in_use
 from exp.engine.loops import move
 from exp.engine.rng import rng_state, set_rng_state
 from exp.engine.wrapper import forward, predictions, preprocessed
-from exp.errors import ConfigError, DataError, RunError
+from exp.errors import ConfigError, DataError, ExpError, RunError
 from exp.metrics import SampleMetric
 from exp.runfolder import to_json
 
@@ -98,7 +98,9 @@ def _take_a_batch(session: Session, data: Data, model: nn.Module, evaluator: Eva
         # In a process of its own where the loaders have theirs: files that are open here could not be read there.
         (batch,) = eval_loader(val, [indices], min(data.num_workers, 1))
     batch = move(batch, session.device)
-    with asked("model", model, "." + _call(batch, "predict")), session.backend.autocast(session.config.precision):
+    # What a model's own code raises is a failure as any other: the log has its traceback.
+    asking = asked("model", model, "." + _call(batch, "predict"), inside=False)
+    with asking, session.backend.autocast(session.config.precision):
         outputs = predictions(model, batch, "val")
     if outputs is None or (isinstance(outputs, torch.Tensor) and not outputs.dim()):
         found = "None" if outputs is None else "one number for all samples"
@@ -150,7 +152,12 @@ def explain_first_step(session: Session, data: Data, model: nn.Module) -> None:
     Raises:
         ConfigError: they are not; names member, class and page.
     """
-    losses, call = _first_losses(session, data, model)
+    try:
+        losses, call = _first_losses(session, data, model)
+    except ExpError:
+        raise
+    except Exception:  # noqa: BLE001 - the model's own, which has been raised already
+        return
     found = None
     if not isinstance(losses, dict):
         found = f"a {type(losses).__name__}"
@@ -204,7 +211,7 @@ def _first_losses(session: Session, data: Data, model: nn.Module) -> tuple[Any, 
         batch = move(train[next(iter(sampler))], session.device)
     call = _call(batch, "loss")
     model.train()
-    with asked("model", model, f".{call}"), session.backend.autocast(config.precision):
+    with asked("model", model, f".{call}", inside=False), session.backend.autocast(config.precision):
         return forward(model, preprocessed(model, batch, training=True), "loss"), call
 
 
