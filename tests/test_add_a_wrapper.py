@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import TINY
+from tests.docs.reader import write_files
 
 PAGE = Path(__file__).parents[1] / "docs" / "add-a-wrapper.md"
 
 
 @pytest.fixture
 def page(exp):
-    text = PAGE.read_text()
-    for name, code in zip(("my_wrapper", "my_logger"), re.findall(r"```python\n(.*?)```", text, re.DOTALL)):
-        (exp.folder / f"{name}.py").write_text(code)
-    for place, yaml in zip(("wrapper/half", "logger/table"), re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)):
-        path = exp.folder / "my_conf" / f"{place}.yaml"
-        path.parent.mkdir(parents=True)
-        path.write_text(yaml)
+    write_files(PAGE, exp.folder, python=["my_wrapper.py", "my_logger.py"],
+                yaml=["my_conf/wrapper/half.yaml", "my_conf/logger/table.yaml"])  # fmt: skip
 
     def run(*arguments, code=0):
         done = exp("--config-dir", "my_conf", *TINY, *arguments)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+from tests.docs.reader import write_files
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "add-an-experiment.md"
@@ -17,15 +18,8 @@ OIL = ["--config-dir", "my_conf", "experiment=oil", "backend=cpu", "max_steps=4"
 
 @pytest.fixture
 def oil(exp):
-    text = PAGE.read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    (exp.folder / "my_experiment.py").write_text(code)
-    for group, yaml in zip(
-        ("data/oil", "model/mlp", "experiment/oil"), re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
-    ):
-        path = exp.folder / "my_conf" / f"{group}.yaml"
-        path.parent.mkdir(parents=True)
-        path.write_text(yaml)
+    yaml = [f"my_conf/{group}.yaml" for group in ("data/oil", "model/mlp", "experiment/oil")]
+    write_files(PAGE, exp.folder, python=["my_experiment.py"], yaml=yaml)
     shutil.copy(str(ROOT / "data" / "ett" / "ETTh1.csv"), str(exp.folder))
 
     def run(*arguments, code=0):

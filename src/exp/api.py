@@ -152,7 +152,7 @@ def run(overrides: Sequence[str] = ()) -> Any:
     """Start what ``python -m exp <overrides>`` starts, in a process of its own, and wait for its end.
 
     Args:
-        overrides: such as ``["experiment=dinov3_eurosat", "backend=cpu"]``.
+        overrides: such as ``["experiment=mine", "backend=cpu"]``.
 
     Returns:
         The run, an :class:`OpenRun`; of a sweep (``-m``) the DataFrame of :func:`open_sweep`.

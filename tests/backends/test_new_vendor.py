@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import TINY
+from tests.docs.reader import write_files
 
 DOC = Path(__file__).parents[2] / "docs" / "add-a-backend.md"
 RUN = [setting for setting in TINY if not setting.startswith("backend=")]
@@ -16,13 +16,7 @@ RUN = [setting for setting in TINY if not setting.startswith("backend=")]
 @pytest.fixture
 def acme(tmp_path):
     """The two files of the page, written where it says."""
-    code, yaml = (
-        re.search(rf"```{kind}\n(.*?)```", DOC.read_text(), re.DOTALL).group(1) for kind in ("python", "yaml")
-    )
-    (tmp_path / "lib").mkdir()
-    (tmp_path / "lib" / "acme_backend.py").write_text(code)
-    (tmp_path / "my_conf" / "backend").mkdir(parents=True)
-    (tmp_path / "my_conf" / "backend" / "acme.yaml").write_text(yaml)
+    write_files(DOC, tmp_path, python=["lib/acme_backend.py"], yaml=["my_conf/backend/acme.yaml"])
     return tmp_path
 
 

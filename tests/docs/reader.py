@@ -13,11 +13,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Sequence
 
 from tests.conftest import clean_environment, run_exp
 from tests.docs.home import make_home
 
-__all__ = ["ELSEWHERE", "GROUPS", "PAGES", "ROOT", "lines_of", "try_pages"]
+__all__ = ["ELSEWHERE", "GROUPS", "PAGES", "ROOT", "lines_of", "try_pages", "write_files"]
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
@@ -217,7 +218,7 @@ def try_pages(folder: Path, group: str) -> None:
     for name in GROUPS[group]:
         page = next(page for page in PAGES if page.stem == name)
         if name == "add-a-backend":
-            _write_backend(page, shell.folder)
+            write_files(page, shell.folder, python=["acme_backend.py"], yaml=["my_conf/backend/acme.yaml"])
         for line in lines_of(page):
             error = shell.try_out(line)
             if error is not None:
@@ -228,9 +229,18 @@ def try_pages(folder: Path, group: str) -> None:
     assert not wrong, "\n\n".join(wrong)
 
 
-def _write_backend(page: Path, folder: Path) -> None:
-    """The two files that the page describes."""
-    python, yaml = (re.findall(rf"```{kind}\n(.*?)```", page.read_text(), re.DOTALL)[0] for kind in ("python", "yaml"))
-    (folder / "acme_backend.py").write_text(python)
-    (folder / "my_conf" / "backend").mkdir(parents=True)
-    (folder / "my_conf" / "backend" / "acme.yaml").write_text(yaml)
+def write_files(page: Path, folder: Path, **names: Sequence[str]) -> None:
+    """The files whose contents stand in a page: its blocks of a language, in order, under these names.
+
+    Args:
+        page: has as many blocks of each language as there are names.
+        folder: where they go.
+        **names: paths by language: ``python=["my_task.py"]``.
+    """
+    text = page.read_text()
+    for language, paths in names.items():
+        blocks = re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+        assert len(blocks) == len(paths), f"{page.name} has {len(blocks)} blocks of {language}"
+        for path, block in zip(paths, blocks):
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(block)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable
+from typing import TYPE_CHECKING, Any, Iterable
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-__all__ = ["eval_loader", "train_loader"]
+from exp.data.sampler import EvalBatchSampler
+
+if TYPE_CHECKING:
+    from exp.data.base import Data
+    from exp.launcher.rank import RankInfo
+
+__all__ = ["eval_loader", "share_loader", "train_loader"]
 
 
 def train_loader(
@@ -43,3 +49,15 @@ def eval_loader(dataset: Dataset[Any], sampler: Iterable[torch.Tensor], num_work
         num_workers: processes that cut batches ahead, one thread each; 0: none.
     """
     return train_loader(dataset, sampler, num_workers, seed=0)
+
+
+def share_loader(dataset: Dataset[Any], data: Data, info: RankInfo) -> DataLoader[Any]:
+    """What a rank evaluates of a split; its ``sampler`` has the numbers of the samples, batch by batch.
+
+    Args:
+        dataset: the split, or a part of it.
+        data: says how large batches are, and how many processes load them.
+        info: the place of the rank.
+    """
+    sampler = EvalBatchSampler(len(dataset), data.eval_batch_size, info.rank, info.world_size)  # type: ignore[arg-type]
+    return eval_loader(dataset, sampler, data.num_workers)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from exp.csvfile import csv_content
-from exp.data.loader import eval_loader
-from exp.data.sampler import EvalBatchSampler
+from exp.data.loader import share_loader
 from exp.engine.building import build_data, build_evaluator, build_model, make_result, record_environment
 from exp.engine.debug import split_in_use
 from exp.engine.loops import EvalLoop
@@ -27,10 +26,7 @@ def evaluate(session: Session) -> dict[str, Any]:
     record_environment(session)
     data = build_data(session)
     model = build_model(session, data)
-    info = session.info
-    test = split_in_use(session, data, "test")
-    sampler = EvalBatchSampler(len(test), data.eval_batch_size, info.rank, info.world_size)
-    loader = eval_loader(test, sampler, data.num_workers)
+    loader = share_loader(split_in_use(session, data, "test"), data, session.info)
     evaluator = build_evaluator(session, data, detailed=True)
     runner = Runner(
         session,

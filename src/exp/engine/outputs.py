@@ -10,8 +10,7 @@ import torch
 
 from exp.contract import EXPERIMENT_PAGE, shown
 from exp.data.base import Prediction
-from exp.data.loader import eval_loader
-from exp.data.sampler import EvalBatchSampler
+from exp.data.loader import share_loader
 from exp.engine.debug import split_in_use
 from exp.engine.loops import move
 from exp.engine.wrapper import predictions, unwrapped
@@ -62,9 +61,9 @@ def predict_split(session: Session, data: Data, model: Any) -> Prediction:
         ConfigError: the model does not predict one tensor for a batch.
     """
     test = split_in_use(session, data, "test")
-    sampler = EvalBatchSampler(len(test), data.eval_batch_size, session.info.rank, session.info.world_size)
+    loader = share_loader(test, data, session.info)
     numbers, outputs = [], []
-    for indices, batch in zip(sampler, eval_loader(test, sampler, data.num_workers)):
+    for indices, batch in zip(loader.sampler, loader):
         predicted = batch_outputs(session, model, batch)
         if not predicted.dim() or len(predicted) != len(indices):
             raise ConfigError(
@@ -105,11 +104,10 @@ def measure(
     Returns:
         Over all ranks, by name.
     """
-    test = split_in_use(session, data, "test")
-    sampler = EvalBatchSampler(len(test), data.eval_batch_size, session.info.rank, session.info.world_size)
+    loader = share_loader(split_in_use(session, data, "test"), data, session.info)
     evaluator.reset()
     with torch.no_grad():
-        for numbers, batch in zip(sampler, eval_loader(test, sampler, data.num_workers)):
+        for numbers, batch in zip(loader.sampler, loader):
             moved = move(batch, session.device)
             with session.backend.autocast(session.config.precision):
                 outputs = predictions(model, moved if change is None else change(moved, numbers))

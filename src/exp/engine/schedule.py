@@ -18,7 +18,7 @@ class TorchOneCycle:
     """Torch's own OneCycleLR as an MMEngine parameter scheduler.
 
     MMEngine's OneCycleLR leaves the momentum alone; torch's cycles it against the learning rate (Smith and Topin,
-    arXiv 1708.07120), for Adam its first beta. Published TimeBridge results were trained with torch's.
+    arXiv 1708.07120), for Adam its first beta. Published results that name OneCycleLR mean torch's.
 
     Groups keep the ratio of their rates: one that begins at a tenth of the optimizer's learning rate (``layer_decay``,
     ``backbone_lr_scale``) rises to a tenth of ``eta_max``. Momentum is the same in all of them.

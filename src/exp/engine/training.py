@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
-from exp.data.loader import eval_loader, train_loader
-from exp.data.sampler import EvalBatchSampler, TrainBatchSampler
+from exp.data.loader import share_loader, train_loader
+from exp.data.sampler import TrainBatchSampler
 from exp.engine.building import (
     build_data,
     build_evaluator,
@@ -143,10 +143,10 @@ class Training:
             },
             optim_wrapper=optim_wrapper,
             param_scheduler=schedulers or None,
-            val_dataloader=self._eval_loader(val),
+            val_dataloader=share_loader(val, data, session.info),
             val_cfg={"type": EvalLoop, "stage": "val"},
             val_evaluator=build_evaluator(session, data),
-            test_dataloader=self._eval_loader(test),
+            test_dataloader=share_loader(test, data, session.info),
             test_cfg={"type": EvalLoop, "stage": "test"},
             test_evaluator=self.evaluator,
             custom_hooks=[
@@ -158,11 +158,6 @@ class Training:
             ],
             visualizer=_visualizer(session),
         )
-
-    def _eval_loader(self, dataset: Any) -> Any:
-        info = self.session.info
-        sampler = EvalBatchSampler(len(dataset), self.data.eval_batch_size, info.rank, info.world_size)
-        return eval_loader(dataset, sampler, self.data.num_workers)
 
     def run(self) -> dict[str, Any]:
         """Resume where asked to, train, test the best weights."""
