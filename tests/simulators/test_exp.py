@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.conftest import TINY
@@ -13,9 +15,8 @@ SIMULATED = [*(setting for setting in TINY if setting != "backend=cpu"), "backen
 @needs_card
 @pytest.mark.slow
 def test_cards_train_as_one_process_on_the_cpu(exp):
-    # Dropout is drawn from each device's own generator: without it, the numbers are the same.
-    same = "model.attention_dropout=0"
-    # Strict: an operator that a card would send back to the CPU is an error.
+    # Drawn from each device's own generator, dropout would make other numbers.
+    same = "dropout_by_sample=true"
     done = exp(*SIMULATED, "nproc=4", same, "output_dir=cards", SIM_GCU_STRICT="1")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0].startswith("SIMULATED: no gcu card is used.")
@@ -28,6 +29,44 @@ def test_cards_train_as_one_process_on_the_cpu(exp):
     assert on_cpu["simulated"] is False
     assert exp.losses("cards") == pytest.approx(exp.losses("cpu"), rel=1e-5)
     assert result["metrics"] == pytest.approx(on_cpu["metrics"], rel=1e-5)
+
+
+LEAVES = """
+import torch
+from mmengine.hooks import Hook
+
+class Leaves(Hook):
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        for _ in range(1 + runner.rank):  # the second rank sends more
+            torch.trunc(torch.ones(64, device=runner.device))
+
+    def after_val_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        torch.trunc(torch.ones(64, device=runner.device))
+"""
+
+
+@needs_current_card
+def test_a_run_tells_what_has_left_the_card_at_each_training_step(exp):
+    (exp.folder / "leaves.py").write_text(LEAVES)
+    done = exp(
+        *SIMULATED, "nproc=2", "val_every=1", "plugins=[leaves]", "hooks=[{type: leaves.Leaves}]", "output_dir=run"
+    )
+    assert done.returncode == 0, done.stderr
+    left = exp.result("run")["left_device"]
+    assert left["rank"] == 1
+    # A tensor of 256 bytes each way; what a validation sends is not counted.
+    assert left["operators"]["trunc"] == {"calls_per_step": 2, "bytes_per_step": 1024}
+    assert left["bytes_per_step"] == sum(each["bytes_per_step"] for each in left["operators"].values())
+    assert f"left the device at each step, for the CPU and back: {left['calls_per_step']:.3g}x" in done.stdout
+    lines = (exp.folder / "run" / "metrics.jsonl").read_text().splitlines()
+    trained = [line for line in map(json.loads, lines) if line["split"] == "train"]
+    assert {line["left_device_calls_per_step"] for line in trained} == {left["calls_per_step"] - 1}  # of rank 0
+
+
+@needs_current_card
+def test_what_is_not_known_is_null(exp):
+    assert exp.train("cpu")["left_device"] is None
+    assert "left_device" not in (exp.folder / "cpu" / "metrics.jsonl").read_text()
 
 
 @needs_current_card

@@ -9,12 +9,13 @@ Two generations, chosen by the version of the installed torch: ``current`` (torc
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from importlib import metadata
 from pathlib import Path
 
-__all__ = ["activate", "device_count", "generation", "path"]
+__all__ = ["activate", "device_count", "generation", "path", "total_count"]
 
 _HERE = Path(__file__).parent
 
@@ -42,9 +43,26 @@ def path() -> Path:
     return _HERE / generation()
 
 
+def total_count() -> int:
+    """Cards of the machine: ``SIM_GCU_COUNT`` (8).
+
+    Raises:
+        RuntimeError: that is no number.
+    """
+    text = os.environ.get("SIM_GCU_COUNT") or "8"
+    if not text.isdigit():
+        raise RuntimeError(f"simulated gcu: SIM_GCU_COUNT={text} is no number of cards")
+    return int(text)
+
+
 def device_count() -> int:
-    """Cards that a process would see: ``SIM_GCU_COUNT`` (8), less what ``TOPS_VISIBLE_DEVICES`` hides."""
-    total = int(os.environ.get("SIM_GCU_COUNT") or 8)
+    """Cards that a process would see: :func:`total_count`, less what ``TOPS_VISIBLE_DEVICES`` hides.
+
+    Raises:
+        RuntimeError: see there, and :func:`generation`.
+    """
+    generation()
+    total = total_count()
     visible = os.environ.get("TOPS_VISIBLE_DEVICES")
     if visible is None:
         return total
@@ -57,7 +75,9 @@ def device_count() -> int:
 
 
 def activate() -> None:
-    """Make ``import torch_gcu`` give the simulated one, here and in child processes.
+    """Make ``import torch_gcu`` give the simulated one, and ``libefml.so.1`` its library, here and in child processes.
+
+    The library is that of the current generation, and there once it has been compiled (:mod:`simulated_gcu.build`).
 
     Raises:
         RuntimeError: another ``torch_gcu`` has been imported already.
@@ -68,5 +88,15 @@ def activate() -> None:
         raise RuntimeError(f"simulated gcu: {loaded.__file__} has been imported already; it cannot be replaced")
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    inherited = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part and part != folder]
-    os.environ["PYTHONPATH"] = os.pathsep.join([folder, *inherited])
+    _put_first("PYTHONPATH", folder)
+    from simulated_gcu.build import cached_library
+
+    library = cached_library()
+    if library is not None and library.is_file():
+        _put_first("LD_LIBRARY_PATH", str(library.parent))
+        ctypes.CDLL(str(library))  # the loader read the variable before; it finds by name what is loaded already
+
+
+def _put_first(variable: str, folder: str) -> None:
+    inherited = [part for part in os.environ.get(variable, "").split(os.pathsep) if part and part != folder]
+    os.environ[variable] = os.pathsep.join([folder, *inherited])

@@ -1,11 +1,15 @@
-"""``python -m simulated_gcu path``: the folder for PYTHONPATH. ``python -m simulated_gcu build``: compile now."""
+"""``python -m simulated_gcu path``: the folder for PYTHONPATH; ``library``: that of libefml.so.1, for LD_LIBRARY_PATH.
+
+``build`` compiles both now; ``efsmi [-q]`` prints what the vendor's monitor would.
+"""
 
 from __future__ import annotations
 
 import sys
 
 import simulated_gcu
-from simulated_gcu.build import BuildError, extension
+from simulated_gcu import monitor
+from simulated_gcu.build import BuildError, extension, library
 
 
 def main() -> int:
@@ -16,8 +20,14 @@ def main() -> int:
             print(simulated_gcu.path())
         elif command == ["build"]:
             print(extension())
+        elif command == ["library"] and simulated_gcu.generation() == "current":
+            path = library()
+            assert path is not None
+            print(path.parent)
+        elif command in (["efsmi"], ["efsmi", "-q"]):
+            print(monitor.report(detailed="-q" in command))
         else:
-            print("usage: python -m simulated_gcu path|build", file=sys.stderr)
+            print("usage: python -m simulated_gcu path|build|library|efsmi [-q]", file=sys.stderr)
             return 2
     except (BuildError, RuntimeError) as error:
         print(error, file=sys.stderr)

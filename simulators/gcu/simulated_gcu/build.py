@@ -14,11 +14,11 @@ import sys
 import tempfile
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any, Callable, Iterator
 
 import simulated_gcu
 
-__all__ = ["BuildError", "cached_extension", "extension", "load"]
+__all__ = ["BuildError", "cached_extension", "cached_library", "extension", "library", "load"]
 
 _FLAGS = ["-O1", "-g0", "-w"]  # nothing here computes: torch's own kernels do
 
@@ -55,7 +55,31 @@ def extension() -> Path:
     Raises:
         BuildError: there is no compiler, the cache cannot be written, or the compilation failed.
     """
-    target = cached_extension()
+    library()
+    return _made(cached_extension(), _compile)
+
+
+def cached_library() -> Path | None:
+    """Where ``libefml.so.1`` lies, whether or not it is there yet; None: this generation has none."""
+    source = simulated_gcu.path() / "efml.c"
+    if not source.is_file():
+        return None
+    text = source.read_bytes() + (simulated_gcu.path() / "csrc" / "state.h").read_bytes()
+    return cache_folder() / f"efml-{hashlib.sha256(text).hexdigest()[:12]}" / "libefml.so.1"
+
+
+def library() -> Path | None:
+    """The management library of the current generation, compiled now if it is not in the cache; None: legacy.
+
+    Raises:
+        BuildError: as of :func:`extension`.
+    """
+    target = cached_library()
+    return None if target is None else _made(target, _compile_library)
+
+
+def _made(target: Path, make: Callable[[Path, str], None]) -> Path:
+    """``target``, made now if it is not there. Safe to call from several processes at once."""
     if target.is_file():
         return target
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
@@ -68,7 +92,7 @@ def extension() -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         with _locked(target.parent / "lock"):
             if not target.is_file():  # another process may have been faster
-                _compile(target, compiler)
+                make(target, compiler)
     except OSError as error:
         raise BuildError(f"cannot write {target.parent} ({error.strerror}); set SIM_GCU_CACHE") from error
     return target
@@ -106,6 +130,17 @@ def _compile(target: Path, compiler: str) -> None:
                 f"  the whole output: {log}"
             )
         (Path(folder) / "_C.so").replace(target)
+
+
+def _compile_library(target: Path, compiler: str) -> None:
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        made = Path(folder, target.name)
+        order = [compiler, "-x", "c", "-shared", "-fPIC", "-O1", f"-Wl,-soname,{target.name}", "-o", str(made)]
+        source = simulated_gcu.path() / "efml.c"
+        done = subprocess.run([*order, str(source)], capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise BuildError(f"compiling {source} failed: {done.stderr.strip()}")
+        made.replace(target)
 
 
 def _inherited_path() -> list[str]:

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import clean_environment
 from tests.simulators import needs_current_card
 
 pytestmark = needs_current_card
@@ -20,7 +26,8 @@ def test_cards_and_their_selection(card):
         assert torch.gcu.current_device() == 3
         assert torch.nn.Linear(2, 2).gcu().weight.is_gcu
         assert "simulated" in torch.gcu.get_device_name(0)
-        assert torch.gcu.get_device_properties(2).uuid == "simulated-gcu-2"
+        told = torch.gcu.get_device_properties(2)
+        assert not hasattr(told, "uuid") and (told.major, told.sip_count) == (0, 24)
         torch.gcu.synchronize()
         try:
             torch.gcu.set_device(8)
@@ -37,7 +44,7 @@ def test_visible_cards_keep_their_identity(card):
         """
         import torch, torch_gcu, simulated_gcu
         assert torch.gcu.device_count() == 2 == simulated_gcu.device_count()
-        assert [torch.gcu.get_device_properties(i).uuid for i in range(2)] == ["simulated-gcu-6", "simulated-gcu-1"]
+        assert [torch_gcu._C.physical_index(i) for i in range(2)] == [6, 1]
         """,
         TOPS_VISIBLE_DEVICES="6,1,9,2",  # the list ends at 9, which is no card
     )
@@ -46,7 +53,88 @@ def test_visible_cards_keep_their_identity(card):
 
 
 def test_torch_finds_the_plugin_by_itself(card):
-    card("import sys, torch; assert 'torch_gcu' in sys.modules and torch.ones(1, device='gcu').item() == 1")
+    # The entry point alone gives the variable back, and the plug-in's own folder is the first of sys.path.
+    script = """
+    import os, sys, {module}
+    assert 'torch_gcu' in sys.modules and sys.modules["torch"].ones(1, device='gcu').item() == 1
+    assert os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == {left}, os.environ
+    import gcu
+    assert gcu.__file__ == sys.modules["torch_gcu"].gcu.__file__
+    """
+    card(script.format(module="torch", left=None))
+    card(script.format(module="torch_gcu", left="'0'"))
+
+
+def test_the_management_library_answers_without_torch_and_sees_other_processes(card, tmp_path):
+    card(
+        """
+        import ctypes, os, subprocess, sys
+        held = "import torch, torch_gcu; x = torch.empty(2**20, device='gcu'); print(1, flush=True); input()"
+        holder = subprocess.Popen(
+            [sys.executable, "-c", held],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "TOPS_VISIBLE_DEVICES": "2"},
+        )
+        holder.stdout.readline()
+        import simulated_gcu
+        simulated_gcu.activate()
+        assert "torch" not in sys.modules
+        efml, handle, text = ctypes.CDLL("libefml.so.1"), ctypes.c_void_p(), ctypes.create_string_buffer(96)
+        count = ctypes.c_uint()
+        assert efml.efmlDeviceGetCount_v2(ctypes.byref(count)) != 0  # not before this:
+        assert efml.efmlInitV2() == 0 == efml.efmlDeviceGetCount_v2(ctypes.byref(count)) and count.value == 3
+        assert efml.efmlDeviceGetHandleByIndex_v2(3, ctypes.byref(handle)) != 0
+        found = []
+        for card in range(3):
+            assert efml.efmlDeviceGetHandleByIndex_v2(card, ctypes.byref(handle)) == 0
+            assert efml.efmlDeviceGetUUID(handle, text, 96) == 0
+            memory, rates = (ctypes.c_ulonglong * 3)(), (ctypes.c_uint * 2)()
+            assert efml.efmlDeviceGetMemoryInfo(handle, memory) == 0
+            assert efml.efmlDeviceGetUtilizationRates(handle, rates) == 0
+            found.append((text.value.decode(), memory[0], memory[2] >= 4 * 2**20, rates[0]))
+        assert found == [(f"GCU-simulated-{i}", 2**29, i == 2, 100 * (i == 2)) for i in range(3)], found
+        assert efml.efmlDeviceGetName(handle, text, 96) == 0 and text.value == b"Enflame L600 (simulated)"
+        holder.communicate(b"\\n")
+        assert efml.efmlDeviceGetUtilizationRates(handle, rates) == 0 and rates[0] == 0
+        """,
+        SIM_GCU_COUNT="3",
+        SIM_GCU_MEMORY="512MiB",
+        SIM_GCU_PROFILE="l600",
+        SIM_GCU_STATE=str(tmp_path / "state"),
+        TORCH_DEVICE_BACKEND_AUTOLOAD="0",
+    )
+
+
+def test_the_monitor_prints_tables_of_the_kind_that_real_ones_print(card):
+    script = """
+    import subprocess, sys
+    from exp.backends._monitor import parse_efsmi
+    for option in ([], ["-q"]):
+        command = [sys.executable, "-m", "simulated_gcu", "efsmi", *option]
+        printed = subprocess.run(command, capture_output=True, text=True)
+        cards = parse_efsmi(printed.stdout)
+        told = [(card["index"], card["name"], card["memory_total"]) for card in cards]
+        assert told == [(i, "Enflame " + {name!r}, 2**29) for i in range(2)], (printed, cards)
+    """
+    for profile, name in (("s60", "S60"), ("l600", "L600")):
+        card(
+            script.replace("{name!r}", repr(name)), SIM_GCU_PROFILE=profile, SIM_GCU_COUNT="2", SIM_GCU_MEMORY="512MiB"
+        )
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"), [("SIM_GCU_COUNT", "two"), ("SIM_GCU_MEMORY", "much"), ("SIM_GCU_PROFILE", "s61")]
+)
+def test_the_monitor_says_in_one_line_what_it_cannot_read(variable, value):
+    done = subprocess.run(
+        [sys.executable, "-m", "simulated_gcu", "efsmi"],
+        env=clean_environment(**{variable: value}),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    (line,) = done.stderr.splitlines()
+    assert f"{variable}={value} is no " in line
+    assert done.returncode == 3
 
 
 def test_memory_is_counted_and_ends(card):

@@ -182,3 +182,74 @@ assert not simulator.fallbacks()
     (text,) = said.values()
     assert "NotImplementedError: GCU has no kernel for aten::_fft_r2c" in text
     assert "SIM_GCU_STRICT=1" in text
+
+
+def test_memory_and_name_are_told(job):
+    job(
+        """
+import torch, torch_gcu
+before = torch_gcu.get_hbm_alloc_size(0)
+x = torch.empty(2**20, device="xla")
+assert torch_gcu.get_hbm_alloc_size() - before == 4 * 2**20 and torch_gcu.get_hbm_alloc_size(1) == 0
+assert torch_gcu.get_device_name(1) == "T20 (simulated)"
+"""
+    )
+
+
+def test_a_process_that_skips_the_vendors_clean_up_leaves_its_mark(job, tmp_path):
+    script = """
+import os, torch_gcu
+if os.environ["HOW"] == "clean":
+    torch_gcu._prepare_to_exit()
+if os.environ["HOW"] != "atexit":
+    os._exit(0)
+"""
+    for how, left in (("atexit", 0), ("clean", 0), ("skipped", 1)):
+        job(script, HOW=how, SIM_GCU_EXIT_MARKS=str(tmp_path))
+        assert len(list(tmp_path.glob("*.unclean"))) == left, how
+
+
+def test_steps_have_a_mode_and_more_outputs(job):
+    job(
+        """
+import torch, torch_gcu
+from torch_gcu import JitRunMode, simulator
+model = torch.nn.Linear(2, 2).to("xla")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loss, mean = model(torch.ones(1, 2, device="xla")).sum(), torch.zeros((), device="xla")
+mean += loss.detach()
+loss.backward()
+torch_gcu.optimizer_step(optimizer, extra_output=[loss], model=model, mode=JitRunMode.ASYNC)
+waiting = simulator.pending()
+assert waiting and simulator.modes() == {"ASYNC": 1}, (waiting, simulator.modes())
+torch_gcu.sync_lived_tensor()
+assert simulator.pending() == 0 and simulator.modes() == {"ASYNC": 1, "SAFEASYNC": 1}
+try:
+    torch_gcu.unlazy([mean], mode=1)
+except TypeError as error:
+    assert "JitRunMode" in str(error)
+else:
+    raise AssertionError
+"""
+    )
+
+
+def test_without_the_collectives_the_import_warns_and_a_group_raises(job):
+    job(
+        """
+import warnings
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    import torch_gcu.distributed as vendor
+assert any("libeccl.so is not there" in str(said.message) for said in caught)
+assert not vendor.is_eccl_available()
+try:
+    vendor.init_process_group("eccl", rank=0, world_size=1)
+except RuntimeError as error:
+    assert "have ECCL" in str(error)
+else:
+    raise AssertionError
+""",
+        SIM_GCU_ECCL="0",
+    )
+    job("import torch_gcu.distributed as vendor; assert vendor.is_eccl_available()")

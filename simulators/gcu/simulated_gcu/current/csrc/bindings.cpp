@@ -24,7 +24,23 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   });
   m.def("reset_peak", &reset_peak);
   m.def("default_generator", [](int device) { return default_generator(device); });
-  m.def("fallbacks", &fallbacks);
+  m.def("fallbacks", [] {
+    std::map<std::string, std::pair<int64_t, int64_t>> found;
+    for (auto& [name, count] : fallbacks()) found[name] = {count.calls, count.bytes};
+    return found;
+  });
   m.def("reset_fallbacks", &reset_fallbacks);
+  m.def("traffic", [] {
+    std::map<std::string, std::pair<int64_t, int64_t>> found;
+    for (auto& [name, count] : traffic()) found[name] = {count.calls, count.bytes};
+    return found;
+  });
+  m.def("reset_traffic", &reset_traffic);
+  m.def("count_wait", &count_wait);
+  m.def("profile", [] { return profile() == Profile::s60 ? "s60" : profile() == Profile::l600 ? "l600" : ""; });
+  m.def("is_native", &is_native);
+  m.def("is_sent_to_cpu", [](const std::string& name) { return is_sent_to_cpu(name, ""); });
+  m.def("uses_of_operators", &uses_of_operators);
+  m.def("reset_uses", &reset_uses);
   m.def("make_eccl", &make_eccl);
 }

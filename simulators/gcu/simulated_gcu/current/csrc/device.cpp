@@ -80,8 +80,8 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return before;
   }
   bool queryStream(const Stream&) const override { return true; }
-  void synchronizeStream(const Stream&) const override {}
-  void synchronizeDevice(const DeviceIndex) const override {}
+  void synchronizeStream(const Stream&) const override { count_wait("stream"); }
+  void synchronizeDevice(const DeviceIndex) const override { count_wait("device"); }
 
   void record(void** event, const Stream&, const DeviceIndex, const c10::EventFlag) const override {
     if (!*event) *event = new double;
@@ -90,7 +90,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   void block(void*, const Stream&) const override {}
   bool queryEvent(void*) const override { return true; }
-  void synchronizeEvent(void*) const override {}
+  void synchronizeEvent(void*) const override { count_wait("event"); }
   void destroyEvent(void* event, const DeviceIndex) const noexcept override { delete static_cast<double*>(event); }
   double elapsedTime(void* first, void* second, const DeviceIndex) const override {
     return *static_cast<double*>(second) - *static_cast<double*>(first);

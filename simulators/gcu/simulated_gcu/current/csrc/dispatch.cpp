@@ -113,6 +113,18 @@ bool takes_host_operands(const std::string& name) {
   return names.count(name) > 0;
 }
 
+int64_t bytes_of(const Tensor& tensor) { return tensor.defined() ? tensor.numel() * tensor.element_size() : 0; }
+
+int64_t bytes_of(const c10::IValue& value) {
+  int64_t bytes = 0;
+  if (value.isTensor()) bytes = bytes_of(value.toTensor());
+  if (value.isTensorList())
+    for (const Tensor& tensor : value.toTensorList()) bytes += bytes_of(tensor);
+  if (value.isOptionalTensorList())
+    for (const std::optional<Tensor>& tensor : value.toOptionalTensorList()) bytes += tensor ? bytes_of(*tensor) : 0;
+  return bytes;
+}
+
 bool is_generator(const c10::Argument& argument) {
   auto kind = argument.type()->kind();
   if (kind == c10::TypeKind::OptionalType)
@@ -145,10 +157,17 @@ void run_on_host_views(const c10::OperatorHandle& op, torch::jit::Stack* stack) 
   std::optional<Device> wanted;
   std::vector<size_t> generators;
   std::vector<Tensor> written;
+  int64_t bytes = 0;  // that a real card would send to the CPU and get back
+  std::string reduction;
+  bool masked = false;  // values put where a mask is true: how many, only the card knows (to read them, it is asked)
+  const bool puts = schema.name().find("index_put") != std::string::npos && (*stack)[begin + 2].toTensor().numel() != 1;
   for (size_t i = 0; i < arguments.size(); ++i) {
     auto& value = (*stack)[begin + i];
     const auto* alias = arguments[i].alias_info();
     const bool writes = alias && alias->isWrite();
+    if (!arguments[i].is_out()) bytes += bytes_of(value);
+    if (writes) bytes += bytes_of(value);
+    if (arguments[i].name() == "reduce" && value.isString()) reduction = value.toStringRef();
     if (value.isTensor()) {
       auto view = call.to_host(value.toTensor());
       if (writes && view.defined()) written.push_back(view);
@@ -162,8 +181,10 @@ void run_on_host_views(const c10::OperatorHandle& op, torch::jit::Stack* stack) 
       value = views;
     } else if (value.isOptionalTensorList()) {
       c10::List<std::optional<Tensor>> views;
-      for (const std::optional<Tensor>& tensor : value.toOptionalTensorList())
+      for (const std::optional<Tensor>& tensor : value.toOptionalTensorList()) {
+        masked = masked || (puts && tensor && (tensor->scalar_type() == at::kBool || tensor->scalar_type() == at::kByte));
         views.push_back(tensor ? std::optional<Tensor>(call.to_host(*tensor)) : tensor);
+      }
       value = views;
     } else if (value.isDevice() && value.toDevice().type() == kGCU) {
       wanted = value.toDevice();
@@ -171,12 +192,12 @@ void run_on_host_views(const c10::OperatorHandle& op, torch::jit::Stack* stack) 
     }
     if (is_generator(arguments[i])) generators.push_back(begin + i);
   }
-  const auto& name = schema.name();
-  if (call.card && call.other && !takes_host_operands(name))
+  const auto name = schema.name() + (schema.overload_name().empty() ? "" : "." + schema.overload_name());
+  if (call.card && call.other && !takes_host_operands(schema.name()))
     TORCH_CHECK(false, "Expected all tensors to be on the same device, but found at least two devices, ",
-                call.card->str(), " and ", call.other->str(), "! (when checking arguments in method ", name, ")");
-  check_supported(name, call.complex);
-  TORCH_CHECK_NOT_IMPLEMENTED(op.hasComputedKernelForDispatchKey(DispatchKey::CPU), "GCU has no kernel for ", name,
+                call.card->str(), " and ", call.other->str(), "! (when checking arguments in method ", schema.name(), ")");
+  const bool fallen = falls_back(name.substr(name.find("::") + 2), reduction, call.complex);
+  TORCH_CHECK_NOT_IMPLEMENTED(op.hasComputedKernelForDispatchKey(DispatchKey::CPU), "GCU has no kernel for ", schema.name(),
                               ", and neither has the CPU to fall back to");
   Device device = call.card ? *call.card : wanted ? *wanted : Device(kGCU, current_device());
   if (!device.has_index()) device = Device(kGCU, current_device());
@@ -196,6 +217,8 @@ void run_on_host_views(const c10::OperatorHandle& op, torch::jit::Stack* stack) 
   call.write_back();
   for (size_t i = stack->size() - schema.returns().size(); i < stack->size(); ++i) {
     auto& value = (*stack)[i];
+    const auto* alias = schema.returns()[i + schema.returns().size() - stack->size()].alias_info();
+    if (!alias) bytes += bytes_of(value);
     if (value.isTensor()) {
       value = call.to_card(value.toTensor(), device);
     } else if (value.isTensorList()) {
@@ -204,25 +227,27 @@ void run_on_host_views(const c10::OperatorHandle& op, torch::jit::Stack* stack) 
       value = made;
     }
   }
+  if (keeps_statistics()) count_use(name);
+  if (waits(name) || masked) count_wait(name);
+  if (fallen) count_fallback(schema.name(), bytes);
 }
 
 auto boxed() { return torch::CppFunction::makeFromBoxedFunction<&run_on_host_views>(); }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
-  // Composite operators that ask for a kernel by the backend's name.
-  for (auto* name : {"convolution", "convolution_backward"}) m.impl(name, boxed());
-  // Operators with a CompositeExplicitAutograd kernel never reach the catch-all below: name those that the CPU has
-  // kernels of its own for.
+  // Operators that are composed of others never reach the catch-all below: name those that the plug-in has kernels of
+  // its own for, as far as the CPU has one to do their work. What it leaves to be composed is so here, too.
   for (const auto& operation : c10::Dispatcher::singleton().getAllOpNames()) {
-    const auto& name = operation.name;
-    if (name.rfind("aten::", 0) != 0 || name == "aten::_foreach_copy_") continue;
-    auto op = c10::Dispatcher::singleton().findOp(operation);
-    if (!op || !op->hasSchema() || !op->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd)) continue;
-    const bool foreach = name.rfind("aten::_foreach_", 0) == 0;
-    if (!foreach && !op->hasKernelForDispatchKey(DispatchKey::CPU)) continue;
-    if (op->hasKernelForDispatchKey(DispatchKey::PrivateUse1)) continue;
+    if (operation.name.rfind("aten::", 0) != 0) continue;
     const auto& overload = operation.overload_name;
-    m.impl((name.substr(6) + (overload.empty() ? "" : "." + overload)).c_str(), boxed());
+    const auto name = operation.name.substr(6) + (overload.empty() ? "" : "." + overload);
+    auto op = c10::Dispatcher::singleton().findOp(operation);
+    if (!op || !op->hasSchema() || op->hasKernelForDispatchKey(DispatchKey::PrivateUse1)) continue;
+    const bool composed = op->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) ||
+                          op->hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd);
+    const bool computed = op->hasKernelForDispatchKey(DispatchKey::CPU) || name.rfind("_foreach_", 0) == 0 ||
+                          name.rfind("convolution", 0) == 0 || is_sent_to_cpu(name, "");
+    if (composed && computed && is_native(name) && name != "_foreach_copy_") m.impl(name.c_str(), boxed());
   }
 }
 

@@ -90,6 +90,7 @@ struct ProcessGroupECCL final : c10d::Backend {
   ProcessGroupECCL(c10::intrusive_ptr<c10d::Store> store, int rank, int size, c10::intrusive_ptr<c10d::Backend> gloo)
       : Backend(rank, size), gloo_(std::move(gloo)), store_(std::move(store)),
         options_(c10::make_intrusive<Named>("eccl")) {
+    TORCH_CHECK(device_count() > 0, "ProcessGroupECCL is only supported with GCUs, no GCUs found!");
     init();
   }
   const std::string getBackendName() const override { return "eccl"; }
@@ -100,19 +101,25 @@ struct ProcessGroupECCL final : c10d::Backend {
     return work(OpType::BROADCAST, gloo_->broadcast(views, options), tensors);
   }
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
+    check(options.reduceOp);
     auto views = host(tensors);
+    for (auto& view : views) narrow_on_wire(view);
     auto theirs = options;
     auto after = average(theirs.reduceOp, views);
     return work(OpType::ALLREDUCE, gloo_->allreduce(views, theirs), tensors, after);
   }
   WorkPtr allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override {
+    check(options.reduceOp);
     auto views = host(tensors);
+    for (auto& view : views) narrow_on_wire(view);
     auto theirs = options;
     auto after = average(theirs.reduceOp, views);
     return work(OpType::ALLREDUCE_COALESCED, gloo_->allreduce_coalesced(views, theirs), tensors, after);
   }
   WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override {
+    check(options.reduceOp);
     auto views = host(tensors);
+    for (auto& view : views) narrow_on_wire(view);
     auto theirs = options;
     auto after = average(theirs.reduceOp, views);
     return work(OpType::REDUCE, gloo_->reduce(views, theirs), tensors, options.rootRank == rank_ ? after : nullptr);
@@ -126,15 +133,9 @@ struct ProcessGroupECCL final : c10d::Backend {
     auto to = host(output), from = host(input);
     return work(OpType::_ALLGATHER_BASE, gloo_->_allgather_base(to, from, options), {output});
   }
-  WorkPtr allgather_coalesced(Lists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override {
-    auto to = host(outputs);
-    auto from = host(inputs);
-    return work(OpType::ALLGATHER_COALESCED, gloo_->allgather_coalesced(to, from, options), flat(outputs));
-  }
-  WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
-                                          const c10d::AllgatherOptions& options) override {
-    auto to = host(outputs), from = host(inputs);
-    return work(OpType::_ALLGATHER_BASE, gloo_->allgather_into_tensor_coalesced(to, from, options), outputs);
+  WorkPtr allgather_coalesced(Lists&, Tensors&, const c10d::AllgatherOptions&) override { return lacking("allgather_coalesced"); }
+  WorkPtr allgather_into_tensor_coalesced(Tensors&, Tensors&, const c10d::AllgatherOptions&) override {
+    return lacking("allgather_into_tensor_coalesced");
   }
   WorkPtr gather(Lists& outputs, Tensors& inputs, const c10d::GatherOptions& options) override {
     auto to = host(outputs);
@@ -213,6 +214,21 @@ struct ProcessGroupECCL final : c10d::Backend {
   std::mutex mutex_;
   bool checked_ = false;
 
+  WorkPtr lacking(const char* name) { TORCH_CHECK_NOT_IMPLEMENTED(false, "ProcessGroupECCL does not support ", name); }
+
+  // The reductions of the card's library: it has averages from 2.10 on, and never those of bits.
+  static void check(const ReduceOp& op) {
+    static const bool averages = [] {
+      const char* version = getenv("SIM_GCU_ECCL_VERSION");
+      int major = 2, minor = 9;
+      if (version) sscanf(version, "%d.%d", &major, &minor);
+      return major > 2 || (major == 2 && minor >= 10);
+    }();
+    TORCH_CHECK_VALUE(op != ReduceOp::AVG || averages, "Cannot use ReduceOp.AVG with ECCL before 2.10; take the sum, and divide it");
+    TORCH_CHECK_VALUE(op != ReduceOp::BAND && op != ReduceOp::BOR && op != ReduceOp::BXOR && op != ReduceOp::PREMUL_SUM,
+                      "Cannot use ReduceOp.BAND, BOR, BXOR or PREMUL_SUM with ECCL");
+  }
+
   // As the card's library does: only tensors of a card, and no two ranks on one.
   void check(const Tensor& tensor) {
     TORCH_CHECK_VALUE(on_card(tensor) && tensor.layout() == at::kStrided, "Tensors must be GCU and dense");
@@ -244,7 +260,20 @@ struct ProcessGroupECCL final : c10d::Backend {
     for (auto& list : lists) views.push_back(host(list));
     return views;
   }
-  WorkPtr work(OpType type, WorkPtr inner, Tensors outputs, After after = {}) {
+  // 64-bit numbers travel as 32-bit ones, even where the card has kernels for them.
+  static void narrow_on_wire(Tensor view) {
+    if (view.scalar_type() != at::kLong && view.scalar_type() != at::kDouble) return;
+    at::NoGradGuard no_grad;
+    view.copy_(view.to(view.scalar_type() == at::kLong ? at::kInt : at::kFloat));
+  }
+  WorkPtr work(OpType type, WorkPtr inner, Tensors outputs, After then = {}) {
+    Tensors wide;
+    for (auto& tensor : outputs)
+      if (tensor.scalar_type() == at::kLong || tensor.scalar_type() == at::kDouble) wide.push_back(host_view(tensor, true));
+    auto after = wide.empty() ? then : After([then, wide] {
+      if (then) then();
+      for (auto& view : wide) narrow_on_wire(view);
+    });
     return c10::make_intrusive<EcclWork>(rank_, type, std::move(inner), std::move(outputs), std::move(after));
   }
   // Gloo has no average: a sum, divided afterwards.
@@ -259,6 +288,8 @@ struct ProcessGroupECCL final : c10d::Backend {
   // Gloo has no reduce_scatter: everything is reduced, and this rank keeps its share.
   WorkPtr reduce_then_keep_share(const Tensor& output, Tensor whole, const c10d::ReduceScatterOptions& options) {
     c10d::AllreduceOptions theirs;
+    check(options.reduceOp);
+    narrow_on_wire(whole);
     theirs.reduceOp = options.reduceOp;
     theirs.timeout = options.timeout;
     Tensors views{whole};

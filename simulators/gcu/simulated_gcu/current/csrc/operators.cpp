@@ -90,6 +90,10 @@ Tensor& set_nothing(Tensor& self) { return self.set_(at::empty({0}, self.options
 Tensor copy_from(const Tensor& source, const Tensor& target, bool non_blocking) {
   at::AutoDispatchBelowADInplaceOrView below;
   auto to = on_card(target) ? host_view(target, false) : target;
+  const bool from_host = !on_card(source), to_host = !on_card(target);
+  // A real card converts before or after the copy: what crosses is of the source's type.
+  count_copy(from_host ? &source : to_host ? &target : nullptr, from_host ? "to card" : to_host ? "to host" : "within",
+             source.numel() * source.element_size(), non_blocking);
   to.copy_(on_card(source) ? host_view(source, false) : source, non_blocking);
   if (on_card(target) && !(on_card(source) && source.scalar_type() == target.scalar_type())) narrow_in_place(to);
   return target;
@@ -105,6 +109,12 @@ void record_stream(Tensor&, at::Stream) {}
 
 int64_t choose_attention(const Tensor& query, const Tensor& key, const Tensor& value, const Optional<Tensor>& mask,
                          double dropout, bool causal, Optional<double> scale, bool grouped) {
+  // Flash attention takes half precision only on this card; the memory-efficient kernel is chosen for all else, and lacks
+  // float32: TOPSATEN_STATUS_NOT_SUPPORT, or a missing symbol and SIGABRT.
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      profile() != Profile::l600 || query.scalar_type() != at::kFloat || !at::globalContext().userEnabledMemEfficientSDP(),
+      "GCU (L600): fused attention in float32 ends the process on a real card (topsatenScaledDotProductEfficientAttention); ",
+      "compute attention of other operators, turn torch.backends.cuda.enable_mem_efficient_sdp off, or use half precision");
   // What the CPU would choose, so that a run here is the CPU's, bit for bit. Under vmap there is no memory to look at.
   for (auto* tensor : {&query, &key, &value})
     if (!tensor->has_storage()) return static_cast<int64_t>(at::SDPBackend::math);

@@ -126,6 +126,7 @@ void account(int device, int64_t bytes) {
                    "GCU out of memory. Tried to allocate ", mib(bytes), " MiB. GCU ", device, " has a total capacity of ",
                    mib(card_memory()), " MiB of which ", mib(card_memory() - stats.current), " MiB is free.");
   stats.current += bytes;
+  publish(visible_cards()[device], stats.current);
   if (bytes > 0) {
     stats.allocations++;
     stats.peak = std::max(stats.peak, stats.current);

@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import time
+from pathlib import Path
 
-# Importing torch would import this package again, through the entry point that announces it.
+# Importing torch would import this package again, through the entry point that announces it. As in the vendor's, it
+# stays so for child processes, unless it was the entry point that imported this.
 _autoload_before = os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD")
 os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
 import torch
 import torch.distributed  # the types that the process group hands back
 
-if _autoload_before is None:
-    del os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"]
-else:
-    os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = _autoload_before
+if os.environ.get("SIM_GCU_PROFILE", "") not in ("", "s60", "l600"):
+    raise ValueError(f"SIM_GCU_PROFILE={os.environ['SIM_GCU_PROFILE']} is no card; write s60 or l600, or leave it out")
+
+# As the vendor's: a module distributed, gcu or version of the user's own is shadowed from here on.
+sys.path.insert(0, str(Path(__file__).parent))
 
 from simulated_gcu.build import load
 
@@ -40,7 +44,11 @@ __version__ = f"{torch.__version__.split('+')[0]}+simulated"
 
 
 def _autoload() -> None:
-    """What torch calls when it finds the entry point; importing the module has done everything."""
+    """What torch calls when it finds the entry point; importing the module has done everything else."""
+    if _autoload_before is None:
+        os.environ.pop("TORCH_DEVICE_BACKEND_AUTOLOAD", None)
+    else:
+        os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = _autoload_before
 
 
 def _drain() -> None:

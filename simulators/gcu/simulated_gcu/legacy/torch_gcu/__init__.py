@@ -7,6 +7,8 @@ modelled and what is not stands in the README of the package ``simulated_gcu``.
 # torch's process groups are classes of its own module, which must be there before the extension uses them.
 import torch.distributed  # noqa: F401 isort: skip
 
+import atexit
+
 from simulated_gcu.build import load
 
 from torch_gcu._settings import from_environment
@@ -14,13 +16,14 @@ from torch_gcu._settings import from_environment
 _C = load("torch_gcu._C")
 _C.configure(*from_environment())
 
-from torch_gcu import _tensor, amp, distributed, nn, simulator  # noqa: E402
+from torch_gcu import _exit, _tensor, amp, distributed, nn, simulator  # noqa: E402
 from torch_gcu._device import (  # noqa: E402
     current_device,
     device,
     device_count,
     gcu_device,
     get_device_name,
+    get_hbm_alloc_size,
     is_available,
     set_device,
 )
@@ -46,6 +49,7 @@ __all__ = [
     "fetch_gradients",
     "gcu_device",
     "get_device_name",
+    "get_hbm_alloc_size",
     "is_available",
     "manual_seed_all",
     "nn",
@@ -58,3 +62,12 @@ __all__ = [
 ]
 
 _tensor.install()
+
+
+def _prepare_to_exit() -> None:
+    """The vendor's clean-up, which a process that ends by ``os._exit`` has to call itself."""
+    _exit.unmark()
+
+
+_exit.mark()
+atexit.register(_prepare_to_exit)

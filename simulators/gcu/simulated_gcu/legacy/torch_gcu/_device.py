@@ -14,6 +14,7 @@ __all__ = [
     "device_count",
     "gcu_device",
     "get_device_name",
+    "get_hbm_alloc_size",
     "is_available",
     "set_device",
 ]
@@ -80,7 +81,14 @@ def current_device() -> int | None:
 def get_device_name(device: AnyDevice = None) -> str:
     """What a card calls itself."""
     check_index(index_of(device, optional=True))
-    return "simulated GCU (legacy)"
+    return "T20 (simulated)"
+
+
+def get_hbm_alloc_size(device: AnyDevice = None) -> int:
+    """Bytes that this process holds on a card; the current one where none is given."""
+    card = index_of(device, optional=True)
+    check_index(card)
+    return _C.memory_use(card)[0]
 
 
 class device:  # noqa: N801 (the vendor's name)

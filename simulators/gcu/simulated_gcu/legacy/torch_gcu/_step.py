@@ -6,6 +6,7 @@ The simulation computes at once, and keeps account of what a real card would sti
 
 from __future__ import annotations
 
+import collections
 import enum
 from typing import Any, Iterable, Sequence
 
@@ -27,11 +28,15 @@ __all__ = [
 
 
 class JitRunMode(enum.Enum):
-    """How a graph is run; all the same in the simulation."""
+    """How a graph is run; all the same in the simulation, which counts them (:func:`torch_gcu.simulator.modes`)."""
 
     SYNC = 0
     ASYNC = 1
     SAFEASYNC = 2
+
+
+modes: collections.Counter[str] = collections.Counter()
+"""How often a graph was asked to run in each mode."""
 
 
 def synchronize(device: AnyDevice = None) -> None:
@@ -43,9 +48,9 @@ def unlazy(tensors: Sequence[torch.Tensor], mode: JitRunMode = JitRunMode.SAFEAS
     """Run what ``tensors`` need, and no more.
 
     Raises:
-        TypeError: it is not a list of tensors on a card.
+        TypeError: it is not a list of tensors on a card, or ``mode`` is no mode.
     """
-    del mode
+    _note(mode)
     if not isinstance(tensors, (list, tuple)) or not all(_on_card(tensor) for tensor in tensors):
         raise TypeError("Tensors must be a list of GCU tensor.")
     _C.run(list(tensors))
@@ -53,7 +58,7 @@ def unlazy(tensors: Sequence[torch.Tensor], mode: JitRunMode = JitRunMode.SAFEAS
 
 def sync_lived_tensor(device: AnyDevice = None, mode: JitRunMode = JitRunMode.SAFEASYNC) -> None:
     """Run what every live tensor on a card needs; the current card where none is given."""
-    del mode
+    _note(mode)
     card = index_of(device, optional=True)
     check_index(card)
     _C.run_live(card)
@@ -82,7 +87,7 @@ def optimizer_step(
         What ``optimizer.step`` returned.
 
     Raises:
-        TypeError: ``optimizer`` or ``model`` is of another type.
+        TypeError: ``optimizer``, ``model`` or ``mode`` is of another type.
     """
     _check_type(optimizer, torch.optim.Optimizer)
     result = optimizer.step(**(optimizer_args or {}))
@@ -90,9 +95,15 @@ def optimizer_step(
         sync_lived_tensor(device, mode)
         return result
     _check_type(model, torch.nn.Module)
+    _note(mode)
     extra = [extra_output] if isinstance(extra_output, torch.Tensor) else list(extra_output or [])
     _C.run([tensor for tensor in (*_stepped(optimizer), *extra, *collect_buffers(model)) if _on_card(tensor)])
     return result
+
+
+def _note(mode: JitRunMode) -> None:
+    _check_type(mode, JitRunMode)
+    modes[mode.name] += 1
 
 
 def _stepped(optimizer: torch.optim.Optimizer) -> Iterable[torch.Tensor]:

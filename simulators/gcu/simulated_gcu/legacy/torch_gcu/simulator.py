@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from torch_gcu import _C
+from torch_gcu import _C, _step
 
 __all__ = [
     "fallbacks",
     "largest_graph",
     "max_memory_allocated",
     "memory_allocated",
+    "modes",
     "pending",
     "reset_fallbacks",
     "runs",
@@ -38,6 +39,11 @@ def fallbacks() -> dict[str, int]:
 def reset_fallbacks() -> None:
     """Count fallbacks anew."""
     _C.reset_fallbacks()
+
+
+def modes() -> dict[str, int]:
+    """How often a graph was asked to run in each mode, by name such as ``SAFEASYNC``."""
+    return dict(_step.modes)
 
 
 def memory_allocated(card: int = 0) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch_gcu.gcu import amp
+from torch_gcu.gcu import amp, debug
 from torch_gcu.gcu.cards import (
     _exchange_device,
     _get_device_index,
@@ -64,6 +64,7 @@ __all__ = [
     "amp",
     "current_device",
     "current_stream",
+    "debug",
     "default_generators",
     "default_stream",
     "device",

@@ -84,23 +84,30 @@ class device_of(device):  # noqa: N801 - torch's name
 def synchronize(device: Any = None) -> None:
     """Wait for a card; operators have finished when their call returns, so that there is nothing to wait for."""
     get_device_properties(device)
+    _C.count_wait("device")
+
+
+_MODELS = {"s60": ("Enflame S60 (simulated)", 3), "l600": ("Enflame L600 (simulated)", 4)}
 
 
 def get_device_properties(device: Any = None) -> SimpleNamespace:
-    """``name, major, minor, total_memory`` (bytes), ``multi_processor_count``, and ``uuid``, which tells cards apart.
+    """What a real card tells: ``name``, ``major``, ``total_memory`` (bytes); nothing that tells cards apart.
+
+    ``major`` is that of ``SIM_GCU_PROFILE``: 3 for S60, 4 for L600; 0 where it is not set, which no real card has.
 
     Raises:
         RuntimeError: there is no such card.
     """
     index = _get_device_index(device)
-    total = _C.memory_stats(index)[3]
+    name, major = _MODELS.get(_C.profile(), ("Enflame GCU (simulated)", 0))
     return SimpleNamespace(
-        name="Enflame GCU (simulated)",
-        major=3,
+        name=name,
+        major=major,
         minor=0,
-        total_memory=total,
         multi_processor_count=24,
-        uuid=f"simulated-gcu-{_C.physical_index(index)}",
+        total_memory=_C.memory_stats(index)[3],
+        max_threads_per_multi_processor=1,
+        sip_count=24,
     )
 
 

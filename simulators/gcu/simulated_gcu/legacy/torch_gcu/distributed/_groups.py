@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import warnings
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -66,6 +67,10 @@ class _Record(NamedTuple):
     store: Store
 
 
+_ECCL_AVAILABLE = os.environ.get("SIM_GCU_ECCL") != "0"
+if not _ECCL_AVAILABLE:
+    warnings.warn("torch_gcu.distributed: libeccl.so is not there; distributed training is not possible", stacklevel=2)
+
 _groups: dict[ProcessGroup, _Record] = {}
 _made = 0
 
@@ -76,8 +81,8 @@ def is_available() -> bool:
 
 
 def is_eccl_available() -> bool:
-    """Whether the card's collectives are there."""
-    return True
+    """Whether the card's collectives are there; they are a component of their own, which an installation may lack."""
+    return _ECCL_AVAILABLE
 
 
 def is_initialized() -> bool:
@@ -138,11 +143,14 @@ def init_process_group(
         pg_options: must be None.
 
     Raises:
-        RuntimeError: another backend, a second call, a LOCAL_RANK that no card has, or two ranks on one card.
+        RuntimeError: ECCL is missing, another backend, a second call, a LOCAL_RANK that no card has, or two ranks on
+            one card.
         TypeError: a store was given.
     """
     global _made
     del group_name
+    if not is_eccl_available():
+        raise RuntimeError("Distributed package doesn't have ECCL built in")
     if is_initialized():
         raise RuntimeError("trying to initialize the default process group twice!")
     if store is not None:

@@ -1,0 +1,59 @@
+// Operators that the vendor's plug-in for torch 2.10 registers a kernel for (its codegen/gcu_native_functions.yaml, and
+// linear and matmul beside it): by base name, since variants that write in place or to out= go with it; those of
+// _foreach_ in full, since the overloads that are missing are computed tensor by tensor.
+#pragma once
+
+namespace simgcu {
+constexpr char kNativeOperators[] = R"(
+__lshift__ __rshift__ _add_relu _add_relu_ _amp_foreach_non_finite_check_and_unscale_ _amp_update_scale_
+_convolution _copy_from _copy_from_and_resize _cummax_helper _fft_c2c _fft_c2r _fft_r2c _foreach_abs
+_foreach_abs_ _foreach_acos _foreach_acos_ _foreach_add.List _foreach_add.Scalar _foreach_add.ScalarList
+_foreach_add_.List _foreach_add_.Scalar _foreach_add_.ScalarList _foreach_addcdiv.Scalar
+_foreach_addcdiv.ScalarList _foreach_addcdiv.Tensor _foreach_addcdiv_.Scalar _foreach_addcdiv_.ScalarList
+_foreach_addcdiv_.Tensor _foreach_addcmul.Scalar _foreach_addcmul.ScalarList _foreach_addcmul.Tensor
+_foreach_addcmul_.Scalar _foreach_addcmul_.ScalarList _foreach_addcmul_.Tensor _foreach_asin _foreach_asin_
+_foreach_atan _foreach_atan_ _foreach_ceil _foreach_ceil_ _foreach_clamp_max.List _foreach_clamp_max.Scalar
+_foreach_clamp_max.ScalarList _foreach_clamp_max_.List _foreach_clamp_max_.Scalar _foreach_clamp_max_.ScalarList
+_foreach_clamp_min.List _foreach_clamp_min.Scalar _foreach_clamp_min.ScalarList _foreach_clamp_min_.List
+_foreach_clamp_min_.Scalar _foreach_clamp_min_.ScalarList _foreach_cos _foreach_cos_ _foreach_cosh
+_foreach_cosh_ _foreach_div.List _foreach_div.Scalar _foreach_div.ScalarList _foreach_div.Tensor
+_foreach_div_.List _foreach_div_.Scalar _foreach_div_.ScalarList _foreach_div_.Tensor _foreach_erf _foreach_erf_
+_foreach_erfc _foreach_erfc_ _foreach_exp _foreach_exp_ _foreach_expm1 _foreach_expm1_ _foreach_floor
+_foreach_floor_ _foreach_lerp.List _foreach_lerp.Scalar _foreach_lerp_.List _foreach_lerp_.Scalar _foreach_log2
+_foreach_log2_ _foreach_maximum.List _foreach_maximum.Scalar _foreach_maximum.ScalarList _foreach_maximum_.List
+_foreach_maximum_.Scalar _foreach_maximum_.ScalarList _foreach_minimum.List _foreach_minimum.Scalar
+_foreach_minimum.ScalarList _foreach_minimum_.List _foreach_minimum_.Scalar _foreach_minimum_.ScalarList
+_foreach_mul.List _foreach_mul.Scalar _foreach_mul.ScalarList _foreach_mul.Tensor _foreach_mul_.List
+_foreach_mul_.Scalar _foreach_mul_.ScalarList _foreach_mul_.Tensor _foreach_norm.Scalar _foreach_sqrt
+_foreach_sqrt_ _foreach_sub.List _foreach_sub.Scalar _foreach_sub.ScalarList _foreach_sub_.List
+_foreach_sub_.Scalar _foreach_sub_.ScalarList _fused_adamw_ _grouped_mm _index_put_impl_ _linalg_solve_ex
+_local_scalar_dense _log_softmax _log_softmax_backward_data _native_batch_norm_legit _pin_memory _prelu_kernel
+_reshape_alias _resize_output_ _scaled_dot_product_efficient_attention
+_scaled_dot_product_efficient_attention_backward _scaled_dot_product_flash_attention
+_scaled_dot_product_flash_attention_backward _softmax _softmax_backward_data _thnn_fused_lstm_cell _unique
+_unique2 _upsample_bicubic2d_aa _upsample_bilinear2d_aa _upsample_nearest_exact1d _upsample_nearest_exact2d
+_upsample_nearest_exact3d _weight_norm_interface abs acos acosh adaptive_avg_pool2d add addcdiv addcmul addmm
+addmv all amax amin aminmax angle any arange argmax argmin argsort as_strided asin asinh atan atan2 atanh
+avg_pool2d avg_pool3d baddbmm bernoulli bernoulli_ binary_cross_entropy bincount binomial bitwise_and
+bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor bmm bucketize cat ceil channel_shuffle
+cholesky clamp clamp_max clamp_min col2im convolution convolution_backward copysign cos cosh count_nonzero
+cumprod cumsum digamma div elu elu_backward embedding_dense_backward empty empty_strided eq equal erf erfc
+erfinv exp exp2 expm1 exponential_ eye fill_ flip floor floor_divide floor_divide_ fmax fmin fmod frac frexp
+gather gcd ge gelu gelu_backward glu glu_jvp grid_sampler_2d grid_sampler_3d gt hardshrink hardsigmoid hardswish
+hardswish_ hardtanh histc huber_loss hypot i0 igamma igammac im2col index index_add index_fill_ index_reduce
+index_select is_pinned is_set_to isin isnan isneginf isposinf kthvalue lcm le leaky_relu lerp lgamma
+linalg_cross linalg_lu_factor_ex linalg_lu_solve linalg_qr linalg_vector_norm linear linspace log log10 log1p
+log2 log_sigmoid_forward logaddexp logaddexp2 logical_and logical_not logical_or logical_xor logit logit_
+logspace lstm_cell lt masked_fill_ masked_scatter_ masked_select max max_pool2d_with_indices
+max_pool3d_with_indices maximum mean median min minimum mish mm mode mse_loss mse_loss_backward mul
+multi_margin_loss multinomial nan_to_num nanmedian nansum native_batch_norm native_dropout
+native_dropout_backward native_group_norm native_layer_norm native_layer_norm_backward ne neg nll_loss2d_forward
+nll_loss_backward nll_loss_forward nonzero normal_ poisson polar pow prod random_ randperm range reciprocal
+record_stream reflection_pad1d reflection_pad2d reflection_pad3d relu relu_ remainder repeat repeat_interleave
+replication_pad1d replication_pad2d replication_pad3d resize_ roll round rsqrt rsub scatter scatter_add
+scatter_reduce set_ sigmoid sigmoid_backward sign silu silu_backward sin sinc sinh smooth_l1_loss softplus sort
+sqrt std std_mean sub sum tanh tanh_backward threshold topk trace tril triu unfold uniform_ unique_consecutive
+upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_nearest2d upsample_nearest3d
+upsample_trilinear3d var var_mean view view_as_complex view_as_real where xlogy zero_
+)";
+}  // namespace simgcu

@@ -1,0 +1,184 @@
+"""SIM_GCU_PROFILE: what the vendor's lists send to the CPU goes there on that card, counted; strict refuses it."""
+
+from __future__ import annotations
+
+import json
+
+from tests.simulators import needs_current_card
+from tests.simulators.current.test_faithful import REFUSED
+
+pytestmark = needs_current_card
+
+STEP = """
+import json, torch, torch_gcu
+import torch.nn.functional as F
+x = torch.linspace(-2, 2, 32).view(4, 8)
+def gradient(function, device):
+    y = x.clone().to(device).requires_grad_()
+    function(y).sum().backward()
+    return y.grad.cpu()
+"""
+
+
+def test_each_card_sends_its_own_list_with_the_cpus_numbers_and_counts_it(card):
+    script = (
+        STEP
+        + """
+for function in (F.gelu, F.silu, F.relu, torch.sinh, lambda y: y.roll(1).softmax(0)):
+    assert torch.equal(gradient(function, "gcu"), gradient(function, "cpu"))
+print(json.dumps([torch_gcu.simulator.fallbacks(), torch_gcu.simulator.fallback_bytes()]))
+"""
+    )
+    found = {}
+    for profile in ("s60", "l600", ""):
+        (printed,) = card(script, SIM_GCU_PROFILE=profile)
+        found[profile], sizes = json.loads(printed.splitlines()[-1])
+        # Two tensors are read and one is written; threshold_backward alone writes to out=.
+        assert {name: size // 128 for name, size in sizes.items()} == {
+            name: 2 if name == "aten::sinh" else 3 for name in found[profile]
+        }
+    s60 = {"aten::gelu_backward": 1, "aten::silu_backward": 1, "aten::_softmax_backward_data": 1}
+    l600 = {"aten::sinh": 1}
+    everywhere = {"aten::threshold_backward": 1}
+    assert found == {"s60": {**s60, **everywhere}, "l600": {**l600, **everywhere}, "": {**s60, **l600, **everywhere}}
+
+
+def test_strict_refuses_what_would_leave_that_card_and_nothing_else(card):
+    script = (
+        REFUSED
+        + """
+x = torch.ones(4, 8, device="gcu", requires_grad=True)
+refused(lambda: torch.relu(x).sum().backward(), NotImplementedError, "aten::threshold_backward", "SIM_GCU_STRICT=1")
+loss = torch.nn.functional.layer_norm(x, (8,)).sum()
+if torch.gcu.get_device_capability()[0] == 3:
+    refused(loss.backward, NotImplementedError, "aten::native_layer_norm_backward")
+else:
+    loss.backward()
+torch.fft.rfft(x.detach())
+"""
+    )
+    for profile in ("s60", "l600"):
+        card(script, SIM_GCU_PROFILE=profile, SIM_GCU_STRICT="1")
+
+
+def test_the_backends_lists_are_the_cards(card):
+    script = """
+    import re, torch, torch_gcu
+    from exp.backends_registry import create_backend
+    # Kinds that no training meets; the backend's module leaves them out.
+    other = "quant|sparse|_test|mkldnn|nested|special_|spdiags|_for_cpu|_foobar|int4|int8|_int_mm|scaled_mm|dep_token"
+    other += "|sdp_choice|efficientzero|jagged|_coo_|_csr|sspaddmm|compressed|from_file|assert|_padded|_empty_"
+    other += "|_transform_bias|transformer_encoder|_multi_head|histogramdd"
+    backend = create_backend({"_target_": "exp.backends.gcu.GcuBackend", "name": "gcu", "simulate": True})
+    backend.set_device(0)
+    strip = lambda name: name[:-1] if name.endswith("_") and not name.endswith("__") else name
+    ours = {strip(name) for name in backend.lacking_operators()}
+    cards = torch_gcu.simulator.lacking_operators()
+    assert not ours - cards, ours - cards
+    missing = [name for name in cards - ours if not re.search(other, name)]
+    assert not missing, missing
+    fused = backend.fused_attention("fp32"), backend.fused_attention("tf32"), backend.fused_attention("bf16")
+    print(len(ours), *fused)
+    """
+    printed = {profile: card(script, SIM_GCU_PROFILE=profile)[0].split() for profile in ("s60", "l600", "")}
+    assert [said[1:] for said in printed.values()] == [["True"] * 3, *[["False", "False", "True"]] * 2]
+    assert int(printed[""][0]) > int(printed["s60"][0]) > int(printed["l600"][0])
+
+
+def test_operators_registered_from_python_come_before_the_way_to_the_cpu(card):
+    card(
+        STEP
+        + """
+import warnings
+from torch.library import Library
+library = Library("aten", "IMPL")
+warnings.simplefilter("ignore")  # that they replace others
+library.impl("gelu_backward", lambda grad, self, approximate="none": grad * 2, "PrivateUse1")  # by the catch-all
+library.impl("silu_backward", lambda grad, self: grad * 3, "PrivateUse1")  # composed of others
+library.impl("convolution_backward", lambda *given: (given[1] * 0 + 4, given[2] * 0, None), "PrivateUse1")
+assert (gradient(F.gelu, "gcu") == 2).all() and (gradient(F.silu, "gcu") == 3).all()
+weight = torch.ones(2, 4, 3, device="gcu", requires_grad=True)
+assert (gradient(lambda y: F.conv1d(y[None], weight), "gcu") == 4).all()
+assert torch_gcu.simulator.fallbacks() == {}
+"""
+    )
+
+
+def test_l600_refuses_float32_in_fused_attention(card):
+    script = (
+        REFUSED
+        + """
+q = torch.randn(1, 2, 4, 8, device="gcu")
+attend = lambda: torch.nn.functional.scaled_dot_product_attention(q, q, q)
+if torch.gcu.get_device_capability()[0] == 4:
+    refused(attend, NotImplementedError, "fused attention in float32 ends the process")
+    torch.backends.cuda.enable_mem_efficient_sdp(False)  # the switch is not one vendor's alone
+attend()
+q = q.bfloat16()
+attend()
+"""
+    )
+    for profile in ("l600", "s60"):
+        card(script, SIM_GCU_PROFILE=profile)
+
+
+def test_the_vendors_statistics_give_the_backend_of_real_cards_its_calls(card):
+    script = (
+        STEP
+        + """
+from exp.backends.gcu import GcuBackend
+backend = GcuBackend(name="gcu")
+backend.set_device(0)
+gradient(F.gelu, "gcu"), gradient(F.gelu, "gcu")
+print(json.dumps(backend.fallbacks()))
+torch.gcu.debug.clear_op_statistics_info()
+assert "no data" in torch.gcu.debug.get_op_statistics_info()
+assert backend.fallbacks() is None
+"""
+    )
+    known = {"gelu_backward": [2, 0]}
+    asked = {
+        "": None,
+        "op_statistics=true": known,
+        "op_sync_mode=true OP_Statistics=True": known,
+        "op_statistics=true,op_sync_mode=true": None,  # one word, which the vendor does not know
+    }
+    for words, expected in asked.items():
+        (printed,) = card(script, ENFLAME_PT_OP_DEBUG_CONFIG=words)
+        assert json.loads(printed.splitlines()[-1]) == expected, words
+
+
+def test_a_text_in_other_words_counts_nothing():
+    from exp.backends._gcu_operators import counted
+
+    assert counted("Operator gelu_backward was called 2 times", frozenset({"gelu_backward"})) is None
+    assert counted("Op name: aten::add    Use count: 2", frozenset({"gelu_backward"})) == {}
+
+
+def test_an_unknown_profile_is_refused(card):
+    card(
+        """
+        try:
+            import torch_gcu
+        except ValueError as error:
+            assert "SIM_GCU_PROFILE=s61 is no card" in str(error)
+        else:
+            raise AssertionError
+        """,
+        SIM_GCU_PROFILE="s61",
+        TORCH_DEVICE_BACKEND_AUTOLOAD="0",
+    )
+
+
+def test_the_fused_adamw_leaves_an_s60_and_the_one_by_lists_does_not(card):
+    card(
+        """
+        import torch, torch_gcu
+        for form, expected in (("foreach", {}), ("fused", {"aten::_fused_adamw_": 1})):
+            weight = torch.nn.Parameter(torch.ones(8, device="gcu"))
+            weight.grad = torch.ones_like(weight)
+            torch.optim.AdamW([weight], **{form: True}).step()
+            assert torch_gcu.simulator.fallbacks() == expected, torch_gcu.simulator.fallbacks()
+        """,
+        SIM_GCU_PROFILE="s60",
+    )
