@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from exp.doctor.examination import Examination, Rendezvous
 from exp.doctor.local_checks import LocalChecks
+from exp.doctor.operator_check import check_operators
 from exp.doctor.record import Record
 from exp.errors import RunError
 
@@ -31,6 +32,7 @@ def diagnose(config: ExpConfig, folder: RunFolder, info: RankInfo, backend: Back
     examination.check("interpreter", alone.interpreter)
     examination.check("packages", alone.packages)
     examination.check("device", alone.select_device, needs=("packages",))
+    examination.check("variables", alone.variables, needs=("device",))
     if record.passed("packages"):
         _check_together(examination, meeting, alone, record)
     examination.check("data", alone.data)
@@ -55,6 +57,11 @@ def _check_together(examination: Examination, meeting: Rendezvous, alone: LocalC
         examination.check(name, body, needs=("device", "ranks"))
         meeting.pass_by(name, together.told())
     examination.check("autocast", alone.autocast, needs=("device",))
+    examination.check(
+        "operators",
+        lambda: check_operators(alone.backend, alone.device, alone.config.precision),
+        needs=("autocast",),
+    )
     examination.check("burst", lambda: alone.burst(together.ready_for_burst), needs=("device",))
     meeting.pass_by("burst", together.told())
     examination.check("utilisation", alone.utilisation, needs=("burst",))

@@ -90,6 +90,14 @@ class LocalChecks:
         which = (str(device), described["name"], described["identity"])
         return Findings(", ".join(part for part in which if part), described)
 
+    def variables(self) -> Findings:
+        """No environment variable does harm, or nothing, where the user expects something of it."""
+        cautions = self.backend.cautions()
+        if not cautions:
+            return Findings("none that does harm")
+        finding = "; ".join(caution.partition("; ")[0] for caution in cautions)
+        return Findings(finding, advice="; ".join(caution.partition("; ")[2] or caution for caution in cautions))
+
     def memory(self) -> Findings:
         """Memory of the device, and whether another process holds it."""
         sizes = self.backend.free_memory() or self._memory_by_monitor()

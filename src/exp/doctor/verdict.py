@@ -23,6 +23,7 @@ __all__ = ["assemble", "clear", "value_of"]
 _SLOW = 0.25
 _OTHER_NODES_S = 5.0
 _NO_SPACE = 2**16
+_ANOTHER = "another rank did not go on"
 
 
 def clear(folder: RunFolder) -> None:
@@ -44,7 +45,7 @@ def assemble(config: ExpConfig, folder: RunFolder, outcome: Outcome, started: fl
     ended = time.time()
     world_size = config.nproc * config.launcher.nnodes
     records = _read(folder, world_size, wait=config.launcher.nnodes > 1)
-    ranks = [_Rank(rank, records.get(rank), config, outcome, ended).judged() for rank in range(world_size)]
+    ranks = [_Rank(rank, records.get(rank), config, outcome, (started, ended)).judged() for rank in range(world_size)]
     _mark_consequences(ranks)
     _blame_missing(ranks, config.task.timeout_s)
     _compare_packages(ranks)
@@ -104,7 +105,12 @@ class _Rank:
     """One rank's record, completed by what is known of its end."""
 
     def __init__(
-        self, rank: int, record: dict[str, Any] | None, config: ExpConfig, outcome: Outcome, ended: float
+        self,
+        rank: int,
+        record: dict[str, Any] | None,
+        config: ExpConfig,
+        outcome: Outcome,
+        launch: tuple[float, float],
     ) -> None:
         self.rank = rank
         self.record = record or {
@@ -119,7 +125,8 @@ class _Rank:
         self.left_record = record is not None
         self.failure = next((failure for failure in outcome.failures if failure.rank == rank), None)
         self.detail = None if outcome.failures else outcome.detail
-        self.ended = ended
+        self.others_failed = bool(outcome.failures)
+        self.started, self.ended = launch
 
     def judged(self) -> dict[str, Any]:
         """The record, with every check there, the verdict, and the check that the rank hung or died in, or None."""
@@ -140,6 +147,9 @@ class _Rank:
         """What an unfinished rank was doing, and why it did not finish."""
         log = "look at logs/rank<n>.log"
         if not self.left_record:
+            if self.failure is None and self.others_failed and self.ended - self.started < self.timeout_s:
+                # The launcher ends all as soon as one has died, also those that are still being started.
+                return Check("ranks", SKIPPED, f"ended with the job before its first check, because {_ANOTHER}")
             why = f"never arrived: it left no record within {self.timeout_s} s"
             if self.failure is not None:
                 why = f"ended before its first check: {self.failure.message.splitlines()[0]}"
@@ -159,7 +169,7 @@ class _Rank:
                 "the stack at that moment is in logs/rank<n>.log; where it is only slow, raise task.timeout_s",
                 seconds=round(seconds, 1),
             )
-        return Check(name, SKIPPED, "ended with the job, because another rank did not go on")
+        return Check(name, SKIPPED, f"ended with the job, because {_ANOTHER}")
 
     def _next_check(self) -> str:
         done = {check["name"] for check in self.record["checks"]}
