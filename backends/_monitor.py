@@ -7,14 +7,16 @@ they recognise and leave out the rest: a monitor of another version must not bre
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
-from typing import Any, Callable, Iterator
+from typing import Any, Callable, Iterator, Sequence
 
 __all__ = ["efsmi", "nvidia_smi", "parse_efsmi", "parse_nvidia_smi", "parse_rocm_smi", "reading", "rocm_smi"]
 
 _TIMEOUT_S = 10
+_EFSMI_PLACES = ("/usr/bin", "/usr/sbin", "/usr/local/efsmi", "/opt/tops/bin")  # not on every PATH
 _MIB = 2**20
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
@@ -37,15 +39,15 @@ def reading(index: int, **known: Any) -> dict[str, Any]:
     Args:
         index: number of the card on its host, visible or not.
         **known: ``name``, ``uuid``, ``bus_id``, ``utilisation_percent``, ``memory_used`` and ``memory_total`` (bytes),
-            ``temperature_c``, ``power_w``, ``state`` (the monitor's own word, such as ``Sleep``).
+            ``temperature_c``, ``power_w``, ``state`` (the monitor's own word, such as ``Sleep``), ``serial``.
     """
     keys = ("name", "uuid", "bus_id", "utilisation_percent", "memory_used", "memory_total", "temperature_c", "power_w")
-    return {"index": index, **{key: known.get(key) for key in (*keys, "state")}}
+    return {"index": index, **{key: known.get(key) for key in (*keys, "state", "serial")}}
 
 
 def efsmi() -> list[dict[str, Any]]:
     """Enflame's cards: the long form, and the table where that is not understood."""
-    return _ask(parse_efsmi, ["efsmi", "-q"]) or _ask(parse_efsmi, ["efsmi"])
+    return _ask(parse_efsmi, ["efsmi", "-q"], _EFSMI_PLACES) or _ask(parse_efsmi, ["efsmi"], _EFSMI_PLACES)
 
 
 def rocm_smi() -> list[dict[str, Any]]:
@@ -60,9 +62,19 @@ def nvidia_smi() -> list[dict[str, Any]]:
     return _ask(parse_nvidia_smi, ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"])
 
 
-def _ask(parse: Callable[[str], list[dict[str, Any]]], command: list[str]) -> list[dict[str, Any]]:
-    """What the monitor says; nothing where it is missing, fails, or does not answer in time."""
+def _ask(
+    parse: Callable[[str], list[dict[str, Any]]], command: list[str], places: Sequence[str] = ()
+) -> list[dict[str, Any]]:
+    """What the monitor says; nothing where it is missing, fails, or does not answer in time.
+
+    Args:
+        parse: takes what it prints.
+        command: the program, looked for on PATH, and its arguments.
+        places: folders in which it is looked for next.
+    """
     program = shutil.which(command[0])
+    if program is None and places:
+        program = shutil.which(command[0], path=os.pathsep.join(places))
     if program is None:
         return []
     try:
@@ -141,6 +153,7 @@ def _efsmi_long(text: str) -> Iterator[dict[str, Any]]:
             int(head),
             name=_text(values.get("Dev Name")),
             uuid=_text(values.get("Dev UUID")),
+            serial=_text(values.get("Dev SN")),
             bus_id="{}:{}:{}.{}".format(*place) if all(place) else None,
             utilisation_percent=_number(values.get("GCU Usage")),
             # Older drivers say Mem Size and Mem Usage.
@@ -153,12 +166,15 @@ def _efsmi_long(text: str) -> Iterator[dict[str, Any]]:
 
 
 def _efsmi_table(text: str) -> Iterator[dict[str, Any]]:
-    """Two lines for each card; the second has no number of its own, so it belongs to the first."""
+    """Two lines for each card; the second has no number of its own, so it belongs to the first.
+
+    Rows are framed by ``|``, and those of the T20 by ``*``.
+    """
     head: list[list[str]] | None = None
     for line in text.splitlines():
-        cells = [cell.split() for cell in line.strip().strip("|").split("|")]
+        cells = [cell.split() for cell in line.strip().strip("|*").split("|")]
         if len(cells) != 3 or not all(cells):
-            head = None if not line.strip().startswith("|") else head
+            head = None if not line.strip().startswith(("|", "*")) else head
             continue
         if head is None:
             if cells[0][0].isdigit() and re.match(r"[0-9a-fA-F]+:[0-9a-fA-F]+", cells[2][0]):
@@ -170,10 +186,11 @@ def _efsmi_table(text: str) -> Iterator[dict[str, Any]]:
             name=" ".join(head[0][1:]) or None,
             bus_id=head[2][0],
             utilisation_percent=_number(next((word for word in cells[2] if word.endswith("%")), None)),
-            memory_total=_bytes(_number(cells[1][0]), _MIB) if cells[1][0].endswith("MiB") else None,
+            memory_total=_size(cells[1][0]),
             temperature_c=_number(cells[0][0]),
             power_w=_number(power),
             state=next((word for word in cells[0] if re.fullmatch(r"Sleep|Active|L(P)?\d+", word)), None),
+            serial=_text(cells[2][-1]) if not cells[2][-1].endswith("%") else None,
         )
         head = None
 
@@ -189,6 +206,12 @@ def _first(values: dict[str, Any], *beginnings: str) -> Any:
 def _number(value: Any) -> float | None:
     match = _NUMBER.search(str(value)) if value is not None else None
     return float(match.group()) if match else None
+
+
+def _size(text: str) -> int | None:
+    """Bytes of ``49120MiB`` or ``32G``."""
+    match = re.fullmatch(r"(\d+)(MiB|G|GiB)", text)
+    return None if match is None else int(match.group(1)) * (_MIB if match.group(2) == "MiB" else 2**30)
 
 
 def _bytes(value: float | None, unit: int) -> int | None:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import importlib.util
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any, Iterator, Sequence
 
 __all__ = [
+    "AUTOLOAD",
+    "ask_python",
+    "count_by_torch",
     "count_visible",
     "nvml_device_count",
     "nvml_driver_version",
@@ -21,6 +26,10 @@ __all__ = [
     "visible_name",
 ]
 
+AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+"""Whether torch loads the plug-ins that announce themselves to it: 1 (the default) or not."""
+
+_COUNT_TIMEOUT_S = 60
 _VERSION_LENGTH = 80  # NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE of nvml.h
 
 
@@ -41,6 +50,58 @@ def torch_build() -> dict[str, str | None]:
     for match in re.finditer(r"^(?:__)?(version|cuda|hip)(?:__)?(?:\s*:[^=]*)?\s*=\s*'([^']*)'", text, re.MULTILINE):
         found[match.group(1)] = match.group(2)
     return found
+
+
+@functools.lru_cache(maxsize=None)
+def count_by_torch(script: str, visible: tuple[str | None, ...]) -> tuple[int, str | None]:
+    """Have torch count cards, in a process of its own: it takes seconds, and may make a device context.
+
+    Args:
+        script: Python that prints ``count`` and the number. Plug-ins are loaded by what it imports itself.
+        visible: the visible-device variables, which torch reads itself; here they only tell answers apart.
+
+    Returns:
+        The number of cards, and why there is no answer, or None.
+    """
+    del visible
+    answer, problem = ask_python(f"import torch\n{script}", r"count (\d+)", "0", timeout_s=_COUNT_TIMEOUT_S)
+    return 0 if answer is None else int(answer), problem
+
+
+def ask_python(
+    script: str, answer: str, autoload: str, arguments: Sequence[str] = (), *, timeout_s: float
+) -> tuple[str | None, str | None]:
+    """Run Python in a process of its own, for what this one must not import.
+
+    Args:
+        script: prints the answer on a line of its own, whatever libraries print beside it, and however they end.
+        answer: regular expression of that line, with one group.
+        autoload: whether torch loads plug-ins by itself there, ``"1"`` or ``"0"``.
+        arguments: of the script.
+        timeout_s: after so many seconds there is none.
+
+    Returns:
+        The group, and None; or None, and why there is no answer.
+    """
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", script, *arguments],
+            env={**os.environ, AUTOLOAD: autoload},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return None, f"no answer within {timeout_s} s"
+    for line in done.stdout.splitlines():
+        found = re.fullmatch(answer, line)
+        if found:
+            return found.group(1), None
+    said = done.stderr.strip().splitlines()
+    return None, said[-1] if said else f"exit status {done.returncode}"
 
 
 @contextlib.contextmanager

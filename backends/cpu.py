@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Sequence
 
 from exp.backend import Backend
+from exp.cores import usable_cores
 
 if TYPE_CHECKING:
     import torch
@@ -26,6 +27,7 @@ class CpuBackend(Backend):
     precisions = ("fp32", "bf16")
     default_process_group = "gloo"
     gloo_carries_device = True
+    loads_plugins = False
     variables = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "GOMP_SPINCOUNT", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 
     def why_unavailable(self) -> None:
@@ -33,21 +35,15 @@ class CpuBackend(Backend):
 
     def device_count(self) -> int:
         """Cores that this process may use."""
-        return len(os.sched_getaffinity(0))
-
-    def threads(self, local_world_size: int) -> int:
-        """Threads per worker: the cores shared out, at least one."""
-        return max(1, self.device_count() // local_world_size)
+        return usable_cores()
 
     def only(self, devices: Sequence[int], nproc: int) -> dict[str, str]:
         """As many threads per worker as there are cores for it, unless the user has said how many."""
         return {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(max(1, len(devices) // nproc))}
 
     def worker_env(self, local_rank: int, local_world_size: int, single_node: bool) -> dict[str, str]:
-        """One share of the cores per worker: left alone, each would start as many threads as there are cores."""
-        defaults = {"OMP_NUM_THREADS": str(self.threads(local_world_size))}
-        environment = {**defaults, **super().worker_env(local_rank, local_world_size, single_node)}
-        # MKL's own variable wins over OpenMP's inside MKL: it has to follow what OpenMP will really be told.
+        """MKL's own variable wins over OpenMP's inside MKL: it has to follow what OpenMP will really be told."""
+        environment = super().worker_env(local_rank, local_world_size, single_node)
         threads = os.environ.get("OMP_NUM_THREADS", environment["OMP_NUM_THREADS"])
         return {"MKL_NUM_THREADS": threads, **environment}
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Callable
 
 from exp.backends import _monitor, _probe
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["CudaBackend"]
 
 _PROC = Path("/proc/driver/nvidia/gpus")
+_UPSTREAM = re.compile(r"[^+]*(\+(cpu|cu\d+|rocm[\d.]+))?")  # versions of PyTorch's own builds
 _AMPERE = 8  # compute capability: the first with bf16 and TF32
 
 
@@ -27,8 +29,12 @@ class CudaBackend(Backend):
     precisions = ("fp32", "bf16", "fp16", "tf32")
     default_process_group = "cpu:gloo,cuda:nccl"
     gloo_carries_device = True
+    pins_memory = True
+    loads_plugins = False
     supports_sync_batchnorm = True
     visible_variables = ("CUDA_VISIBLE_DEVICES",)
+    hiding_variables: tuple[str, ...] = visible_variables
+    """All that hide cards from torch."""
     variables = (
         "CUDA_VISIBLE_DEVICES",
         "CUDA_DEVICE_ORDER",
@@ -52,21 +58,52 @@ class CudaBackend(Backend):
             return f"torch {build['version']} is built for ROCm; use backend=rocm"
         if not build["cuda"]:
             return f"torch {build['version']} is built without CUDA; install a CUDA build of torch"
-        if self._total() == 0:
-            return (
-                f"no NVIDIA driver answers (looked for libnvidia-ml.so.1 and {_PROC}); "
-                "install the driver, or give the container access to the cards"
-            )
-        if self.device_count() == 0:
-            return "CUDA_VISIBLE_DEVICES hides every card; unset it"
-        return None
+        return self._why_no_card(
+            f"no NVIDIA driver answers (looked for libnvidia-ml.so.1 and {_PROC}); "
+            "install the driver, or give the container access to the cards"
+        )
+
+    def _why_no_card(self, without_driver: str) -> str | None:
+        """None where there is a visible card; else why not, ``without_driver`` where there is none at all."""
+        if self.device_count():
+            return None
+        if self._total():
+            return f"{' or '.join(self.hiding_variables)} hides every card; unset it"
+        if self._is_upstream():
+            return without_driver
+        said = self._counted_by_torch()[1]
+        return (
+            f"torch {_probe.torch_build()['version']} counts no card{f' ({said})' if said else ''}; check the vendor's "
+            f"driver, LD_LIBRARY_PATH, and {' and '.join(self.hiding_variables)}"
+        )
 
     def _total(self) -> int:
+        """Cards of the host, visible or not, by the fast ways."""
         return _probe.nvml_device_count() or (len(list(_PROC.iterdir())) if _PROC.is_dir() else 0)
 
+    def _visible(self, total: int) -> int:
+        """How many of ``total`` cards the variables leave."""
+        return _probe.count_visible(total, *self.hiding_variables)
+
+    @staticmethod
+    def _is_upstream() -> bool:
+        return bool(_UPSTREAM.fullmatch(_probe.torch_build()["version"] or ""))
+
+    def _counted_by_torch(self) -> tuple[int, str | None]:
+        """Visible cards by torch itself, and why it has no answer; asked of builds by others alone: it takes seconds.
+
+        Other vendors' cards (MetaX, Iluvatar; Hygon under ROCm) answer to this device type, through a build of torch of
+        their own, and have no library or folder of the families' first vendors.
+        """
+        if self._is_upstream():
+            return 0, None
+        visible = tuple(os.environ.get(name) for name in self.hiding_variables)
+        return _probe.count_by_torch("print('count', torch.cuda.device_count())", visible)
+
     def device_count(self) -> int:
-        """Cards that CUDA_VISIBLE_DEVICES leaves."""
-        return _probe.count_visible(self._total(), "CUDA_VISIBLE_DEVICES")
+        """Cards that the visible-device variables leave, by the fast ways, or else as torch counts them."""
+        total = self._total()
+        return self._visible(total) if total else self._counted_by_torch()[0]
 
     def worker_env(self, local_rank: int, local_world_size: int, single_node: bool) -> dict[str, str]:
         """On a single node NCCL's bootstrap stays on the loopback interface."""
@@ -147,6 +184,15 @@ class CudaBackend(Backend):
         import torch
 
         torch.cuda.synchronize()
+
+    def mark(self) -> Callable[[], object]:
+        """An event at the end of the current stream."""
+        import torch
+
+        event: Any = torch.cuda.Event()
+        event.record()
+        wait: Callable[[], object] = event.synchronize
+        return wait
 
     def memory(self) -> dict[str, int]:
         """Bytes on the current card."""

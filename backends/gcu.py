@@ -8,17 +8,18 @@ public sources and manuals; see docs/hardware.md for what was verified how.
 
 from __future__ import annotations
 
-import functools
 import importlib
 import importlib.util
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Mapping
 
-from exp.backends import _monitor, _probe
+from exp.backends import _efml, _gcu_operators, _monitor, _probe
+from exp.backends._gcu_environment import REPORTED, cautions, counting, is_counting
 
-from exp.backend import Backend
+from exp.backend import FLOAT32, Backend
 from exp.environment import version_of
 from exp.errors import UnavailableError
 
@@ -31,11 +32,12 @@ _NO_SIMULATOR = (
     "backend.simulate=true needs the package simulated_gcu; install it from the repository: pip install simulators/gcu"
 )
 
-_COUNT_TIMEOUT_S = 60
 _COUNT = {
-    False: "import torch, torch_gcu; print('count', torch.gcu.device_count())",
-    True: "import torch, torch_gcu; print('count', torch_gcu.device_count())",
+    False: "import torch_gcu; print('count', torch.gcu.device_count())",
+    True: "import torch_gcu; print('count', torch_gcu.device_count())",
 }
+_VISIBLE = "TOPS_VISIBLE_DEVICES"
+_TOPS = Path("/opt/tops")
 
 
 def _gcu() -> Any:
@@ -54,7 +56,7 @@ def _why_not_simulated() -> str | None:
     if importlib.util.find_spec("simulated_gcu") is None:
         return _NO_SIMULATOR
     try:
-        _simulator().generation()
+        _simulator().device_count()
     except RuntimeError as error:
         return str(error)
     return None
@@ -65,32 +67,40 @@ def is_legacy() -> bool:
     return int((_probe.torch_build()["version"] or "2").split(".")[0]) < 2
 
 
-@functools.lru_cache(maxsize=None)
-def _count_cards(visible: str | None) -> tuple[int, str | None]:
-    """Ask torch_gcu for its cards, in a process of its own: counting may make a context, and takes torch.
+def _visible_cards() -> list[int] | None:
+    """Numbers on the host of the visible cards, by the management library; None where only the plug-in can tell."""
+    total, visible = _efml.count(), os.environ.get(_VISIBLE)
+    if total is None:
+        return None
+    names = [] if visible is None else visible.split(",")
+    if all(name.strip().lstrip("-").isdigit() or not name.strip() for name in names):
+        return [_probe.visible_card(index, _VISIBLE) or 0 for index in range(_probe.count_visible(total, _VISIBLE))]
+    if not all(name.strip().startswith("GCU-") for name in names):
+        return None  # parts of cards
+    found = [_efml.card_of(name) for name in names]  # as the plug-in: a name after a space is none
+    known = [card for card in found[: (*found, None).index(None)] if card is not None]
+    return known if len(set(known)) == len(known) else []
 
-    Args:
-        visible: TOPS_VISIBLE_DEVICES, which the plug-in reads itself; here it only tells answers apart.
 
-    Returns:
-        The number of cards, and why there is no answer, or None.
-    """
-    del visible
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", _COUNT[is_legacy()]],
-            capture_output=True,
-            text=True,
-            timeout=_COUNT_TIMEOUT_S,
-            check=False,
+def _count_cards() -> tuple[int, str | None]:
+    """The number of visible cards, and why there is no answer, or None."""
+    cards = _visible_cards()
+    if cards is not None:
+        return len(cards), None
+    return _probe.count_by_torch(_COUNT[is_legacy()], (os.environ.get(_VISIBLE),))
+
+
+def _how_to_install() -> str:
+    """Where the plug-in may be that this interpreter does not see."""
+    packages = sorted(_TOPS.glob("lib/python3*/site-packages/torch_gcu"))
+    if packages:
+        return f"it is in {packages[0].parent}: put that on PYTHONPATH, in an environment of the same Python version"
+    if _TOPS.is_dir():
+        return (
+            f"{_TOPS} is there, so the system's Python may have it: use an environment that sees the system's packages "
+            "(make setup SYSTEM=1, or python -m venv --system-site-packages)"
         )
-    except subprocess.TimeoutExpired:
-        return 0, f"no answer within {_COUNT_TIMEOUT_S} s"
-    for line in done.stdout.splitlines():
-        if line.startswith("count "):
-            return int(line.split()[1]), None
-    said = done.stderr.strip().splitlines()
-    return 0, said[-1] if said else f"exit status {done.returncode}"
+    return "install the one that goes with torch from the vendor's TopsRider package"
 
 
 class GcuBackend(Backend):
@@ -99,24 +109,12 @@ class GcuBackend(Backend):
     device_type = "gcu"
     precisions = ("fp32", "bf16", "fp16")
     default_process_group = "cpu:gloo,gcu:eccl"
+    reduces_means = False  # before ECCL 2.10
     has_simulator = True
+    pins_memory = True
     visible_variables = ("TOPS_VISIBLE_DEVICES",)
-    variables = (
-        "TOPS_VISIBLE_DEVICES",
-        "ECCL_DEBUG",
-        "ECCL_TIMEOUT",
-        "ECCL_SOCKET_IFNAME",
-        "ECCL_MAX_NCHANNELS",
-        "ECCL_ASYNC_DISABLE",
-        "ECCL_RUNTIME_3_0_ENABLE",
-        "ENFLAME_LOG_DEBUG_LEVEL",
-        "ENFLAME_LOG_DEBUG_MOD",
-        "TORCH_GCU_ENABLE_INT64_AND_UINT64",
-        "TORCH_DEVICE_BACKEND_AUTOLOAD",
-        "SIM_GCU_COUNT",
-        "SIM_GCU_MEMORY",
-        "SIM_GCU_STRICT",
-    )
+    variables = REPORTED
+    loads_plugins = False
 
     def __new__(cls, *_args: Any, **_kwargs: Any) -> GcuBackend:
         """Choose the legacy class under torch < 2.0."""
@@ -140,11 +138,10 @@ class GcuBackend(Backend):
             return _why_not_simulated()
         if importlib.util.find_spec("torch_gcu") is None:
             return (
-                f"looked for the package torch_gcu in {sys.executable} and found none; "
-                "install the one that goes with torch from the vendor's TopsRider package, or make a dry run on "
-                "simulated cards with backend.simulate=true"
+                f"looked for the package torch_gcu in {sys.executable} and found none; {_how_to_install()}, or make a "
+                "dry run on simulated cards with backend.simulate=true"
             )
-        count, problem = _count_cards(os.environ.get("TOPS_VISIBLE_DEVICES"))
+        count, problem = _count_cards()
         if problem:
             return (
                 f"torch_gcu is installed, but cannot count its cards ({problem}); "
@@ -155,12 +152,12 @@ class GcuBackend(Backend):
         return None
 
     def device_count(self) -> int:
-        """Cards that torch_gcu counts, TOPS_VISIBLE_DEVICES respected; asked once per process."""
+        """Cards that the management library counts, else torch_gcu, TOPS_VISIBLE_DEVICES respected."""
         if self.simulate:
             return 0 if _why_not_simulated() else _simulator().device_count()
         if _probe.torch_missing() or importlib.util.find_spec("torch_gcu") is None:
             return 0
-        return _count_cards(os.environ.get("TOPS_VISIBLE_DEVICES"))[0]
+        return _count_cards()[0]
 
     def prepare(self) -> None:
         """Compile the simulated card where it has not been yet; in a process of its own, because that takes torch."""
@@ -172,22 +169,18 @@ class GcuBackend(Backend):
         if done.returncode != 0:
             raise UnavailableError(f"backend={self.name} backend.simulate=true: there is no simulated card; see above")
 
-    def worker_env(self, local_rank: int, local_world_size: int, single_node: bool) -> dict[str, str]:
-        """Simulated cards share the cores, and keep torch from loading a real plug-in before them."""
-        defaults = {}
-        if self.simulate:
-            cores = len(os.sched_getaffinity(0))
-            defaults = {
-                "OMP_NUM_THREADS": str(max(1, cores // local_world_size)),
-                "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
-            }
-        return {**defaults, **super().worker_env(local_rank, local_world_size, single_node)}
-
     def _plugin(self) -> Any:
         """The vendor's package, or the simulated one; importing it registers the device, and twice is harmless."""
         if self.simulate:
             _simulator().activate()
-        return importlib.import_module("torch_gcu")
+        try:
+            return importlib.import_module("torch_gcu")
+        except Exception as error:  # it changes torch as it loads: one that does not fit may raise anything
+            said = (str(error).splitlines() or ["no message"])[0]
+            raise UnavailableError(
+                f"torch_gcu does not import ({type(error).__name__}: {said}); check that "
+                "LD_LIBRARY_PATH has the TOPS libraries, and that torch is of the version that it was built for"
+            ) from error
 
     def set_device(self, local_rank: int) -> torch.device:
         """Select the card; imports the plug-in, which must be there before the process group is made."""
@@ -256,6 +249,37 @@ class GcuBackend(Backend):
         free, total = _gcu().mem_get_info()
         return int(free), int(total)
 
+    def lacking_operators(self) -> frozenset[str]:
+        """The vendor's lists for the current card, less ``options.native``; nothing is known of legacy cards."""
+        if is_legacy():
+            return frozenset()
+        return _gcu_operators.lacking(_gcu().get_device_capability()[0], self.options.get("native", ()))
+
+    def fused_attention(self, precision: str) -> bool:
+        """Not in float32, but on the cards that are known to take it: others end the process, without an error."""
+        if is_legacy() or precision not in FLOAT32:
+            return True
+        return _gcu().get_device_capability()[0] in _gcu_operators.FLOAT32_ATTENTION
+
+    def why_not_compiled(self) -> str | None:
+        """S60: compiled kernels fail there, or end the process, where they have 64-bit integers."""
+        s60 = _gcu().get_device_capability()[0] == 3
+        return "compiled kernels fail, or end the process, on cards of this architecture (3: S60)" if s60 else None
+
+    def fallbacks(self) -> Mapping[str, tuple[int, int]] | None:
+        """Simulated cards count them; real ones where ENFLAME_PT_OP_DEBUG_CONFIG asks for ``op_statistics=true``."""
+        if self.simulate:
+            told = importlib.import_module("torch_gcu.simulator")
+            sizes = {} if is_legacy() else told.fallback_bytes()
+            return {name.partition("::")[2]: (calls, sizes.get(name, 0)) for name, calls in told.fallbacks().items()}
+        if is_legacy() or not is_counting():
+            return None
+        return _gcu_operators.counted(_gcu().debug.get_op_statistics_info(), self.lacking_operators())
+
+    def counting_env(self) -> dict[str, str]:
+        """The vendor's statistics; simulated cards count anyway, and the legacy generation has none."""
+        return {} if self.simulate or is_legacy() else counting()
+
     def packages(self) -> dict[str, str | None]:
         """The plug-in."""
         if self.simulate:
@@ -263,17 +287,24 @@ class GcuBackend(Backend):
         return {"torch_gcu": version_of("torch_gcu") or version_of("torch-gcu")}
 
     def monitor(self) -> list[dict[str, Any]]:
-        """What efsmi says; nothing of simulated cards."""
-        return [] if self.simulate else _monitor.efsmi()
+        """What the management library says, or efsmi where it is missing; nothing of simulated cards."""
+        return [] if self.simulate else _efml.readings() or _monitor.efsmi()
+
+    def cautions(self) -> list[str]:
+        """Variables that nothing reads, and the one that breaks the S60."""
+        properties = _gcu().get_device_properties(_gcu().current_device())
+        return cautions(getattr(properties, "major", None))
 
     def describe(self, device: torch.device) -> dict[str, Any]:
-        """Name, index and total memory in bytes of the card, and its number on the host."""
-        properties = _gcu().get_device_properties(device.index)
-        described = {"name": properties.name, "index": device.index, "memory": properties.total_memory}
-        return {**described, **place_of(device.index)}
+        """Name, index and total memory in bytes of the card, and what tells it from the others of its host."""
+        about = _gcu().get_device_properties(device.index)
+        return {"name": about.name, "index": device.index, "memory": about.total_memory, **self._place(device.index)}
 
-
-def place_of(index: int) -> dict[str, Any]:
-    """The card's number on the host, or the name that the variable gives it."""
-    card = _probe.visible_card(index, "TOPS_VISIBLE_DEVICES")
-    return {"visible": _probe.visible_name(index, "TOPS_VISIBLE_DEVICES")} if card is None else {"card": card}
+    def _place(self, index: int) -> dict[str, Any]:
+        """The card's number on the host and its UUID, as far as they are known, or its name in the variable."""
+        cards = None if self.simulate else _visible_cards()
+        if cards is not None and index < len(cards):
+            uuid = _efml.uuids().get(cards[index])
+            return {"card": cards[index], **({"uuid": uuid} if uuid else {})}
+        card = _probe.visible_card(index, _VISIBLE)
+        return {"visible": _probe.visible_name(index, _VISIBLE)} if card is None else {"card": card}

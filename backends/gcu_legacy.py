@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import os
-from typing import TYPE_CHECKING, Any
+import sys
+from typing import TYPE_CHECKING, Any, Iterator, Sequence
 
-from exp.backends.gcu import GcuBackend, place_of
+from exp.backends import _gcu_environment
+from exp.backends.gcu import GcuBackend
 
 from exp.errors import ConfigError
 
@@ -14,20 +17,64 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     import torch
+    from torch import nn
     from torch.distributed import Store
 
 __all__ = ["LegacyGcuBackend"]
+
+_CLEAN_UP = "_prepare_to_exit"  # private, and fixed: the last release of this generation is out
+_EFP = "ENFLAME_ENABLE_EFP"
+_STEPS = ("live", "model")
+_MODES = ("SYNC", "ASYNC", "SAFEASYNC")
+_BATCHES_PER_GRAPH = 32
 
 
 class LegacyGcuBackend(GcuBackend):
     """Legacy cards: lazy graphs, the vendor's own collectives (``eccl`` only) and DDP.
 
-    fp32 only: mixed precision of this generation (``torch_gcu.amp``) crashed the driver for its users.
+    No ``bf16`` and ``fp16``: mixed precision of this generation (``torch_gcu.amp``) crashed the driver for its users.
+    The vendor's own trainings let the compiler round, by an environment variable: ``efp``.
+
+    ``options`` of the configuration:
+
+    * ``step``: ``live`` ends a step with the graph of every live tensor; ``model`` with parameters, optimizer state,
+      buffers and losses alone, as the vendor's own trainings do, and evaluates with the graph of the outputs. Tensors
+      that live beyond a step and are not among these (of a hook, an average of weights) then wait, and keep what they
+      need.
+    * ``mode``: how the graph is run, one of the vendor's ``JitRunMode``.
     """
 
     device_type = "xla"
-    precisions = ("fp32",)
+    pins_memory = False
+    precisions = ("fp32", "efp")
     default_process_group = "eccl"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for name, choices in (("step", _STEPS), ("mode", _MODES)):
+            value = self.options.get(name, choices[0])
+            if value not in choices:
+                raise ConfigError(f"backend.options.{name}={value}: use one of {', '.join(choices)}")
+        self._by_model = self.options.get("step") == "model"
+        self._batches = 0
+        self._store: Store | None = None
+
+    def precision_env(self, precision: str) -> dict[str, str]:
+        """What the compiler is told, which has it in force before the first graph.
+
+        Raises:
+            ConfigError: what the user has exported says the opposite.
+        """
+        if _EFP in os.environ and _gcu_environment.is_on(_EFP) != (precision == "efp"):
+            raise ConfigError(f"{_EFP}={os.environ[_EFP]} overrules precision={precision}; unset it")
+        return {_EFP: "true"} if precision == "efp" else {}
+
+    def set_precision(self, precision: str) -> None:
+        """Nothing: the environment has done it."""
+
+    def cautions(self) -> list[str]:
+        """Variables that nothing reads."""
+        return _gcu_environment.cautions(None)
 
     def set_device(self, local_rank: int) -> torch.device:
         """Select the card through the plug-in itself; torch has no module for it."""
@@ -41,8 +88,10 @@ class LegacyGcuBackend(GcuBackend):
     def init_process_group(self, *, store: Store, rank: int, world_size: int, timeout: timedelta) -> None:
         """Make the vendor's group.
 
-        It meets over ``env://``, so rank 0 announces a free port through ``store``. The address is the one that torch's
-        agent has set, and the loopback interface's where there is none. Its timeout is its own (ECCL_TIMEOUT).
+        It meets over ``env://``, at a store which rank 0 serves from the moment that its port is chosen: a port that is
+        looked up first and taken later may be somebody else's by then. The variables are those by which torch's agent
+        says that it serves one. The address is the one that the agent has set, and the loopback interface's where there
+        is none. The group's timeout is its own (ECCL_TIMEOUT).
 
         Raises:
             ConfigError: a group other than eccl was asked for.
@@ -53,22 +102,27 @@ class LegacyGcuBackend(GcuBackend):
                 "backend.process_group for eccl, or set it to gloo for copies through the CPU"
             )
         import torch_gcu.distributed as vendor
+        from torch.distributed import TCPStore
 
-        if rank == 0:
-            store.set("gcu_port", str(_free_port()))
         os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+        if rank == 0:
+            self._store = TCPStore(os.environ["MASTER_ADDR"], 0, world_size, True, timeout, wait_for_workers=False)
+            store.set("gcu_port", str(self._store.port))
         os.environ["MASTER_PORT"] = store.get("gcu_port").decode()
         os.environ["RANK"], os.environ["WORLD_SIZE"] = str(rank), str(world_size)
-        # Else torch would take rank 0, too, for a client of a store that its own agent keeps elsewhere.
-        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
+        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+        # A prefix of the vendor's keys, which differs between nodes after a restart; the store is a new one anyway.
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = "0"
         vendor.init_process_group("eccl", rank=rank, world_size=world_size)
 
     def collectives_missing(self) -> str | None:
-        """Whether the vendor's collectives can be imported."""
+        """Whether the vendor's collectives can be imported, and have ECCL: without it they import, with a warning."""
         try:
-            importlib.import_module("torch_gcu.distributed")
+            vendor = importlib.import_module("torch_gcu.distributed")
         except (ImportError, OSError) as error:
             return f"torch_gcu.distributed does not import ({error})"
+        if hasattr(vendor, "is_eccl_available") and not vendor.is_eccl_available():
+            return "torch_gcu.distributed has no ECCL (a component of its own of the TopsRider package: -C tops-eccl)"
         return None
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
@@ -87,6 +141,7 @@ class LegacyGcuBackend(GcuBackend):
 
             vendor.destroy_process_group()
         super().destroy_process_group()
+        self._store = None
 
     @property
     def ddp_class(self) -> type:
@@ -102,8 +157,8 @@ class LegacyGcuBackend(GcuBackend):
         return {"device_ids": [device.index], "output_device": device.index}
 
     def supports(self, precision: str) -> bool:
-        """fp32."""
-        return precision in self.precisions
+        """The one that the environment has chosen (:meth:`precision_env`): the compiler does not change over."""
+        return precision == ("efp" if _gcu_environment.is_on(_EFP) else "fp32")
 
     def grad_scaler(self, precision: str) -> None:
         """None: there is no half precision to scale for."""
@@ -128,37 +183,77 @@ class LegacyGcuBackend(GcuBackend):
         torch_gcu.synchronize()
 
     def memory(self) -> dict[str, int]:
-        """Not public on this generation."""
-        return {}
+        """What this process holds on the current card; the rest is not public on this generation."""
+        import torch_gcu
+
+        size = getattr(torch_gcu, "get_hbm_alloc_size", None)
+        return {} if size is None else {"allocated": int(size())}
 
     def free_memory(self) -> None:
         """Not public on this generation; efsmi knows."""
 
-    def end_step(self, optimizer: torch.optim.Optimizer, **kwargs: Any) -> None:
-        """Step and run the graph: a step that does not end lets it grow without bound.
+    def end_step(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: nn.Module | None = None,
+        outputs: Sequence[torch.Tensor] = (),
+        **kwargs: Any,
+    ) -> None:
+        """Step and run the graph: a step that does not end lets it grow without bound."""
+        import torch_gcu
 
-        Without its ``model`` argument, the vendor's function runs the graph of every tensor that is alive, the running
-        means of the losses included. Arguments of ``optimizer.step`` go in by ``optimizer_args``.
+        arguments: dict[str, Any] = {"optimizer_args": kwargs}
+        if self._by_model and model is not None:
+            arguments.update(model=model, extra_output=list(_on_card(outputs)))
+        torch_gcu.optimizer_step(optimizer, **arguments, **self._mode())
+
+    def end_batch(self, outputs: Any = None) -> None:
+        """Run the graph of this batch: that of a whole evaluation would not fit.
+
+        With ``options.step=model`` that of the outputs; what metrics add up of them is run now and then.
         """
         import torch_gcu
 
-        torch_gcu.optimizer_step(optimizer, optimizer_args=kwargs)
+        self._batches += 1
+        tensors = list(_on_card(outputs)) if self._by_model else []
+        if tensors and self._batches % _BATCHES_PER_GRAPH:
+            torch_gcu.unlazy(tensors, **self._mode())
+        else:
+            torch_gcu.sync_lived_tensor(**self._mode())
 
-    def end_batch(self) -> None:
-        """Run the graph of this batch: that of a whole evaluation would not fit."""
+    def _mode(self) -> dict[str, Any]:
         import torch_gcu
 
-        torch_gcu.sync_lived_tensor()
+        name = self.options.get("mode")
+        return {} if name is None else {"mode": getattr(torch_gcu.JitRunMode, name)}
+
+    def close(self) -> None:
+        """Do what the vendor's package has registered with :mod:`atexit`, which a worker's end leaves out.
+
+        By the name of its function: ``atexit`` has no public way to run what one package has registered, and what
+        others have (executors, loaders) waits for threads. It is taken off the list, lest it run twice.
+        """
+        plugin: Any = sys.modules.get("torch_gcu")
+        clean_up = getattr(plugin, _CLEAN_UP, None)
+        if clean_up is not None:
+            atexit.unregister(clean_up)
+            clean_up()
 
     def describe(self, device: torch.device) -> dict[str, Any]:
-        """Index, and the card's number on the host; efsmi knows more."""
-        return {"name": "GCU (legacy)", "index": device.index, **place_of(device.index)}
+        """Name and index, and what tells the card from the others of its host; efsmi knows more."""
+        import torch_gcu
+
+        name = getattr(torch_gcu, "get_device_name", None)
+        described = {"name": "GCU (legacy)" if name is None else str(name(device.index)), "index": device.index}
+        return {**described, **self._place(device.index)}
 
 
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def _on_card(values: Any) -> Iterator[torch.Tensor]:
+    """The tensors on cards in dicts, lists and tuples."""
+    device = getattr(values, "device", None)
+    if device is not None:
+        if device.type == LegacyGcuBackend.device_type:
+            yield values
+    elif isinstance(values, (dict, list, tuple)):
+        for value in values.values() if isinstance(values, dict) else values:
+            yield from _on_card(value)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import platform
 from pathlib import Path
 from typing import Any
 
 from exp.backends import _monitor, _probe
 from exp.backends.cuda import CudaBackend
+
+from exp.launcher.rank import SCRATCH_VARIABLE
 
 __all__ = ["RocmBackend"]
 
@@ -20,14 +23,17 @@ class RocmBackend(CudaBackend):
     """AMD cards; RCCL answers to the name of NCCL, and to its environment variables."""
 
     visible_variables = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+    hiding_variables = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
     variables = (
         "ROCR_VISIBLE_DEVICES",
         "HIP_VISIBLE_DEVICES",
         "CUDA_VISIBLE_DEVICES",
         "HIPBLASLT_ALLOW_TF32",
         "HSA_OVERRIDE_GFX_VERSION",
+        "MIOPEN_CUSTOM_CACHE_DIR",
         "MIOPEN_DISABLE_CACHE",
         "MIOPEN_SYSTEM_DB_PATH",
+        "MIOPEN_USER_DB_PATH",
         "NCCL_DEBUG",
         "NCCL_SOCKET_IFNAME",
         "PYTORCH_HIP_ALLOC_CONF",
@@ -42,23 +48,29 @@ class RocmBackend(CudaBackend):
         if not build["hip"]:
             other = "; use backend=cuda, or install" if build["cuda"] else "; install"
             return f"torch {build['version']} is built without ROCm{other} a ROCm build of torch"
-        if self._total() == 0:
-            return (
-                f"no AMD card is known to the kernel driver (looked for cards in {_TOPOLOGY}); "
-                "install the driver, or give the container /dev/kfd and /dev/dri"
-            )
-        if self.device_count() == 0:
-            return "HIP_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES or CUDA_VISIBLE_DEVICES hides every card; unset it"
-        return None
+        return self._why_no_card(
+            f"no AMD card is known to the kernel driver (looked for cards in {_TOPOLOGY}); "
+            "install the driver, or give the container /dev/kfd and /dev/dri"
+        )
 
     def _total(self) -> int:
         """Nodes of the driver's topology with SIMD units; the processors' nodes have none."""
         return sum(_has_simd_units(properties) for properties in _TOPOLOGY.glob("*/properties"))
 
-    def device_count(self) -> int:
-        """Cards that the visible-device variables leave; the runtime's own hides first."""
-        left = _probe.count_visible(self._total(), "ROCR_VISIBLE_DEVICES")
+    def _visible(self, total: int) -> int:
+        """How many the variables leave; the runtime's own hides first."""
+        left = _probe.count_visible(total, "ROCR_VISIBLE_DEVICES")
         return _probe.count_visible(left, "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+
+    def worker_env(self, local_rank: int, local_world_size: int, single_node: bool) -> dict[str, str]:
+        """MIOpen's cache in a folder of this host's card alone, which it makes: processes that share one break it."""
+        card = self._host_card(local_rank)
+        folder = _cache_folder(lasting=card is not None)
+        defaults = {"MIOPEN_DISABLE_CACHE": "1"}
+        if folder is not None:
+            cache = folder / "exp" / "miopen" / platform.node() / (card or f"rank{local_rank}")
+            defaults = {"MIOPEN_USER_DB_PATH": str(cache), "MIOPEN_CUSTOM_CACHE_DIR": str(cache)}
+        return {**defaults, **super().worker_env(local_rank, local_world_size, single_node)}
 
     def supports(self, precision: str) -> bool:
         """tf32 on gfx94x alone, the rest on every card: bf16 needs no particular one here, says torch >= 2.0."""
@@ -89,9 +101,29 @@ class RocmBackend(CudaBackend):
         left = _probe.visible_card(index, "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
         return None if left is None else _probe.visible_card(left, "ROCR_VISIBLE_DEVICES")
 
+    def _host_card(self, index: int) -> str | None:
+        """What this host alone calls a card; None: nothing does. Slurm and containers number those that they leave."""
+        number = self._card(index)
+        if number is None:
+            return _probe.visible_name(index, "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+        nodes = sorted(int(path.parent.name) for path in _TOPOLOGY.glob("*/properties") if _has_simd_units(path))
+        return f"node{nodes[number]}" if number < len(nodes) else None
+
     def driver_version(self) -> str | None:
         """Version of the packaged kernel driver; the one that comes with Linux has none of its own."""
         return _DRIVER.read_text(encoding="ascii").strip() if _DRIVER.is_file() else None
+
+
+def _cache_folder(lasting: bool) -> Path | None:
+    """The user's cache, where a ``lasting`` one will do, or the job's private folder: the first that can be written."""
+    home, environ = os.environ.get("HOME"), os.environ
+    places = [environ.get("XDG_CACHE_HOME"), home and f"{home}/.cache"] if lasting else []
+    places.append(environ.get(SCRATCH_VARIABLE))
+    for folder in (Path(place) for place in places if place):
+        existing = next((path for path in (folder, *folder.parents) if path.exists()), None)
+        if existing is not None and os.access(str(existing), os.W_OK):
+            return folder
+    return None
 
 
 def _has_simd_units(properties: Path) -> bool:

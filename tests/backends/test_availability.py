@@ -188,7 +188,84 @@ def test_rocm_cards_are_counted_in_the_kernels_topology(monkeypatch, tmp_path):
     assert "hides every card" in backend.why_unavailable()
 
 
-def test_rocm_carries_its_environment_and_the_users_exports_win(exp):
-    shown = exp("--cfg", "job", "backend=rocm").stdout
-    assert "MIOPEN_DISABLE_CACHE: '1'" in shown
-    assert "MIOPEN_SYSTEM_DB_PATH: ''" in shown
+def test_each_rocm_card_has_a_kernel_cache_of_its_own(monkeypatch, tmp_path):
+    backend = create_backend({"_target_": "rocm", "name": "rocm"})
+    cache = tmp_path / "home" / "of" / "mine"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    monkeypatch.setattr(rocm, "_TOPOLOGY", tmp_path / "topology")
+    for node, units in ((0, 0), (2, 304), (3, 304), (11, 304)):  # Slurm hides the others, and numbers these from 0
+        (tmp_path / "topology" / str(node)).mkdir(parents=True)
+        (tmp_path / "topology" / str(node) / "properties").write_text(f"simd_count {units}\n")
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "2,0")
+    first, second = (backend.worker_env(rank, 2, True) for rank in (0, 1))
+    assert first["MIOPEN_USER_DB_PATH"] == first["MIOPEN_CUSTOM_CACHE_DIR"]
+    assert first["MIOPEN_USER_DB_PATH"].startswith(f"{cache}/")
+    assert first["MIOPEN_USER_DB_PATH"].endswith("node11")
+    assert second["MIOPEN_USER_DB_PATH"].endswith("node2")
+    assert "MIOPEN_DISABLE_CACHE" not in first
+    assert not cache.exists()  # it is MIOpen that makes it
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "GPU-a,GPU-b")
+    assert backend.worker_env(1, 2, True)["MIOPEN_USER_DB_PATH"].endswith("GPU-b")
+    own = create_backend({"_target_": "rocm", "name": "rocm", "env": {"MIOPEN_USER_DB_PATH": "/mine"}})
+    assert own.worker_env(0, 2, True)["MIOPEN_USER_DB_PATH"] == "/mine"
+    monkeypatch.setattr("os.access", lambda path, _mode: str(path) == str(tmp_path / "scratch"))
+    monkeypatch.setenv("EXP_SCRATCH", str(tmp_path / "scratch"))
+    (tmp_path / "scratch").mkdir()
+    assert backend.worker_env(0, 2, True)["MIOPEN_USER_DB_PATH"].startswith(f"{tmp_path}/scratch/exp")
+    monkeypatch.delenv("EXP_SCRATCH")
+    assert backend.worker_env(0, 2, True)["MIOPEN_DISABLE_CACHE"] == "1"
+
+
+FOREIGN_TORCH = """
+import os, types
+cuda = types.SimpleNamespace(device_count=lambda: len(os.environ.get("CUDA_VISIBLE_DEVICES", "0,1,2,3").split(",")))
+with open(os.environ["LOADS"], "a") as loads:
+    loads.write(os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"])
+print("loaded")
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "build"),
+    [
+        ("cuda", {"version": "2.6.0+metax2.33", "cuda": "11.6", "hip": None}),
+        ("rocm", {"version": "2.5.1+das.opt1.dtk2504", "cuda": None, "hip": "6.3"}),
+    ],
+)
+def test_cards_of_others_are_counted_by_their_torch_in_a_process_of_its_own(monkeypatch, tmp_path, name, build):
+    (tmp_path / "torch.py").write_text(FOREIGN_TORCH)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("LOADS", str(tmp_path / "loads"))
+    monkeypatch.setattr(_probe, "torch_build", lambda: build)
+    monkeypatch.setattr(_probe, "nvml_device_count", lambda: 0)
+    for module, folder in ((cuda, "_PROC"), (rocm, "_TOPOLOGY")):
+        monkeypatch.setattr(module, folder, tmp_path / "none")
+    for variable in ("ROCR", "HIP", "CUDA"):
+        monkeypatch.delenv(f"{variable}_VISIBLE_DEVICES", raising=False)
+    _probe.count_by_torch.cache_clear()
+    backend = create_backend({"_target_": name, "name": name})
+    assert (backend.why_unavailable(), backend.device_count()) == (None, 4)
+    assert (tmp_path / "loads").read_text() == "0"  # once, and without plug-ins
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    assert backend.device_count() == 2
+    (tmp_path / "torch.py").write_text("raise OSError('libmcruntime.so: cannot open shared object file')")
+    _probe.count_by_torch.cache_clear()
+    said = backend.why_unavailable()
+    assert f"torch {build['version']} counts no card (OSError: libmcruntime.so" in said
+    (tmp_path / "torch.py").write_text(FOREIGN_TORCH)
+    _probe.count_by_torch.cache_clear()
+    (tmp_path / "loads").unlink()
+    monkeypatch.setattr(_probe, "torch_build", lambda: {**build, "version": "2.6.0+cu124"})
+    assert "install the driver" in backend.why_unavailable()  # PyTorch's own builds are not asked
+    assert not (tmp_path / "loads").exists()
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda", "rocm", "gcu"])
+def test_workers_of_every_backend_get_their_share_of_the_cores_and_no_plug_in(monkeypatch, name):
+    monkeypatch.setattr("exp.backend.usable_cores", lambda: 21)
+    backend = create_backend({"_target_": name, "name": name})
+    environment = backend.worker_env(3, 8, True)
+    assert (environment["OMP_NUM_THREADS"], environment["TORCH_DEVICE_BACKEND_AUTOLOAD"]) == ("2", "0")
+    assert backend.worker_env(0, 32, True)["OMP_NUM_THREADS"] == "1"
+    own = create_backend({"_target_": name, "name": name, "env": {"OMP_NUM_THREADS": "7"}})
+    assert own.worker_env(0, 8, True)["OMP_NUM_THREADS"] == "7"

@@ -1,15 +1,15 @@
 from __future__ import annotations
 
 import json
-import os
 
 import pytest
 import torch
 from exp.backends.cpu import CpuBackend
 
+from exp.cores import usable_cores
 from exp.engine import rng
 
-CORES = len(os.sched_getaffinity(0))
+CORES = usable_cores()
 
 
 def test_cores_are_shared_out(monkeypatch):
@@ -18,6 +18,7 @@ def test_cores_are_shared_out(monkeypatch):
     assert backend.worker_env(0, 1, single_node=True) == {
         "OMP_NUM_THREADS": str(CORES),
         "MKL_NUM_THREADS": str(CORES),
+        "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
     }
     assert backend.worker_env(0, 1000, single_node=True)["OMP_NUM_THREADS"] == "1"
 
@@ -25,7 +26,8 @@ def test_cores_are_shared_out(monkeypatch):
 def test_mkl_gets_as_many_threads_as_the_user_gives_to_openmp(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     configured = CpuBackend(name="cpu", env={"OMP_NUM_THREADS": "7"})
-    assert configured.worker_env(0, 1, True) == {"OMP_NUM_THREADS": "7", "MKL_NUM_THREADS": "7"}
+    environment = configured.worker_env(0, 1, True)
+    assert (environment["OMP_NUM_THREADS"], environment["MKL_NUM_THREADS"]) == ("7", "7")
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
     assert configured.worker_env(0, 1, True)["MKL_NUM_THREADS"] == "5"
     both = CpuBackend(name="cpu", env={"MKL_NUM_THREADS": "3"})

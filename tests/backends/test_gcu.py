@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from exp.backends import _gcu_environment, gcu
+
+from exp.backends_registry import create_backend
 
 needs_torch_2 = pytest.mark.skipif(
     torch.__version__.startswith("1."), reason="the current generation goes with torch >= 2.0"
@@ -42,9 +45,16 @@ def gloo(store, rank, size, timeout):
 dist.Backend.register_backend("eccl", gloo, devices=["gcu"])
 """
 LEGACY = """
+import atexit, enum
 device_count, set_device = record("device_count", 8), record("set_device")
 optimizer_step, synchronize = record("optimizer_step"), record("synchronize")
-sync_lived_tensor = record("sync_lived_tensor")
+sync_lived_tensor, unlazy = record("sync_lived_tensor"), record("unlazy")
+get_device_name, get_hbm_alloc_size = record("get_device_name", "T20"), record("get_hbm_alloc_size", 4096)
+JitRunMode = enum.Enum("JitRunMode", "SYNC ASYNC SAFEASYNC")
+def _prepare_to_exit():
+    with open(os.environ.get("CLEANED", os.devnull), "a") as mark:
+        mark.write("x")
+atexit.register(_prepare_to_exit)
 """
 LEGACY_DISTRIBUTED = """
 import os
@@ -53,6 +63,8 @@ def init_process_group(name, **kwargs):
     place = {key: os.environ[key] for key in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")}
     record("init_process_group")(name, kwargs, place)
 destroy_process_group = record("destroy_process_group")
+def is_eccl_available():
+    return "NO_ECCL" not in os.environ
 """
 
 
@@ -110,6 +122,54 @@ def test_without_the_plugin_it_says_what_was_looked_for_and_where(ranks):
     assert count == 0
 
 
+def test_it_says_where_the_plug_in_may_be(monkeypatch, tmp_path):
+    backend = create_backend({"_target_": "gcu", "name": "gcu"})
+    monkeypatch.setattr(gcu, "_TOPS", tmp_path)
+    assert "make setup SYSTEM=1" in backend.why_unavailable()
+    packages = tmp_path / "lib" / "python3.8" / "site-packages"
+    (packages / "torch_gcu").mkdir(parents=True)
+    assert f"it is in {packages}: put that on PYTHONPATH" in backend.why_unavailable()
+
+
+def test_a_plug_in_that_does_not_import_is_unavailable(plugin):
+    script = """
+        from exp.errors import UnavailableError
+        try:
+            backend.set_device(0)
+        except UnavailableError as refused:
+            print(json.dumps(str(refused)))
+    """
+    said = plugin("raise ImportError('libtopsrt.so: cannot open shared object file')\n")(script)[0]
+    assert said.startswith("torch_gcu does not import (ImportError: libtopsrt.so: cannot open")
+    assert "LD_LIBRARY_PATH" in said
+
+
+def test_variables_that_do_nothing_or_harm_are_told(monkeypatch):
+    for name in ("GCU_VISIBLE_DEVICES", "TORCH_GCU_ENABLE_INT64_AND_UINT64"):
+        monkeypatch.delenv(name, raising=False)
+        assert name in gcu.GcuBackend.variables
+    assert _gcu_environment.cautions(3) == []
+    monkeypatch.setenv("GCU_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setenv("TORCH_GCU_ENABLE_INT64_AND_UINT64", "true")
+    unread, harmful = _gcu_environment.cautions(3)
+    assert unread.startswith("GCU_VISIBLE_DEVICES=0,1: nothing reads it; TOPS_VISIBLE_DEVICES")
+    assert harmful.startswith("TORCH_GCU_ENABLE_INT64_AND_UINT64=true: this card has no kernels")
+    assert _gcu_environment.cautions(4) == _gcu_environment.cautions(None) == [unread]
+
+
+@needs_torch_2
+def test_operators_are_counted_beside_what_the_user_asks_of_the_same_variable(monkeypatch):
+    backend = create_backend({"_target_": "gcu", "name": "gcu"})
+    name = "ENFLAME_PT_OP_DEBUG_CONFIG"
+    for asked, wanted in {
+        "": "op_statistics=true",
+        "op_sync_mode=true": "op_sync_mode=true op_statistics=true",
+        "op_statistics=true x=1": "op_statistics=true x=1",
+    }.items():
+        monkeypatch.setenv(name, asked)
+        assert backend.counting_env() == {name: wanted}
+
+
 @needs_torch_2
 def test_the_current_generation(plugin):
     script = """
@@ -164,10 +224,81 @@ def test_the_legacy_generation(plugin):
         backend.synchronize()
         assert torch_gcu.calls[-2:] == [("sync_lived_tensor",), ("synchronize",)]
         assert [backend.supports(precision) for precision in ("fp32", "bf16", "fp16")] == [True, False, False]
-        assert backend.rng_state() is None and backend.memory() == {} and backend.describe(device)["card"] == 3
+        assert backend.rng_state() is None and backend.memory() == {"allocated": 4096}
+        assert backend.describe(device) == {"name": "T20", "index": 3, "card": 3}
+        backend.end_batch()
+        assert torch_gcu.calls[-1] == ("sync_lived_tensor",)
         print("0")
     """
     plugin(LEGACY)(script)
+
+
+def test_a_legacy_step_ends_with_the_model_alone_where_that_is_asked_for(plugin):
+    script = """
+        import types, torch_gcu
+        from exp.errors import ConfigError
+        def made(**options):
+            return create_backend({"_target_": "gcu", "name": "gcu", "options": options})
+        backend = made(step="model", mode="ASYNC")
+        card, host = (types.SimpleNamespace(device=types.SimpleNamespace(type=kind)) for kind in ("xla", "cpu"))
+        mode = torch_gcu.JitRunMode.ASYNC
+        backend.end_step("optimizer", model="model", outputs=[card, host], closure=None)
+        assert torch_gcu.calls[-1] == ("optimizer_step", "optimizer", {
+            "optimizer_args": {"closure": None}, "model": "model", "extra_output": [card], "mode": mode})
+        for _ in range(32):
+            backend.end_batch({"logits": [card, host], "size": 3})
+        ends = [call for call in torch_gcu.calls if call[0] != "optimizer_step"]
+        assert ends == [("unlazy", [card], {"mode": mode})] * 31 + [("sync_lived_tensor", {"mode": mode})]
+        refused = []
+        for options in ({"step": "all"}, {"mode": "sync"}):
+            try:
+                made(**options)
+            except ConfigError as error:
+                refused.append(str(error))
+        print(json.dumps(refused))
+    """
+    refused = plugin(LEGACY)(script)[0]
+    assert refused == [
+        "backend.options.step=all: use one of live, model",
+        "backend.options.mode=sync: use one of SYNC, ASYNC, SAFEASYNC",
+    ]
+
+
+def test_the_legacy_plug_in_cleans_up_once(plugin, tmp_path):
+    script = """
+        import os
+        mark = os.environ["CLEANED"]
+        backend.close()  # nothing has been imported yet
+        backend.set_device(0)
+        before = os.path.exists(mark)
+        backend.close()
+        print(json.dumps([before, open(mark).read()]))
+    """
+    mark = tmp_path / "mark"
+    assert plugin(LEGACY)(script, CLEANED=str(mark)) == [[False, "x"]]
+    assert mark.read_text() == "x"  # the interpreter's own end has added nothing
+
+
+def test_efp_is_the_environments(plugin):
+    script = """
+        import os
+        from exp.errors import ConfigError
+        assert backend.precision_env("efp") == {"ENFLAME_ENABLE_EFP": "true"} and backend.precision_env("fp32") == {}
+        os.environ["ENFLAME_ENABLE_EFP"] = "true"
+        assert backend.supports("efp") and not backend.supports("fp32") and "efp" in backend.precisions
+        try:
+            backend.precision_env("fp32")
+        except ConfigError as refused:
+            print(json.dumps(str(refused)))
+    """
+    assert plugin(LEGACY)(script) == ["ENFLAME_ENABLE_EFP=true overrules precision=fp32; unset it"]
+
+
+def test_the_legacy_plug_in_may_lack_its_collectives(plugin):
+    script = "print(json.dumps(backend.collectives_missing()))"
+    run = plugin(LEGACY)
+    assert run(script) == [None]
+    assert "has no ECCL" in run(script, NO_ECCL="1")[0]
 
 
 def test_the_legacy_generation_joins_the_vendors_group_and_gloo_beside_it(plugin):
@@ -176,9 +307,14 @@ def test_the_legacy_generation_joins_the_vendors_group_and_gloo_beside_it(plugin
         distributed = join()
         total = distributed.sum(torch.tensor([rank + 1.0])).item()
         (_, name, arguments, place), = (call for call in torch_gcu.calls if call[0] == "init_process_group")
+        from torch.distributed import TCPStore
+        client = TCPStore(place["MASTER_ADDR"], int(place["MASTER_PORT"]), world_size, False)
+        client.set("served", "yes")
+        served = client.get("served").decode()
+        distributed.barrier()
         backend.destroy_process_group()
         assert torch_gcu.calls[-1] == ("destroy_process_group",) and not torch.distributed.is_initialized()
-        print(json.dumps([name, arguments, place, total]))
+        print(json.dumps([name, arguments, place, total, served]))
     """
     first, second = plugin(LEGACY)(script, world_size=2)
     assert first[0] == "eccl"
@@ -186,6 +322,7 @@ def test_the_legacy_generation_joins_the_vendors_group_and_gloo_beside_it(plugin
     assert second[1] == {"rank": 1, "world_size": 2}
     assert first[2] == {**second[2], "RANK": "0"}  # one meeting point for both
     assert first[2]["MASTER_ADDR"] == "127.0.0.1"
+    assert first[4] == second[4] == "yes"  # rank 0 serves the port, so that nobody else can take it
     assert first[3] == second[3] == 3.0
 
 

@@ -69,6 +69,28 @@ EFSMI_TABLE = """
 +--------------------------------------------------------------------------+
 """
 
+EFSMI_T20 = """
+-----------------------------------------------------------------------
+----------------- Enflame System Management Interface -----------------
+-------- Enflame Tech, All Rights Reserved. 2023 Copyright (C) --------
+-----------------------------------------------------------------------
+
+*Sat Oct  7 15:54:28 2023-------------------------------------------------*
+*EFSMI    V1.20.0          Driver Ver: 2.4.20230829                       *
+*-------------------------------------------------------------------------*
+*-------------------------------------------------------------------------*
+* DEV    NAME                | FW VER          | BUS-ID     ECC           *
+* TEMP   DPM   Pwr(Usage/Cap)| Mem         vGCU| DEV-Util   UUID          *
+*-------------------------------------------------------------------------*
+* 0      T20                 | 10.19.3         | 00:3d:0.0  Enable        *
+* 30C    Sleep   48.0W  300W | 32G      Disable|   0.0%     W00000000001  *
+*-------------------------------------------------------------------------*
+*-------------------------------------------------------------------------*
+* 1      T20                 | 10.19.3         | 00:3e:0.0  Enable        *
+* 31C    Active  96.5W  300W | 32G      Disable|  88.0%     W00000000002  *
+*-------------------------------------------------------------------------*
+"""
+
 NVIDIA = """\
 0, GPU-6fd0e7e5-1b0c-4d32-8f3c-0f2a6f1e9b11, 00000000:3B:00.0, NVIDIA A100-SXM4-80GB, 97, 70123, 81920, 61, 350.27
 1, GPU-0e6a2f11-9a10-4a4e-a3b5-6a4a0c1c2d22, 00000000:5E:00.0, NVIDIA A100-SXM4-80GB, [N/A], 4, 81920, 33, [N/A]
@@ -100,6 +122,7 @@ def test_efsmi_long():
         "temperature_c": 35.0,
         "power_w": 96.0,
         "state": "Sleep",
+        "serial": "A0A1650510676",
     }
     assert second["index"] == 1
     assert second["utilisation_percent"] == 98.5
@@ -117,6 +140,26 @@ def test_efsmi_table():
     assert first["memory_total"] == 49120 * 2**20
     assert (second["name"], second["utilisation_percent"], second["state"]) == ("Enflame S60G", 97.0, "LP0")
     assert (second["temperature_c"], second["power_w"]) == (46.0, None)
+    assert (first["serial"], second["serial"]) == ("A073640510015", "C807J40510285")
+
+
+def test_efsmi_table_of_a_t20():
+    first, second = parse_efsmi(EFSMI_T20)
+    assert first == {
+        "index": 0,
+        "name": "T20",
+        "uuid": None,
+        "bus_id": "00:3d:0.0",
+        "utilisation_percent": 0.0,
+        "memory_used": None,
+        "memory_total": 32 * 2**30,
+        "temperature_c": 30.0,
+        "power_w": 48.0,
+        "state": "Sleep",
+        "serial": "W00000000001",
+    }
+    assert (second["index"], second["utilisation_percent"], second["power_w"]) == (1, 88.0, 96.5)
+    assert (second["state"], second["serial"]) == ("Active", "W00000000002")
 
 
 def test_nvidia_smi():
@@ -157,6 +200,7 @@ def test_garbage_gives_nothing_and_raises_nothing(parse, text):
     [
         (parse_efsmi, EFSMI_LONG),
         (parse_efsmi, EFSMI_TABLE),
+        (parse_efsmi, EFSMI_T20),
         (parse_nvidia_smi, NVIDIA),
         (parse_rocm_smi, ROCM),
     ],
@@ -203,6 +247,13 @@ def test_the_program_is_asked(program):
 def test_the_table_is_read_where_the_long_form_is_not_understood(program):
     program("efsmi", "import sys", f"print('unknown option -q') if sys.argv[1:] else print({EFSMI_TABLE!r})")
     assert [card["name"] for card in _monitor.efsmi()] == ["S60", "Enflame S60G"]
+
+
+def test_the_program_is_found_outside_path(program, tmp_path, monkeypatch):
+    program("efsmi", f"print({EFSMI_T20!r})")
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(_monitor, "_EFSMI_PLACES", ("/nowhere/either", str(tmp_path)))
+    assert [card["name"] for card in _monitor.efsmi()] == ["T20", "T20"]
 
 
 def test_a_program_that_fails_or_prints_bytes_is_no_monitor(program):

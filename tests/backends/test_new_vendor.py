@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from exp.backends import _probe
 
+from exp.backends_registry import create_backend
 from tests.conftest import TINY
 from tests.docs.reader import write_files
 
@@ -16,7 +18,7 @@ RUN = [setting for setting in TINY if not setting.startswith("backend=")]
 @pytest.fixture
 def acme(tmp_path):
     """The two files of the page, written where it says."""
-    write_files(DOC, tmp_path, python=["lib/acme_backend.py"], yaml=["my_conf/backend/acme.yaml"])
+    write_files(DOC, tmp_path, python=["lib/acme_backend.py", "lib/my_vendors.py"], yaml=["my_conf/backend/acme.yaml"])
     return tmp_path
 
 
@@ -72,3 +74,39 @@ def test_by_entry_point(exp, acme):
     done = exp("backend=auto", *RUN, "output_dir=second", PYTHONPATH=str(acme / "lib"))
     assert done.returncode == 0, done.stderr
     assert exp.result("second")["backend"] == "acme"
+
+
+VENDORS = ("Npu", "Mlu", "Musa", "Xpu", "Mps", "Hpu")
+
+
+def test_six_vendors_by_way_of_torchs_accelerator(acme, monkeypatch):
+    monkeypatch.syspath_prepend(str(acme / "lib"))
+    monkeypatch.setattr(_probe, "torch_build", lambda: {"version": "2.8.0"})
+    reasons = {}
+    for vendor in VENDORS:
+        backend = create_backend({"_target_": f"my_vendors.{vendor}Backend", "name": vendor.lower()})
+        reasons[vendor] = backend.why_unavailable()
+        assert backend.device_count() == 0
+        for variable in backend.visible_variables:
+            monkeypatch.setenv(variable, "4,5,6,7")
+            assert backend.only([3, 1], 2) == {variable: "5,7" if vendor == "Npu" else "7,5"}
+    for vendor, package in {"Npu": "torch_npu", "Mlu": "torch_mlu", "Musa": "torch_musa", "Hpu": "habana"}.items():
+        assert f"looked for the package {package}" in reasons[vendor]
+    for vendor in ("Xpu", "Mps"):
+        assert "built for no card that torch.accelerator could name" in reasons[vendor]
+
+
+def test_a_lazy_card_runs_what_is_recorded_before_and_after_the_step(acme, monkeypatch):
+    core = acme / "lib" / "habana_frameworks" / "torch" / "core.py"
+    core.parent.mkdir(parents=True)
+    core.write_text("marks = []\ndef mark_step():\n    marks.append('mark')\n")
+    monkeypatch.syspath_prepend(str(acme / "lib"))
+    backend = create_backend({"_target_": "my_vendors.HpuBackend", "name": "hpu"})
+    from habana_frameworks.torch.core import marks
+
+    class Optimizer:
+        def step(self, **kwargs):
+            marks.append(kwargs)
+
+    backend.end_step(Optimizer(), scale=2)
+    assert marks == ["mark", {"scale": 2}, "mark"]

@@ -1,0 +1,111 @@
+"""Enflame's management library: it asks the driver, needs no torch, and answers in milliseconds.
+
+Functions and structures as in the vendor's header ``efml.h`` ("efml next"); its older interface (``EfmlInit``) is not
+used.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any, Iterator
+
+from exp.backends._monitor import reading
+
+__all__ = ["card_of", "count", "readings", "uuids"]
+
+_LIBRARY = "libefml.so.1"
+_INITIALIZERS = ("efmlInit_v2", "efmlInitV2", "efmlInit")  # the newest that there is
+_TEXT_LENGTH = 96
+_ON_DIE = 0  # EFML_TEMPERATURE_GCU
+
+
+class _Memory(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_ulonglong) for name in ("total", "free", "used")]
+
+
+class _Utilization(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_uint) for name in ("gcu", "memory")]
+
+
+class _PciInfo(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_uint) for name in ("domain", "bus", "device", "function", "id", "subsystem")),
+        ("bus_id", ctypes.c_char * 32),
+    ]
+
+
+@functools.lru_cache(maxsize=None)
+def _library() -> Any | None:
+    """The library, initialized; None where it is missing, or its driver does not answer.
+
+    It is never shut down again: the vendor's plug-in uses it in the same process, and whether uses are counted is not
+    documented.
+    """
+    try:
+        library = ctypes.CDLL(_LIBRARY)
+    except OSError:
+        return None
+    initializers = [getattr(library, name) for name in _INITIALIZERS if hasattr(library, name)]
+    return library if any(initialize() == 0 for initialize in initializers) else None
+
+
+def _ask(function: str, *arguments: Any) -> bool:
+    """Whether a function of the library is there and succeeds; what it answers is in the last of ``arguments``."""
+    library = _library()
+    return library is not None and hasattr(library, function) and getattr(library, function)(*arguments) == 0
+
+
+def count() -> int | None:
+    """Cards of this host, visible or not; None where the library does not tell."""
+    number = ctypes.c_int(0)
+    return number.value if _ask("efmlDeviceGetCount_v2", ctypes.byref(number)) else None
+
+
+def _handles() -> Iterator[tuple[int, Any]]:
+    for index in range(count() or 0):
+        handle = ctypes.c_void_p()
+        if _ask("efmlDeviceGetHandleByIndex_v2", index, ctypes.byref(handle)):
+            yield index, handle
+
+
+def _text(function: str, handle: Any) -> str | None:
+    text = ctypes.create_string_buffer(_TEXT_LENGTH)
+    return text.value.decode("ascii", "replace") or None if _ask(function, handle, text, _TEXT_LENGTH) else None
+
+
+def uuids() -> dict[int, str]:
+    """UUIDs by number of the card on the host, of those that tell."""
+    found = {index: _text("efmlDeviceGetUUID", handle) for index, handle in _handles()}
+    return {index: uuid for index, uuid in found.items() if uuid is not None}
+
+
+def card_of(name: str) -> int | None:
+    """Number on the host of the card whose UUID begins with ``name``; None where that is none, or several."""
+    found = [index for index, uuid in uuids().items() if name and uuid.startswith(name)]
+    return found[0] if len(found) == 1 else None
+
+
+def readings() -> list[dict[str, Any]]:
+    """What the library says of every card of this host (:meth:`exp.backend.Backend.monitor`)."""
+    return [_reading(index, handle) for index, handle in _handles()]
+
+
+def _reading(index: int, handle: Any) -> dict[str, Any]:
+    memory, rates, pci = _Memory(), _Utilization(), _PciInfo()
+    power, temperature = ctypes.c_uint(), ctypes.c_int()
+    known: dict[str, Any] = {
+        "name": _text("efmlDeviceGetName", handle),
+        "uuid": _text("efmlDeviceGetUUID", handle),
+    }
+    if _ask("efmlDeviceGetMemoryInfo", handle, ctypes.byref(memory)):
+        known.update(memory_used=memory.used, memory_total=memory.total)
+    if _ask("efmlDeviceGetUtilizationRates", handle, ctypes.byref(rates)):
+        known["utilisation_percent"] = float(rates.gcu)
+    if _ask("efmlDeviceGetPciInfo_v3", handle, ctypes.byref(pci)):
+        known["bus_id"] = pci.bus_id.decode("ascii", "replace") or None
+    if _ask("efmlDeviceGetPowerUsage", handle, ctypes.byref(power)):
+        known["power_w"] = power.value / 1000
+    if _ask("efmlDeviceGetTemperature", handle, _ON_DIE, ctypes.byref(temperature)):
+        known["temperature_c"] = float(temperature.value)
+    return reading(index, **known)

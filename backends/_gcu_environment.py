@@ -1,0 +1,91 @@
+"""Environment variables of GCU cards: which are worth a place in a report, and which do harm."""
+
+from __future__ import annotations
+
+import os
+
+__all__ = ["REPORTED", "cautions", "counting", "is_counting", "is_on"]
+
+_OF_ECCL = (
+    "DEBUG", "TIMEOUT", "SOCKET_IFNAME", "MAX_NCHANNELS", "MIN_NCHANNELS", "ASYNC_DISABLE", "RUNTIME_3_0_ENABLE",
+    "IB_HCA", "BUFFSIZE", "PROTO", "ALGO", "SHM_DISABLE", "CUMEM_ENABLE", "ALLTOALLV_MAXSIZE",
+)  # fmt: skip
+_OF_THE_GROUP = (
+    "BLOCKING_WAIT", "ASYNC_ERROR_HANDLING", "DESYNC_DEBUG", "DUMP_ON_TIMEOUT", "ENABLE_TIMING", "ENABLE_MONITORING",
+    "HEARTBEAT_TIMEOUT_SEC", "TRACE_BUFFER_SIZE", "COORD_CHECK_MILSEC", "AVOID_RECORD_STREAMS", "ABORT_IN_DESTROY_PG",
+    "USE_TENSOR_REGISTER_ALLOCATOR_HOOK",
+)  # fmt: skip
+_OF_TRAINING_ON_T20 = (
+    "ENFLAME_CLUSTER_PARALLEL", "ENFLAME_PT_ENABLE_HBM_INPLACE", "ENFLAME_PT_EVALUATE_TENSOR_NEEDED",
+    "ENFLAME_PT_AOT_CFG", "ENFLAME_ENABLE_EFP", "ENFLAME_ENABLE_TF32", "ENABLE_RDMA",
+)  # fmt: skip
+_UNREAD = ("GCU_VISIBLE_DEVICES",)
+_DEBUG = "ENFLAME_PT_OP_DEBUG_CONFIG"
+_STATISTICS = "op_statistics=true"
+_INT64 = "TORCH_GCU_ENABLE_INT64_AND_UINT64"
+
+REPORTED = (
+    "TOPS_VISIBLE_DEVICES",
+    *_UNREAD,
+    *(f"ECCL_{name}" for name in _OF_ECCL),
+    *(f"TORCH_ECCL_{name}" for name in _OF_THE_GROUP),
+    "TORCH_GCU_ECCL_SIP_NUM",
+    "PYTORCH_GCU_ALLOC_CONF",
+    "PYTORCH_NO_GCU_MEMORY_CACHING",
+    "PYTORCH_EFML_BASED_GCU_CHECK",
+    "USE_GCU_DEFAULT_STREAM",
+    "TOPS_LAUNCH_BLOCKING",
+    "TOPS_HOME",
+    "TORCHGCU_INDUCTOR_ENABLE",
+    "TORCHDYNAMO_DISABLE",
+    _DEBUG,
+    "ENFLAME_PT_ENABLE_LINEAR_OVERRIDE",
+    "ENFLAME_PT_GELU_ERF_ENABLE",
+    "ENFLAME_TORCH_GCU_ENABLE_AUTO_MIGRATION",
+    "ENFLAME_UMD_FLAGS",
+    "ENFLAME_LOG_DEBUG_LEVEL",
+    "ENFLAME_LOG_DEBUG_MOD",
+    "ENABLE_I64_CHECK",
+    _INT64,
+    *_OF_TRAINING_ON_T20,
+    "TORCH_DEVICE_BACKEND_AUTOLOAD",
+    "SIM_GCU_COUNT",
+    "SIM_GCU_MEMORY",
+    "SIM_GCU_PROFILE",
+    "SIM_GCU_STRICT",
+)
+"""What changes how these cards behave, on either generation."""
+
+
+def cautions(major: int | None) -> list[str]:
+    """Variables of this process that do nothing, or harm.
+
+    Args:
+        major: the card's generation as the plug-in counts them (3: S60); None: an older one, or not known.
+    """
+    found = [
+        f"{name}={os.environ[name]}: nothing reads it; TOPS_VISIBLE_DEVICES chooses the cards"
+        for name in _UNREAD
+        if name in os.environ
+    ]
+    if major == 3 and is_on(_INT64):
+        found.append(
+            f"{_INT64}={os.environ[_INT64]}: this card has no kernels for 64-bit integers, and adding them ends the "
+            "process; unset it"
+        )
+    return found
+
+
+def is_counting() -> bool:
+    """Whether the plug-in counts operators: it reads its variable as words between spaces, in any case."""
+    return _STATISTICS in os.environ.get(_DEBUG, "").lower().split(" ")
+
+
+def counting() -> dict[str, str]:
+    """The variable that asks for them, with what the user asks of it besides."""
+    return {_DEBUG: os.environ[_DEBUG] if is_counting() else f"{os.environ.get(_DEBUG, '')} {_STATISTICS}".strip()}
+
+
+def is_on(name: str) -> bool:
+    """Whether a variable that is a switch is on."""
+    return os.environ.get(name, "").strip().lower() in ("1", "true", "on", "yes")
