@@ -1,0 +1,153 @@
+"""Model and batches of a configuration, on torch's meta device: shapes without memory."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, ContextManager, Mapping
+
+import torch
+from torch import nn
+
+from exp.config.create import create
+from exp.config.targets import load_target
+from exp.data.base import Data, Sketch, check_data, split_of
+from exp.errors import ConfigError, DataError
+
+__all__ = ["Subject", "as_batch", "optimizer_of"]
+
+_LOOKED_AT = 8
+"""Samples of a split, spread evenly over it: images may have different sizes."""
+
+
+class Subject:
+    """What is estimated: the model of a configuration, and what one of its batches looks like.
+
+    Attributes:
+        model: on the meta device.
+        notes: what the figures do not know, a line each.
+        eval_batch_size: samples per rank and batch in validation.
+
+    Args:
+        config: validated; files of the data may be missing where their class has a sketch.
+        on_meta: make the model on the meta device; false: on the CPU, for models whose code reads values.
+
+    Raises:
+        ConfigError: model or data cannot be made.
+        DataError: the data's files are missing, and their class has no sketch.
+    """
+
+    def __init__(self, config: Any, on_meta: bool = True) -> None:
+        self.notes: list[str] = []
+        sketch = _sketch_of(config, self.notes)
+        self.eval_batch_size = sketch.eval_batch_size
+        self._train, self._val = sketch.train, sketch.val
+        self._on_meta = on_meta
+        with self.context():
+            model: nn.Module = create(config.model, "model", **sketch.model_arguments)
+        self.model = model.to("meta")
+
+    def context(self) -> ContextManager[Any]:
+        """In which the model runs: what it makes besides lies where its own constants are."""
+        return torch.device("meta") if self._on_meta else contextlib.nullcontext()
+
+    def train_batch(self, size: int) -> dict[str, Any]:
+        """A training batch of ``size`` samples."""
+        return as_batch(self._train, size)
+
+    def val_batch(self) -> dict[str, Any]:
+        """A validation batch."""
+        return as_batch(self._val, self.eval_batch_size)
+
+
+def _sketch_of(config: Any, notes: list[str]) -> Sketch:
+    """From the files where they are there, else from the configuration."""
+    try:
+        data: Data = create(config.data, "data")
+        check_data(data)
+        return Sketch(
+            _sample(data, "train", config.seed),
+            _sample(data, "val", config.seed),
+            data.model_arguments(),
+            data.eval_batch_size,
+        )
+    except DataError as error:
+        cls = load_target("data._target_", config.data["_target_"])
+        keys = {str(key): value for key, value in config.data.items() if key != "_target_"}
+        sketch: Sketch | None = cls.sketch(**keys) if issubclass(cls, Data) else None
+        if sketch is None:
+            raise
+        notes.append(f"shapes are those of the keys of data, whose files are not here: {str(error).splitlines()[0]}")
+        notes.extend(sketch.notes)
+        return sketch
+
+
+def _sample(data: Data, split: str, seed: int) -> Mapping[str, Any]:
+    """The largest of some samples of a split, as a batch of one."""
+    dataset = split_of(data, split, seed)
+    chosen = sorted({number * len(dataset) // _LOOKED_AT for number in range(_LOOKED_AT)})
+    found: list[Mapping[str, Any]] = []
+    for number in chosen:
+        key = [number, 0] if getattr(dataset, "needs_epoch", False) else number
+        found.append(dataset[torch.tensor([key], dtype=torch.int64)])
+    return max(found, key=_bytes_of)
+
+
+def _bytes_of(batch: Mapping[str, Any]) -> int:
+    return sum(value.numel() * value.element_size() for value in batch.values() if isinstance(value, torch.Tensor))
+
+
+def as_batch(sample: Mapping[str, Any], size: int) -> dict[str, Any]:
+    """A batch of ``size`` samples on the meta device.
+
+    Args:
+        sample: a batch of one; tensors (1, ...), and lists of one.
+        size: of the batch.
+
+    Returns:
+        Tensors (size, ...) of the same types, and with axes in the same order in memory.
+    """
+    return {key: _repeated(value, size) for key, value in sample.items()}
+
+
+def _repeated(value: Any, size: int) -> Any:
+    if isinstance(value, (list, tuple)) and len(value) == 1:
+        return value * size
+    if not isinstance(value, torch.Tensor) or value.dim() == 0:
+        return value
+    order = [0, *sorted(range(1, value.dim()), key=value.stride, reverse=True)]
+    shape = [size, *value.shape[1:]]
+    stored = torch.empty([shape[axis] for axis in order], dtype=value.dtype, device="meta")
+    return stored.permute([order.index(axis) for axis in range(value.dim())])
+
+
+def optimizer_of(model: nn.Module, config: Any, on_card: bool) -> torch.optim.Optimizer:
+    """The optimizer of the configuration, in the form that it takes on a card.
+
+    Args:
+        model: on the meta device.
+        config: :class:`exp.config.schema.OptimConfig`.
+        on_card: whether the device is a card, where torch takes foreach forms of itself.
+
+    Raises:
+        ConfigError: as :func:`exp.engine.optim.build_optimizer`; or it cannot be run without values.
+    """
+    from exp.engine.optim import build_optimizer
+
+    optimizer = build_optimizer(model, _without_fused(config))
+    for group in optimizer.param_groups:
+        if "foreach" in group and group["foreach"] is None:
+            group["foreach"] = on_card
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ConfigError(f"optim.type={config.type} is no optimizer of torch's")
+    return optimizer
+
+
+def _without_fused(config: Any) -> Any:
+    """Fused steps are for devices that are there; a step without temporary tensors comes nearest."""
+    from omegaconf import OmegaConf
+
+    if not config.options.get("fused"):
+        return config
+    changed: Any = OmegaConf.create(OmegaConf.to_container(config, resolve=True))
+    changed.options.update(fused=False, foreach=False)
+    return changed

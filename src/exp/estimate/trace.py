@@ -1,0 +1,211 @@
+"""A training step and a validation batch on tensors without memory, and what is alive at their worst moment."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Callable, ContextManager, Iterator
+
+import torch
+from torch import nn
+
+from exp.engine.wrapper import predictions
+from exp.errors import ConfigError
+from exp.estimate.as_on_card import AsOnCard
+from exp.estimate.sharing import Sharing, sharing_of
+from exp.estimate.subject import Subject, optimizer_of
+from exp.estimate.tracker import MemoryTracker, paged
+
+if TYPE_CHECKING:
+    from exp.backend import Backend
+
+__all__ = ["Tracer", "trace_flops"]
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The worst moment of a pass.
+
+    Attributes:
+        total: bytes.
+        by_kind: the same by :data:`exp.estimate.tracker.KINDS`.
+    """
+
+    total: int
+    by_kind: dict[str, int]
+
+
+class _Step:
+    """What a model's ``train_step`` needs of MMEngine's OptimWrapper: here the optimizer comes after it."""
+
+    def __init__(self, autocast: Callable[[], ContextManager[Any]]) -> None:
+        self._autocast = autocast
+
+    def optim_context(self, model: nn.Module) -> ContextManager[Any]:
+        """Autocast."""
+        return self._autocast()
+
+    @contextlib.contextmanager
+    def accumulation(self) -> Iterator[None]:
+        """Nothing to do."""
+        yield
+
+    def update_params(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        """The backward pass; where it computes activations anew, it does so as the forward pass did."""
+        with self._autocast():
+            loss.backward()
+
+
+_OF_META = (NotImplementedError, RuntimeError)
+"""What comes of reading a value on the meta device."""
+
+
+class Tracer:
+    """Takes the model of a configuration through steps of any batch size.
+
+    Args:
+        config: validated, with batch sizes.
+        backend: of it; nothing of its hardware is asked for.
+
+    Raises:
+        ConfigError: model, data or optimizer cannot be made, or not be run without values.
+        DataError: see :class:`exp.estimate.subject.Subject`.
+    """
+
+    def __init__(self, config: Any, backend: Backend) -> None:
+        self.config = config
+        self.backend = backend
+        self.optimizer_bytes = 0
+        self.subject, self.peak = self._begin()
+        self.notes = self.subject.notes
+
+    def _begin(self) -> tuple[Subject, Peak]:
+        """Make the model on the meta device; on the CPU, where its code reads values of what it makes besides."""
+        config = self.config
+        first: Exception | None = None
+        for on_meta in (True, False):
+            subject = None
+            try:
+                subject = Subject(config, on_meta)
+                self.subject = subject
+                return subject, self.train(config.batch_size, config.accumulate)
+            except (NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+                if isinstance(error, ConfigError) and not isinstance(error.__cause__, _OF_META):
+                    raise  # a class of the user's that reads values has its error made one of ours
+                first = first or error
+        raise ConfigError(
+            f"task=estimate runs the model on tensors without values, and {type(first).__name__} came of it: "
+            f"{str(first).splitlines()[0]}; a training step that reads values cannot be estimated"
+        ) from first
+
+    @property
+    def sharing(self) -> Sharing:
+        """What each rank keeps of the model."""
+        return sharing_of(self.config, self.subject.model, self.backend)
+
+    def train(self, batch_size: int, accumulate: int = 1) -> Peak:
+        """The worst moment of a training step, once the optimizer has its state.
+
+        Args:
+            batch_size: samples per device and micro-batch.
+            accumulate: micro-batches per optimizer step.
+        """
+        subject, config, sharing = self.subject, self.config, self.sharing
+        model = subject.model.train()
+        optimizer = optimizer_of(model, config.optim, self.backend.device_type != "cpu")
+        tracker, hooks = MemoryTracker(), []
+        tracker.count(model.parameters(), "parameters", sharing.share)
+        tracker.count(model.buffers(), "buffers")
+        tracker.hold("wrapper", sharing.held)
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+        def keep(parameter: torch.Tensor) -> None:
+            tracker.count([parameter.grad], "gradients", sharing.share_of_gradients)
+
+        for parameter in trained:
+            hooks.append(parameter.register_post_accumulate_grad_hook(keep))
+        tracker.hold("gradients", sharing.held_gradients)
+        as_on_card = self._as_on_card()
+        try:
+            for _ in range(2):  # the first makes the optimizer's state
+                tracker.restart()
+                for _ in range(min(accumulate, 2)):  # any further one is as the second
+                    batch = subject.train_batch(batch_size)
+                    tracker.count(batch.values(), "batch")
+                    with tracker, subject.context(), as_on_card:
+                        model.train_step(batch, _Step(as_on_card.autocast))  # type: ignore[operator]
+                    del batch
+                tracker.kind, tracker.share = "optimizer", sharing.share
+                with tracker:
+                    if config.optim.clip_grad_norm is not None:
+                        nn.utils.clip_grad_norm_(trained, config.optim.clip_grad_norm)
+                    optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+                tracker.kind, tracker.share = "activations", 1.0
+            self.optimizer_bytes = _bytes_of(optimizer)
+        finally:
+            for hook in hooks:
+                hook.remove()
+            optimizer.zero_grad(set_to_none=True)
+        by_kind = dict(tracker.at_peak)
+        by_kind["wrapper"] += max(0, sharing.exchanged - by_kind["activations"] // sharing.units)
+        return Peak(sum(by_kind.values()), by_kind)
+
+    def validate(self) -> Peak | None:
+        """The worst moment of a validation batch, while the optimizer keeps its state; None: it reads values."""
+        subject, sharing = self.subject, self.sharing
+        model, tracker, as_on_card = subject.model.eval(), MemoryTracker(), self._as_on_card()
+        tracker.count(model.parameters(), "parameters", sharing.share)
+        tracker.count(model.buffers(), "buffers")
+        tracker.hold("wrapper", sharing.held)
+        tracker.hold("gradients", sharing.held_gradients)
+        tracker.hold("optimizer", paged(int(self.optimizer_bytes * sharing.share)))
+        batch = subject.val_batch()
+        tracker.count(batch.values(), "batch")
+        try:
+            with tracker, subject.context(), as_on_card, torch.no_grad(), as_on_card.autocast():
+                outputs = predictions(model, batch, "val")
+        except (NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+            self.notes.append(f"validation is not estimated: {type(error).__name__}: {str(error).splitlines()[0][:90]}")
+            return None
+        del outputs
+        return Peak(tracker.peak, dict(tracker.at_peak))
+
+    def _as_on_card(self) -> AsOnCard:
+        return AsOnCard(self.config.precision, _fuses(self.backend, self.config.precision))
+
+
+def _fuses(backend: Backend, precision: str) -> bool:
+    """Whether the backend's cards fuse attention; one that has to ask a card that is not here is taken to do so."""
+    try:
+        return backend.device_type != "cpu" and backend.fused_attention(precision)
+    except Exception:  # noqa: BLE001 - of a vendor's plug-in that is not installed, or has no card
+        return True
+
+
+def _bytes_of(optimizer: torch.optim.Optimizer) -> int:
+    return sum(
+        value.numel() * value.element_size()
+        for state in optimizer.state.values()
+        for value in state.values()
+        if isinstance(value, torch.Tensor)
+    )
+
+
+def trace_flops(model: nn.Module, batch: dict[str, Any], context: ContextManager[Any]) -> int:
+    """Floating-point operations of the matrix products, convolutions and attention of a forward and backward pass.
+
+    A multiplication and an addition are two, as torch counts them (:mod:`torch.utils.flop_counter`).
+
+    Args:
+        model: on the meta device.
+        batch: likewise.
+        context: in which it runs (:meth:`exp.estimate.subject.Subject.context`).
+    """
+    from torch.utils.flop_counter import FlopCounterMode
+
+    counter = FlopCounterMode(display=False)
+    with counter, context:
+        model.train().train_step(batch, _Step(contextlib.nullcontext))  # type: ignore[operator]
+    model.zero_grad(set_to_none=True)
+    return int(counter.get_total_flops())
