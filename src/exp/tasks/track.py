@@ -1,0 +1,57 @@
+"""task=track: tells trackers of runs that have been made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Sequence
+
+from omegaconf import ListConfig
+
+from exp import console
+from exp.errors import EXIT_FAILED, EXIT_OK, ConfigError
+from exp.task import Task
+
+if TYPE_CHECKING:
+    from exp.config.schema import ExpConfig
+    from exp.summary import Finished
+
+__all__ = ["Track"]
+
+
+@dataclass
+class Track(Task):
+    """Hands runs to the trackers of ``logger``: runs of a node without network, or whose tracker had gone."""
+
+    _target_: str = "exp.tasks.track.Track"
+    name: str = "track"
+
+    in_parent: ClassVar[bool] = True
+    compared: ClassVar[bool] = False
+
+    def run_in_parent(self, config: ExpConfig, overrides: Sequence[str]) -> Finished:
+        """One run after the other; what a tracker has been told before it is not told again.
+
+        Raises:
+            ConfigError: there is no run, or no tracker.
+        """
+        from exp.compare.runs import find_runs
+        from exp.lock_holder import holder_of
+        from exp.runfolder import RunFolder
+        from exp.summary import Finished
+        from exp.trackers.following import check, hand_over
+
+        if config.run is None:
+            raise ConfigError("task=track needs run=<a run folder, a sweep's folder, a glob, or a list [a,b] of them>")
+        if not config.logger.trackers:
+            raise ConfigError("task=track needs logger=<a tracker, or a list [a,b] of them>; --help lists them")
+        check(config.logger)
+        paths = [str(path) for path in config.run] if isinstance(config.run, ListConfig) else [str(config.run)]
+        runs = find_runs(paths)
+        well = True
+        for run in runs:
+            going_on = " goes on, and tells by itself" if holder_of(run.folder) is not None else ""
+            terminal = console.make_console()
+            terminal.print(f"{console.shown(run.folder)}{going_on}", highlight=False, markup=False, soft_wrap=True)
+            if not going_on:
+                well &= hand_over(config.logger, RunFolder(run.folder))
+        return Finished(EXIT_OK if well else EXIT_FAILED)

@@ -1,0 +1,191 @@
+"""MLflow: a server by its address, or a database in a folder."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Iterator, Mapping, Sequence
+
+from exp.errors import RunError
+from exp.trackers.base import TrackedRun, Tracker
+from exp.trackers.state import State
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+__all__ = ["MlflowTracker"]
+
+_STATUS = {"completed": "FINISHED", "failed": "FAILED"}
+_MOST_PARAMETERS = 100  # of one request, MLflow's own bound
+_MOST_METRICS = 1000
+_FOREIGN = re.compile(r"[^\w\-. /]")  # what MLflow takes in no name
+_LONGEST = 500  # of a value; what the oldest servers take
+
+
+class MlflowTracker(Tracker):
+    """A run of MLflow's for each run, below one for the sweep.
+
+    Args:
+        uri: of a tracking server, such as ``http://host:5000``; None: what ``MLFLOW_TRACKING_URI`` says; without
+            either, the database ``mlflow.db`` in ``store``.
+        store: a folder, below which the files of runs lie, too; made where it is not there.
+        experiment: the name under which MLflow gathers runs; None: that of the experiment.
+        tags: further tags of the run.
+    """
+
+    requires: ClassVar[Mapping[str, str]] = {"mlflow": "mlflow"}
+
+    def __init__(
+        self,
+        uri: str | None = None,
+        store: str = "outputs/mlflow",
+        experiment: str | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> None:
+        self.store = Path(store).absolute()
+        self.uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or ""
+        self.embedded = not self.uri
+        if self.embedded:
+            self.uri = f"sqlite:///{self.store / 'mlflow.db'}"
+        self.experiment = experiment
+        self.tags = dict(tags or {})
+        self.run_id = ""
+        self._waiting: list[Any] = []
+        self._client: MlflowClient | None = None
+        self._experiment_id = ""
+
+    @property
+    def client(self) -> MlflowClient:
+        """Of MLflow. It asks a server that is gone once, not for minutes: it is asked again from outside."""
+        if self._client is None:
+            os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+            os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+            from mlflow import MlflowClient
+
+            if not self.embedded:
+                self._client = MlflowClient(tracking_uri=self.uri)
+            else:
+                self.store.mkdir(parents=True, exist_ok=True)
+                with _alone(self.store / ".lock"):  # the first to come makes the tables
+                    self._client = MlflowClient(tracking_uri=self.uri)
+                    self._client.search_experiments(max_results=1)
+        return self._client
+
+    @property
+    def address(self) -> str:
+        """Of the run's page; of a database, the command that shows it."""
+        if self.embedded:
+            return f"run {self.run_id}; mlflow ui --backend-store-uri {self.uri}"
+        return f"{self.uri.rstrip('/')}/#/experiments/{self._experiment_id}/runs/{self.run_id}"
+
+    def open(self, run: TrackedRun, known: str | None) -> str:
+        """A new run with the configuration as its parameters; one that is known goes on."""
+        self._waiting = []
+        if known is not None:
+            self.run_id = known
+            self._experiment_id = self.client.get_run(known).info.experiment_id
+            self.client.update_run(known, status="RUNNING")
+            return known
+        self._experiment_id = self._experiment(self.experiment or run.experiment)
+        tags = {**run.facts, **self.tags, "mlflow.source.name": "exp", "mlflow.user": _user()}
+        if run.sweep is not None:
+            tags["mlflow.parentRunId"] = self._parent(run.sweep)
+        made = self.client.create_run(self._experiment_id, tags=tags, run_name=run.name)
+        self.run_id = made.info.run_id
+        from mlflow.entities import Param
+
+        parameters = [Param(_FOREIGN.sub("_", key), str(value)[:_LONGEST]) for key, value in run.keys.items()]
+        try:
+            for start in range(0, len(parameters), _MOST_PARAMETERS):
+                self.client.log_batch(self.run_id, params=parameters[start : start + _MOST_PARAMETERS])
+        except Exception:
+            self.client.delete_run(self.run_id)  # it is tried again, with another one
+            raise
+        return self.run_id
+
+    def log(self, values: Mapping[str, float], step: int, time: float) -> None:
+        """Gathered until :meth:`flush`."""
+        from mlflow.entities import Metric
+
+        at = int(time * 1000)
+        self._waiting += [Metric(_FOREIGN.sub("_", name), value, at, step) for name, value in values.items()]
+
+    def flush(self) -> None:
+        """In batches."""
+        waiting, self._waiting = self._waiting, []
+        for start in range(0, len(waiting), _MOST_METRICS):
+            self.client.log_batch(self.run_id, metrics=waiting[start : start + _MOST_METRICS])
+
+    def keep_files(self, files: Sequence[Path]) -> None:
+        """As artifacts."""
+        for file in files:
+            self.client.log_artifact(self.run_id, str(file))
+
+    def keep_pictures(self, pictures: Sequence[Path], step: int) -> None:
+        """As artifacts, in ``plots``."""
+        for picture in pictures:
+            self.client.log_artifact(self.run_id, str(picture), "plots")
+
+    def close(self, status: str, result: Mapping[str, Any]) -> None:
+        """With the metric that a sweeper looks at as ``metric``, by which runs can be sorted."""
+        if result.get("metric") is not None:
+            self.client.log_metric(self.run_id, "metric", float(result["metric"]), step=int(result.get("steps") or 0))
+        self.client.set_tag(self.run_id, "status", status)
+        error = (result.get("error") or {}).get("message")
+        if error:
+            self.client.set_tag(self.run_id, "error", str(error)[:_LONGEST])
+        self.client.set_terminated(self.run_id, _STATUS.get(status, "KILLED"))
+
+    def close_sweep(self, sweep: Path, files: Sequence[Path]) -> None:
+        """The sweep's own run gets its table and page."""
+        parent = State.of(sweep, "mlflow").run_id
+        if parent is None:
+            raise RunError(f"{sweep} is not known to MLflow")
+        for file in files:
+            self.client.log_artifact(parent, str(file))
+        self.client.set_terminated(parent, "FINISHED")
+
+    def _experiment(self, name: str) -> str:
+        known = self.client.get_experiment_by_name(name)
+        if known is not None:
+            return str(known.experiment_id)
+        place = (self.store / "files" / name.replace("/", "_")).as_uri() if self.embedded else None
+        from mlflow.exceptions import MlflowException
+
+        try:
+            return str(self.client.create_experiment(name, artifact_location=place))
+        except MlflowException:  # a run beside this one has just made it
+            known = self.client.get_experiment_by_name(name)
+            if known is None:
+                raise
+            return str(known.experiment_id)
+
+    def _parent(self, sweep: Path) -> str:
+        """The run of the sweep, which the first of its jobs begins."""
+        (sweep / "trackers").mkdir(exist_ok=True)
+        with _alone(sweep / "trackers" / ".lock"):
+            state = State.of(sweep, "mlflow")
+            if state.run_id is None:
+                state.run_id = self.client.create_run(self._experiment_id, run_name=sweep.name).info.run_id
+                state.write()
+            return str(state.run_id)
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """While no other process of this machine is here."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _user() -> str:
+    import getpass
+
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a number without a name, as in containers
+        return str(os.getuid())
