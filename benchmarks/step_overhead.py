@@ -1,7 +1,8 @@
 """Time per training step of our engine on a tiny model, against a hand-written PyTorch loop and MMEngine's own Runner.
 
-All three train the same model with the same optimizer on the same batches, in one process, in turns (A B C A B C ...);
-the medians over the turns are compared, so that a drift of the machine's speed touches all three alike.
+All three train the same model with the same optimizer on the same batches (of a plain DataLoader; ours has exp's), in
+one process, in turns (A B C A B C ...); the medians over the turns are compared, so that a drift of the machine's speed
+touches all three alike.
 
     python benchmarks/step_overhead.py [--steps 2000] [--rounds 5]
 """
@@ -25,6 +26,7 @@ from omegaconf import OmegaConf
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from exp.config.schema import CheckpointConfig, ExpConfig
+from exp.data.loader import train_loader
 from exp.engine.checkpoint_hook import CheckpointHook
 from exp.engine.distributed import Distributed
 from exp.engine.hooks import MetricsHook
@@ -43,6 +45,8 @@ BATCH, WIDTH = 32, 64
 
 class Samples(Dataset):
     """Random vectors; a batch is one indexing operation."""
+
+    gives_tensors = True
 
     def __init__(self, batches: int) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -179,12 +183,13 @@ def main() -> None:
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     loader: DataLoader[Any] = DataLoader(Samples(arguments.steps), batch_size=None, sampler=_Positions(arguments.steps))
+    own_loader = train_loader(loader.dataset, _Positions(arguments.steps), 0, 0)
     times: dict[str, list[float]] = {"by hand": [], "exp": [], "MMEngine Runner": []}
     with tempfile.TemporaryDirectory() as folder:
         RunFolder(folder).create()
         contenders: dict[str, Callable[[], float]] = {
             "by hand": lambda: by_hand(loader, arguments.steps),
-            "exp": lambda: ours(loader, arguments.steps, folder),
+            "exp": lambda: ours(own_loader, arguments.steps, folder),
             "MMEngine Runner": lambda: stock(loader, arguments.steps, folder),
         }
         by_hand(loader, arguments.steps)  # warm-up

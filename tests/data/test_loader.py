@@ -1,14 +1,19 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
+from exp.backends.cpu import CpuBackend
 from torch.utils.data import Dataset
 
+from exp.data import loader
 from exp.data.loader import eval_loader, train_loader
 from exp.data.sampler import EvalBatchSampler, TrainBatchSampler
+from exp.engine.debug import _Part
 from exp.forecasting.data.windows import WindowDataset
+from exp.launcher.rank import RankInfo
 
 
 @pytest.fixture
@@ -36,18 +41,18 @@ def test_workers_change_nothing(dataset):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_continues_at_the_position(dataset, workers):
     sampler = TrainBatchSampler(51, 4, seed=3)
-    loader = train_loader(dataset, sampler, workers, 3)
-    whole = list(loader)
-    batches = iter(loader)
+    batches_of = train_loader(dataset, sampler, workers, 3)
+    whole = list(batches_of)
+    batches = iter(batches_of)
     for _ in range(5):  # the trainer stops in the middle; workers have read ahead
         next(batches)
         sampler.advance()
     del batches
-    assert_equal_batches(loader, whole[5:])
+    assert_equal_batches(batches_of, whole[5:])
     sampler.set_position(1, 0)
     other = TrainBatchSampler(51, 4, seed=3)
     other.set_position(1, 0)
-    assert_equal_batches(loader, [dataset[index] for index in other])
+    assert_equal_batches(batches_of, [dataset[index] for index in other])
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -66,8 +71,8 @@ class Probe(Dataset):
 
 
 def test_workers_are_kept_and_have_one_thread():
-    loader = eval_loader(Probe(), EvalBatchSampler(8, 1), 2)
-    batches = list(loader) + list(loader)
+    probes = eval_loader(Probe(), EvalBatchSampler(8, 1), 2)
+    batches = list(probes) + list(probes)
     assert {int(batch["threads"]) for batch in batches} == {1}
     pids = {int(batch["pid"]) for batch in batches}
     assert len(pids) == 2
@@ -81,10 +86,31 @@ def test_a_rank_without_samples(dataset):
 def test_new_processes_share_the_series():
     values = torch.zeros(5, 60)
     dataset = WindowDataset(values.t(), torch.zeros(4, 60).t(), range(60), 7, 3)
-    loader = eval_loader(dataset, EvalBatchSampler(51, 4), 1)
-    loader.multiprocessing_context = "spawn"  # forked ones share all memory anyway
-    batches = iter(loader)
+    spawned = eval_loader(dataset, EvalBatchSampler(51, 4), 1)
+    spawned.multiprocessing_context = "spawn"  # forked ones share all memory anyway
+    batches = iter(spawned)
     next(batches)
     # A worker that had a copy of its own would not see this; it is at most two batches ahead.
     values.fill_(1.0)
     assert float(list(batches)[-1]["x"].min()) == 1.0
+
+
+def test_no_more_workers_than_the_share_of_the_cores(dataset, monkeypatch):
+    session = SimpleNamespace(
+        config=SimpleNamespace(seed=0),
+        device=torch.device("cpu"),
+        backend=CpuBackend(name="cpu"),
+        info=RankInfo(local_world_size=4),
+    )
+    monkeypatch.setattr(loader, "usable_cores", lambda: 12)
+    sampler = EvalBatchSampler(8, 1)
+    made = [loader.device_loader(dataset, sampler, asked, session) for asked in (0, 3, 8)]
+    assert [each.num_workers for each in made] == [0, 3, 3]
+
+
+def test_a_part_has_its_whole_cut_on_the_device(dataset):
+    part = _Part(dataset, 10, same=False)
+    keys = torch.tensor([9, 0, 3])
+    there = part.on_device(torch.device("cpu"), None)(part.numbers(keys))
+    assert_equal_batches([there], [part[keys]])
+    assert not hasattr(_Part(Probe(), 1, same=False), "on_device")

@@ -143,3 +143,31 @@ def test_the_backend_ends_every_step(precision, clip):
         other = BackendOptimWrapper(torch.optim.SGD(Line().parameters(), lr=0.1), backend, precision="fp16")
         other.load_state_dict(state)
         assert other.scaler.get_scale() == 512.0
+
+
+@pytest.mark.skipif("fused" not in torch.optim.AdamW.__init__.__code__.co_varnames, reason="torch has no fused AdamW")
+def test_the_form_of_a_step_is_that_of_the_device_at_hand():
+    """A checkpoint of a card with a fused step goes on where there is none."""
+    model = Line()
+    state = torch.optim.AdamW(model.parameters(), fused=True).state_dict()
+    here = BackendOptimWrapper(torch.optim.AdamW(model.parameters(), foreach=True), CpuBackend(name="cpu"))
+    here.load_state_dict(state)
+    (group,) = here.optimizer.param_groups
+    assert group["foreach"]
+    assert not group["fused"]
+
+
+def test_a_step_is_ended_with_losses_that_keep_no_graph():
+    ended = []
+
+    class Ends(CpuBackend):
+        def end_step(self, optimizer, model=None, outputs=(), **kwargs):
+            ended.extend(outputs)
+
+    line = Line()
+    wrapper = BackendOptimWrapper(torch.optim.SGD(line.parameters(), lr=0.1), Ends(name="cpu"), accumulate=2)
+    wrapper.initialize_count_status(line, 0, -1)
+    for add in (1.0, 2.0):
+        wrapper.update_params(line.w.sum() + add)
+    assert [loss.item() for loss in ended] == [1.0, 2.0]
+    assert not any(loss.requires_grad for loss in ended)

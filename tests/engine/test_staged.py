@@ -10,7 +10,8 @@ from tests.simulators import needs_current_card
 TRAIN = """
 import os, torch, torch.distributed as dist
 from torch import nn
-from exp.engine.staged import StagedDataParallel, StagedProcessGroup, staged_bytes
+from exp.engine.staged import StagedProcessGroup, staged_bytes
+from exp.engine.staged_ddp import StagedDataParallel
 torch.set_num_threads(1)
 
 class Net(nn.Module):

@@ -125,7 +125,7 @@ def test_a_checkpoint_of_a_cut_validation_holds_the_weights_of_the_training(make
 
         def before_val_iter(self, runner, batch_idx, data_batch=None):
             if batch_idx == 1:
-                runner.parts.saving.save(runner, runner.iter, validation_due=True)
+                runner.parts.saving.save(runner, runner.iter, validation_due=True, waits=True)
                 seen["averaged"] = runner.model.w.item()
                 seen["content"] = checkpoint.read(runner.parts.saving.folder / "step_00000016.pth")
 

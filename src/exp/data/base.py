@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from exp.metrics import Metric
     from exp.session import Session
 
-__all__ = ["Data", "Prediction", "check_data", "split_of"]
+__all__ = ["Data", "Prediction", "Sketch", "check_data", "split_of"]
 
 
 class Prediction(NamedTuple):
@@ -32,6 +32,24 @@ class Prediction(NamedTuple):
     measured_on: str
 
 
+class Sketch(NamedTuple):
+    """What batches look like, where the files are not there (``task=estimate``).
+
+    Attributes:
+        train: a training batch of one sample: tensors (1, ...), whose values do not matter.
+        val: the same of the validation split.
+        model_arguments: of :meth:`Data.model_arguments`.
+        eval_batch_size: samples per rank and batch in evaluation.
+        notes: what is assumed, a line each.
+    """
+
+    train: Mapping[str, Any]
+    val: Mapping[str, Any]
+    model_arguments: Mapping[str, Any]
+    eval_batch_size: int
+    notes: Sequence[str] = ()
+
+
 class Data(abc.ABC):
     """A data set for training, validation and test.
 
@@ -42,7 +60,11 @@ class Data(abc.ABC):
     Attributes:
         train: a map-style dataset: ``len(...)``, and ``[i]`` gives sample i, a dict of tensors, arrays and numbers. Or
             one that is indexed by a whole batch: it has ``takes_batches = True``, and ``[indices]`` with int64 (B,),
-            or (B, 2) with the epoch where it has ``needs_epoch = True``, gives the batch.
+            or (B, 2) with the epoch where it has ``needs_epoch = True``, gives the batch. Where a batch
+            holds no arrays, ``gives_tensors = True`` saves a look at each. If it can have a card cut
+            its batches, it also has ``on_device(device, free)``, which takes the bytes that are free there (None: not
+            known) and gives a function from numbers of samples on the device, int64 (B,), to the batch there, or None
+            where they are better cut on the host; and ``numbers(keys)``, which gives these numbers.
         val: likewise.
         test: likewise.
         collate: makes a batch, a dict, of a list of samples; None: torch's ``default_collate``.
@@ -74,6 +96,15 @@ class Data(abc.ABC):
     def model_arguments(self) -> dict[str, Any]:
         """What the model must know of the files, as arguments of its constructor, such as the number of classes."""
         return {}
+
+    @classmethod
+    def sketch(cls, **keys: Any) -> Sketch | None:  # noqa: ARG003
+        """What batches look like, as far as the keys of ``data`` alone tell; None: only the files do.
+
+        Args:
+            **keys: of ``data`` in the configuration, without ``_target_``.
+        """
+        return None
 
     def state(self) -> dict[str, Any] | None:
         """What belongs to weights that are trained on these data, such as mean and standard deviation; every checkpoint

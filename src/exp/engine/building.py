@@ -93,7 +93,7 @@ def fingerprint_of(data: Data) -> Fingerprint | None:
 
 
 def build_model(session: Session, data: Data) -> nn.Module:
-    """The model of the configuration, on the CPU, with the weights of ``init_from`` where it is set.
+    """The model of the configuration, on the CPU, with the weights of ``init_from`` where it is set; to be compiled.
 
     Args:
         session: the session.
@@ -124,6 +124,8 @@ def build_model(session: Session, data: Data) -> nn.Module:
             f"task={session.config.task.name} needs weights, and the model has {len(model.state_dict())} tensors, "
             "though its keys say has_weights = False; set init_from, or leave that out"
         )
+    if session.config.compile:
+        model.compile()  # when it is first called; in place: names and hooks stay, and any wrapper comes around it
     return model
 
 

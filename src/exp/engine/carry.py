@@ -16,7 +16,7 @@ from exp.errors import CheckpointError, ConfigError
 if TYPE_CHECKING:
     from exp.config.resuming import Change
 
-__all__ = ["carry_over", "changes_course"]
+__all__ = ["carry_over", "changes_course", "saved_order"]
 
 _COURSE = ("optim.", "schedule.")
 _LENGTH = ("max_epochs", "max_steps")
@@ -48,7 +48,7 @@ def carry_over(runner: Any, content: Mapping[str, Any]) -> None:
         CheckpointError: the optimizer's state is not of this model.
     """
     wrapper, saved, config = runner.optim_wrapper, content["optimizer"], runner.session.config.optim
-    old = OmegaConf.merge(OmegaConf.structured(OptimConfig), content["config"]["optim"])
+    old = _settings(content)
     if any(map(_follows_validation, runner.param_schedulers or [])):
         raise ConfigError(
             "resume: the schedule follows the validations so far (ReduceOnPlateau), so optim, schedule, max_epochs and "
@@ -64,6 +64,16 @@ def carry_over(runner: Any, content: Mapping[str, Any]) -> None:
     state = {place[id(order[index])]: value for index, value in saved["state"].items()}
     wrapper.load_state_dict({**saved, "state": state, "param_groups": wrapper.optimizer.state_dict()["param_groups"]})
     _replay(runner, content["meta"]["step"], content["meta"]["epoch"])
+
+
+def saved_order(runner: Any, content: Mapping[str, Any]) -> list[nn.Parameter]:
+    """The parameters in the order in which the optimizer's state in a checkpoint counts them."""
+    groups = parameter_groups(unwrapped(runner.model), _settings(content))
+    return [parameter for group in groups for parameter in group["params"]]
+
+
+def _settings(content: Mapping[str, Any]) -> Any:
+    return OmegaConf.merge(OmegaConf.structured(OptimConfig), content["config"]["optim"])
 
 
 def _replay(runner: Any, steps: int, epochs: int) -> None:

@@ -7,18 +7,18 @@ ever retried without the guard.
 
 from __future__ import annotations
 
-import io
 import re
+import shutil
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any, Callable, Container, Mapping, Sequence
+from typing import Any, BinaryIO, Callable, Container, Mapping, Sequence
 
 import numpy as np
 import torch
 
+from exp.engine import sharded
 from exp.engine.unpickle import load_plain
 from exp.errors import CheckpointError
-from exp.heartbeat import Stage, beat
 from exp.runfolder import write_atomically
 
 __all__ = [
@@ -44,18 +44,22 @@ _HOLDERS = ("state_dict", "model", "teacher", "student")
 _WRAPPER = re.compile(r"(?:(?<=\.)|^)(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 
 
-def plain(value: Any) -> Any:
+def plain(value: Any, on_cpu: Callable[[torch.Tensor], torch.Tensor] = lambda each: each.detach().cpu()) -> Any:
     """``value`` with tensors on the CPU, NumPy scalars as Python numbers, and plain containers.
+
+    Args:
+        value: of whatever structure.
+        on_cpu: gives the tensor that takes a tensor's place.
 
     Raises:
         TypeError: something in it is not plain data; the message names its type.
     """
     if isinstance(value, torch.Tensor):
-        return value.detach().cpu()
+        return on_cpu(value)
     if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
+        return {key: plain(item, on_cpu) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        items = [plain(item) for item in value]
+        items = [plain(item, on_cpu) for item in value]
         return items if isinstance(value, list) else tuple(items)
     if isinstance(value, (np.bool_, np.integer, np.floating)):
         return value.item()
@@ -72,15 +76,54 @@ def write(path: Path, checkpoint: Mapping[str, Any]) -> None:
     Args:
         path: the file to be.
         checkpoint: its content; see :func:`plain`.
+
+    Raises:
+        TypeError: it is not plain data.
+        OSError: as the file system says it.
     """
-    beat(Stage.CHECKPOINT)
-    buffer = io.BytesIO()
-    torch.save(plain(checkpoint), buffer)
-    write_atomically(path, buffer.getbuffer())
+    content = plain(checkpoint)
+
+    def save(file: BinaryIO) -> None:
+        stream: Any = _Stream(file)
+        torch.save(content, stream)
+        if stream.error is not None:
+            raise stream.error
+
+    write_atomically(path, save)
+    sharded.tidy(path, content)
 
 
-def read(path: Path) -> Any:
+class _Stream:
+    """A file as ``torch.save`` needs it, which writes what it is given piece by piece: nothing is put together before.
+
+    torch would turn an error of the file system into one of its own, which does not say which it was.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        if self.error is None:
+            try:
+                self._file.write(data)
+            except OSError as error:
+                self.error = error
+        return len(data)
+
+    def flush(self) -> None:
+        """At the end the file is."""
+
+
+def read(path: Path, mapped: bool = False, whole: bool = True) -> Any:
     """Read a ``.pth`` of plain data, or the tensors of a ``.safetensors``, onto the CPU.
+
+    Args:
+        path: the file.
+        mapped: read each tensor when it is used, where torch can (>= 2.5): for who needs the weights of a file alone,
+            and does not need them for long. Processes of one machine share the memory.
+        whole: with the tensors of a sharded training, which lie beside the file; else
+            :func:`exp.engine.sharded.complete` brings them.
 
     Raises:
         CheckpointError: there is no such file, it is damaged, or it holds more than plain data.
@@ -92,7 +135,10 @@ def read(path: Path) -> Any:
             from safetensors.torch import load_file
 
             return load_file(str(path))
-        return load_plain(path)
+        content = sharded.opened(path, load_plain(path, mapped))
+        return sharded.complete(content) if whole and sharded.BESIDE in content else content
+    except CheckpointError:
+        raise
     except Exception as error:  # what a damaged file raises depends on where it is damaged
         said = str(error).strip().splitlines()
         raise CheckpointError(
@@ -132,7 +178,7 @@ def newest_that_opens(
     skipped: list[str] = []
     for path in list_checkpoints(folder):
         try:
-            content = read(path)
+            content = read(path, whole=False)
         except CheckpointError as error:
             skipped.append(str(error).splitlines()[0])
             continue
@@ -153,7 +199,7 @@ def prune(folder: Path, keep: int, known: Container[str]) -> None:
     """
     ranked = sorted(list_checkpoints(folder), key=lambda path: path.name in known, reverse=True)  # newest first in each
     for path in ranked[max(keep, 1) :]:
-        path.unlink()
+        sharded.remove(path)
 
 
 def set_aside(paths: Sequence[Path]) -> None:
@@ -161,7 +207,10 @@ def set_aside(paths: Sequence[Path]) -> None:
     for path in paths:
         place = path.parent / SET_ASIDE
         place.mkdir(exist_ok=True)
-        path.replace(place / path.name)
+        for each in [*sharded.companions(path), path]:  # without the file what lies beside it counts for nothing
+            if (place / each.name).is_dir():
+                shutil.rmtree(place / each.name)  # set aside before, of the same step
+            each.replace(place / each.name)
 
 
 def remove_stale_temporaries(folder: Path) -> None:
@@ -169,6 +218,7 @@ def remove_stale_temporaries(folder: Path) -> None:
     if folder.is_dir():
         for path in folder.glob(".*.tmp"):
             path.unlink()
+        sharded.remove_orphans(folder)
 
 
 def weights_of(content: Any) -> OrderedDict[str, torch.Tensor]:

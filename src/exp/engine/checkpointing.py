@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 from typing import TYPE_CHECKING, Any, Mapping
 
 import torch
+from mmengine.hooks import ParamSchedulerHook
 from mmengine.runner import Runner as MMEngineRunner
 
 from exp.config.resuming import of_training
 from exp.engine import rng
 from exp.engine.batchnorm import average_buffers
-from exp.engine.carry import carry_over, changes_course
+from exp.engine.carry import carry_over, changes_course, saved_order
 from exp.engine.checkpoint import plain
+from exp.engine.checkpoint_writer import CheckpointWriter
+from exp.engine.fsdp import is_sharded
+from exp.engine.sharded import complete
 from exp.engine.wrapper import unwrapped
 from exp.errors import CheckpointError, ConfigError
 
@@ -44,6 +49,11 @@ class CheckpointingRunner(MMEngineRunner):
     _to_test: Mapping[str, Any] | None = None
     _before_validation: dict[str, Any] | None = None
 
+    @functools.cached_property
+    def checkpoint_writer(self) -> CheckpointWriter:
+        """Writes checkpoints in the background; in use on rank 0."""
+        return CheckpointWriter(self.backend)
+
     def _has_hooks_at(self, *stages: str) -> bool:
         """Whether hooks that are not the engine's own do something at one of the stages."""
         return any(
@@ -68,7 +78,7 @@ class CheckpointingRunner(MMEngineRunner):
         if self._has_hooks_at("before_val", "before_val_epoch", "before_val_iter"):
             # A checkpoint of a validation that is cut short has to hold the weights of the training.
             content = self.training_checkpoint(self.iter, {})
-            if self.distributed_group.is_main:
+            if self.distributed_group.is_main or is_sharded(unwrapped(self.model)):
                 unchanged = ("optimizer", "param_schedulers", "rng")
                 content = {
                     key: value if key in unchanged else copy.deepcopy(plain(value)) for key, value in content.items()
@@ -103,9 +113,17 @@ class CheckpointingRunner(MMEngineRunner):
             checkpoint_hook.take_over_best(self, source)
             self._resume_point = None
         elif self._to_test is not None:
-            self.call_hook("after_load_checkpoint", checkpoint=self._to_test)
-            unwrapped(self.model).load_state_dict(self._to_test["state_dict"])
+            content = complete(self._to_test, unwrapped(self.model))
+            self.call_hook("after_load_checkpoint", checkpoint=content)
+            unwrapped(self.model).load_state_dict(content["state_dict"])
             self._to_test = None
+
+    @functools.cached_property
+    def weights_wait_for_update(self) -> bool:
+        """Whether trained parameters remain as they are between two updates: neither model nor hooks change them."""
+        foreign = [hook for hook in self.hooks if not type(hook).__module__.startswith("exp.engine.")]
+        steady = getattr(unwrapped(self.model), "changed_by_optimizer_alone", False)
+        return steady and all(isinstance(hook, ParamSchedulerHook) for hook in foreign)
 
     @property
     def changes_checkpoints(self) -> bool:
@@ -178,6 +196,10 @@ class CheckpointingRunner(MMEngineRunner):
             self._let_hooks_change(content)
         return content
 
+    def _trained(self) -> list[torch.nn.Parameter]:
+        """The parameters in the order in which the optimizer's state counts them."""
+        return [parameter for group in self.optim_wrapper.optimizer.param_groups for parameter in group["params"]]
+
     def _meta(self, step: int) -> dict[str, Any]:
         trains = self.train_loop is not None
         return {
@@ -219,6 +241,9 @@ class CheckpointingRunner(MMEngineRunner):
                 f"resume: {source} was trained with the hooks {', '.join(lacking)}, which put weights of their own "
                 "into the checkpoint; set hooks as it was, or start from its weights with init_from"
             )
+        schedulers: Any = self.param_schedulers or []
+        changed = changes_course(self.session.changed, schedulers)
+        content = complete(content, unwrapped(self.model), saved_order(self, content) if changed else self._trained())
         self.call_hook("after_load_checkpoint", checkpoint=content)
         for key, value in content.get("message_hub", {}).items():
             self.message_hub.update_info(key, value)
@@ -226,8 +251,7 @@ class CheckpointingRunner(MMEngineRunner):
             unwrapped(self.model).load_state_dict(content["state_dict"])
         except RuntimeError as error:
             raise CheckpointError(f"{source} does not fit the model of this run: {error}") from error
-        schedulers: Any = self.param_schedulers or []
-        if changes_course(self.session.changed, schedulers):
+        if changed:
             carry_over(self, content)
         else:
             self.optim_wrapper.load_state_dict(content["optimizer"])

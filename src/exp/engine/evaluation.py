@@ -26,7 +26,7 @@ def evaluate(session: Session) -> dict[str, Any]:
     record_environment(session)
     data = build_data(session)
     model = build_model(session, data)
-    loader = share_loader(split_in_use(session, data, "test"), data, session.info)
+    loader = share_loader(split_in_use(session, data, "test"), data, session)
     evaluator = build_evaluator(session, data, detailed=True)
     runner = Runner(
         session,

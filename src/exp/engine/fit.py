@@ -52,7 +52,7 @@ def read_weights(path: Path) -> Weights:
         ConfigError: there is none.
     """
     path = find_weights(path)
-    content = checkpoint.read(path)
+    content = checkpoint.read(path, mapped=True)
     state = checkpoint.weights_of(content)
     ours = isinstance(content, Mapping) and "state_dict" in content and isinstance(content.get("data"), dict)
     return Weights(path, state, content["data"] if ours else None)

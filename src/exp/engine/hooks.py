@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 import time
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Mapping, TextIO
 
 from mmengine.hooks import Hook
 
+from exp.engine.left_device import LeftDevice
 from exp.engine.losses import mean_over_ranks
 from exp.engine.soundness import what_to_do
 from exp.engine.staged import staged_bytes
@@ -50,6 +51,7 @@ class MetricsHook(Hook):
         self._paused = 0.0
         self._steps_since_mark = 0
         self._staged = 0
+        self.left_device: LeftDevice | None = None
         self._epoch_seconds = 0.0
         self._epoch_samples = 0
         self._every_step = False  # another hook tells the message hub, at every step
@@ -62,11 +64,14 @@ class MetricsHook(Hook):
         begins_at = loop.iter
         runner.session.when_started(lambda: truncate_metrics(self.path, begins_at))
         self._staged = staged_bytes()
+        self.left_device = LeftDevice(runner.backend)
         self._every_step = any(isinstance(hook, EveryStepHook) for hook in runner.hooks)
         self.progress.start(loop.max_iters, loop.max_epochs, loop.iter, loop.steps_per_epoch)
 
     def before_train_epoch(self, runner: Any) -> None:
         """Time training only, not the evaluation before it."""
+        assert self.left_device is not None
+        self.left_device.begin()
         self._mark = time.perf_counter()
         self._steps_since_mark = 0
         self._epoch_seconds, self._epoch_samples = 0.0, 0
@@ -91,6 +96,8 @@ class MetricsHook(Hook):
         losses, by_rank = mean_over_ranks(runner.losses.read(), runner.distributed_group)
         now = time.perf_counter()
         seconds, steps = now - self._mark, self._steps_since_mark
+        assert self.left_device is not None
+        left = self.left_device.read(steps)
         samples = steps * runner.train_loop.sampler.global_batch_size
         self._mark, self._steps_since_mark = now, 0
         self.train_seconds += seconds
@@ -102,7 +109,7 @@ class MetricsHook(Hook):
                 ranks = ", ".join(str(rank) for rank, own in enumerate(by_rank) if not math.isfinite(own.get(name, 0)))
                 raise RunError(
                     f"{name} is {value} on rank {ranks} within the {steps} steps before step {step} (epoch "
-                    f"{runner.epoch + 1}); {what_to_do(runner.session)}"
+                    f"{runner.epoch + 1}); {what_to_do(runner)}"
                 )
         if not losses:
             return
@@ -115,6 +122,7 @@ class MetricsHook(Hook):
             copied = staged_bytes()
             record["staged_bytes_per_step"] = (copied - self._staged) / steps
             self._staged = copied
+        record.update(left)
         self.write(runner, "train", step, record)
         # The epoch's mean: the last interval of an epoch can be a single step.
         self.progress.losses(losses, record["lr"], self._epoch_samples / self._epoch_seconds)
@@ -122,10 +130,14 @@ class MetricsHook(Hook):
     def before_val_epoch(self, runner: Any) -> None:
         """A validation in mid-epoch is not training time."""
         self._paused = time.perf_counter()
+        if self.left_device is not None:
+            self.left_device.pause()
 
     def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
         """Record the validation metrics."""
         self._mark += time.perf_counter() - self._paused
+        if self.left_device is not None:
+            self.left_device.begin()
         units = _units(runner.val_loop)
         self.write(runner, "val", runner.iter, metrics or {}, units)
         self.progress.validated(metrics or {}, units)
@@ -146,7 +158,12 @@ class MetricsHook(Hook):
             self._file = None
 
     def write(
-        self, runner: Any, split: str, step: int, values: dict[str, float], units: dict[str, str] | None = None
+        self,
+        runner: Any,
+        split: str,
+        step: int,
+        values: Mapping[str, float | None],
+        units: dict[str, str] | None = None,
     ) -> None:
         """Append one line to ``metrics.jsonl`` and tell MMEngine's message hub (of training) and visualiser.
 
@@ -154,10 +171,10 @@ class MetricsHook(Hook):
             runner: the runner.
             split: ``train``, ``val`` or ``test``.
             step: optimizer steps completed.
-            values: numbers by name.
+            values: numbers by name; None for what is not known, which the file alone takes.
             units: what values some of them are of, where their names do not say it.
         """
-        scalars = {f"{split}/{name}": value for name, value in values.items()}
+        scalars = {f"{split}/{name}": value for name, value in values.items() if value is not None}
         if split == "train" and not self._every_step:
             for name, value in scalars.items():
                 runner.message_hub.update_scalar(name, value)

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Iterator, cast
 import torch
 from mmengine.runner import BaseLoop
 
+from exp.data.transfer import move
+from exp.engine.fsdp import Together, is_sharded
 from exp.engine.wrapper import predictions, unwrapped
 from exp.heartbeat import Stage, beat
 
@@ -19,18 +21,9 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
     from exp.data.sampler import TrainBatchSampler
+    from exp.models.dropout import DropoutStream
 
 __all__ = ["EvalLoop", "TrainLoop"]
-
-
-def move(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """The batch on ``device``, without waiting for the copy; what is no tensor (sizes of images) stays as it is."""
-    if device.type == "cpu":
-        return batch
-    return {
-        key: value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
-        for key, value in batch.items()
-    }
 
 
 class TrainLoop(BaseLoop):
@@ -44,6 +37,7 @@ class TrainLoop(BaseLoop):
         max_steps: optimizer steps in all; None: no limit.
         accumulate: micro-batches per optimizer step.
         val_every: optimizer steps between validations; None: after each epoch.
+        dropouts: where masks of dropout are drawn by sample, what they are a function of.
     """
 
     def __init__(
@@ -54,8 +48,10 @@ class TrainLoop(BaseLoop):
         max_steps: int | None = None,
         accumulate: int = 1,
         val_every: int | None = None,
+        dropouts: DropoutStream | None = None,
     ) -> None:
         super().__init__(runner, dataloader)
+        self.dropouts = dropouts
         self.sampler = cast("TrainBatchSampler", dataloader.sampler)
         self.accumulate = accumulate
         self.steps_per_epoch = self.sampler.steps_per_epoch
@@ -179,14 +175,20 @@ class TrainLoop(BaseLoop):
     def run_iter(self, idx: int, batches: Iterator[dict[str, torch.Tensor]]) -> None:
         """One optimizer step: ``accumulate`` micro-batches."""
         runner = self.runner
-        for micro in range(self.accumulate):
-            beat(Stage.DATA, self._iter + 1)
-            batch = move(next(batches), runner.device)
-            if micro == 0:
-                runner.call_hook("before_train_iter", batch_idx=idx, data_batch=batch)
-            beat(Stage.FORWARD)
-            outputs = runner.model.train_step(batch, optim_wrapper=runner.optim_wrapper)
-            runner.losses.add(outputs)
+        try:
+            for micro in range(self.accumulate):
+                beat(Stage.DATA, self._iter + 1)
+                batch = move(next(batches), runner.device)
+                if micro == 0:
+                    runner.call_hook("before_train_iter", batch_idx=idx, data_batch=batch)
+                beat(Stage.FORWARD)
+                if self.dropouts is not None:
+                    self.dropouts.begin(self._iter, micro)
+                outputs = runner.model.train_step(batch, optim_wrapper=runner.optim_wrapper)
+                runner.losses.add(outputs)
+        finally:
+            if self.dropouts is not None:
+                self.dropouts.end()
         self.sampler.advance()
         beat(Stage.HOOKS)
         runner.call_hook("after_train_iter", batch_idx=idx, data_batch=batch, outputs=outputs)
@@ -223,8 +225,13 @@ class EvalLoop(BaseLoop):
         model.eval()
         self.evaluator.reset()
         beat(self.beats, 0 if runner.train_loop is None else runner.iter)
+        together = None
+        if is_sharded(model):
+            together = Together(model, runner.distributed_group, lambda: self._take_any(model))
         for idx, batch in enumerate(self.dataloader):
             self.run_iter(idx, batch)
+        if together is not None:
+            together.finish()
         beat(Stage.METRICS)
         metrics: dict[str, float] = self.evaluator.compute(runner.distributed_group)
         # What follows the test, such as pictures, takes as long as it takes.
@@ -234,6 +241,13 @@ class EvalLoop(BaseLoop):
         if stage == "val":
             runner.end_validation()
         return metrics
+
+    def _take_any(self, model: torch.nn.Module) -> None:
+        """Take the first sample through the model; nothing is measured."""
+        beat(self.beats)
+        batch = move(self.dataloader.dataset[torch.zeros(1, dtype=torch.int64)], self.runner.device)
+        with self.runner.backend.autocast(self.runner.precision):
+            self.runner.backend.end_batch(predictions(model, batch, self.stage))
 
     @torch.no_grad()
     def run_iter(self, idx: int, data_batch: dict[str, Any]) -> None:
@@ -245,5 +259,5 @@ class EvalLoop(BaseLoop):
         with runner.backend.autocast(runner.precision):
             outputs = predictions(unwrapped(runner.model), batch, stage)
         self.evaluator.update(outputs, batch)
-        runner.backend.end_batch()
+        runner.backend.end_batch(outputs)
         runner.call_hook(f"after_{stage}_iter", batch_idx=idx, data_batch=batch, outputs=outputs)

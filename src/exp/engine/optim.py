@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, Callable, ContextManager, Iterator
+from typing import TYPE_CHECKING, Any, Callable, Collection, ContextManager, Iterator
 
 import torch
 from mmengine.optim import OptimWrapper
@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from exp.backend import FLOAT32
+from exp.engine.fsdp import clip_grad_norm
 from exp.errors import ConfigError
 from exp.heartbeat import Stage, beat
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["BackendOptimWrapper", "build_optimizer", "make_optimizer", "parameter_groups"]
 
 _NOTHING: ContextManager[Any] = contextlib.nullcontext()
+_FORMS = ("foreach", "fused")  # of one step of torch's optimizers, with the same numbers
 
 
 class _ScaledOptimizer(torch.optim.Optimizer):
@@ -61,6 +63,7 @@ class BackendOptimWrapper(OptimWrapper):
         precision: one of :data:`exp.backend.PRECISIONS`.
         accumulate: micro-batches per optimizer step.
         clip_grad_norm: largest L2 norm of all gradients, or None.
+        model: what is trained, for lazy devices; None: not known.
     """
 
     def __init__(
@@ -70,9 +73,11 @@ class BackendOptimWrapper(OptimWrapper):
         precision: str = "fp32",
         accumulate: int = 1,
         clip_grad_norm: float | None = None,
+        model: nn.Module | None = None,
     ) -> None:
         super().__init__(optimizer, accumulative_counts=accumulate)
         self.backend = backend
+        self.model = model
         self.precision = precision
         self.accumulate = accumulate
         self.scaler = backend.grad_scaler(precision)
@@ -82,6 +87,9 @@ class BackendOptimWrapper(OptimWrapper):
         self.before_step: Callable[[], None] | None = (
             None  # called with all gradients in place, unscaled, before they are clipped
         )
+        self.before_update: Callable[[], None] | None = None
+        """Called once, before the optimizer's state changes next: what is reading it has to be done."""
+        self._losses: list[torch.Tensor] = []
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
         rates = [group["lr"] for group in optimizer.param_groups]
         self._logged = rates.index(optimizer.defaults["lr"]) if optimizer.defaults["lr"] in rates else 0
@@ -117,6 +125,7 @@ class BackendOptimWrapper(OptimWrapper):
     ) -> None:
         """Back-propagate one micro-batch's mean loss; step and clear gradients after the last one of a step."""
         beat(Stage.BACKWARD)
+        self._losses.append(loss.detach())  # its graph must not outlive its micro-batch
         if self.accumulate > 1:
             loss = loss / self.accumulate
         if self.scaler is not None:
@@ -133,8 +142,16 @@ class BackendOptimWrapper(OptimWrapper):
         if self.before_step is not None:
             self.before_step()
         if self.clip_grad_norm is not None:
-            self.grad_norm = nn.utils.clip_grad_norm_(self._parameters, self.clip_grad_norm)
-        self.backend.end_step(self._stepper, **kwargs)
+            if hasattr(self._parameters[0], "full_tensor"):
+                self.grad_norm = clip_grad_norm(self._parameters, self.clip_grad_norm, self.backend)
+            else:
+                self.grad_norm = nn.utils.clip_grad_norm_(self._parameters, self.clip_grad_norm)
+        if self.before_update is not None:
+            self.before_update()
+            self.before_update = None
+        outputs = self._losses if self.grad_norm is None else [*self._losses, self.grad_norm]
+        self.backend.end_step(self._stepper, model=self.model, outputs=outputs, **kwargs)
+        self._losses = []
 
     def zero_grad(self, **kwargs: Any) -> None:
         """Drop the gradients (set_to_none: no kernel is launched)."""
@@ -149,11 +166,15 @@ class BackendOptimWrapper(OptimWrapper):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` gave."""
+        """Restore what :meth:`state_dict` gave, on whatever device that was: how steps are computed is this one's."""
         state = dict(state_dict)
         scaler = state.pop("loss_scaler", None)
         if self.scaler is not None and scaler is not None:
             self.scaler.load_state_dict(scaler)
+        saved = state["param_groups"]
+        own = [{name: group[name] for name in _FORMS if name in group} for group in self.optimizer.param_groups]
+        own += [{} for _ in saved[len(own) :]]  # of another model: torch says so
+        state["param_groups"] = [{**group, **form} for group, form in zip(saved, own)]
         self.optimizer.load_state_dict(state)
 
 
@@ -163,22 +184,31 @@ def _plain(options: Any) -> dict[str, Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in content.items()}
 
 
-def build_optimizer(model: nn.Module, config: Any) -> torch.optim.Optimizer:
+def build_optimizer(model: nn.Module, config: Any, lacking: Collection[str] = frozenset()) -> torch.optim.Optimizer:
     """The optimizer of ``config`` (:class:`exp.config.schema.OptimConfig`) over the trainable parameters.
+
+    Args:
+        model: its trainable parameters.
+        config: see above.
+        lacking: see :func:`make_optimizer`.
 
     Raises:
         ConfigError: its type or one of its options is unknown, nothing is trainable, or learning rates are to differ by
             depth and the model does not tell its layers.
     """
-    return make_optimizer(parameter_groups(model, config), config)
+    return make_optimizer(parameter_groups(model, config), config, lacking)
 
 
-def make_optimizer(groups: list[dict[str, Any]], config: Any) -> torch.optim.Optimizer:
+def make_optimizer(
+    groups: list[dict[str, Any]], config: Any, lacking: Collection[str] = frozenset()
+) -> torch.optim.Optimizer:
     """The optimizer of ``config`` over groups of parameters.
 
     Args:
         groups: of :func:`parameter_groups`.
         config: :class:`exp.config.schema.OptimConfig`.
+        lacking: ATen operators that the device has no kernel for (:meth:`exp.backend.Backend.lacking_operators`).
+            Where the fused step is one of them, ``fused=true`` gives the foreach step, whose numbers are the same.
 
     Raises:
         ConfigError: its type or one of its options is unknown.
@@ -187,10 +217,11 @@ def make_optimizer(groups: list[dict[str, Any]], config: Any) -> torch.optim.Opt
     if cls is None:
         known = sorted(name for name in OPTIMIZERS.module_dict if not name.startswith("_"))
         raise ConfigError(f"optim.type={config.type} is not known; known are {', '.join(known)}")
+    options = _plain(config.options)
+    if options.get("fused") and f"_fused_{config.type.lower()}_" in lacking:
+        options.update(fused=False, foreach=True)
     try:
-        made: torch.optim.Optimizer = cls(
-            groups, lr=config.lr, weight_decay=config.weight_decay, **_plain(config.options)
-        )
+        made: torch.optim.Optimizer = cls(groups, lr=config.lr, weight_decay=config.weight_decay, **options)
         return made
     except (TypeError, ValueError) as error:
         raise ConfigError(f"optim: {config.type} does not take these settings: {error}") from error

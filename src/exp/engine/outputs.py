@@ -11,8 +11,8 @@ import torch
 from exp.contract import EXPERIMENT_PAGE, shown
 from exp.data.base import Prediction
 from exp.data.loader import share_loader
+from exp.data.transfer import move
 from exp.engine.debug import split_in_use
-from exp.engine.loops import move
 from exp.engine.wrapper import predictions, unwrapped
 from exp.errors import ConfigError
 from exp.runfolder import write_atomically
@@ -61,7 +61,7 @@ def predict_split(session: Session, data: Data, model: Any) -> Prediction:
         ConfigError: the model does not predict one tensor for a batch.
     """
     test = split_in_use(session, data, "test")
-    loader = share_loader(test, data, session.info)
+    loader = share_loader(test, data, session)
     numbers, outputs = [], []
     for indices, batch in zip(loader.sampler, loader):
         predicted = batch_outputs(session, model, batch)
@@ -104,7 +104,7 @@ def measure(
     Returns:
         Over all ranks, by name.
     """
-    loader = share_loader(split_in_use(session, data, "test"), data, session.info)
+    loader = share_loader(split_in_use(session, data, "test"), data, session)
     evaluator.reset()
     with torch.no_grad():
         for numbers, batch in zip(loader.sampler, loader):
@@ -112,5 +112,5 @@ def measure(
             with session.backend.autocast(session.config.precision):
                 outputs = predictions(model, moved if change is None else change(moved, numbers))
             evaluator.update(outputs, moved)
-            session.backend.end_batch()
+            session.backend.end_batch(outputs)
     return evaluator.compute(session.distributed)

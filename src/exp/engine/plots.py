@@ -6,6 +6,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from exp.draw.curves import training_curves
+from exp.engine.fsdp import is_sharded
+from exp.engine.wrapper import unwrapped
 from exp.runfolder import write_atomically
 
 if TYPE_CHECKING:
@@ -36,7 +38,10 @@ def draw_training(session: Session, data: Data, model: Any, evaluator: Evaluator
         records = [json.loads(line) for line in lines]
         metric, greater = evaluator.metric_name, evaluator.greater_is_better
         contents["curves.png"] = training_curves(records, metric, greater, session.config.name)
-    contents.update(data.pictures(session, model, evaluator))
+    if is_sharded(unwrapped(model)):  # a forward pass would wait for the other ranks
+        session.say("plots: no pictures of predictions with wrapper=fsdp; task=predict draws them")
+    else:
+        contents.update(data.pictures(session, model, evaluator))
     for name, content in contents.items():
         write_atomically(session.folder.plots / name, content)
     return [f"plots/{name}" for name in contents]

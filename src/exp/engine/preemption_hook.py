@@ -87,7 +87,7 @@ class PreemptionHook(Hook):
         """Between two steps; where a validation follows, its first batch is the place."""
         step = runner.iter + 1
         if not runner.train_loop.validates_after(step, batch_idx) and self.agreement.reached():
-            self.checkpoints.save(runner, step)
+            self.checkpoints.save(runner, step, waits=True)
             raise Preempted(step)
 
     def before_val_epoch(self, runner: Any) -> None:
@@ -97,7 +97,7 @@ class PreemptionHook(Hook):
     def before_val_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         """Before a batch of the validation."""
         if batch_idx < self._common_batches and self.agreement.reached():
-            self.checkpoints.save(runner, runner.iter, validation_due=True)
+            self.checkpoints.save(runner, runner.iter, validation_due=True, waits=True)
             raise Preempted(runner.iter)
 
     def after_val_epoch(self, runner: Any, metrics: Any = None) -> None:

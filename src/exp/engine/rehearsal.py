@@ -14,9 +14,10 @@ import torch
 from exp.contract import EXPERIMENT_PAGE, asked, is_own, shown
 from exp.data.loader import eval_loader
 from exp.data.sampler import EvalBatchSampler, TrainBatchSampler
+from exp.data.transfer import move
 from exp.engine.building import build_evaluator
 from exp.engine.debug import split_in_use
-from exp.engine.loops import move
+from exp.engine.fsdp import Together, is_sharded
 from exp.engine.rng import rng_state, set_rng_state
 from exp.engine.wrapper import forward, predictions, preprocessed
 from exp.errors import ConfigError, DataError, ExpError, RunError
@@ -92,16 +93,27 @@ def _take_a_batch(session: Session, data: Data, model: nn.Module, evaluator: Eva
     val = split_in_use(session, data, "val")
     sampler = EvalBatchSampler(len(val), data.eval_batch_size, session.info.rank, session.info.world_size)
     indices = next(iter(sampler), None)
-    if indices is None:
+    without = indices is None
+    if without and not is_sharded(model):  # such weights come together in every forward pass
         return
+    any_sample = torch.zeros(1, dtype=torch.int64)
+    wanted = [] if indices is None else [indices]
     with asked("data", data, ".val[...]"):
         # In a process of its own where the loaders have theirs: files that are open here could not be read there.
-        (batch,) = eval_loader(val, [indices], min(data.num_workers, 1))
-    batch = move(batch, session.device)
+        batches = eval_loader(val, [*wanted, any_sample] if is_sharded(model) else wanted, min(data.num_workers, 1))
+        batch, *others = (move(each, session.device) for each in batches)
     # What a model's own code raises is a failure as any other: the log has its traceback.
     asking = asked("model", model, "." + _call(batch, "predict"), inside=False)
     with asking, session.backend.autocast(session.config.precision):
-        outputs = predictions(model, batch, "val")
+        together = None
+        if is_sharded(model):
+            together = Together(model, session.distributed, lambda: predictions(model, (others or [batch])[0], "val"))
+        outputs = None if without else predictions(model, batch, "val")
+        if together is not None:
+            together.finish()
+    if without:
+        return
+    assert indices is not None
     if outputs is None or (isinstance(outputs, torch.Tensor) and not outputs.dim()):
         found = "None" if outputs is None else "one number for all samples"
         raise ConfigError(
@@ -117,7 +129,7 @@ def _take_a_batch(session: Session, data: Data, model: nn.Module, evaluator: Eva
                 f"metric: {shown(metric)}.per_sample gives {len(values)} figures for {len(indices)} samples; see "
                 f"{EXPERIMENT_PAGE}"
             )
-    session.backend.end_batch()
+    session.backend.end_batch(outputs)
 
 
 def _compute(session: Session, evaluator: Evaluator) -> None:

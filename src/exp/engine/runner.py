@@ -20,6 +20,7 @@ from omegaconf import OmegaConf
 from exp.engine import schedule
 from exp.engine.batchnorm import fit_batchnorm
 from exp.engine.checkpointing import CheckpointingRunner
+from exp.engine.fsdp import is_sharded
 from exp.engine.losses import LossMeter
 from exp.engine.placement import check_optimizer, check_placement, placement_report
 from exp.engine.stock_hooks import RuntimeInfoHook
@@ -80,7 +81,9 @@ class Runner(CheckpointingRunner):
         self.precision = session.config.precision
         self.losses = LossMeter()
         self._calls: dict[str, list[Any]] = {}
+        self._built_loop: Any = None
         content: Any = OmegaConf.to_container(session.config, resolve=True)
+        del content["compile"]  # MMEngine's key of that name compiles the train_step of a wrapped model
         kwargs["custom_hooks"] = [_StartHook(), *(kwargs.get("custom_hooks") or [])]
         super().__init__(
             model=model,
@@ -135,10 +138,11 @@ class Runner(CheckpointingRunner):
     def wrap_model(self, model_wrapper_cfg: dict[str, Any] | None, model: torch.nn.Module) -> torch.nn.Module:
         """Place the model on the rank's device, check that it is there wholly, and wrap it."""
         config = self.session.config
-        model, warning = fit_batchnorm(model, self.backend, config.wrapper.sync_batchnorm and self.distributed)
-        if warning and self.session.console is not None:
-            self.session.console.print(f"warning: {warning}", style="yellow", soft_wrap=True)
-        model = model.to(self.device)
+        if not is_sharded(model):
+            model, warning = fit_batchnorm(model, self.backend, config.wrapper.sync_batchnorm and self.distributed)
+            if warning and self.session.console is not None:
+                self.session.console.print(f"warning: {warning}", style="yellow", soft_wrap=True)
+            model = model.to(self.device)
         check_placement(model, self.device, self.rank)
         if isinstance(self.optim_wrapper, mmengine.optim.OptimWrapper):
             check_optimizer(model, self.optim_wrapper.optimizer, self.rank)
@@ -176,6 +180,11 @@ class Runner(CheckpointingRunner):
         """
         modules = unwrapped(self.model).modules()
         if self.session.weights is None and any(getattr(module, "init_cfg", None) for module in modules):
+            if is_sharded(unwrapped(self.model)):
+                raise ConfigError(
+                    "model: init_cfg draws weights once the model is wrapped, and with wrapper=fsdp no rank has them "
+                    "whole then; initialise them in its constructor, or use wrapper=ddp"
+                )
             super()._init_model_weights()
 
     def build_param_scheduler(self, scheduler: Any) -> Any:
@@ -203,6 +212,22 @@ class Runner(CheckpointingRunner):
         self._train_dataloader = self._val_dataloader = self._test_dataloader = None
 
     # -- less work per step -----------------------------------------------------------------------------------------
+
+    def build_train_loop(self, loop: Any) -> Any:
+        """Build it, and remember it: MMEngine asks at every access whether it has been."""
+        self._built_loop = super().build_train_loop(loop)
+        return self._built_loop
+
+    @property
+    def train_loop(self) -> Any:
+        """The training loop; None where nothing is trained."""
+        return super().train_loop if self._built_loop is None else self._built_loop
+
+    @property
+    def iter(self) -> int:
+        """Optimizer steps completed."""
+        loop = self.train_loop
+        return 0 if loop is None else int(loop.iter)
 
     def register_hook(self, hook: Hook | dict[str, Any], priority: Any = None) -> None:
         """Register, and forget which hooks answer to which stage."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from typing import TYPE_CHECKING, Any, Container, Mapping
 
 import torch
@@ -9,6 +11,7 @@ import torch
 from exp import console
 from exp.advice import to_continue
 from exp.engine import checkpoint
+from exp.engine.fsdp import local_part
 from exp.engine.wrapper import unwrapped
 from exp.errors import RunError
 
@@ -17,29 +20,45 @@ if TYPE_CHECKING:
 
 __all__ = ["check_finite", "not_finite", "what_to_do"]
 
+logger = logging.getLogger(__name__)
+
 
 def not_finite(state: Mapping[str, Any], parameters: Container[str]) -> list[str]:
     """Names of the tensors in a state dict that hold what no sound training leaves there.
 
     For parameters that is NaN or infinity; a buffer may hold infinity, as masks of attention
-    do, but not NaN. The device is waited for once.
+    do, but not NaN. The device is waited for once, or twice where something is not finite.
 
     Args:
         state: tensors by name.
         parameters: names of those that are parameters.
     """
-    found: dict[torch.device, list[tuple[str, torch.Tensor]]] = {}
-    for name, value in state.items():
-        if isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel():
-            value = value.detach()
-            # A norm would overflow before its elements do; a difference is NaN where the element is not finite.
-            odd = (value - value).ne(0) if name in parameters else value.ne(value)
-            found.setdefault(value.device, []).append((name, odd.any().float().reshape(())))
-    names = []
-    for entries in found.values():
-        values = torch.stack([verdict for _, verdict in entries]).cpu().tolist()
-        names += [name for (name, _), value in zip(entries, values) if value]
-    return names
+    candidates = {
+        name: local_part(value.detach())
+        for name, value in state.items()
+        if isinstance(value, torch.Tensor) and value.is_floating_point() and local_part(value).numel()
+    }
+    # A sum is finite only where all its elements are. It may overflow before they do, so what it suspects is looked at
+    # element by element, which takes several times as long, and memory.
+    sums = _read({name: value.sum() for name, value in candidates.items()})
+    # A difference is NaN where the element is not finite.
+    odd = {
+        name: ((value - value).ne(0) if name in parameters else value.ne(value)).any()
+        for name, value in candidates.items()
+        if not math.isfinite(sums[name])
+    }
+    return [name for name, value in _read(odd).items() if value]
+
+
+def _read(values: Mapping[str, torch.Tensor]) -> dict[str, float]:
+    """Values of one element each, by name; each device is waited for once."""
+    by_device: dict[torch.device, list[str]] = {}
+    for name, value in values.items():
+        by_device.setdefault(value.device, []).append(name)
+    read: dict[str, float] = {}
+    for names in by_device.values():
+        read.update(zip(names, torch.stack([values[name].float() for name in names]).cpu().tolist()))
+    return {name: read[name] for name in values}
 
 
 def check_finite(runner: Any, state: Mapping[str, Any] | None, step: int) -> None:
@@ -67,12 +86,21 @@ def check_finite(runner: Any, state: Mapping[str, Any] | None, step: int) -> Non
         where = ", ".join(map(str, ranks))
         raise RunError(
             f"not finite after step {step}: {names[0]}{more}, on rank {where}; the weights are not saved; "
-            f"{what_to_do(runner.session)}"
+            f"{what_to_do(runner)}"
         )
 
 
-def what_to_do(session: Session) -> str:
-    """Advice for a training that has diverged, with the command that goes on where something has been saved."""
+def what_to_do(runner: Any) -> str:
+    """Advice for a training that has diverged, with the command that goes on where something has been saved.
+
+    A collective: the checkpoint that is being written counts.
+    """
+    session: Session = runner.session
+    try:
+        runner.checkpoint_writer.wait()
+    except Exception:
+        logger.exception("the last checkpoint is not saved")  # not why training has failed
+    runner.distributed_group.barrier()
     text = "lower optim.lr, set optim.clip_grad_norm, or use precision=fp32"
     saved = checkpoint.list_checkpoints(session.folder.checkpoints)
     which, wanted = "newest", "auto"

@@ -3,18 +3,16 @@
 The only honest way to run "gloo on such a card". It is slow, so it is used only where the configuration asks for it or
 permits it, it says so on every rank, and it counts the bytes that it copies.
 
-Two forms. :class:`StagedProcessGroup` is a process group like any other (torch >= 2.0 lets one be written in Python).
-:class:`StagedDataParallel` is a wrapper that averages the gradients itself, for older torch, which does not.
+:class:`StagedProcessGroup` is a process group like any other: torch >= 2.0 lets one be written in Python. Older torch
+does not; there a wrapper averages the gradients itself (:mod:`exp.engine.staged_ddp`).
 """
 
 from __future__ import annotations
 
-import contextlib
-from typing import TYPE_CHECKING, Any, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Iterator
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.futures import Future
 
 from exp.compat import supports_python_process_groups
@@ -22,7 +20,7 @@ from exp.compat import supports_python_process_groups
 if TYPE_CHECKING:
     from datetime import timedelta
 
-__all__ = ["NAME", "StagedDataParallel", "StagedProcessGroup", "init_staged_process_group", "staged_bytes"]
+__all__ = ["NAME", "StagedProcessGroup", "copy_back", "init_staged_process_group", "staged_bytes", "to_host"]
 
 NAME = "staged"
 """What ``torch.distributed`` calls the group."""
@@ -39,7 +37,7 @@ def staged_bytes() -> int:
     return _Counter.total
 
 
-def _to_host(tensor: torch.Tensor) -> torch.Tensor:
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
     """A copy on the CPU; a CPU tensor is used as it is."""
     if tensor.device.type == "cpu":
         return tensor
@@ -47,7 +45,7 @@ def _to_host(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().to("cpu", copy=True).contiguous()
 
 
-def _back(host: torch.Tensor, tensor: torch.Tensor) -> None:
+def copy_back(host: torch.Tensor, tensor: torch.Tensor) -> None:
     """Copy a result to where its owner wants it."""
     if host is not tensor:
         _Counter.total += tensor.numel() * tensor.element_size()
@@ -64,7 +62,7 @@ def _flat(tensors: Any) -> Iterator[torch.Tensor]:
 
 
 def _map(tensors: Any) -> Any:
-    return _to_host(tensors) if isinstance(tensors, torch.Tensor) else [_map(item) for item in tensors]
+    return to_host(tensors) if isinstance(tensors, torch.Tensor) else [_map(item) for item in tensors]
 
 
 _ProcessGroup: Any = dist.ProcessGroup  # its type stubs differ from one torch to the next
@@ -98,7 +96,7 @@ class StagedProcessGroup(_ProcessGroup):
         for argument, host in zip(arguments, hosts):
             if argument is results:
                 for tensor, value in zip(_flat(argument), _flat(host)):
-                    _back(value, tensor)
+                    copy_back(value, tensor)
         return _done(results)
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:
@@ -148,9 +146,9 @@ class StagedProcessGroup(_ProcessGroup):
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any) -> Any:
         """Give each rank its share of the reduction: gloo lacks it, so all is reduced and the share is kept."""
         for output, parts in zip(outputs, inputs):
-            whole = torch.stack([_to_host(part).reshape(output.shape) for part in parts])
+            whole = torch.stack([to_host(part).reshape(output.shape) for part in parts])
             self._gloo.allreduce([whole], _sum_like(opts)).wait()
-            _back(whole[self.rank()], output)
+            copy_back(whole[self.rank()], output)
         return _done(outputs)
 
     def _reduce_scatter_base(self, output: Any, tensor: Any, opts: Any) -> Any:
@@ -163,12 +161,12 @@ class StagedProcessGroup(_ProcessGroup):
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any) -> Any:
         """Exchange one tensor with each rank: gloo exchanges shares of one tensor, so they are put together first."""
-        sent = torch.cat([_to_host(tensor).reshape(-1) for tensor in inputs])
+        sent = torch.cat([to_host(tensor).reshape(-1) for tensor in inputs])
         sizes = [tensor.numel() for tensor in outputs]
         received = torch.empty(sum(sizes), dtype=sent.dtype)
         self._gloo.alltoall_base(received, sent, sizes, [tensor.numel() for tensor in inputs]).wait()
         for output, share in zip(outputs, received.split(sizes)):
-            _back(share.view_as(output), output)
+            copy_back(share.view_as(output), output)
         return _done(outputs)
 
     # What recent torch calls them.
@@ -221,98 +219,3 @@ def init_staged_process_group(
         if not hasattr(dist.Backend, NAME.upper()):
             dist.Backend.register_backend(NAME, StagedProcessGroup, devices=["cpu", device_type])
     dist.init_process_group(name, store=store, rank=rank, world_size=world_size, timeout=timeout)
-
-
-class StagedDataParallel(nn.Module):
-    """Data-parallel training with gradients averaged on the CPU at the end of each backward pass.
-
-    Args:
-        module: on its device; parameters and buffers are made those of rank 0.
-        bucket_cap_mb: largest piece that is exchanged at once, in MiB.
-        broadcast_buffers: give every rank the buffers of rank 0 before the first forward pass of a step.
-        device_ids: of DDP's interface; the module is where it is.
-        output_device: of DDP's interface.
-        find_unused_parameters: of DDP's interface; parameters without a gradient count as zero here in any case.
-    """
-
-    def __init__(
-        self,
-        module: nn.Module,
-        bucket_cap_mb: int = 25,
-        broadcast_buffers: bool = True,
-        device_ids: Sequence[int] | None = None,
-        output_device: int | None = None,
-        find_unused_parameters: bool = False,
-    ) -> None:
-        super().__init__()
-        self.module = module
-        self.broadcast_buffers = broadcast_buffers
-        self._capacity = bucket_cap_mb * 2**20
-        self._parameters_to_train = [p for p in module.parameters() if p.requires_grad]
-        self._synchronize = True
-        self._exchange = True
-        self._queued = False
-        self._buffers_differ = True
-        self._broadcast([*module.parameters(), *module.buffers()])
-        for parameter in self._parameters_to_train:
-            parameter.register_hook(self._on_gradient)
-
-    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """The module's."""
-        if self.broadcast_buffers and self._buffers_differ:
-            self._broadcast(list(self.module.buffers()))
-        # As in DDP, the forward pass decides for its backward pass, which may run after `no_sync` has been left.
-        if torch.is_grad_enabled():
-            self._exchange, self._queued = self._synchronize, False
-        # As in DDP: once per exchange of gradients, not once per micro-batch.
-        self._buffers_differ = self._synchronize and torch.is_grad_enabled()
-        return self.module(*inputs, **kwargs)
-
-    @contextlib.contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Accumulate gradients without exchanging them: those of forward passes within."""
-        before, self._synchronize = self._synchronize, False
-        try:
-            yield
-        finally:
-            self._synchronize = before
-
-    def _on_gradient(self, gradient: torch.Tensor) -> None:
-        if self._exchange and not self._queued:
-            self._queued = True
-            # Runs once this backward pass has put every gradient in place.
-            torch.autograd.Variable._execution_engine.queue_callback(self._average)
-
-    def _average(self) -> None:
-        self._queued = False
-        with torch.no_grad():
-            for bucket in self._buckets():
-                grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
-                host = _to_host(torch.cat([grad.reshape(-1) for grad in grads]))
-                dist.all_reduce(host)
-                mean = torch.empty(host.shape, dtype=host.dtype, device=grads[0].device)
-                _back(host / dist.get_world_size(), mean)
-                shares = mean.split([grad.numel() for grad in grads])
-                for parameter, grad, share in zip(bucket, grads, shares):
-                    grad.copy_(share.view_as(grad))
-                    parameter.grad = grad
-
-    def _buckets(self) -> Iterator[list[nn.Parameter]]:
-        """Parameters of one type, up to the capacity, in the order in which every rank has them."""
-        bucket: list[nn.Parameter] = []
-        size = 0
-        for parameter in self._parameters_to_train:
-            more = parameter.numel() * parameter.element_size()
-            if bucket and (size + more > self._capacity or parameter.dtype != bucket[0].dtype):
-                yield bucket
-                bucket, size = [], 0
-            bucket.append(parameter)
-            size += more
-        if bucket:
-            yield bucket
-
-    def _broadcast(self, tensors: Sequence[torch.Tensor]) -> None:
-        for tensor in tensors:
-            host = _to_host(tensor)
-            dist.broadcast(host, 0)
-            _back(host, tensor)

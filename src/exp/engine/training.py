@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
-from exp.data.loader import share_loader, train_loader
+from exp.data.loader import device_loader, share_loader
 from exp.data.sampler import TrainBatchSampler
+from exp.doctor.facts import size
 from exp.engine.building import (
     build_data,
     build_evaluator,
@@ -20,6 +21,7 @@ from exp.engine.building import (
 )
 from exp.engine.checkpoint_hook import CheckpointHook
 from exp.engine.debug import Interrupted, debug_hooks, split_in_use
+from exp.engine.fsdp import is_sharded, refuse_hooks
 from exp.engine.hooks import MetricsHook
 from exp.engine.logger import build_loggers
 from exp.engine.loops import EvalLoop, TrainLoop
@@ -31,9 +33,11 @@ from exp.engine.resume import compare, find_checkpoint
 from exp.engine.rng import seed_everything
 from exp.engine.runner import Runner
 from exp.engine.stock_hooks import build_hooks
-from exp.engine.wrapper import unwrapped
+from exp.engine.wrapper import place_as_configured, unwrapped
 from exp.errors import ExpError, RunError
+from exp.heartbeat import Stage, beat
 from exp.launcher.failures import is_of_peer
+from exp.models.dropout import DropoutStream
 
 if TYPE_CHECKING:
     from exp.session import Session
@@ -75,7 +79,7 @@ def _train(session: Session) -> dict[str, Any]:
             raise RunError(_out_of_memory(session)) from error
         if "Expected to have finished reduction in the prior iteration" in str(error):
             raise explain_unused(session, data, model) from error
-        if not session.begun and not is_of_peer(error):
+        if not session.begun and not is_of_peer(error) and not is_sharded(model):
             explain_first_step(session, data, model)
         raise
 
@@ -119,34 +123,39 @@ class Training:
             self.evaluator.greater_is_better,
         )
         # The model is moved before the optimizer is built: parameters may be new objects on the device.
-        model = model.to(session.device)
+        model = self._placed(model)
         seed_everything(config.seed + session.info.rank, session.backend)  # ranks draw different dropout masks
         optim_wrapper = BackendOptimWrapper(
-            build_optimizer(model, config.optim),
+            build_optimizer(model, config.optim, session.backend.lacking_operators()),
             session.backend,
             precision=config.precision,
             accumulate=config.accumulate,
             clip_grad_norm=config.optim.clip_grad_norm,
+            model=model,
         )
-        schedulers = OmegaConf.to_container(config.schedule.param_scheduler, resolve=True)
         hooks: Any = OmegaConf.to_container(config.hooks, resolve=True)
+        user_hooks = build_hooks(hooks, self.evaluator.metric_name, self.evaluator.greater_is_better)
+        if is_sharded(model):
+            refuse_hooks(user_hooks)
+        schedulers = OmegaConf.to_container(config.schedule.param_scheduler, resolve=True)
         self.runner = Runner(
             session,
             model,
-            train_dataloader=train_loader(train, sampler, data.num_workers, config.seed),
+            train_dataloader=device_loader(train, sampler, data.num_workers, session),
             train_cfg={
                 "type": TrainLoop,
                 "max_epochs": config.max_epochs,
                 "max_steps": config.max_steps,
                 "accumulate": config.accumulate,
                 "val_every": config.val_every,
+                "dropouts": self._dropouts(model, sampler),
             },
             optim_wrapper=optim_wrapper,
             param_scheduler=schedulers or None,
-            val_dataloader=share_loader(val, data, session.info),
+            val_dataloader=share_loader(val, data, session),
             val_cfg={"type": EvalLoop, "stage": "val"},
             val_evaluator=build_evaluator(session, data),
-            test_dataloader=share_loader(test, data, session.info),
+            test_dataloader=share_loader(test, data, session),
             test_cfg={"type": EvalLoop, "stage": "test"},
             test_evaluator=self.evaluator,
             custom_hooks=[
@@ -154,10 +163,27 @@ class Training:
                 self.checkpoint_hook,
                 PreemptionHook(Agreement(session.info.preemption_flag, session.distributed), self.checkpoint_hook),
                 *debug_hooks(session, self.checkpoint_hook),
-                *build_hooks(hooks, self.evaluator.metric_name, self.evaluator.greater_is_better),
+                *user_hooks,
             ],
             visualizer=_visualizer(session),
         )
+
+    def _dropouts(self, model: Any, sampler: TrainBatchSampler) -> DropoutStream | None:
+        if not self.session.config.dropout_by_sample:
+            return None
+        stream = DropoutStream(model, sampler, self.session.config.seed)
+        if stream.left_out:
+            self.session.say(
+                f"dropout_by_sample=true: {', '.join(stream.left_out)} draw from the device's generator; where "
+                "that is dropout, make it exp.models.dropout.Dropout"
+            )
+        return stream
+
+    def _placed(self, model: Any) -> Any:
+        session = self.session
+        if session.info.world_size == 1:
+            return model.to(session.device)
+        return place_as_configured(model, session.config.wrapper, session.backend, session.device)
 
     def run(self) -> dict[str, Any]:
         """Resume where asked to, train, test the best weights."""
@@ -169,6 +195,7 @@ class Training:
             metrics = runner.test_with(content)
         finally:  # the terminal's cursor and the loaders' processes, whatever has happened
             self.metrics_hook.progress.stop()
+            runner.checkpoint_writer.close()
             runner.close()
         if session.config.plots and session.distributed.is_main:
             self._draw()
@@ -184,6 +211,8 @@ class Training:
             data=self.data.record(self.session.distributed.gather),
             samples_per_second=hook.samples / hook.train_seconds if hook.train_seconds else None,
             time_to_first_step_s=hook.time_to_first_step,
+            memory_peak=session.distributed.gather(session.backend.memory().get("max_allocated")),
+            left_device=None if hook.left_device is None else hook.left_device.summary(session.distributed),
             resumed_from=resumed_from,
             changed_on_resume={change.key: {"old": change.old, "new": change.new} for change in session.changed},
             **tested,
@@ -231,10 +260,16 @@ def _visualizer(session: Session) -> dict[str, Any]:
 
 
 def _out_of_memory(session: Session) -> str:
-    config, memory = session.config, session.backend.memory()
-    total = f" ({memory['total'] / 2**30:.1f} GiB)" if memory.get("total") else ""
+    from exp.estimate.advice import what_fits  # only where it is needed
+
+    beat(Stage.FREE)  # the estimate takes as long as it takes
+    config, total = session.config, session.backend.memory().get("total")
+    fits = what_fits(config, session.backend, total)
     half = max((config.batch_size or 1) // 2, 1)
+    batch, accumulate = (fits["batch_size"], fits["accumulate"]) if fits else (half, config.accumulate * 2)
+    estimated = f" (estimated: {size(fits['memory'])})" if fits else ""
+    shown = f" ({size(total)})" if total else ""
     return (
-        f"rank {session.info.rank}: {session.device}{total} is out of memory at batch_size={config.batch_size}; "
-        f"batch_size={half} accumulate={config.accumulate * 2} keeps the global batch of {config.global_batch_size}"
+        f"rank {session.info.rank}: {session.device}{shown} is out of memory at batch_size={config.batch_size}; "
+        f"batch_size={batch} accumulate={accumulate} keeps the global batch of {config.global_batch_size}{estimated}"
     )

@@ -83,11 +83,12 @@ class _PlainUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(_not_plain(module, name))
 
 
-def load_plain(path: Path) -> Any:
+def load_plain(path: Path, mapped: bool = False) -> Any:
     """The content of a file of ``torch.save``, on the CPU.
 
     Args:
         path: the file.
+        mapped: read tensors when they are used (torch >= 2.5; files older than zip, at once).
 
     Raises:
         pickle.UnpicklingError: it names what is neither plain data nor a known companion of weights.
@@ -96,14 +97,15 @@ def load_plain(path: Path) -> Any:
     if safe_globals is None:  # torch's own restricted unpickler, where there is one, cannot be told more names
         guard = types.SimpleNamespace(Unpickler=_PlainUnpickler, load=_load_plain_pickle, __name__="exp.plain_pickle")
         return torch.load(str(path), map_location="cpu", pickle_module=guard)
+    options: dict[str, Any] = {"mmap": True} if mapped and zipfile.is_zipfile(path) else {}
     try:
-        return torch.load(str(path), map_location="cpu", weights_only=True)
+        return torch.load(str(path), map_location="cpu", weights_only=True, **options)
     except pickle.UnpicklingError as error:
         names = _names_in(path)
         stand_ins = [_stand_in(*name) for name in names if _COMPANIONS.fullmatch(".".join(name))]
         try:
             with safe_globals(stand_ins):
-                return torch.load(str(path), map_location="cpu", weights_only=True)
+                return torch.load(str(path), map_location="cpu", weights_only=True, **options)
         except pickle.UnpicklingError:
             pass
         raise pickle.UnpicklingError(_reason(error, names)) from None

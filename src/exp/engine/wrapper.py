@@ -25,6 +25,7 @@ __all__ = [
     "TrainStep",
     "Wrapper",
     "forward",
+    "place_as_configured",
     "predictions",
     "preprocessed",
     "unwrapped",
@@ -45,8 +46,19 @@ class Wrapper(abc.ABC):
     """How a model is made data-parallel.
 
     A configuration names it in ``wrapper._target_``; the constructor's arguments are the keys of ``wrapper.options``.
-    It is made on every rank of a training with several, and asked once.
+    It is made on every rank of a training with several, and asked once for :meth:`place`, then once for :meth:`wrap`.
     """
+
+    def place(self, model: nn.Module, backend: Backend, device: torch.device) -> nn.Module:
+        """The model on its device, before the optimizer is built; its parameters may become other objects here.
+
+        Args:
+            model: on the CPU, with the same weights on every rank.
+            backend: see :meth:`wrap`.
+            device: this rank's.
+        """
+        del backend
+        return model.to(device)
 
     @abc.abstractmethod
     def wrap(self, model: nn.Module, backend: Backend, device: torch.device) -> nn.Module:
@@ -115,9 +127,7 @@ def wrap_as_configured(model: nn.Module, config: Any, backend: Backend, device: 
         left_out = ("kind", "sync_batchnorm", "_target_", "options")
         options = {key: value for key, value in config.items() if key not in left_out}
         return wrap(model, config.kind, options, backend, device)
-    made = create({"_target_": target, **config.options}, "wrapper")
-    if not isinstance(made, Wrapper):
-        raise ConfigError(f"wrapper: {shown(made)} is no subclass of exp.engine.wrapper.Wrapper; see {WRAPPER_PAGE}")
+    made = _made(config)
     with asked("wrapper", made, ".wrap(model, backend, device)", WRAPPER_PAGE):
         wrapped = made.wrap(model, backend, device)
     if not isinstance(wrapped, nn.Module) or unwrapped(wrapped) is not model:
@@ -131,6 +141,33 @@ def wrap_as_configured(model: nn.Module, config: Any, backend: Backend, device: 
     if wrapped is not model:
         MODEL_WRAPPERS.register_module(name=shown(wrapped), module=type(wrapped), force=True)  # as below
     return wrapped
+
+
+def place_as_configured(model: nn.Module, config: Any, backend: Backend, device: torch.device) -> nn.Module:
+    """Bring a model to its device before the optimizer is built, for a training with several ranks.
+
+    Args:
+        model: on the CPU.
+        config: :class:`exp.config.schema.WrapperConfig`.
+        backend: as of :func:`wrap_as_configured`.
+        device: the rank's device.
+
+    Raises:
+        ConfigError: as :func:`wrap_as_configured`.
+        UnavailableError: the wrapper does not go with this torch or these collectives.
+    """
+    if config.get("_target_") is None:
+        return model.to(device)
+    made = _made(config)
+    with asked("wrapper", made, ".place(model, backend, device)", WRAPPER_PAGE):
+        return made.place(model, backend, device)
+
+
+def _made(config: Any) -> Wrapper:
+    made = create({"_target_": config._target_, **config.options}, "wrapper")
+    if not isinstance(made, Wrapper):
+        raise ConfigError(f"wrapper: {shown(made)} is no subclass of exp.engine.wrapper.Wrapper; see {WRAPPER_PAGE}")
+    return made
 
 
 def wrap(model: nn.Module, kind: str, options: dict[str, Any], backend: Backend, device: torch.device) -> nn.Module:
@@ -158,6 +195,9 @@ def wrap(model: nn.Module, kind: str, options: dict[str, Any], backend: Backend,
     if kind not in ("mmddp", "ddp"):
         raise ConfigError(f"wrapper.kind={kind} is not one of mmddp, ddp, none")
     base: type = backend.ddp_class
+    if options.get("gradient_as_bucket_view") is None:
+        # Spares a second set of gradients, and a copy of each per step. A vendor's class may have it, and refuse it.
+        options = {**options, "gradient_as_bucket_view": base is DistributedDataParallel}
     # Only what departs from the class's own defaults: older and vendors' classes do not know every option.
     options = {key: value for key, value in options.items() if value != _DEFAULTS.get(key)}
     unknown = set(options) - set(inspect.signature(base).parameters)

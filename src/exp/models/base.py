@@ -42,8 +42,13 @@ class Model(BaseModel):
     are the keys of ``model`` in the configuration, and those of :meth:`exp.data.base.Data.model_arguments`.
 
     A class that knows foreign checkpoints overrides :meth:`adapt_state_dict`; one whose learning rates may differ by
-    depth has ``num_layers`` and ``layer_of(name)`` (see :mod:`exp.engine.optim`).
+    depth has ``num_layers`` and ``layer_of(name)`` (see :mod:`exp.engine.optim`); one whose parts ``wrapper=fsdp`` does
+    not find has ``sharded_units()`` (see :func:`exp.engine.fsdp.units_of`).
     """
+
+    changed_by_optimizer_alone: bool = False
+    """Whether nothing but the optimizer's step changes parameters that are trained: no :meth:`forward`, and no
+    :meth:`start_epoch`. On the CPU they are then copied for a checkpoint while the next step computes its gradients."""
 
     def __init__(self) -> None:
         super().__init__(data_preprocessor=_PassThrough())

@@ -1,0 +1,177 @@
+"""How long a checkpoint stops training, against writing the same state while training waits.
+
+A model whose state (weights and Adam's two moments) takes about ``--gib`` is trained by the engine, with a checkpoint
+after every second step. Blocked is the time within the checkpoint hook, and what the optimizer's next step waits for
+the copy of its state; a plain save is the same hook's with ``checkpoint.write`` in the same run, in turns. The steps
+after a save say what its thread costs those that are not blocked.
+
+    python benchmarks/checkpoint_blocking.py [--gib 1] [--saves 5] [--folder /where/checkpoints/go]
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Iterator
+
+import torch
+from exp.backends.cpu import CpuBackend
+from omegaconf import OmegaConf
+from torch.utils.data import DataLoader
+
+from exp.config.schema import CheckpointConfig, ExpConfig
+from exp.engine import checkpoint
+from exp.engine.checkpoint_hook import CheckpointHook
+from exp.engine.checkpoint_writer import CheckpointWriter
+from exp.engine.distributed import Distributed
+from exp.engine.loops import TrainLoop
+from exp.engine.optim import BackendOptimWrapper
+from exp.engine.runner import Runner
+from exp.engine.soundness import check_finite
+from exp.launcher.rank import RankInfo
+from exp.models.base import Model
+from exp.runfolder import RunFolder
+from exp.session import Session
+from exp.tasks.train import Train
+
+LAYERS, BATCH = 8, 128
+
+
+class Stack(Model):
+    """Linear layers; all its time is in their products."""
+
+    changed_by_optimizer_alone = True
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.net = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(LAYERS)))
+
+    def forward(self, x: torch.Tensor, mode: str = "loss") -> dict[str, torch.Tensor]:
+        """Return a loss in every mode."""
+        return {"loss": self.net(x).square().mean()}
+
+
+class Positions:
+    """As many batches as steps, with what the loop asks of a sampler."""
+
+    samples, global_batch_size = 0, BATCH
+
+    def __init__(self, steps: int) -> None:
+        self.steps_per_epoch = steps
+
+    def __len__(self) -> int:
+        return self.steps_per_epoch
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.steps_per_epoch))
+
+    def set_position(self, epoch: int, samples: int) -> None:
+        """Move."""
+        self.samples = samples
+
+    def advance(self) -> None:
+        """One step."""
+        self.samples += BATCH
+
+
+class Batches:
+    """One batch, again and again."""
+
+    def __init__(self, width: int) -> None:
+        self.batch = {"x": torch.randn(BATCH, width)}
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return self.batch
+
+
+class TimedWriter(CheckpointWriter):
+    """Adds up what an optimizer's step waits."""
+
+    waited = 0.0
+
+    def settle(self) -> None:
+        """Wait, and take the time."""
+        begun = time.perf_counter()
+        super().settle()
+        self.waited += time.perf_counter() - begun
+
+
+class TimedHook(CheckpointHook):
+    """After every second step, saves in the background and plainly, in turns."""
+
+    priority = "VERY_LOW"
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.plain: list[float] = []
+        self.hook: list[float] = []
+        self.steps: dict[bool, list[float]] = {False: [], True: []}  # by whether a thread is writing
+        self.writing = False
+        self.mark = time.perf_counter()
+
+    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        """Take the time of the step; save after it if it is one with an even number."""
+        begun = time.perf_counter()
+        self.steps[self.writing].append(begun - self.mark)
+        step = runner.iter + 1
+        if step % 4 == 0:
+            content = runner.training_checkpoint(step, self.state_dict())
+            check_finite(runner, content["state_dict"], step)
+            checkpoint.write(self.folder / f"step_{step:08d}.pth", content)
+            checkpoint.prune(self.folder, self.keep_last, set())
+            self.plain.append(time.perf_counter() - begun)
+        elif step % 2 == 0:
+            self.save(runner, step)
+            self.hook.append(time.perf_counter() - begun)
+        self.writing = step % 4 == 2
+        if step % 4 == 3:
+            runner.checkpoint_writer.wait()
+        self.mark = time.perf_counter()
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gib", type=float, default=1.0)
+    parser.add_argument("--saves", type=int, default=5)
+    parser.add_argument("--folder", type=Path, default=None)
+    arguments = parser.parse_args()
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
+    width = int((arguments.gib * 2**30 / 4 / 3 / LAYERS) ** 0.5)
+    steps = 4 * (arguments.saves + 1)
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+        config = OmegaConf.structured(ExpConfig)
+        config.name, config.task, config.global_batch_size = "blocking", OmegaConf.structured(Train), BATCH
+        session = Session(config, RunFolder(folder), RankInfo.single(), CpuBackend(name="cpu"))
+        session.folder.create()
+        session.device, session.distributed = torch.device("cpu"), Distributed()
+        model = Stack(width)
+        loader: DataLoader[Any] = DataLoader(Batches(width), batch_size=None, sampler=Positions(steps))  # type: ignore
+        hook = TimedHook(session.folder.checkpoints, OmegaConf.structured(CheckpointConfig), None, 0.0, "mse")
+        runner = Runner(session, model, train_dataloader=loader, train_cfg={"type": TrainLoop, "max_epochs": 1},
+                        optim_wrapper=BackendOptimWrapper(torch.optim.Adam(model.parameters()), session.backend),
+                        custom_hooks=[hook], visualizer={"type": "Visualizer", "vis_backends": None})  # fmt: skip
+        writer = runner.checkpoint_writer = TimedWriter(session.backend)
+        runner.weights_wait_for_update = True  # as without a hook of the user's, which this one is to the engine
+        hook.mark = time.perf_counter()
+        runner.train_loop._run_epoch()
+        writer.wait()
+        size = max(path.stat().st_size for path in session.folder.checkpoints.iterdir())
+    plain, first, saved = statistics.median(hook.plain), hook.hook[0], statistics.median(hook.hook[1:])
+    waited = writer.waited / len(hook.hook)
+    free, beside = (statistics.median(hook.steps[writing][1:]) for writing in (False, True))
+    print(f"{size / 2**30:.2f} GiB of state; {len(hook.hook)} saves of each kind")
+    print(f"plain save            {plain:7.3f} s")
+    print(f"blocked per save      {saved + waited:7.3f} s  {100 * (saved + waited) / plain:5.1f} %")
+    print(f"  in the hook         {saved:7.3f} s  (the first, which makes its buffers: {first:.3f} s)")
+    print(f"  in the next update  {waited:7.3f} s")
+    print(f"steps                 {free:7.3f} s; beside a thread that writes {beside:.3f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""Batches on their way to the device: from page-locked memory, beside the computation, without waiting."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Callable, Iterator
+
+import torch
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+__all__ = ["DeviceLoader", "move"]
+
+
+def move(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """The batch on ``device``, without waiting for the copy; what is no tensor (sizes of images) stays as it is."""
+    if device.type == "cpu":
+        return batch
+    return {
+        key: value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
+        for key, value in batch.items()
+    }
+
+
+class DeviceLoader:
+    """The batches of a loader, on a device.
+
+    Copies from page-locked memory go over a stream of their own, so that a batch crosses while the step before it
+    computes. Where the device cuts batches itself, the numbers of the samples are all that crosses.
+
+    Args:
+        loader: gives batches on the CPU; or numbers of samples, int64 (B,), where there is ``cut``. What is asked of
+            this one is asked of it.
+        dataset: that they are batches of.
+        device: a card.
+        pinned: whether what ``loader`` gives is page-locked.
+        cut: makes a batch of numbers that lie on the device.
+    """
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        dataset: Any,
+        device: torch.device,
+        pinned: bool,
+        cut: Callable[[torch.Tensor], dict[str, Any]] | None = None,
+    ) -> None:
+        self.loader, self.dataset, self.device, self.cut = loader, dataset, device, cut
+        streams = getattr(torch, device.type, None)
+        self._streams = streams if pinned and cut is None and _has_streams(streams, device) else None
+        self._side = None if self._streams is None else self._streams.Stream(device)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["loader"], name)
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Batches, queued for the device when they are given."""
+        for batch in self.loader:
+            if self.cut is not None:
+                yield self.cut(batch.to(self.device, non_blocking=True))
+            elif self._streams is None:
+                yield move(batch, self.device)
+            else:
+                yield self._aside(batch)
+
+    def _aside(self, batch: dict[str, Any]) -> dict[str, Any]:
+        assert self._streams is not None
+        computing = self._streams.current_stream(self.device)
+        with self._streams.stream(self._side):
+            moved = move(batch, self.device)
+        computing.wait_stream(self._side)
+        for value in moved.values():
+            if isinstance(value, torch.Tensor):
+                value.record_stream(computing)  # its memory is not to be had again before the computation is through
+        return moved
+
+
+def _has_streams(module: Any, device: torch.device) -> bool:
+    """Whether a device's module has all that is needed; plug-ins have more or less of it."""
+    if not all(hasattr(module, name) for name in ("current_stream", "stream", "Stream")):
+        return False
+    try:
+        torch.empty(1, device=device).record_stream(module.current_stream(device))
+    except (RuntimeError, NotImplementedError):
+        return False
+    return True

@@ -1,0 +1,295 @@
+"""Fully sharded data parallelism, by torch's ``fully_shard``: each rank keeps a part of weights, gradients and moments.
+
+The model is sharded block by block before the optimizer is built, so that the device never holds it whole: a block's
+weights come together for its forward and its backward pass, and its gradients go to the ranks that keep them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Sequence
+
+import torch
+from torch import nn
+
+from exp.compat import supports_full_sharding
+from exp.engine.wrapper import Wrapper
+from exp.errors import ConfigError, RunError, UnavailableError
+
+if TYPE_CHECKING:
+    from exp.backend import Backend
+    from exp.engine.distributed import Distributed
+
+__all__ = ["FullyShard", "Together", "clip_grad_norm", "is_sharded", "local_part", "sharded_parameters", "units_of"]
+
+_MARK = "weights_are_sharded"
+_PAGE = "docs/fsdp.md"
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class FullyShard(Wrapper):
+    """``wrapper=fsdp``: the model is sharded over all ranks.
+
+    Args:
+        precision: of the run; ``fp16`` is refused.
+        reshard_after_forward: let go of a block's weights after its forward pass, and gather them again for its
+            backward pass; false: half the gathering, and the whole model's weights on each device in between.
+        gather_dtype: ``float32``, or ``bfloat16``: what matrices of the blocks are gathered and kept in for the two
+            passes, with ``precision=bf16``; shards and optimizer stay in float32.
+        reduce_dtype: ``float32`` or ``bfloat16``: what gradients are added up in.
+
+    Raises:
+        ConfigError: an option has another value, or the precision does not go with sharding.
+    """
+
+    def __init__(
+        self,
+        precision: str = "fp32",
+        reshard_after_forward: bool = True,
+        gather_dtype: str = "float32",
+        reduce_dtype: str = "float32",
+    ) -> None:
+        for key, value in (("gather_dtype", gather_dtype), ("reduce_dtype", reduce_dtype)):
+            if value not in _DTYPES:
+                raise ConfigError(f"wrapper.options.{key}={value} is not one of {', '.join(_DTYPES)}")
+        if precision == "fp16":
+            raise ConfigError(
+                "wrapper=fsdp does not go with precision=fp16, whose loss scaler would see one rank's shards only; use "
+                "precision=bf16, or wrapper=ddp"
+            )
+        if gather_dtype != "float32" and precision != "bf16":
+            raise ConfigError(f"wrapper.options.gather_dtype={gather_dtype} needs precision=bf16, not {precision}")
+        self.reshard_after_forward = reshard_after_forward
+        self.gather_dtype = _DTYPES[gather_dtype]
+        self.reduce_dtype = _DTYPES[reduce_dtype]
+
+    def place(self, model: nn.Module, backend: Backend, device: torch.device) -> nn.Module:
+        """Shard a model that is on the CPU, with the same weights on every rank; a block at a time is on the device.
+
+        Raises:
+            ConfigError: a parameter is 0-dim.
+            UnavailableError: this torch, or the collectives of this backend, cannot.
+        """
+        reason = _why_not(backend)
+        if reason is not None:
+            raise UnavailableError(f"wrapper=fsdp: {reason}; use wrapper=ddp (see {_PAGE})")
+        scalars = [name for name, parameter in model.named_parameters() if not parameter.dim()]
+        if scalars:
+            raise ConfigError(f"wrapper=fsdp: {scalars[0]} of the model has no axis to shard; give it the shape (1,)")
+        units = units_of(model)
+        _refuse_tied(model, units)
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+        mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
+        whole = MixedPrecisionPolicy(reduce_dtype=self.reduce_dtype, cast_forward_inputs=False)
+        half = whole
+        if self.gather_dtype != torch.float32:
+            half = MixedPrecisionPolicy(self.gather_dtype, self.reduce_dtype, cast_forward_inputs=False)
+        for unit in units:
+            unit.to(device)
+            if half is not whole:  # what autocast computes in float32 is gathered in it
+                for part in _norms(unit):
+                    _shard(fully_shard, part, mesh=mesh, mp_policy=whole, reshard_after_forward=False)
+            policy = whole if all(parameter.dim() < 2 for parameter in unit.parameters()) else half
+            _shard(fully_shard, unit, mesh=mesh, mp_policy=policy, reshard_after_forward=self.reshard_after_forward)
+        _shard(fully_shard, model.to(device), mesh=mesh, mp_policy=whole)  # the rest
+        for module in model.modules():
+            if isinstance(module, FSDPModule) and not backend.reduces_means:
+                module.set_force_sum_reduction_for_comms(True)
+        setattr(model, _MARK, True)
+        return model
+
+    def wrap(self, model: nn.Module, backend: Backend, device: torch.device) -> nn.Module:
+        """The model itself, which :meth:`place` has sharded."""
+        return model
+
+
+def _shard(fully_shard: Any, module: nn.Module, **options: Any) -> None:
+    """Shard a module. It gets a class of torch's, which goes by the name of its own: messages and checks name that."""
+    own = type(module)
+    fully_shard(module, **options)
+    if type(module) is not own:
+        type(module).__module__, type(module).__qualname__ = own.__module__, own.__qualname__
+
+
+def _refuse_tied(model: nn.Module, units: Sequence[nn.Module]) -> None:
+    """A parameter of two names would be sharded once, and be two after the first step, or in a checkpoint.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    names: dict[nn.Parameter, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if names.setdefault(parameter, name) != name:
+            raise ConfigError(
+                f"wrapper=fsdp: {names[parameter]} and {name} of the model are one parameter, which cannot be sharded "
+                f"with both; use wrapper=ddp (see {_PAGE})"
+            )
+    seen: set[nn.Module] = set()
+    for unit in units:
+        parts = set(unit.modules())
+        if parts & seen:
+            raise ConfigError(f"wrapper=fsdp: of the model's sharded units {type(unit).__name__} is part of another")
+        seen |= parts
+
+
+def _why_not(backend: Backend) -> str | None:
+    if not supports_full_sharding():
+        return f"torch {torch.__version__} is too old for fully_shard and its checkpoints, which take torch >= 2.7"
+    if backend.staged:
+        return f"backend={backend.name} carries tensors through the CPU here: no way to gather weights at every block"
+    from torch.distributed.fsdp import FSDPModule
+
+    if not backend.reduces_means and not hasattr(FSDPModule, "set_force_sum_reduction_for_comms"):
+        return (
+            f"the collectives of backend={backend.name} have no mean, and torch {torch.__version__} cannot take the sum"
+        )
+    return None
+
+
+def units_of(model: nn.Module) -> list[nn.Module]:
+    """The submodules whose weights come together at a time.
+
+    Args:
+        model: where it has ``sharded_units()``, that says which; else they are the members of the outermost lists of
+            modules (``nn.ModuleList``, ``nn.Sequential``) of which at least two are of one class and have parameters.
+            None is part of another, and each is run by calling it.
+    """
+    own: Any = getattr(model, "sharded_units", None)
+    if own is not None:
+        return list(own())
+    found: list[nn.Module] = []
+    _collect(model, found)
+    return found
+
+
+def _collect(module: nn.Module, found: list[nn.Module]) -> None:
+    children = [child for child in module.children() if any(True for _ in child.parameters())]
+    repeated = len(children) > len({type(child) for child in children})
+    if isinstance(module, (nn.ModuleList, nn.Sequential)) and repeated:
+        # A list cannot be run: what is called is below it.
+        found += [child for child in children if not isinstance(child, (nn.ModuleList, nn.ModuleDict))]
+        children = [child for child in children if isinstance(child, (nn.ModuleList, nn.ModuleDict))]
+    for child in children:
+        _collect(child, found)
+
+
+def _norms(unit: nn.Module) -> list[nn.Module]:
+    """Modules below ``unit`` whose own parameters have one axis at most."""
+    found = []
+    for module in unit.modules():
+        own = list(module.parameters(recurse=False))
+        if module is not unit and own and all(parameter.dim() < 2 for parameter in own):
+            found.append(module)
+    return found
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether the weights of a model are spread over the ranks: then every forward pass is a collective."""
+    return bool(getattr(model, _MARK, False))
+
+
+class Together:
+    """Evaluates a sharded model on ranks that have different numbers of forward passes to make.
+
+    Weights come together in each of them, so all ranks make as many. Before each, the ranks say whether they have one
+    of their own; one that is through with its samples makes passes beside the others, until none has.
+
+    Args:
+        model: bare, sharded.
+        group: :class:`exp.engine.distributed.Distributed`.
+        one_pass: takes a sample through the model, the same one on every rank.
+    """
+
+    def __init__(self, model: nn.Module, group: Distributed, one_pass: Callable[[], object]) -> None:
+        self._group, self._one_pass = group, one_pass
+        self._idle = False
+        self._votes = 0
+        first = next(iter(units_of(model)), model)
+        # Before torch's own hook, which gathers.
+        self._handle = first.register_forward_pre_hook(self._vote, prepend=True)
+
+    def _vote(self, *_: Any) -> None:
+        self._votes += 1
+        working = int(self._group.sum(torch.tensor([0 if self._idle else 1])))
+        if self._idle and not working:
+            raise _AllThrough
+
+    def finish(self) -> None:
+        """This rank is through; make passes until every other is. A collective.
+
+        Raises:
+            RunError: a prediction does not come through the units that are sharded.
+        """
+        self._idle = True
+        try:
+            while True:
+                votes = self._votes
+                self._one_pass()
+                if self._votes == votes:
+                    raise RunError(
+                        f"wrapper=fsdp: a prediction does not call the model's first sharded unit; see {_PAGE}"
+                    )
+        except _AllThrough:
+            pass
+        self._handle.remove()
+        self._one_pass()  # to its end: what torch keeps of a pass that was left in its middle is not for the next step
+
+
+class _AllThrough(BaseException):
+    """No rank has a sample left."""
+
+
+def sharded_parameters(model: nn.Module) -> dict[str, Any]:
+    """The parameters of a sharded model by name: DTensors, of which this rank has a part.
+
+    A forward pass may have left some of them whole; what they are is their rank's part again after this.
+    """
+    for module in model.modules():
+        reshard: Any = getattr(module, "reshard", None)
+        if reshard is not None:
+            reshard()
+    return dict(model.named_parameters())
+
+
+def local_part(value: Any) -> Any:
+    """Of a sharded tensor what this rank has of it; anything else as it is."""
+    return value.to_local() if hasattr(value, "to_local") else value
+
+
+@torch.no_grad()
+def clip_grad_norm(parameters: Sequence[nn.Parameter], limit: float, backend: Backend) -> torch.Tensor:
+    """Scale gradients so that their L2 norm over all shards is ``limit`` at most; a collective.
+
+    Args:
+        parameters: all of them sharded.
+        limit: the largest norm.
+        backend: adds up over the ranks.
+
+    Returns:
+        The norm before, 0-dim, on the device; the same on every rank.
+    """
+    gradients = [local_part(parameter.grad) for parameter in parameters if parameter.grad is not None]
+    if not gradients:
+        return torch.zeros((), device=parameters[0].device)
+    square = nn.utils.get_total_norm(gradients).float().square()
+    backend.all_reduce(square)
+    norm = square.sqrt()
+    torch._foreach_mul_(gradients, (limit / (norm + 1e-6)).clamp(max=1.0))  # as torch's own
+    return norm
+
+
+def refuse_hooks(hooks: Iterable[Any]) -> None:
+    """Hooks that keep or save weights of their own see the whole model, which no rank has.
+
+    Raises:
+        ConfigError: one of them does.
+    """
+    for hook in hooks:
+        if not type(hook).__module__.startswith("exp.") and {"before_save_checkpoint", "after_load_checkpoint"} & set(
+            hook.get_triggered_stages()
+        ):
+            raise ConfigError(
+                f"hooks: {type(hook).__name__} puts weights of its own into checkpoints, and with wrapper=fsdp no rank "
+                "has them whole; leave it out, or use wrapper=ddp"
+            )

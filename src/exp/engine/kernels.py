@@ -1,0 +1,84 @@
+"""Which kernels a worker's device computes with, settled before the model is built."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from exp.compat import TORCH_VERSION, forbid_fused_attention, supports_compilation, supports_portable_operators
+from exp.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+    from exp.backend import Backend
+
+__all__ = ["check_compilation", "settle_kernels"]
+
+logger = logging.getLogger(__name__)
+
+
+def settle_kernels(backend: Backend, device: torch.device, precision: str) -> frozenset[str]:
+    """Keep every step of any model on the device, as far as the backend knows what would not stay there.
+
+    Operators that the device lacks get portable kernels (:mod:`exp.operators`, imported only then), and attention takes
+    no fused form where the device has none in this precision. For the rest of the process.
+
+    Args:
+        backend: of this worker; its device has been selected.
+        device: the same.
+        precision: one of :data:`exp.backend.PRECISIONS`.
+
+    Returns:
+        ATen names of the operators that have a portable kernel now.
+    """
+    if not supports_portable_operators():
+        return frozenset()
+    if not backend.fused_attention(precision):
+        forbid_fused_attention()
+        logger.info("attention without fused kernels: %s has none in %s", device, precision)
+    lacking = backend.lacking_operators()
+    if not lacking:
+        return frozenset()
+    from exp.operators import install
+
+    portable = install(device.type, lacking)
+    plugin = ", ".join(f"{name} {version}" for name, version in backend.packages().items())
+    logger.info(
+        "%s (%s) lacks %d operators; %d of them have portable kernels now", device, plugin, len(lacking), len(portable)
+    )
+    return portable
+
+
+def check_compilation(backend: Backend, device: torch.device) -> None:
+    """Refuse ``compile=true`` where it cannot be had: before the data are read, and not in the middle of a first step.
+
+    Where the backend has nothing against it, torch compiles a small forward and backward pass: it finds out what is
+    missing here, such as a compiler, or a code generator for this type of device.
+
+    Args:
+        backend: of this worker; its device has been selected.
+        device: the same.
+
+    Raises:
+        ConfigError: it cannot; says why.
+    """
+    if not supports_compilation():
+        reason: str | None = f"it needs torch 2.3 or later, and this is {'.'.join(map(str, TORCH_VERSION))}"
+    else:
+        reason = backend.why_not_compiled() or _why_not_compiled(device)
+    if reason is not None:
+        raise ConfigError(f"compile=true on {device} ({backend.name}): {reason}; set compile=false")
+
+
+def _why_not_compiled(device: torch.device) -> str | None:
+    import torch
+
+    numbers = torch.ones(2, device=device, requires_grad=True)
+    try:
+        torch.compile(lambda each: each.square().sum())(numbers).backward()
+    except Exception as error:  # noqa: BLE001 - whatever a compiler raises
+        cause = getattr(error, "inner_exception", error)  # up to torch 2.6 the error only says that there is one
+        first = str(cause).strip().splitlines() or [""]
+        return f"torch cannot compile here: {type(cause).__name__}: {first[0]}"
+    return None

@@ -1,0 +1,165 @@
+"""Checkpoints in the background: what is written is the state as it was, and nothing that goes wrong is lost."""
+
+import errno
+import threading
+
+import pytest
+import torch
+from exp.backends.cpu import CpuBackend
+
+from exp.engine import checkpoint, checkpoint_writer
+from exp.engine.checkpoint_writer import CheckpointWriter
+from exp.engine.optim import BackendOptimWrapper
+from exp.engine.soundness import not_finite
+
+
+@pytest.fixture
+def training():
+    """A model, one step of which has been taken, and its optimizer wrapper."""
+    backend = CpuBackend(name="cpu")
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+    wrapper = BackendOptimWrapper(torch.optim.Adam(model.parameters(), lr=0.1), backend)
+
+    def step():
+        wrapper.update_params(model(torch.randn(8, 4)).square().sum())
+
+    step()
+    return model, wrapper, step, CheckpointWriter(backend)
+
+
+def _state(model, wrapper):
+    return {"state_dict": model.state_dict(), "optimizer": wrapper.state_dict()}
+
+
+def _same(first, second):
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(_same(value, second[key]) for key, value in first.items())
+    if isinstance(first, list):
+        return len(first) == len(second) and all(map(_same, first, second))
+    return torch.equal(first, second) if isinstance(first, torch.Tensor) else first == second
+
+
+@pytest.mark.parametrize("with_weights", [False, True])
+def test_what_is_written_is_the_state_at_the_call_while_training_goes_on(tmp_path, training, with_weights):
+    model, wrapper, step, writer = training
+    path, go_on = tmp_path / "a.pth", threading.Event()
+
+    def late(*arguments):
+        assert go_on.wait(60)
+        checkpoint.write(*arguments)
+
+    for _ in range(2):  # the second into the memory of the first
+        before = checkpoint.plain(_state(model, wrapper), lambda tensor: tensor.detach().clone())
+        go_on.clear()
+        writer.start({path: _state(model, wrapper)}, wrapper, with_weights, write=late)
+        for _ in range(3):
+            step()
+        go_on.set()
+        writer.wait()
+        written = checkpoint.read(path)
+        assert _same(written, before)
+        assert not _same(written, _state(model, wrapper))
+
+
+def test_an_update_waits_for_the_copy_of_its_state_and_for_nothing_else(tmp_path, training, monkeypatch):
+    model, wrapper, step, writer = training
+    copying, written = threading.Event(), threading.Event()
+    finish, order = checkpoint_writer._Copies.finish, []
+
+    def slow(self):
+        assert copying.wait(60)
+        finish(self)
+        order.append("copied")
+
+    monkeypatch.setattr(checkpoint_writer._Copies, "finish", slow)
+    writer.start({tmp_path / "a.pth": _state(model, wrapper)}, wrapper, True, write=lambda *_: written.wait(60))
+    stepping = threading.Thread(target=lambda: (step(), order.append("updated")))
+    stepping.start()
+    stepping.join(0.2)
+    assert not order, "an update did not wait for the copy"
+    copying.set()
+    stepping.join(60)
+    assert order == ["copied", "updated"]
+    assert not written.is_set(), "an update waited for the disk"
+    written.set()
+    writer.wait()
+
+
+def test_one_at_a_time_and_older_files_go_when_the_new_one_is_there(tmp_path, training):
+    model, wrapper, _, writer = training
+    order, go_on = [], threading.Event()
+
+    def write(path, _):
+        assert go_on.wait(60)
+        order.append(path.name)
+
+    both = {tmp_path / "a": _state(model, wrapper), tmp_path / "b": _state(model, wrapper)}
+    writer.start(both, wrapper, write=write, then=lambda: order.append("then"))
+    assert order == []
+    second = threading.Thread(target=lambda: writer.start({tmp_path / "c": {}}, wrapper, write=write))
+    second.start()
+    go_on.set()
+    second.join(60)
+    writer.wait()
+    assert order == ["a", "b", "then", "c"]
+
+
+def test_tensors_that_files_and_names_share_are_copied_once(tmp_path):
+    writer, shared, got = CheckpointWriter(CpuBackend(name="cpu")), torch.ones(3), {}
+    contents = {tmp_path / "a": {"x": shared, "tied": shared}, tmp_path / "b": {"x": shared, "other": torch.ones(3)}}
+    writer.start(contents, write=lambda path, content: got.update({path.name: content}))
+    writer.wait()
+    assert got["a"]["x"] is got["a"]["tied"] is got["b"]["x"] is not got["b"]["other"]
+
+
+def test_what_the_disk_says_is_raised_once_where_training_is(tmp_path, training):
+    model, wrapper, _, writer = training
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    writer.start({tmp_path / "a.pth": _state(model, wrapper)}, wrapper, write=full)
+    with pytest.raises(OSError, match="No space left"):
+        writer.wait()
+    writer.wait()
+    writer.check()
+    writer.start({tmp_path / "a.pth": _state(model, wrapper)}, wrapper, write=full)
+    with pytest.raises(OSError, match="No space left"):
+        writer.start({tmp_path / "b.pth": {}}, wrapper)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_outgrows_the_disk_leaves_the_former_one(tmp_path):
+    import resource
+
+    path = tmp_path / "a.pth"
+    checkpoint.write(path, {"step": 1})
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as error:
+            checkpoint.write(path, {"step": 2, "weights": torch.zeros(2**16)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert error.value.errno == errno.EFBIG
+    assert [each.name for each in tmp_path.iterdir()] == ["a.pth"]
+    assert checkpoint.read(path) == {"step": 1}
+
+
+def test_a_sum_that_overflows_is_not_taken_for_weights_that_are_not_finite():
+    state = {
+        "large": torch.full((4,), 3e38),
+        "mask": torch.tensor([float("-inf")]),
+        "nan": torch.tensor([float("nan")]),
+    }
+    state["opposite"] = torch.tensor([float("inf"), float("-inf")])
+    assert not_finite(state, {"large", "opposite"}) == ["nan", "opposite"]
+
+
+def test_a_copy_of_mapped_weights_is_what_the_file_holds(tmp_path):
+    path = tmp_path / "a.pth"
+    checkpoint.write(path, {"state_dict": {"a": torch.arange(5.0)}})
+    mapped = checkpoint.read(path, mapped=True)["state_dict"]["a"]
+    path.unlink()
+    mapped += 1  # of this process alone
+    assert mapped.tolist() == [1, 2, 3, 4, 5]

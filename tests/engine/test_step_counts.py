@@ -1,0 +1,34 @@
+"""What a training step costs a card must not rise: counted by the benchmark, held to its limits."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import run_exp
+from tests.simulators import needs_current_card
+
+pytestmark = needs_current_card
+
+BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")
+
+
+@pytest.fixture
+def counts(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return importlib.import_module("step_counts")
+
+
+@pytest.mark.parametrize(
+    ("family", "nproc"), [("timebridge", 1), ("prior", 1), ("scenes", 1), ("segmentation", 1), ("timebridge", 2)]
+)
+def test_a_step_costs_a_card_no_more_than_by_hand(counts, tmp_path, family, nproc):
+    arguments, environment = counts.order(family, nproc, str(tmp_path))
+    done = run_exp(tmp_path, *arguments, **environment)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    found = counts.per_step(json.loads((tmp_path / "counts.json").read_text()))
+    assert set(found) <= set(counts.LIMITS)
+    assert {name for name in found if found[name] > counts.LIMITS[name]} == set(), found
