@@ -1,11 +1,23 @@
-# `make demo` and `make test` do all set-up. PYTHON chooses the interpreter, VENV where the environment goes.
+# `make demo` and `make test` do all set-up. PYTHON chooses the interpreter, VENV where the environment goes. SYSTEM=1 keeps
+# the torch of the interpreter's own packages, and the NumPy that it goes with: vendors put theirs there, with a plug-in.
 PYTHON ?= python3
-VENV ?= .venv
+SYSTEM ?=
+VENV ?= $(if $(SYSTEM),.venv-system,.venv)
 MINOR := $(shell $(PYTHON) -c 'import sys; print(sys.version_info[1])')
 CONSTRAINTS := constraints/$(if $(filter 8,$(MINOR)),py38-torch1.10,$(if $(filter 9 10,$(MINOR)),py39,py311-torch2.13)).txt
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 ARGS ?=
-REFERENCE := $(if $(filter 8 9,$(MINOR)),,$(VENV)/reference/.done)
+KEEP := $(if $(SYSTEM),$(VENV)/kept.txt,$(CONSTRAINTS))
+REFERENCE := $(if $(filter 8 9,$(MINOR)),,$(VENV)/reference/.done $(VENV)/trackers/.done)
+
+define KEPT
+import importlib.metadata as installed, sys
+found = {}
+for d in installed.distributions(): found.setdefault((d.metadata["Name"] or "").lower().replace("-", "_"), d.version)
+if "torch" not in found: sys.exit("SYSTEM=1: $(PYTHON) has no torch; choose the interpreter by PYTHON=...")
+print(*(f"{name}=={found[name]}" for name in ("torch", "torch_gcu", "numpy") if name in found), sep="\n")
+endef
+export KEPT
 
 .PHONY: demo test lint setup wheel-check clean
 
@@ -27,9 +39,10 @@ wheel-check: $(VENV)/.lint
 setup: $(VENV)/.setup
 
 $(VENV)/.setup: pyproject.toml simulators/gcu/pyproject.toml $(CONSTRAINTS)
-	@echo "setting up $(VENV) (Python 3.$(MINOR), $(CONSTRAINTS)); this takes a few minutes the first time"
-	@$(PYTHON) -m venv $(VENV)
-	@{ $(PIP) install --upgrade pip && $(PIP) install -c $(CONSTRAINTS) -e '.[dev]' -e simulators/gcu; } >$(VENV)/setup.log 2>&1 \
+	@echo "setting up $(VENV) (Python 3.$(MINOR), $(KEEP)); this takes a few minutes the first time"
+	@$(PYTHON) -m venv $(if $(SYSTEM),--system-site-packages) $(VENV)
+	@$(if $(SYSTEM),$(VENV)/bin/python -c "$$KEPT" >$(KEEP) && cat $(KEEP))
+	@{ $(PIP) install --upgrade pip && $(PIP) install -c $(KEEP) -e '.[dev]' -e simulators/gcu; } >$(VENV)/setup.log 2>&1 \
 		|| { tail -30 $(VENV)/setup.log; echo "set-up failed; the whole log: $(VENV)/setup.log"; exit 1; }
 	@touch $@
 
@@ -42,6 +55,12 @@ $(VENV)/.lint: $(VENV)/.setup
 $(VENV)/reference/.done: $(VENV)/.setup
 	@$(PIP) install --target $(VENV)/reference -c $(CONSTRAINTS) transformers >$(VENV)/reference.log 2>&1 \
 		|| { tail -30 $(VENV)/reference.log; exit 1; }
+	@touch $@
+
+# The clients of trackers, and MLflow's server: 120 packages that nothing else needs. Their tests look for them here.
+$(VENV)/trackers/.done: $(VENV)/.setup constraints/trackers.txt
+	@$(PIP) install --target $(VENV)/trackers -c constraints/trackers.txt mlflow swanlab tensorboard wandb \
+		>$(VENV)/trackers.log 2>&1 || { tail -30 $(VENV)/trackers.log; exit 1; }
 	@touch $@
 
 clean:

@@ -127,7 +127,7 @@ def run_exp(
 @functools.lru_cache(maxsize=None)
 def _template():
     context = multiprocessing.get_context("forkserver")
-    modules = ["tests.conftest", "pandas", "exp.launcher.preload", "exp.cli", "exp.engine.training"]
+    modules = ["tests.conftest", "pandas", "exp.launcher.preload", "exp.cli", "tests.warm"]
     context.set_forkserver_preload(modules)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")  # read when torch is loaded

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 from typing import Iterator
 
@@ -44,3 +45,13 @@ def test_a_crossing_is_found(tmp_path, monkeypatch):
         "src/exp/core.py: exp.vision.data",
         "src/exp/vision/one.py: exp.forecasting.data",
     ]
+
+
+def test_every_package_is_in_the_wheel():
+    listed = re.findall(
+        r'"(exp[.\w]*)"', re.findall(r"\npackages = \[(.*?)\]", (ROOT / "pyproject.toml").read_text(), re.S)[0]
+    )
+    there = {
+        ".".join(path.parent.relative_to(ROOT / "src").parts) for path in (ROOT / "src" / "exp").rglob("__init__.py")
+    }
+    assert there <= set(listed)

@@ -15,7 +15,8 @@ import pytest
 
 from exp import runlock
 from exp.errors import ConfigError
-from exp.runlock import LOCK, STALE_AFTER_S, Holder, RunLock, holder_of
+from exp.lock_holder import LOCK, STALE_AFTER_S, Holder, holder_of, read_holder
+from exp.runlock import RunLock
 from tests.conftest import TINY, Forked, run_exp
 
 
@@ -143,7 +144,7 @@ def test_losing_the_folder_is_noticed(tmp_path, monkeypatch):
         lock = RunLock(folder)
         lock.acquire()
         held_by(folder)
-        assert lock.check().endswith("was taken by another run: " + str(runlock._read(folder / LOCK)))
+        assert lock.check().endswith("was taken by another run: " + str(read_holder(folder / LOCK)))
         runlock._wake.set()
         deadline = time.monotonic() + 20
         while not told.is_set():  # not one long wait: a signal that comes as it begins would be noticed at its end

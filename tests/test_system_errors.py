@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import signal
 import subprocess
 import sys
 
@@ -85,18 +86,24 @@ def test_a_folder_that_cannot_be_used(tmp_path, small_disk, arguments, where):
 
 
 def test_too_little_memory_for_torch(tmp_path):
-    """Of the ways in which its import fails, those that Python sees."""
-    limit = 700_000 * 1024
-    done = subprocess.run(
-        [sys.executable, "-m", "exp", *TINY, "output_dir=run"], cwd=tmp_path, env=clean_environment(),
-        capture_output=True, text=True, check=False, timeout=120,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
-    )  # fmt: skip
-    assert done.returncode in (1, 3), done.stderr
-    first, *details = done.stderr.splitlines()
-    assert "ulimit -v" in first
-    # The folder goes, so the end of its log is shown, each line marked as such.
-    assert all(line.startswith("  ") for line in details), done.stderr
+    """Of the ways in which its import fails, those that Python sees; between, libraries end the process."""
+    seen = 0
+    for mib in (760, 720, 700, 680):
+        limit = mib << 20
+        done = subprocess.run(
+            [sys.executable, "-m", "exp", *TINY, "output_dir=run"], cwd=tmp_path, env=clean_environment(),
+            capture_output=True, text=True, check=False, timeout=120,
+            preexec_fn=lambda limit=limit: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
+        )  # fmt: skip
+        assert done.returncode in (1, 3, 127, -signal.SIGABRT), (mib, done.stderr)
+        if done.returncode not in (1, 3):
+            continue
+        seen += 1
+        first, *details = done.stderr.splitlines()
+        assert "ulimit -v" in first, mib
+        # The folder goes, so the end of its log is shown, each line marked as such.
+        assert all(line.startswith("  ") for line in details), (mib, done.stderr)
+    assert seen
 
 
 @pytest.fixture(scope="module")

@@ -12,35 +12,36 @@ inside. Members marked ``@plugin-dev`` are what a new backend has to write; the 
 from __future__ import annotations
 
 import abc
-import contextlib
 import os
-from typing import TYPE_CHECKING, Any, ContextManager, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
+from exp.collectives import Collectives
+from exp.cores import usable_cores
 from exp.errors import ConfigError
+from exp.numerics import FLOAT32, PRECISIONS, Numerics
 
 if TYPE_CHECKING:
-    from datetime import timedelta
-
     import torch
-    from torch.distributed import Store
+    from torch import nn
 
 __all__ = ["FLOAT32", "PRECISIONS", "Backend"]
 
-PRECISIONS = ("fp32", "bf16", "fp16", "tf32")
-FLOAT32 = ("fp32", "tf32")
-"""Those that store all values as float32; ``tf32`` multiplies them with mantissas of 10 bits."""
 
-
-class Backend(abc.ABC):
+class Backend(Collectives, Numerics):
     """One hardware family. What is marked ``@plugin-dev`` has to be written; the rest has defaults. In groups:
 
     ===========  =====================================================================================================
-    probing      :meth:`why_unavailable`, :meth:`device_count`, :meth:`worker_env`, :meth:`only`, :attr:`forks_safely`,
-                 :meth:`prepare`
-    identity     :meth:`packages`, :meth:`monitor`, :meth:`describe`
-    device       :meth:`set_device`, random state, memory, :meth:`synchronize`, :meth:`end_step`, :meth:`end_batch`
-    collectives  :attr:`default_process_group`, :meth:`collectives_missing`, groups, :attr:`ddp_class`
-    precision    :attr:`precisions`, :meth:`supports`, :meth:`set_precision`, :meth:`autocast`, :meth:`grad_scaler`
+    probing      :meth:`why_unavailable`, :meth:`device_count`, :meth:`worker_env`, :meth:`precision_env`, :meth:`only`,
+                 :attr:`forks_safely`, :attr:`loads_plugins`, :meth:`prepare`
+    identity     :attr:`title`, :meth:`packages`, :meth:`monitor`, :meth:`describe`
+    device       :meth:`set_device`, :meth:`cautions`, random state, memory, :meth:`synchronize`, :meth:`end_step`,
+                 :meth:`end_batch`, :meth:`close`
+    collectives  :attr:`default_process_group`, :meth:`collectives_missing`, groups, :attr:`ddp_class`: all of
+                 :class:`exp.collectives.Collectives`
+    operators    :meth:`lacking_operators`, :meth:`fused_attention`, :meth:`why_not_compiled`, :meth:`fallbacks`,
+                 :meth:`counting_env`
+    precision    :attr:`precisions`, :meth:`supports`, :meth:`set_precision`, :meth:`autocast`, :meth:`grad_scaler`:
+                 this and the group before are :class:`exp.numerics.Numerics`
     ===========  =====================================================================================================
 
     Args:
@@ -60,11 +61,12 @@ class Backend(abc.ABC):
     device_type: str
     """``@plugin-dev`` torch's device type, such as ``"cpu"``."""
 
-    precisions: tuple[str, ...] = ("fp32",)
-    """What this family can do at all; :meth:`supports` says what the device at hand can."""
-
     exclusive_devices: bool = True
     """Whether each rank needs a device of its own. False only where ranks share one (the CPU)."""
+
+    pins_memory: bool = False
+    """Whether host memory can be page-locked, so that copies from it and to it go on by themselves, over a stream of
+    their own where ``torch.<device_type>`` has streams."""
 
     gloo_carries_device: bool = False
     """Whether gloo takes tensors that lie on this device. Where it does not, they are staged through the CPU."""
@@ -77,6 +79,10 @@ class Backend(abc.ABC):
 
     visible_variables: tuple[str, ...] = ()
     """Environment variables that choose the cards which a process sees; the first that is set counts."""
+
+    loads_plugins: bool = True
+    """Whether torch (>= 2.5) may load all devices' plug-ins that it finds when it is imported. False where
+    :meth:`set_device` imports what is needed: a plug-in whose runtime is missing would break ``import torch``."""
 
     variables: tuple[str, ...] = ()
     """Environment variables that change how this family behaves, for reports. None that may hold a secret."""
@@ -119,9 +125,17 @@ class Backend(abc.ABC):
             single_node: whether the job stays on this node, so that nothing need leave the loopback interface.
 
         Returns:
-            Here, ``env`` of the config; subclasses put their defaults before it.
+            Here, this worker's share of the cores, and ``env`` of the config; subclasses put their defaults before it.
         """
-        return dict(self.env)
+        defaults = {"OMP_NUM_THREADS": str(max(1, usable_cores() // local_world_size))}
+        if not self.loads_plugins:
+            defaults["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+        return {**defaults, **self.env}
+
+    def precision_env(self, precision: str) -> dict[str, str]:
+        """What ``precision`` needs in a worker's environment before torch is imported; the user's exports win."""
+        del precision
+        return {}
 
     def only(self, devices: Sequence[int], nproc: int) -> dict[str, str]:
         """Environment of a job that is to leave the other devices alone.
@@ -154,6 +168,11 @@ class Backend(abc.ABC):
 
     # -- Identity: of the software, by the parent; of the cards --------------------------------------------------------
 
+    @property
+    def title(self) -> str:
+        """What the terminal calls it: its name, and what a user should know of a choice that was left to it."""
+        return self.name
+
     def packages(self) -> dict[str, str | None]:
         """Versions of the vendor's packages, libraries and driver by name, for reports; None: not installed."""
         return {}
@@ -163,7 +182,8 @@ class Backend(abc.ABC):
 
         Returns:
             Per card ``index`` (on the host), ``name``, ``uuid``, ``bus_id``, ``utilisation_percent``, ``memory_used``
-            and ``memory_total`` (bytes), ``temperature_c``, ``power_w``, ``state``; None for what it does not tell.
+            and ``memory_total`` (bytes), ``temperature_c``, ``power_w``, ``state``, ``serial``; None for what it does
+            not tell.
         """
         return []
 
@@ -185,6 +205,13 @@ class Backend(abc.ABC):
             UnavailableError: ``local_rank`` is not below the number of devices that torch sees.
         """
 
+    def cautions(self) -> list[str]:
+        """Of the environment, what does not do what the user may expect on this rank's device, a line each.
+
+        Told at the start of a run and by the doctor, after :meth:`set_device`.
+        """
+        return []
+
     def seed(self, seed: int) -> None:
         """Seed the device's random generator. CPU, Python and NumPy are seeded by the caller."""
         del seed
@@ -200,6 +227,11 @@ class Backend(abc.ABC):
     def synchronize(self) -> None:
         """Wait until the device has finished its work."""
 
+    def mark(self) -> Callable[[], object]:
+        """What waits, on any thread, until the device has done what it was given so far. Here it is waited for now."""
+        self.synchronize()
+        return lambda: None
+
     def memory(self) -> dict[str, int]:
         """``{"allocated", "max_allocated", "total"}`` in bytes where the device tells, else empty."""
         return {}
@@ -208,130 +240,32 @@ class Backend(abc.ABC):
         """Bytes free on the current device, other processes' use counted, and in total; None where it does not tell."""
         return None
 
-    def end_step(self, optimizer: torch.optim.Optimizer, **kwargs: Any) -> None:
+    def end_step(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: nn.Module | None = None,
+        outputs: Sequence[torch.Tensor] = (),
+        **kwargs: Any,
+    ) -> None:
         """Take the optimizer's step; lazy devices also end their graph here. Called once per step at any precision.
 
         With a loss scaler, ``optimizer.step`` is the scaler's, which may leave the update out.
+
+        Args:
+            optimizer: takes its step.
+            model: what is trained; None: not known.
+            outputs: tensors of this step that are read, or added up, later, such as its loss.
+            **kwargs: of ``optimizer.step``.
         """
+        del model, outputs
         optimizer.step(**kwargs)
 
-    def end_batch(self) -> None:
-        """End one batch of an evaluation; lazy devices run their graph here."""
+    def end_batch(self, outputs: Any = None) -> None:
+        """End one batch of an evaluation; lazy devices run their graph here.
 
-    # -- Collectives ---------------------------------------------------------------------------------------------------
-
-    @property
-    @abc.abstractmethod
-    def default_process_group(self) -> str:
-        """``@plugin-dev`` what torch >= 2.0 is given, CPU tensors included, such as ``"cpu:gloo,<device>:<lib>"``."""
-
-    @property
-    def process_group(self) -> str:
-        """The process-group backend of this run: config, then ``TORCH_DISTRIBUTED_BACKEND``, then the default."""
-        return self.requested_process_group or os.environ.get("TORCH_DISTRIBUTED_BACKEND") or self.default_process_group
-
-    @property
-    def process_group_source(self) -> str:
-        """Where :attr:`process_group` comes from, for messages."""
-        if self.requested_process_group:
-            return "backend.process_group"
-        return "TORCH_DISTRIBUTED_BACKEND" if os.environ.get("TORCH_DISTRIBUTED_BACKEND") else "the backend"
-
-    def collectives_missing(self) -> str | None:
-        """Why the device's own collectives cannot be used in this process, or None; asked after :meth:`set_device`."""
-        return None
-
-    def init_process_group(self, *, store: Store, rank: int, world_size: int, timeout: timedelta) -> None:
-        """Make the default process group over ``store``.
-
-        Below torch 2.0 composite strings such as ``"cpu:gloo,x:y"`` are refused by torch: there the default group takes
-        the device's part, and :class:`exp.engine.distributed.Distributed` makes a gloo group for CPU tensors beside it.
+        Args:
+            outputs: of the model, in whatever structure; what is computed of them is small.
         """
-        import torch.distributed as dist
 
-        from exp.compat import device_part_of, supports_composite_process_groups
-
-        name = self.process_group
-        if not supports_composite_process_groups():
-            name = device_part_of(name, self.device_type)
-        dist.init_process_group(name, store=store, rank=rank, world_size=world_size, timeout=timeout)
-
-    def init_staged_process_group(self, *, store: Store, rank: int, world_size: int, timeout: timedelta) -> None:
-        """Make a process group that carries this device's tensors over gloo, by copies through the CPU."""
-        from exp.engine.staged import init_staged_process_group
-
-        self.staged = True
-        init_staged_process_group(self.device_type, store, rank, world_size, timeout)
-
-    def all_reduce(self, tensor: torch.Tensor) -> None:
-        """Add up a tensor on this device over all ranks, in place, with the collectives that gradients use."""
-        import torch.distributed as dist
-
-        from exp.compat import supports_python_process_groups
-
-        if self.staged and not supports_python_process_groups():
-            host = tensor.cpu()
-            dist.all_reduce(host)
-            tensor.copy_(host)
-        else:
-            dist.all_reduce(tensor)
-
-    def destroy_process_group(self) -> None:
-        """Take the default process group down."""
-        import torch.distributed as dist
-
-        if dist.is_initialized():
-            dist.destroy_process_group()
-
-    def ddp_kwargs(self, device: torch.device) -> dict[str, Any]:
-        """The device arguments of the DDP wrapper; the only place that they come from."""
-        return {"device_ids": [device.index], "output_device": device.index}
-
-    @property
-    def ddp_class(self) -> type:
-        """The DistributedDataParallel class: torch's own, unless the vendor has one, or the group cannot be torch's."""
-        from torch.nn.parallel import DistributedDataParallel
-
-        from exp.compat import supports_python_process_groups
-
-        if self.staged and not supports_python_process_groups():
-            from exp.engine.staged import StagedDataParallel
-
-            return StagedDataParallel
-        return DistributedDataParallel
-
-    # -- Precision -----------------------------------------------------------------------------------------------------
-
-    def supports(self, precision: str) -> bool:
-        """Whether this device trains in ``precision`` (one of :data:`PRECISIONS`)."""
-        return precision in self.precisions
-
-    def set_precision(self, precision: str) -> None:
-        """Have this process multiply float32 values in full, or as TF32 where ``precision`` is ``tf32``.
-
-        Called before the first product. The switches that a family has beside torch's general one are set in its file.
-
-        Raises:
-            ConfigError: the environment overrules it.
-        """
-        import torch
-
-        if hasattr(torch, "set_float32_matmul_precision"):  # torch >= 1.12
-            torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-
-    def autocast(self, precision: str) -> ContextManager[Any]:
-        """Context manager for the forward pass; does nothing for fp32 and tf32."""
-        if precision in FLOAT32:
-            return contextlib.nullcontext()
-        import torch
-
-        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[precision]
-        return torch.autocast(self.device_type, dtype=dtype)
-
-    def grad_scaler(self, precision: str) -> Any | None:
-        """A loss scaler with the interface of ``torch.amp.GradScaler``, or None where none is needed."""
-        if precision != "fp16":
-            return None
-        import torch
-
-        return torch.amp.GradScaler(self.device_type)
+    def close(self) -> None:
+        """What the vendor does when the interpreter ends; a worker ends right after this, without the interpreter's."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Callable, Mapping, Sequence
 
-__all__ = ["identity", "reading_of", "shared"]
+from exp.errors import RunError
+
+__all__ = ["check_distinct", "identity", "reading_of", "shared"]
 
 
 def identity(device: Mapping[str, Any]) -> str:
@@ -105,3 +107,19 @@ def _bus(value: str) -> str:
 
 _HEXADECIMAL = set("0123456789abcdef")
 _ADDRESSES: dict[str, Callable[[str], str]] = {"uuid": _uuid, "serial": str, "bus_id": _bus}
+
+
+def check_distinct(devices: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse ranks that have one card.
+
+    Args:
+        devices: by rank, as :func:`shared` takes them.
+
+    Raises:
+        RunError: two share one.
+    """
+    for first, second in shared(dict(enumerate(devices))):
+        raise RunError(
+            f"ranks {first} and {second} share one card ({devices[second]['device']} on {devices[second]['host']}); "
+            "give each rank its own: lower nproc, or correct the visible-devices variable"
+        )

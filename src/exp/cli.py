@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from exp.frozen import FrozenRun
     from exp.summary import Finished
 
-__all__ = ["main"]
+__all__ = ["main", "wants_tracebacks"]
 
 _exit_codes: list[int] = []
 _full_error: list[bool] = []
@@ -93,6 +93,11 @@ def main() -> int:
     return max(_exit_codes, default=EXIT_OK)
 
 
+def wants_tracebacks() -> bool:
+    """Whether the user has set HYDRA_FULL_ERROR; while a job runs, it is set anyway."""
+    return bool(_full_error)
+
+
 def _finish_sweep() -> str | None:
     """The end of a sweep, where there was one; returns the name of the signal that ended it."""
     if "exp.sweep" not in sys.modules:
@@ -134,15 +139,20 @@ def _job(config: ExpConfig) -> float | None:
         if not launcher.joins:
             drop_stale_variables()
         finished = _execute(run)
-    except (ExpError, OmegaConfBaseException) as error:
+    except (ExpError, OmegaConfBaseException, OSError, MemoryError, ImportError) as error:
         # Told here, not raised: Hydra would print a line of its own, and end the sweep that this job is part of.
         job = f"job {' '.join(state.overrides.task)}: " if state.mode == RunMode.MULTIRUN else ""
-        if isinstance(error, ExpError):
-            console.error(job + str(error))
-            _exit_codes.append(error.exit_code)
-        else:
+        ours = as_ours(error)
+        if isinstance(error, OmegaConfBaseException):
             console.error(job + explain.explain(error, []))
             _exit_codes.append(EXIT_CONFIG)
+        elif ours is None:
+            raise
+        else:
+            if ours is not error and _full_error:
+                traceback.print_exc()
+            console.error(job + str(ours))
+            _exit_codes.append(ours.exit_code)
         if of_hydra != Path.cwd():
             remove_empty([of_hydra])
         return float("nan")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, ContextManager
+from typing import Any, Callable, ContextManager, Sequence
 
 import torch
 
@@ -11,11 +11,18 @@ __all__ = [
     "TORCH_VERSION",
     "autocast_disabled",
     "device_part_of",
+    "every_operator",
+    "forbid_fused_attention",
     "has_fused_attention",
     "is_transformed",
+    "pinned_by",
     "recompute_in_backward",
     "safe_globals",
+    "supports_compilation",
     "supports_composite_process_groups",
+    "supports_estimates",
+    "supports_full_sharding",
+    "supports_portable_operators",
     "supports_python_process_groups",
 ]
 
@@ -25,6 +32,11 @@ TORCH_VERSION: tuple[int, int] = tuple(  # type: ignore[assignment]
 
 safe_globals: Any = getattr(torch.serialization, "safe_globals", None)
 """Context in which ``weights_only=True`` admits more classes (torch >= 2.5); None: there is none."""
+
+
+def supports_compilation() -> bool:
+    """Whether a module compiles in place, by ``torch.nn.Module.compile`` (torch >= 2.3)."""
+    return TORCH_VERSION >= (2, 3)
 
 
 def supports_composite_process_groups() -> bool:
@@ -45,9 +57,40 @@ def device_part_of(process_group: str, device_type: str) -> str:
     return parts.get(device_type) or parts["cpu"]
 
 
+def supports_full_sharding() -> bool:
+    """Whether ``torch.distributed.fsdp.fully_shard`` and what goes with it exist (torch >= 2.7)."""
+    return TORCH_VERSION >= (2, 7)
+
+
 def has_fused_attention() -> bool:
     """Whether ``torch.nn.functional.scaled_dot_product_attention`` exists (torch >= 2.0)."""
     return TORCH_VERSION >= (2, 0)
+
+
+def forbid_fused_attention() -> None:
+    """Have ``scaled_dot_product_attention`` be made of products and a softmax, for the rest of this process.
+
+    By torch's own switches, which hold for every device and thread, and for users' models; torch < 2.3 has none but a
+    vendor's.
+    """
+    if TORCH_VERSION >= (2, 3):
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        _never_left.enter_context(sdpa_kernel(SDPBackend.MATH))
+
+
+_never_left = contextlib.ExitStack()
+"""Contexts that would undo what they do once nothing refers to them."""
+
+
+def supports_estimates() -> bool:
+    """Whether a training step can be taken on tensors without memory, and what it makes be counted (torch >= 2.1)."""
+    return TORCH_VERSION >= (2, 1)
+
+
+def supports_portable_operators() -> bool:
+    """Whether kernels can be registered from Python for a type of device, whatever key it has (torch >= 2.2)."""
+    return TORCH_VERSION >= (2, 2)
 
 
 def autocast_disabled(device_type: str) -> ContextManager[Any]:
@@ -59,6 +102,43 @@ def autocast_disabled(device_type: str) -> ContextManager[Any]:
         return torch.autocast(device_type, enabled=False)
     except (AssertionError, RuntimeError):
         return contextlib.nullcontext()
+
+
+def every_operator(call: Callable[[Any, Sequence[Any], dict[str, Any]], Any]) -> ContextManager[Any]:
+    """Context in which every operator that torch dispatches, those of the backward pass too, is left to ``call``.
+
+    Args:
+        call: is given the operator, its arguments and its keyword arguments, and returns what it gives. What it calls
+            itself is dispatched as ever.
+    """
+    from torch.utils import _python_dispatch
+
+    mode = getattr(_python_dispatch, "TorchDispatchMode", None)
+    if mode is None:  # torch 1.10 to 1.12: the mode is a class of tensors
+
+        class Tap(torch.Tensor):
+            @classmethod
+            def __torch_dispatch__(  # type: ignore[override]
+                cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+            ) -> Any:
+                guard = torch._C._DisableTorchDispatch()  # newer torch does so by itself
+                try:
+                    result = call(func, args, kwargs or {})
+                    if type(result) is not tuple:
+                        return result
+                    # A gradient that nobody asks for is None, which this torch cannot hand on.
+                    return tuple(torch.empty(0) if each is None else each for each in result)
+                finally:
+                    del guard
+
+        context: ContextManager[Any] = _python_dispatch.enable_python_mode(Tap)  # type: ignore[attr-defined]
+        return context
+
+    class Mode(mode):  # type: ignore[misc, valid-type]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return call(func, args, kwargs or {})
+
+    return Mode()
 
 
 def recompute_in_backward(module: Any, *inputs: Any) -> Any:
@@ -75,6 +155,13 @@ def recompute_in_backward(module: Any, *inputs: Any) -> Any:
     if not first.requires_grad:
         first = first.detach().requires_grad_()
     return checkpoint(module, first, *rest)
+
+
+def pinned_by(device_type: str) -> dict[str, Any]:
+    """Arguments of a ``DataLoader`` that puts batches into page-locked memory for a type of device."""
+    # Before 1.12 there is one vendor to lock memory for; from 2.9 on it is the current accelerator's.
+    named = (1, 12) <= TORCH_VERSION < (2, 9)
+    return {"pin_memory": True, **({"pin_memory_device": device_type} if named else {})}
 
 
 def is_transformed(value: Any) -> bool:

@@ -10,8 +10,9 @@ from exp.contract import TASK_PAGE, shown
 from exp.errors import EXIT_OK, RunError
 from exp.launcher.base import launcher_class
 from exp.launcher.outcome import Outcome
-from exp.runlock import holder_of
+from exp.lock_holder import holder_of
 from exp.summary import Finished
+from exp.trackers.following import followed
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
@@ -48,6 +49,13 @@ def execute(run: FrozenRun) -> Finished:
     summary.begin(config, folder, backend)
     if run.reference is not None:
         return _parity(run, run.reference, chosen)
+    if chosen.submits:
+        return _launched(run, chosen)  # the job has them followed
+    with followed(config, folder):
+        return _launched(run, chosen)
+
+
+def _launched(run: FrozenRun, chosen: launcher.Launcher) -> Finished:
     outcome = chosen.launch_run(run)
     if not isinstance(outcome, Outcome):
         raise RunError(
@@ -55,7 +63,7 @@ def execute(run: FrozenRun) -> Finished:
             f"{type(outcome).__name__}; see {TASK_PAGE}"
         )
     run.check_folder()
-    return summary.end(config, folder, outcome)
+    return summary.end(run.config, run.folder, outcome)
 
 
 def _parity(run: FrozenRun, reference: ExpConfig, chosen: launcher.Launcher) -> Finished:

@@ -13,6 +13,7 @@ from hydra.errors import MissingConfigException
 from hydra.types import RunMode
 from omegaconf import open_dict
 
+from exp.backend import FLOAT32
 from exp.backends_registry import choose, create_backend
 from exp.config import explain, paths, structures, trained
 from exp.config.dictionaries import replace_given
@@ -28,7 +29,7 @@ from exp.task import task_class
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["complete", "freeze", "prepare"]
+__all__ = ["complete", "compose", "freeze", "prepare"]
 
 
 def freeze(config: ExpConfig, overrides: list[str], output_dir: Path) -> FrozenRun:
@@ -103,9 +104,9 @@ def _as_trained(config: ExpConfig, overrides: list[str]) -> ExpConfig:
         return config
     if config.record.trained_in is None:
         primary, overrides = trained.begin(overrides, needs_weights=True)
-        return config if primary != trained.OF_RUN else _compose(overrides, primary)
+        return config if primary != trained.OF_RUN else compose(overrides, primary)
     trained.offer(folder)
-    return _compose(overrides)
+    return compose(overrides)
 
 
 def _take_note(config: ExpConfig, overrides: list[str]) -> None:
@@ -151,7 +152,7 @@ def _note_choices(config: ExpConfig, overrides: list[str]) -> None:
 def _as_shipped(experiment: str | None, horizon: int) -> ExpConfig | None:
     """An experiment as its file has it; None: there is no such file here."""
     try:
-        return _compose([f"experiment={experiment}", f"data.horizon={horizon}"], "config")
+        return compose([f"experiment={experiment}", f"data.horizon={horizon}"], "config")
     except MissingConfigException:
         return None
 
@@ -166,7 +167,7 @@ def _reference(config: ExpConfig, overrides: list[str]) -> ExpConfig:
     if f"backend={config.reference}" not in overrides:
         kept = [override for override in overrides if not override.lstrip("+~").startswith("backend")]
     try:
-        composed = _compose([*kept, f"backend={config.reference}"])
+        composed = compose([*kept, f"backend={config.reference}"])
     except MissingConfigException as error:
         # Raised as it is, it would name a key that the user has not given, after a line of Hydra's own.
         raise ConfigError(explain.explain(error, []).replace("backend=", "reference=", 1)) from error
@@ -176,14 +177,14 @@ def _reference(config: ExpConfig, overrides: list[str]) -> ExpConfig:
     composed.output_dir = config.output_dir
     reference = structures.typed(composed)
     backend = create_backend(reference.backend)
-    if reference.precision == "tf32" and "tf32" not in backend.precisions:
-        reference.precision = "fp32"  # which TF32 approximates
+    if reference.precision in FLOAT32 and reference.precision not in backend.precisions:
+        reference.precision = "fp32"  # which the others approximate
     validate(reference, overrides, backend)
     config.reference = reference.backend.name  # where it was auto
     return reference
 
 
-def _compose(overrides: list[str], primary: str | None = None) -> ExpConfig:
+def compose(overrides: list[str], primary: str | None = None) -> ExpConfig:
     """The configuration for these overrides, without Hydra's own part.
 
     Args:
@@ -207,9 +208,9 @@ def _choose_backend(config: ExpConfig, overrides: list[str]) -> ExpConfig:
     if config.backend.simulate:
         raise ConfigError("backend.simulate=true with backend=auto: say which backend's devices are to be simulated")
     name = choose(list(config.backend.options["candidates"]))
-    kept = [override for override in overrides if not override.startswith("backend=")]
+    kept = [each for each in overrides if not each.startswith(("backend=", "backend.options.candidates="))]
     try:
-        return _compose([*kept, f"backend={name}"])
+        return compose([*kept, f"backend={name}"])
     except MissingConfigException:
         # Installed by another package, and no YAML file of its own in the search path: the class's own defaults.
         config.backend._target_ = config.backend.name = name

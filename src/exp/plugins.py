@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, field
 from importlib import metadata
-from typing import Any, Mapping
+from typing import Any, Mapping, Sequence
 
 from exp.errors import UnavailableError
 
@@ -27,11 +27,14 @@ class Family:
         model: typed keys that all its models share.
         data: typed keys that all its data share.
         example: an experiment that has both.
+        small: overrides that make the example small enough for a CPU, its way of computing left as it is; of
+            ``task=qualify``.
     """
 
     model: type
     data: type
     example: str
+    small: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

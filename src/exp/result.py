@@ -50,6 +50,8 @@ def blank_result(config: ExpConfig) -> dict[str, Any]:
         "epochs": 0,
         "samples_per_second": None,
         "time_to_first_step_s": None,
+        "memory_peak": None,
+        "left_device": None,
         "wall_s": None,
         "restarts": 0,
         "resumed_from": None,

@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any, Mapping
+from typing import Any, BinaryIO, Callable, Mapping
 
 from exp.errors import ConfigError, RunError
 
@@ -19,7 +19,7 @@ _LEAST_BYTES = 2**16  # what the records of the shortest run may need
 _OUTPUTS = (  # of all tasks; logs stay, and are added to
     "checkpoints", "differences.csv", "doctor", "doctor.json", "env.json", "features", "features.csv", "forecasts",
     "metrics.jsonl", "metrics_*.csv", "parity.json", "plots", "predictions", "predictions.csv", "reference",
-    "reference.yaml", "tested", "trace.npz",
+    "reference.yaml", "tensorboard", "tested", "trace.npz", "trackers",
 )  # fmt: skip
 
 
@@ -131,13 +131,18 @@ class RunFolder:
         return self.logs / f"rank{rank}.error.json"
 
 
-def write_atomically(path: Path, content: bytes | memoryview) -> None:
-    """Write ``content`` under a temporary name in the same folder, flush it to the disk, and rename it to ``path``."""
+def write_atomically(path: Path, content: bytes | Callable[[BinaryIO], object]) -> None:
+    """Write ``content`` under a temporary name in the same folder, flush it to the disk, and rename it to ``path``.
+
+    Args:
+        path: the file to be.
+        content: what it is to hold, or what writes that into the file that it is given.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
-            file.write(content)
+            file.write(content) if isinstance(content, bytes) else content(file)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

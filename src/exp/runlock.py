@@ -1,87 +1,31 @@
-"""Who is at work in a run folder: one run at a time, whichever of the machines that share the folder it is on.
+"""One run at a time in a run folder, whichever of the machines that share the folder it is on.
 
 The lock is the file ``.lock`` in the run folder, made by ``link(2)``, which is exclusive on network file systems, too.
-It names its holder, and is worth nothing without it: on the holder's own machine its process is looked for; elsewhere
-the holder has to have touched the file lately, by the file server's own clock; and a job of Slurm's holds it from its
-submission to its end, queued again in between or not.
+It names its holder (:mod:`exp.lock_holder`), and is worth nothing without it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import secrets
 import signal
 import socket
 import threading
 import time
-from dataclasses import asdict, dataclass
-from datetime import datetime
 from pathlib import Path
 
 from exp import console
 from exp.errors import ConfigError
-from exp.launcher.processes import stat_of
+from exp.lock_holder import LOCK, Holder, encoded, is_live, read_holder
 
-__all__ = ["LOCK", "STALE_AFTER_S", "Holder", "RunLock", "holder_of", "is_running"]
+__all__ = ["RunLock"]
 
-LOCK = ".lock"
-STALE_AFTER_S = 120.0
-"""So long after its last sign of life a holder on another machine counts as dead."""
 _BEAT_S = 10.0
 _TAKING = ".lock.taking"
 _TAKING_PATIENCE_S = 10.0
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
-
-
-@dataclass(frozen=True)
-class Holder:
-    """What a lock says.
-
-    Attributes:
-        token: what all processes of one job know it by.
-        host: name of the machine.
-        machine: its boot and the space of its process ids: where these are the same, ``pid`` means the same.
-        pid: the process.
-        started: when that began, in the kernel's clock ticks since boot: ids are used again.
-        since: seconds since the epoch.
-        job: id of the job that it belongs to, in its scheduler's words; empty: none.
-        cluster: ``slurm`` or ``local``; empty: none.
-        several: several processes hold it together, and ``pid`` is only one of them.
-    """
-
-    token: str = ""
-    host: str = "unknown host"
-    machine: str = ""
-    pid: int = 0
-    started: int = 0
-    since: float = 0.0
-    job: str = ""
-    cluster: str = ""
-    several: bool = False
-
-    @classmethod
-    def me(cls, token: str, job: str = "", cluster: str = "", several: bool = False, pid: int | None = None) -> Holder:
-        """This process, or another one of this machine."""
-        pid = os.getpid() if pid is None else pid
-        return cls(token, socket.gethostname(), _machine(), pid, _started(pid) or 0, time.time(), job, cluster, several)
-
-    def is_here(self) -> bool:
-        """Whether its process id means a process of this machine."""
-        return self.machine == _machine()
-
-    def __str__(self) -> str:
-        since = datetime.fromtimestamp(self.since).strftime("%Y-%m-%d %H:%M:%S")
-        job = f"Slurm job {self.job}, submitted from " if self.cluster == "slurm" else ""
-        return f"{job}host {self.host}, pid {self.pid}, since {since}"
-
-
-def holder_of(folder: Path) -> Holder | None:
-    """Who holds the lock of a run folder; None: nobody that is alive."""
-    holder = _read(folder / LOCK)
-    return holder if holder is not None and _is_live(holder, folder / LOCK, time.time()) else None
 
 
 class RunLock:
@@ -130,7 +74,7 @@ class RunLock:
         """Let a submitted job have the lock, unless it has taken it over already: it outlives this process."""
         if self._held:
             self._stop()
-            holder = _read(self.path)
+            holder = read_holder(self.path)
             if holder is not None and holder.token == self.token and not holder.job:
                 self._write(job).replace(self.path)
 
@@ -147,7 +91,7 @@ class RunLock:
         if not self._held and not ended:
             return
         self._stop()
-        holder = _read(self.path)
+        holder = read_holder(self.path)
         if holder is not None and holder.token == self.token:
             with contextlib.suppress(OSError):
                 self.path.unlink()
@@ -167,7 +111,7 @@ class RunLock:
         finally:
             with contextlib.suppress(OSError):
                 mine.unlink()
-        self._content = _encoded(me)
+        self._content = encoded(me)
         self._inode = self.folder.stat().st_ino
         self._held = True
         _keep(self)
@@ -175,7 +119,7 @@ class RunLock:
 
     def _write(self, holder: Holder) -> Path:
         path = self.folder / f".lock.{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(2)}"
-        path.write_bytes(_encoded(holder))
+        path.write_bytes(encoded(holder))
         return path
 
     def _take(self, mine: Path, replace: bool) -> bool:
@@ -183,14 +127,14 @@ class RunLock:
         while True:
             if _linked(mine, self.path):
                 return False
-            holder = _read(self.path)
+            holder = read_holder(self.path)
             if holder is None:
                 continue
             if holder.token == self.token:
                 if replace:
                     mine.replace(self.path)
                 return True
-            if _is_live(holder, self.path, now):
+            if is_live(holder, self.path, now):
                 raise ConfigError(self._in_use(holder, now))
             self._break(holder, mine)
 
@@ -205,7 +149,7 @@ class RunLock:
             os.utime(str(mine))
             return
         try:
-            if _read(self.path) == dead:
+            if read_holder(self.path) == dead:
                 self.path.unlink()
         finally:
             with contextlib.suppress(OSError):
@@ -236,7 +180,7 @@ class RunLock:
             if not there:
                 self.lost = f"the run folder {self._shown} was deleted or moved while the run was going on"
                 return
-            holder = _read(self.path)
+            holder = read_holder(self.path)
             if holder is None:
                 self.path.write_bytes(self._content)  # somebody tidied up
             elif holder.token == self.token:
@@ -277,10 +221,6 @@ def _keep_all() -> None:
                 os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _encoded(holder: Holder) -> bytes:
-    return (json.dumps(asdict(holder)) + "\n").encode()  # noqa: TID251 - plain
-
-
 def _linked(mine: Path, path: Path) -> bool:
     """Whether ``mine`` now has the name ``path``, too, which nobody had."""
     before = mine.stat().st_nlink
@@ -298,50 +238,3 @@ def _linked(mine: Path, path: Path) -> bool:
         with os.fdopen(descriptor, "wb") as file:
             file.write(mine.read_bytes())
     return True
-
-
-def _read(path: Path) -> Holder | None:
-    """What a lock says; None: there is none. One that cannot be read has a holder without a name."""
-    try:
-        content = path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    try:
-        known = json.loads(content)
-        return Holder(**{key: known[key] for key in asdict(Holder())})
-    except (ValueError, KeyError, TypeError):
-        return Holder()
-
-
-def is_running(holder: Holder) -> bool:
-    """Whether the process of a holder that is of this machine is alive."""
-    return _started(holder.pid) == holder.started
-
-
-def _is_live(holder: Holder, path: Path, now: float) -> bool:
-    if holder.cluster == "slurm":
-        from exp.launcher.slurm import find_states
-
-        states = find_states([holder.job])
-        if states is not None:
-            return not states[holder.job].ended
-    elif holder.is_here() and not holder.several:
-        return is_running(holder)
-    try:
-        return now - path.stat().st_mtime < STALE_AFTER_S
-    except OSError:
-        return False
-
-
-def _machine() -> str:
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
-    except OSError:
-        return socket.gethostname()
-
-
-def _started(pid: int) -> int | None:
-    """When a process began; None: there is none, or it has ended and waits for its parent to notice."""
-    fields = stat_of(pid)
-    return None if not fields or fields[0] in "ZX" else int(fields[19])

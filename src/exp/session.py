@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any, Callable, Iterator, Sequence
 
 from exp.backend import PRECISIONS
 from exp.backends_registry import create_backend
-from exp.cards import shared
+from exp.cards import check_distinct
 from exp.config.names import check_names
 from exp.config.schema import ExpConfig
 from exp.config.structures import load
 from exp.contract import check_result
-from exp.errors import ConfigError, Preempted, RunError
+from exp.errors import ConfigError, Preempted
 from exp.runfolder import write_json
 from exp.task import create_task
 
@@ -60,6 +60,7 @@ class Session:
         distributed: collectives.
         console: the terminal on rank 0, None elsewhere.
         devices: by rank, what is known of its device.
+        portable_operators: ATen names of what this device lacks and has portable kernels for.
         process_group: the process group in use, or ``none``.
         fallback: how and why it is not the one that was wanted, or None.
         started: ``time.time()`` when this worker began.
@@ -84,6 +85,7 @@ class Session:
         self.device: torch.device
         self.distributed: Distributed
         self.devices: list[dict[str, Any]] = []
+        self.portable_operators: frozenset[str] = frozenset()
         self.process_group = "none"
         self.fallback: dict[str, Any] | None = None
         self.weights: Weights | None = None
@@ -100,10 +102,11 @@ class Session:
         """Select the device, join the process group, seed, and say where this rank is.
 
         Raises:
-            ConfigError: the device does not train in the precision asked for.
+            ConfigError: the device does not train in the precision asked for, or its models cannot be compiled.
             RunError: two ranks share a card.
         """
         from exp.engine.distributed import Distributed
+        from exp.engine.kernels import check_compilation, settle_kernels
         from exp.engine.rng import seed_everything
         from exp.launcher.rank import make_store
 
@@ -115,6 +118,9 @@ class Session:
                 f"use one of {', '.join(p for p in PRECISIONS if backend.supports(p))}"
             )
         backend.set_precision(config.precision)
+        self.portable_operators = settle_kernels(backend, self.device, config.precision)
+        if config.compile:
+            check_compilation(backend, self.device)
         if info.world_size > 1:
             timeout = timedelta(seconds=config.launcher.timeout_s)
             store = make_store(info, timeout)
@@ -151,8 +157,12 @@ class Session:
                     style="bold yellow",
                     soft_wrap=True,
                 )
+            for caution in self.backend.cautions():
+                self.console.print(f"warning: {caution}", highlight=False, style="yellow", soft_wrap=True)
+        for caution in self.backend.cautions():
+            logger.warning("%s", caution)  # another node may have other variables
         if self.backend.exclusive_devices:
-            _check_distinct(self.devices)
+            check_distinct(self.devices)
 
     def say(self, text: str) -> None:
         """Tell the user something: on the terminal once, in the log of every rank that says it."""
@@ -223,14 +233,6 @@ def rank_line(rank: int, world_size: int, device: dict[str, Any], process_group:
     return f"{place}  {device['device']}  {process_group}  {device['host']}"
 
 
-def _check_distinct(devices: list[dict[str, Any]]) -> None:
-    for first, second in shared(dict(enumerate(devices))):
-        raise RunError(
-            f"ranks {first} and {second} share one card ({devices[second]['device']} on {devices[second]['host']}); "
-            "give each rank its own: lower nproc, or correct the visible-devices variable"
-        )
-
-
 @contextlib.contextmanager
 def _collector_paused() -> Iterator[None]:
     """For imports: torch and MMEngine make a million objects, none of them garbage. Looking costs a fifth more."""
@@ -257,10 +259,13 @@ def run(folder: RunFolder, info: RankInfo) -> None:
     config = load(folder.in_use(folder.config))
     check_names(config)
     backend = create_backend(config.backend)
+    info.at_end.append(backend.close)
     environment = backend.worker_env(info.local_rank, info.local_world_size, single_node=info.single_node)
-    for name, value in environment.items():
+    for name, value in {**environment, **backend.precision_env(config.precision)}.items():
         os.environ.setdefault(name, value)
     task = create_task(config)
+    if task.counts_fallbacks:
+        os.environ.update(backend.counting_env())
     if task.diagnoses:  # it takes the steps of a session one by one, and goes on where one fails
         task.diagnose(config, folder, info, backend)
         return

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from exp import console
 from exp.advice import to_continue
+from exp.doctor.facts import size
 from exp.errors import EXIT_OK, EXIT_PREEMPTED
 from exp.launcher import describe_failure
 from exp.result import blank_result, number_text
@@ -45,7 +46,7 @@ def begin(config: ExpConfig, folder: RunFolder, backend: Backend) -> None:
         if processes > 1 or config.accumulate > 1:
             batch += f" = {config.batch_size} x {processes} processes x {config.accumulate} micro-batches"
     terminal.print(
-        f"{config.name}: {config.task.name} on {config.backend.name}, {config.precision}{batch}\n"
+        f"{config.name}: {config.task.name} on {backend.title}, {config.precision}{batch}\n"
         f"run folder: {console.shown(folder.path)}",
         highlight=False,
         soft_wrap=True,
@@ -170,9 +171,28 @@ def _print_table(config: ExpConfig, folder: RunFolder, result: dict[str, Any]) -
             experiment = config.record.chosen["experiment"]
             unlike = ", ".join(published["differs"])
             terminal.print(f"this run is not as experiment={experiment}: {unlike}", style="yellow", soft_wrap=True)
+    left = _left_device(result.get("left_device"))
+    if left is not None:
+        terminal.print(left, style="yellow", highlight=False, soft_wrap=True)
     speed = f", {result['samples_per_second']:,.0f} samples/s" if result.get("samples_per_second") else ""
     steps = f"{result['steps']} steps, " if result["steps"] else ""
     terminal.print(f"{steps}{result['wall_s']:.0f} s{speed}; results in {console.shown(folder.path)}", soft_wrap=True)
+
+
+def _left_device(left: dict[str, Any] | None) -> str | None:
+    """What to say of operators that have left the device at each step; None: nothing."""
+    if left is None or not left["calls_per_step"]:
+        return None
+
+    def told(figures: dict[str, Any]) -> str:
+        moved = figures["bytes_per_step"]
+        return f"{figures['calls_per_step']:.3g}x" + ("" if moved is None else f", {size(moved)}")
+
+    worst = ", ".join(f"{name} ({told(figures)})" for name, figures in list(left["operators"].items())[:3])
+    return (
+        f"left the device at each step, for the CPU and back: {told(left)}, most of it {worst}; "
+        "docs/train.md has what to do about it"
+    )
 
 
 def _shown(value: float | None) -> str:

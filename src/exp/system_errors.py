@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ["as_ours"]
 
+_PLUGINS = "TORCH_DEVICE_BACKEND_AUTOLOAD"  # torch's own message names it, but not what went wrong
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FORBIDDEN = (
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP,
@@ -41,6 +42,11 @@ def as_ours(error: BaseException, folder: Path | None = None, usage: bool = Fals
         return UnavailableError(
             f"a library does not load: {str(error).splitlines()[0]}; is it installed, and is there enough memory for "
             "it (ulimit -v)?"
+        )
+    if isinstance(error, RuntimeError) and _PLUGINS in str(error):
+        return UnavailableError(
+            f"torch loads a device's plug-in, which fails: {error.__cause__ or error}; export {_PLUGINS}=0, or put the "
+            "plug-in's runtime on LD_LIBRARY_PATH"
         )
     if not isinstance(error, OSError) or error.errno is None:
         return None

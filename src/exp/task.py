@@ -39,10 +39,13 @@ class Task:
         saves_state: it saves its state on the way, and goes on from there (``resume``); others can only be run again.
         needs_weights: it uses a model as it is: it wants ``init_from``, and takes model and data of a run from there.
         in_parent: it needs no workers: :meth:`run_in_parent` is all.
+        on_paper: it needs neither the hardware nor the files of the data: they need not be here.
         diagnoses: it examines what others need: its workers call :meth:`diagnose`, and the parent checks nothing that
             they could report.
         isolated: its worker is a process of its own, even if it is the only one.
         silent: the parent says nothing of it but errors.
+        counts_fallbacks: its workers count what leaves the device, however slow that makes them
+            (:meth:`exp.backend.Backend.counting_env`).
         compared: what it leaves can be compared with other runs.
         has_reference: it also runs on the backend ``reference``.
         modules: what its workers will import; a fork server does it once for all.
@@ -55,9 +58,11 @@ class Task:
     saves_state: ClassVar[bool] = False
     needs_weights: ClassVar[bool] = False
     in_parent: ClassVar[bool] = False
+    on_paper: ClassVar[bool] = False
     diagnoses: ClassVar[bool] = False
     isolated: ClassVar[bool] = False
     silent: ClassVar[bool] = False
+    counts_fallbacks: ClassVar[bool] = False
     compared: ClassVar[bool] = True
     has_reference: ClassVar[bool] = False
     modules: ClassVar[Sequence[str]] = ()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import faulthandler
 import logging
 import os
 import signal
 import sys
+import threading
 import traceback
 from pathlib import Path
 from typing import Any, Callable, NoReturn
@@ -26,6 +28,10 @@ from exp.runfolder import RunFolder, write_json
 from exp.system_errors import as_ours
 
 __all__ = ["describe_error", "main", "run_worker", "work_to_end"]
+
+_CLEAN_UP_S = 20.0
+_CLEAN_UP_AFTER_FAILURE_S = 3.0  # less than the launcher's patience with the other ranks
+_STDERR = 2  # the log of the rank
 
 
 def main(body: Callable[[RunFolder, RankInfo], None] | None = None, parent: int | None = None) -> None:
@@ -58,13 +64,13 @@ def work_to_end(
     except Preempted as preempted:
         record_preempted(scratch, preempted.step)
         heartbeat.beat(Stage.DONE)
-        _exit(EXIT_OK)  # to torch's agent anything else is a failure, and may mean a restart
+        _exit(EXIT_OK, info)  # to torch's agent anything else is a failure, and may mean a restart
     except ExpError as error:
-        _exit(error.exit_code)
+        _exit(error.exit_code, info)
     except BaseException:  # noqa: BLE001 - it is in the log and in the error file
-        _exit(EXIT_FAILED)
+        _exit(EXIT_FAILED, info)
     heartbeat.beat(Stage.DONE)
-    _exit(EXIT_OK)
+    _exit(EXIT_OK, info)
 
 
 def _count_attempts(info: RankInfo, scratch: Path) -> RankInfo:
@@ -78,17 +84,45 @@ def _count_attempts(info: RankInfo, scratch: Path) -> RankInfo:
     return dataclasses.replace(info, restart_count=max(info.restart_count, earlier))
 
 
-def _exit(code: int) -> NoReturn:
-    """End without the interpreter's clean-up.
+def _exit(code: int, info: RankInfo) -> NoReturn:
+    """End without the interpreter's clean-up, but for what the rank's device needs (:attr:`RankInfo.at_end`).
 
     After a failure it can wait for ranks that will never answer. After success, with everything written and the group
     destroyed, native threads of autograd and gloo still race with it: on torch 2.13, one in some ten two-rank runs died
     there of "terminate called without an active exception" (pytorch pull request 180701).
     """
+    _clean_up(code, info)
     sys.stdout.flush()
     sys.stderr.flush()
     logging.shutdown()
     os._exit(code)
+
+
+def _clean_up(code: int, info: RankInfo) -> None:
+    """Do what has to be done last, for so long and no longer; its errors are logged, and do not change how a run ended.
+
+    In this thread, which is the one that has selected the device. Two bounds: a thread, which ends the process with
+    ``code``; and, against a driver that hangs while it holds the interpreter's lock, faulthandler's, which needs none.
+    """
+    if not info.at_end:
+        return
+    patience = _CLEAN_UP_S if code == EXIT_OK else _CLEAN_UP_AFTER_FAILURE_S
+
+    def give_up() -> None:
+        faulthandler.dump_traceback(_STDERR)
+        os._exit(code)
+
+    timer = threading.Timer(patience, give_up)
+    timer.daemon = True
+    timer.start()
+    faulthandler.dump_traceback_later(2 * patience, exit=True, file=_STDERR)
+    for action in info.at_end:
+        try:
+            action()
+        except BaseException:  # noqa: BLE001 - of a vendor's library; the run is over, and an exit is below
+            os.write(_STDERR, f"clean-up failed\n{traceback.format_exc()}".encode())
+    timer.cancel()
+    faulthandler.cancel_dump_traceback_later()
 
 
 def run_worker(

@@ -14,6 +14,7 @@ from omegaconf import MISSING, OmegaConf
 
 from exp.config import choices, schema, structures
 from exp.config.dictionaries import replace_given
+from exp.config.slurm import SubmititConfig
 from exp.vision.config import SceneClassifierConfig, SceneDataConfig, SegmentationDataConfig, SegmenterConfig
 
 SEGMENTATION = ["experiment=dinov3_dubai", "data=segmentation", "data.name=mine", "data.root=."]
@@ -55,7 +56,7 @@ def collections(node, prefix):
 @pytest.mark.parametrize(
     ("chosen", "parts"),
     [
-        (["launcher=submitit"], {"launcher": schema.SubmititConfig}),
+        (["launcher=submitit"], {"launcher": SubmititConfig}),
         (["experiment=dinov3_eurosat"], {"model": SceneClassifierConfig, "data": SceneDataConfig}),
         (["experiment=dinov3_dubai"], {"model": SegmenterConfig, "data": SegmentationDataConfig}),
         (SEGMENTATION, {"data": SegmentationDataConfig}),

@@ -35,12 +35,17 @@ ELSEWHERE = {
     "add-an-experiment": "tests/test_add_an_experiment.py",
     "add-a-task": "tests/test_add_a_task.py",
     "add-a-wrapper": "tests/test_add_a_wrapper.py",
+    "fsdp": "tests/engine/test_fsdp.py",
     "python": "tests/test_python.py",
+    "estimate": "tests/estimate/test_estimate.py",
+    "scale": "tests/estimate/test_estimate.py",
+    "qualify": "tests/tasks/test_qualify.py",
+    "trackers": "tests/trackers/test_trackers.py",
 }
 # Why a command is not run here, by what is in it.
 NOT_HERE = {
     r"backend=gcu(?!_simulated)(?!.*simulate=true)": "no such card here",
-    r"backend=(cuda|rocm)": "no such card here",
+    r"backend=(accelerator|cuda|rocm)": "no such card here",
     r"launcher=submitit(?!.*dry_run)": "no Slurm here (tests/slurm starts one)",
     r"task=attach": "no job here (tests/launcher/test_attach.py submits one)",
     r"launcher=external": "started by a launcher outside (tests/launcher/test_external.py)",
@@ -218,7 +223,9 @@ def try_pages(folder: Path, group: str) -> None:
     for name in GROUPS[group]:
         page = next(page for page in PAGES if page.stem == name)
         if name == "add-a-backend":
-            write_files(page, shell.folder, python=["acme_backend.py"], yaml=["my_conf/backend/acme.yaml"])
+            write_files(
+                page, shell.folder, python=["acme_backend.py", "my_vendors.py"], yaml=["my_conf/backend/acme.yaml"]
+            )
         for line in lines_of(page):
             error = shell.try_out(line)
             if error is not None:

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from exp.runlock import LOCK
+from exp.lock_holder import LOCK
 from tests.conftest import TINY, clean_environment, run_exp
 
 MODEL = """

@@ -42,3 +42,40 @@ def test_the_end_of_a_worker_and_being_told_to_end_it_may_come_together(tmp_path
     )
     assert done.stderr == ""
     assert done.stdout.split() in (["[0,", "15]"], ["[0]"], ["[15]"])  # the worker's end, or SIGTERM: never an error
+
+
+# A worker that dies in the clean-up of its device, after all is written, and one that dies before.
+DYING = """
+import os, signal, sys
+from exp import heartbeat
+from exp.heartbeat import Stage
+from exp.launcher.monitor import go_on_monitored
+from exp.runfolder import RunFolder
+folder, scratch = RunFolder(sys.argv[1]), sys.argv[1]
+folder.logs.mkdir()
+os.environ.update(RANK="0", LOCAL_RANK="0", EXP_AGENT_PID=str(os.getpid()), EXP_SCRATCH=scratch)
+heartbeat.make_file(scratch, 1)
+parent = os.getpid()
+for stage in (Stage.DONE, Stage.TEST):
+    monitor = os.fork()
+    if monitor == 0:
+        if go_on_monitored(folder, parent):
+            heartbeat.begin(scratch, 0, 0)
+            heartbeat.beat(stage)
+            os.kill(os.getpid(), signal.SIGILL)
+        os._exit(0)
+    print(os.waitpid(monitor, 0)[1] & 127, folder.error_file(0).exists(), flush=True)
+"""
+
+
+def test_a_worker_that_dies_in_its_clean_up_has_come_to_its_end(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", DYING, str(tmp_path)],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert done.stdout.split() == ["0", "False", "4", "True"], done.stderr
+    assert "killed by SIGILL, in the clean-up of its device" in (tmp_path / "logs" / "rank0.log").read_text()

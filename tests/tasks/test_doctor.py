@@ -139,10 +139,12 @@ def test_a_rank_that_hangs_is_named_with_its_stack(doctor, exp):
 
 
 @pytest.mark.slow
-def test_a_rank_that_dies_is_named(doctor):
-    examined = doctor("backend=sick", "nproc=2", sick={1: "dies"})
+@pytest.mark.parametrize("other", ["", "never starts"])  # it is ended with the job, wherever it is by then
+def test_a_rank_that_dies_is_named(doctor, other):
+    examined = doctor("backend=sick", "nproc=2", sick={0: other, 1: "dies"})
     assert examined.code == 1
     assert examined.failures() == {"device": [1]}, examined.text
+    assert examined.report["ranks"][0]["verdict"] == "skipped"
     assert "rank 1: killed by SIGKILL (out of memory, or kill -9) in 'device'" in examined.text
 
 
@@ -222,6 +224,14 @@ def test_simulated_cards(doctor):
     assert len({examined.check(rank, "device")["values"]["identity"] for rank in range(3)}) == 3
     assert "eccl" in examined.report["process_group"]
     assert examined.text.startswith("SIMULATED")
+    operators = examined.check(1, "operators")["values"]
+    if examined.check(1, "device")["values"]["device"].startswith("gcu"):
+        assert {"native_layer_norm_backward", "threshold_backward"} <= set(operators["lacking"])
+        assert "native_layer_norm_backward" in operators["portable"]
+        assert operators["left_device"] == {}
+    else:
+        assert operators["lacking"] == []
+        assert operators["left_device"] == {}
 
 
 @pytest.mark.slow

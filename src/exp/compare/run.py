@@ -19,7 +19,7 @@ __all__ = ["Run", "flattened", "is_run_folder", "natural", "numbers_of", "read_r
 # libyaml's loader is some ten times as fast, and not in every build of PyYAML.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _PICTURES = (".png", ".jpg", ".jpeg")
-_WITHOUT_PICTURES = {"checkpoints", "logs", "tensorboard"}
+_WITHOUT_PICTURES = {"checkpoints", "logs", "tensorboard", "trackers"}
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ from exp.errors import ConfigError
 
 __all__ = ["Run", "by_metric", "differing", "find_runs", "greater_is_better", "ranked"]
 
-_PARTS_OF_A_RUN = {"checkpoints", "logs", "plots", "tensorboard"}
+_PARTS_OF_A_RUN = {"checkpoints", "logs", "plots", "tensorboard", "trackers"}
 
 
 def find_runs(paths: Sequence[str | Path]) -> list[Run]:

@@ -21,7 +21,6 @@ __all__ = [
     "OptimConfig",
     "RecordConfig",
     "ScheduleConfig",
-    "SubmititConfig",
     "SweepConfig",
     "WrapperConfig",
 ]
@@ -70,54 +69,6 @@ class LauncherConfig:
 
 
 @dataclass
-class SubmititConfig(LauncherConfig):
-    """A job on Slurm, by way of submitit (:class:`exp.launcher.submitit.SubmititLauncher`); see sbatch(1)."""
-
-    cluster: str = "slurm"
-    """``slurm``; ``local``: a process on this machine that outlives this one; ``debug``: in this process."""
-    nodes: int = 1
-    """Nodes of one run, with ``nproc`` workers each."""
-    partition: Optional[str] = None
-    account: Optional[str] = None
-    qos: Optional[str] = None
-    time_minutes: int = 60
-    """Time limit of a job. One that reaches it saves its state and is queued again."""
-    gres: Optional[str] = None
-    """Generic resources of each node, such as ``gpu:8``."""
-    gpus_per_node: Optional[int] = None
-    cpus_per_node: Optional[int] = None
-    mem_gib: Optional[float] = None
-    """Memory of each node, in GiB."""
-    constraint: Optional[str] = None
-    nodelist: Optional[str] = None
-    exclude: Optional[str] = None
-    exclusive: bool = False
-    """Share no node with other jobs."""
-    job_name: Optional[str] = None
-    """null: the experiment's name."""
-    setup: List[str] = field(default_factory=list)
-    """Lines of the batch script before the workers start, such as ``module load ...``."""
-    extra: Dict[str, Any] = field(default_factory=dict)
-    """Further options of sbatch: their names without dashes in front, and true for those without a value."""
-    srun_args: List[str] = field(default_factory=list)
-    """Further arguments of srun, which starts the task of each node."""
-    signal_delay_s: int = 90
-    """How long before the time limit a run is told to save its state."""
-    max_requeues: int = 100
-    """How often a job is queued again before it counts as failed."""
-    array_parallelism: int = 256
-    """Jobs of a sweep that run at a time."""
-    wait: bool = True
-    """Follow the job to its end; false: only submit it."""
-    cancel_on_exit: bool = False
-    """Ctrl-C, while it waits, cancels the job; otherwise it goes on."""
-    dry_run: bool = False
-    """Only print the batch script."""
-    poll_s: float = 2.0
-    """Seconds between two looks at the queue."""
-
-
-@dataclass
 class SweepConfig:
     """What concerns all the jobs of a sweep (``-m``)."""
 
@@ -142,8 +93,8 @@ class WrapperConfig:
     find_unused_parameters: bool = False
     broadcast_buffers: bool = False
     """Give every rank rank 0's buffers before each forward pass."""
-    gradient_as_bucket_view: bool = False
-    """Gradients share memory with the buckets in which they are exchanged."""
+    gradient_as_bucket_view: Optional[bool] = None
+    """Gradients share memory with the buckets in which they are exchanged; null: where the DDP class is torch's."""
     static_graph: bool = False
     """The graph is the same in every step: DDP then allows activation checkpointing, and reuses its plan."""
     bucket_cap_mb: int = 25
@@ -184,8 +135,13 @@ class ScheduleConfig:
 
 @dataclass
 class LoggerConfig:
-    """Where metrics go besides ``metrics.jsonl``: MMEngine visualisation backends."""
+    """Where metrics go besides ``metrics.jsonl``: trackers, and MMEngine visualisation backends."""
 
+    trackers: Dict[str, Any] = field(default_factory=dict)
+    """By name, {_target_: <path of a class>, <arguments>}: each follows the run folder in a process of its own
+    (:class:`exp.trackers.Tracker`)."""
+    patience_s: float = 30.0
+    """How long the end of a run waits for trackers that have not been told everything, in seconds."""
     vis_backends: List[Dict[str, Any]] = field(default_factory=list)
     """As MMEngine users write them, {type: <name>, <arguments>}; or, as {_target_: <path of a class>, <arguments>}, of
     one's own (:class:`exp.engine.logger.Logger`)."""
@@ -271,12 +227,17 @@ class ExpConfig:
     reference: Optional[str] = None
     """task=parity: the backend to compare with."""
     run: Any = None
-    """task=report: a run folder, a sweep's folder, a glob, or a list of them."""
+    """task=report, task=track: a run folder, a sweep's folder, a glob, or a list of them."""
     steps: int = 20
     """task=parity: optimizer steps to compare."""
     seed: int = 2023
+    dropout_by_sample: bool = False
+    """Masks of dropout from (seed, step, sample) instead of each device's generator (:mod:`exp.models.dropout`)."""
     precision: str = "fp32"
-    """``fp32``, ``bf16``, ``fp16``, or ``tf32``: float32 whose products have mantissas of 10 bits."""
+    """``fp32``, ``bf16``, ``fp16``, ``tf32``: float32 whose products have mantissas of 10 bits, or ``efp``: float32 as
+    the device's compiler sees fit."""
+    compile: bool = False
+    """Have torch (2.3 and later) compile the model's forward and backward pass, where the device can."""
     batch_size: Optional[int] = None
     """Samples per device and micro-batch. Give this or ``global_batch_size``; the other is derived."""
     global_batch_size: Optional[int] = None

@@ -15,7 +15,8 @@ from yaml import YAMLError
 
 from exp import plugins
 from exp.config.dictionaries import opened
-from exp.config.schema import ExpConfig, LauncherConfig, SubmititConfig
+from exp.config.schema import ExpConfig, LauncherConfig
+from exp.config.slurm import SubmititConfig
 from exp.config.targets import load_target
 from exp.errors import ConfigError
 from exp.task import task_class

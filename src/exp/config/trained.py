@@ -36,7 +36,9 @@ GROUPS = ("experiment", "data", "model")
 
 _GROUPS = ("data", "model")
 _WITH_THEM = ("name", "seed", "precision", "metric", "metrics", "published", "published_source", "published_for")
-NEUTRAL = re.compile(r"^(data\.(num_workers|eval_batch_size|cache_megabytes)|model\.activation_checkpointing)$")
+NEUTRAL = re.compile(
+    r"^(data\.(num_workers|eval_batch_size|cache_megabytes|on_device)|model\.activation_checkpointing)$"
+)
 """Keys that say how fast something is computed, not what."""
 
 

@@ -11,6 +11,7 @@ from omegaconf import MISSING, OmegaConf
 from exp.backend import PRECISIONS
 from exp.config.batch import derive_batch_sizes
 from exp.config.explain import nearest
+from exp.config.hardware import check_available, check_processes, runs_elsewhere
 from exp.config.hooks import check_hooks
 from exp.config.targets import check_target, find_module
 from exp.config.walk import nodes
@@ -18,10 +19,11 @@ from exp.console import shown
 from exp.contract import TASK_PAGE, asked
 from exp.errors import ConfigError, UnavailableError
 from exp.launcher.base import launcher_class
+from exp.lock_holder import holder_of
 from exp.plugins import installed
 from exp.runfolder import RunFolder, read_result
-from exp.runlock import holder_of
 from exp.task import create_task
+from exp.trackers import following
 
 if TYPE_CHECKING:
     from exp.backend import Backend
@@ -30,15 +32,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "check_data",
-    "check_hardware",
     "has_weights",
     "preflight_of",
     "refuse_device_arguments",
-    "runs_elsewhere",
     "validate",
 ]
 
-_WRAPPERS = ("mmddp", "ddp", "none")
+_WRAPPERS = ("mmddp", "ddp", "fsdp", "none")
 
 
 def validate(config: ExpConfig, overrides: Sequence[str], backend: Backend) -> None:
@@ -71,12 +71,13 @@ def validate(config: ExpConfig, overrides: Sequence[str], backend: Backend) -> N
     if task.diagnoses:
         # Only what no worker could report: too few devices, missing data and the rest are for the diagnosis itself.
         if task.isolated and not runs_elsewhere(config):
-            _check_available(config, backend)
+            check_available(config, backend)
         _check_output_dir(config, task)
         return
     _check_targets(config)
-    _check_processes(config, backend)
+    check_processes(config, backend, task)
     _check_wrapper(config, task)
+    following.check(config.logger)
     for package in config.logger.requires:
         if find_module(package) is None:  # without importing what is above it
             raise UnavailableError(
@@ -204,48 +205,30 @@ def _check_values(config: ExpConfig) -> None:
         raise ConfigError(f"launcher.nnodes={config.launcher.nnodes} must be at least 1")
 
 
-def _check_available(config: ExpConfig, backend: Backend) -> None:
-    reason = backend.why_unavailable()
-    if reason is not None:
-        raise UnavailableError(f"backend={config.backend.name} is not available: {reason}")
-
-
-def check_hardware(config: ExpConfig, backend: Backend) -> None:
-    """Whether this machine has what ``nproc`` workers need.
-
-    Raises:
-        UnavailableError: it has not.
-    """
-    _check_available(config, backend)
-    count = backend.device_count() if backend.exclusive_devices else config.nproc
-    if config.nproc > count:
-        raise UnavailableError(
-            f"nproc={config.nproc} asks for more devices than backend={backend.name} has here: {count}; "
-            f"set nproc={count} or make more devices visible"
-        )
-
-
-def _check_processes(config: ExpConfig, backend: Backend) -> None:
-    if config.precision not in backend.precisions:
-        raise ConfigError(
-            f"precision={config.precision} is not supported by backend={backend.name}; "
-            f"use one of {', '.join(backend.precisions)}"
-        )
-    if not runs_elsewhere(config):
-        check_hardware(config, backend)
-
-
-def runs_elsewhere(config: ExpConfig) -> bool:
-    """Whether the run's hardware is not that of this machine, but of a cluster's nodes."""
-    return launcher_class(config).is_elsewhere(config.launcher)
-
-
 def _check_wrapper(config: ExpConfig, task: Task) -> None:
     processes = config.nproc * config.launcher.nnodes
     if config.wrapper.kind == "none" and processes > 1 and task.trains:
         raise ConfigError(
             f"wrapper=none with {processes} processes would train {processes} models that never meet; "
             "use wrapper=mmddp or wrapper=ddp, or nproc=1"
+        )
+    if config.wrapper.kind == "fsdp":
+        if task.has_reference and processes > 1:
+            raise ConfigError("task=parity compares whole tensors, and wrapper=fsdp leaves none; use wrapper=ddp")
+        for key in ("sync_batchnorm", "find_unused_parameters", "static_graph"):
+            if getattr(config.wrapper, key):
+                raise ConfigError(f"wrapper.{key}=true is for wrapper=ddp; with wrapper=fsdp, leave it out")
+        if config.precision == "fp16" and task.trains:
+            raise ConfigError(
+                "wrapper=fsdp does not go with precision=fp16, whose loss scaler would see one rank's shards only; use "
+                "precision=bf16, or wrapper=ddp"
+            )
+        if config.compile and task.trains and processes > 1:
+            raise ConfigError("compile=true has not been seen working with wrapper=fsdp; leave one of them out")
+    if config.compile and config.dropout_by_sample:
+        raise ConfigError(
+            "compile=true would compile anew at every step with dropout_by_sample=true, whose masks depend on the "
+            "step; leave one of them out"
         )
 
 
@@ -261,7 +244,7 @@ def _refuse_keys_of_others(config: ExpConfig, overrides: Sequence[str], task: Ta
         if key == "resume" and value not in ("", "null") and not task.saves_state:
             raise ConfigError(f"{override}: task={config.task.name} saves no state to resume from; leave it out")
         if key == "run":
-            raise ConfigError(f"{override}: run is a key of task=report; add task=report, or leave it out")
+            raise ConfigError(f"{override}: run is a key of task=report and task=track; add one, or leave it out")
 
 
 def _derive_batch(config: ExpConfig, overrides: Sequence[str]) -> None:
@@ -278,7 +261,8 @@ def _derive_batch(config: ExpConfig, overrides: Sequence[str]) -> None:
 
 
 def _check_files(config: ExpConfig, task: Task) -> None:
-    check_data(config.data)
+    if not task.on_paper:
+        check_data(config.data)
     for key in ("init_from", "resume"):
         value = getattr(config, key)
         if value is not None and value != "auto" and not Path(value).exists():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Optional
+from typing import Any, Optional
 
 from omegaconf import MISSING
 
@@ -116,6 +116,8 @@ class ForecastingDataConfig:
     the column."""
     allow_gaps: bool = True
     """Whether rows may be at other distances in time than most; if so, the run says how many are, and the first."""
+    on_device: Any = "auto"
+    """Whether a card keeps the series and cuts windows: true, false, or ``auto``: where it takes little memory."""
     eval_batch_size: int = 128
     num_workers: int = 0
 
@@ -130,6 +132,10 @@ class PredictKeys:
     """How many channels are plotted per window."""
 
 
+_SMALL = (
+    "data.lookback=96", "model.d_model=16", "model.d_ff=16", "model.num_heads=2", "model.num_patches_out=null",
+    "global_batch_size=32",
+)  # fmt: skip
 plugin = Plugin(
     structures={
         "model/timebridge": TimeBridgeConfig,
@@ -137,5 +143,5 @@ plugin = Plugin(
         "data/forecasting": ForecastingDataConfig,
     },
     keys={"task/predict": PredictKeys},
-    families={"forecasting": Family(ForecastingModelConfig, ForecastingDataConfig, "timebridge_small")},
+    families={"forecasting": Family(ForecastingModelConfig, ForecastingDataConfig, "timebridge_small", _SMALL)},
 )

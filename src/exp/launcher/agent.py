@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import inspect
 import json
@@ -13,7 +14,7 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, Iterator
 
 from exp.launcher.fork_server import START_METHOD, start_fork_server, work
 from exp.launcher.monitor import begin_to_end
@@ -40,8 +41,9 @@ def main() -> int:
     forked = order["worker"] == "exp.worker" and start_fork_server(
         RunFolder(order["run_dir"]), order["nproc"], single_node=order["nnodes"] == 1
     )
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import elastic_launch
+    with _without_plugins():
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        from torch.distributed.launcher.api import elastic_launch
 
     try:
         if forked:
@@ -63,6 +65,20 @@ def main() -> int:
     if os.getppid() != order["parent"]:
         watcher.join()  # the parent is dead, and the thread at work: it ends this process when nothing is left
     return 0 if report["succeeded"] else 1
+
+
+@contextlib.contextmanager
+def _without_plugins() -> Iterator[None]:
+    """Have torch load no device's plug-in: this process touches no device, and one may fail to load."""
+    name = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+    before = os.environ.get(name)
+    os.environ[name] = "0"
+    try:
+        yield
+    finally:
+        del os.environ[name]
+        if before is not None:
+            os.environ[name] = before
 
 
 def _watch_parent(parent: int, scratch: str) -> threading.Thread:

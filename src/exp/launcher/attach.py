@@ -21,8 +21,9 @@ from exp.frozen import FrozenRun
 from exp.launcher import slurm
 from exp.launcher.follow import Followed, follow
 from exp.launcher.status import StatusLine
+from exp.lock_holder import Holder, holder_of, is_running
 from exp.runfolder import RunFolder, read_json, write_json
-from exp.runlock import Holder, RunLock, holder_of, is_running
+from exp.runlock import RunLock
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig

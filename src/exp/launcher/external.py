@@ -28,7 +28,7 @@ from exp.errors import EXIT_FAILED, EXIT_PREEMPTED, ConfigError
 from exp.launcher.base import Launcher
 from exp.launcher.failures import collect_failures, exit_code_of, tail_of
 from exp.launcher.joining import JOINED
-from exp.launcher.monitor import ended_early, write_failure
+from exp.launcher.monitor import ended_well, write_failure
 from exp.launcher.outcome import Outcome, RankFailure
 from exp.launcher.place import Place, local_rank_of
 from exp.launcher.processes import JOB_VARIABLE, handle_signals, kill_job, signal_name
@@ -134,6 +134,7 @@ class ExternalLauncher(Launcher):
             }
             environment = {
                 **backend.worker_env(place.local_rank, place.local_world_size, single_node=place.nodes == 1),
+                **_threads_of_task(),
                 **os.environ,
                 **place.environment(),
                 JOB_VARIABLE: job,
@@ -173,9 +174,9 @@ class ExternalLauncher(Launcher):
             if worker.received is not None:
                 name = signal_name(worker.received)
                 return Outcome(128 + worker.received, interrupted_by=name)
-            if code == 0 and not ended_early(scratch, place.local_rank, process.pid):
-                return Outcome(restarts=joined.get("restarts", 0))
             told = RunFolder(joined["folder"]) if joined else folder
+            if ended_well(told, scratch, place.rank, place.local_rank, process.pid, code):
+                return Outcome(restarts=joined.get("restarts", 0))
             if joined:
                 write_failure(
                     told, process.pid, code, place.rank, place.local_rank, told=bool(worker.told), scratch=scratch
@@ -294,6 +295,12 @@ class _Worker:
         else:
             self.received = self.received or number
             self._deadline = 0.0
+
+
+def _threads_of_task() -> dict[str, str]:
+    """As many as srun gives cores to each task: its mask is the task's own, and not to be shared out once more."""
+    cores = os.environ.get("SLURM_CPUS_PER_TASK")
+    return {} if cores is None else {"OMP_NUM_THREADS": cores, "MKL_NUM_THREADS": cores}
 
 
 def _digest(config: ExpConfig) -> str:

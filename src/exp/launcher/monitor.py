@@ -7,6 +7,7 @@ loaded, waits, and leaves an error file where the worker could not write one.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -24,7 +25,7 @@ from exp.runfolder import read_json, write_json
 if TYPE_CHECKING:
     from exp.runfolder import RunFolder
 
-__all__ = ["begin_to_end", "ended_early", "go_on_monitored", "write_failure"]
+__all__ = ["begin_to_end", "ended_well", "go_on_monitored", "write_failure"]
 
 _ENDING = "ending"
 
@@ -68,12 +69,12 @@ def go_on_monitored(folder: RunFolder, parent: int) -> bool:
     signal.signal(signal.SIGTERM, lambda number, _frame: told.append(number))
     _, status = os.waitpid(pid, 0)
     code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
-    scratch = os.environ[SCRATCH_VARIABLE]
-    if code == 0 and not ended_early(scratch, int(os.environ["LOCAL_RANK"]), pid):
+    scratch, rank, local_rank = os.environ[SCRATCH_VARIABLE], int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+    if (code == 0 or not told) and ended_well(folder, scratch, rank, local_rank, pid, code):
         return False
     ended_by_us = told or signal.SIGTERM in signal.sigpending() or Path(scratch, _ENDING).exists()
     if not ended_by_us:
-        write_failure(folder, pid, code, int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"]), scratch=scratch)
+        write_failure(folder, pid, code, rank, local_rank, scratch=scratch)
     if code < 0:
         if code != -signal.SIGKILL:
             signal.signal(-code, signal.SIG_DFL)
@@ -81,10 +82,21 @@ def go_on_monitored(folder: RunFolder, parent: int) -> bool:
     os._exit(code if code > 0 else EXIT_FAILED)
 
 
-def ended_early(scratch: str, local_rank: int, pid: int) -> bool:
-    """Whether a worker that ended with code 0 has not come to its end: something in it has called ``exit``."""
+def ended_well(folder: RunFolder, scratch: str, rank: int, local_rank: int, pid: int, code: int) -> bool:
+    """Whether a worker has come to its end.
+
+    One that ended with code 0 before it has not: something in it has called ``exit``. One that had come to it and then
+    died in its device's clean-up has: all that it was to write is written; its log says how it died.
+    """
     beats = heartbeat.read(scratch)
-    return len(beats) > local_rank and beats[local_rank].pid == pid and beats[local_rank].stage != Stage.DONE
+    if len(beats) <= local_rank or beats[local_rank].pid != pid:
+        return code == 0
+    if beats[local_rank].stage != Stage.DONE:
+        return False
+    if code != 0:
+        with contextlib.suppress(OSError), folder.log_file(rank).open("a", encoding="utf-8") as log:
+            log.write(f"{describe_end(code)[1]}, in the clean-up of its device; what it had to write was written\n")
+    return True
 
 
 def write_failure(

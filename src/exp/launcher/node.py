@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Mapping
 
 from exp import summary
 from exp.backends_registry import create_backend
-from exp.config.validate import check_hardware
+from exp.config.hardware import check_hardware
 from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, ConfigError, ExpError, UnavailableError
 from exp.frozen import FrozenRun
 from exp.launcher.card_locks import locked_cards
@@ -33,6 +33,7 @@ from exp.preemption import PREEMPT_SIGNAL
 from exp.runfolder import RunFolder, read_json, write_json
 from exp.runlock import RunLock
 from exp.task import task_class
+from exp.trackers.following import followed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -104,12 +105,15 @@ class NodeTask:
             return error.exit_code
         run = FrozenRun.load(folder)
         restarts = int(os.environ.get("SLURM_RESTART_COUNT", 0)) if self.on_slurm else 0
-        outcome = self._run(run)
-        outcome.restarts += restarts
-        lost = lock.check()
-        if lost is not None:
-            outcome = Outcome(EXIT_FAILED, detail=f"{lost}; what it computed is lost", recorded=True)
-        code = summary.end(run.config, folder, outcome).exit_code
+        with followed(run.config, folder) as followers:
+            outcome = self._run(run)
+            outcome.restarts += restarts
+            lost = lock.check()
+            if lost is not None:
+                outcome = Outcome(EXIT_FAILED, detail=f"{lost}; what it computed is lost", recorded=True)
+            code = summary.end(run.config, folder, outcome).exit_code
+            if code != EXIT_OK:
+                followers.hurry()  # the scheduler may be about to kill; the next start tells the rest
         write_json(word, asdict(dataclasses.replace(outcome, recorded=True)))
         signals = (outcome.preempted or {}).get("signals", [])
         if self.on_slurm and PREEMPT_SIGNAL.name in signals:

@@ -15,6 +15,9 @@ _MODULES = [
     "mmengine.runner",
     "matplotlib.backends.backend_agg",  # MMEngine's visualizer makes a figure, used or not
     "matplotlib.figure",
+    "exp.engine.distributed",
+    "exp.engine.kernels",
+    "exp.engine.registries",
     "exp.session",
     "exp.worker",
     *os.environ.get(PRELOAD_VARIABLE, "").split(","),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Mapping
+from typing import TYPE_CHECKING, Callable, Mapping
 
 from exp.preemption import PreemptionFlag
 
@@ -42,6 +42,8 @@ class RankInfo:
     """Tells that the run has to save its state and end."""
     met: list[Store] = field(default_factory=list, compare=False)
     """The store over which the ranks have met already; empty: they have not."""
+    at_end: list[Callable[[], object]] = field(default_factory=list, compare=False)
+    """What a worker in a process of its own does last, before that ends without the interpreter's clean-up."""
 
     @classmethod
     def single(cls) -> RankInfo:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EARLY_STEPS", "Difference", "compare", "read_losses", "tolerances"]
 
-_LOSS_TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 2e-3, "tf32": 2e-3}
+_LOSS_TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 2e-3, "tf32": 2e-3, "efp": 2e-2}
 # Differences grow on the way from a sum over many values (the loss) to single ones, and through the optimizer.
 _FACTORS = {"loss": 1.0, "late_loss": 1000.0, "output": 10.0, "gradient": 100.0, "parameter": 100.0}
 _LARGEST = 0.5  # beyond it, nothing would ever depart

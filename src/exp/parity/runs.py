@@ -33,6 +33,7 @@ def prepare(config: ExpConfig, reference: ExpConfig) -> list[str]:
         changed = _turn_off(each.model, "model")
         each.max_steps, each.log_every = each.steps, 1
         each.max_epochs = max(each.max_epochs or 0, each.steps)
+    reference.compile = False  # what compiling changes is a part of what is compared
     return changed
 
 

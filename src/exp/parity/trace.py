@@ -56,8 +56,9 @@ class TraceHook(Hook):
         runner.optim_wrapper.before_step = lambda: self._gradients(runner)
         if runner.distributed_group.is_main:
             self._file = zipfile.ZipFile(self.path, "w")
-            for name, module in unwrapped(runner.model).named_modules():
-                self._listen(module, name or "model", runner.backend)
+            if not runner.session.config.compile:  # there are no modules in what torch has compiled
+                for name, module in unwrapped(runner.model).named_modules():
+                    self._listen(module, name or "model", runner.backend)
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         """Take the parameters after the step."""

@@ -12,6 +12,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Sequence
 
 from exp.backends_registry import create_backend
+from exp.cores import usable_cores
 from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, REFUSED
 from exp.launcher.base import Watcher
 from exp.launcher.failures import tail_of
@@ -45,7 +46,7 @@ class _Pools:
     def __init__(self, parallel_jobs: int | None) -> None:
         self.parallel_jobs = parallel_jobs
         self.running = 0
-        self._free: dict[str, list[int]] = {_CORES: list(range(len(os.sched_getaffinity(0))))}
+        self._free: dict[str, list[int]] = {_CORES: list(range(usable_cores()))}
         self._cores = len(self._free[_CORES])
 
     def take(self, backend: Backend, nproc: int) -> dict[str, list[int]] | None:
@@ -181,6 +182,9 @@ def _start_what_fits(
         own = {JOB_VARIABLE: mark, PARENT_VARIABLE: str(os.getpid())}
         if devices is not None:
             own.update(backend.only(devices, run.config.nproc))
+            threads = "OMP_NUM_THREADS"
+            if backend.exclusive_devices and not backend.simulate and threads not in {**os.environ, **backend.env}:
+                own[threads] = str(max(1, usable_cores() // backend.device_count()))  # jobs beside it compute, too
         running[number] = _Running(run, {**os.environ, **own}, taken)
 
 

@@ -189,6 +189,7 @@ class PredictKeys:
     """How many images are pictured: tiles of the contact sheet."""
 
 
+_SMALL = ("model.size=tiny", "data.size=64", "global_batch_size=8", "schedule.warmup_steps=1", "data.num_workers=0")
 plugin = Plugin(
     structures={
         "model/scenes": SceneClassifierConfig,
@@ -199,7 +200,7 @@ plugin = Plugin(
     },
     keys={"task/predict": PredictKeys},
     families={
-        "scene classification": Family(SceneClassifierConfig, SceneDataConfig, "dinov3_eurosat"),
-        "segmentation": Family(SegmenterConfig, SegmentationDataConfig, "dinov3_dubai"),
+        "scene classification": Family(SceneClassifierConfig, SceneDataConfig, "dinov3_eurosat", _SMALL),
+        "segmentation": Family(SegmenterConfig, SegmentationDataConfig, "dinov3_dubai", _SMALL),
     },
 )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from exp.engine.building import build_data, build_model, make_result, record_environment
 from exp.engine.placement import check_placement
 from exp.errors import ConfigError
@@ -38,11 +40,13 @@ def write_features(session: Session) -> dict[str, Any]:
     check(task)
     record_environment(session)
     data: Any = build_data(session)
-    model = build_model(session, data).to(session.device)
+    model: Any = build_model(session, data).to(session.device)
     if not hasattr(model, "features"):
         raise ConfigError(f"model {config.model._target_} gives no features of images; use model=dinov3_scenes")
     check_placement(model, session.device, session.info.rank)
     model.eval()
+    if config.compile:
+        model.features = torch.compile(model.features)  # which is called, not the model
     inputs, _ = chosen(task, data)
     session.begin()
 

@@ -64,3 +64,26 @@ def test_survives_pickling(data):
     dataset = WindowDataset(*data, range(50), LOOKBACK, HORIZON)
     copy = pickle.loads(pickle.dumps(dataset))
     assert torch.equal(copy[[9]]["y"], dataset[[9]]["y"])
+
+
+@pytest.mark.parametrize("resident", [True, None])
+def test_a_device_cuts_the_same_batches(resident):
+    values, marks = torch.randn(3, 50).t(), torch.randn(2, 50).t()
+    dataset = WindowDataset(values, marks, range(10, 50), 7, 3, resident)
+    cut = dataset.on_device(torch.device("cpu"), None)
+    index = torch.tensor([30, 0, 4, 4])
+    here, there = dataset[index], cut(dataset.numbers(index))
+    assert set(here) == set(there)
+    for name in here:
+        assert torch.equal(here[name], there[name])
+        assert here[name].stride() == there[name].stride()
+
+
+@pytest.mark.parametrize(
+    ("resident", "free", "there"),
+    [(None, 16 * 40 * 5 * 4, True), (None, 16 * 40 * 5 * 4 - 1, False), (True, 0, True), (False, 2**40, False)],
+)
+def test_a_series_lies_on_the_device_where_it_is_small_beside_its_memory(resident, free, there):
+    values, marks = torch.randn(3, 50).t(), torch.randn(2, 50).t()
+    dataset = WindowDataset(values, marks, range(10, 50), 7, 3, resident)
+    assert (dataset.on_device(torch.device("cpu"), free) is not None) is there

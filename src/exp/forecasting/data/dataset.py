@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Callable, Mapping
 import numpy as np
 import torch
 
-from exp.data.base import Data, Prediction
+from exp.data.base import Data, Prediction, Sketch
 from exp.data.fingerprint import of_file
-from exp.errors import DataError
+from exp.errors import ConfigError, DataError
 from exp.forecasting.data.preflight import locate
 from exp.forecasting.data.rhythm import continued, find_rhythm, gap_notes
 from exp.forecasting.data.series import AmbiguousDatesError, read_series
@@ -63,10 +63,13 @@ class ForecastingData(Data):
         date_column: see there.
         date_format: see :func:`exp.forecasting.data.dates.parse_dates`.
         allow_gaps: whether rows may be at other distances in time than most.
+        on_device: whether a card keeps the series and cuts the windows, so that only their numbers cross; ``auto``:
+            where it is small beside the card's free memory. The same numbers either way.
         eval_batch_size: windows per rank and batch in evaluation; kept for who builds the loaders.
         num_workers: data-loader processes; kept for who builds the loaders.
 
     Raises:
+        ConfigError: ``on_device`` is something else.
         DataError: the file is missing or malformed, or has gaps that are not allowed.
     """
 
@@ -86,9 +89,13 @@ class ForecastingData(Data):
         date_column: str | None = "date",
         date_format: str | None = None,
         allow_gaps: bool = True,
+        on_device: bool | str = "auto",
         eval_batch_size: int = 128,
         num_workers: int = 0,
     ) -> None:
+        if on_device not in (True, False, "auto"):
+            raise ConfigError(f"data.on_device={on_device} must be auto, true or false")
+        self._resident = None if on_device == "auto" else bool(on_device)
         self.name = name
         self.lookback = lookback
         self.horizon = horizon
@@ -120,6 +127,15 @@ class ForecastingData(Data):
             self._too_few = DataError(f"{self.path}: {error}{hint * (self.num_rows >= lookback)}")
         if "train" in self._rows and self._ambiguous is None:
             self._standardise(series, *statistics(series.values[: len(self._rows["train"])]))
+
+    @classmethod
+    def sketch(cls, **keys: Any) -> Sketch:
+        """A window of a series that has as many rows as one window."""
+        lookback, horizon, channels = (int(keys[key]) for key in ("lookback", "horizon", "channels"))
+        rows = lookback + horizon
+        values, marks = (_series_contiguous(np.zeros((rows, width))) for width in (channels, cls.num_marks))
+        window = WindowDataset(values, marks, range(rows), lookback, horizon)[[0]]
+        return Sketch(window, window, {}, int(keys["eval_batch_size"]))
 
     def notes_on_foreign_weights(self) -> list[str]:
         """What to know where weights do not tell the series that they were trained on."""
@@ -264,7 +280,7 @@ class ForecastingData(Data):
     def _windows(self, part: str) -> WindowDataset:
         if part not in self.rows:
             raise DataError(f"{self.path}: all its rows are new; it has no part for {part}")
-        return WindowDataset(self._values, self._marks, self.rows[part], self.lookback, self.horizon)
+        return WindowDataset(self._values, self._marks, self.rows[part], self.lookback, self.horizon, self._resident)
 
     def metrics(self, detailed: bool = False) -> ForecastMetrics:
         """A new accumulator of this data set's metrics: of standardised values, as they are published, and beside them

@@ -7,6 +7,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, NoReturn, Sequence
 
 import numpy as np
+import pandas as pd  # once in the fork server, not in each worker
 
 from exp.errors import DataError
 from exp.forecasting.data.dates import DateError, parse_dates
@@ -15,8 +16,6 @@ from exp.forecasting.data.rows import numbered_rows
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pandas as pd
 
 __all__ = ["AmbiguousDatesError", "Series", "read_series"]
 
@@ -113,8 +112,6 @@ def _read_table(path: Path, header: bool, width: int, date_index: int | None) ->
     """All rows; the columns are named by their positions."""
     import zlib
 
-    import pandas as pd
-
     try:
         return pd.read_csv(
             path,
@@ -167,8 +164,6 @@ def _place(path: Path, row: int, column: int, header: bool) -> str:
 
 
 def _to_numbers(path: Path, table: pd.DataFrame, header: bool) -> np.ndarray:
-    import pandas as pd
-
     text = [column for column in table.columns if table[column].dtype.kind not in "iuf"]
     if text:
         table = table.copy()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Sequence
+from typing import Any, Callable, Sequence
 
 import torch
 from torch.utils.data import Dataset
 
 __all__ = ["WindowDataset"]
+
+_SHARE, _WITHOUT_ASKING = 1 / 16, 2**28  # of a device's free memory for a series; bytes, where that is not known
 
 
 class WindowDataset(Dataset):
@@ -22,17 +24,28 @@ class WindowDataset(Dataset):
         rows: which rows; there is no window in fewer than ``lookback + horizon``.
         lookback: rows that a forecast sees (L).
         horizon: rows that it forecasts (H).
+        resident: whether a card keeps the rows and cuts the windows itself; None: where they are small beside its free
+            memory.
     """
 
-    takes_batches = True
+    takes_batches = gives_tensors = True
 
-    def __init__(self, values: torch.Tensor, marks: torch.Tensor, rows: range, lookback: int, horizon: int) -> None:
+    def __init__(
+        self,
+        values: torch.Tensor,
+        marks: torch.Tensor,
+        rows: range,
+        lookback: int,
+        horizon: int,
+        resident: bool | None = None,
+    ) -> None:
         # One tensor per memory, cut into views when asked: torch 1.10 cannot send two of one memory to a new process.
         self._values = values[rows.start : rows.stop]
         self._marks = marks[rows.start : rows.stop]
         self.rows = rows
         self.lookback = lookback
         self.horizon = horizon
+        self.resident = resident
 
     def __len__(self) -> int:
         return max(len(self.rows) - self.lookback - self.horizon + 1, 0)
@@ -61,3 +74,38 @@ class WindowDataset(Dataset):
             "y": windows[..., self.lookback :].index_select(0, index).transpose(1, 2),
             "index": index,
         }
+
+    def numbers(self, keys: torch.Tensor) -> torch.Tensor:
+        """The keys themselves."""
+        return keys
+
+    def on_device(self, device: torch.device, free: int | None) -> Callable[[torch.Tensor], dict[str, Any]] | None:
+        """Batches cut on a device from rows that lie there: equal to those that are cut here, strides included.
+
+        Args:
+            device: a card.
+            free: bytes of its memory; None: not known.
+
+        Returns:
+            Takes window numbers on the device, int64 (B,). None: cut them here.
+        """
+        size = sum(tensor.numel() * tensor.element_size() for tensor in (self._values, self._marks))
+        fits = size <= (_WITHOUT_ASKING if free is None else free * _SHARE)
+        if not (fits if self.resident is None else self.resident):
+            return None
+        values, marks = (tensor.t().contiguous().to(device) for tensor in (self._values, self._marks))
+        window = torch.arange(self.lookback + self.horizon, dtype=torch.int32).to(device)
+
+        def cut(index: torch.Tensor) -> dict[str, Any]:
+            # Not by strided views, as on the host: some devices copy the whole view, all windows, before they select.
+            # In 32 bits, which every card computes with.
+            rows = (index.to(torch.int32).unsqueeze(1) + window).reshape(-1)
+            seen, known = (
+                series.index_select(1, rows).view(len(series), len(index), len(window)).transpose(0, 1)
+                for series in (values, marks)
+            )
+            parts = {"x": seen[..., : self.lookback], "marks": known[..., : self.lookback]}
+            parts["y"] = seen[..., self.lookback :]
+            return {**{name: part.contiguous().transpose(1, 2) for name, part in parts.items()}, "index": index}
+
+        return cut

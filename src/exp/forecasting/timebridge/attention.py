@@ -10,11 +10,18 @@ import torch.nn.functional as F
 from torch import nn
 
 from exp.compat import has_fused_attention
+from exp.models.dropout import draws_by_sample, sample_mask
 
 __all__ = ["MultiHeadAttention", "attention", "detrending_matrix", "dropout"]
 
 
-def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout_p: float = 0.0) -> torch.Tensor:
+def attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    dropout_p: float = 0.0,
+    owner: nn.Module | None = None,
+) -> torch.Tensor:
     """Scaled dot-product attention (Vaswani et al., arXiv 1706.03762, eq. 1), with dropout on its weights.
 
     Accelerators take torch's fused kernel where there is one. The CPU does not: for the some 30 tokens of this model
@@ -25,16 +32,21 @@ def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropo
         key: (B, heads, K, width).
         value: (B, heads, K, width).
         dropout_p: probability in [0, 1) of dropping a weight; 0 when evaluating.
+        owner: the module whose masks they are, where these may be drawn by sample (:mod:`exp.models.dropout`).
 
     Returns:
         (B, heads, Q, width).
     """
-    if has_fused_attention() and query.device.type != "cpu":
+    by_sample = dropout_p > 0.0 and owner is not None and draws_by_sample()
+    if has_fused_attention() and query.device.type != "cpu" and not by_sample:
         return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout_p)
     # bmm needs one batch axis. Scaling the queries costs less than scaling the scores, which are larger.
     flat_query = query.flatten(0, 1) * (1.0 / math.sqrt(query.shape[-1]))
     weights = torch.softmax(torch.bmm(flat_query, key.flatten(0, 1).transpose(1, 2)), dim=-1)
-    if dropout_p > 0.0:
+    if by_sample:
+        assert owner is not None
+        weights = weights * sample_mask(owner, weights, dropout_p)
+    elif dropout_p > 0.0:
         weights = dropout(weights, dropout_p)
     return torch.bmm(weights, value.flatten(0, 1)).unflatten(0, query.shape[:2])
 
@@ -130,7 +142,7 @@ class MultiHeadAttention(nn.Module):
 
     def _attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         query, key, value = (x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for x in (query, key, value))
-        mixed = attention(query, key, value, self.dropout if self.training else 0.0)
+        mixed = attention(query, key, value, self.dropout if self.training else 0.0, owner=self)
         return self.out(mixed.transpose(1, 2).flatten(2))
 
 

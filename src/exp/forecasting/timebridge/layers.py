@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from exp.forecasting.timebridge.attention import MultiHeadAttention, detrending_matrix
+from exp.models.dropout import Dropout
 
 __all__ = ["CointegratedAttention", "Encoder", "IntegratedAttention", "PatchDownsampling", "PatchEmbedding"]
 
@@ -26,7 +27,7 @@ class PatchEmbedding(nn.Module):
     def __init__(self, period: int, d_model: int, dropout: float) -> None:
         super().__init__()
         self.period = period
-        self.proj = nn.Sequential(nn.Linear(period, d_model, bias=False), nn.Dropout(dropout))
+        self.proj = nn.Sequential(nn.Linear(period, d_model, bias=False), Dropout(dropout))
 
     def forward(self, series: torch.Tensor) -> torch.Tensor:
         """``series``: (B, C, L); result: (B, C, L / period, d_model)."""
@@ -66,12 +67,12 @@ class _Layer(nn.Module):
         self.fc2 = nn.Linear(d_ff, d_model)
         self.norm1 = nn.LayerNorm(d_model)
         self.norm2 = nn.LayerNorm(d_model)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def _feed_forward(self, tokens: torch.Tensor) -> torch.Tensor:
         tokens = self.norm1(tokens)
-        hidden = self.dropout(F.gelu(self.fc1(tokens)))
-        return self.norm2(tokens + self.dropout(self.fc2(hidden)))
+        hidden = self.dropout(F.gelu(self.fc1(tokens)), slot=1)
+        return self.norm2(tokens + self.dropout(self.fc2(hidden), slot=2))
 
 
 class IntegratedAttention(_Layer):

@@ -57,6 +57,8 @@ class TimeBridge(Model):
         ConfigError: the settings do not go together; the message gives the nearest ones that do.
     """
 
+    changed_by_optimizer_alone = True
+
     def __init__(
         self,
         channels: int,
@@ -115,6 +117,11 @@ class TimeBridge(Model):
         self.token_elements = patches_out * d_model
         self.decoder = nn.Sequential(nn.Flatten(-2), nn.Linear(self.token_elements, horizon, bias=False))
         self.loss = TimeFrequencyLoss(horizon, alpha)
+
+    def sharded_units(self) -> list[nn.Module]:
+        """The encoder's layers; those of a second encoder, too (``wrapper=fsdp``)."""
+        encoders = [module for module in self.modules() if isinstance(module, Encoder)]
+        return [layer for encoder in encoders for layer in encoder.attn_layers]
 
     def forward(
         self,

@@ -64,6 +64,8 @@ class TimeBridgePrior(TimeBridge):
 
     log_variance_shift: torch.Tensor
 
+    changed_by_optimizer_alone = False  # regimes are frozen between two steps
+
     def __init__(
         self,
         *,
@@ -99,6 +101,7 @@ class TimeBridgePrior(TimeBridge):
                          stationary_kl_weight=stationary_kl_weight, changing_kl_weight=changing_kl_weight,
                          hmm_weight=hmm_weight)  # fmt: skip
         self.prior, self.sampling = prior, sampling
+        self.draws_by_itself = sampling  # latents, from the device's generator
         self.stationary = int(channels * stationary_share + 1e-9)
         self.regime_epochs = regime_epochs
         self.weights = {

@@ -49,7 +49,8 @@ class Regimes(nn.Module):
             return
         with torch.no_grad():
             for name, parameter in self.named_parameters():
-                getattr(self, f"frozen_{name}").copy_(parameter)
+                whole = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter  # sharded
+                getattr(self, f"frozen_{name}").copy_(whole)
             self.frozen.fill_(1.0)
 
     def negative_log_likelihood(self, series: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
-from exp.data.base import Data, Prediction
+import torch
+
+from exp.data.base import Data, Prediction, Sketch
 from exp.data.fingerprint import of_samples
 from exp.errors import DataError
 from exp.vision.data.dataset import ImageDataset, findings
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["ImageData"]
 
 logger = logging.getLogger(__name__)
+
+_ASSUMED_CLASSES = 50
 
 
 class ImageData(Data):
@@ -110,6 +114,20 @@ class ImageData(Data):
     def _part(self, name: str) -> ImageDataset:
         _ = self.read.value_range  # measured here once, where need be, and not in each process that loads
         return self._parts[name]
+
+    @classmethod
+    def sketch(cls, **keys: Any) -> Sketch:
+        """Images of ``data.size``; the classes of ``data.palette`` or ``data.classes``."""
+        size, channels = int(keys["size"]), int(keys["channels"])
+        classes = len(keys.get("palette") or keys.get("classes") or ())
+        notes = [f"validation images are taken to be {size} x {size}"]
+        if not classes:
+            classes = _ASSUMED_CLASSES
+            notes.append(f"how many classes the data have is not known; taken are {classes}")
+        image = torch.zeros(1, channels, size, size, dtype=torch.uint8)
+        sample = {"image": image, **{name: torch.zeros(1, dtype=torch.int64) for name in ("label", "index")}}
+        arguments = {"num_classes": classes, "in_channels": channels, "ignore_index": cls.ignore_index}
+        return Sketch(sample, sample, arguments, int(keys["eval_batch_size"]), notes)
 
     def state(self) -> dict[str, Any]:
         """What belongs to the weights trained on these data.

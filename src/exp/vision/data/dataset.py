@@ -46,7 +46,7 @@ class ImageDataset(Dataset):
         cache_bytes: decoded samples are kept up to this size, in each process.
     """
 
-    takes_batches = True
+    takes_batches = gives_tensors = True
 
     def __init__(
         self,

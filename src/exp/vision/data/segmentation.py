@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Mapping, Sequence
 import numpy as np
 import torch
 
+from exp.data.base import Sketch
 from exp.errors import DataError
 from exp.vision.data import loveda
 from exp.vision.data import masks as pairs
@@ -117,6 +118,13 @@ class SegmentationData(ImageData):
         super().__init__(
             listing, partial(SegmentationDataset, masks=reader), colors, name=name, on_error=on_error, **common
         )
+
+    @classmethod
+    def sketch(cls, **keys: Any) -> Sketch:
+        """As for scenes, with a label for each pixel."""
+        made, size = super().sketch(**keys), int(keys["size"])
+        sample = {**made.train, "label": torch.zeros(1, size, size, dtype=torch.uint8)}
+        return made._replace(train=sample, val={**sample, "sizes": [(size, size)]})
 
     def metrics(self, detailed: bool = False) -> SegmentationMetrics:
         """A new accumulator of this data set's metrics."""

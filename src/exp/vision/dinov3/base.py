@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Mapping, Sequence
 
 import torch
+from torch import nn
 
 from exp.config.explain import nearest
 from exp.errors import ConfigError
@@ -55,6 +56,7 @@ class ImageModel(Model):
         ConfigError: the settings do not go together.
     """
 
+    changed_by_optimizer_alone = True
     pixel_mean: torch.Tensor
     pixel_std: torch.Tensor
 
@@ -123,6 +125,10 @@ class ImageModel(Model):
             One :class:`Features` for each block.
         """
         return self.backbone((image.float() - self.pixel_mean) / self.pixel_std, blocks)
+
+    def sharded_units(self) -> list[nn.Module]:
+        """The backbone's blocks (``wrapper=fsdp``); the head computes in float32, and is small."""
+        return list(self.backbone.blocks)
 
     def layer_of(self, name: str) -> int | None:
         """The backbone layer of a parameter (:meth:`VisionTransformer.layer_of`); None: it is the head's."""

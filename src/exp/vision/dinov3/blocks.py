@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from exp.compat import has_fused_attention
+from exp.models.dropout import draws_by_sample, sample_mask
 from exp.vision.dinov3.sizes import Size
 
 __all__ = ["NORM_EPS", "Attention", "Block", "LayerScale", "Mlp", "PatchEmbedding", "RotaryEmbedding", "SwiGlu"]
@@ -43,6 +44,7 @@ class RotaryEmbedding(nn.Module):
         super().__init__()
         self.head_dim = head_dim
         self.rescale = rescale
+        self.draws_by_itself = rescale is not None
         self.register_buffer("periods", self.computed_periods())
         # On the CPU too: tables are made there, and asking a device for its copy would wait for it.
         self._periods = self.computed_periods()
@@ -211,11 +213,13 @@ class Block(nn.Module):
     def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """(B, N, D) -> (B, N, D)."""
         x = x + self._dropped(self.ls1(self.attn(self.norm1(x), cos, sin)))
-        return x + self._dropped(self.ls2(self.mlp(self.norm2(x))))
+        return x + self._dropped(self.ls2(self.mlp(self.norm2(x))), slot=1)
 
-    def _dropped(self, branch: torch.Tensor) -> torch.Tensor:
+    def _dropped(self, branch: torch.Tensor, slot: int = 0) -> torch.Tensor:
         if not self.training or self.drop_path == 0.0:
             return branch
+        if draws_by_sample():
+            return branch * sample_mask(self, branch, self.drop_path, slot, per_sample=True)
         keep = 1.0 - self.drop_path
         kept = torch.empty((branch.shape[0], 1, 1), device=branch.device, dtype=branch.dtype).bernoulli_(keep)
         return branch * (kept / keep)

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from exp.compat import autocast_disabled
+from exp.models.dropout import Dropout
 from exp.vision.dinov3.base import ImageModel
 from exp.vision.dinov3.losses import cross_entropy
 
@@ -36,7 +37,7 @@ class SceneClassifier(ImageModel):
         super().__init__(**backbone)
         self.ignore_index = ignore_index
         self.label_smoothing = label_smoothing
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.head = nn.Linear(2 * self.size.embed_dim * len(self.blocks), num_classes)
         nn.init.trunc_normal_(self.head.weight, std=0.01)
         nn.init.zeros_(self.head.bias)

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from exp.errors import ConfigError
+from exp.models.dropout import Dropout2d
 
 __all__ = ["FcnHead", "LinearHead", "UpsampleHead", "build_head"]
 
@@ -46,7 +47,7 @@ class LinearHead(nn.Module):
 
     def __init__(self, dim: int, num_classes: int, dropout: float = 0.0) -> None:
         super().__init__()
-        self.dropout = nn.Dropout2d(dropout)
+        self.dropout = Dropout2d(dropout)
         self.classify = nn.Conv2d(dim, num_classes, 1)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
@@ -75,7 +76,7 @@ class UpsampleHead(nn.Module):
             stages += [nn.ConvTranspose2d(width, channels, 2, stride=2), _norm(norm, channels), nn.GELU()]
             stages += [nn.Conv2d(channels, channels, 3, padding=1, bias=False), _norm(norm, channels), nn.GELU()]
         self.stages = nn.Sequential(*stages)
-        self.dropout = nn.Dropout2d(dropout)
+        self.dropout = Dropout2d(dropout)
         self.classify = nn.Conv2d(channels, num_classes, 1)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
@@ -91,7 +92,7 @@ class FcnHead(nn.Module):
     ) -> None:
         super().__init__()
         self.convolve = nn.Sequential(nn.Conv2d(dim, channels, 3, padding=1, bias=False), _norm(norm, channels))
-        self.dropout = nn.Dropout2d(dropout)
+        self.dropout = Dropout2d(dropout)
         self.classify = nn.Conv2d(channels, num_classes, 1)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
