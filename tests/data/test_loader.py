@@ -13,6 +13,7 @@ from exp.data.loader import eval_loader, train_loader
 from exp.data.sampler import EvalBatchSampler, TrainBatchSampler
 from exp.engine.debug import _Part
 from exp.forecasting.data.windows import WindowDataset
+from exp.launcher import rank
 from exp.launcher.rank import RankInfo
 
 
@@ -97,15 +98,14 @@ def test_new_processes_share_the_series():
 
 def test_no_more_workers_than_the_share_of_the_cores(dataset, monkeypatch):
     session = SimpleNamespace(
-        config=SimpleNamespace(seed=0),
-        device=torch.device("cpu"),
-        backend=CpuBackend(name="cpu"),
-        info=RankInfo(local_world_size=4),
+        config=SimpleNamespace(seed=0), device=torch.device("cpu"), backend=CpuBackend(name="cpu"), info=None
     )
-    monkeypatch.setattr(loader, "usable_cores", lambda: 12)
+    monkeypatch.setattr(rank, "usable_cores", lambda: 12)
     sampler = EvalBatchSampler(8, 1)
-    made = [loader.device_loader(dataset, sampler, asked, session) for asked in (0, 3, 8)]
-    assert [each.num_workers for each in made] == [0, 3, 3]
+    for bound, most in ((None, 3), (8, 8)):
+        session.info = RankInfo(local_world_size=4, own_cores=bound)
+        made = [loader.device_loader(dataset, sampler, asked, session) for asked in (0, 3, 8)]
+        assert [each.num_workers for each in made] == [0, 3, most]
 
 
 def test_a_part_has_its_whole_cut_on_the_device(dataset):

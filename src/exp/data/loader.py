@@ -9,7 +9,6 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from exp.compat import pinned_by
-from exp.cores import usable_cores
 from exp.data.sampler import EvalBatchSampler
 from exp.data.transfer import DeviceLoader
 
@@ -97,7 +96,7 @@ def device_loader(dataset: Any, sampler: Iterable[torch.Tensor], num_workers: in
         session: gives device, backend, and the place of the rank.
     """
     seed, device, backend = session.config.seed, session.device, session.backend
-    most = max(1, usable_cores() // session.info.local_world_size)
+    most = session.info.cores
     if num_workers > most:
         logger.info("data.num_workers=%d: %d, this rank's share of the cores", num_workers, most)
     num_workers = min(num_workers, most)

@@ -24,6 +24,7 @@ from omegaconf import OmegaConf
 
 from exp import console, heartbeat
 from exp.backends_registry import create_backend
+from exp.cores import cores_of_task
 from exp.errors import EXIT_FAILED, EXIT_PREEMPTED, ConfigError
 from exp.launcher.base import Launcher
 from exp.launcher.failures import collect_failures, exit_code_of, tail_of
@@ -298,9 +299,9 @@ class _Worker:
 
 
 def _threads_of_task() -> dict[str, str]:
-    """As many as srun gives cores to each task: its mask is the task's own, and not to be shared out once more."""
-    cores = os.environ.get("SLURM_CPUS_PER_TASK")
-    return {} if cores is None else {"OMP_NUM_THREADS": cores, "MKL_NUM_THREADS": cores}
+    """As many as this rank has cores of its own."""
+    cores = cores_of_task()
+    return {} if cores is None else {"OMP_NUM_THREADS": str(cores), "MKL_NUM_THREADS": str(cores)}
 
 
 def _digest(config: ExpConfig) -> str:

@@ -14,6 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from exp.cores import cores_of_task
 from exp.errors import EXIT_CONFIG, EXIT_FAILED
 from exp.launcher.processes import die_with_parent, name_process, start_resource_tracker
 from exp.launcher.rank import SCRATCH_VARIABLE, RankInfo, make_store, this_host
@@ -45,6 +46,7 @@ def main() -> None:
         node_rank=rank // local_world_size,
         restart_count=restarts,
         single_node=world_size == local_world_size,
+        own_cores=cores_of_task(),
         preemption_flag=PreemptionFlag(scratch),
     )  # fmt: skip
     joined = Path(scratch, JOINED)

@@ -7,6 +7,7 @@ import socket
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Callable, Mapping
 
+from exp.cores import usable_cores
 from exp.preemption import PreemptionFlag
 
 if TYPE_CHECKING:
@@ -38,12 +39,21 @@ class RankInfo:
     """Path of a file store; None: torch's ``env://``, that is MASTER_ADDR and MASTER_PORT."""
     requeues: int = 0
     """How often a scheduler has started this job anew: it has to go on where it was."""
+    own_cores: int | None = None
+    """Cores that srun has given to this rank alone; None: the ranks of a node share what they may use."""
     preemption_flag: PreemptionFlag = field(default_factory=PreemptionFlag, compare=False)
     """Tells that the run has to save its state and end."""
     met: list[Store] = field(default_factory=list, compare=False)
     """The store over which the ranks have met already; empty: they have not."""
     at_end: list[Callable[[], object]] = field(default_factory=list, compare=False)
     """What a worker in a process of its own does last, before that ends without the interpreter's clean-up."""
+
+    @property
+    def cores(self) -> int:
+        """Cores for this rank alone, at least one."""
+        if self.own_cores is not None:
+            return max(1, min(self.own_cores, usable_cores()))
+        return max(1, usable_cores() // self.local_world_size)
 
     @classmethod
     def single(cls) -> RankInfo:

@@ -21,6 +21,7 @@ class TrackedRun:
         keys: the frozen configuration by dotted key; lists are text.
         facts: what ``env.json`` and the configuration say in a word: backend, task, version.
         sweep: the folder of the sweep that it belongs to, or None.
+        tracker: the name of the tracker that is told of it, in ``logger.trackers``.
     """
 
     name: str
@@ -29,6 +30,7 @@ class TrackedRun:
     keys: Mapping[str, Any]
     facts: Mapping[str, str]
     sweep: Path | None = None
+    tracker: str = ""
 
 
 class Tracker(abc.ABC):
@@ -92,11 +94,12 @@ class Tracker(abc.ABC):
             result: ``result.json``, or empty.
         """
 
-    def close_sweep(self, sweep: Path, files: Sequence[Path]) -> None:
+    def close_sweep(self, sweep: Path, name: str, files: Sequence[Path]) -> None:
         """The sweep of some runs has ended; for trackers that have a run of its own for it.
 
         Args:
             sweep: its folder.
+            name: of this tracker, in ``logger.trackers``.
             files: its tables and page.
         """
 

@@ -1,7 +1,8 @@
-"""The process that follows one run for one tracker: ``python -m exp.trackers.follow FOLDER NAME SETTINGS``.
+"""The process that follows one run for one tracker: ``python -m exp.trackers.follow FOLDER NAME``.
 
 It reads ``metrics.jsonl`` as it grows and, once the run has ended, ``result.json`` and ``plots/``. Whoever started it
-holds its standard input: a line there says that the run has ended, the end of the input that its launcher has died.
+holds its standard input: the first line there has the tracker's settings, which may hold a password and so stand in no
+list of processes; the second says that the run has ended, the end of the input that its launcher has died.
 """
 
 from __future__ import annotations
@@ -128,7 +129,9 @@ class Follower:
         facts["git"] = str((read_json(self.folder.env) or {}).get("git", {}).get("commit") or "")
         sweep = path.parent if (path.parent / "multirun.yaml").is_file() else None
         name = f"{sweep.name}/{path.name}" if sweep else path.name
-        return TrackedRun(name, config.name, path, flat_keys(plain), {k: v for k, v in facts.items() if v}, sweep)
+        return TrackedRun(
+            name, config.name, path, flat_keys(plain), {k: v for k, v in facts.items() if v}, sweep, self.name
+        )
 
 
 def records(path: Path, offset: int = 0) -> Iterator[tuple[dict[str, Any], int]]:
@@ -162,21 +165,20 @@ def _figures(record: dict[str, Any]) -> dict[str, float]:
     }
 
 
-def main(folder: str, name: str, settings: str) -> int:
+def main(folder: str, name: str) -> int:
     """Follow a run to its end; returns 0 if the tracker has been told everything.
 
     Args:
         folder: the run folder; of a sweep that has ended, the sweep's.
         name: of the tracker.
-        settings: JSON: ``tracker``, its part of the configuration, and ``patience_s``.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # who ends a job may signal all its processes; this one tells the end
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    given = json.loads(settings)
+    given = json.loads(_first_line())
     if not RunFolder(folder).in_use(RunFolder(folder).config).is_file():
         allow(given["plugins"])
-        _close_sweep(Path(folder), create(given["tracker"], f"logger.trackers.{name}"))
+        _close_sweep(Path(folder), name, create(given["tracker"], f"logger.trackers.{name}"))
         return 0
     follower = Follower(RunFolder(folder), name, given["tracker"])
     pause, not_before = _POLL_S, 0.0
@@ -210,8 +212,8 @@ def main(folder: str, name: str, settings: str) -> int:
         time.sleep(2 * _POLL_S)
 
 
-def _close_sweep(folder: Path, tracker: Tracker) -> None:
-    tracker.close_sweep(folder, [path for path in map(folder.joinpath, _SWEEP_FILES) if path.is_file()])
+def _close_sweep(folder: Path, name: str, tracker: Tracker) -> None:
+    tracker.close_sweep(folder, name, [path for path in map(folder.joinpath, _SWEEP_FILES) if path.is_file()])
 
 
 def _note(follower: Follower, error: Exception) -> None:
@@ -222,6 +224,17 @@ def _note(follower: Follower, error: Exception) -> None:
         follower.state.write()
     except OSError as full:
         logger.warning("%s", full)
+
+
+def _first_line() -> bytes:
+    """Byte by byte: what is read ahead of a line, :func:`_wait` would not see come."""
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = os.read(sys.stdin.fileno(), 1)
+        if not byte:
+            break
+        line += byte
+    return line
 
 
 def _wait(seconds: float) -> str | None:

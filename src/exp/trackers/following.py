@@ -177,7 +177,12 @@ def _follower(
     # One thread, and no plug-in of a device: it may come to import torch.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     with log.open("ab") as file:
-        return subprocess.Popen(
-            [sys.executable, "-m", "exp.trackers.follow", str(path), name, to_json(settings)],
+        process = subprocess.Popen(
+            [sys.executable, "-m", "exp.trackers.follow", str(path), name],
             stdin=subprocess.PIPE, stdout=file, stderr=file, env=environment, text=True, start_new_session=True,
         )  # fmt: skip
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # it has died, which its code will tell
+        process.stdin.write(to_json(settings) + "\n")
+        process.stdin.flush()
+    return process

@@ -92,7 +92,7 @@ class MlflowTracker(Tracker):
         self._experiment_id = self._experiment(self.experiment or run.experiment)
         tags = {**run.facts, **self.tags, "mlflow.source.name": "exp", "mlflow.user": _user()}
         if run.sweep is not None:
-            tags["mlflow.parentRunId"] = self._parent(run.sweep)
+            tags["mlflow.parentRunId"] = self._parent(run.sweep, run.tracker)
         made = self.client.create_run(self._experiment_id, tags=tags, run_name=run.name)
         self.run_id = made.info.run_id
         from mlflow.entities import Param
@@ -139,9 +139,9 @@ class MlflowTracker(Tracker):
             self.client.set_tag(self.run_id, "error", str(error)[:_LONGEST])
         self.client.set_terminated(self.run_id, _STATUS.get(status, "KILLED"))
 
-    def close_sweep(self, sweep: Path, files: Sequence[Path]) -> None:
+    def close_sweep(self, sweep: Path, name: str, files: Sequence[Path]) -> None:
         """The sweep's own run gets its table and page."""
-        parent = State.of(sweep, "mlflow").run_id
+        parent = State.of(sweep, name).run_id
         if parent is None:
             raise RunError(f"{sweep} is not known to MLflow")
         for file in files:
@@ -163,11 +163,11 @@ class MlflowTracker(Tracker):
                 raise
             return str(known.experiment_id)
 
-    def _parent(self, sweep: Path) -> str:
+    def _parent(self, sweep: Path, name: str) -> str:
         """The run of the sweep, which the first of its jobs begins."""
         (sweep / "trackers").mkdir(exist_ok=True)
         with _alone(sweep / "trackers" / ".lock"):
-            state = State.of(sweep, "mlflow")
+            state = State.of(sweep, name)
             if state.run_id is None:
                 state.run_id = self.client.create_run(self._experiment_id, run_name=sweep.name).info.run_id
                 state.write()
