@@ -136,7 +136,7 @@ def read(path: Path, mapped: bool = False, whole: bool = True) -> Any:
 
             return load_file(str(path))
         content = sharded.opened(path, load_plain(path, mapped))
-        return sharded.complete(content) if whole and sharded.BESIDE in content else content
+        return sharded.complete(content, state=not mapped) if whole and sharded.BESIDE in content else content
     except CheckpointError:
         raise
     except Exception as error:  # what a damaged file raises depends on where it is damaged

@@ -154,14 +154,18 @@ def opened(path: Path, content: Any) -> Any:
 
 
 def complete(
-    content: Mapping[str, Any], model: nn.Module | None = None, trained: Sequence[nn.Parameter] = ()
+    content: Mapping[str, Any],
+    model: nn.Module | None = None,
+    trained: Sequence[nn.Parameter] = (),
+    state: bool = True,
 ) -> dict[str, Any]:
     """A checkpoint with all its tensors: for a sharded model this rank's part of each, else whole ones on the CPU.
 
     Args:
         content: as :func:`exp.engine.checkpoint.read` gives it, from whatever number of ranks, sharded or not.
         model: without a wrapper, to be given the weights; None: not sharded.
-        trained: parameters in the order in which the optimizer's state counts them; empty: the state is not wanted.
+        trained: parameters in the order in which the optimizer's state counts them; empty: a model wants none of it.
+        state: whether the optimizer's state, two thirds of the bytes, is wanted where there is no model.
 
     Raises:
         CheckpointError: what lies beside the file does not open, or does not fit the model.
@@ -186,7 +190,7 @@ def complete(
             )
             found = {_key(("state_dict", name)): value for name, value in found.items()}
         elif path is not None:
-            prefix = "" if trained or model is None else "state_dict/"
+            prefix = "" if trained or (model is None and state) else "state_dict/"
             found = files.load_shards(path, lambda key: _like(key, sharded), prefix)
         for key, value in found.items():
             _put(done, _place(key), value)

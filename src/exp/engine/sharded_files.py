@@ -6,6 +6,7 @@ its few classes and nothing else, and the tensors under torch's own restricted o
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import re
@@ -161,8 +162,11 @@ def write_whole(path: Path, tensors: Mapping[str, torch.Tensor], group: Distribu
         group: carries CPU tensors.
 
     Raises:
-        RunError: rank 0 cannot write it; all ranks raise it.
+        RunError: rank 0 cannot write it, or a tensor has a dtype that the format lacks; all ranks raise it.
     """
+    odd = next((f"{name} is {value.dtype}" for name, value in tensors.items() if value.dtype not in _NAMES), None)
+    if odd is not None:
+        raise RunError(f"cannot write {path}: {odd}, which safetensors has no name for; keep it out of the state dict")
     temporary = path.with_name(f".{path.name}.tmp")
     trouble, file = None, None
     try:
@@ -187,6 +191,10 @@ def write_whole(path: Path, tensors: Mapping[str, torch.Tensor], group: Distribu
             temporary.replace(path)
     except OSError as error:
         trouble = str(error)
+    if trouble is not None and file is not None:
+        with contextlib.suppress(OSError):
+            file.close()
+            temporary.unlink()  # half of it helps nobody, and the disk may be full
     trouble = group.gather(trouble)[0]
     if trouble is not None:
         raise RunError(f"cannot write {path}: {trouble}")
