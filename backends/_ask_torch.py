@@ -6,12 +6,19 @@ import functools
 import json
 import os
 import platform
+import sys
 from importlib import util
 from pathlib import Path
 
+from exp.backends import _probe
 from exp.backends._probe import AUTOLOAD, ask_python
 
-__all__ = ["ask", "built_in"]
+from exp.plugins import entry_points
+
+__all__ = ["ask", "built_in", "why_hopeless"]
+
+_FIRST = (2, 6)
+_PLUGINS = "torch.backends"
 
 _TIMEOUT_S = 60
 _ASK = """
@@ -46,3 +53,27 @@ def built_in() -> bool:
     spec = util.find_spec("torch")
     places = [] if spec is None else spec.submodule_search_locations or []
     return platform.system() == "Darwin" or any(list(Path(place, "lib").glob("libtorch_xpu*")) for place in places)
+
+
+def why_hopeless(imports: tuple[str, ...]) -> str | None:
+    """Why torch need not be started to ask it, or None; costs milliseconds.
+
+    Args:
+        imports: what would be imported first.
+    """
+    missing = _probe.torch_missing()
+    if missing:
+        return missing
+    version = _probe.torch_build()["version"] or "0.0"
+    if tuple(int(part) for part in version.split(".")[:2]) < _FIRST:
+        return f"looked for torch.accelerator, which torch has from 2.6 on, and found torch {version}; update it"
+    absent = [name for name in imports if util.find_spec(name.partition(".")[0]) is None]
+    if absent:
+        return f"looked for the package {absent[0]} in {sys.executable} and found none; install it"
+    if imports or entry_points(_PLUGINS) or built_in():
+        return None
+    return (
+        f"torch {version} is built for no card that torch.accelerator could name, and no package announces one to "
+        f"it (entry points '{_PLUGINS}' in {sys.executable}); install the vendor's plug-in, or name one that does "
+        "not announce itself: 'backend.options.imports=[torch_<vendor>]'"
+    )

@@ -11,13 +11,11 @@ import atexit
 import contextlib
 import importlib
 import os
-import sys
 import warnings
-from importlib import util
 from typing import TYPE_CHECKING, Any, Sequence
 
 from exp.backends import _probe
-from exp.backends._ask_torch import ask, built_in
+from exp.backends._ask_torch import ask, why_hopeless
 from exp.backends._probe import AUTOLOAD
 
 from exp.backend import FLOAT32, Backend
@@ -65,32 +63,13 @@ class AcceleratorBackend(Backend):
 
     def _asked(self) -> tuple[str | None, int, str | None]:
         """What :func:`ask` found; nothing is started where torch can have no accelerator."""
-        if self._why_hopeless():
+        if why_hopeless(self.imports):
             return None, 0, None
         return ask(self.imports, tuple(map(os.environ.get, (AUTOLOAD, *self.visible_variables))))
 
-    def _why_hopeless(self) -> str | None:
-        """Why torch need not be started to ask it; what costs milliseconds."""
-        missing = _probe.torch_missing()
-        if missing:
-            return missing
-        version = _probe.torch_build()["version"] or "0.0"
-        if tuple(int(part) for part in version.split(".")[:2]) < _FIRST:
-            return f"looked for torch.accelerator, which torch has from 2.6 on, and found torch {version}; update it"
-        absent = [name for name in self.imports if util.find_spec(name.partition(".")[0]) is None]
-        if absent:
-            return f"looked for the package {absent[0]} in {sys.executable} and found none; install it"
-        if self.imports or entry_points(_PLUGINS) or built_in():
-            return None
-        return (
-            f"torch {version} is built for no card that torch.accelerator could name, and no package announces one to "
-            f"it (entry points '{_PLUGINS}' in {sys.executable}); install the vendor's plug-in, or name one that does "
-            "not announce itself: 'backend.options.imports=[torch_<vendor>]'"
-        )
-
     def why_unavailable(self) -> str | None:
         """What is missing: torch 2.6, a plug-in, a card; or the backend that is to be used instead."""
-        hopeless = self._why_hopeless()
+        hopeless = why_hopeless(self.imports)
         if hopeless:
             return hopeless
         kind, count, problem = self._asked()

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping
 
 from exp.backends import _efml, _gcu_operators, _monitor, _probe
+from exp.backends._gcu_cards import VISIBLE, count_cards, how_to_install, is_legacy, visible_cards
 from exp.backends._gcu_environment import REPORTED, cautions, counting, is_counting
 
 from exp.backend import FLOAT32, Backend
@@ -31,13 +30,6 @@ __all__ = ["GcuBackend"]
 _NO_SIMULATOR = (
     "backend.simulate=true needs the package simulated_gcu; install it from the repository: pip install simulators/gcu"
 )
-
-_COUNT = {
-    False: "import torch_gcu; print('count', torch.gcu.device_count())",
-    True: "import torch_gcu; print('count', torch_gcu.device_count())",
-}
-_VISIBLE = "TOPS_VISIBLE_DEVICES"
-_TOPS = Path("/opt/tops")
 
 
 def _gcu() -> Any:
@@ -60,47 +52,6 @@ def _why_not_simulated() -> str | None:
     except RuntimeError as error:
         return str(error)
     return None
-
-
-def is_legacy() -> bool:
-    """Whether the installed torch is one that only the legacy plug-in goes with (< 2.0)."""
-    return int((_probe.torch_build()["version"] or "2").split(".")[0]) < 2
-
-
-def _visible_cards() -> list[int] | None:
-    """Numbers on the host of the visible cards, by the management library; None where only the plug-in can tell."""
-    total, visible = _efml.count(), os.environ.get(_VISIBLE)
-    if total is None:
-        return None
-    names = [] if visible is None else visible.split(",")
-    if all(name.strip().lstrip("-").isdigit() or not name.strip() for name in names):
-        return [_probe.visible_card(index, _VISIBLE) or 0 for index in range(_probe.count_visible(total, _VISIBLE))]
-    if not all(name.strip().startswith("GCU-") for name in names):
-        return None  # parts of cards
-    found = [_efml.card_of(name) for name in names]  # as the plug-in: a name after a space is none
-    known = [card for card in found[: (*found, None).index(None)] if card is not None]
-    return known if len(set(known)) == len(known) else []
-
-
-def _count_cards() -> tuple[int, str | None]:
-    """The number of visible cards, and why there is no answer, or None."""
-    cards = _visible_cards()
-    if cards is not None:
-        return len(cards), None
-    return _probe.count_by_torch(_COUNT[is_legacy()], (os.environ.get(_VISIBLE),))
-
-
-def _how_to_install() -> str:
-    """Where the plug-in may be that this interpreter does not see."""
-    packages = sorted(_TOPS.glob("lib/python3*/site-packages/torch_gcu"))
-    if packages:
-        return f"it is in {packages[0].parent}: put that on PYTHONPATH, in an environment of the same Python version"
-    if _TOPS.is_dir():
-        return (
-            f"{_TOPS} is there, so the system's Python may have it: use an environment that sees the system's packages "
-            "(make setup SYSTEM=1, or python -m venv --system-site-packages)"
-        )
-    return "install the one that goes with torch from the vendor's TopsRider package"
 
 
 class GcuBackend(Backend):
@@ -138,10 +89,10 @@ class GcuBackend(Backend):
             return _why_not_simulated()
         if importlib.util.find_spec("torch_gcu") is None:
             return (
-                f"looked for the package torch_gcu in {sys.executable} and found none; {_how_to_install()}, or make a "
+                f"looked for the package torch_gcu in {sys.executable} and found none; {how_to_install()}, or make a "
                 "dry run on simulated cards with backend.simulate=true"
             )
-        count, problem = _count_cards()
+        count, problem = count_cards()
         if problem:
             return (
                 f"torch_gcu is installed, but cannot count its cards ({problem}); "
@@ -157,7 +108,7 @@ class GcuBackend(Backend):
             return 0 if _why_not_simulated() else _simulator().device_count()
         if _probe.torch_missing() or importlib.util.find_spec("torch_gcu") is None:
             return 0
-        return _count_cards()[0]
+        return count_cards()[0]
 
     def prepare(self) -> None:
         """Compile the simulated card where it has not been yet; in a process of its own, because that takes torch."""
@@ -302,9 +253,9 @@ class GcuBackend(Backend):
 
     def _place(self, index: int) -> dict[str, Any]:
         """The card's number on the host and its UUID, as far as they are known, or its name in the variable."""
-        cards = None if self.simulate else _visible_cards()
+        cards = None if self.simulate else visible_cards()
         if cards is not None and index < len(cards):
             uuid = _efml.uuids().get(cards[index])
             return {"card": cards[index], **({"uuid": uuid} if uuid else {})}
-        card = _probe.visible_card(index, _VISIBLE)
-        return {"visible": _probe.visible_name(index, _VISIBLE)} if card is None else {"card": card}
+        card = _probe.visible_card(index, VISIBLE)
+        return {"visible": _probe.visible_name(index, VISIBLE)} if card is None else {"card": card}

@@ -59,7 +59,8 @@ def library(tmp_path_factory):
 def ask(expression: str, folder, **environment: str):
     """What a fresh process answers, which must not have imported torch for it."""
     script = (
-        "import json, sys\nfrom exp.backends import _efml, gcu\nfrom exp.backends_registry import create_backend\n"
+        "import json, sys\nfrom exp.backends import _efml, _gcu_cards\n"
+        "from exp.backends_registry import create_backend\n"
         "backend = create_backend({'_target_': 'gcu', 'name': 'gcu'})\n"
         f"print(json.dumps({expression}))\nassert 'torch' not in sys.modules\n"
     )
@@ -113,7 +114,7 @@ def test_an_older_library_tells_what_it_can(library):
 )
 def test_the_variable_chooses(library, visible, cards):
     given = {} if visible is None else {"TOPS_VISIBLE_DEVICES": visible}
-    assert ask("gcu._visible_cards()", library / "new", **given) == cards
+    assert ask("_gcu_cards.visible_cards()", library / "new", **given) == cards
 
 
 def test_identity_is_the_number_on_the_host_and_the_uuid(library):
@@ -121,8 +122,8 @@ def test_identity_is_the_number_on_the_host_and_the_uuid(library):
 
 
 def test_without_a_driver_or_the_library_the_plug_in_is_asked(library, tmp_path):
-    assert ask("gcu._visible_cards()", library / "new", NO_DRIVER="1") is None
-    assert ask("[gcu._visible_cards(), _efml.readings()]", tmp_path) == [None, []]
+    assert ask("_gcu_cards.visible_cards()", library / "new", NO_DRIVER="1") is None
+    assert ask("[_gcu_cards.visible_cards(), _efml.readings()]", tmp_path) == [None, []]
 
 
 def test_counting_needs_no_process(library, tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from exp.backends import _gcu_environment, gcu
+from exp.backends import _gcu_cards, _gcu_environment, gcu
 
 from exp.backends_registry import create_backend
 
@@ -124,7 +124,7 @@ def test_without_the_plugin_it_says_what_was_looked_for_and_where(ranks):
 
 def test_it_says_where_the_plug_in_may_be(monkeypatch, tmp_path):
     backend = create_backend({"_target_": "gcu", "name": "gcu"})
-    monkeypatch.setattr(gcu, "_TOPS", tmp_path)
+    monkeypatch.setattr(_gcu_cards, "_TOPS", tmp_path)
     assert "make setup SYSTEM=1" in backend.why_unavailable()
     packages = tmp_path / "lib" / "python3.8" / "site-packages"
     (packages / "torch_gcu").mkdir(parents=True)

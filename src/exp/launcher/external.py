@@ -6,7 +6,6 @@ of the others learn over the store at MASTER_ADDR:MASTER_PORT which folder it is
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import secrets
@@ -27,15 +26,15 @@ from exp.backends_registry import create_backend
 from exp.cores import cores_of_task
 from exp.errors import EXIT_FAILED, EXIT_PREEMPTED, ConfigError
 from exp.launcher.base import Launcher
+from exp.launcher.external_worker import PREEMPTION_SIGNALS, WorkerWatch
 from exp.launcher.failures import collect_failures, exit_code_of, tail_of
 from exp.launcher.joining import JOINED
 from exp.launcher.monitor import ended_well, write_failure
 from exp.launcher.outcome import Outcome, RankFailure
 from exp.launcher.place import Place, local_rank_of
 from exp.launcher.processes import JOB_VARIABLE, handle_signals, kill_job, signal_name
-from exp.launcher.pulse import Pulse
 from exp.launcher.rank import SCRATCH_VARIABLE, this_host
-from exp.preemption import PREEMPT_SIGNAL, PreemptionFlag, held_back, preempted_at
+from exp.preemption import PreemptionFlag, held_back, preempted_at
 from exp.runfolder import RunFolder, read_json, to_json
 from exp.task import task_class
 
@@ -45,8 +44,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ExternalLauncher", "be_quiet"]
 
-_PREEMPTION_SIGNALS = (PREEMPT_SIGNAL, signal.SIGTERM)
-_ERROR_PATIENCE_S = 6.0
 _WORD_PATIENCE_S = 5.0
 
 
@@ -142,13 +139,13 @@ class ExternalLauncher(Launcher):
                 SCRATCH_VARIABLE: scratch,
             }
             heartbeat.make_file(scratch, place.local_world_size)
-            worker = _Worker(
+            worker = WorkerWatch(
                 self, PreemptionFlag(scratch) if saves else None, folder if self.leads else None, job, scratch
             )
             early = Path(scratch, "early.log")
             try:
                 with handle_signals(worker.on_signal):
-                    with held_back(_PREEMPTION_SIGNALS), early.open("ab") as log:
+                    with held_back(PREEMPTION_SIGNALS), early.open("ab") as log:
                         process = subprocess.Popen(
                             [sys.executable, "-m", "exp.launcher.joining", to_json(order)],
                             stdin=subprocess.DEVNULL,
@@ -215,87 +212,6 @@ class ExternalLauncher(Launcher):
             for rank in silent
         ]  # fmt: skip
         return [*lost, *failures]
-
-
-class _Worker:
-    """Waits for the worker, hands preemption on to it, and ends it when it hangs.
-
-    Args:
-        launcher: knows its place, and how long it may stand still.
-        preemption_flag: for the worker; None: it has nothing to save.
-        folder: where errors of other ranks end this one, which may wait for them for ever; None: nowhere.
-        job: what marks its processes.
-        scratch: its private folder.
-    """
-
-    def __init__(
-        self,
-        launcher: ExternalLauncher,
-        preemption_flag: PreemptionFlag | None,
-        folder: RunFolder | None,
-        job: str,
-        scratch: str,
-    ) -> None:
-        self.launcher = launcher
-        self.scratch = scratch
-        self.pulse: Pulse | None = None
-        self.preemption_flag = preemption_flag
-        self.folder = folder
-        self.job = job
-        self.told: list[int] = []
-        self.received: int | None = None
-        self._deadline: float | None = None
-
-    def wait(self, process: subprocess.Popen[bytes]) -> int:
-        """Wait until it has ended; returns its exit code, negative for a signal."""
-        while True:
-            try:
-                return process.wait(timeout=0.2)
-            except subprocess.TimeoutExpired:
-                if not self.told and self.received is None:
-                    self._end_what_hangs()
-                failed = self.folder is not None and any(self.folder.logs.glob("rank*.error.json"))
-                if failed and self._deadline is None:
-                    self._deadline = time.monotonic() + _ERROR_PATIENCE_S
-                if self._deadline is not None and time.monotonic() > self._deadline:
-                    self.told.append(signal.SIGKILL)
-                    kill_job(self.job)
-
-    def _end_what_hangs(self) -> None:
-        """Kill the worker where it is the one that holds up the others: each process knows its own worker's beats."""
-        if self.pulse is None:
-            joined = read_json(Path(self.scratch, JOINED)) or {}
-            if "folder" not in joined:
-                return
-            launcher, place = self.launcher, self.launcher.place
-            self.pulse = Pulse(
-                RunFolder(joined["folder"]),
-                self.scratch,
-                place.world_size,
-                launcher.timeout_s,
-                launcher.step_timeout_s,
-                place.local_rank,
-            )
-        hung = self.pulse.look()
-        if hung is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(hung, signal.SIGKILL)
-
-    def close(self) -> None:
-        """The worker has ended."""
-        if self.pulse is not None:
-            self.pulse.close()
-
-    def on_signal(self, number: int, frame: object) -> None:
-        """Preemption is passed on, however often it comes: those outside repeat it when the first rank has ended."""
-        del frame
-        if self.preemption_flag is not None and number in _PREEMPTION_SIGNALS:
-            if not self.told:
-                self.preemption_flag.set()
-            self.told.append(number)
-        else:
-            self.received = self.received or number
-            self._deadline = 0.0
 
 
 def _threads_of_task() -> dict[str, str]:
