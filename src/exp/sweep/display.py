@@ -174,8 +174,7 @@ class SweepDisplay(Watcher):
         if len(self._states) > _MOST_RUNNING:
             parts.append(Text(f"  and {len(self._states) - _MOST_RUNNING} more"))
         if self._results:
-            from exp.compare.runs import ranked
-            from exp.compare.table import as_rich_table
+            from exp.compare.terminal import as_rich_table
 
-            parts += [Text(), as_rich_table(ranked(self._results)[:_BEST])]
+            parts += [Text(), as_rich_table(self._results, most=_BEST)]
         self._live.update(Group(*parts), refresh=True)
