@@ -189,8 +189,8 @@ def test_published_figures_are_beside_those_of_the_runs(make_run, tmp_path):
         ["ETTh1", "0", "0.4000", "0.354", "+0.0460", "0.2000", "0.39", "-0.1900"],
         ["ETTh1", "1", "0.4000", "", "", "0.2000", "", ""],
     ]
-    notes = [note["text"] for note in page.all("p", **{"class": "note"})]
-    assert "published: Liu et al., <2024>." in notes
+    (notes,) = (note["text"] for note in page.all("p", **{"class": "note"}))
+    assert "; published: Liu et al., <2024>; " in notes
     assert "published figures are of another experiment, and not shown, where data.lookback=96 (there: 720)." in notes
 
 

@@ -27,6 +27,7 @@ published_source: A & B, 100%
 published_for: ETTh1
 published:
   96: {mse: 0.5, mae: 0.25}
+  192: {mse: 0.75}
 """
 
 
@@ -35,7 +36,7 @@ def names(runs):
 
 
 def test_a_sweep_over_seeds(exp):
-    """Two horizons, of which one has published figures, and two seeds; of the second horizon one run never ended."""
+    """Two horizons with published figures, and two seeds; of the second horizon one run never ended."""
     folder = exp.path("mine/experiment")
     folder.mkdir(parents=True)
     (folder / "own.yaml").write_text(EXPERIMENT)
@@ -70,14 +71,15 @@ def test_a_sweep_over_seeds(exp):
     ]  # fmt: skip
     mae = statistics.mean(result["metrics"]["mae"] for result in results[:2])
     first, second = (cells_of(table, row) for row in table.rows)
-    assert first[:5] == ["ETTh1", "96", f"{printed} (2)", "0.5", f"{mean - 0.5:+.4f}"]
+    assert first[:5] == ["ETTh1", "96", f"{printed} (2)", "0.50", f"{mean - 0.5:+.4f}"]
     assert first[6:] == ["0.25", f"{mae - 0.25:+.4f}"]
-    assert second[:5] == ["ETTh1", "192", f"{mse[2]:.4f} (1 of 2)", "", ""]
+    assert second[:5] == ["ETTh1", "192", f"{mse[2]:.4f} (1 of 2)", "0.75", f"{mse[2] - 0.75:+.4f}"]
+    assert second[6:] == ["", ""], "nothing is published of this one"
     latex = exp.path("report/results.tex").read_text()
-    assert rf"ETTh1 & 96 & ${mean:.4f} \pm {std:.4f}$ (2) & $0.5$ & ${mean - 0.5:+.4f}$ & " in latex
+    assert rf"ETTh1 & 96 & ${mean:.4f} \pm {std:.4f}$ (2) & $0.50$ & ${mean - 0.5:+.4f}$ & " in latex
     assert r"&  & \multicolumn{3}{c}{mse} & \multicolumn{3}{c}{mae} \\" in latex
     assert "\n% left out of the figures: 1 unfinished of ETTh1 192.\n" in latex
-    assert f"| ETTh1 | 96 | {printed} (2) | 0.5 |" in exp.path("report/results.md").read_text()
+    assert f"| ETTh1 | 96 | {printed} (2) | 0.50 |" in exp.path("report/results.md").read_text()
     assert f"<td class=n>{printed} (2)</td>" in page.read_text(encoding="utf-8")
 
     frame = package.open_sweep(exp.path("sweep"), average_seeds=True)

@@ -90,7 +90,7 @@ def _as_papers_print_it(runs: Sequence[Run]) -> str:
             for row in table.rows
         ]  # fmt: skip
         body = "\n".join(f"<tr>{row}</tr>" for row in rows)
-        notes = "".join(f'<p class="note">{escape(note)}.</p>' for note in table.notes)
+        notes = f'<p class="note">{escape("; ".join(table.notes))}.</p>'
         tall = " tall" if len(rows) > _TALL else ""
         parts.append(
             f'<div class="scroll{tall}"><table class="paper"><thead><tr>{head}</tr></thead>\n'

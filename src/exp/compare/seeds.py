@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Hashable, NamedTuple, Sequence
 
 from exp.compare.keys import is_seed, is_silent, meaning
@@ -42,7 +43,7 @@ class SeedGroup:
 
     runs: list[Run]
 
-    @property
+    @cached_property
     def counted(self) -> list[Run]:
         """Those that means are taken over: completed ones, and with a metric where the group has one."""
         completed = [run for run in self.runs if run.status == "completed"]
@@ -76,7 +77,7 @@ class SeedGroup:
         """The metric that the runs are ranked by."""
         return next((run.metric_name for run in self.runs if run.metric_name is not None), None)
 
-    @property
+    @cached_property
     def score(self) -> Mean | None:
         """Its mean; None where no run counts."""
         return None if self.metric_name is None else self.mean(self.metric_name)
