@@ -175,3 +175,23 @@ def test_without_seeds_no_file_of_means_stays(make_sweep, tmp_path):
     assert [cells_of(table, row) for row in table.rows] == [
         ["ETTh1", "0.0001", "0.5100"], ["ETTh1", "0.001", "0.4100"], ["ETTh1", "0.01", "0.5100"],
     ]  # fmt: skip
+
+
+def test_rows_are_data_sets_and_what_differs_on_them(make_run, tmp_path):
+    for number, (data, horizon) in enumerate([("B", 1000), ("B", 96), ("A", 1000), ("A", 96)]):
+        make_run(str(number), metric=1.0 + number, overrides=[f"experiment={data.lower()}", f"data.horizon={horizon}"],
+                 config={"name": data.lower(), "data.name": data, "data.horizon": horizon})  # fmt: skip
+    (table,) = paper_tables(find_runs([tmp_path]))
+    assert heads_of(table) == ["data", "horizon", "mse"], "each experiment has its own data, which stand for it"
+    assert [row.labels for row in table.rows] == [["A", "96"], ["A", "1000"], ["B", "96"], ["B", "1000"]]
+    assert [table.begins_block(number) for number in range(4)] == [False, False, True, False]
+    assert as_latex([table]).count(r"\midrule") == 2
+
+    make_run("other", metric=2.0, overrides=["experiment=c", "data.horizon=96"],
+             config={"name": "c", "data.name": "A", "data.horizon": 96})  # fmt: skip
+    (table,) = paper_tables(find_runs([tmp_path]))
+    assert heads_of(table) == ["data", "experiment", "horizon", "mse"]
+    make_run("again", metric=3.0, overrides=["experiment=c", "data.horizon=96"],
+             config={"name": "c", "data.name": "A", "data.horizon": 96})  # fmt: skip
+    (table,) = paper_tables(find_runs([tmp_path]))
+    assert [row.labels[0] for row in table.rows][-2:] == ["again", "other"], "nothing else tells these two apart"
