@@ -22,6 +22,7 @@ assert torch.equal(next(iter(model.state_dict().values())), next(iter(run.model(
 assert forecast.path != run.path and all((forecast.path / file).is_file() for file in forecast.result["files"])
 assert torch.equal(next(forecast.model().parameters()), next(model.parameters()))  # of a run with others' weights
 assert forecast.result["files"] and list(sweep["optim.lr"]) and best.result["metric"] == min(sweep.metric)
+assert list(means.n) == [1, 1] and means.metric_std.isna().all() and list(means.metric_mean) == list(sweep.metric)
 for wrong, says in (
     (lambda: exp.run("seed=1"), "exp.run(['seed=1'])"),
     (lambda: exp.open_run("outputs/rates"), "open_sweep"),
@@ -39,7 +40,7 @@ for wrong, says in (
 @pytest.mark.timeout(600)
 def test_the_page_runs_as_it_is_written(tmp_path):
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     (tmp_path / "page.py").write_text("\n".join([*blocks, AFTER]))
     done = subprocess.run([sys.executable, "page.py"], cwd=tmp_path, env=clean_environment(), capture_output=True,
                           text=True, check=False)  # fmt: skip

@@ -127,11 +127,13 @@ def open_run(path: str | os.PathLike[str]) -> OpenRun:
     return OpenRun(folder)
 
 
-def open_sweep(path: str | os.PathLike[str]) -> pd.DataFrame:
+def open_sweep(path: str | os.PathLike[str], average_seeds: bool = False) -> pd.DataFrame:
     """The runs of a sweep, or of any folder of runs, the best first.
 
     Args:
         path: of the sweep's folder, or a glob of run folders.
+        average_seeds: a row for each configuration instead, whatever its seeds: ``n`` of them, ``metric_mean`` and
+            ``metric_std`` (sample standard deviation), the same for each metric under its own name, and ``folders``.
 
     Returns:
         A row for each: the keys that differ, status, metric, and what else ``sweep.json`` has; ``folder`` is for
@@ -143,9 +145,10 @@ def open_sweep(path: str | os.PathLike[str]) -> pd.DataFrame:
     import pandas as pd
 
     from exp.compare.runs import find_runs
-    from exp.compare.table import as_rows
+    from exp.compare.table import as_rows, as_seed_rows
 
-    return pd.DataFrame(as_rows(find_runs([Path(path).expanduser()])))
+    runs = find_runs([Path(path).expanduser()])
+    return pd.DataFrame(as_seed_rows(runs) if average_seeds else as_rows(runs))
 
 
 def run(overrides: Sequence[str] = ()) -> Any:

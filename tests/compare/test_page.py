@@ -58,8 +58,8 @@ class Page(html.parser.HTMLParser):
         return json.loads(self.all("script", id="data")[0]["text"])
 
     def column(self, title):
-        """The cells of one column of the first table."""
-        table = re.search(r"<table.*?</table>", self.source, re.DOTALL)[0]
+        """The cells of one column of the first table of runs."""
+        table = re.search(r'<table class="results".*?</table>', self.source, re.DOTALL)[0]
         titles = [re.sub("<[^>]*>", "", cell) for cell in re.findall(r"<th .*?</th>", table)]
         rows = re.findall(r"<tr[^>]* data-run.*?</tr>", table, re.DOTALL)
         cells = [re.findall(r"<td.*?</td>", row, re.DOTALL) for row in rows]
@@ -88,8 +88,8 @@ def test_a_report_of_a_sweep(make_sweep, tmp_path):
     path = write_report(find_runs([make_sweep()]), tmp_path / "report", "Learning rates")
     files = sorted(file.relative_to(path.parent).as_posix() for file in path.parent.rglob("*.*"))
     assert files == [
-        "plots/mse_curves.png", "plots/mse_map.png", "plots/mse_over_lr.png", "plots/mse_over_seed.png",
-        "plots/mse_parallel.png", "report.html", "sweep.csv", "sweep.json",
+        "plots/mse_curves.png", "plots/mse_over_lr.png", "plots/mse_over_seed.png", "plots/mse_parallel.png",
+        "report.html", "results.md", "results.tex", "sweep.csv", "sweep.json", "sweep_seeds.csv",
     ]  # fmt: skip
     page = Page(path)
     assert asks_nothing(page)
@@ -179,12 +179,19 @@ def test_a_single_run(make_sweep, tmp_path):
 
 def test_published_figures_are_beside_those_of_the_runs(make_run, tmp_path):
     published = {"mse": 0.354, "mae": 0.39, "source": "Liu et al., <2024>"}
-    for number in range(2):
-        make_run(str(number), metric=0.4, published=published)
+    for number, unlike in enumerate([[], ["data.lookback=96 (there: 720)"]]):
+        make_run(str(number), metric=0.4, config={"data.lookback": number}, overrides=[f"data.lookback={number}"],
+                 published={**published, "differs": unlike})  # fmt: skip
     page = written(find_runs([tmp_path]), tmp_path)
-    assert page.all("tfoot")[0]["text"] == "published0.3540.39Liu et al., <2024>"
-    make_run("2", metric=0.4, published={"mse": 1.0, "source": "another horizon"})
-    assert not written(find_runs([tmp_path]), tmp_path).all("tfoot")
+    table = re.search(r'<table class="paper">.*?</table>', page.source, re.DOTALL)[0]
+    rows = [re.findall(r"<td.*?>(.*?)</td>", row) for row in re.findall(r"<tr>.*?</tr>", table)][1:]
+    assert rows == [
+        ["ETTh1", "0", "0.4000", "0.354", "+0.0460", "0.2000", "0.39", "-0.1900"],
+        ["ETTh1", "1", "0.4000", "", "", "0.2000", "", ""],
+    ]
+    (notes,) = (note["text"] for note in page.all("p", **{"class": "note"}))
+    assert "; published: Liu et al., <2024>; " in notes
+    assert "published figures are of another experiment, and not shown, where data.lookback=96 (there: 720)." in notes
 
 
 def test_devices_and_restarts(make_run, tmp_path):

@@ -10,7 +10,8 @@ from rich.console import Console
 
 from exp.compare.page_table import results_table
 from exp.compare.runs import find_runs
-from exp.compare.table import as_rich_table, write_table
+from exp.compare.table import write_table
+from exp.compare.terminal import as_rich_table
 
 pytestmark = pytest.mark.slow  # nothing here depends on the version of torch
 
@@ -41,7 +42,7 @@ def test_a_row_for_each_run_the_best_first(make_sweep, tmp_path):
     assert full[0]["folder"].endswith("sweep/2")
     assert full[-1]["mse"] is None
     assert full[-1]["metric_name"] is None
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["sweep", "sweep.csv", "sweep.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["sweep", "sweep.csv", "sweep.json", "sweep_seeds.csv"]
 
 
 def test_runs_of_different_metrics_have_a_rank_each(make_run, tmp_path):
@@ -69,11 +70,21 @@ def test_values_that_json_and_csv_do_not_know(make_run, tmp_path):
 
 
 def test_the_terminal_s_table_fits_and_marks_the_best(make_sweep):
-    lines = printed(find_runs([make_sweep()]))
-    assert lines[0].split() == ["run", "lr", "seed", "mse", "seconds"]
-    assert lines[2].split() == ["*", "2", "0.001", "1", "0.4100", "12"]
+    lines = printed(find_runs([make_sweep(seeds=(1,), failed=(2,))]))
+    assert lines[0].split() == ["run", "lr", "mse", "seconds"]
+    assert lines[2].split() == ["*", "1", "0.001", "0.4100", "12"]
     assert sum("*" in line for line in lines) == 1
-    assert "failed: rank 0: RunError: loss is nan" in lines[7]
+    assert "failed: rank 0: RunError: loss is nan" in lines[4]
+
+
+def test_seeds_are_one_row_of_the_terminal_s_table(make_sweep):
+    lines = printed(find_runs([make_sweep()]))
+    assert lines[0].split() == ["runs", "lr", "mse", "n", "seconds"]
+    assert lines[2].split() == ["*", "2", "3", "0.001", "0.4150", "±", "0.0071", "2", "12"]
+    failed = "4 5 0.01 0.5100 1 of 2 1 failed: rank 0: RunError: loss is nan"
+    assert lines[3].split() == failed.split(), "a single seed has no deviation"
+    assert lines[4].split() == ["0", "1", "0.0001", "0.5150", "±", "0.0071", "2", "12"]
+    assert "sample standard deviation" in lines[5]
 
 
 def test_a_wide_sweep_still_fits_into_100_columns(make_run, tmp_path):
@@ -128,7 +139,7 @@ def some_runs(tmp_path, completed: int, failed: int) -> list:
         if number >= completed:
             result = {"status": "failed", "error": {"rank": None, "type": "RunError", "message": f"of {number}"}}
         place = tmp_path / str(number)
-        runs.append(Run(place, str(number), {"seed": number, "output_dir": str(place)}, [f"seed={number}"], result))
+        runs.append(Run(place, str(number), {"steps": number, "output_dir": str(place)}, [f"steps={number}"], result))
     return runs
 
 

@@ -13,7 +13,10 @@ __all__ = ["write_report"]
 
 
 def write_report(runs: Sequence[Run], folder: Path, title: str) -> Path:
-    """Write ``sweep.csv``, ``sweep.json``, ``plots/*.png`` and ``report.html`` into ``folder``.
+    """Write tables, ``plots/*.png`` and ``report.html`` into ``folder``.
+
+    The tables: ``sweep.csv``, ``sweep.json`` and, where there are several seeds, ``sweep_seeds.csv``; and what a paper
+    prints of them, ``results.tex`` and ``results.md``.
 
     Args:
         runs: at least one, as :func:`exp.compare.runs.find_runs` gives them.
@@ -27,11 +30,16 @@ def write_report(runs: Sequence[Run], folder: Path, title: str) -> Path:
         OSError: the folder cannot be written.
     """
     from exp.compare.page import write_page
+    from exp.compare.paper import paper_tables
+    from exp.compare.paper_formats import as_latex, as_markdown
     from exp.compare.plots import comparison_pictures
     from exp.compare.table import write_table
     from exp.runfolder import write_atomically
 
     write_table(runs, folder)
+    tables = paper_tables(runs)
+    for name, text in (("results.tex", as_latex(tables)), ("results.md", as_markdown(tables))) if tables else ():
+        write_atomically(folder / name, text.encode("utf-8", "replace"))
     plots = comparison_pictures(runs)
     for pictures in plots.values():
         for name, content in pictures.items():

@@ -15,9 +15,11 @@ if TYPE_CHECKING:
 
 __all__ = ["write_report"]
 
+_ROWS = 40  # of a table as papers print it; longer ones are in the files
+
 
 def write_report(config: ExpConfig, overrides: Sequence[str]) -> None:
-    """Find the runs, print their table, and write the files.
+    """Find the runs, print their table and what is published beside it, and write the files.
 
     They go to ``output_dir`` where the user gives one; else into the sweep's folder, if ``run`` is one; else into a new
     folder below ``outputs/report``, so that nothing is added to a run.
@@ -30,8 +32,10 @@ def write_report(config: ExpConfig, overrides: Sequence[str]) -> None:
         ConfigError: ``run`` is not set, or there are no runs.
     """
     from exp.compare import write_report as write
+    from exp.compare.paper import paper_tables
+    from exp.compare.paper_formats import as_rich
     from exp.compare.runs import find_runs
-    from exp.compare.table import as_rich_table
+    from exp.compare.terminal import as_rich_table
 
     if config.run is None:
         raise ConfigError("task=report needs run=<a run folder, a sweep's folder, a glob, or a list [a,b] of them>")
@@ -45,4 +49,10 @@ def write_report(config: ExpConfig, overrides: Sequence[str]) -> None:
     page = write(runs, folder, ", ".join(paths))
     terminal = console.make_console()
     terminal.print(as_rich_table(runs))
+    for table in paper_tables(runs):
+        if table.published and len(table.rows) <= _ROWS:
+            terminal.print()
+            terminal.print(as_rich(table))
+            for note in table.notes:
+                terminal.print(note, style="dim", soft_wrap=True, markup=False)
     terminal.print(f"report: {page}", soft_wrap=True)

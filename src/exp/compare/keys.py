@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Hashable, Sequence
 if TYPE_CHECKING:
     from exp.compare.run import Run
 
-__all__ = ["column", "differing", "short_names", "unlike", "value_text"]
+__all__ = ["column", "differing", "is_seed", "is_silent", "meaning", "short_names", "unlike", "value_text"]
 
 # Config groups, and the key that names the choice where no override does. None: nothing does.
 _GROUPS: dict[str, str | None] = {
@@ -24,8 +24,9 @@ _GROUPS: dict[str, str | None] = {
     "schedule": None,
     "logger": None,
 }
-_SILENT = ("output_dir", "resume", "run")  # say nothing about what was computed
-_SILENT_BELOW = ("launcher.", "published", "hydra.", "logger.", "record.")
+# Say nothing about what was computed.
+_SILENT = ("output_dir", "overwrite", "plots", "report_placement", "resume", "resume_changed_data", "run")
+_SILENT_BELOW = ("launcher.", "published", "hydra.", "logger.", "record.", "sweep.")
 _OVERRIDE = re.compile(r"^(?:\+\+|\+|~)?([^=@]+)(?:@[^=]*)?(?:=(.*))?$", re.DOTALL)
 
 
@@ -45,7 +46,7 @@ def differing(runs: Sequence[Run]) -> list[str]:
     overridden = [_overridden(run) for run in runs]
     named = list(dict.fromkeys(key for overrides in overridden for key in overrides))
     unequal = unlike(runs)
-    candidates = [key for key in unequal if not _is_silent(key)]
+    candidates = [key for key in unequal if not is_silent(key)]
     groups = {}
     for group in _GROUPS:
         everywhere = all(group in overrides for overrides in overridden)
@@ -99,6 +100,25 @@ def unlike(runs: Sequence[Run]) -> list[str]:
     return [key for key in keys if _differ([run.config.get(key) for run in runs])]
 
 
+def is_seed(key: str) -> bool:
+    """Whether a key repeats a run instead of changing it: ``seed``, and any other whose last part is that."""
+    return key.rpartition(".")[2] == "seed"
+
+
+def is_silent(key: str) -> bool:
+    """Whether a key says nothing about what was computed, such as ``output_dir``."""
+    return key in _SILENT or key.startswith(_SILENT_BELOW)
+
+
+def meaning(value: Any) -> Hashable:
+    """Equal for values of the configuration that mean the same: 1 and 1.0, but not 1 and true."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and value == value:  # no nan
+        return value
+    return type(value), json.dumps(value, sort_keys=True, default=str)
+
+
 def short_names(keys: Sequence[str]) -> dict[str, str]:
     """Every key's last part, or as many of its last parts as tell it from the others."""
     names = {}
@@ -132,10 +152,6 @@ def _overridden(run: Run) -> dict[str, str | None]:
     return found
 
 
-def _is_silent(key: str) -> bool:
-    return key in _SILENT or key.startswith(_SILENT_BELOW)
-
-
 def _above(key: str) -> list[str]:
     """The groups whose choice may have brought this key along."""
     group = key.partition(".")[0]
@@ -146,7 +162,7 @@ def _follows(values: list[Any], kept: dict[str, list[Any]], causes: Sequence[str
     """Whether one of the causes that are kept determines the values: equal causes, equal values."""
     for cause in causes:
         if cause in kept:
-            pairs = {(_meaning(one), _meaning(value)) for one, value in zip(kept[cause], values)}
+            pairs = {(meaning(one), meaning(value)) for one, value in zip(kept[cause], values)}
             if len(pairs) == len({one for one, _ in pairs}):
                 return True
     return False
@@ -154,10 +170,10 @@ def _follows(values: list[Any], kept: dict[str, list[Any]], causes: Sequence[str
 
 def _repeats(values: list[Any], columns: Sequence[list[Any]]) -> bool:
     """Whether all that differs in the values is the same as in other columns, as where the configuration refers."""
-    known = {tuple(map(_meaning, each)) for each in columns}
+    known = {tuple(map(meaning, each)) for each in columns}
     parts = [_parts(value) for value in values]
     for place in dict.fromkeys(place for each in parts for place in each):
-        found = tuple(_meaning(each.get(place)) for each in parts)
+        found = tuple(meaning(each.get(place)) for each in parts)
         if len(set(found)) > 1 and found not in known:
             return False
     return True
@@ -172,14 +188,5 @@ def _parts(value: Any, place: str = "") -> dict[str, Any]:
 
 
 def _differ(values: Sequence[Any]) -> bool:
-    first = _meaning(values[0]) if values else None
-    return any(_meaning(value) != first for value in values)
-
-
-def _meaning(value: Any) -> Hashable:
-    """Equal for values that mean the same: 1 and 1.0, but not 1 and true."""
-    if value is None or isinstance(value, str):
-        return value
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and value == value:  # no nan
-        return value
-    return type(value), json.dumps(value, sort_keys=True, default=str)
+    first = meaning(values[0]) if values else None
+    return any(meaning(value) != first for value in values)

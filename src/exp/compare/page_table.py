@@ -6,6 +6,8 @@ from html import escape
 from typing import TYPE_CHECKING, Any, Sequence
 
 from exp.compare.keys import column, differing, short_names, value_text
+from exp.compare.paper import paper_tables
+from exp.compare.paper_formats import cells_of, heads_of
 from exp.compare.runs import greater_is_better
 from exp.compare.table import number_text, ranks, units_of
 
@@ -19,7 +21,7 @@ _VALUE = 60  # characters of a value of the configuration
 
 
 def results_table(runs: Sequence[Run], metric: str | None, identifiers: dict[Run, int]) -> str:
-    """A row for each run.
+    """A row for each run; before them, where there are seeds or published figures, the table that a paper prints.
 
     Args:
         runs: of one metric, the best first.
@@ -67,9 +69,34 @@ def results_table(runs: Sequence[Run], metric: str | None, identifiers: dict[Run
         rows.append(f'<tr{best} data-run="{identifiers[run]}">{"".join(cells)}</tr>')
     tall = " tall" if len(runs) > _TALL else ""
     return (
-        f'<div class="scroll{tall}"><table class="results"><thead><tr>{"".join(head)}</tr></thead>\n'
-        f"<tbody>{chr(10).join(rows)}</tbody>{_published_row(runs, metrics, len(keys))}</table></div>"
+        f'{_as_papers_print_it(runs)}<div class="scroll{tall}"><table class="results">'
+        f"<thead><tr>{''.join(head)}</tr></thead>\n"
+        f"<tbody>{chr(10).join(rows)}</tbody></table></div>"
     )
+
+
+def _as_papers_print_it(runs: Sequence[Run]) -> str:
+    """Means over seeds beside published figures; nothing where it would say what the rows of the runs say."""
+    parts = []
+    for table in paper_tables(runs):
+        if not (table.averaged or table.published):
+            continue
+        labels = len(table.keys)
+        head = "".join(f'<th scope="col"{" class=n" if number >= labels else ""}>{escape(text)}</th>'
+                       for number, text in enumerate(heads_of(table)))  # fmt: skip
+        rows = [
+            "".join(f'<td{" class=n" if number >= labels else ""}>{escape(text)}</td>'
+                    for number, text in enumerate(cells_of(table, row)))
+            for row in table.rows
+        ]  # fmt: skip
+        body = "\n".join(f"<tr>{row}</tr>" for row in rows)
+        notes = f'<p class="note">{escape("; ".join(table.notes))}.</p>'
+        tall = " tall" if len(rows) > _TALL else ""
+        parts.append(
+            f'<div class="scroll{tall}"><table class="paper"><thead><tr>{head}</tr></thead>\n'
+            f"<tbody>{body}</tbody></table></div>{notes}\n<h3>Every run</h3>\n"
+        )
+    return "".join(parts)
 
 
 def device_text(run: Run) -> str:
@@ -124,20 +151,3 @@ def _status_cell(run: Run) -> str:
 def _word(text: str) -> str:
     """What may stand in a class name: the status comes from a file."""
     return "".join(letter for letter in text if letter.isalpha())
-
-
-def _published_row(runs: Sequence[Run], metrics: Sequence[str], keys: int) -> str:
-    """The figures that a paper reports for these data, where all runs refer to the same ones and can be compared."""
-    found = [(run.result or {}).get("published") for run in runs if run.metric is not None]
-    if not found or not isinstance(found[0], dict) or any(each != found[0] for each in found):
-        return ""
-    if found[0].get("differs"):
-        return ""
-    cells = "".join(
-        f'<td class="n">{escape(value_text(found[0][name])) if name in found[0] else ""}</td>' for name in metrics
-    )
-    source = escape(str(found[0].get("source") or ""))
-    return (
-        f'<tfoot><tr><td></td><td class="run">published</td>{"<td></td>" * keys}{cells}'
-        f'<td colspan="4" class="wrap">{source}</td></tr></tfoot>'
-    )

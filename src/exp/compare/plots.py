@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Sequence
 import numpy as np
 
 from exp.compare.curves import learning_curves
-from exp.compare.keys import column, differing, short_names
+from exp.compare.keys import column, differing, is_seed, short_names
 from exp.compare.parallel import heat_map, parallel_coordinates
 from exp.compare.runs import by_metric, greater_is_better
 from exp.compare.scale import Scale
@@ -45,11 +45,6 @@ def comparison_pictures(runs: Sequence[Run]) -> dict[str | None, dict[str, bytes
         return {metric: _pictures_of(group, metric) for metric, group in by_metric(runs).items()}
 
 
-def is_seed(key: str) -> bool:
-    """Whether a key repeats a run instead of changing it."""
-    return key.rpartition(".")[2] == "seed"
-
-
 def _pictures_of(runs: Sequence[Run], metric: str | None) -> dict[str, bytes]:
     pictures = {}
     prefix = _file_name(metric or "loss")
@@ -58,7 +53,7 @@ def _pictures_of(runs: Sequence[Run], metric: str | None) -> dict[str, bytes]:
     if metric is not None and any(run.metric is not None for run in runs):
         if len(keys) >= 2:
             pictures[f"{prefix}_parallel.png"] = parallel_coordinates(runs, metric, keys)
-        pair = keys if len(keys) == 2 else [key for key in keys if not is_seed(key)]
+        pair = [key for key in keys if not is_seed(key)]  # seeds are averaged over, and no axis
         map_png = heat_map(runs, metric, pair) if len(pair) == 2 else None
         if map_png is not None:
             pictures[f"{prefix}_map.png"] = map_png

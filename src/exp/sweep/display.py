@@ -16,6 +16,8 @@ from exp.launcher.status import clock
 from exp.runfolder import read_json
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from exp.compare.runs import Run
     from exp.sweep import Job, Sweep
 
@@ -24,6 +26,7 @@ __all__ = ["SweepDisplay", "progress"]
 _REDRAW_S = 0.25
 _MOST_RUNNING = 12
 _BEST = 10
+_COMPARING = 20  # results are compared for at most one part in so many of the time
 _MANY = 50  # jobs: fewer take no time worth a word
 
 
@@ -73,6 +76,9 @@ class SweepDisplay(Watcher):
         self._failed = 0
         self._drawn = 0.0
         self._results: list[Run] = []
+        self._table: Table | None = None
+        self._compared = 0
+        self._compare_from = 0.0
 
     def __enter__(self) -> SweepDisplay:
         first_batch = len(self.jobs) == len([job for job in self.sweep.jobs if job.run is not None and not job.skipped])
@@ -174,8 +180,16 @@ class SweepDisplay(Watcher):
         if len(self._states) > _MOST_RUNNING:
             parts.append(Text(f"  and {len(self._states) - _MOST_RUNNING} more"))
         if self._results:
-            from exp.compare.runs import ranked
-            from exp.compare.table import as_rich_table
-
-            parts += [Text(), as_rich_table(ranked(self._results)[:_BEST])]
+            parts += [Text(), self._best()]
         self._live.update(Group(*parts), refresh=True)
+
+    def _best(self) -> Table:
+        """The best results so far; of very many, which take a while to compare, a little less often than drawn."""
+        from exp.compare.terminal import as_rich_table
+
+        now = time.monotonic()
+        if self._table is None or (len(self._results) > self._compared and now > self._compare_from):
+            self._table = as_rich_table(self._results, most=_BEST)
+            self._compared = len(self._results)
+            self._compare_from = now + _COMPARING * (time.monotonic() - now)
+        return self._table

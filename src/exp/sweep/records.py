@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["finish", "remove_unused", "run_folders", "write"]
 
-_RECORDS = ("multirun.yaml", "sweep.csv", "sweep.json")  # the first is Hydra's
+_RECORDS = ("multirun.yaml", "sweep.csv", "sweep_seeds.csv", "sweep.json")  # the first is Hydra's
 
 
 def run_folders(folder: Path) -> list[Path]:
@@ -60,7 +60,7 @@ def write(sweep: Sweep) -> None:
 def finish(sweep: Sweep, terminal: Console) -> None:
     """Print the table of results and what became of the jobs; draw the plots and write the report."""
     from exp.compare.runs import find_runs
-    from exp.compare.table import as_rich_table
+    from exp.compare.terminal import as_rich_table
 
     runs = sweep.runs or find_runs([sweep.folder])
     terminal.print()

@@ -1,0 +1,197 @@
+"""Means over seeds: which runs belong together, what is told of the others, and the tables that papers print."""
+
+from __future__ import annotations
+
+import csv
+import statistics
+
+import pytest
+
+import exp as package
+from exp.compare import write_report
+from exp.compare.paper import paper_tables
+from exp.compare.paper_formats import as_latex, as_markdown, cells_of, heads_of
+from exp.compare.runs import find_runs
+from exp.compare.seeds import Mean, groups_by_metric, mean_text
+from exp.compare.table import write_table
+from tests.conftest import TINY
+
+pytestmark = pytest.mark.slow  # nothing here depends on the version of torch
+
+EXPERIMENT = """# @package _global_
+defaults: [override /data: etth1, override /model: timebridge, _self_]
+name: own
+model: {d_model: 16, d_ff: 16, num_heads: 2}
+data: {lookback: 96}
+published_source: A & B, 100%
+published_for: ETTh1
+published:
+  96: {mse: 0.5, mae: 0.25}
+  192: {mse: 0.75}
+"""
+
+
+def names(runs):
+    return {metric: [group.names for group in groups] for metric, groups in groups_by_metric(runs).items()}
+
+
+def test_a_sweep_over_seeds(exp):
+    """Two horizons with published figures, and two seeds; of the second horizon one run never ended."""
+    folder = exp.path("mine/experiment")
+    folder.mkdir(parents=True)
+    (folder / "own.yaml").write_text(EXPERIMENT)
+    tiny = [word for word in TINY if not word.startswith(("data.", "model."))]
+    done = exp("--config-dir", "mine", "-m", "experiment=own", *tiny, "data.horizon=96,192", "seed=1,2",
+               "output_dir=sweep", "sweep.plots=false")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    results = [exp.result(f"sweep/{number}") for number in range(4)]
+    mse = [result["metric"] for result in results]
+    mean, std = statistics.mean(mse[:2]), abs(mse[0] - mse[1]) / 2**0.5  # the n - 1 form for n = 2
+    assert std > 0
+    printed = f"{mean:.4f} ± {std:.4f}"
+    assert any(line.split()[-6:-1] == ["96", *printed.split(), "2"] for line in done.stdout.splitlines()), done.stdout
+
+    exp.path("sweep/3/result.json").unlink()
+    runs = find_runs([exp.path("sweep")])
+    page = write_report(runs, exp.path("report"), "seeds")
+    with exp.path("report/sweep_seeds.csv").open(newline="") as file:
+        rows = {row["data.horizon"]: row for row in csv.DictReader(file)}
+    assert "seed" not in rows["96"]
+    assert float(rows["96"]["mse_mean"]) == pytest.approx(mean, rel=1e-5)
+    assert float(rows["96"]["mse_std"]) == pytest.approx(std, rel=1e-4)
+    assert (rows["96"]["runs"], rows["96"]["n"], rows["96"]["left_out"]) == ("0 1", "2", "")
+    assert (rows["192"]["runs"], rows["192"]["n"], rows["192"]["left_out"]) == ("2 3", "1", "1 unfinished")
+    assert (float(rows["192"]["mse_mean"]), rows["192"]["mse_std"]) == (pytest.approx(mse[2], rel=1e-5), "nan")
+    with exp.path("report/sweep.csv").open(newline="") as file:
+        assert len(list(csv.DictReader(file))) == 4, "a row for each run, as ever"
+
+    (table,) = paper_tables(runs)
+    assert heads_of(table) == [
+        "data", "horizon", "mse, ours", "published", "difference", "mae, ours", "published", "difference",
+    ]  # fmt: skip
+    mae = statistics.mean(result["metrics"]["mae"] for result in results[:2])
+    first, second = (cells_of(table, row) for row in table.rows)
+    assert first[:5] == ["ETTh1", "96", f"{printed} (2)", "0.50", f"{mean - 0.5:+.4f}"]
+    assert first[6:] == ["0.25", f"{mae - 0.25:+.4f}"]
+    assert second[:5] == ["ETTh1", "192", f"{mse[2]:.4f} (1 of 2)", "0.75", f"{mse[2] - 0.75:+.4f}"]
+    assert second[6:] == ["", ""], "nothing is published of this one"
+    latex = exp.path("report/results.tex").read_text()
+    assert rf"ETTh1 & 96 & ${mean:.4f} \pm {std:.4f}$ (2) & $0.50$ & ${mean - 0.5:+.4f}$ & " in latex
+    assert r"&  & \multicolumn{3}{c}{mse} & \multicolumn{3}{c}{mae} \\" in latex
+    assert "\n% left out of the figures: 1 unfinished of ETTh1 192.\n" in latex
+    assert f"| ETTh1 | 96 | {printed} (2) | 0.50 |" in exp.path("report/results.md").read_text()
+    assert f"<td class=n>{printed} (2)</td>" in page.read_text(encoding="utf-8")
+
+    frame = package.open_sweep(exp.path("sweep"), average_seeds=True)
+    assert dict(zip(frame["data.horizon"], frame.n)) == {96: 2, 192: 1}
+    assert frame.set_index("data.horizon").metric_mean[96] == mean
+    assert len(package.open_sweep(exp.path("sweep"))) == 4
+
+
+def test_which_runs_belong_together(make_run, tmp_path):
+    """What follows the seed, and what says nothing about the computation, does not tell runs apart; all else does."""
+    hooks = [{"type": "Noise", "seed": 1, "scale": 2}]
+    for number, config in enumerate([
+        {"seed": 1, "data.shuffle": 1, "record.follows": {"data.shuffle": "seed"}, "hooks": hooks},
+        {"seed": 2, "data.shuffle": 2, "record.follows": {"data.shuffle": "seed"}, "plots": False,
+         "hooks": [{**hooks[0], "seed": 2}]},
+        {"seed": 3, "data.shuffle": 7, "hooks": hooks},
+        {"seed": 4, "data.shuffle": 7, "hooks": [{**hooks[0], "scale": 3}]},
+        {"seed": 5, "data.shuffle": 7, "hooks": hooks, "nproc": 2},
+    ]):  # fmt: skip
+        make_run(str(number), metric=1.0 + number, config=config)
+    (make_run("5", metric=0.1, config={"seed": 6}) / "config.yaml").write_text(": {")
+    assert names(find_runs([tmp_path])) == {"mse": ["5", "0 1", "2", "3", "4"]}
+
+
+def test_what_a_mean_is_taken_over(make_run, tmp_path):
+    def run(place, metric=None, **more):
+        make_run(place, metric=metric, config={"seed": int(place[0]), "name": place[1:]}, **more)
+
+    run("1a", 1.0)
+    run("2a", 2.0)
+    run("2aa", 2.0)
+    for again in (3.0, 5.0):
+        make_run(f"again{again}", metric=again, config={"seed": 3, "name": "a"})
+    run("4a", error="loss is nan")
+    run("5a", status="completed", metric_name="mse")
+    run("1b", 9.0, metrics={"mse": 9.0, "rmse": 3.0})
+    run("2b", 9.0)
+    run("1c", error="no data")
+    run("2c")
+    group, *others = groups_by_metric([run for run in find_runs([tmp_path]) if run.config["name"] != "aa"])["mse"]
+    assert group.score == Mean(7 / 3, statistics.stdev([1.0, 2.0, 4.0]), 3), "seed 3 counts once"
+    assert (group.n_text, group.left_out) == ("3 of 5", "1 failed, 1 without a metric")
+    assert others[0].mean("mse") == Mean(9.0, 0.0, 2)
+    assert others[0].mean("rmse") is None, "one of the two runs has none"
+    (failed,) = groups_by_metric(find_runs([tmp_path]))[None]
+    assert (failed.score, failed.n_text, failed.left_out) == (None, "0 of 2", "1 failed, 1 unfinished")
+
+
+def test_larger_means_come_first_where_larger_is_better(make_run, tmp_path):
+    for number, (rate, seed) in enumerate([(1, 1), (1, 2), (2, 1), (2, 2)]):
+        make_run(str(number), metric=[0.9, 0.1, 0.6, 0.7][number], greater_is_better=True,
+                 config={"optim.lr": rate, "seed": seed})  # fmt: skip
+    assert names(find_runs([tmp_path])) == {"mse": ["2 3", "0 1"]}, "0.9 is the best run, but not the best mean"
+
+
+@pytest.mark.parametrize(
+    ("mean", "text"),
+    [(Mean(0.35412, 0.0011, 3), "0.3541 ± 0.0011"), (Mean(0.35412, None, 1), "0.3541"), (None, "-"),
+     (Mean(0.35412, 0.00001, 3), "0.3541 ± 0.0000"), (Mean(123456.7, 1.25, 2), "1.235e+05 ± 1.25")],
+)  # fmt: skip
+def test_a_mean_as_people_read_it(mean, text):
+    assert mean_text(mean) == text
+
+
+def test_names_are_no_markup(make_run, tmp_path):
+    for number, name in enumerate(["[a_b]", "50% & $x^2$ \\ ~{}#", "a|b *c* <d>"]):
+        for seed in (1, 2):
+            make_run(f"{number}{seed}", metric=1e-6 * (number + seed), metric_name="mse_x",
+                     config={"model.kind": name, "seed": seed, "data.name": None})  # fmt: skip
+    tables = paper_tables(find_runs([tmp_path]))
+    latex, markdown = as_latex(tables), as_markdown(tables)
+    body = latex[latex.index(r"\toprule") :].splitlines()
+    assert body[1] == r"kind & mse\_x \\"
+    assert body[3] == r"50\% \& \$x\textasciicircum{}2\$ \textbackslash{} \textasciitilde{}\{\}\# & " + (
+        r"$2.5 \times 10^{-6} \pm 7.071 \times 10^{-7}$ (2) \\"
+    )
+    assert body[4].startswith(r"{[}a\_b] & "), "a bracket behind the end of a row would be its argument"
+    assert body[5].startswith(r"a\textbar{}b {*}c{*} \textless{}d\textgreater{} & ")
+    assert body[-2:] == [r"\bottomrule", r"\end{tabular}"]
+    assert all(line.endswith(r"\\") for line in body[3:6])
+    rows = markdown.splitlines()
+    assert rows[0] == r"| kind | mse\_x |"
+    assert rows[4] == r"| a\|b \*c\* \<d\> | 3.5e-06 ± 7.071e-07 (2) |"
+
+
+def test_without_seeds_no_file_of_means_stays(make_sweep, tmp_path):
+    runs = find_runs([make_sweep()])
+    write_table(runs, tmp_path / "out")
+    assert (tmp_path / "out" / "sweep_seeds.csv").is_file()
+    write_table(runs[::2], tmp_path / "out")
+    assert not (tmp_path / "out" / "sweep_seeds.csv").exists()
+    (table,) = paper_tables(runs[::2])
+    assert [cells_of(table, row) for row in table.rows] == [
+        ["ETTh1", "0.0001", "0.5100"], ["ETTh1", "0.001", "0.4100"], ["ETTh1", "0.01", "0.5100"],
+    ]  # fmt: skip
+
+
+def test_rows_are_data_sets_and_what_differs_on_them(make_run, tmp_path):
+    for number, (data, horizon) in enumerate([("B", 1000), ("B", 96), ("A", 1000), ("A", 96)]):
+        make_run(str(number), metric=1.0 + number, overrides=[f"experiment={data.lower()}", f"data.horizon={horizon}"],
+                 config={"name": data.lower(), "data.name": data, "data.horizon": horizon})  # fmt: skip
+    (table,) = paper_tables(find_runs([tmp_path]))
+    assert heads_of(table) == ["data", "horizon", "mse"], "each experiment has its own data, which stand for it"
+    assert [row.labels for row in table.rows] == [["A", "96"], ["A", "1000"], ["B", "96"], ["B", "1000"]]
+    assert [table.begins_block(number) for number in range(4)] == [False, False, True, False]
+    assert as_latex([table]).count(r"\midrule") == 2
+
+    make_run("other", metric=2.0, overrides=["experiment=c", "data.horizon=96"],
+             config={"name": "c", "data.name": "A", "data.horizon": 96})  # fmt: skip
+    (table,) = paper_tables(find_runs([tmp_path]))
+    assert heads_of(table) == ["data", "experiment", "horizon", "mse"]
+    make_run("again", metric=3.0, overrides=["experiment=c", "data.horizon=96"],
+             config={"name": "c", "data.name": "A", "data.horizon": 96})  # fmt: skip
+    (table,) = paper_tables(find_runs([tmp_path]))
+    assert [row.labels[0] for row in table.rows][-2:] == ["again", "other"], "nothing else tells these two apart"
