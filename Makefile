@@ -34,7 +34,7 @@ lint: $(VENV)/.lint
 
 # The pages as a site with search, in build/site. Its tools read the source and import nothing: no torch, an environment of its own.
 site: $(VENV)-site/.done
-	@NO_MKDOCS_2_WARNING=1 $(VENV)-site/bin/mkdocs build --quiet
+	@NO_MKDOCS_2_WARNING=1 $(VENV)-site/bin/mkdocs build --strict
 	@echo "build/site; to read and search it: $(PYTHON) -m http.server --bind 127.0.0.1 --directory build/site"
 
 # A wheel, installed in an empty environment, must run from any folder.
