@@ -60,6 +60,7 @@ REFERENCE = {
 # Keys tell their own names; a signature of thirty says nothing more.
 _OF_KEYS = "\n    options: {show_if_no_docstring: true, show_signature: false, separate_signature: false}"
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]*)(#[^)\s]*)?\)")
+_ROW = re.compile(r"^\|.*$", re.MULTILINE)
 # What a browser would fetch from elsewhere by itself.
 _FOREIGN = re.compile(
     r"""<(?:script|img|iframe|source)\b[^>]*\bsrc="?(?:https?:)?//[^>]*>|<link\b[^>]*\bhref="?(?:https?:)?//[^>]*>"""
@@ -97,10 +98,13 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
             return text if (ROOT / path).exists() else found[0]  # MkDocs tells of one that leads nowhere
         return f"{image}[{text}]({posixpath.relpath(on_site, posixpath.dirname(name) or '.')}{anchor})"
 
-    return "".join(
-        part if part.startswith("```") else _LINK.sub(link, part)
-        for part in re.split(r"(^```.*?^```)", markdown, flags=re.M | re.S)
-    )
+    parts = re.split(r"(^```.*?^```)", markdown, flags=re.MULTILINE | re.DOTALL)
+    return "".join(part if part.startswith("```") else _ROW.sub(_with_bars, _LINK.sub(link, part)) for part in parts)
+
+
+def _with_bars(row: re.Match[str]) -> str:
+    """A table's row; in its code GitHub wants bars escaped, and Python-Markdown shows the escape."""
+    return re.sub("`[^`]*`", lambda code: code[0].replace(r"\|", "|"), row[0])
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:
