@@ -56,7 +56,7 @@ $(VENV)/.lint: $(VENV)/.setup
 	@touch $@
 
 $(VENV)-site/.done: constraints/docs.txt
-	@$(if $(filter 8 9,$(MINOR)),echo "make site needs Python 3.10 or newer, not 3.$(MINOR): choose it by PYTHON=..."; exit 1)
+	@$(if $(filter 8 9,$(MINOR)),echo "make site needs Python 3.10 or newer (this is 3.$(MINOR)): choose it by PYTHON=..."; exit 1)
 	@$(PYTHON) -m venv $(VENV)-site
 	@$(VENV)-site/bin/python -m pip --disable-pip-version-check install -c $< mkdocs mkdocs-material 'mkdocstrings[python]' ruff \
 		>$(VENV)-site/setup.log 2>&1 || { tail -30 $(VENV)-site/setup.log; exit 1; }
