@@ -19,7 +19,7 @@ print(*(f"{name}=={found[name]}" for name in ("torch", "torch_gcu", "numpy") if 
 endef
 export KEPT
 
-.PHONY: demo test lint setup wheel-check clean
+.PHONY: demo test lint site setup wheel-check clean
 
 demo: setup
 	@$(VENV)/bin/python -m exp $(ARGS)
@@ -31,6 +31,11 @@ lint: $(VENV)/.lint
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy && $(VENV)/bin/mypy -p backends
+
+# The pages as a site with search, in build/site. Its tools read the source and import nothing: no torch, an environment of its own.
+site: $(VENV)-site/.done
+	@NO_MKDOCS_2_WARNING=1 $(VENV)-site/bin/mkdocs build --strict
+	@echo "build/site; to read and search it: $(PYTHON) -m http.server --bind 127.0.0.1 --directory build/site"
 
 # A wheel, installed in an empty environment, must run from any folder.
 wheel-check: $(VENV)/.lint
@@ -50,6 +55,13 @@ $(VENV)/.lint: $(VENV)/.setup
 	@$(PIP) install -c $(CONSTRAINTS) mypy ruff build >$(VENV)/lint.log 2>&1 || { tail -30 $(VENV)/lint.log; exit 1; }
 	@touch $@
 
+$(VENV)-site/.done: constraints/docs.txt
+	@$(if $(filter 8 9,$(MINOR)),echo "make site needs Python 3.10 or newer (this is 3.$(MINOR)): choose it by PYTHON=..."; exit 1)
+	@$(PYTHON) -m venv $(VENV)-site
+	@$(VENV)-site/bin/python -m pip --disable-pip-version-check install -c $< mkdocs mkdocs-material 'mkdocstrings[python]' ruff \
+		>$(VENV)-site/setup.log 2>&1 || { tail -30 $(VENV)-site/setup.log; exit 1; }
+	@touch $@
+
 # What models are compared with. Not in the environment: MMEngine imports transformers wherever it finds it, and every
 # process of a run would start a second later. Needs Python 3.10.
 $(VENV)/reference/.done: $(VENV)/.setup
@@ -64,4 +76,4 @@ $(VENV)/trackers/.done: $(VENV)/.setup constraints/trackers.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) $(VENV)-site build dist *.egg-info

@@ -30,19 +30,17 @@ __all__ = ["FLOAT32", "PRECISIONS", "Backend"]
 class Backend(Collectives, Numerics):
     """One hardware family. What is marked ``@plugin-dev`` has to be written; the rest has defaults. In groups:
 
-    ===========  =====================================================================================================
-    probing      :meth:`why_unavailable`, :meth:`device_count`, :meth:`worker_env`, :meth:`precision_env`, :meth:`only`,
-                 :attr:`forks_safely`, :attr:`loads_plugins`, :meth:`prepare`
-    identity     :attr:`title`, :meth:`packages`, :meth:`monitor`, :meth:`describe`
-    device       :meth:`set_device`, :meth:`cautions`, random state, memory, :meth:`synchronize`, :meth:`end_step`,
-                 :meth:`end_batch`, :meth:`close`
-    collectives  :attr:`default_process_group`, :meth:`collectives_missing`, groups, :attr:`ddp_class`: all of
-                 :class:`exp.collectives.Collectives`
-    operators    :meth:`lacking_operators`, :meth:`fused_attention`, :meth:`why_not_compiled`, :meth:`fallbacks`,
-                 :meth:`counting_env`
-    precision    :attr:`precisions`, :meth:`supports`, :meth:`set_precision`, :meth:`autocast`, :meth:`grad_scaler`:
-                 this and the group before are :class:`exp.numerics.Numerics`
-    ===========  =====================================================================================================
+    - probing: :meth:`why_unavailable`, :meth:`device_count`, :meth:`worker_env`, :meth:`precision_env`, :meth:`only`,
+      :attr:`forks_safely`, :attr:`loads_plugins`, :meth:`prepare`
+    - identity: :attr:`title`, :meth:`packages`, :meth:`monitor`, :meth:`describe`
+    - device: :meth:`set_device`, :meth:`cautions`, random state, memory, :meth:`synchronize`, :meth:`end_step`,
+      :meth:`end_batch`, :meth:`close`
+    - collectives: :attr:`default_process_group`, :meth:`collectives_missing`, groups, :attr:`ddp_class`: all of
+      :class:`exp.collectives.Collectives`
+    - operators: :meth:`lacking_operators`, :meth:`fused_attention`, :meth:`why_not_compiled`, :meth:`fallbacks`,
+      :meth:`counting_env`
+    - precision: :attr:`precisions`, :meth:`supports`, :meth:`set_precision`, :meth:`autocast`, :meth:`grad_scaler`:
+      this and the group before are :class:`exp.numerics.Numerics`
 
     Args:
         name: what the user calls it, for messages and records (``"cpu"``).

@@ -1,0 +1,141 @@
+"""Makes the pictures of README.md again: ``python docs/make_pictures.py --runs outputs/pictures``.
+
+Two experiments on bundled data are trained, or taken from ``--runs`` where they are there already: some ten minutes on
+two cores. Their own plots, scaled, are ``results.png``. ``run.svg`` shows a run and what can be added to it; it needs
+no training.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import NamedTuple
+from xml.sax.saxutils import escape
+
+from PIL import Image
+
+import exp
+
+PICTURES = Path(__file__).parent / "pictures"
+WIDTH = 1100  # of results.png, in pixels
+COLOURS = 96  # a palette: a quarter of the bytes
+WINDOW = 928  # of the test split: the second of four that are spread over it
+
+
+class Box(NamedTuple):
+    """One of the diagram's boxes.
+
+    Attributes:
+        x: left side, in the diagram's units.
+        y: upper side.
+        width: 70 high.
+        title: what it is.
+        lines: what happens there, two lines at most.
+        open: can be brought from outside.
+    """
+
+    x: int
+    y: int
+    width: int
+    title: str
+    lines: tuple[str, ...]
+    open: bool = False
+
+
+BOXES = (
+    Box(20, 46, 200, "command line", ("python -m exp", "experiment=... nproc=8")),
+    Box(260, 46, 220, "configuration", ("composed, typed, checked,", "then frozen: config.yaml")),
+    Box(520, 46, 200, "Launcher", ("local, torchrun, submitit,", "external"), open=True),
+    Box(760, 46, 220, "supervision", ("who failed first, who hangs,", "no process left behind")),
+    Box(20, 186, 150, "Backend", ("device, process group,", "precision, kernels"), open=True),
+    Box(190, 186, 150, "Data", ("same order on any", "number of ranks"), open=True),
+    Box(360, 186, 150, "Model", ("forward(batch, mode)", ""), open=True),
+    Box(530, 186, 150, "Wrapper", ("mmddp, ddp, fsdp,", "none"), open=True),
+    Box(700, 186, 150, "Task", ("train, eval, predict,", "doctor, parity, ..."), open=True),
+    Box(870, 186, 110, "Metric", ("exact over", "ranks"), open=True),
+    Box(20, 326, 300, "checkpoints", ("plain data; goes on bit for bit,", "or with another number of ranks")),
+    Box(
+        345,
+        326,
+        300,
+        "result.json, metrics.jsonl, plots",
+        ("what came out, and on what cards;", "tables and report.html of many runs"),
+    ),
+    Box(670, 326, 310, "Logger", ("TensorBoard, MLflow, W&B, SwanLab", ""), open=True),
+)
+BANDS = (
+    (34, "parent: composes without torch, holds no device"),
+    (174, "each rank: one device"),
+    (314, "one run folder"),
+)
+ARROWS = ((220, 81, 260, 81), (480, 81, 520, 81), (720, 81, 760, 81), (500, 130, 500, 174), (500, 270, 500, 314))
+
+
+def diagram() -> str:
+    """The SVG of a run: three bands of boxes; blue ones are interfaces."""
+    parts = [
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1000 416" font-family="sans-serif">',
+        '<rect width="1000" height="416" fill="#ffffff"/>',
+        '<defs><marker id="tip" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="7" markerHeight="7" orient="auto">'
+        '<path d="M0 0L10 5L0 10z" fill="#555555"/></marker></defs>',
+    ]
+    for y, text in BANDS:
+        parts.append(f'<rect x="8" y="{y - 14}" width="984" height="110" rx="8" fill="#f2f4f6"/>')
+        parts.append(f'<text x="20" y="{y + 4}" font-size="13" fill="#555555">{escape(text)}</text>')
+    for x1, y1, x2, y2 in ARROWS:
+        parts.append(f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" stroke="#555555" marker-end="url(#tip)"/>')
+    for box in BOXES:
+        fill, stroke = ("#dcebfa", "#2f6fae") if box.open else ("#ffffff", "#999999")
+        middle = box.x + box.width / 2
+        parts.append(
+            f'<rect x="{box.x}" y="{box.y}" width="{box.width}" height="70" rx="6" fill="{fill}" stroke="{stroke}"/>'
+        )
+        for offset, text in zip((20, 40, 57), (box.title, *box.lines)):
+            style = 'font-size="15" font-weight="bold"' if offset == 20 else 'font-size="12"'
+            place = f'x="{middle:g}" y="{box.y + offset}" text-anchor="middle"'
+            parts.append(f'<text {place} {style} fill="#222222">{escape(text)}</text>')
+    parts.append(
+        '<text x="980" y="14" text-anchor="end" font-size="12" fill="#2f6fae">blue: can be brought from outside</text>'
+    )
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def trained(folder: Path, *overrides: str) -> Path:
+    """The run in ``folder``, which is made where it is not there."""
+    if not (folder / "result.json").exists():
+        exp.run([*overrides, f"output_dir={folder}"])
+    return folder
+
+
+def stacked(paths: list[Path]) -> Image.Image:
+    """Pictures one below the other, each ``WIDTH`` wide, in colours of a palette."""
+    pictures = []
+    for path in paths:
+        picture = Image.open(path).convert("RGB")
+        height = round(picture.height * WIDTH / picture.width)
+        pictures.append(picture.resize((WIDTH, height), Image.Resampling.LANCZOS))
+    sheet = Image.new("RGB", (WIDTH, sum(picture.height for picture in pictures)), "white")
+    top = 0
+    for picture in pictures:
+        sheet.paste(picture, (0, top))
+        top += picture.height
+    return sheet.quantize(COLOURS, dither=Image.Dither.NONE)
+
+
+def main() -> None:
+    """Write ``run.svg``, and ``results.png`` where ``--runs`` says where the runs are or go."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=Path, help="folder of the runs; without it the diagram alone is drawn")
+    folder = parser.parse_args().runs
+    PICTURES.mkdir(exist_ok=True)
+    (PICTURES / "run.svg").write_text(diagram(), encoding="utf-8")
+    if folder is not None:
+        series = trained(folder / "small")
+        forecast = trained(folder / "forecast", "task=predict", f"init_from={series}", "task.max_channels=1")
+        images = trained(folder / "dubai", "experiment=dinov3_dubai")
+        pictures = [forecast / "plots" / f"window_{WINDOW:05d}.png", images / "plots" / "val_0.png"]
+        stacked(pictures).save(PICTURES / "results.png", optimize=True)
+
+
+if __name__ == "__main__":
+    main()
