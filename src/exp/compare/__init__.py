@@ -1,4 +1,4 @@
-"""Any set of run folders as tables, plots and one HTML page. Imports no torch: it runs wherever the folders lie."""
+"""Any set of run folders as tables and one HTML page. Imports no torch: it runs wherever the folders lie."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["write_report"]
 
 
 def write_report(runs: Sequence[Run], folder: Path, title: str) -> Path:
-    """Write ``sweep.csv``, ``sweep.json``, ``plots/*.png`` and ``report.html`` into ``folder``.
+    """Write ``sweep.csv``, ``sweep.json`` and ``report.html`` into ``folder``.
 
     Args:
         runs: at least one, as :func:`exp.compare.runs.find_runs` gives them.
@@ -27,15 +27,9 @@ def write_report(runs: Sequence[Run], folder: Path, title: str) -> Path:
         OSError: the folder cannot be written.
     """
     from exp.compare.page import write_page
-    from exp.compare.plots import comparison_pictures
     from exp.compare.table import write_table
-    from exp.runfolder import write_atomically
 
     write_table(runs, folder)
-    plots = comparison_pictures(runs)
-    for pictures in plots.values():
-        for name, content in pictures.items():
-            write_atomically(folder / "plots" / name, content)
     page = folder / "report.html"
-    write_page(runs, page, title, plots)
+    write_page(runs, page, title)
     return page
