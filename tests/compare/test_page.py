@@ -413,13 +413,13 @@ setTimeout(() => {
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium in the PATH to run the page's script")
 def test_in_a_browser(make_sweep, tmp_path):
-    evil = "<img src=x onerror=alert(1)>"
+    evil = "<img src=x>"  # which the policy would forbid to load
     folder = make_sweep(pictures=["plots/a.png"])
     config = folder / "0" / "config.yaml"
     config.write_text(config.read_text().replace("d_model: 64", f"d_model: '{evil}'"))
     source = write_report(find_runs([folder]), tmp_path / "out", "in a browser").read_text(encoding="utf-8")
     watch = "const problems = []; for (const kind of ['error', 'securitypolicyviolation'])"
-    watch += " addEventListener(kind, (event) => problems.push(event.message || event.violatedDirective));"
+    watch += " addEventListener(kind, (event) => problems.push(event.message || event.violatedDirective), true);"
     head, _, rest = source.partition("</head>")
     body, _, end = rest.rpartition("</body>")
     source = f"{head}<script>{watch}</script></head>{body}<script>{IN_THE_BROWSER}</script></body>{end}"
@@ -448,4 +448,5 @@ def test_in_a_browser(make_sweep, tmp_path):
     assert told["undone"]
     assert told["tip"].splitlines()[0].startswith("step ")
     assert len(told["tip"].splitlines()) == 7
+    assert evil in told["tip"]
     assert told["enlarged"]

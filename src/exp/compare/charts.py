@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Section", "chart_data", "charts", "section_of", "settings_of"]
 
 _POINTS = 400  # of a curve of the loss or of the metric
-_FURTHER_POINTS = 10_000  # of each other quantity, all runs together
+_FURTHER_POINTS = 60_000  # of all other curves together
 _CLOCK = 50  # points that tell how epochs or seconds go with the steps
 _STRONG = 8  # lines in colour
 _SETTINGS = 5  # keys that are named where there is little room
@@ -115,7 +115,7 @@ def chart_data(sections: Sequence[Section], numbers: dict[Run, int]) -> dict[str
                       for key, scale in zip(keys, scales)],
              "map": [keys.index(key) for key in _map_keys(runs)]}
         )  # fmt: skip
-        settings = settings_of(runs)
+        settings, kinds = settings_of(runs), len(_kinds(section))
         for place, run in enumerate(runs):
             history = section.histories[run]
             score = f"{section.metric} {number_text(run.metric)}" if run.metric is not None else run.status
@@ -124,7 +124,7 @@ def chart_data(sections: Sequence[Section], numbers: dict[Run, int]) -> dict[str
                 {"id": numbers[run], "name": run.name, "settings": settings[run], "score": score, "place": place,
                  "metric": run.metric, "at": [scale.places[place] for scale in scales],
                  "clocks": {name: _rounded(clock, _CLOCK) for name, clock in clocks.items() if clock is not None},
-                 "curves": {_identity(kind): _rounded(curve, _points(kind, section))
+                 "curves": {_identity(kind): _rounded(curve, _points(kind, section, kinds))
                             for kind, curve in history.curves.items()}}
             )  # fmt: skip
     return {"strong": _STRONG, "sections": described, "runs": drawn}
@@ -140,8 +140,10 @@ def _kinds(section: Section) -> list[tuple[str, str]]:
     return sorted(found, key=lambda kind: (kind != ("val", section.metric), kind != ("train", "loss")))
 
 
-def _points(kind: tuple[str, str], section: Section) -> int:
-    return _POINTS if kind in _main(section.metric) else min(max(_FURTHER_POINTS // len(section.runs), 50), _POINTS)
+def _points(kind: tuple[str, str], section: Section, kinds: int) -> int:
+    if kind in _main(section.metric):
+        return _POINTS
+    return min(max(_FURTHER_POINTS // (len(section.runs) * kinds), 30), _POINTS)
 
 
 def _rounded(curve: Curve, points: int) -> list[list[float]]:
