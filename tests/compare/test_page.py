@@ -370,6 +370,7 @@ const right = () => drawing(0).convertFromPixel({ xAxisIndex: 0 }, plot(0).clien
 const names = () => rows().map((row) => row.querySelector('button').textContent).join(' ');
 const click = (number) => all('.results th button')[number].click();
 
+addEventListener('load', () => setTimeout(() => { // charts are drawn when they are seen
 told.lines = [drawn(0).length, strong(0), drawn(0).filter((one) => one.lineStyle.type === 'dashed').length];
 rows()[1].click();
 rows()[5].click();
@@ -408,6 +409,7 @@ setTimeout(() => {
     document.title = JSON.stringify(told);
   }, 400);
 }, 400);
+}, 500));
 """
 
 

@@ -34,6 +34,7 @@ const charts = (() => {
       textStyle: { color: css("paper"), fontSize: 12 }, trigger: "item", formatter: ({ data: item }) => (item?.tip ? tip(...item.tip) : ""),
     },
     toolbox: {
+      show: !document.documentElement.classList.contains("printed"),
       right: 4, top: 0, itemSize: 11, itemGap: 10, iconStyle: { borderColor: css("soft") },
       feature: { dataZoom: { filterMode: "none" }, saveAsImage: { name: title, type: "svg", backgroundColor: css("paper") } },
     },

@@ -4,7 +4,12 @@ const lines = (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const picked = new Map(); // number of a run -> its colour
   const settings = data.sections.map(() => ({ x: "step", smooth: 0, group: "" }));
-  const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+  // Colours of the style sheet; looked up once in a redraw, as each look-up has the browser lay out what has changed.
+  const looks = new Map();
+  function css(name) {
+    if (!looks.has(name)) looks.set(name, getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim());
+    return looks.get(name);
+  }
   const last = (list) => list[list.length - 1];
   const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
   const number = (value) => {
@@ -117,6 +122,7 @@ const lines = (() => {
   }
 
   return {
-    data, picked, settings, css, last, mean, number, runsOf, textOf, linesOf, isPicked, isStrong, colorOf, toggle, interpolate, axisOf, traceOf,
+    data, picked, settings, looks, css, last, mean, number, runsOf, textOf, linesOf, isPicked, isStrong, colorOf, toggle,
+    interpolate, axisOf, traceOf,
   };
 })();

@@ -1,11 +1,19 @@
 "use strict";
 // What reacts: the charts' controls and legends, the tables, which sort and pick runs, and the pictures.
 (() => {
-  const { data, picked, settings, runsOf, linesOf, isPicked, isStrong, colorOf, toggle } = lines;
+  const { data, picked, settings, looks, runsOf, linesOf, isPicked, isStrong, colorOf, toggle } = lines;
   const drawn = [...document.querySelectorAll(".chart")].map((figure) => ({
     section: Number(figure.dataset.section), kind: figure.dataset.chart, title: figure.querySelector("b").textContent,
-    place: figure.querySelector(".plot"), log: figure.querySelector("input"), drawing: null, lines: null, over: null,
+    place: figure.querySelector(".plot"), log: figure.querySelector("input"), drawing: null, lines: null, over: null, isInView: false, isStale: true,
   }));
+  // Charts are drawn when they come into view: a hundred curves take a moment each.
+  const watch = new IntersectionObserver((entries) => {
+    for (const { target, isIntersecting } of entries) {
+      const chart = drawn.find(({ place }) => place === target);
+      chart.isInView = isIntersecting;
+      if (isIntersecting && chart.isStale) draw(chart);
+    }
+  }, { rootMargin: "400px" });
   const make = (name, properties = {}, ...children) => {
     const node = Object.assign(document.createElement(name), properties);
     node.append(...children);
@@ -19,6 +27,7 @@
   }
 
   function refresh() {
+    looks.clear();
     data.sections.forEach((_, section) => {
       const all = linesOf(section);
       const drawable = all.filter(({ runs }) => runs.some((run) => Object.keys(run.curves).length));
@@ -35,7 +44,10 @@
       const legend = document.querySelector(`.legend[data-section="${section}"]`);
       if (legend) legend.replaceChildren(...buttons, ...(picked.size ? [clear] : []));
     });
-    drawn.forEach(draw);
+    for (const chart of drawn) {
+      chart.isStale = true;
+      if (chart.isInView) draw(chart);
+    }
   }
 
   function pick(line) {
@@ -44,7 +56,7 @@
   }
 
   function draw(chart) {
-    if (!chart.place.clientWidth) return; // behind a fold
+    chart.isStale = false;
     if (!chart.drawing) begin(chart);
     const option = (charts.options[chart.kind.split(" ")[0]] ?? charts.options.curves)(chart, Boolean(chart.log?.checked));
     chart.drawing.setOption(option, { replaceMerge: ["series", "parallelAxis"] });
@@ -72,6 +84,7 @@
 
   // A logarithmic axis where all values are above zero; from the beginning where they span decades.
   function prepare(chart) {
+    watch.observe(chart.place);
     chart.place.setAttribute("role", "img");
     chart.place.setAttribute("aria-label", chart.title);
     if (!chart.log) return;
@@ -137,13 +150,16 @@
       if (!String(getSelection())) pick(line); // unless text is being selected
     });
   }
-  for (const fold of document.querySelectorAll("details")) fold.addEventListener("toggle", () => drawn.forEach(draw));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", refresh);
   for (const [event, isPrinted] of [["beforeprint", true], ["afterprint", false]]) {
     addEventListener(event, () => { // light, and no wider than a sheet
       document.documentElement.classList.toggle("printed", isPrinted);
       refresh();
-      for (const { drawing, place } of drawn) drawing?.resize(isPrinted ? { width: Math.min(place.clientWidth, 680) } : {});
+      for (const chart of drawn.filter(({ place }) => place.clientWidth)) { // not behind a fold
+        if (!chart.drawing) begin(chart);
+        chart.drawing.resize(isPrinted ? { width: Math.min(chart.place.clientWidth, 680) } : {});
+        draw(chart); // at once, unlike resize
+      }
     });
   }
   document.querySelectorAll(".controls").forEach(addControls);
