@@ -132,7 +132,7 @@ const charts = (() => {
     return {
       ...option,
       tooltip: { ...option.tooltip, trigger: "axis", axisPointer: { snap: false, lineStyle: { color: css("soft") } }, formatter },
-      xAxis: axis("value", { ...named(where.name), max: "dataMax" }),
+      xAxis: axis("value", { ...named(where.name), max: "dataMax", minInterval: settings[section].x === "step" ? 1 : 0 }),
       yAxis: scores(values, log),
       series: traces.flatMap((trace) => lineSeries(trace, settings[section].smooth, (value) => !log || value > 0)),
     };
