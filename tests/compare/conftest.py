@@ -80,8 +80,8 @@ def make_sweep(make_run):
         for number, (rate, seed) in enumerate((rate, seed) for rate in rates for seed in seeds):
             score = 0.4 + abs(np.log10(rate) + 3) / 10 + seed / 100
             overrides = [f"optim.lr={rate}", f"seed={seed}", f"output_dir={place}"]
-            records = [{"split": "train", "step": step, "epoch": 0, "loss": 1 / step + score, "lr": rate}
-                       for step in range(2, 42, 2)]  # fmt: skip
+            records = [{"split": "train", "step": step, "epoch": 0, "loss": 1 / step + score, "lr": rate,
+                        "samples_per_second": 100.0} for step in range(2, 42, 2)]  # fmt: skip
             records += [{"split": "val", "step": step, "epoch": 0, "mse": 1 / step + score} for step in (10, 20, 40)]
             outcome = {"error": "loss is nan\nat step 7"} if number in failed else {"metric": score}
             config = {"optim.lr": rate, "seed": seed, "data.seed": seed}

@@ -1,20 +1,24 @@
 from __future__ import annotations
 
+import hashlib
 import html
 import html.parser
 import json
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 from PIL import Image
 
+import exp.compare
 from exp.compare import thumbnails, write_report
 from exp.compare.page import write_page
 from exp.compare.runs import find_runs
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+LIBRARY = Path(exp.compare.__file__).parent / "echarts"
 VOID = {"meta", "img", "br", "input", "link", "base", "hr"}
 
 pytestmark = pytest.mark.slow  # nothing here depends on the version of torch
@@ -57,6 +61,10 @@ class Page(html.parser.HTMLParser):
     def data(self):
         return json.loads(self.all("script", id="data")[0]["text"])
 
+    @property
+    def charts(self):
+        return [figure["data-chart"] for figure in self.all("figure") if "data-chart" in figure]
+
     def column(self, title):
         """The cells of one column of the first table of runs."""
         table = re.search(r'<table class="results".*?</table>', self.source, re.DOTALL)[0]
@@ -75,7 +83,9 @@ def asks_nothing(page):
     assert page.all(
         "meta", content="default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
     )
-    assert not re.search("https?://|url\\(|@import", page.source)
+    library = (LIBRARY / "echarts.min.js").read_text(encoding="utf-8")
+    assert library in page.source, "as it was published"
+    assert not re.search("https?://|url\\(|@import", page.source.replace(library, ""))
     for element in page.elements:
         assert element["tag"] not in ("link", "base", "iframe", "object", "embed", "form")
         assert "href" not in element
@@ -86,10 +96,8 @@ def asks_nothing(page):
 
 def test_a_report_of_a_sweep(make_sweep, tmp_path):
     path = write_report(find_runs([make_sweep()]), tmp_path / "report", "Learning rates")
-    files = sorted(file.relative_to(path.parent).as_posix() for file in path.parent.rglob("*.*"))
-    assert files == [
-        "plots/mse_curves.png", "plots/mse_over_lr.png", "plots/mse_over_seed.png", "plots/mse_parallel.png",
-        "report.html", "results.md", "results.tex", "sweep.csv", "sweep.json", "sweep_seeds.csv",
+    assert sorted(file.name for file in path.parent.rglob("*")) == [
+        "report.html", "results.md", "results.tex", "sweep.csv", "sweep.json", "sweep_seeds.csv"
     ]  # fmt: skip
     page = Page(path)
     assert asks_nothing(page)
@@ -101,9 +109,21 @@ def test_a_report_of_a_sweep(make_sweep, tmp_path):
     assert page.column("status")[-1].split() == ["failed", "rank", "0:", "RunError:", "loss", "is", "nan"]
     assert page.column("device")[0] == "cpu (Some Processor)"
     assert "python -m exp optim.lr=0.001 seed=1" in page.text
-    assert "model.d_model" in page.all("details")[1]["text"], "the same in all runs"
-    assert [len(run["loss"][0]) for run in page.data["runs"]] == [20] * 6
-    assert [run["failed"] for run in page.data["runs"]] == [False] * 5 + [True]
+    assert "model.d_model" in page.all("details")[2]["text"], "the same in all runs"
+    assert page.charts == [
+        "val mse", "train loss", "train lr", "train samples_per_second", "parallel", "map", "over 0", "over 1",
+    ]  # fmt: skip
+    assert [len(run["curves"]["train loss"][0]) for run in page.data["runs"]] == [20] * 6
+    assert [run["metric"] is None for run in page.data["runs"]] == [False] * 5 + [True]
+    assert [run["settings"] for run in page.data["runs"][:2]] == ["lr=0.001 seed=1", "lr=0.001 seed=2"]
+    (section,) = page.data["sections"]
+    assert section["keys"] == [
+        {"name": "lr", "seed": False, "kind": "log", "categories": []},
+        {"name": "seed", "seed": True, "kind": "category", "categories": ["1", "2"]},
+    ]
+    assert [run["at"] for run in page.data["runs"]] == [
+        [1e-3, 0], [1e-3, 1], [1e-4, 0], [1e-2, 0], [1e-4, 1], [1e-2, 1],
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -120,7 +140,7 @@ def test_names_are_harmless(make_run, tmp_path, name):
     (make_run("runs/failed", error=f"{name}\nx", status=name) / "env.json").write_text(json.dumps({"python": name}))
     page = written(find_runs([tmp_path / "runs"]), tmp_path, title=name)
     assert asks_nothing(page)
-    assert len(page.all("script")) == 2
+    assert len(page.all("script")) == 3
     assert not page.all("b", id=None) or all(
         "<" not in element["text"] or name in element["text"] for element in page.all("b")
     )
@@ -156,7 +176,8 @@ def test_runs_of_different_metrics_have_a_table_each(make_run, tmp_path):
         "Configuration",
     ]
     assert len(page.all("table", **{"class": "results"})) == 3
-    assert page.data["groups"] == [[0], [1, 2], [3]]
+    assert [section["runs"] for section in page.data["sections"]] == [[0], [1, 2], [3]]
+    assert [section["greater"] for section in page.data["sections"]] == [False, True, False]
     assert [run["name"] for run in page.data["runs"]] == ["a", "c", "b", "d"]
 
 
@@ -174,7 +195,8 @@ def test_a_single_run(make_sweep, tmp_path):
     page = written(find_runs([make_sweep() / "0"]), tmp_path)
     assert "1 run: 1 completed; mse 0.5100" in " ".join(page.text.split())
     assert not page.all("tr", **{"class": "best"})
-    assert len(page.all("figure", **{"class": "chart"})) == 2
+    assert page.charts == ["val mse", "train loss", "train lr", "train samples_per_second"]
+    assert len(page.source) < 1.3e6
 
 
 def test_published_figures_are_beside_those_of_the_runs(make_run, tmp_path):
@@ -267,7 +289,7 @@ class TestPictures:
             make_run(str(number), metric=number, pictures=["plots/noise_0.png", "plots/noise_1.png"])
         page = written(find_runs([tmp_path]), tmp_path)
         assert 0 < len(self.shown(page)) < 6
-        assert len(page.source) < 1.4 * 400_000 + 200_000
+        assert len(page.source) < 1.4 * 400_000 + 1_300_000
 
     def test_thumbnails_are_narrow_and_of_the_smaller_format(self, make_run, tmp_path):
         folder = make_run("run", pictures=["noise.png", "flat.png"])
@@ -305,7 +327,7 @@ def test_100_runs_fit_into_one_page(make_sweep, tmp_path):
     page = Page(path)
     assert path.stat().st_size < 3e6
     assert len(page.column("run")) == 100
-    assert max(len(run["loss"][0]) for run in page.data["runs"]) == 400
+    assert max(len(run["curves"]["train loss"][0]) for run in page.data["runs"]) == 400
     assert "20 values from 1e-05 to" in page.text
 
 
@@ -321,57 +343,121 @@ def test_really_run(exp, tmp_path):
     scores = {name: exp.result(f"sweep/{name}")["metric"] for name in "01"}
     assert page.column("run") == sorted("01", key=scores.get)
     assert page.column("mse (standardised)") == [f"{score:.4f}" for score in sorted(scores.values())]
-    assert [len(run["loss"][0]) for run in page.data["runs"]] == [2, 2]
-    assert [len(run["val"][0]) for run in page.data["runs"]] == [1, 1]
+    assert [len(run["curves"]["train loss"][0]) for run in page.data["runs"]] == [2, 2]
+    assert [len(run["curves"]["val mse"][0]) for run in page.data["runs"]] == [1, 1]
+    assert [run["clocks"]["time"][0] for run in page.data["runs"]] == [[0, 2, 4]] * 2
     assert "Computed with Python 3." in page.text
 
 
+def test_the_library_is_the_one_that_was_published():
+    """To update it, replace the files and SHA256SUMS together, from the same release."""
+    for line in (LIBRARY / "SHA256SUMS").read_text(encoding="utf-8").splitlines():
+        digest, name = line.split()
+        assert hashlib.sha256((LIBRARY / name).read_bytes()).hexdigest() == digest, name
+    assert {"LICENSE", "NOTICE", "echarts.min.js"} < {file.name for file in LIBRARY.iterdir()}
+
+
+# What a person would do, in the page; each entry of the title is what came of it.
+IN_THE_BROWSER = """
+const [all, told] = [(selector, node = document) => [...node.querySelectorAll(selector)], {}];
+const rows = () => all('.results tbody tr');
+const plot = (index) => all('.plot')[index];
+const drawing = (index) => echarts.getInstanceByDom(plot(index));
+const drawn = (index) => drawing(index).getOption().series.filter((one) => /^line/.test(one.id));
+const strong = (index) => drawn(index).filter((one) => one.lineStyle.opacity === 1).length;
+const set = (name, value) => {
+  const control = document.querySelector(`[name=${name}]`);
+  control.value = value;
+  control.dispatchEvent(new Event(name === 'smooth' ? 'input' : 'change'));
+};
+const mouse = (index, kind, x, y) => {
+  const box = plot(index).getBoundingClientRect();
+  const at = { clientX: box.left + x, clientY: box.top + y, bubbles: true, view: window, which: 1 };
+  plot(index).querySelector('svg').parentNode.dispatchEvent(new MouseEvent(kind, at));
+};
+const right = () => drawing(0).convertFromPixel({ xAxisIndex: 0 }, plot(0).clientWidth - 40);
+const names = () => rows().map((row) => row.querySelector('button').textContent).join(' ');
+const click = (number) => all('.results th button')[number].click();
+
+addEventListener('load', () => setTimeout(() => { // charts are drawn when they are seen
+told.lines = [drawn(0).length, strong(0), drawn(0).filter((one) => one.lineStyle.type === 'dashed').length];
+rows()[1].click();
+rows()[5].click();
+told.picked = [strong(0), all('[aria-pressed=true]').length];
+document.querySelector('.clear').click();
+click(5);
+told.sorted = names();
+click(5);
+told.reversed = names();
+set('group', 'seeds');
+told.groups = all('.legend button').map((button) => button.textContent);
+told.bands = drawing(0).getOption().series.filter((one) => one.type === 'custom').length;
+told.mean = drawn(0)[0].data[0];
+set('group', '');
+set('x', 'time');
+told.seconds = drawn(1)[0].data[19][0];
+set('x', 'step');
+set('smooth', 0.9);
+told.smooth = drawn(1)[0].data[19][1];
+set('smooth', 0);
+document.querySelector('.chart input').click();
+told.scale = drawing(0).getOption().yAxis[0].type;
+const before = right();
+for (const kind of ['mousemove', 'mousedown']) mouse(0, kind, 150, 60);
+for (const kind of ['mousemove', 'mouseup']) mouse(0, kind, 250, 150);
+setTimeout(() => {
+  told.zoomed = right() < before;
+  mouse(0, 'dblclick', 200, 100);
+  mouse(1, 'mousemove', 250, 120);
+  setTimeout(() => {
+    told.undone = right() === before;
+    told.tip = all('.tip', plot(1))[0].innerText;
+    document.querySelector('.zoom').click();
+    told.enlarged = document.getElementById('viewer').open;
+    told.problems = problems;
+    document.title = JSON.stringify(told);
+  }, 400);
+}, 400);
+}, 500));
+"""
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium in the PATH to run the page's script")
-def test_the_script_draws_sorts_and_picks(make_sweep, tmp_path):
-    folder = make_sweep()
-    path = write_report(find_runs([folder]), tmp_path / "out", "in a browser")
-
-    def dom(script=""):
-        source = path.read_text(encoding="utf-8").replace("</body>", f"<script>{script}</script></body>")
-        (tmp_path / "page.html").write_text(source, encoding="utf-8")
-        done = subprocess.run(
-            [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-             "--disable-background-networking", "--disable-component-update", "--disable-sync",
-             "--disable-dev-shm-usage", f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1200,900",
-             "--dump-dom", (tmp_path / "page.html").as_uri()],
-            capture_output=True, text=True, timeout=280, check=False,
-        )  # fmt: skip
-        (tmp_path / "dom.html").write_text(done.stdout, encoding="utf-8")
-        return done.stdout
-
-    found = dom()
-    # Two charts of six curves; those of the few validations also have dots.
-    assert len(re.findall(r'<path class="strong( failed)?"', found)) == 12
-    assert len(re.findall(r'<path class="strong( failed)? dots"', found)) == 12
-    assert 'class="colored"' in found
-
-    select = "const rows = () => [...document.querySelectorAll('.results tbody tr')];"
-    found = dom(select + "rows()[1].click(); rows()[5].click();")
-    assert len(re.findall(r'<path class="strong"', found)) == 2
-    assert len(re.findall(r'<path class="strong failed"', found)) == 2
-    assert len(re.findall(r'<path class="faint', found)) == 8
-    assert len(re.findall(r'aria-pressed="true"', found)) == 4, "in the table and in the legend"
-
-    sort = "document.querySelectorAll('.results th button')[{}].click();"
-    names = "document.title = rows().map(row => row.querySelector('button').textContent).join(' ');"
-    title = r"<title>(.*?)</title>"
-    assert re.search(title, dom(select + sort.format(4) + names))[1] == "2 3 0 4 1 5", "what has no metric stays last"
-    assert re.search(title, dom(select + sort.format(4) * 2 + names))[1] == "1 0 4 3 2 5"
-    assert re.search(title, dom(select + sort.format(2) + names))[1].split()[:2] == ["0", "1"]
-
-    hover = (
-        "const svg = document.querySelector('.chart svg'), box = svg.querySelector('path').getBoundingClientRect();"
-        "svg.dispatchEvent(new PointerEvent('pointermove', {clientX: box.right, clientY: box.bottom}));"
-        "document.title = document.querySelector('.tip').innerText.replace(/\\n/g, '|');"
-    )
-    assert re.search(title, dom(hover))[1].endswith("seed=2")
-
-    log = "document.querySelector('.chart input').click(); document.title = document.querySelectorAll('path').length;"
-    assert re.search(title, dom(log))[1] == "24"
-    zoom = "document.querySelector('.zoom').click(); document.title = document.getElementById('viewer').open;"
-    assert re.search(title, dom(zoom))[1] == "true"
+def test_in_a_browser(make_sweep, tmp_path):
+    evil = "<img src=x>"  # which the policy would forbid to load
+    folder = make_sweep(pictures=["plots/a.png"])
+    config = folder / "0" / "config.yaml"
+    config.write_text(config.read_text().replace("d_model: 64", f"d_model: '{evil}'"))
+    source = write_report(find_runs([folder]), tmp_path / "out", "in a browser").read_text(encoding="utf-8")
+    watch = "const problems = []; for (const kind of ['error', 'securitypolicyviolation'])"
+    watch += " addEventListener(kind, (event) => problems.push(event.message || event.violatedDirective), true);"
+    head, _, rest = source.partition("</head>")
+    body, _, end = rest.rpartition("</body>")
+    source = f"{head}<script>{watch}</script></head>{body}<script>{IN_THE_BROWSER}</script></body>{end}"
+    (tmp_path / "page.html").write_text(source, encoding="utf-8")
+    done = subprocess.run(
+        [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+         "--disable-background-networking", "--disable-component-update", "--disable-sync",
+         "--disable-dev-shm-usage", f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1200,900",
+         "--virtual-time-budget=5000", "--dump-dom", (tmp_path / "page.html").as_uri()],
+        capture_output=True, text=True, timeout=280, check=False,
+    )  # fmt: skip
+    told = json.loads(html.unescape(re.search(r"<title>(.*?)</title>", done.stdout)[1]))
+    assert told["problems"] == []
+    assert told["lines"] == [6, 6, 1], "all in colour, the failed one dashed"
+    assert told["picked"] == [2, 4], "in the table and in the legend"
+    assert told["sorted"] == "2 3 0 4 1 5"
+    assert told["reversed"] == "1 0 4 3 2 5", "what has no metric stays last"
+    assert len(told["groups"]) == 4, "three rates, one of which has two models"
+    assert sum(evil in group for group in told["groups"]) == 1, "as text"
+    assert told["bands"] == 2
+    assert told["mean"] == pytest.approx([10, 0.1 + 0.4 + 0.015])
+    assert told["seconds"] == pytest.approx(40 * 32 / 100)
+    assert told["smooth"] > 1 / 40 + 0.41 + 0.01
+    assert told["scale"] == "log"
+    assert told["zoomed"]
+    assert told["undone"]
+    assert told["tip"].splitlines()[0].startswith("step ")
+    assert len(told["tip"].splitlines()) == 7
+    assert evil in told["tip"]
+    assert told["enlarged"]

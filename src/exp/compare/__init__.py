@@ -1,4 +1,4 @@
-"""Any set of run folders as tables, plots and one HTML page. Imports no torch: it runs wherever the folders lie."""
+"""Any set of run folders as tables and one HTML page. Imports no torch: it runs wherever the folders lie."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["write_report"]
 
 
 def write_report(runs: Sequence[Run], folder: Path, title: str) -> Path:
-    """Write tables, ``plots/*.png`` and ``report.html`` into ``folder``.
+    """Write tables and ``report.html`` into ``folder``.
 
     The tables: ``sweep.csv``, ``sweep.json`` and, where there are several seeds, ``sweep_seeds.csv``; and what a paper
     prints of them, ``results.tex`` and ``results.md``.
@@ -32,7 +32,6 @@ def write_report(runs: Sequence[Run], folder: Path, title: str) -> Path:
     from exp.compare.page import write_page
     from exp.compare.paper import paper_tables
     from exp.compare.paper_formats import as_latex, as_markdown
-    from exp.compare.plots import comparison_pictures
     from exp.compare.table import write_table
     from exp.runfolder import write_atomically
 
@@ -40,10 +39,6 @@ def write_report(runs: Sequence[Run], folder: Path, title: str) -> Path:
     tables = paper_tables(runs)
     for name, text in (("results.tex", as_latex(tables)), ("results.md", as_markdown(tables))) if tables else ():
         write_atomically(folder / name, text.encode("utf-8", "replace"))
-    plots = comparison_pictures(runs)
-    for pictures in plots.values():
-        for name, content in pictures.items():
-            write_atomically(folder / "plots" / name, content)
     page = folder / "report.html"
-    write_page(runs, page, title, plots)
+    write_page(runs, page, title)
     return page

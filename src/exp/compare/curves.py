@@ -1,21 +1,16 @@
-"""Learning curves: what ``metrics.jsonl`` of several runs tells, and a plot of it."""
+"""Learning curves: what ``metrics.jsonl`` of a run tells of it over its optimizer steps."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
-
-from exp.compare.scale import shortened
-from exp.compare.style import finish, plain, spans_decades
-from exp.draw.figure import figure_png, new_figure
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from exp.compare.run import Run
 
-__all__ = ["Curve", "curves_of", "learning_curves", "thinned"]
+__all__ = ["Curve", "History", "history_of", "thinned"]
 
-_STRONG = 5
-_ALL_STRONG_UP_TO = 8
+_PLACES = ("split", "step", "epoch", "units")  # of a record: say what the other values are of
 
 
 class Curve(NamedTuple):
@@ -30,24 +25,51 @@ class Curve(NamedTuple):
     values: list[float]
 
 
-def curves_of(run: Run, metric: str | None) -> dict[str, Curve]:
-    """The training loss as ``loss`` and the validation metric as ``val``, as far as the run has them."""
-    curves = {"loss": Curve([], []), "val": Curve([], [])}
+class History(NamedTuple):
+    """All curves of a run.
+
+    Attributes:
+        curves: by split and name, as in ``("val", "mse")``, ``("train", "grad_norm")``; ``("train", "loss")`` is the
+            sum of the losses.
+        epochs: epochs completed; None where the records cannot tell, as in a first epoch that did not end.
+        seconds: time spent training, without validations; None where the throughput was not recorded.
+    """
+
+    curves: dict[tuple[str, str], Curve]
+    epochs: Curve | None
+    seconds: Curve | None
+
+
+def history_of(run: Run) -> History:
+    """Read the run's ``metrics.jsonl``; what is no finite number is left out."""
+    curves: dict[tuple[str, str], Curve] = {}
+    ends: dict[int, float] = {}  # the last step of each epoch that has one
+    seconds = Curve([0.0], [0.0])
+    batch: Any = run.config.get("global_batch_size")
+    validated: set[tuple[Any, float]] = set()
     for record in run.records():
-        if record["split"] == "train":
-            value = record.get("loss")
-            if value is None:  # no reading of the sum: it is that of its parts
-                parts = [part for name, part in record.items() if name.startswith("loss_") and part is not None]
-                value = sum(parts) if parts else None
-        elif record["split"] == "val" and metric is not None:
-            value = record.get(metric)
+        split, step = str(record["split"]), record["step"]
+        values = {name: value for name, value in record.items() if name not in _PLACES and _is_number(value)}
+        if split == "train":
+            parts = [value for name, value in values.items() if name.startswith("loss_")]
+            if parts and record.get("loss") is None:  # no reading of the sum: it is that of its parts
+                values["loss"] = sum(parts)
+            if isinstance(record.get("epoch"), int):
+                ends[record["epoch"]] = step
+            rate = values.get("samples_per_second", 0)
+            if rate > 0 and _is_number(batch):
+                spent = (step - seconds.steps[-1]) * batch / rate
+                seconds.steps.append(step)
+                seconds.values.append(seconds.values[-1] + max(spent, 0.0))
+        elif split == "val":
+            validated.add((record.get("epoch"), step))
         else:
             continue
-        if isinstance(value, (int, float)) and math.isfinite(value):
-            curve = curves["loss" if record["split"] == "train" else "val"]
-            curve.steps.append(record["step"])
+        for name, value in values.items():
+            curve = curves.setdefault((split, name), Curve([], []))
+            curve.steps.append(step)
             curve.values.append(value)
-    return {name: curve for name, curve in curves.items() if curve.steps}
+    return History(curves, _epochs(ends, validated), seconds if len(seconds.steps) > 1 else None)
 
 
 def thinned(curve: Curve, most: int) -> Curve:
@@ -66,49 +88,21 @@ def thinned(curve: Curve, most: int) -> Curve:
     return Curve([curve.steps[place] for place in order], [curve.values[place] for place in order])
 
 
-def learning_curves(runs: Sequence[Run], metric: str | None) -> bytes | None:
-    """The validation metric of all runs over their steps, or their training loss where they have no validation.
-
-    Args:
-        runs: of one metric, the best first. Of more than eight the five best are strong and the others faint. Those
-            without a result are dashed.
-        metric: its name; None: there is none.
-
-    Returns:
-        The bytes of a PNG file; None where no run has a curve.
-    """
-    curves = {run: curves_of(run, metric) for run in runs}
-    for kind, label in (("val", f"validation {metric}"), ("loss", "training loss")):
-        drawn = [run for run in runs if kind in curves[run]]
-        if drawn:
-            return _draw({run: curves[run][kind] for run in drawn}, label, metric or "status", len(runs))
-    return None
+def _epochs(ends: dict[int, float], validated: set[tuple[Any, float]]) -> Curve | None:
+    """Epochs over steps. Of every epoch that ended the last step is recorded; the last one may not have ended."""
+    steps, epochs = [0.0], [0.0]
+    for epoch, step in sorted(ends.items()):
+        done = epoch + 1.0
+        # A validation after an epoch is of the next one, a validation within it is not.
+        if epoch == max(ends) and (epoch + 1, step) not in validated:
+            if len(steps) < 2:
+                return None
+            length = (steps[-1] - steps[-2]) / (epochs[-1] - epochs[-2])
+            done = min(epochs[-1] + (step - steps[-1]) / length, done)
+        steps.append(step)
+        epochs.append(done)
+    return Curve(steps, epochs) if len(steps) > 1 else None
 
 
-def _draw(curves: dict[Run, Curve], label: str, metric: str, total: int) -> bytes:
-    from matplotlib.ticker import MaxNLocator
-
-    figure = new_figure(8, 4.6)
-    axes = figure.add_subplot()
-    strong = _STRONG if len(curves) > _ALL_STRONG_UP_TO else _ALL_STRONG_UP_TO
-    for place, (run, curve) in enumerate(curves.items()):
-        style: dict[str, Any] = {"linestyle": "-" if run.metric is not None else (0, (4, 2))}
-        if len(curve.steps) <= 25:
-            style.update(marker="o", markersize=3.5 if place < strong else 2)
-        if place < strong:
-            score = f"  {run.metric:.4g}" if run.metric is not None else f"  {run.status}"
-            style.update(color=f"C{place}", linewidth=1.8 if place == 0 else 1.4, zorder=20 - place,
-                         label=plain(shortened(run.name, 32) + score))  # fmt: skip
-        else:
-            style.update(color="0.55", linewidth=0.8, alpha=0.5, zorder=2)
-        axes.plot(curve.steps, curve.values, **style)
-    axes.set_xlabel("optimizer steps")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_ylabel(plain(label))
-    if spans_decades([value for curve in curves.values() for value in curve.values]):
-        axes.set_yscale("log")
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=9, frameon=False,
-                title=plain(f"best {strong}: run, {metric}" if len(curves) > strong else f"run, {metric}"))  # fmt: skip
-    missing = f", {total - len(curves)} without a curve" if total > len(curves) else ""
-    finish(axes, f"{label}, {len(curves)} run{'s' if len(curves) != 1 else ''}{missing}")
-    return figure_png(figure)
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,187 +1,122 @@
 "use strict";
+// What reacts: the charts' controls and legends, the tables, which sort and pick runs, and the pictures.
 (() => {
-  const data = JSON.parse(document.getElementById("data").textContent);
-  const picked = new Map(); // run -> colour
-  const charts = [];
-  const svgOf = (name, attributes, parent) => {
-    const node = document.createElementNS(parent.namespaceURI, name);
-    for (const key in attributes) node.setAttribute(key, attributes[key]);
-    return parent.appendChild(node);
+  const { data, picked, settings, looks, runsOf, linesOf, isPicked, isStrong, colorOf, toggle } = lines;
+  const drawn = [...document.querySelectorAll(".chart")].map((figure) => ({
+    section: Number(figure.dataset.section), kind: figure.dataset.chart, title: figure.querySelector("b").textContent,
+    place: figure.querySelector(".plot"), log: figure.querySelector("input"), drawing: null, lines: null, over: null, isInView: false, isStale: true,
+  }));
+  // Charts are drawn when they come into view: a hundred curves take a moment each.
+  const watch = new IntersectionObserver((entries) => {
+    for (const { target, isIntersecting } of entries) {
+      const chart = drawn.find(({ place }) => place === target);
+      chart.isInView = isIntersecting;
+      if (isIntersecting && chart.isStale) draw(chart);
+    }
+  }, { rootMargin: "400px" });
+  const make = (name, properties = {}, ...children) => {
+    const node = Object.assign(document.createElement(name), properties);
+    node.append(...children);
+    return node;
   };
-  const number = (value) => {
-    const size = Math.abs(value);
-    if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(2).replace(/\.?0+e/, "e");
-    return String(Number(value.toPrecision(5)));
-  };
 
-  // Which runs are coloured: those that were picked, else the best of their table.
-  const color = (run) => `var(--c${(picked.has(run.id) ? picked.get(run.id) : run.place) % 8})`;
-  const isStrong = (run) => (picked.size ? picked.has(run.id) : run.place < data.strong);
-
-  function ticks(low, high, log, count) {
-    const found = [];
-    if (log) {
-      const decades = Math.log10(high / low);
-      const steps = decades > 4 ? [1] : decades > 1.5 ? [1, 3] : [1, 2, 3, 5, 7];
-      const every = Math.max(1, Math.ceil(decades / count));
-      for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power++) {
-        if (power % every) continue;
-        for (const step of steps) {
-          const value = step * 10 ** power;
-          if (value >= low * 0.999 && value <= high * 1.001) found.push(value);
-        }
-      }
-      if (found.length > 1) return found;
-      found.length = 0;
-    }
-    const rough = (high - low) / count;
-    const power = 10 ** Math.floor(Math.log10(rough));
-    const step = [1, 2, 5, 10].map((part) => part * power).find((part) => part >= rough);
-    for (let value = Math.ceil(low / step); value * step <= high + step * 1e-6; value++) found.push(value * step);
-    return found;
-  }
-
-  class Chart {
-    constructor(figure) {
-      this.figure = figure;
-      this.runs = data.groups[figure.dataset.group].map((id) => data.runs[id]).filter((run) => run[figure.dataset.kind]);
-      this.box = figure.querySelector("input");
-      this.svg = figure.querySelector("svg");
-      this.svg.setAttribute("aria-label", figure.querySelector("b").textContent);
-      this.tip = document.createElement("div");
-      this.tip.className = "tip";
-      this.tip.hidden = true;
-      figure.appendChild(this.tip);
-      const values = this.runs.flatMap((run) => run[figure.dataset.kind][1]);
-      const least = Math.min(...this.runs.map((run) => Math.min(...run[figure.dataset.kind][1])));
-      this.box.disabled = !(least > 0);
-      this.box.checked = least > 0 && values.some((value) => value > 100 * least);
-      this.box.addEventListener("change", () => this.draw());
-      this.svg.addEventListener("pointermove", (event) => this.hover(event));
-      this.svg.addEventListener("pointerleave", () => this.leave());
-      this.svg.addEventListener("click", (event) => {
-        this.hover(event);
-        if (this.near) toggle(this.near.run.id);
-      });
-    }
-
-    draw() {
-      const kind = this.figure.dataset.kind;
-      const width = Math.max(this.figure.clientWidth, 240);
-      const height = Math.round(Math.min(Math.max(width * 0.56, 210), 330));
-      const log = this.box.checked;
-      this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
-      this.svg.replaceChildren();
-      this.leave();
-      let [left, right, low, high] = [Infinity, -Infinity, Infinity, -Infinity];
-      for (const run of this.runs) {
-        const [steps, values] = run[kind];
-        left = Math.min(left, steps[0]);
-        right = Math.max(right, steps[steps.length - 1]);
-        for (const value of values) {
-          low = Math.min(low, value);
-          high = Math.max(high, value);
-        }
-      }
-      if (left === right) [left, right] = [left - 1, right + 1];
-      if (low === high) [low, high] = log ? [low / 1.5, high * 1.5] : [low - (Math.abs(low) || 1) * 0.1, high + (Math.abs(high) || 1) * 0.1];
-      const scale = log ? Math.log : (value) => value;
-      const pad = (scale(high) - scale(low)) * 0.04;
-      const [bottom, top] = [scale(low) - pad, scale(high) + pad];
-      const yTicks = ticks(low, high, log, 7);
-      const margin = { left: 14 + 6.4 * Math.max(...yTicks.map((value) => number(value).length)), right: 12, top: 8, bottom: 36 };
-      const x = (step) => margin.left + ((step - left) / (right - left)) * (width - margin.left - margin.right);
-      const y = (value) => height - margin.bottom - ((scale(value) - bottom) / (top - bottom)) * (height - margin.top - margin.bottom);
-      for (const value of yTicks) {
-        svgOf("line", { class: "grid", x1: margin.left, x2: width - margin.right, y1: y(value), y2: y(value) }, this.svg);
-        svgOf("text", { x: margin.left - 6, y: y(value) + 4, "text-anchor": "end" }, this.svg).textContent = number(value);
-      }
-      for (const step of ticks(left, right, false, Math.max(3, Math.floor(width / 110)))) {
-        if (!Number.isInteger(step)) continue;
-        const [text, half] = [step.toLocaleString("en"), 3.2 * step.toLocaleString("en").length];
-        const at = Math.min(x(step), width - half); // the last one is not to be cut
-        svgOf("text", { x: at, y: height - margin.bottom + 16, "text-anchor": "middle" }, this.svg).textContent = text;
-      }
-      svgOf("text", { x: width - margin.right, y: height - 4, "text-anchor": "end" }, this.svg).textContent = "optimizer steps";
-      this.points = [];
-      this.paths = new Map();
-      // The best last, and what is coloured over what is not.
-      const order = [...this.runs].sort((a, b) => isStrong(a) - isStrong(b) || b.place - a.place);
-      for (const run of order) {
-        const [steps, values] = run[kind];
-        const places = steps.map((step, index) => [x(step), y(values[index])]);
-        const style = `${isStrong(run) ? "strong" : "faint"}${run.failed ? " failed" : ""}`;
-        const paths = [svgOf("path", { class: style, d: "M" + places.map((place) => place.map((part) => part.toFixed(1)).join(" ")).join("L") }, this.svg)];
-        if (steps.length <= 25 && isStrong(run) || steps.length === 1) {
-          const dots = places.map(([across, up]) => `M${across.toFixed(1)} ${up.toFixed(1)}h0`).join("");
-          paths.push(svgOf("path", { class: `${style} dots`, d: dots }, this.svg));
-        }
-        for (const path of paths) path.style.setProperty("--c", color(run));
-        this.paths.set(run, paths[0]);
-        places.forEach(([across, up], index) => this.points.push({ run, across, up, step: steps[index], value: values[index] }));
-      }
-      this.marker = svgOf("circle", { r: 4.5, visibility: "hidden" }, this.svg);
-      this.width = width;
-    }
-
-    hover(event) {
-      const frame = this.svg.getBoundingClientRect();
-      const zoom = this.width / frame.width;
-      const [across, up] = [(event.clientX - frame.left) * zoom, (event.clientY - frame.top) * zoom];
-      let best = null;
-      let least = 48 ** 2;
-      for (const point of this.points) {
-        // A faint curve has to be meant: where many are, the coloured ones are easier to hit.
-        const distance = ((point.across - across) ** 2 + (point.up - up) ** 2) * (isStrong(point.run) ? 1 : 2.5);
-        if (distance < least) [best, least] = [point, distance];
-      }
-      this.leave();
-      if (!best) return;
-      this.near = best;
-      this.paths.get(best.run).classList.add("over");
-      this.marker.style.setProperty("--c", color(best.run));
-      for (const [key, value] of [["cx", best.across], ["cy", best.up], ["visibility", "visible"]]) this.marker.setAttribute(key, value);
-      this.tip.textContent = "";
-      const name = document.createElement("b");
-      name.textContent = best.run.name;
-      this.tip.append(name, document.createElement("br"), `${number(best.value)} at step ${best.step.toLocaleString("en")}`);
-      if (best.run.note) this.tip.append(document.createElement("br"), best.run.note);
-      this.tip.hidden = false;
-      const [tipWidth, tipHeight] = [this.tip.offsetWidth, this.tip.offsetHeight];
-      const left = this.svg.offsetLeft || frame.left - this.figure.getBoundingClientRect().left;
-      const base = frame.top - this.figure.getBoundingClientRect().top;
-      const at = left + best.across / zoom;
-      this.tip.style.left = `${Math.max(0, Math.min(at - tipWidth / 2, frame.width - tipWidth))}px`;
-      const above = base + best.up / zoom - tipHeight - 12;
-      this.tip.style.top = `${above < 0 ? base + best.up / zoom + 14 : above}px`;
-    }
-
-    leave() {
-      if (this.near) this.paths.get(this.near.run).classList.remove("over");
-      if (this.marker) this.marker.setAttribute("visibility", "hidden");
-      this.near = null;
-      this.tip.hidden = true;
-    }
+  function mark(button, line) {
+    button.setAttribute("aria-pressed", isPicked(line));
+    button.classList.toggle("colored", isStrong(line));
+    button.style.setProperty("--c", colorOf(line));
   }
 
   function refresh() {
-    for (const button of document.querySelectorAll("button[data-run]")) {
-      const run = data.runs[button.dataset.run];
-      button.setAttribute("aria-pressed", picked.has(run.id));
-      button.classList.toggle("colored", isStrong(run));
-      button.style.setProperty("--c", color(run));
+    looks.clear();
+    data.sections.forEach((_, section) => {
+      const all = linesOf(section);
+      const drawable = all.filter(({ runs }) => runs.some((run) => Object.keys(run.curves).length));
+      for (const line of all) {
+        for (const run of line.runs) mark(document.querySelector(`button[data-run="${run.id}"]`), line);
+      }
+      const buttons = drawable.map((line) => {
+        const swatch = make("span", { className: "swatch" });
+        const button = make("button", { type: "button", title: line.note, onclick: () => pick(line) }, swatch, line.label);
+        mark(button, line);
+        return button;
+      });
+      const clear = make("button", { type: "button", className: "clear", onclick: () => { picked.clear(); refresh(); } }, "pick none");
+      const legend = document.querySelector(`.legend[data-section="${section}"]`);
+      if (legend) legend.replaceChildren(...buttons, ...(picked.size ? [clear] : []));
+    });
+    for (const chart of drawn) {
+      chart.isStale = true;
+      if (chart.isInView) draw(chart);
     }
-    for (const clear of document.querySelectorAll(".clear")) clear.hidden = !picked.size;
-    for (const chart of charts) chart.draw();
   }
 
-  function toggle(id) {
-    if (!picked.delete(id)) {
-      // Its own colour if that is free, else the first that is: two picked runs are to be told apart.
-      const free = [data.runs[id].place, 0, 1, 2, 3, 4, 5, 6, 7].find((slot) => slot < 8 && ![...picked.values()].includes(slot));
-      picked.set(id, free === undefined ? data.runs[id].place : free);
-    }
+  function pick(line) {
+    toggle(line);
     refresh();
+  }
+
+  function draw(chart) {
+    chart.isStale = false;
+    if (!chart.drawing) begin(chart);
+    const option = (charts.options[chart.kind.split(" ")[0]] ?? charts.options.curves)(chart, Boolean(chart.log?.checked));
+    chart.drawing.setOption(option, { replaceMerge: ["series", "parallelAxis"] });
+    if (option.toolbox.feature.dataZoom && !matchMedia("(pointer: coarse)").matches) { // dragging zooms
+      chart.drawing.dispatchAction({ type: "takeGlobalCursor", key: "dataZoomSelect", dataZoomSelectActive: true });
+    }
+  }
+
+  function begin(chart) {
+    const drawing = (chart.drawing = echarts.init(chart.place, null, { renderer: "svg" }));
+    drawing.getZr().on("dblclick", () => drawing.dispatchAction({ type: "dataZoom", start: 0, end: 100 }));
+    drawing.on("click", ({ seriesId, data: item }) => {
+      const line = item?.line ?? chart.lines?.get(seriesId);
+      if (line) pick(line);
+    });
+    drawing.on("mouseover", ({ seriesId }) => { chart.over = chart.lines?.get(seriesId); });
+    drawing.on("datazoom", () => { // what is left of a logarithmic axis needs labels of its own
+      if (drawing.getOption().yAxis?.[0].type !== "log") return;
+      const [high, low] = [24, chart.place.clientHeight - 50].map((y) => drawing.convertFromPixel({ yAxisIndex: 0 }, y));
+      drawing.setOption({ yAxis: { axisLabel: { customValues: charts.decadeMarks(low, high) } } });
+    });
+    drawing.on("mouseout", () => { chart.over = null; });
+    new ResizeObserver(() => chart.place.clientWidth && drawing.resize()).observe(chart.place);
+  }
+
+  // A logarithmic axis where all values are above zero; from the beginning where they span decades.
+  function prepare(chart) {
+    watch.observe(chart.place);
+    chart.place.setAttribute("role", "img");
+    chart.place.setAttribute("aria-label", chart.title);
+    if (!chart.log) return;
+    const ofCurves = (run) => run.curves[chart.kind]?.[1] ?? [];
+    const ofMetric = (run) => (run.metric === null ? [] : [run.metric]);
+    const values = runsOf(chart.section).flatMap(chart.kind.startsWith("over ") ? ofMetric : ofCurves);
+    const [low, high] = values.reduce(([least, most], value) => [Math.min(least, value), Math.max(most, value)], [Infinity, -Infinity]);
+    chart.log.disabled = !(low > 0);
+    chart.log.checked = low > 0 && high > 100 * low;
+    chart.log.onchange = () => draw(chart);
+  }
+
+  function addControls(node) {
+    const section = Number(node.dataset.section);
+    const { keys } = data.sections[section];
+    const runs = runsOf(section);
+    const change = (name) => ({ target }) => {
+      settings[section][name] = name === "smooth" ? Number(target.value) : target.value;
+      refresh();
+    };
+    const choice = (label, name, options) => {
+      const items = options.map(([value, title]) => make("option", { value }, title));
+      return options.length > 1 ? [make("label", {}, `${label} `, make("select", { name, onchange: change(name) }, ...items))] : [];
+    };
+    const clocks = [["epoch", "epochs"], ["time", "training time"]].filter(([clock]) => runs.some((run) => run.clocks[clock]));
+    const groups = keys.map((key, index) => [String(index), key.name]);
+    if (keys.some((key) => key.seed)) groups.unshift(["seeds", "all but seeds"]);
+    const slider = make("input", { type: "range", name: "smooth", min: 0, max: 0.99, step: 0.01, value: 0, oninput: change("smooth") });
+    node.append(
+      ...choice("x axis", "x", [["step", "steps"], ...clocks]), make("label", {}, "smoothing ", slider),
+      ...choice("group by", "group", [["", "none"], ...groups]),
+    );
   }
 
   function sort(header) {
@@ -210,22 +145,26 @@
   }
   for (const row of document.querySelectorAll(".results tbody tr")) {
     row.addEventListener("click", () => {
-      if (!String(getSelection())) toggle(Number(row.dataset.run)); // unless text is being selected
+      const isOf = (line) => line.runs.some((run) => run.id === Number(row.dataset.run));
+      const line = data.sections.flatMap((_, section) => linesOf(section)).find(isOf);
+      if (!String(getSelection())) pick(line); // unless text is being selected
     });
   }
-  for (const button of document.querySelectorAll(".legend button[data-run]")) {
-    button.addEventListener("click", () => toggle(Number(button.dataset.run)));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", refresh);
+  for (const [event, isPrinted] of [["beforeprint", true], ["afterprint", false]]) {
+    addEventListener(event, () => { // light, and no wider than a sheet
+      document.documentElement.classList.toggle("printed", isPrinted);
+      refresh();
+      for (const chart of drawn.filter(({ place }) => place.clientWidth)) { // not behind a fold
+        if (!chart.drawing) begin(chart);
+        chart.drawing.resize(isPrinted ? { width: Math.min(chart.place.clientWidth, 680) } : {});
+        draw(chart); // at once, unlike resize
+      }
+    });
   }
-  for (const clear of document.querySelectorAll(".clear")) {
-    clear.addEventListener("click", () => { picked.clear(); refresh(); });
-  }
-  for (const figure of document.querySelectorAll(".chart")) charts.push(new Chart(figure));
+  document.querySelectorAll(".controls").forEach(addControls);
+  drawn.forEach(prepare);
   refresh();
-  let width = innerWidth;
-  addEventListener("resize", () => {
-    if (innerWidth !== width) for (const chart of charts) chart.draw();
-    width = innerWidth;
-  });
 
   const viewer = document.getElementById("viewer");
   const zooms = [...document.querySelectorAll("button.zoom")];
