@@ -12,6 +12,7 @@ from exp.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from exp.data.fingerprint import Fingerprint
+    from exp.draw.files import Picture
     from exp.metrics import Metric
     from exp.session import Session
 
@@ -138,8 +139,11 @@ class Data(abc.ABC):
         """
         return {split: len(getattr(self, split)) for split in ("train", "val", "test")}
 
-    def pictures(self, session: Session, model: Any, evaluator: Any = None) -> dict[str, bytes]:
-        """PNG files by name, for ``plots/``, of what a training has come to; by rank 0 alone.
+    def pictures(self, session: Session, model: Any, evaluator: Any = None) -> Mapping[str, Picture]:
+        """What is to be seen of what a training has come to, by the name of a PNG file in ``plots/``; by rank 0 alone.
+
+        A picture is a matplotlib figure, pixels (RGB (H, W, 3), uint8), or the bytes of a PNG file;
+        ``figures.format`` and the like are seen to.
 
         Args:
             session: the session.

@@ -12,6 +12,7 @@ from exp.engine.wrapper import unwrapped
 if TYPE_CHECKING:
     import numpy as np
 
+    from exp.draw.files import Picture
     from exp.session import Session
 
 __all__ = ["draw_images"]
@@ -22,7 +23,7 @@ _SHEET = 24  # scenes
 _COUNTED = 256  # scenes of a confusion matrix that is made here
 
 
-def draw_images(session: Session, data: Any, model: Any, metrics: Any = None) -> dict[str, bytes]:
+def draw_images(session: Session, data: Any, model: Any, metrics: Any = None) -> dict[str, Picture]:
     """What the best weights say about some validation images.
 
     Segmentation: ``val_<n>.png``, image, truth and prediction of images spread over the part. Scenes: ``val.png``, a
@@ -36,14 +37,14 @@ def draw_images(session: Session, data: Any, model: Any, metrics: Any = None) ->
             scenes a matrix of at most 256 validation images is made.
 
     Returns:
-        PNG files by name.
+        Pictures by the names of PNG files.
     """
-    from exp.vision.draw.confusion import confusion_png
+    from exp.vision.draw.confusion import confusion_figure
     from exp.vision.draw.sheet import spread
 
     model = unwrapped(model)
     model.eval()
-    pictures = {}
+    pictures: dict[str, Picture] = {}
     if data.val[torch.zeros(1, dtype=torch.int64)]["label"].dim() == 3:
         for number, index in enumerate(spread(len(data.val), _OVERLAYS)):
             pictures[f"val_{number}.png"] = _segmentation_picture(session, data, model, index)
@@ -53,17 +54,17 @@ def draw_images(session: Session, data: Any, model: Any, metrics: Any = None) ->
     if metrics is not None:
         matrix = metrics.confusion.counts.numpy()
         unit = "pixels" if matrix.sum() > 0 and "val_0.png" in pictures else "images"
-        pictures["confusion.png"] = confusion_png(matrix, data.classes, f"{int(matrix.sum()):,} {unit}")
+        pictures["confusion.png"] = confusion_figure(matrix, data.classes, f"{int(matrix.sum()):,} {unit}")
     return pictures
 
 
-def _segmentation_picture(session: Session, data: Any, model: Any, index: int) -> bytes:
+def _segmentation_picture(session: Session, data: Any, model: Any, index: int) -> np.ndarray:
     """Image, truth and prediction side by side, and a legend."""
     import numpy as np
 
     from exp.vision.draw.legend import Entry, legend
     from exp.vision.draw.overlay import colored
-    from exp.vision.draw.pictures import beside, enlarged, png, shrunk, shrunk_labels, to_rgb
+    from exp.vision.draw.pictures import beside, enlarged, shrunk, shrunk_labels, to_rgb
     from exp.vision.draw.text import line
 
     batch = data.val[torch.tensor([index])]
@@ -82,12 +83,11 @@ def _segmentation_picture(session: Session, data: Any, model: Any, index: int) -
     heads = [line(title, picture.shape[1], size, bold=True) for title in titles]
     page = np.concatenate([beside(heads), beside(panels)])
     entries = [Entry(name, color) for name, color in zip(data.classes, data.palette)]
-    return png(np.concatenate([page, legend(entries, page.shape[1], size)]))
+    return np.concatenate([page, legend(entries, page.shape[1], size)])
 
 
-def _scene_sheet(session: Session, data: Any, model: Any, count: int) -> tuple[bytes, Any]:
+def _scene_sheet(session: Session, data: Any, model: Any, count: int) -> tuple[np.ndarray, Any]:
     """A sheet of validation images, and the metrics of ``count`` of them."""
-    from exp.vision.draw.pictures import png
     from exp.vision.draw.scene import Scene, scene_tile
     from exp.vision.draw.sheet import sheet, spread
 
@@ -107,4 +107,4 @@ def _scene_sheet(session: Session, data: Any, model: Any, count: int) -> tuple[b
                 image: np.ndarray = batch["image"][row].permute(1, 2, 0).numpy()
                 names = [(data.classes[int(best[row])], float(shares[row]))]
                 tiles.append(scene_tile(image, Scene("", names, data.classes[truth])))
-    return png(sheet(tiles, title=f"{len(tiles)} of {len(data.val)} validation images")), metrics
+    return sheet(tiles, title=f"{len(tiles)} of {len(data.val)} validation images"), metrics

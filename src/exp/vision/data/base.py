@@ -200,8 +200,8 @@ class ImageData(Data):
 
         return predict(session, self, model)
 
-    def pictures(self, session: Any, model: Any, evaluator: Any = None) -> dict[str, bytes]:
-        """PNG files by name, of what a training has come to (:func:`exp.vision.plots.draw_images`)."""
+    def pictures(self, session: Any, model: Any, evaluator: Any = None) -> dict[str, Any]:
+        """Pictures by name, of what a training has come to (:func:`exp.vision.plots.draw_images`)."""
         from exp.vision.plots import draw_images  # which takes its time to load, and only one rank draws
 
         counted = next((each for each in evaluator.metrics if hasattr(each, "confusion")), None) if evaluator else None

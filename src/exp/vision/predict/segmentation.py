@@ -7,9 +7,9 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Sequence
 
+from exp.engine.plots import PictureWriter
 from exp.runfolder import write_atomically
 from exp.vision.draw.overlay import overlay_with_legend
-from exp.vision.draw.pictures import png
 from exp.vision.predict.areas import Area, areas_csv, shares, total_csv
 from exp.vision.predict.classmaps import Counts, RowTaker, SmallMap, class_png, class_tiff
 from exp.vision.predict.inputs import Failure, Input, each_of_mine
@@ -74,6 +74,7 @@ class SegmentationWriter:
         self.data = data
         self.scores = pixel_scores(session, model)
         self.folder = session.folder.path / "predictions"
+        self.pictures = PictureWriter(session)
         self.areas: dict[int, Area] = {}
         self.files: list[str] = []
         task = session.config.task
@@ -109,8 +110,8 @@ class SegmentationWriter:
             area = image.pixel_area if image.pixel_area is not None or own is None else own**2
         self.areas[number] = Area(str(entry.path), counts.counts[:classes].tolist(), area)
         notes = [f"{100 * share:.1f} %" for share in shares(self.areas[number].counts)]
-        paths.append(self.folder / "overlays" / f"{entry.name}.png")
-        write_atomically(paths[-1], png(overlay_with_legend(picture, small.labels, data.classes, data.palette, notes)))
+        page = overlay_with_legend(picture, small.labels, data.classes, data.palette, notes)
+        self.files += self.pictures.write(f"predictions/overlays/{entry.name}.png", page)
         self.files += [path.relative_to(self.session.folder.path).as_posix() for path in paths]
         seconds = time.perf_counter() - began
         logger.info("%s: %d x %d pixels in %.1f s", entry.path, size[1], size[0], seconds)
