@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 
+import cv2
 import numpy as np
 import pytest
 from PIL import Image
@@ -11,8 +12,9 @@ from exp.draw.figure import figure_png
 from exp.draw.files import pixels_png
 from exp.vision.draw.confusion import confusion_figure
 from exp.vision.draw.legend import Entry, legend
-from exp.vision.draw.overlay import overlay, overlay_with_legend
+from exp.vision.draw.overlay import overlay, overlay_with_legend, told_apart
 from exp.vision.draw.pictures import enlarged, shrunk, shrunk_labels, to_rgb
+from exp.vision.draw.scale import round_length, with_scale_bar
 from exp.vision.draw.sheet import Tile, sheet, spread
 from exp.vision.draw.text import fitted, text_width
 
@@ -51,8 +53,30 @@ def test_a_tiny_image_is_enlarged_until_its_legend_can_be_read():
     labels = blocks(8, 12)
     picture = overlay_with_legend(np.zeros((8, 12, 3), np.uint8), labels, CLASSES, PALETTE, ["1 %"] * 3)
     assert picture.shape[1] >= 640
-    for color in PALETTE:
+    for color in told_apart(PALETTE):
         assert (picture[-60:] == color).all(axis=-1).any()
+
+
+def test_classes_whose_colours_are_alike_get_others():
+    """Building and land of Dubai are both violet; the colours that differ stay."""
+    shown = told_apart(PALETTE)
+    assert [shown[0], shown[2]] == [PALETTE[0], PALETTE[2]]
+    lab = cv2.cvtColor(np.float32([shown]) / 255, cv2.COLOR_RGB2LAB)[0]
+    assert min(np.linalg.norm(lab[one] - lab[other]) for one in range(3) for other in range(one)) >= 60
+    many = told_apart([(100, 100, 100)] * 30)
+    assert len(set(many)) == 30
+
+
+@pytest.mark.parametrize(
+    ("metres_per_pixel", "length", "pixels"), [(0.3, 100.0, 333), (10.0, 2000.0, 200), (0.00007, 0.02, 286)]
+)
+def test_a_scale_bar_has_the_length_that_it_says(metres_per_pixel, length, pixels):
+    assert round_length(0.25 * 1400 * metres_per_pixel) == pytest.approx(length)
+    picture = np.full((300, 1400, 3), 200, np.uint8)
+    black = (with_scale_bar(picture, metres_per_pixel) == 0).all(axis=-1)
+    assert black.sum(axis=1).max() == pixels
+    tiny = np.zeros((20, 30, 3), np.uint8)
+    assert with_scale_bar(tiny, metres_per_pixel) is tiny
 
 
 @pytest.mark.parametrize("count", [1, 5, 45])

@@ -207,6 +207,12 @@ class ImageData(Data):
         counted = next((each for each in evaluator.metrics if hasattr(each, "confusion")), None) if evaluator else None
         return draw_images(session, self, model, counted)
 
+    def draw_samples(self, worst: Sequence[Any], best: Sequence[Any]) -> dict[str, Any]:
+        """Truth beside prediction, of images of the test split (:func:`exp.vision.plots.draw_samples`)."""
+        from exp.vision.plots import draw_samples
+
+        return draw_samples(self, worst, best)
+
     def record(self, gather: Callable[[Any], list[Any]]) -> dict[str, Any]:
         """What ``result.json`` says of the data; all ranks must call it.
 

@@ -106,11 +106,12 @@ class SegmentationWriter:
                         rows[missing] = _NO_DATA
                     for taker in takers:
                         taker.add(rows)
-            own = self.session.config.task.metres_per_pixel
+            own = self.session.config.task.metres_per_pixel or data.metres_per_pixel
             area = image.pixel_area if image.pixel_area is not None or own is None else own**2
         self.areas[number] = Area(str(entry.path), counts.counts[:classes].tolist(), area)
         notes = [f"{100 * share:.1f} %" for share in shares(self.areas[number].counts)]
-        page = overlay_with_legend(picture, small.labels, data.classes, data.palette, notes)
+        side = None if area is None else area**0.5 * size[1] / picture.shape[1]  # metres of a pixel of the picture
+        page = overlay_with_legend(picture, small.labels, data.classes, data.palette, notes, side)
         self.files += self.pictures.write(f"predictions/overlays/{entry.name}.png", page)
         self.files += [path.relative_to(self.session.folder.path).as_posix() for path in paths]
         seconds = time.perf_counter() - began
