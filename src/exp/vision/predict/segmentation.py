@@ -5,17 +5,17 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Sequence
 
 from exp.engine.plots import PictureWriter
 from exp.runfolder import write_atomically
 from exp.vision.draw.overlay import overlay_with_legend
 from exp.vision.predict.areas import Area, areas_csv, shares, total_csv
-from exp.vision.predict.classmaps import Counts, RowTaker, SmallMap, class_png, class_tiff
+from exp.vision.predict.classmaps import Counts, RowTaker, SmallMap, class_png, class_tiff, probability_tiff
 from exp.vision.predict.inputs import Failure, Input, each_of_mine
 from exp.vision.predict.raster import RasterImage, is_georeferenced, open_image
-from exp.vision.predict.scores import pixel_scores
-from exp.vision.predict.windows import Tiling, label_rows
+from exp.vision.predict.scores import pixel_probabilities, pixel_scores
+from exp.vision.predict.windows import TakeScores, Tiling, label_rows
 
 if TYPE_CHECKING:
     from exp.session import Session
@@ -74,6 +74,7 @@ class SegmentationWriter:
         self.data = data
         self.scores = pixel_scores(session, model)
         self.folder = session.folder.path / "predictions"
+        self.probabilities = pixel_probabilities(session)
         self.pictures = PictureWriter(session)
         self.areas: dict[int, Area] = {}
         self.files: list[str] = []
@@ -99,8 +100,12 @@ class SegmentationWriter:
                 takers.append(files.enter_context(class_png(paths[0], size, data.palette)))
                 if isinstance(image, RasterImage) and is_georeferenced(image):
                     paths.append(self.folder / "geo" / f"{entry.name}.tif")
-                    takers.append(files.enter_context(class_tiff(paths[1], image, data.palette)))
-                for top, rows in label_rows(image, self.scores, classes, self.tiling):
+                    takers.append(files.enter_context(class_tiff(paths[-1], image, data.palette)))
+                take = None
+                if self.session.config.task.probabilities:
+                    paths.append(self.folder / "probabilities" / f"{entry.name}.tif")
+                    take = self._taking(files.enter_context(probability_tiff(paths[-1], image, data.classes)))
+                for top, rows in label_rows(image, self.scores, classes, self.tiling, take):
                     missing = image.without_data(top, len(rows))
                     if missing is not None:
                         rows[missing] = _NO_DATA
@@ -116,3 +121,6 @@ class SegmentationWriter:
         self.files += [path.relative_to(self.session.folder.path).as_posix() for path in paths]
         seconds = time.perf_counter() - began
         logger.info("%s: %d x %d pixels in %.1f s", entry.path, size[1], size[0], seconds)
+
+    def _taking(self, write: Callable[[int, int, Any], None]) -> TakeScores:
+        return lambda top, left, scores: write(top, left, self.probabilities(scores).cpu().numpy())
