@@ -11,7 +11,6 @@ from exp.engine.building import build_data, build_evaluator, build_model, make_r
 from exp.engine.debug import split_in_use
 from exp.engine.extremes import Extremes
 from exp.engine.loops import EvalLoop
-from exp.engine.plots import PictureWriter
 from exp.engine.runner import Runner
 from exp.runfolder import write_atomically
 
@@ -72,6 +71,8 @@ def _draw(session: Session, data: Data, extremes: Extremes) -> None:
     worst, best = extremes.collect(session.distributed)
     if not session.distributed.is_main:
         return
+    from exp.engine.plots import PictureWriter  # matplotlib's
+
     try:
         PictureWriter(session).write_all(data.draw_samples(worst, best))
     except Exception as error:
