@@ -45,6 +45,11 @@ class Extremes:
         self._worst: list[RankedSample] = []
         self._best: list[RankedSample] = []
 
+    @property
+    def units(self) -> dict[str, str]:
+        """What values the evaluator's figures are of, by name."""
+        return self.evaluator.units
+
     def reset(self) -> None:
         """Forget everything."""
         self.evaluator.reset()
