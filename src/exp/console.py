@@ -6,14 +6,18 @@ A reader that has gone away (``| head``, a pager that was left) ends what is sho
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["error", "make_console", "shown", "warn"]
+__all__ = ["error", "make_console", "shown", "wait_for", "waited", "warn"]
+
+_CLEAR = "\r\x1b[2K"  # to the first column, and nothing on the line
+_waits_for = ""
 
 
 def make_console() -> Console:
@@ -25,6 +29,14 @@ def make_console() -> Console:
             """Called by rich, which would exit here."""
             self.quiet = True
             _write_nowhere(sys.stdout)
+
+        def print(self, *objects: Any, **options: Any) -> None:
+            """Above the line that says what is waited for."""
+            text = _waits_for
+            waited()
+            super().print(*objects, **options)
+            if text:
+                wait_for(text)
 
     console = Terminal(highlight=False)
     return console if console.is_terminal else Terminal(highlight=False, width=120)
@@ -38,6 +50,39 @@ def shown(path: Path) -> str:
         return str(path)
 
 
+def wait_for(what: str) -> None:
+    """Say on a terminal what the next seconds go into, on a line that the next such line, or :func:`waited`, replaces.
+
+    Elsewhere nothing is written. The first column is left to whoever writes next, a worker included.
+    """
+    global _waits_for
+    if not _is_terminal():
+        return
+    _waits_for = what
+    columns = shutil.get_terminal_size().columns
+    _write(f"{_CLEAR}{f'{what} ...'[: columns - 1]}\r")
+
+
+def waited() -> None:
+    """Take the line of :func:`wait_for` away, if this process has written one."""
+    global _waits_for
+    if _waits_for:
+        _waits_for = ""
+        _write(_CLEAR)
+
+
+def _is_terminal() -> bool:
+    return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def _write(text: str) -> None:
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _write_nowhere(sys.stdout)
+
+
 def warn(message: str) -> None:
     """One line that the user can act on."""
     _tell(f"warning: {message}")
@@ -49,6 +94,7 @@ def error(message: str) -> None:
 
 
 def _tell(line: str) -> None:
+    waited()
     try:
         print(line, file=sys.stderr, flush=True)  # noqa: T201
     except BrokenPipeError:

@@ -56,7 +56,13 @@ def execute(run: FrozenRun) -> Finished:
 
 
 def _launched(run: FrozenRun, chosen: launcher.Launcher) -> Finished:
-    outcome = chosen.launch_run(run)
+    if not chosen.submits:
+        processes = run.config.nproc
+        console.wait_for("starting the worker" if processes == 1 else f"starting {processes} workers")
+    try:
+        outcome = chosen.launch_run(run)
+    finally:
+        console.waited()
     if not isinstance(outcome, Outcome):
         raise RunError(
             f"launcher: {shown(chosen)}.launch must give an exp.launcher.outcome.Outcome, not a "

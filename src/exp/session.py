@@ -24,6 +24,7 @@ from exp.cards import check_distinct
 from exp.config.names import check_names
 from exp.config.schema import ExpConfig
 from exp.config.structures import load
+from exp.console import make_console, wait_for, waited
 from exp.contract import check_result
 from exp.errors import ConfigError, Preempted
 from exp.runfolder import write_json
@@ -131,9 +132,8 @@ class Session:
             self.distributed = Distributed()
         seed_everything(config.seed, backend)
         if info.rank == 0:
-            from exp.console import make_console
-
             self.console = make_console()
+            wait_for("setting up")
         self._announce()
 
     def _announce(self) -> None:
@@ -164,6 +164,11 @@ class Session:
         if self.backend.exclusive_devices:
             check_distinct(self.devices)
 
+    def wait_for(self, what: str) -> None:
+        """Say on rank 0's terminal what the next seconds go into."""
+        if self.console is not None:
+            wait_for(what)
+
     def say(self, text: str) -> None:
         """Tell the user something: on the terminal once, in the log of every rank that says it."""
         logger.info(text)
@@ -188,6 +193,7 @@ class Session:
         if self._begun:
             return
         self._begun = True
+        waited()
         if self.pending:
             self.distributed.barrier()
         if self.info.rank == 0:
@@ -283,6 +289,7 @@ def run(folder: RunFolder, info: RankInfo) -> None:
     except BaseException as error:
         # The frames of the error hold the wrapped model; they must let go of it before the interpreter exits.
         session.forget()
+        waited()
         _, _, tb = sys.exc_info()
         if info.world_size > 1:
             if not isinstance(error, Preempted):

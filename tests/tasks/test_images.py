@@ -111,6 +111,7 @@ def test_a_resumed_run_ends_in_the_same_state_bit_for_bit(trained, name, setting
 def test_evaluation_tells_every_class(trained):
     done = run_exp(trained, *TILES, "backend=cpu", "task=eval", "init_from=tiles", "output_dir=eval")
     assert done.returncode == 0, done.stderr
+    assert [path.name for path in (trained / "eval" / "plots").iterdir()] == ["worst_1.png"]  # of the only image
     assert result(trained, "eval")["metrics"] == pytest.approx(result(trained, "tiles")["metrics"], abs=1e-9)
     with (trained / "eval" / "metrics_per_class.csv").open() as file:
         rows = list(csv.DictReader(file))

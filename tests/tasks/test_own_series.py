@@ -132,7 +132,7 @@ def test_lookback_rows_are_enough_for_the_future(trained, tmp_path):
         result, future, said = predicted(trained, tmp_path, "task.input=new.csv")
     finally:
         (trained.folder / "away.csv").rename(trained.folder / "plant.csv")
-    assert result["files"] == ["forecasts/future.csv"]
+    assert result["files"] == ["forecasts/future.csv", "plots/future_load_temp.png"]
     assert result["metrics"] == {"windows": 0}
     assert f"{tmp_path / 'new.csv'} has 96 rows, too few for a window with truth" in said
     dates = [str(datetime(2019, 12, 1) + timedelta(hours=1500 + 96 + ahead)) for ahead in (0, 23)]

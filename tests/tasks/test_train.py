@@ -150,7 +150,8 @@ def test_evaluation_does_not_depend_on_processes_or_batches(exp):
 @pytest.mark.slow
 def test_prediction_writes_forecasts_in_original_units_and_pictures(exp):
     exp.train("run")
-    done = exp(*TINY, "task=predict", "init_from=run", "output_dir=predicted", "task.num_windows=2")
+    done = exp(*TINY, "task=predict", "init_from=run", "output_dir=predicted", "task.num_windows=2",
+               "task.channels=[OT,HULL]", "figures.format=svg")  # fmt: skip
     assert done.returncode == 0, done.stderr
     folder = exp.path("predicted")
     table = (folder / "forecasts" / "window_00000.csv").read_text().splitlines()
@@ -163,9 +164,12 @@ def test_prediction_writes_forecasts_in_original_units_and_pictures(exp):
     future = (folder / "forecasts" / "future.csv").read_text().splitlines()
     assert future[1].startswith("2018-06-26 20:00:00")
     assert len(future) == 97
-    pictures = sorted((folder / "plots").iterdir())
-    assert len(pictures) == 2
+    pictures = sorted((folder / "plots").glob("*.png"))
+    assert [path.name for path in pictures] == [
+        "future_OT_HULL.png", "window_00000_OT_HULL.png", "window_02784_OT_HULL.png"
+    ]  # fmt: skip
     assert all(picture.read_bytes()[:4] == b"\x89PNG" for picture in pictures)
+    assert all(b"<svg" in picture.with_suffix(".svg").read_bytes() for picture in pictures)
 
 
 @pytest.mark.slow

@@ -34,7 +34,7 @@ _GROUPS = (
     "logger",
     "debug",
 )
-_WIDTH = 96
+_WIDTH = 80
 _HELP = {"--help", "-h"}
 
 

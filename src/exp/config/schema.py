@@ -11,6 +11,8 @@ from typing import Any, Dict, List, Optional
 
 from omegaconf import MISSING
 
+from exp.config.figures import FiguresConfig
+
 __all__ = [
     "BackendConfig",
     "CheckpointConfig",
@@ -212,6 +214,7 @@ class ExpConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)
     debug: DebugConfig = field(default_factory=DebugConfig)
+    figures: FiguresConfig = field(default_factory=FiguresConfig)
 
     name: str = MISSING
     """Name of the experiment; each file of ``conf/experiment`` sets it."""

@@ -11,6 +11,7 @@ from omegaconf import MISSING, OmegaConf
 from exp.backend import PRECISIONS
 from exp.config.batch import derive_batch_sizes
 from exp.config.explain import nearest
+from exp.config.figures import check_figures
 from exp.config.hardware import check_available, check_processes, runs_elsewhere
 from exp.config.hooks import check_hooks
 from exp.config.targets import check_target, find_module
@@ -190,16 +191,15 @@ def _check_values(config: ExpConfig) -> None:
             raise ConfigError(f"{key}={getattr(config, key)} must be at least 1")
     if config.max_epochs is None and config.max_steps is None:
         raise ConfigError("neither max_epochs nor max_steps is set; give one of them")
-    for key in ("max_epochs", "max_steps", "val_every", "patience"):
-        value = getattr(config, key)
+    limits = {key: getattr(config, key) for key in ("max_epochs", "max_steps", "val_every", "patience")}
+    for key in ("train_batches", "val_batches", "test_batches", "restart_after"):
+        limits[f"debug.{key}"] = getattr(config.debug, key)
+    for key, value in limits.items():
         if value is not None and value < 1:
             raise ConfigError(f"{key}={value} must be at least 1, or null")
-    for key in ("train_batches", "val_batches", "test_batches", "restart_after"):
-        value = getattr(config.debug, key)
-        if value is not None and value < 1:
-            raise ConfigError(f"debug.{key}={value} must be at least 1, or null")
     if config.debug.overfit and config.debug.train_batches is None:
         raise ConfigError("debug.overfit=true needs debug.train_batches: how many batches are to be learned")
+    check_figures(config.figures)
     check_hooks(config.hooks)
     if config.launcher.nnodes < 1:
         raise ConfigError(f"launcher.nnodes={config.launcher.nnodes} must be at least 1")

@@ -12,7 +12,9 @@ from exp.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from exp.data.fingerprint import Fingerprint
-    from exp.metrics import Metric
+    from exp.draw.files import Picture
+    from exp.engine.extremes import RankedSample
+    from exp.metrics import Metric, SampleMetric
     from exp.session import Session
 
 __all__ = ["Data", "Prediction", "Sketch", "check_data", "split_of"]
@@ -138,13 +140,32 @@ class Data(abc.ABC):
         """
         return {split: len(getattr(self, split)) for split in ("train", "val", "test")}
 
-    def pictures(self, session: Session, model: Any, evaluator: Any = None) -> dict[str, bytes]:
-        """PNG files by name, for ``plots/``, of what a training has come to; by rank 0 alone.
+    def pictures(self, session: Session, model: Any, evaluator: Any = None) -> Mapping[str, Picture]:
+        """What is to be seen of what a training has come to, by the name of a PNG file in ``plots/``; by rank 0 alone.
+
+        A picture is a matplotlib figure, pixels (RGB (H, W, 3), uint8), or the bytes of a PNG file;
+        ``figures.format`` and the like are seen to.
 
         Args:
             session: the session.
             model: wrapped or not, on the session's device, with the tested weights; in eval mode afterwards.
             evaluator: an :class:`exp.metrics.Evaluator` after the test; None: there is none.
+        """
+        return {}
+
+    def ranking(self) -> SampleMetric | None:
+        """The figure by which ``task=eval`` finds the worst and the best samples to draw; None: it draws none.
+
+        Batches need ``index``, the numbers of the samples in their split, int64 (B,).
+        """
+        return None
+
+    def draw_samples(self, worst: Sequence[RankedSample], best: Sequence[RankedSample]) -> Mapping[str, Picture]:
+        """Pictures of samples of the test split, as :meth:`pictures` gives them; by rank 0 alone.
+
+        Args:
+            worst: by :meth:`ranking`, the worst first.
+            best: the best first; none of them is among the worst.
         """
         return {}
 

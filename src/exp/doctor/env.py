@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING, Any, Iterator
 
 from exp import console
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
     from exp.launcher.rank import RankInfo
     from exp.runfolder import RunFolder
 
-__all__ = ["describe"]
+__all__ = ["describe", "wrapped"]
+
+_COLUMN = 15  # where values begin
 
 
 def describe(config: ExpConfig, folder: RunFolder, info: RankInfo, backend: Backend) -> None:
@@ -36,10 +39,18 @@ def describe(config: ExpConfig, folder: RunFolder, info: RankInfo, backend: Back
         "variables": facts.variables(backend),
         "limits": facts.limits(),
     }
-    text = "\n".join(_lines(environment, cards))
-    console.make_console().print(text, highlight=False, markup=False, soft_wrap=True)
+    terminal = console.make_console()
+    lines = _lines(environment, cards)
+    if terminal.is_terminal:  # elsewhere one fact stays one line: it is searched, and pasted
+        lines = (part for line in lines for part in wrapped(line, terminal.width))
+    terminal.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
     write_json(folder.env, environment)
     write_json(folder.result, {**blank_result(config), "status": "completed"})
+
+
+def wrapped(line: str, width: int) -> list[str]:
+    """A line of the report in ``width`` columns: what does not fit goes below its value."""
+    return textwrap.wrap(line, max(width, 40), subsequent_indent=" " * _COLUMN, break_on_hyphens=False) or [line]
 
 
 def _backends(config: ExpConfig, chosen: Backend) -> dict[str, str]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Sequence
+from typing import TYPE_CHECKING, Any, Sequence
 
-from exp.draw.figure import figure_png, new_figure
+from exp.draw.figure import as_it_is, label, new_figure, title_and_legend
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["training_curves"]
 
@@ -13,7 +16,7 @@ _SMOOTHED_FROM = 60  # readings of the loss
 _GRID = {"color": "0.9", "linewidth": 0.6}
 
 
-def training_curves(records: Sequence[dict[str, Any]], metric: str, greater_is_better: bool, title: str) -> bytes:
+def training_curves(records: Sequence[dict[str, Any]], metric: str, greater_is_better: bool, title: str) -> Figure:
     """Three panels above one another.
 
     Args:
@@ -21,9 +24,6 @@ def training_curves(records: Sequence[dict[str, Any]], metric: str, greater_is_b
         metric: the validation metric to show.
         greater_is_better: which of its values is marked as the best.
         title: above the figure.
-
-    Returns:
-        The bytes of a PNG file.
     """
     train = [record for record in records if record["split"] == "train"]
     val = [record for record in records if record["split"] == "val" and record.get(metric) is not None]
@@ -32,7 +32,7 @@ def training_curves(records: Sequence[dict[str, Any]], metric: str, greater_is_b
     _draw_losses(loss, train)
     _draw_score(score, val, metric, greater_is_better)
     rate.plot(*_series(train, "lr"), color="tab:green", linewidth=1.2)
-    rate.set_ylabel("learning rate")
+    rate.set_ylabel("lr")  # its panel is low
     rate.set_xlabel("optimizer steps")
     rate.set_ylim(bottom=0.0)
     rate.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
@@ -41,9 +41,10 @@ def training_curves(records: Sequence[dict[str, Any]], metric: str, greater_is_b
         axes.set_axisbelow(True)
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
-    loss.set_title(title, fontsize=11)
+    title_and_legend(loss, title)
+    title_and_legend(score, "")
     figure.align_ylabels()
-    return figure_png(figure)
+    return figure
 
 
 def _series(records: Sequence[dict[str, Any]], name: str) -> tuple[list[int], list[float]]:
@@ -62,23 +63,23 @@ def _draw_losses(axes: Any, train: Sequence[dict[str, Any]]) -> None:
     many = len(total) >= _SMOOTHED_FROM
     marker = "o" if len(total) <= 25 else None
     for number, name in enumerate(parts if len(parts) > 1 else []):
-        axes.plot(*_series(train, name), color=f"C{number + 1}", linewidth=0.9, alpha=0.8, label=name[len("loss_") :])
+        axes.plot(
+            *_series(train, name), color=f"C{number + 1}", linewidth=0.9, alpha=0.8, label=label(name[len("loss_") :])
+        )
     axes.plot(steps, total, color="tab:blue", linewidth=0.8 if many else 1.4, alpha=0.35 if many else 1.0,
-              marker=marker, markersize=3, label=None if many else "loss")  # fmt: skip
+              marker=marker, markersize=3, label="loss" if len(parts) > 1 and not many else None)  # fmt: skip
     if many:
         axes.plot(steps, _running_mean(total), color="tab:blue", linewidth=1.6, label="loss (running mean)")
     axes.set_ylabel("training loss")
     positive = [value for value in total if value > 0]
     if len(positive) == len(total) > 0 and max(positive) > 20 * min(positive):
         axes.set_yscale("log")
-    if many or len(parts) > 1:
-        axes.legend(loc="upper right", fontsize=8, frameon=False)
 
 
 def _draw_score(axes: Any, val: Sequence[dict[str, Any]], metric: str, greater_is_better: bool) -> None:
     steps, values = _series(val, metric)
     axes.plot(steps, values, color="tab:orange", linewidth=1.4, marker="o", markersize=3.5)
-    axes.set_ylabel(f"validation {metric}")
+    as_it_is(axes.set_ylabel(f"validation {metric}"))
     finite = [pair for pair in zip(values, steps) if math.isfinite(pair[0])]
     if not finite:
         axes.text(0.5, 0.5, "no validation", transform=axes.transAxes, ha="center", va="center", color="0.5")
@@ -94,7 +95,6 @@ def _draw_score(axes: Any, val: Sequence[dict[str, Any]], metric: str, greater_i
         label=f"best: {best:.4g} at step {step}",
     )
     axes.margins(y=0.15)
-    axes.legend(loc="lower right" if greater_is_better else "upper right", fontsize=9, frameon=False)
 
 
 def _running_mean(values: Sequence[float]) -> list[float]:

@@ -43,6 +43,7 @@ def build_data(session: Session) -> Data:
     Raises:
         DataError: the data do not go with the weights.
     """
+    session.wait_for("loading the data")
     data: Data = create(session.config.data, "data")
     check_data(data)
     notes: list[str] = []
@@ -102,6 +103,7 @@ def build_model(session: Session, data: Data) -> nn.Module:
     Raises:
         ConfigError: the weights do not fit (:func:`exp.engine.fit.fit_weights`), or it is no model.
     """
+    session.wait_for("building the model")
     with asked("data", data, ".model_arguments()"):
         arguments = data.model_arguments()
     if not isinstance(arguments, Mapping) or not all(isinstance(name, str) for name in arguments):

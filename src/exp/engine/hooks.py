@@ -66,7 +66,8 @@ class MetricsHook(Hook):
         self._staged = staged_bytes()
         self.left_device = LeftDevice(runner.backend)
         self._every_step = any(isinstance(hook, EveryStepHook) for hook in runner.hooks)
-        self.progress.start(loop.max_iters, loop.max_epochs, loop.iter, loop.steps_per_epoch)
+        first = "compiling, first step ..." if runner.session.config.compile else "first step ..."
+        self.progress.start(loop.max_iters, loop.max_epochs, loop.iter, loop.steps_per_epoch, first)
 
     def before_train_epoch(self, runner: Any) -> None:
         """Time training only, not the evaluation before it."""

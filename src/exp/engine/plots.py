@@ -1,21 +1,64 @@
-"""Pictures of a training that has ended: its curves, and what its data know to draw of the best weights."""
+"""Pictures of a run: written as ``figures`` of the configuration asks for; and those of a training that has ended."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any, Mapping
 
 from exp.draw.curves import training_curves
+from exp.draw.files import encoded
+from exp.draw.fonts import undrawable
 from exp.engine.fsdp import is_sharded
 from exp.engine.wrapper import unwrapped
 from exp.runfolder import write_atomically
 
 if TYPE_CHECKING:
     from exp.data.base import Data
+    from exp.draw.files import Picture
     from exp.metrics import Evaluator
     from exp.session import Session
 
-__all__ = ["draw_training"]
+__all__ = ["PictureWriter", "draw_training"]
+
+_NAMED = 20  # characters
+
+
+class PictureWriter:
+    """Writes pictures below the run folder, and says once which characters none of the installed fonts has.
+
+    Args:
+        session: the session.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self._told: set[str] = set()
+
+    def write(self, name: str, picture: Picture) -> list[str]:
+        """Write one picture.
+
+        Args:
+            name: of the PNG file, below the run folder; its suffix gives way to that of another format.
+            picture: a figure, pixels, or a PNG file.
+
+        Returns:
+            The files, below the run folder.
+        """
+        files = []
+        for form, content in encoded(picture, self.session.config.figures).items():
+            files.append(str(PurePosixPath(name).with_suffix(f".{form}")))
+            write_atomically(self.session.folder.path / files[-1], content)
+        lacking = sorted(undrawable() - self._told)
+        if lacking:
+            self._told.update(lacking)
+            shown = " ".join(lacking[:_NAMED]) + f" and {len(lacking) - _NAMED} more" * (len(lacking) > _NAMED)
+            self.session.say(f"pictures: no installed font has {shown}; install one, such as Noto Sans CJK, for these")
+        return files
+
+    def write_all(self, pictures: Mapping[str, Picture]) -> list[str]:
+        """Write several, by name in ``plots/``; returns the files, below the run folder."""
+        return [file for name, picture in pictures.items() for file in self.write(f"plots/{name}", picture)]
 
 
 def draw_training(session: Session, data: Data, model: Any, evaluator: Evaluator) -> list[str]:
@@ -32,16 +75,14 @@ def draw_training(session: Session, data: Data, model: Any, evaluator: Evaluator
     Returns:
         The files, below the run folder.
     """
-    contents: dict[str, bytes] = {}
+    pictures: dict[str, Picture] = {}
     if session.folder.metrics.is_file():
         lines = session.folder.metrics.read_text(encoding="utf-8").splitlines()
         records = [json.loads(line) for line in lines]
         metric, greater = evaluator.metric_name, evaluator.greater_is_better
-        contents["curves.png"] = training_curves(records, metric, greater, session.config.name)
+        pictures["curves.png"] = training_curves(records, metric, greater, session.config.name)
     if is_sharded(unwrapped(model)):  # a forward pass would wait for the other ranks
         session.say("plots: no pictures of predictions with wrapper=fsdp; task=predict draws them")
     else:
-        contents.update(data.pictures(session, model, evaluator))
-    for name, content in contents.items():
-        write_atomically(session.folder.plots / name, content)
-    return [f"plots/{name}" for name in contents]
+        pictures.update(data.pictures(session, model, evaluator))
+    return PictureWriter(session).write_all(pictures)

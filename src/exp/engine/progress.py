@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Mapping
 
+from exp.console import waited
 from exp.result import number_text
 
 if TYPE_CHECKING:
@@ -35,8 +36,8 @@ class Progress:
         self._begun: tuple[float, int] = (0.0, 0)
         self._step = 0
 
-    def start(self, max_steps: int, max_epochs: int, step: int, steps_per_epoch: int) -> None:
-        """Begin at ``step`` of ``max_steps``."""
+    def start(self, max_steps: int, max_epochs: int, step: int, steps_per_epoch: int, first: str = "") -> None:
+        """Begin at ``step`` of ``max_steps``; until the first step is done, ``first`` says what it waits for."""
         self._max_epochs, self._steps_per_epoch, self._max_steps = max_epochs, steps_per_epoch, max_steps
         self._step = step
         self._begun = (time.monotonic(), step)
@@ -44,6 +45,7 @@ class Progress:
             return
         from rich import progress
 
+        waited()
         # No refresh thread: it would take the interpreter from the training loop ten times a second.
         bar = progress.Progress(
             progress.TextColumn("epoch {task.fields[epoch]}"),
@@ -55,7 +57,7 @@ class Progress:
             auto_refresh=False,
             transient=True,
         )
-        self._task = bar.add_task("train", total=max_steps, completed=step, epoch="", text="", eta="")
+        self._task = bar.add_task("train", total=max_steps, completed=step, epoch="", text=first, eta="")
         bar.start()
         self._bar = bar
 

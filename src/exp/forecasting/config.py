@@ -129,7 +129,9 @@ class PredictKeys:
     num_windows: int = 4
     """How many windows are plotted, spread over the test split."""
     max_channels: int = 4
-    """How many channels are plotted per window."""
+    """How many channels share a picture."""
+    channels: Any = None
+    """Which are drawn: ``all``, or names or numbers (from 0); null: the first ``max_channels``."""
 
 
 _SMALL = (

@@ -16,6 +16,8 @@ from exp.runfolder import read_json, write_atomically, write_json
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from matplotlib.figure import Figure
+
     from exp.config.schema import ExpConfig
     from exp.runfolder import RunFolder
 
@@ -75,7 +77,11 @@ def finish(
     }
     write_json(folder.path / "parity.json", report)
     _write_table(folder.path / "differences.csv", found, allowed)
-    draw_losses(folder.plots / "parity.png", losses, allowed, f"{config.backend.name} and {config.reference}")
+    from exp.draw.files import encoded  # matplotlib's
+
+    figure = losses_figure(losses, allowed, f"{config.backend.name} and {config.reference}")
+    for form, content in encoded(figure, config.figures).items():
+        write_atomically(folder.plots / f"parity.{form}", content)
     metric = max(difference.relative for difference in losses)
     result = blank_result(config)
     result.update({key: done[key] for key in ("device_type", "devices", "process_group", "fallback", "wall_s")})
@@ -164,28 +170,25 @@ def _print(config: ExpConfig, report: dict[str, Any], largest: dict[str, Differe
     )
 
 
-def draw_losses(path: Path, losses: Sequence[Difference], allowed: dict[str, float], title: str) -> None:
-    """Draw the relative difference of the loss over the steps, with a line at what is allowed.
+def losses_figure(losses: Sequence[Difference], allowed: dict[str, float], title: str) -> Figure:
+    """The relative difference of the loss over the steps, with a line at what is allowed.
 
     Args:
-        path: PNG to write.
         losses: one per step.
         allowed: the tolerances, by kind.
         title: the two backends.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    from exp.draw.figure import new_figure, title_and_legend
 
-    figure = Figure(figsize=(6, 3.2), dpi=110, layout="constrained")
-    axes = FigureCanvasAgg(figure).figure.add_subplot()
+    figure = new_figure(6, 3.2)
+    axes = figure.add_subplot()
     smallest = 1e-9  # where the two are equal, a logarithm has nothing to show
     axes.semilogy([d.step for d in losses], [max(d.relative, smallest) for d in losses], marker="o", markersize=3)
     limits = [allowed[d.kind] for d in losses]
     edges = [d.step - 0.5 for d in losses] + [losses[-1].step + 0.5]
     axes.step(edges, [limits[0], *limits], linestyle="--", color="tab:red", label="allowed")
-    axes.set(xlabel="step", ylabel="relative difference of the loss", title=title)
+    axes.set(xlabel="step", ylabel="relative difference of the loss")
     axes.set_ylim(bottom=smallest / 2)
     axes.locator_params(axis="x", integer=True)
-    axes.legend(loc="upper right", bbox_to_anchor=(1.0, 0.92))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    title_and_legend(axes, title)
+    return figure

@@ -12,7 +12,7 @@ from exp.errors import EXIT_OK, EXIT_PREEMPTED
 from exp.launcher.base import Watcher
 from exp.launcher.failures import describe_failure
 from exp.launcher.outcome import Outcome
-from exp.launcher.status import clock
+from exp.launcher.status import clock, time_left
 from exp.runfolder import read_json
 
 if TYPE_CHECKING:
@@ -174,9 +174,10 @@ class SweepDisplay(Watcher):
         for number, text in list(self._states.items())[:_MOST_RUNNING]:
             began = self._began.get(number)
             since = f"  {clock(time.monotonic() - began)}" if began is not None else ""
-            parts.append(
-                Text(f"  {self.jobs[number].title(self._common)}  {text}{since}", no_wrap=True, overflow="ellipsis")
-            )
+            job = self.jobs[number]
+            left = time_left(job.run.folder, job.run.config) if job.run is not None and began is not None else ""
+            since += f", {left}" if left else ""
+            parts.append(Text(f"  {job.title(self._common)}  {text}{since}", no_wrap=True, overflow="ellipsis"))
         if len(self._states) > _MOST_RUNNING:
             parts.append(Text(f"  and {len(self._states) - _MOST_RUNNING} more"))
         if self._results:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Finished", "find_finished", "identity"]
 
-_ELSEWHERE = ("launcher", "output_dir", "overwrite", "plots", "record", "report_placement", "resume",
+_ELSEWHERE = ("figures", "launcher", "output_dir", "overwrite", "plots", "record", "report_placement", "resume",
               "resume_changed_data", "sweep")  # fmt: skip
 """Keys that do not change what a run computes."""
 

@@ -164,6 +164,8 @@ class SegmentationDataConfig(ImageDataConfig):
     """Masks of colours: class -> "RRGGBB"; none: masks of class numbers, of ``classes``."""
     ignore_colours: List[str] = field(default_factory=list)
     """Colours that do not count; pixels of any other colour do not either, but the result tells how many."""
+    metres_per_pixel: Optional[float] = None
+    """Of files that do not tell it themselves, as GeoTIFFs do: for areas and scale bars."""
     max_unknown: float = 0.1
     """Masks of colours: the largest share of a mask's pixels that may be of other colours; in a JPEG a tenth of it."""
     mask_values: Optional[Dict[int, int]] = field(default_factory=dict)
@@ -181,12 +183,14 @@ class PredictKeys:
     overlap: float = 0.25
     """Share of a window that the next one covers again; where they overlap, scores fade into one another."""
     metres_per_pixel: Optional[float] = None
-    """For areas of images that do not tell it themselves, as GeoTIFFs do."""
+    """For areas and scale bars of images that do not tell it themselves, as GeoTIFFs do; null: that of the data."""
     on_error: str = "raise"
     """What an image that cannot be read means: ``raise``: the run fails once the others are done; ``skip``: it is only
     named."""
     max_images: int = 16
     """How many images are pictured: tiles of the contact sheet."""
+    probabilities: bool = False
+    """Segmentation: also write the probability of each class as a (Geo)TIFF of float32, with a band for each class."""
 
 
 _SMALL = ("model.size=tiny", "data.size=64", "global_batch_size=8", "schedule.warmup_steps=1", "data.num_workers=0")

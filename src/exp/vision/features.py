@@ -9,9 +9,10 @@ import torch
 
 from exp.engine.building import build_data, build_model, make_result, record_environment
 from exp.engine.placement import check_placement
+from exp.engine.plots import PictureWriter
 from exp.errors import ConfigError
 from exp.runfolder import write_atomically
-from exp.vision.draw.pictures import beside, png
+from exp.vision.draw.pictures import beside
 from exp.vision.draw.sheet import Tile, sheet, spread
 from exp.vision.predict.features import FeatureWriter, feature_picture, index_csv, resized
 from exp.vision.predict.images import check, chosen
@@ -77,17 +78,14 @@ def _draw(session: Session, writer: FeatureWriter, files: list[FeatureFile], rea
     components = writer.summed(session.distributed)
     if not session.distributed.is_main:
         return []
-    folder = session.folder
-    tiles, paths = [], []
+    folder, pictures = session.folder, PictureWriter(session)
+    tiles, files_drawn = [], []
     for number in spread(len(files), session.config.task.max_images):
         entry = files[number]
         pixels = resized(read(Path(entry.file)), session.config.task.resize)
         pair = feature_picture(folder.path, entry, pixels, components)
-        paths.append(folder.plots / "features" / f"{Path(entry.features).stem}.png")
-        write_atomically(paths[-1], png(beside(pair)))
+        files_drawn += pictures.write(f"plots/features/{Path(entry.features).stem}.png", beside(pair))
         tiles.append(Tile(beside(pair), [Path(entry.features).stem]))
     shares = ", ".join(f"{100 * share:.0f} %" for share in components.explained)
     title = f"Principal components of the patch features in red, green, blue: {shares} of the variance"
-    paths.append(folder.plots / "features.png")
-    write_atomically(paths[-1], png(sheet(tiles, side=440, title=title)))
-    return [path.relative_to(folder.path).as_posix() for path in paths]
+    return files_drawn + pictures.write("plots/features.png", sheet(tiles, side=440, title=title))

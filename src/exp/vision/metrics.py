@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, Sequence
 
 import torch
 
-from exp.metrics import Metric, Table
+from exp.metrics import Metric, SampleMetric, Table
 
 if TYPE_CHECKING:
     from exp.engine.distributed import Distributed
 
-__all__ = ["ConfusionMatrix", "SceneMetrics", "SegmentationMetrics"]
+__all__ = ["ConfusionMatrix", "PixelsRight", "SceneMetrics", "SegmentationMetrics", "TrueClassProbability"]
 
 
 class ConfusionMatrix:
@@ -133,6 +133,41 @@ class SceneMetrics(_ClassMetrics):
         """``{"accuracy", "macro_f1"}`` over all ranks; its mean is over the classes that occur."""
         self._sum(distributed)
         return {"accuracy": self.confusion.accuracy(), "macro_f1": _mean(self.confusion.per_class()["fscore"])}
+
+
+class PixelsRight(SampleMetric):
+    """Share of an image's pixels that are given their class; pixels that do not count are left out.
+
+    Args:
+        num_classes: K.
+    """
+
+    names = ("pixels_right",)
+    greater_is_better = True
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.num_classes = num_classes
+
+    def per_sample(self, outputs: torch.Tensor, batch: dict[str, Any]) -> torch.Tensor:
+        """Of labels (B, H, W); nan where no pixel counts."""
+        truth = batch["label"]
+        known = truth < self.num_classes
+        right = known & (outputs.to(truth.dtype) == truth)
+        return right.flatten(1).float().sum(dim=1) / known.flatten(1).float().sum(dim=1)
+
+
+class TrueClassProbability(SampleMetric):
+    """The probability that a model gives to the class that an image has."""
+
+    names = ("true_class_probability",)
+    greater_is_better = True
+
+    def per_sample(self, outputs: torch.Tensor, batch: dict[str, Any]) -> torch.Tensor:
+        """Of logits (B, K); nan where the class is not known."""
+        truth = batch["label"].to(torch.int64)
+        shares = torch.softmax(outputs.float(), dim=-1).gather(1, truth.clamp(min=0).unsqueeze(1)).squeeze(1)
+        return torch.where(truth < 0, torch.full_like(shares, float("nan")), shares)
 
 
 def _mean(values: Sequence[float]) -> float:

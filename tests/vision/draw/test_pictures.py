@@ -2,15 +2,19 @@ from __future__ import annotations
 
 import io
 
+import cv2
 import numpy as np
 import pytest
 from PIL import Image
 
 from exp.draw.curves import training_curves
-from exp.vision.draw.confusion import confusion_png
+from exp.draw.figure import figure_png
+from exp.draw.files import pixels_png
+from exp.vision.draw.confusion import confusion_figure
 from exp.vision.draw.legend import Entry, legend
-from exp.vision.draw.overlay import overlay, overlay_with_legend
-from exp.vision.draw.pictures import enlarged, png, shrunk, shrunk_labels, to_rgb
+from exp.vision.draw.overlay import overlay, overlay_with_legend, told_apart
+from exp.vision.draw.pictures import enlarged, shrunk, shrunk_labels, to_rgb
+from exp.vision.draw.scale import round_length, with_scale_bar
 from exp.vision.draw.sheet import Tile, sheet, spread
 from exp.vision.draw.text import fitted, text_width
 
@@ -32,6 +36,10 @@ def decoded(content):
     return np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
 
 
+def drawn(figure):
+    return decoded(figure_png(figure))
+
+
 def test_an_overlay_tints_classes_and_leaves_the_rest(tmp_path):
     labels = blocks()
     picture = np.full((*labels.shape, 3), 200, np.uint8)
@@ -45,8 +53,30 @@ def test_a_tiny_image_is_enlarged_until_its_legend_can_be_read():
     labels = blocks(8, 12)
     picture = overlay_with_legend(np.zeros((8, 12, 3), np.uint8), labels, CLASSES, PALETTE, ["1 %"] * 3)
     assert picture.shape[1] >= 640
-    for color in PALETTE:
+    for color in told_apart(PALETTE):
         assert (picture[-60:] == color).all(axis=-1).any()
+
+
+def test_classes_whose_colours_are_alike_get_others():
+    """Building and land of Dubai are both violet; the colours that differ stay."""
+    shown = told_apart(PALETTE)
+    assert [shown[0], shown[2]] == [PALETTE[0], PALETTE[2]]
+    lab = cv2.cvtColor(np.float32([shown]) / 255, cv2.COLOR_RGB2LAB)[0]
+    assert min(np.linalg.norm(lab[one] - lab[other]) for one in range(3) for other in range(one)) >= 60
+    many = told_apart([(100, 100, 100)] * 30)
+    assert len(set(many)) == 30
+
+
+@pytest.mark.parametrize(
+    ("metres_per_pixel", "length", "pixels"), [(0.3, 100.0, 333), (10.0, 2000.0, 200), (0.00007, 0.02, 286)]
+)
+def test_a_scale_bar_has_the_length_that_it_says(metres_per_pixel, length, pixels):
+    assert round_length(0.25 * 1400 * metres_per_pixel) == pytest.approx(length)
+    picture = np.full((300, 1400, 3), 200, np.uint8)
+    black = (with_scale_bar(picture, metres_per_pixel) == 0).all(axis=-1)
+    assert black.sum(axis=1).max() == pixels
+    tiny = np.zeros((20, 30, 3), np.uint8)
+    assert with_scale_bar(tiny, metres_per_pixel) is tiny
 
 
 @pytest.mark.parametrize("count", [1, 5, 45])
@@ -95,7 +125,7 @@ def test_a_sheet_shows_every_tile(count):
     colors = [(10 * number, 255 - 10 * number, 77) for number in range(count)]
     tiles = [Tile(np.full((20 + number, 30, 3), color, np.uint8), ["name", "is a class with a rather long name"])
              for number, color in enumerate(colors)]  # fmt: skip
-    picture = decoded(png(sheet(tiles, side=64, title="all of them")))
+    picture = decoded(pixels_png(sheet(tiles, side=64, title="all of them")))
     for color in colors:
         assert (picture == color).all(axis=-1).sum() > 1500
 
@@ -109,22 +139,22 @@ SCORES = [{"split": "val", "step": step, "mIoU": step / 100} for step in (33, 66
     [RECORDS + SCORES, RECORDS[:3], SCORES, [], [*RECORDS[:5], {"split": "val", "step": 5, "mIoU": float("nan")}]],
 )
 def test_curves_of_any_training(records):
-    empty = decoded(training_curves([], "mIoU", True, "run"))
-    picture = decoded(training_curves(records, "mIoU", True, "run"))
+    empty = drawn(training_curves([], "mIoU", True, "run"))
+    picture = drawn(training_curves(records, "mIoU", True, "run"))
     assert picture.shape == empty.shape
     assert (picture != empty).any() == bool(records)
 
 
 def test_the_best_is_the_largest_or_the_smallest():
     largest, smallest = (training_curves(RECORDS + SCORES, "mIoU", best, "run") for best in (True, False))
-    assert (decoded(largest) != decoded(smallest)).any()
+    assert (drawn(largest) != drawn(smallest)).any()
 
 
 @pytest.mark.parametrize("classes", [2, 10, 60])
 def test_the_diagonal_of_a_confusion_matrix_is_dark(classes):
     counts = np.eye(classes, dtype=np.int64) * 12345
-    good = decoded(confusion_png(counts, [f"class {number}" for number in range(classes)], "good"))
-    bad = decoded(confusion_png(np.ones_like(counts), [f"class {number}" for number in range(classes)], "bad"))
+    good = drawn(confusion_figure(counts, [f"class {number}" for number in range(classes)], "good"))
+    bad = drawn(confusion_figure(np.ones_like(counts), [f"class {number}" for number in range(classes)], "bad"))
     dark = (good == (8, 48, 107)).all(axis=-1).sum()
     assert dark > 50 * classes
     assert (bad == (8, 48, 107)).all(axis=-1).sum() == 0

@@ -12,8 +12,8 @@ from PIL import Image
 from exp.errors import DataError
 from exp.vision.data.reader import ImageReader
 from exp.vision.draw.pictures import shrunk_labels
-from exp.vision.predict.classmaps import Counts, SmallMap, class_png, class_tiff
-from exp.vision.predict.raster import RasterImage, open_image
+from exp.vision.predict.classmaps import Counts, SmallMap, class_png, class_tiff, probability_tiff
+from exp.vision.predict.raster import DecodedImage, RasterImage, open_image
 from tests.conftest import clean_environment
 
 PALETTE = [(250, 10, 10), (10, 200, 10), (10, 10, 250)]
@@ -64,6 +64,24 @@ def test_a_class_tiff_lies_where_its_image_does(tmp_path):
         assert (file.read(1) == labels).all()
         assert (file.crs.to_epsg(), file.transform, file.nodata) == (32640, place, 255)
         assert file.colormap(1)[1] == (*PALETTE[1], 255)
+
+
+def test_a_probability_tiff_has_a_band_for_each_class(tmp_path):
+    """Of parts from left to right, whose rows meet no tile; where there are no data it is nan."""
+    rasterio = pytest.importorskip("rasterio")
+    shares = np.random.default_rng(0).dirichlet((1, 1, 1), (300, 70)).astype(np.float32).transpose(2, 0, 1)
+    missing = np.zeros((300, 70), bool)
+    missing[:9] = True
+    image = DecodedImage(np.zeros((300, 70, 3), np.uint8), missing)
+    with probability_tiff(tmp_path / "p.tif", image, ["a", "b", "道路"]) as take:
+        for top in range(0, 300, 77):
+            for left in (0, 40):
+                take(top, left, shares[:, top : top + 77, left : left + 40 if left == 0 else 70])
+    with rasterio.open(tmp_path / "p.tif") as file:
+        found = file.read()
+        assert file.descriptions == ("a", "b", "道路")
+    assert (found[:, 9:] == shares[:, 9:]).all()
+    assert np.isnan(found[:, :9]).all()
 
 
 def test_an_error_leaves_no_file(tmp_path):

@@ -42,6 +42,29 @@ def whole_map(image, scores, num_classes, tiling):
     return total.argmax(dim=0).numpy()
 
 
+def test_scores_behind_the_labels_are_means_over_windows():
+    """Of a network that sees each pixel alone, they are its scores; in one strip of columns or in several."""
+    image = Picture(noise(150, 230))
+
+    def scores(windows):
+        return windows.float() / 7.0
+
+    for band_bytes in (2**28, 4 * 3 * 64 * 100):
+        found = torch.full((3, 150, 230), float("nan"))
+
+        def take(top, left, part, found=found):
+            place = found[:, top : top + part.shape[1], left : left + part.shape[2]]
+            assert torch.isnan(place).all(), "each pixel once"
+            place[:] = part
+
+        labels = np.concatenate(
+            [rows for _, rows in label_rows(image, scores, 3, Tiling(64, 0.25, 8, band_bytes), take)]
+        )
+        torch.testing.assert_close(found, torch.from_numpy(image.pixels).permute(2, 0, 1) / 7.0, rtol=1e-4, atol=1e-4)
+        settled = found.sort(dim=0).values[-2:].diff(dim=0)[0] > 1e-3
+        assert (found.argmax(dim=0).numpy() == labels)[settled.numpy()].all()
+
+
 @pytest.mark.parametrize("overlap", [0.0, 0.25, 0.9])
 @pytest.mark.parametrize("extent", [1, 63, 64, 65, 127, 1000])
 def test_windows_cover_everything_and_overlap_by_at_least_their_share(extent, overlap):

@@ -200,12 +200,18 @@ class ImageData(Data):
 
         return predict(session, self, model)
 
-    def pictures(self, session: Any, model: Any, evaluator: Any = None) -> dict[str, bytes]:
-        """PNG files by name, of what a training has come to (:func:`exp.vision.plots.draw_images`)."""
+    def pictures(self, session: Any, model: Any, evaluator: Any = None) -> dict[str, Any]:
+        """Pictures by name, of what a training has come to (:func:`exp.vision.plots.draw_images`)."""
         from exp.vision.plots import draw_images  # which takes its time to load, and only one rank draws
 
         counted = next((each for each in evaluator.metrics if hasattr(each, "confusion")), None) if evaluator else None
         return draw_images(session, self, model, counted)
+
+    def draw_samples(self, worst: Sequence[Any], best: Sequence[Any]) -> dict[str, Any]:
+        """Truth beside prediction, of images of the test split (:func:`exp.vision.plots.draw_samples`)."""
+        from exp.vision.plots import draw_samples
+
+        return draw_samples(self, worst, best)
 
     def record(self, gather: Callable[[Any], list[Any]]) -> dict[str, Any]:
         """What ``result.json`` says of the data; all ranks must call it.

@@ -106,6 +106,9 @@ def _check_masks(config: Mapping[str, Any]) -> None:
         )
     if not 0.0 <= config["max_unknown"] <= 1.0:
         raise DataError(f"data.max_unknown={config['max_unknown']} must be a share from 0 to 1")
+    metres = config.get("metres_per_pixel")
+    if metres is not None and metres <= 0:
+        raise DataError(f"data.metres_per_pixel={metres} must be more than 0, or null")
     if palette:
         _check_colours(palette, config["ignore_colours"])
     _check_numbers(config, len(palette or classes))

@@ -14,7 +14,7 @@ from exp.vision.data.dataset import ImageDataset, stacked
 from exp.vision.data.listing import data_root
 
 if TYPE_CHECKING:
-    from exp.vision.metrics import SceneMetrics
+    from exp.vision.metrics import SceneMetrics, TrueClassProbability
 
 __all__ = ["SceneData", "SceneDataset"]
 
@@ -78,3 +78,9 @@ class SceneData(ImageData):
         from exp.vision.metrics import SceneMetrics
 
         return SceneMetrics(self.classes)
+
+    def ranking(self) -> TrueClassProbability:
+        """The probability of the class that an image has."""
+        from exp.vision.metrics import TrueClassProbability
+
+        return TrueClassProbability()

@@ -19,7 +19,7 @@ from exp.vision.data.labels import IGNORED, ColourMasks, IndexMasks
 from exp.vision.data.listing import data_root
 
 if TYPE_CHECKING:
-    from exp.vision.metrics import SegmentationMetrics
+    from exp.vision.metrics import PixelsRight, SegmentationMetrics
 
 __all__ = ["SegmentationData", "SegmentationDataset"]
 
@@ -75,6 +75,9 @@ class SegmentationDataset(ImageDataset):
 class SegmentationData(ImageData):
     """A segmentation data set; the arguments are those of :class:`exp.config.schema.SegmentationDataConfig`.
 
+    Attributes:
+        metres_per_pixel: on the ground, of files that do not tell it; None: not known.
+
     Raises:
         DataError: files are missing, or not laid out as expected.
         ConfigError: a pipeline is wrong.
@@ -99,9 +102,11 @@ class SegmentationData(ImageData):
         max_unknown: float = 0.1,
         mask_values: Mapping[int, int] | None = None,
         ignore_values: Sequence[int] = (IGNORED,),
+        metres_per_pixel: float | None = None,
         on_error: str = "raise",
         **common: Any,
     ) -> None:
+        self.metres_per_pixel = metres_per_pixel
         folder = data_root(root, sample_data, name)
         reader: IndexMasks | ColourMasks
         if layout == "loveda":
@@ -131,3 +136,9 @@ class SegmentationData(ImageData):
         from exp.vision.metrics import SegmentationMetrics
 
         return SegmentationMetrics(self.classes)
+
+    def ranking(self) -> PixelsRight:
+        """The share of an image's pixels that are right."""
+        from exp.vision.metrics import PixelsRight
+
+        return PixelsRight(len(self.classes))

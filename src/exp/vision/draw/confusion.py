@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Sequence
+from typing import TYPE_CHECKING, Sequence
 
 import numpy as np
 
-from exp.draw.figure import figure_png, new_figure
+from exp.draw.figure import as_it_is, new_figure
 
-__all__ = ["confusion_png"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["confusion_figure"]
 
 _NUMBERS_UP_TO = 25  # classes; more leave no room for numbers
 
 
-def confusion_png(counts: np.ndarray, classes: Sequence[str], title: str) -> bytes:
+def confusion_figure(counts: np.ndarray, classes: Sequence[str], title: str) -> Figure:
     """Rows are the truth, columns the prediction; colours are shares of the truth, numbers are counts.
 
     Args:
         counts: (K, K), whole numbers.
         classes: their names.
         title: above the figure.
-
-    Returns:
-        The bytes of a PNG file.
     """
     count = len(classes)
     cell = 0.52 if count <= _NUMBERS_UP_TO else 0.24
@@ -37,6 +37,8 @@ def confusion_png(counts: np.ndarray, classes: Sequence[str], title: str) -> byt
     axes.set_xticklabels(classes, rotation=60, ha="right", rotation_mode="anchor", fontsize=letters)
     axes.set_yticks(range(count))
     axes.set_yticklabels(classes, fontsize=letters)
+    for tick in (*axes.get_xticklabels(), *axes.get_yticklabels()):
+        as_it_is(tick)
     axes.set_xlabel("prediction")
     axes.set_ylabel("truth")
     axes.set_title(title, fontsize=11)
@@ -50,7 +52,7 @@ def confusion_png(counts: np.ndarray, classes: Sequence[str], title: str) -> byt
             color = "white" if shares[row, column] > 0.55 else "0.15"
             text = _short(int(counts[row, column]))
             axes.text(column, row, text, ha="center", va="center", color=color, fontsize=size)
-    return figure_png(figure)
+    return figure
 
 
 def _short(number: int) -> str:

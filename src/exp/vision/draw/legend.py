@@ -54,5 +54,5 @@ def legend(entries: Sequence[Entry], width: int, size: int = 0) -> np.ndarray:
         y = gap + number // columns * row_height + (row_height - swatch) // 2
         draw.rectangle((x, y, x + swatch, y + swatch), fill=tuple(entry.color), outline=(120, 120, 120))
         shown = fitted(text, pitch - swatch - 2 * gap, size)
-        draw.text((x + swatch + gap, y + swatch / 2), shown, fill=INK, font=font(size), anchor="lm")
+        draw.text((x + swatch + gap, y + swatch / 2), shown, fill=INK, font=font(size, text=shown), anchor="lm")
     return np.asarray(picture)

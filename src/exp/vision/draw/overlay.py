@@ -4,14 +4,50 @@ from __future__ import annotations
 
 from typing import Sequence
 
+import cv2
 import numpy as np
 
 from exp.vision.draw.legend import Color, Entry, legend
 from exp.vision.draw.pictures import enlarged
+from exp.vision.draw.scale import with_scale_bar
 
-__all__ = ["colored", "overlay", "overlay_with_legend", "palette_table"]
+__all__ = ["colored", "overlay", "overlay_with_legend", "palette_table", "told_apart"]
 
+_APART = 60.0  # in CIELAB: what is left of it where colours are mixed half and half with an image is still seen
 _LEAST = 640  # pixels of the longer side that a legend needs to be readable
+
+
+def told_apart(palette: Sequence[Color]) -> list[Color]:
+    """Colours for the eye: those of the classes, where two are so alike that an overlay would not show which is which,
+    another one for the later of them.
+
+    Args:
+        palette: RGB of each class.
+    """
+    chosen: list[Color] = []
+    for place, color in enumerate(palette):
+        others = _lab([*chosen, *palette[place + 1 :]])
+        if place and np.linalg.norm(others[:place] - _lab([color]), axis=1).min() < _APART:
+            candidates = _lab(_CANDIDATES)
+            apart = np.linalg.norm(candidates[:, None] - others[None], axis=2).min(axis=1)
+            change = np.linalg.norm(candidates - _lab([color]), axis=1)
+            change[apart < min(_APART, apart.max())] = np.inf  # the least change that is enough
+            color = _CANDIDATES[int(change.argmin())]
+        chosen.append(color)
+    return chosen
+
+
+def _lab(colors: Sequence[Color]) -> np.ndarray:
+    """CIELAB of RGB colours: float32 (n, 3); distances are differences as the eye sees them."""
+    pixels = np.asarray(colors, np.float32).reshape(1, -1, 3) / 255.0
+    return cv2.cvtColor(pixels, cv2.COLOR_RGB2LAB)[0]
+
+
+_CANDIDATES: list[Color] = [
+    (red, green, blue) for red in range(0, 256, 32) for green in range(0, 256, 32) for blue in range(0, 256, 32)
+    if max(red, green, blue) >= 160 and max(red, green, blue) - min(red, green, blue) >= 64
+]  # fmt: skip
+"""Bright and coloured: what is dark or grey is lost over an image."""
 
 
 def palette_table(palette: Sequence[Color]) -> np.ndarray:
@@ -54,19 +90,24 @@ def overlay_with_legend(
     classes: Sequence[str],
     palette: Sequence[Color],
     notes: Sequence[str] = (),
+    metres_per_pixel: float | None = None,
 ) -> np.ndarray:
-    """:func:`overlay` with a legend below; small images are enlarged.
+    """:func:`overlay` with a legend below, and a scale bar where the resolution is known; small images are enlarged.
 
     Args:
         picture: RGB (H, W, 3), uint8.
         labels: (H, W), uint8.
         classes: their names.
-        palette: their colours.
+        palette: their colours; those that are too alike give way to others (:func:`told_apart`).
         notes: one for each class, such as its share; empty: none.
+        metres_per_pixel: of the picture, on the ground; None: not known.
 
     Returns:
         RGB, uint8.
     """
+    palette = told_apart(palette)
     mixed = overlay(enlarged(picture, _LEAST), enlarged(labels, _LEAST), palette)
+    if metres_per_pixel is not None:
+        mixed = with_scale_bar(mixed, metres_per_pixel * picture.shape[1] / mixed.shape[1])
     entries = [Entry(name, color, note) for name, color, note in zip(classes, palette, notes or [""] * len(classes))]
     return np.concatenate([mixed, legend(entries, mixed.shape[1])])

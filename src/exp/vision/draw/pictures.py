@@ -1,14 +1,11 @@
-"""From what a model sees to what a person can look at: RGB, a sensible size, PNG."""
+"""From what a model sees to what a person can look at: RGB, in a sensible size."""
 
 from __future__ import annotations
 
-import io
-
 import cv2
 import numpy as np
-from PIL import Image
 
-__all__ = ["beside", "enlarged", "png", "shrunk", "shrunk_labels", "to_rgb"]
+__all__ = ["beside", "enlarged", "shrunk", "shrunk_labels", "to_rgb"]
 
 _MEASURED = 1024  # pixels along the longer side that a stretch is measured on
 _ROWS_AT_ONCE = 256
@@ -68,14 +65,6 @@ def beside(pictures: list[np.ndarray], gap: int = 8) -> np.ndarray:
     white = np.full((pictures[0].shape[0], gap, 3), 255, np.uint8)
     row = [part for picture in pictures for part in (white, picture)][1:]
     return np.concatenate(row, axis=1)
-
-
-def png(picture: np.ndarray) -> bytes:
-    """An RGB picture (H, W, 3), uint8, as the bytes of a PNG file."""
-    buffer = io.BytesIO()
-    # Level 1: files a tenth larger, written in a third of the time.
-    Image.fromarray(picture).save(buffer, format="PNG", compress_level=1)
-    return buffer.getvalue()
 
 
 def _fitting(height: int, width: int, longest: int) -> tuple[int, int]:

@@ -1,29 +1,33 @@
-"""Text in pictures: one typeface, which comes with matplotlib, so that every machine draws the same."""
+"""Text in pictures: the typeface that comes with matplotlib, and others for letters that it has not."""
 
 from __future__ import annotations
 
 from functools import lru_cache
-from pathlib import Path
 
-import matplotlib as mpl
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
+
+from exp.draw.fonts import default_face, faces_for
 
 __all__ = ["INK", "fitted", "font", "line", "text_width"]
 
 INK = (38, 38, 38)
 
 
-@lru_cache(maxsize=None)
-def font(size: int, bold: bool = False) -> ImageFont.FreeTypeFont:
-    """The typeface at ``size`` pixels."""
-    name = "DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf"
-    return ImageFont.truetype(str(Path(mpl.get_data_path()) / "fonts" / "ttf" / name), size)
+def font(size: int, bold: bool = False, text: str = "") -> ImageFont.FreeTypeFont:
+    """A typeface at ``size`` pixels: the default one, or what has most of the letters of ``text`` that it has not."""
+    faces = faces_for(text)
+    return _font(faces[0].path if faces else default_face(bold).path, size)
+
+
+@lru_cache(maxsize=64)
+def _font(path: str, size: int) -> ImageFont.FreeTypeFont:
+    return ImageFont.truetype(path, size)
 
 
 def text_width(text: str, size: int, bold: bool = False) -> int:
     """Pixels that ``text`` takes on a line."""
-    return int(np.ceil(font(size, bold).getlength(text)))
+    return int(np.ceil(font(size, bold, text).getlength(text)))
 
 
 def fitted(text: str, width: int, size: int, bold: bool = False) -> str:
@@ -46,5 +50,5 @@ def line(text: str, width: int, size: int, bold: bool = False) -> np.ndarray:
     picture = Image.new("RGB", (width, round(1.6 * size)), "white")
     margin = size // 3
     shown = fitted(text, width - 2 * margin, size, bold)
-    ImageDraw.Draw(picture).text((margin, 0.8 * size), shown, fill=INK, font=font(size, bold), anchor="lm")
+    ImageDraw.Draw(picture).text((margin, 0.8 * size), shown, fill=INK, font=font(size, bold, shown), anchor="lm")
     return np.asarray(picture)

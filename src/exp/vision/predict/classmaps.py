@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import struct
+import warnings
 import zlib
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Iterator, Protocol, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Protocol, Sequence
 
 import numpy as np
 
@@ -14,12 +15,14 @@ from exp.vision.draw.overlay import palette_table
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from exp.vision.predict.raster import RasterImage
+    from exp.vision.predict.raster import DecodedImage, RasterImage
 
-__all__ = ["Counts", "RowTaker", "SmallMap", "class_png", "class_tiff"]
+__all__ = ["Counts", "RowTaker", "SmallMap", "class_png", "class_tiff", "probability_tiff"]
 
 _NO_DATA = 255
 _BLOCK = 256  # pixels along each side of a tile of a TIFF
+_TILED = {"driver": "GTiff", "compress": "deflate", "tiled": True, "blockxsize": _BLOCK, "blockysize": _BLOCK,
+          "BIGTIFF": "IF_SAFER"}  # fmt: skip
 
 
 class RowTaker(Protocol):
@@ -96,15 +99,59 @@ def class_tiff(path: Path, image: RasterImage, palette: Sequence[tuple[int, int,
     """
     import rasterio
 
-    profile = {"driver": "GTiff", "height": image.height, "width": image.width, "count": 1, "dtype": "uint8",
-               "crs": image.dataset.crs, "transform": image.dataset.transform, "nodata": _NO_DATA,
-               "compress": "deflate", "tiled": True, "blockxsize": _BLOCK, "blockysize": _BLOCK,
-               "BIGTIFF": "IF_SAFER"}  # fmt: skip
+    profile = {**_TILED, "height": image.height, "width": image.width, "count": 1, "dtype": "uint8",
+               "crs": image.dataset.crs, "transform": image.dataset.transform, "nodata": _NO_DATA}  # fmt: skip
     with _complete(path) as temporary, rasterio.open(temporary, "w", **profile) as file:
         file.write_colormap(1, {number: (*color, 255) for number, color in enumerate(palette)})
         writer = _Tiff(file)
         yield writer
         writer.end()
+
+
+@contextmanager
+def probability_tiff(
+    path: Path, image: DecodedImage | RasterImage, classes: Sequence[str]
+) -> Iterator[Callable[[int, int, np.ndarray], None]]:
+    """Write a GeoTIFF at the place of ``image``, as far as that is known: a float32 band for each class, named by it.
+
+    Args:
+        path: of the new file, which is there once it is complete; its folder is made.
+        image: whose size, georeference and missing pixels it gets; these are nan.
+        classes: names of the K classes.
+
+    Yields:
+        What takes top, left and probabilities (K, h, w), float32, from left to right and then from top to bottom.
+    """
+    import rasterio
+    from rasterio.errors import NotGeoreferencedWarning
+
+    profile = {**_TILED, "height": image.height, "width": image.width, "count": len(classes), "dtype": "float32",
+               "nodata": float("nan")}  # fmt: skip
+    dataset = getattr(image, "dataset", None)
+    if dataset is not None and dataset.crs is not None:
+        profile.update(crs=dataset.crs, transform=dataset.transform)
+    with _complete(path) as temporary, warnings.catch_warnings():
+        warnings.simplefilter("ignore", NotGeoreferencedWarning)
+        with rasterio.open(temporary, "w", **profile) as file:
+            for band, name in enumerate(classes, start=1):
+                file.set_band_description(band, name)
+            writer = _Tiff(file)
+            rows = np.empty((0,), np.float32)
+
+            def take(top: int, left: int, probabilities: np.ndarray) -> None:
+                nonlocal rows
+                count, height, width = probabilities.shape
+                if left == 0:
+                    rows = np.empty((count, height, image.width), np.float32)
+                rows[:, :, left : left + width] = probabilities
+                if left + width == image.width:
+                    missing = image.without_data(top, height)
+                    if missing is not None:
+                        rows[:, missing] = np.nan
+                    writer.add(rows)
+
+            yield take
+            writer.end()
 
 
 class _Png:
@@ -147,18 +194,19 @@ class _Tiff:
 
     def __init__(self, file: Any) -> None:
         self._file = file
-        self._waiting = np.empty((_BLOCK, file.width), np.uint8)
+        self._waiting = np.empty((file.count, _BLOCK, file.width), file.dtypes[0])
         self._count = self._top = 0
 
     def add(self, rows: np.ndarray) -> None:
-        """Write the next rows."""
-        while len(rows):
-            part = rows[: _BLOCK - self._count]
-            self._waiting[self._count : self._count + len(part)] = part
-            self._count += len(part)
+        """Write the next rows: (rows, W), or (bands, rows, W)."""
+        rows = rows if rows.ndim == 3 else rows[None]
+        while rows.shape[1]:
+            part = rows[:, : _BLOCK - self._count]
+            self._waiting[:, self._count : self._count + part.shape[1]] = part
+            self._count += part.shape[1]
             if self._count == _BLOCK:
                 self.end()
-            rows = rows[len(part) :]
+            rows = rows[:, part.shape[1] :]
 
     def end(self) -> None:
         """Write what waits."""
@@ -166,7 +214,7 @@ class _Tiff:
 
         if self._count:
             window = Window(0, self._top, self._file.width, self._count)
-            self._file.write(self._waiting[: self._count], 1, window=window)
+            self._file.write(self._waiting[:, : self._count], window=window)
             self._top += self._count
             self._count = 0
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exp.data.base import Prediction
-from exp.errors import ConfigError
+from exp.errors import ConfigError, UnavailableError
 from exp.vision.data.segmentation import SegmentationData
 from exp.vision.predict.inputs import Input, find_images, named, report_failures
 from exp.vision.predict.scenes import predict_scenes
@@ -21,8 +22,8 @@ __all__ = ["check", "chosen", "predict"]
 def predict(session: Session, data: Any, model: Any) -> Prediction:
     """Predict every image, spread over the ranks file by file.
 
-    Segmentation writes ``predictions/{classes,overlays,geo}/<name>`` and ``predictions/areas.csv``; scenes write
-    ``predictions.csv`` and ``plots/predictions.png``.
+    Segmentation writes ``predictions/{classes,overlays,geo,probabilities}/<name>`` and ``predictions/areas.csv``;
+    scenes write ``predictions.csv`` and ``plots/predictions.png``.
 
     An image that cannot be read does not stop the others, which may be hours of work; but the run must not look like a
     success to the script that called it: it fails at its end, unless ``task.on_error=skip``.
@@ -72,6 +73,7 @@ def check(task: Any) -> None:
 
     Raises:
         ConfigError: names the key.
+        UnavailableError: a package that it needs is not installed.
     """
     if task.on_error not in ("raise", "skip"):
         raise ConfigError(f"task.on_error={task.on_error} is not one of raise, skip")
@@ -82,5 +84,10 @@ def check(task: Any) -> None:
     for key in ("window", "resize", "metres_per_pixel"):
         if task.get(key) is not None and task[key] <= 0:
             raise ConfigError(f"task.{key}={task[key]} must be more than 0, or null")
+    if task.get("probabilities") and importlib.util.find_spec("rasterio") is None:
+        raise UnavailableError(
+            "task.probabilities=true needs the package rasterio, which is not installed: pip install 'exp[geo]', or "
+            "leave it out"
+        )
     if task.max_images < 0:
         raise ConfigError(f"task.max_images={task.max_images} must not be negative")

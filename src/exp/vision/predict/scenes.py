@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from exp.csvfile import csv_content
+from exp.engine.plots import PictureWriter
 from exp.runfolder import write_atomically
-from exp.vision.draw.pictures import png
 from exp.vision.draw.scene import Scene, scene_tile
 from exp.vision.draw.sheet import sheet, spread
 from exp.vision.predict.inputs import Failure, Input, each_of_mine
@@ -53,14 +53,13 @@ def predict_scenes(
         metrics["accuracy"] = sum(scene.best[0][0] == scene.truth for scene in scenes) / len(scenes)
     if not session.distributed.is_main or not scenes:
         return metrics, [], failed
-    table, plot = session.folder.path / "predictions.csv", session.folder.plots / "predictions.png"
-    write_atomically(table, predictions_csv(scenes))
+    write_atomically(session.folder.path / "predictions.csv", predictions_csv(scenes))
     shown = [scenes[number] for number in spread(len(scenes), session.config.task.max_images)]
     if not shown:
         return metrics, ["predictions.csv"], failed
     tiles = [scene_tile(data.read(scene.file), scene) for scene in shown]
-    write_atomically(plot, png(sheet(tiles, title=f"{len(shown)} of {len(scenes)} predictions")))
-    return metrics, ["predictions.csv", "plots/predictions.png"], failed
+    page = sheet(tiles, title=f"{len(shown)} of {len(scenes)} predictions")
+    return metrics, ["predictions.csv", *PictureWriter(session).write("plots/predictions.png", page)], failed
 
 
 class SceneReader:

@@ -12,7 +12,7 @@ from exp.vision.dinov3.inference import augmented
 if TYPE_CHECKING:
     from exp.session import Session
 
-__all__ = ["pixel_scores", "scene_scores"]
+__all__ = ["pixel_probabilities", "pixel_scores", "scene_scores"]
 
 
 def scene_scores(session: Session, model: Any) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -34,8 +34,7 @@ def pixel_scores(session: Session, model: Any) -> Callable[[torch.Tensor], torch
     Scores are logits; with the model's test-time augmentation (``model.tta_scales``, ``model.tta_flip``), sums of
     probabilities over scaled and mirrored copies, as in evaluation.
     """
-    scales = [float(scale) for scale in session.config.model.get("tta_scales", [1.0])]
-    flip = bool(session.config.model.get("tta_flip", False))
+    scales, flip = _augmentation(session)
 
     def logits(image: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = forward(model, preprocessed(model, {"image": image}), "tensor").float()
@@ -48,3 +47,20 @@ def pixel_scores(session: Session, model: Any) -> Callable[[torch.Tensor], torch
         return found
 
     return scores
+
+
+def pixel_probabilities(session: Session) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Scores (K, h, w) of :func:`pixel_scores`, also means of several -> probabilities (K, h, w), float32."""
+    scales, flip = _augmentation(session)
+
+    def probabilities(scores: torch.Tensor) -> torch.Tensor:
+        if scales == [1.0] and not flip:  # as exp.vision.dinov3.inference.augmented has it: logits
+            return torch.softmax(scores, dim=0)
+        return scores / scores.sum(dim=0, keepdim=True)
+
+    return probabilities
+
+
+def _augmentation(session: Session) -> tuple[list[float], bool]:
+    model = session.config.model
+    return [float(scale) for scale in model.get("tta_scales", [1.0])], bool(model.get("tta_flip", False))

@@ -5,17 +5,17 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Sequence
 
+from exp.engine.plots import PictureWriter
 from exp.runfolder import write_atomically
 from exp.vision.draw.overlay import overlay_with_legend
-from exp.vision.draw.pictures import png
 from exp.vision.predict.areas import Area, areas_csv, shares, total_csv
-from exp.vision.predict.classmaps import Counts, RowTaker, SmallMap, class_png, class_tiff
+from exp.vision.predict.classmaps import Counts, RowTaker, SmallMap, class_png, class_tiff, probability_tiff
 from exp.vision.predict.inputs import Failure, Input, each_of_mine
 from exp.vision.predict.raster import RasterImage, is_georeferenced, open_image
-from exp.vision.predict.scores import pixel_scores
-from exp.vision.predict.windows import Tiling, label_rows
+from exp.vision.predict.scores import pixel_probabilities, pixel_scores
+from exp.vision.predict.windows import TakeScores, Tiling, label_rows
 
 if TYPE_CHECKING:
     from exp.session import Session
@@ -74,6 +74,8 @@ class SegmentationWriter:
         self.data = data
         self.scores = pixel_scores(session, model)
         self.folder = session.folder.path / "predictions"
+        self.probabilities = pixel_probabilities(session)
+        self.pictures = PictureWriter(session)
         self.areas: dict[int, Area] = {}
         self.files: list[str] = []
         task = session.config.task
@@ -98,19 +100,27 @@ class SegmentationWriter:
                 takers.append(files.enter_context(class_png(paths[0], size, data.palette)))
                 if isinstance(image, RasterImage) and is_georeferenced(image):
                     paths.append(self.folder / "geo" / f"{entry.name}.tif")
-                    takers.append(files.enter_context(class_tiff(paths[1], image, data.palette)))
-                for top, rows in label_rows(image, self.scores, classes, self.tiling):
+                    takers.append(files.enter_context(class_tiff(paths[-1], image, data.palette)))
+                take = None
+                if self.session.config.task.probabilities:
+                    paths.append(self.folder / "probabilities" / f"{entry.name}.tif")
+                    take = self._taking(files.enter_context(probability_tiff(paths[-1], image, data.classes)))
+                for top, rows in label_rows(image, self.scores, classes, self.tiling, take):
                     missing = image.without_data(top, len(rows))
                     if missing is not None:
                         rows[missing] = _NO_DATA
                     for taker in takers:
                         taker.add(rows)
-            own = self.session.config.task.metres_per_pixel
+            own = self.session.config.task.metres_per_pixel or data.metres_per_pixel
             area = image.pixel_area if image.pixel_area is not None or own is None else own**2
         self.areas[number] = Area(str(entry.path), counts.counts[:classes].tolist(), area)
         notes = [f"{100 * share:.1f} %" for share in shares(self.areas[number].counts)]
-        paths.append(self.folder / "overlays" / f"{entry.name}.png")
-        write_atomically(paths[-1], png(overlay_with_legend(picture, small.labels, data.classes, data.palette, notes)))
+        side = None if area is None else area**0.5 * size[1] / picture.shape[1]  # metres of a pixel of the picture
+        page = overlay_with_legend(picture, small.labels, data.classes, data.palette, notes, side)
+        self.files += self.pictures.write(f"predictions/overlays/{entry.name}.png", page)
         self.files += [path.relative_to(self.session.folder.path).as_posix() for path in paths]
         seconds = time.perf_counter() - began
         logger.info("%s: %d x %d pixels in %.1f s", entry.path, size[1], size[0], seconds)
+
+    def _taking(self, write: Callable[[int, int, Any], None]) -> TakeScores:
+        return lambda top, left, scores: write(top, left, self.probabilities(scores).cpu().numpy())

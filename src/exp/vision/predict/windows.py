@@ -15,6 +15,9 @@ import torch
 
 __all__ = ["Image", "Tiling", "fade", "label_rows", "spans"]
 
+TakeScores = Callable[[int, int, torch.Tensor], None]
+"""Called with top, left and scores (K, h, w), float32, of pixels that no later window covers: each pixel once."""
+
 Scores = Callable[[torch.Tensor], torch.Tensor]
 """(B, C, h, w), 0..255, on the CPU -> scores (B, K, h, w), float, on the model's device."""
 
@@ -82,7 +85,9 @@ def fade(length: int) -> np.ndarray:
     return np.maximum(np.sin(phase) ** 2, 1e-3).astype(np.float32)
 
 
-def label_rows(image: Image, scores: Scores, num_classes: int, tiling: Tiling) -> Iterator[tuple[int, np.ndarray]]:
+def label_rows(
+    image: Image, scores: Scores, num_classes: int, tiling: Tiling, take_scores: TakeScores | None = None
+) -> Iterator[tuple[int, np.ndarray]]:
     """The likeliest class of every pixel, from top to bottom.
 
     Args:
@@ -90,6 +95,7 @@ def label_rows(image: Image, scores: Scores, num_classes: int, tiling: Tiling) -
         scores: the model.
         num_classes: scores for each pixel (K), at most 255.
         tiling: how to cut; an image that fits into one window is seen whole.
+        take_scores: gets the scores behind the labels, before these are yielded: weighted means over windows.
 
     Yields:
         The number of the first of some rows, and their labels, uint8 (rows, width); each row once.
@@ -100,8 +106,21 @@ def label_rows(image: Image, scores: Scores, num_classes: int, tiling: Tiling) -
     columns = max(tiling.band_bytes // (4 * num_classes * height), width)
     at_once = max(min(tiling.at_once, tiling.band_bytes // (4 * num_classes * height * width)), 1)
     strips = [_Strip(strip, (height, width), at_once) for strip in _columns(image.width, width, lefts, columns)]
+    down, across = (_summed(*each) for each in ((image.height, height, starts), (image.width, width, lefts)))
     for top, following in zip(starts, [*starts[1:], image.height]):
-        yield top, np.concatenate([strip.labels(image, scores, top, following - top) for strip in strips], axis=1)
+        parts = []
+        for strip in strips:
+            weights = (down[top:following], across[strip.columns.begin : strip.columns.end])
+            parts.append(strip.labels(image, scores, top, weights, take_scores))
+        yield top, np.concatenate(parts, axis=1)
+
+
+def _summed(extent: int, window: int, begins: Sequence[int]) -> np.ndarray:
+    """Sums of the weights of all windows along one axis: float32 (extent,)."""
+    total = np.zeros(extent, np.float32)
+    for begin in begins:
+        total[begin : begin + window] += fade(window)
+    return total
 
 
 def _columns(extent: int, window: int, lefts: Sequence[int], columns: int) -> list[_Columns]:
@@ -129,8 +148,19 @@ class _Strip:
         self.weight = torch.from_numpy(np.outer(fade(size[0]), fade(size[1])))
         self.kept: torch.Tensor | None = None  # (K, rows, columns) at the top of the next row of windows
 
-    def labels(self, image: Image, scores: Scores, top: int, final: int) -> np.ndarray:
-        """The ``final`` rows from ``top`` on, which no later window covers: uint8 (final, columns)."""
+    def labels(
+        self,
+        image: Image,
+        scores: Scores,
+        top: int,
+        weights: tuple[np.ndarray, np.ndarray],
+        take_scores: TakeScores | None,
+    ) -> np.ndarray:
+        """The rows from ``top`` on that no later window covers: uint8 (rows, columns).
+
+        ``weights`` are the sums of all windows' weights for these rows and for the columns.
+        """
+        final = len(weights[0])
         (height, width), (begin, end, all_lefts) = self.size, self.columns
         total: torch.Tensor | None = None  # (K, height, columns)
         for first in range(0, len(all_lefts), self.at_once):
@@ -148,6 +178,8 @@ class _Strip:
                 inside = slice(here - left, there - left)
                 total[:, :, here - begin : there - begin] += found[row, :, :, inside] * self.weight[:, inside]
         assert total is not None
+        if take_scores is not None:
+            take_scores(top, begin, total[:, :final] / torch.from_numpy(np.outer(*weights)).to(total.device))
         # The sum of a pixel's weights is the same for all classes: it cannot change which one is the likeliest.
         rows: np.ndarray = total[:, :final].argmax(dim=0).to(torch.uint8).cpu().numpy()
         if final < height:

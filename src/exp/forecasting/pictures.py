@@ -1,0 +1,138 @@
+"""Pictures of forecasts: history, truth and forecast of some channels over dates, in the units of the file."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
+
+from exp.draw.figure import as_it_is, label, new_figure, title_and_legend
+from exp.errors import ConfigError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+__all__ = ["Forecast", "Page", "draw_forecast", "pages"]
+
+_HORIZONS = 3  # of history, at most
+_LONGEST_NAME = 80  # characters of a file's name
+_UNSAFE = re.compile(r"[^\w.+-]+")
+
+
+class Forecast(NamedTuple):
+    """One window, in the units of the file.
+
+    Attributes:
+        title: what it is.
+        history: (L, C).
+        forecast: (H, C).
+        truth: (H, C); None: nobody knows yet.
+        dates: of the L + H rows; None where the file has none.
+    """
+
+    title: str
+    history: np.ndarray
+    forecast: np.ndarray
+    truth: np.ndarray | None
+    dates: pd.DatetimeIndex | None
+
+
+class Page(NamedTuple):
+    """Channels that share one picture.
+
+    Attributes:
+        name: which they are, for the name of the file.
+        channels: their numbers.
+    """
+
+    name: str
+    channels: Sequence[int]
+
+
+def pages(names: Sequence[str], wanted: Any, most: int) -> list[Page]:
+    """Which channels are drawn, and on how many pictures.
+
+    Args:
+        names: of the C series.
+        wanted: ``task.channels``: ``all``, names or numbers (from 0) of series; None: the first ``most``.
+        most: ``task.max_channels``, the channels of a picture.
+
+    Raises:
+        ConfigError: a channel is not there, or ``most`` is below 1.
+    """
+    if most < 1:
+        raise ConfigError(f"task.max_channels={most} must be at least 1")
+    chosen = list(range(len(names)))
+    if wanted is None:
+        chosen = chosen[:most]
+    elif wanted != "all":
+        listed = [wanted] if isinstance(wanted, (str, int)) else list(wanted)
+        chosen = list(dict.fromkeys(_number(names, each) for each in listed))
+    found: list[Page] = []
+    for first in range(0, len(chosen), most):
+        channels = chosen[first : first + most]
+        name = "_".join(_UNSAFE.sub("-", names[channel]) for channel in channels)
+        if len(name.encode()) > _LONGEST_NAME:
+            ends = [_UNSAFE.sub("-", names[channel])[:12] for channel in (channels[0], channels[-1])]
+            name = f"{ends[0]}_to_{ends[1]}_{channels[0]}-{channels[-1]}"
+        if any(name.lower() == page.name.lower() for page in found):
+            name = f"{name}_{channels[0]}"
+        found.append(Page(name, channels))
+    return found
+
+
+def _number(names: Sequence[str], wanted: Any) -> int:
+    for number, name in enumerate(names):
+        if str(wanted) == name:
+            return number
+    if isinstance(wanted, int) and 0 <= wanted < len(names):
+        return wanted
+    shown = ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
+    raise ConfigError(f"task.channels: there is no series {wanted}; there are {shown}; or use all")
+
+
+def draw_forecast(forecast: Forecast, names: Sequence[str], channels: Sequence[int]) -> Figure:
+    """History (three horizons at most), truth and forecast: a panel for each channel.
+
+    Args:
+        forecast: all channels of a window.
+        names: of all series.
+        channels: the numbers of those to draw.
+    """
+    horizon = len(forecast.forecast)
+    shown = min(len(forecast.history), _HORIZONS * horizon)
+    dates = forecast.dates
+    if dates is None:
+        times: Any = list(range(-shown, horizon))
+    else:  # as the file has them, wherever the reader is
+        times = list(dates[-shown - horizon :].tz_localize(None).to_pydatetime())
+    figure = new_figure(8, 1.5 * len(channels) + 0.9)
+    panels = figure.subplots(len(channels), 1, sharex=True, squeeze=False)[:, 0]
+    for axes, channel in zip(panels, channels):
+        past = forecast.history[-shown:, channel]
+        axes.plot(times[:shown], past, color="0.55", linewidth=1, label="history")
+        if forecast.truth is not None:
+            known = [past[-1], *forecast.truth[:, channel]]
+            axes.plot(times[shown - 1 :], known, color="black", linewidth=1.2, label="truth")
+        axes.plot(times[shown:], forecast.forecast[:, channel], color="tab:orange", linewidth=1.6, label="forecast")
+        axes.axvline(times[shown], color="0.8", linewidth=0.8)
+        as_it_is(axes.set_ylabel(label(names[channel])))
+        axes.margins(x=0.01)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+    title_and_legend(panels[0], forecast.title)
+    if dates is None:
+        panels[-1].set_xlabel("time steps from the beginning of the forecast")
+    else:
+        _date_axis(panels[-1])
+    figure.align_ylabels()
+    return figure
+
+
+def _date_axis(axes: Any) -> None:
+    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+
+    locator = AutoDateLocator(minticks=3, maxticks=8)
+    axes.xaxis.set_major_locator(locator)
+    axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))

@@ -1,0 +1,98 @@
+"""Figures as files: format, size and letters."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from exp.config.figures import FiguresConfig, check_figures
+from exp.draw import fonts
+from exp.draw.figure import as_it_is, figure_png, label, new_figure, title_and_legend
+from exp.draw.files import encoded
+from exp.errors import ConfigError
+
+ELSEWHERE = "\u24b6"  # a letter in a circle: in STIX, which comes with matplotlib, and not in DejaVu Sans
+NOWHERE = "\U000e0fff"  # will never be a character
+
+
+def plot(title="title", names=("a", "b")):
+    figure = new_figure(8, 4)
+    axes = figure.add_subplot()
+    for name in names:
+        axes.plot([0, 1], [0, 1], label=label(name))
+    title_and_legend(axes, title)
+    return figure
+
+
+def image(content):
+    return Image.open(io.BytesIO(content))
+
+
+def test_a_figure_has_the_size_asked_for_in_every_format():
+    wanted = FiguresConfig(format="pdf", width=3.5, dpi=200)
+    files = encoded(plot(), wanted)
+    assert list(files) == ["png", "pdf"]
+    assert image(files["png"]).size == (700, 350)
+    box = re.search(rb"/MediaBox \[ ?0 0 (\S+) (\S+?) ?\]", files["pdf"])
+    assert [float(number) for number in box.groups()] == pytest.approx([3.5 * 72, 1.75 * 72])
+    assert b"/Type3" not in files["pdf"]  # which publishers refuse
+    figure = plot()
+    files = encoded(figure, FiguresConfig(format="svg", width=4, height=3))
+    assert re.search(rb'width="288(\.0*)?pt"', files["svg"])
+    assert min(text.get_fontsize() for text in figure.axes[0].texts + figure.axes[0].get_xticklabels()) >= 6
+    assert encoded(plot(), wanted)["pdf"] == encoded(plot(), wanted)["pdf"], "no date in it"
+
+
+def test_pixels_stay_as_they_are():
+    pixels = np.random.default_rng(0).integers(0, 256, (30, 60, 3), dtype=np.uint8)
+    files = encoded(pixels, FiguresConfig(format="svg", width=3))
+    assert (np.asarray(image(files["png"])) == pixels).all()
+    assert image(files["png"]).info["dpi"] == pytest.approx((20, 20), rel=1e-2)
+    assert re.search(rb'width="216(\.0*)?pt"', files["svg"])
+    as_file = encoded(files["png"], FiguresConfig(format="pdf"))
+    assert as_file["png"] == files["png"]
+    assert as_file["pdf"].startswith(b"%PDF")
+
+
+def test_names_are_drawn_letter_by_letter():
+    """A formula would have another width, or be an error; a label that begins with _ would not be in the legend."""
+    figure = plot("$x^2$ of $y", ["_hidden", "$a$"])
+    axes = figure.axes[0]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == [" _hidden", "$a$"]
+    strange = new_figure(3, 1)
+    as_it_is(strange.text(0.1, 0.5, "$x$"))
+    plain = new_figure(3, 1)
+    as_it_is(plain.text(0.1, 0.5, "XxX"))
+    widths = [
+        (np.asarray(image(figure_png(each)).convert("L")) < 128).any(axis=0).nonzero()[0] for each in (strange, plain)
+    ]
+    assert widths[0][-1] - widths[0][0] == pytest.approx(widths[1][-1] - widths[1][0], abs=6)
+    figure_png(figure)  # an odd number of dollars, too
+
+
+def test_letters_come_from_the_font_that_has_them():
+    (face,) = fonts.faces_for(f"load {ELSEWHERE}")
+    assert face.family != "DejaVu Sans"
+    assert ELSEWHERE not in fonts.undrawable()
+    pictures = []
+    for text in (ELSEWHERE, NOWHERE):
+        figure = new_figure(2, 1)
+        figure.text(0.3, 0.3, text, fontsize=40)
+        pictures.append(np.asarray(image(figure_png(figure)).convert("L")))
+    assert (pictures[0] != pictures[1]).sum() > 300
+    assert fonts.faces_for(f"x {NOWHERE}") == ()
+    assert NOWHERE in fonts.undrawable()
+    assert fonts.faces_for("load, Größe, нагрузка") == ()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [("format", "pgn", "did you mean 'png'"), ("width", 0.0, "inches"), ("dpi", 5, "pixels per inch")],
+)
+def test_what_cannot_be_drawn_is_refused(key, value, said):
+    with pytest.raises(ConfigError, match=rf"^figures\.{key}={value}.*{said}"):
+        check_figures(FiguresConfig(**{key: value}))

@@ -1,0 +1,58 @@
+"""Pictures of forecasts: which channels, over which dates."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from exp.draw.figure import figure_png
+from exp.errors import ConfigError
+from exp.forecasting.pictures import Forecast, draw_forecast, pages
+
+NAMES = ["HUFL", "$cost$ a/b", "_x", "OT", "ot", "1"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "most", "expected"),
+    [
+        (None, 2, {"HUFL_-cost-a-b": [0, 1]}),
+        ("all", 4, {"HUFL_-cost-a-b__x_OT": [0, 1, 2, 3], "ot_1": [4, 5]}),
+        (["OT", "HUFL", "OT"], 4, {"OT_HUFL": [3, 0]}),
+        ("_x", 4, {"_x": [2]}),
+        ([1, 0], 1, {"1": [5], "HUFL": [0]}),  # the series that is called 1 comes before the one at place 1
+        (["OT", "ot"], 1, {"OT": [3], "ot_4": [4]}),  # also where files are the same in letters of either case
+    ],
+)
+def test_the_channels_asked_for_and_the_names_of_their_files(wanted, most, expected):
+    assert {page.name: list(page.channels) for page in pages(NAMES, wanted, most)} == expected
+
+
+def test_many_channels_have_short_names():
+    names = [f"household_{number}" for number in range(862)]
+    found = pages(names, "all", 100)
+    assert len(found) == 9
+    assert found[-1].name == "household_80_to_household_86_800-861"
+    with pytest.raises(
+        ConfigError, match=r"^task.channels: there is no series OIL; there are household_0, .* 842 more"
+    ):
+        pages(names, ["OIL"], 4)
+
+
+def test_a_picture_has_dates_and_units_of_the_file():
+    dates = pd.date_range("2020-02-27 05:00", periods=60, freq="h", tz="Asia/Shanghai")
+    values = np.arange(120.0).reshape(60, 2)
+    window = Forecast("load", values[:50], values[50:] + 1, values[50:], dates)
+    figure = draw_forecast(window, ["$a$", "b"], [1])
+    (axes,) = figure.axes
+    history, truth, forecast, _ = axes.get_lines()
+    assert history.get_ydata().tolist() == values[20:50, 1].tolist()  # three horizons
+    assert truth.get_xdata()[0] == history.get_xdata()[-1]
+    assert forecast.get_xdata()[-1] == dates[-1].tz_localize(None).to_pydatetime()
+    figure_png(figure)
+    assert "2020" in axes.xaxis.get_major_formatter().get_offset()
+    legend = axes.get_legend().get_window_extent()
+    assert legend.y0 >= axes.get_window_extent().y1 - 1, "above the curves"
+    future = draw_forecast(window._replace(truth=None, dates=None), ["$a$", "b"], [0, 1])
+    assert [len(axes.get_lines()) for axes in future.axes] == [3, 3]
+    assert future.axes[1].get_lines()[1].get_xdata()[0] == 0
