@@ -111,7 +111,7 @@ def test_a_report_of_a_sweep(make_sweep, tmp_path):
     assert "python -m exp optim.lr=0.001 seed=1" in page.text
     assert "model.d_model" in page.all("details")[2]["text"], "the same in all runs"
     assert page.charts == [
-        "val mse", "train loss", "train lr", "train samples_per_second", "parallel", "map", "over 0", "over 1",
+        "val mse", "train loss", "train lr", "train samples_per_second", "parallel", "over 0", "over 1",
     ]  # fmt: skip
     assert [len(run["curves"]["train loss"][0]) for run in page.data["runs"]] == [20] * 6
     assert [run["metric"] is None for run in page.data["runs"]] == [False] * 5 + [True]
