@@ -86,6 +86,19 @@ def card_of(name: str) -> int | None:
     return found[0] if len(found) == 1 else None
 
 
+def utilisation(card: int) -> float | None:
+    """Percent of the last moments in which a card was at work; None where the library does not tell.
+
+    Args:
+        card: its number on the host.
+    """
+    rates = _Utilization()
+    for index, handle in _handles():
+        if index == card and _ask("efmlDeviceGetUtilizationRates", handle, ctypes.byref(rates)):
+            return float(rates.gcu)
+    return None
+
+
 def readings() -> list[dict[str, Any]]:
     """What the library says of every card of this host (:meth:`exp.backend.Backend.monitor`)."""
     return [_reading(index, handle) for index, handle in _handles()]

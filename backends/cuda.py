@@ -204,6 +204,15 @@ class CudaBackend(Backend):
             "total": torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory,
         }
 
+    def utilisation(self) -> float | None:
+        """By torch, which needs the vendor's management library for Python (nvidia-ml-py, or amdsmi with ROCm)."""
+        import torch
+
+        try:
+            return float(torch.cuda.utilization())
+        except Exception:  # noqa: BLE001 - the library is not installed, or the driver does not let it ask
+            return None
+
     def free_memory(self) -> tuple[int, int] | None:
         """Of the current card (torch >= 1.11)."""
         import torch

@@ -195,6 +195,12 @@ class GcuBackend(Backend):
             "total": _gcu().mem_get_info()[1],
         }
 
+    def utilisation(self) -> float | None:
+        """What the management library says of the current card; nothing of simulated cards."""
+        cards = None if self.simulate or is_legacy() else visible_cards()
+        index = _gcu().current_device() if cards else 0
+        return _efml.utilisation(cards[index]) if cards and index < len(cards) else None
+
     def free_memory(self) -> tuple[int, int] | None:
         """Of the current card."""
         free, total = _gcu().mem_get_info()

@@ -234,6 +234,12 @@ class Backend(Collectives, Numerics):
         """``{"allocated", "max_allocated", "total"}`` in bytes where the device tells, else empty."""
         return {}
 
+    def utilisation(self) -> float | None:
+        """Percent of the last moments in which the current device was at work; asked in a training every ``log_every``
+        steps, so None, too, where the answer takes more than milliseconds.
+        """
+        return None
+
     def free_memory(self) -> tuple[int, int] | None:
         """Bytes free on the current device, other processes' use counted, and in total; None where it does not tell."""
         return None

@@ -123,7 +123,11 @@ def test_identity_is_the_number_on_the_host_and_the_uuid(library):
 
 def test_without_a_driver_or_the_library_the_plug_in_is_asked(library, tmp_path):
     assert ask("_gcu_cards.visible_cards()", library / "new", NO_DRIVER="1") is None
-    assert ask("[_gcu_cards.visible_cards(), _efml.readings()]", tmp_path) == [None, []]
+    assert ask("[_gcu_cards.visible_cards(), _efml.readings(), _efml.utilisation(0)]", tmp_path) == [None, [], None]
+
+
+def test_how_busy_one_card_is(library):
+    assert ask("[_efml.utilisation(2), _efml.utilisation(7)]", library / "new") == [20.0, None]
 
 
 def test_counting_needs_no_process(library, tmp_path):

@@ -61,6 +61,9 @@ def test_a_run_tells_what_has_left_the_card_at_each_training_step(exp):
     lines = (exp.folder / "run" / "metrics.jsonl").read_text().splitlines()
     trained = [line for line in map(json.loads, lines) if line["split"] == "train"]
     assert {line["left_device_calls_per_step"] for line in trained} == {left["calls_per_step"] - 1}  # of rank 0
+    most = exp.result("run")["memory_peak"]
+    assert [line["memory_gib"] * 2**30 for line in trained][-1] == pytest.approx(max(most), rel=0.5)
+    assert not any("utilisation_percent" in line for line in trained), "simulated cards have no monitor"
 
 
 @needs_current_card

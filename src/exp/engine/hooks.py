@@ -20,6 +20,7 @@ from exp.runfolder import to_json
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from exp.backend import Backend
     from exp.engine.progress import Progress
 
 __all__ = ["MetricsHook", "truncate_metrics"]
@@ -124,6 +125,8 @@ class MetricsHook(Hook):
             record["staged_bytes_per_step"] = (copied - self._staged) / steps
             self._staged = copied
         record.update(left)
+        if runner.distributed_group.is_main:
+            record.update(_card(runner.backend))
         self.write(runner, "train", step, record)
         # The epoch's mean: the last interval of an epoch can be a single step.
         self.progress.losses(losses, record["lr"], self._epoch_samples / self._epoch_seconds)
@@ -187,6 +190,17 @@ class MetricsHook(Hook):
                 record["units"] = units
             self._file.write(to_json(record) + "\n")
             runner.visualizer.add_scalars(scalars, step=step)
+
+
+def _card(backend: Backend) -> dict[str, float]:
+    """How full this rank's card has been, and how busy it is, as far as it tells."""
+    memory = backend.memory()
+    most = memory.get("max_allocated", memory.get("allocated"))
+    figures = {
+        "memory_gib": None if most is None else most / 2**30,
+        "utilisation_percent": backend.utilisation(),
+    }
+    return {name: value for name, value in figures.items() if value is not None}
 
 
 def _units(loop: Any) -> dict[str, str]:

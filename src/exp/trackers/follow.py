@@ -36,7 +36,7 @@ _POLL_S = 1.0
 _HANGING_S = 60.0
 _NO_FIGURES = {"split", "step", "units", "not_finite"}
 _FILES = ("config.yaml", "overrides.yaml", "env.json", "result.json")
-_SWEEP_FILES = ("sweep.csv", "report.html")
+_SWEEP_FILES = ("sweep.csv", "sweep_seeds.csv", "results.md", "report.html")
 
 
 class Follower:
