@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import multiprocessing
 import os
+import re
+import signal
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +19,7 @@ from exp.engine.debug import _Part
 from exp.forecasting.data.windows import WindowDataset
 from exp.launcher import rank
 from exp.launcher.rank import RankInfo
+from exp.preemption import PREEMPT_SIGNAL
 
 
 @pytest.fixture
@@ -106,6 +111,17 @@ def test_no_more_workers_than_the_share_of_the_cores(dataset, monkeypatch):
         session.info = RankInfo(local_world_size=4, own_cores=bound)
         made = [loader.device_loader(dataset, sampler, asked, session) for asked in (0, 3, 8)]
         assert [each.num_workers for each in made] == [0, 3, most]
+
+
+def test_its_processes_never_see_the_signal_of_preemption(dataset):
+    before = multiprocessing.active_children()
+    batches = iter(train_loader(dataset, EvalBatchSampler(8, 1), 1, seed=0))
+    next(batches)
+    (process,) = (each for each in multiprocessing.active_children() if each not in before)
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    blocked = int(re.search(r"SigBlk:\s*(\w+)", status)[1], 16)
+    assert blocked >> (PREEMPT_SIGNAL - 1) & 1
+    assert PREEMPT_SIGNAL not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
 def test_a_part_has_its_whole_cut_on_the_device(dataset):

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 from exp.compat import pinned_by
 from exp.data.sampler import EvalBatchSampler
 from exp.data.transfer import DeviceLoader
+from exp.preemption import PREEMPT_SIGNAL, held_back
 
 if TYPE_CHECKING:
     from exp.data.base import Data
@@ -19,6 +20,18 @@ if TYPE_CHECKING:
 __all__ = ["device_loader", "eval_loader", "share_loader", "train_loader"]
 
 logger = logging.getLogger(__name__)
+
+
+class _Loader(DataLoader[Any]):
+    """Starts its processes with the signal of preemption blocked.
+
+    Slurm sends it to every process of a job step, and its default is to kill. Forked processes would inherit a handler,
+    those of a fork server, which Python 3.14 has by default, would not.
+    """
+
+    def __iter__(self) -> Any:
+        with held_back((PREEMPT_SIGNAL,)):
+            return super().__iter__()
 
 
 def train_loader(
@@ -40,7 +53,7 @@ def train_loader(
     # A generator of its own: making an iterator draws a number, and resuming must not shift the global generator.
     generator = torch.Generator()
     generator.manual_seed(seed)
-    return DataLoader(
+    return _Loader(
         dataset,
         batch_size=None,
         sampler=sampler,
