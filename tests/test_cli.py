@@ -64,6 +64,8 @@ def test_cfg_job_shows_the_configuration(exp):
     ("arguments", "code", "words"),
     [
         (["nprox=2"], 2, ["nprox", "did you mean 'nproc'"]),
+        (["plots.format=pdf"], 2, ["no key 'plots.format'", "'plots' has none below it", "'figures.format'"]),
+        (["seed.x=1"], 2, ["no key 'seed.x'", "'seed' has none below it"]),
         (["model.d_modle=64"], 2, ["d_modle", "did you mean 'model.d_model'"]),
         (["nproc=two"], 2, ["nproc", "two"]),
         (["model.d_model=wide"], 2, ["d_model", "wide"]),

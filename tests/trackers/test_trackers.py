@@ -12,7 +12,10 @@ import time
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
+from exp.runfolder import RunFolder
+from exp.trackers.follow import Follower
 from tests.conftest import TINY, Forked, clean_environment
 from tests.docs.reader import write_files
 
@@ -32,7 +35,7 @@ def lines(exp):
     return lambda: exp.path("lines.txt").read_text().splitlines()
 
 
-def test_a_tracker_of_ones_own_is_told_of_a_run_that_goes_on(exp, lines):
+def test_a_tracker_of_ones_own_is_told_of_a_run_that_goes_on(exp, lines, monkeypatch):
     def train(*arguments):
         done = exp(*LINES, *TINY, "output_dir=run", *arguments)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -49,6 +52,15 @@ def test_a_tracker_of_ones_own_is_told_of_a_run_that_goes_on(exp, lines):
     assert [line.split()[:2] for line in later if "train/loss" in line] == [["6", "train/loss"]]
     train("overwrite=true")
     assert "run: lr 0.0005" in lines()[len(said) + len(later)]
+
+    # A follower that comes to it late: what an earlier run has been told is not what this one has.
+    monkeypatch.chdir(exp.folder)
+    monkeypatch.syspath_prepend(str(exp.folder))
+    chosen = OmegaConf.load(exp.path("run") / "config.yaml").logger.trackers.lines
+    follower = Follower(RunFolder(exp.path("run")), "lines", chosen)
+    assert follower.told
+    (exp.path("run") / "trackers" / "lines.json").unlink()  # as overwrite=true does, once the new run has begun
+    assert not follower.told
 
 
 def test_what_a_tracker_raises_is_a_warning_and_can_be_made_up_for(exp, lines):

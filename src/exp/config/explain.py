@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from typing import Any, Iterable
+from typing import Any, Iterable, Sequence
 
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig
@@ -59,6 +59,9 @@ def explain(error: Exception, known_keys: Iterable[str]) -> str:
         return f"there is no key '{unknown}'{nearest(unknown, known_keys)}\n  --cfg job shows all keys"
     match = re.match(r"Error merging override (.*)", text)
     if match and isinstance(cause, OmegaConfBaseException):
+        below_a_value = _below_a_value(match.group(1).partition("=")[0], cause, list(known_keys))
+        if below_a_value is not None:
+            return below_a_value
         return f"{match.group(1)}: {str(cause.msg).splitlines()[0]}"
     if isinstance(error, (ConfigCompositionException, HydraException)):
         lines = [line for line in text.splitlines() if line.strip()]
@@ -67,6 +70,16 @@ def explain(error: Exception, known_keys: Iterable[str]) -> str:
     if isinstance(error, OmegaConfBaseException):
         return f"{error.full_key or 'configuration'}: {str(error.msg or error).splitlines()[0]}"
     return text
+
+
+def _below_a_value(key: str, cause: OmegaConfBaseException, known_keys: Sequence[str]) -> str | None:
+    """Of a key below one that has a value and no keys: where one of that name is."""
+    above, _, last = key.rpartition(".")
+    if not above or str(cause.full_key) != above or not str(cause.msg).startswith("Value '{}'"):
+        return None
+    elsewhere = next((known for known in known_keys if known.rpartition(".")[2] == last), None)
+    hint = nearest(key, known_keys) if elsewhere is None else f"; did you mean '{elsewhere}'?"
+    return f"there is no key '{key}', for '{above}' has none below it{hint}\n  --cfg job shows all keys"
 
 
 def _unknown_key(text: str, cause: BaseException | None) -> str | None:

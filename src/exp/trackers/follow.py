@@ -105,8 +105,11 @@ class Follower:
     @property
     def told(self) -> bool:
         """Whether the tracker knows all of a run that has ended."""
+        state = State.of(
+            self.folder.path, self.name
+        )  # not that of an earlier run which this one has taken the place of
         newest = max((record["step"] for record, _ in records(self.folder.metrics)), default=-1)
-        return self.state.closed and newest <= max(self.state.sent.values(), default=-1)
+        return state.closed and newest <= max(state.sent.values(), default=-1)
 
     def end(self, killed: bool) -> None:
         """Hand on the rest; raises what the tracker raises."""
