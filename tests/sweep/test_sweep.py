@@ -10,6 +10,7 @@ import subprocess
 import time
 
 import pytest
+import yaml
 
 from exp.launcher.submitit import in_slices
 from tests.conftest import TINY, Forked
@@ -151,8 +152,8 @@ def test_optuna_searches_with_trials_side_by_side(exp):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert len(rows(exp)) == 3
-    best = json.loads(json.dumps(exp.path("sweep/optimization_results.yaml").read_text()))
-    assert rows(exp)[0]["optim.lr"][:5] in best
+    best = yaml.safe_load(exp.path("sweep/optimization_results.yaml").read_text())["best_params"]
+    assert float(rows(exp)[0]["optim.lr"]) == pytest.approx(float(best["optim.lr"]), rel=1e-4)
 
 
 def test_a_sweep_that_is_refused_or_only_shown_leaves_nothing(exp):
