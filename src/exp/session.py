@@ -157,10 +157,10 @@ class Session:
                     style="bold yellow",
                     soft_wrap=True,
                 )
-            for caution in self.backend.cautions():
-                self.console.print(f"warning: {caution}", highlight=False, style="yellow", soft_wrap=True)
         for caution in self.backend.cautions():
             logger.warning("%s", caution)  # another node may have other variables
+            if self.console is not None:
+                self.console.print(f"warning: {caution}", highlight=False, style="yellow", soft_wrap=True)
         if self.backend.exclusive_devices:
             check_distinct(self.devices)
 

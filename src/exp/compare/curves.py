@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from exp.compare.run import is_number
 
 if TYPE_CHECKING:
     from exp.compare.run import Run
@@ -49,7 +50,7 @@ def history_of(run: Run) -> History:
     validated: set[tuple[Any, float]] = set()
     for record in run.records():
         split, step = str(record["split"]), record["step"]
-        values = {name: value for name, value in record.items() if name not in _PLACES and _is_number(value)}
+        values = {name: value for name, value in record.items() if name not in _PLACES and is_number(value)}
         if split == "train":
             parts = [value for name, value in values.items() if name.startswith("loss_")]
             if parts and record.get("loss") is None:  # no reading of the sum: it is that of its parts
@@ -57,7 +58,7 @@ def history_of(run: Run) -> History:
             if isinstance(record.get("epoch"), int):
                 ends[record["epoch"]] = step
             rate = values.get("samples_per_second", 0)
-            if rate > 0 and _is_number(batch):
+            if rate > 0 and is_number(batch):
                 spent = (step - seconds.steps[-1]) * batch / rate
                 seconds.steps.append(step)
                 seconds.values.append(seconds.values[-1] + max(spent, 0.0))
@@ -102,7 +103,3 @@ def _epochs(ends: dict[int, float], validated: set[tuple[Any, float]]) -> Curve 
         steps.append(step)
         epochs.append(done)
     return Curve(steps, epochs) if len(steps) > 1 else None
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

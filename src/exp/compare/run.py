@@ -14,7 +14,7 @@ import yaml
 
 from exp.runfolder import RunFolder
 
-__all__ = ["Run", "flattened", "is_run_folder", "natural", "numbers_of", "read_run"]
+__all__ = ["Run", "flattened", "is_number", "is_run_folder", "natural", "numbers_of", "read_run"]
 
 # libyaml's loader is some ten times as fast, and not in every build of PyYAML.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -64,7 +64,7 @@ class Run:
     def metric(self) -> float | None:
         """Its value; None where there is none, or none that is finite."""
         value: Any = (self.result or {}).get("metric")
-        return float(value) if _is_finite(value) else None
+        return float(value) if is_number(value) else None
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -98,7 +98,7 @@ class Run:
     def number(self, key: str) -> float | None:
         """A number of the result, such as ``wall_s``, ``steps`` or ``samples_per_second``; None: it has none."""
         value: Any = (self.result or {}).get(key)
-        return value if _is_finite(value) else None
+        return value if is_number(value) else None
 
     def records(self) -> Iterator[dict[str, Any]]:
         """The lines of ``metrics.jsonl``, one after the other; nothing where there is no such file.
@@ -115,7 +115,7 @@ class Run:
                     record = json.loads(line)
                 except ValueError:
                     continue
-                if isinstance(record, dict) and _is_finite(record.get("step")) and "split" in record:
+                if isinstance(record, dict) and is_number(record.get("step")) and "split" in record:
                     yield record
 
     def pictures(self) -> list[Path]:
@@ -176,6 +176,11 @@ def flattened(values: dict[Any, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def is_number(value: Any) -> bool:
+    """Whether a value that a file holds is a finite number, and no truth value."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
 def natural(text: str) -> list[Any]:
     """A sort key for which 2 comes before 10."""
     parts = re.split(r"(\d+)", text)
@@ -186,11 +191,7 @@ def numbers_of(values: Any) -> dict[str, float]:
     """Of a mapping what is a finite number."""
     if not isinstance(values, dict):
         return {}
-    return {str(key): value for key, value in values.items() if _is_finite(value)}
-
-
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return {str(key): value for key, value in values.items() if is_number(value)}
 
 
 def _first_line(text: Any) -> str:

@@ -6,7 +6,7 @@ import math
 from typing import Any, NamedTuple, Sequence
 
 from exp.compare.keys import is_seed, value_text
-from exp.compare.run import natural
+from exp.compare.run import is_number, natural
 
 __all__ = ["Scale", "is_logarithmic", "scale_of"]
 
@@ -33,10 +33,10 @@ def scale_of(key: str, values: Sequence[Any]) -> Scale:
         values: of the key in each run; None is a value as any other (``null``).
     """
     distinct = list({value_text(value): value for value in values}.values())
-    numbers = sorted(value for value in distinct if _is_number(value))
+    numbers = sorted(value for value in distinct if is_number(value))
     if len(numbers) == len(distinct) and not is_seed(key):
         return Scale("log" if is_logarithmic(numbers) else "value", [], list(values))
-    others = sorted((value_text(value) for value in distinct if not _is_number(value)), key=natural)
+    others = sorted((value_text(value) for value in distinct if not is_number(value)), key=natural)
     categories = [*map(value_text, numbers), *others]
     return Scale("category", categories, [categories.index(value_text(value)) for value in values])
 
@@ -61,7 +61,3 @@ def is_logarithmic(numbers: Sequence[float]) -> bool:
 def _unevenness(gaps: Sequence[float]) -> float:
     mean = sum(gaps) / len(gaps)
     return sum((gap - mean) ** 2 for gap in gaps) / len(gaps) / mean**2
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
