@@ -49,6 +49,7 @@ $(VENV)/.setup: pyproject.toml simulators/gcu/pyproject.toml $(CONSTRAINTS)
 	@$(if $(SYSTEM),$(VENV)/bin/python -c "$$KEPT" >$(KEEP) && cat $(KEEP))
 	@{ $(PIP) install --upgrade pip && $(PIP) install -c $(KEEP) -e '.[dev]' -e simulators/gcu; } >$(VENV)/setup.log 2>&1 \
 		|| { tail -30 $(VENV)/setup.log; echo "set-up failed; the whole log: $(VENV)/setup.log"; exit 1; }
+	@$(VENV)/bin/python -c 'import yapf'  # of MMEngine; writes its cache, which several processes at once would spoil for each other
 	@touch $@
 
 $(VENV)/.lint: $(VENV)/.setup

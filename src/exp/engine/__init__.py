@@ -1,1 +1,5 @@
 """The training engine: MMEngine's Runner, on any backend."""
+
+from exp.engine.mmengine_import import import_mmengine
+
+import_mmengine()

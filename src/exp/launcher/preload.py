@@ -12,6 +12,7 @@ from exp.launcher.fork_server import PRELOAD_VARIABLE
 _MODULES = [
     "torch",
     "torch._dynamo",  # of torch >= 2.0: imported when the first optimizer is made
+    "exp.engine",  # imports MMEngine, and waits where another process does so for the first time
     "mmengine.runner",
     "matplotlib.backends.backend_agg",  # MMEngine's visualizer makes a figure, used or not
     "matplotlib.figure",

@@ -1,0 +1,42 @@
+"""Imports MMEngine, which may have to wait for another process that does so for the first time on this machine.
+
+MMEngine imports yapf, and yapf keeps its grammar in the user's cache: whoever comes first writes it, and renames the file
+to its final name *before* its last bytes are written (``Grammar.dump`` of yapf 0.43). A process that comes in that moment
+reads half a pickle. That is a sweep's first two jobs, or the first job of several nodes with one home folder.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+import time
+
+from exp.errors import ConfigError
+
+__all__ = ["import_mmengine"]
+
+_PATIENCE_S = 5.0  # the file is whole within milliseconds; a shared file system may take longer to show it
+_HALF_A_PICKLE = (EOFError, pickle.UnpicklingError)
+
+
+def import_mmengine(patience_s: float = _PATIENCE_S) -> None:
+    """Import ``mmengine``; half a cache of yapf is waited for.
+
+    Args:
+        patience_s: seconds.
+
+    Raises:
+        ConfigError: the cache stays as it is, since the process that wrote it was killed, for instance.
+    """
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            importlib.import_module("mmengine")
+            return
+        except _HALF_A_PICKLE as error:
+            if time.monotonic() > deadline:
+                raise ConfigError(
+                    "the cache of yapf, which MMEngine imports, is damaged: remove the folder YAPF in your cache "
+                    f"(~/.cache, or $XDG_CACHE_HOME)\n  {type(error).__name__}: {error}"
+                ) from error
+        time.sleep(0.05)
