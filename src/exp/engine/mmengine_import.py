@@ -1,8 +1,8 @@
 """Imports MMEngine, which may have to wait for another process that does so for the first time on this machine.
 
-MMEngine imports yapf, and yapf keeps its grammar in the user's cache: whoever comes first writes it, and renames the file
-to its final name *before* its last bytes are written (``Grammar.dump`` of yapf 0.43). A process that comes in that moment
-reads half a pickle. That is a sweep's first two jobs, or the first job of several nodes with one home folder.
+MMEngine imports yapf, and yapf keeps its grammar in the user's cache: whoever comes first writes it, and renames the
+file to its final name *before* its last bytes are written (``Grammar.dump`` of yapf 0.43). A process that comes in that
+moment reads half a pickle. That is a sweep's first two jobs, or the first job of several nodes with one home folder.
 """
 
 from __future__ import annotations
