@@ -51,6 +51,8 @@ def blank_result(config: ExpConfig) -> dict[str, Any]:
         "samples_per_second": None,
         "time_to_first_step_s": None,
         "memory_peak": None,
+        "flops_per_second": None,
+        "flops_share": None,
         "left_device": None,
         "wall_s": None,
         "restarts": 0,

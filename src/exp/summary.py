@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from exp import console
 from exp.advice import to_continue
-from exp.doctor.facts import size
+from exp.doctor.facts import flops, size
 from exp.errors import EXIT_OK, EXIT_PREEMPTED
 from exp.launcher import describe_failure
 from exp.result import blank_result, number_text
@@ -175,6 +175,8 @@ def _print_table(config: ExpConfig, folder: RunFolder, result: dict[str, Any]) -
     if left is not None:
         terminal.print(left, style="yellow", highlight=False, soft_wrap=True)
     speed = f", {result['samples_per_second']:,.0f} samples/s" if result.get("samples_per_second") else ""
+    if result.get("flops_per_second"):
+        speed += f", {flops(result['flops_per_second'])}FLOP/s ({result['flops_share']:.0%} of plain matrix products)"
     steps = f"{result['steps']} steps, " if result["steps"] else ""
     terminal.print(f"{steps}{result['wall_s']:.0f} s{speed}; results in {console.shown(folder.path)}", soft_wrap=True)
 

@@ -20,6 +20,7 @@ from exp.doctor.facts import flops, size
 from exp.doctor.record import CheckError, Findings
 from exp.environment import package_versions
 from exp.launcher.rank import this_host
+from exp.matrix_rate import long_product
 
 if TYPE_CHECKING:
     import torch
@@ -36,8 +37,6 @@ _LITTLE_SPACE = 2**30
 _LITTLE_SHM = 2**26  # what a container gets where nobody asks for more
 _FEW_FILES = 1024
 _IDLE_PERCENT = 5
-_LARGEST_MATRIX = 8192
-_LONG_PRODUCT_S = 0.004
 _MONITOR_PATIENCE_S = 10
 
 
@@ -149,7 +148,7 @@ class LocalChecks:
         import torch
 
         with self.backend.autocast(self.config.precision):
-            side, seconds = self._warm_up()
+            side, seconds = long_product(self.backend, self.device)
             # All entries 1/n, with n a power of two: the product with ones is exactly ones, in every precision.
             matrix = torch.full((side, side), 1.0 / side, device=self.device)
             result = torch.ones(side, side, device=self.device)
@@ -172,24 +171,6 @@ class LocalChecks:
         rate = 2.0 * side**3 * count / elapsed
         values = {"flops": rate, "side": side, "products": count, "seconds": round(elapsed, 3)}
         return Findings(f"{flops(rate)}FLOP/s in {self.config.precision}, {count} products of side {side}", values)
-
-    def _warm_up(self) -> tuple[int, float]:
-        """The side of matrices whose product takes a few milliseconds, and how many seconds it takes."""
-        import torch
-
-        side = 256
-        while True:
-            matrix = torch.full((side, side), 1.0 / side, device=self.device)
-            times = []
-            for _ in range(3):
-                started = time.monotonic()
-                matrix = matrix @ matrix
-                self.backend.synchronize()
-                times.append(time.monotonic() - started)
-            seconds = max(min(times[1:]), 1e-6)  # the first may compile
-            if seconds > _LONG_PRODUCT_S or side >= _LARGEST_MATRIX:
-                return side, seconds
-            side *= 2
 
     @contextlib.contextmanager
     def _watch_monitor(self) -> Iterator[threading.Event]:

@@ -28,6 +28,7 @@ from exp.engine.loops import EvalLoop, TrainLoop
 from exp.engine.optim import BackendOptimWrapper, build_optimizer
 from exp.engine.preemption_hook import Agreement, PreemptionHook
 from exp.engine.progress import Progress
+from exp.engine.rate import training_rate
 from exp.engine.rehearsal import explain_first_step, explain_unused, rehearse
 from exp.engine.resume import compare, find_checkpoint
 from exp.engine.rng import seed_everything
@@ -201,6 +202,8 @@ class Training:
             self._draw()
         runner.visualizer.close()
         hook = self.metrics_hook
+        speed = hook.samples / hook.train_seconds if hook.train_seconds else None
+        rate = training_rate(session, self.data, speed, hook.train_seconds) if speed and session.info.rank == 0 else {}
         return make_result(
             session,
             metrics,
@@ -209,7 +212,8 @@ class Training:
             epochs=runner.epoch,
             measured_on=self.data.tested_on,
             data=self.data.record(self.session.distributed.gather),
-            samples_per_second=hook.samples / hook.train_seconds if hook.train_seconds else None,
+            samples_per_second=speed,
+            **rate,
             time_to_first_step_s=hook.time_to_first_step,
             memory_peak=session.distributed.gather(session.backend.memory().get("max_allocated")),
             left_device=None if hook.left_device is None else hook.left_device.summary(session.distributed),

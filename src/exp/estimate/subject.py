@@ -13,7 +13,7 @@ from exp.config.targets import load_target
 from exp.data.base import Data, Sketch, check_data, split_of
 from exp.errors import ConfigError, DataError
 
-__all__ = ["Subject", "as_batch", "optimizer_of"]
+__all__ = ["Subject", "as_batch", "largest_sample", "optimizer_of"]
 
 _LOOKED_AT = 8
 """Samples of a split, spread evenly over it: images may have different sizes."""
@@ -65,8 +65,8 @@ def _sketch_of(config: Any, notes: list[str]) -> Sketch:
         data: Data = create(config.data, "data")
         check_data(data)
         return Sketch(
-            _sample(data, "train", config.seed),
-            _sample(data, "val", config.seed),
+            largest_sample(data, "train", config.seed),
+            largest_sample(data, "val", config.seed),
             data.model_arguments(),
             data.eval_batch_size,
         )
@@ -81,8 +81,14 @@ def _sketch_of(config: Any, notes: list[str]) -> Sketch:
         return sketch
 
 
-def _sample(data: Data, split: str, seed: int) -> Mapping[str, Any]:
-    """The largest of some samples of a split, as a batch of one."""
+def largest_sample(data: Data, split: str, seed: int) -> Mapping[str, Any]:
+    """The largest of some samples of a split, as a batch of one.
+
+    Args:
+        data: the data set.
+        split: its name.
+        seed: of the augmentation.
+    """
     dataset = split_of(data, split, seed)
     chosen = sorted({number * len(dataset) // _LOOKED_AT for number in range(_LOOKED_AT)})
     found: list[Mapping[str, Any]] = []

@@ -1,0 +1,65 @@
+"""How fast a training computed, and which share of the device's rate in plain matrix products that is."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from exp.compat import supports_estimates
+from exp.config.create import create
+from exp.matrix_rate import matrix_rate
+
+if TYPE_CHECKING:
+    from exp.data.base import Data
+    from exp.session import Session
+
+__all__ = ["LEAST_SECONDS", "training_rate"]
+
+logger = logging.getLogger(__name__)
+
+LEAST_SECONDS = 5.0
+"""Of training; a shorter one is mostly its own beginning, and not worth the tenths of a second that counting takes."""
+
+
+def training_rate(session: Session, data: Data, samples_per_second: float, seconds: float) -> dict[str, float]:
+    """Keys of ``result.json`` about the speed of a training.
+
+    Operations are counted once, in a forward and backward pass of the bare model on the meta device, as torch counts
+    them (:mod:`torch.utils.flop_counter`): matrix products, convolutions and attention, a multiplication and an
+    addition being two. What is computed anew in backward counts. The device's rate is measured by this rank alone.
+
+    Args:
+        session: of the training, over.
+        data: its data set.
+        samples_per_second: over all ranks.
+        seconds: that it took.
+
+    Returns:
+        ``flops_per_second`` over all ranks, and ``flops_share`` of the device's rate in the precision of the training
+        times the ranks. Empty: too short, a torch that does not count, or a model that does not run without values.
+    """
+    if seconds < LEAST_SECONDS or not supports_estimates():
+        return {}
+    config = session.config
+    try:
+        flops = _flops_per_sample(config, data) * samples_per_second
+    except Exception as error:  # noqa: BLE001
+        # A user's model that reads values, for instance; a figure is not worth a run.
+        logger.info("operations are not counted: %s: %s", type(error).__name__, error)
+        return {}
+    rate = matrix_rate(session.backend, session.device, config.precision)
+    return {"flops_per_second": flops, "flops_share": flops / (rate * session.info.world_size)}
+
+
+def _flops_per_sample(config: Any, data: Data) -> float:
+    from exp.estimate.subject import as_batch, largest_sample
+    from exp.estimate.trace import trace_flops
+
+    meta = torch.device("meta")
+    with meta:
+        model = create(config.model, "model", **data.model_arguments()).to("meta")
+    sample = largest_sample(data, "train", config.seed)
+    operations = trace_flops(model, as_batch(sample, config.batch_size), meta)
+    return float(operations / config.batch_size)
