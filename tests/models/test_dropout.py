@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from exp.data.sampler import TrainBatchSampler
-from exp.models.dropout import Dropout, Dropout2d, DropoutStream, sample_mask
+from exp.errors import ConfigError
+from exp.models.dropout import Dropout, Dropout2d, DropoutStream, backward_begins, sample_mask
 from tests.conftest import TINY
 
 
@@ -70,6 +71,23 @@ def test_without_a_stream_it_is_torchs():
     mine = Dropout(0.4)(torch.ones(100))
     torch.manual_seed(0)
     assert torch.equal(mine, torch.nn.Dropout(0.4)(torch.ones(100)))
+
+
+def test_a_module_that_is_used_twice_has_two_masks_and_the_same_ones_when_computed_anew():
+    net = Net()
+    ones = torch.ones(8, 100)
+    stream = DropoutStream(net, TrainBatchSampler(64, 8), 1)
+    for _ in range(2):
+        stream.begin(0, 0)
+        first, second, third = net.a(ones), net.a(ones), net.b(ones)
+        assert not torch.equal(first, second)
+        backward_begins()
+        assert torch.equal(net.b(ones), third)  # as activation checkpointing does
+        assert torch.equal(net.b(ones), third)
+        with pytest.raises(ConfigError, match=r"Dropout drops 2 times in a pass.* slot="):
+            net.a(ones)
+        stream.end()
+    backward_begins()  # without a stream, nothing
 
 
 def test_torchs_own_dropout_is_named():

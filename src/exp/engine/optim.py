@@ -15,6 +15,7 @@ from exp.backend import FLOAT32
 from exp.engine.fsdp import clip_grad_norm
 from exp.errors import ConfigError
 from exp.heartbeat import Stage, beat
+from exp.models.dropout import backward_begins
 
 if TYPE_CHECKING:
     from exp.backend import Backend
@@ -130,6 +131,7 @@ class BackendOptimWrapper(OptimWrapper):
             loss = loss / self.accumulate
         if self.scaler is not None:
             loss = self.scaler.scale(loss)
+        backward_begins()
         self.backward(loss)
         if self.should_update():
             self.step(**(step_kwargs or {}))

@@ -6,22 +6,27 @@ every device computes alike. It takes some ten operators where torch's own dropo
 fused form; hence it is off by default, and then all of this module is torch's dropout.
 
 A model takes part by :class:`Dropout` instead of ``nn.Dropout``, and :func:`sample_mask` for what it drops itself. A
-module that draws otherwise says so by ``draws_by_itself = True``.
+module that draws otherwise says so by ``draws_by_itself = True``. One that is used several times in a pass has another
+mask each time, by the order of its uses; where it is also computed anew in the backward pass, whose order is another,
+uses are told apart by ``slot``.
 """
 
 from __future__ import annotations
 
 import struct
 import zlib
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
+from exp.errors import ConfigError
+
 if TYPE_CHECKING:
     from exp.data.sampler import TrainBatchSampler
 
-__all__ = ["Dropout", "Dropout2d", "DropoutStream", "draws_by_sample", "sample_mask"]
+__all__ = ["Dropout", "Dropout2d", "DropoutStream", "backward_begins", "draws_by_sample", "sample_mask"]
 
 _active: DropoutStream | None = None
 
@@ -38,6 +43,8 @@ class DropoutStream:
     def __init__(self, model: nn.Module, sampler: TrainBatchSampler, seed: int) -> None:
         self.sampler, self.seed = sampler, seed
         self.step = self.first = 0
+        self._uses: Counter[tuple[int, int]] = Counter()
+        self._backward = False
         for name, module in model.named_modules():
             module.dropout_key = zlib.crc32(name.encode())
         drawing = ((name, module) for name, module in model.named_modules() if _draws_by_itself(module))
@@ -56,7 +63,31 @@ class DropoutStream:
         self.step = step
         # Of the samples of a step, in the order of the permutation: the same at any number of ranks.
         self.first = (micro_batch * sampler.world_size + sampler.rank) * sampler.batch_size
+        self._uses.clear()
+        self._backward = False
         _active = self
+
+    def begin_backward(self) -> None:
+        """What is drawn from here on was drawn before, in the forward pass."""
+        self._backward = True
+
+    def use_of(self, module: nn.Module, slot: int) -> int:
+        """How many masks the module has had in this forward pass, for the slot.
+
+        Raises:
+            ConfigError: it had several, and the backward pass asks for one of them.
+        """
+        place = (int(module.dropout_key), slot)
+        if not self._backward:
+            self._uses[place] += 1
+            return self._uses[place] - 1
+        if self._uses[place] > 1:
+            raise ConfigError(
+                f"dropout_by_sample=true: {type(module).__name__} drops {self._uses[place]} times in a pass, and is "
+                "computed anew in the backward pass; tell its uses apart by slot= (exp.models.dropout), or turn off "
+                "dropout_by_sample or the model's checkpointing"
+            )
+        return 0
 
     def end(self) -> None:
         """What is drawn from here on is drawn from the device's generator."""
@@ -78,6 +109,12 @@ def draws_by_sample() -> bool:
     return _active is not None
 
 
+def backward_begins() -> None:
+    """For the engine: the forward pass of a micro-batch is over."""
+    if _active is not None:
+        _active.begin_backward()
+
+
 def sample_mask(
     module: nn.Module, like: torch.Tensor, p: float, slot: int = 0, per_sample: bool = False
 ) -> torch.Tensor:
@@ -95,6 +132,7 @@ def sample_mask(
 
     Raises:
         ValueError: the rows of ``like`` are not those of B samples.
+        ConfigError: see :meth:`DropoutStream.use_of`.
     """
     stream = _active
     assert stream is not None
@@ -105,7 +143,8 @@ def sample_mask(
             f"dropout_by_sample=true: {type(module).__name__} drops elements of a tensor {tuple(like.shape)}, whose "
             f"first axis is no multiple of the {size} samples of the batch; put samples first, or turn it off"
         )
-    packed = struct.pack("<4q", stream.seed % 2**63, stream.step, module.dropout_key, slot)
+    place = slot + (stream.use_of(module, slot) << 32)
+    packed = struct.pack("<4q", stream.seed % 2**63, stream.step, module.dropout_key, place)
     key = zlib.crc32(packed) - 2**31
     samples = _mixed(torch.arange(stream.first, stream.first + size, dtype=torch.int32, device=like.device).add_(key))
     numbers = torch.Size(shape).numel() // size
