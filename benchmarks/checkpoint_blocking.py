@@ -16,11 +16,12 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any
 
 import torch
 from exp.backends.cpu import CpuBackend
 from omegaconf import OmegaConf
+from positions import Positions
 from torch.utils.data import DataLoader
 
 from exp.config.schema import CheckpointConfig, ExpConfig
@@ -53,29 +54,6 @@ class Stack(Model):
     def forward(self, x: torch.Tensor, mode: str = "loss") -> dict[str, torch.Tensor]:
         """Return a loss in every mode."""
         return {"loss": self.net(x).square().mean()}
-
-
-class Positions:
-    """As many batches as steps, with what the loop asks of a sampler."""
-
-    samples, global_batch_size = 0, BATCH
-
-    def __init__(self, steps: int) -> None:
-        self.steps_per_epoch = steps
-
-    def __len__(self) -> int:
-        return self.steps_per_epoch
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(self.steps_per_epoch))
-
-    def set_position(self, epoch: int, samples: int) -> None:
-        """Move."""
-        self.samples = samples
-
-    def advance(self) -> None:
-        """One step."""
-        self.samples += BATCH
 
 
 class Batches:
@@ -151,7 +129,7 @@ def main() -> None:
         session.folder.create()
         session.device, session.distributed = torch.device("cpu"), Distributed()
         model = Stack(width)
-        loader: DataLoader[Any] = DataLoader(Batches(width), batch_size=None, sampler=Positions(steps))  # type: ignore
+        loader: DataLoader[Any] = DataLoader(Batches(width), batch_size=None, sampler=Positions(steps, BATCH))  # type: ignore
         hook = TimedHook(session.folder.checkpoints, OmegaConf.structured(CheckpointConfig), None, 0.0, "mse")
         runner = Runner(session, model, train_dataloader=loader, train_cfg={"type": TrainLoop, "max_epochs": 1},
                         optim_wrapper=BackendOptimWrapper(torch.optim.Adam(model.parameters()), session.backend),

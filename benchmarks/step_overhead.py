@@ -16,14 +16,15 @@ import logging
 import statistics
 import tempfile
 import time
-from typing import Any, Callable, Iterator
+from typing import Any, Callable
 
 import torch
 from exp.backends.cpu import CpuBackend
 from mmengine.model import BaseModel
 from mmengine.runner import Runner as StockRunner
 from omegaconf import OmegaConf
-from torch.utils.data import DataLoader, Dataset, Sampler
+from positions import Positions
+from torch.utils.data import DataLoader, Dataset
 
 from exp.config.schema import CheckpointConfig, ExpConfig
 from exp.data.loader import train_loader
@@ -113,27 +114,6 @@ def by_hand(loader: DataLoader, steps: int) -> float:
     return (time.perf_counter() - begun) / steps
 
 
-class _Positions(Sampler):
-    """All batches in order, with what the loop asks of a sampler."""
-
-    def __init__(self, steps: int) -> None:
-        self.steps_per_epoch, self.global_batch_size, self.samples = steps, BATCH, 0
-
-    def __len__(self) -> int:
-        return self.steps_per_epoch
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(self.steps_per_epoch))
-
-    def set_position(self, epoch: int, samples: int) -> None:
-        """Move."""
-        self.samples = samples
-
-    def advance(self) -> None:
-        """One step."""
-        self.samples += BATCH
-
-
 def ours(loader: DataLoader, steps: int, folder: str) -> float:
     """Our engine with its usual hooks; returns seconds per step of the training loop."""
     config = OmegaConf.structured(ExpConfig)
@@ -182,8 +162,10 @@ def main() -> None:
     arguments = parser.parse_args()
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
-    loader: DataLoader[Any] = DataLoader(Samples(arguments.steps), batch_size=None, sampler=_Positions(arguments.steps))
-    own_loader = train_loader(loader.dataset, _Positions(arguments.steps), 0, 0)
+    loader: DataLoader[Any] = DataLoader(
+        Samples(arguments.steps), batch_size=None, sampler=Positions(arguments.steps, BATCH)
+    )
+    own_loader = train_loader(loader.dataset, Positions(arguments.steps, BATCH), 0, 0)
     times: dict[str, list[float]] = {"by hand": [], "exp": [], "MMEngine Runner": []}
     with tempfile.TemporaryDirectory() as folder:
         RunFolder(folder).create()

@@ -16,7 +16,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -43,7 +43,7 @@ class DropoutStream:
     def __init__(self, model: nn.Module, sampler: TrainBatchSampler, seed: int) -> None:
         self.sampler, self.seed = sampler, seed
         self.step = self.first = 0
-        self._uses: Counter[tuple[int, int]] = Counter()
+        self._uses: Counter[tuple[int, int]] = Counter()  # by module and slot
         self._backward = False
         for name, module in model.named_modules():
             module.dropout_key = zlib.crc32(name.encode())
@@ -77,7 +77,8 @@ class DropoutStream:
         Raises:
             ConfigError: it had several, and the backward pass asks for one of them.
         """
-        place = (int(module.dropout_key), slot)
+        key: Any = module.dropout_key
+        place = (key, slot)
         if not self._backward:
             self._uses[place] += 1
             return self._uses[place] - 1

@@ -1,0 +1,35 @@
+"""A sampler for benchmarks of the training loop: batches in their order, with what the loop asks of a sampler."""
+
+from __future__ import annotations
+
+from typing import Iterator
+
+from torch.utils.data import Sampler
+
+__all__ = ["Positions"]
+
+
+class Positions(Sampler):  # type: ignore[type-arg]
+    """Numbers of batches, one for each step.
+
+    Args:
+        steps: of the only epoch.
+        batch_size: samples of a step.
+    """
+
+    def __init__(self, steps: int, batch_size: int) -> None:
+        self.steps_per_epoch, self.global_batch_size, self.samples = steps, batch_size, 0
+
+    def __len__(self) -> int:
+        return self.steps_per_epoch
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.steps_per_epoch))
+
+    def set_position(self, epoch: int, samples: int) -> None:
+        """Move."""
+        self.samples = samples
+
+    def advance(self) -> None:
+        """One step."""
+        self.samples += self.global_batch_size
