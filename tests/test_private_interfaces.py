@@ -397,6 +397,14 @@ def _() -> None:
 
 @check
 def _() -> None:
+    """torch._inductor.config"""
+    if compat.supports_compilation():
+        config = importlib.import_module("torch._inductor.config")
+        assert isinstance(config.compile_threads, (int, type(None)))
+
+
+@check
+def _() -> None:
     """torch.distributed.launcher.api.LaunchConfig"""
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 

@@ -23,11 +23,14 @@ import sys
 from exp.backends_registry import create_backend
 from exp.engine.kernels import check_compilation
 from exp.errors import ConfigError
+import exp.launcher.preload  # as in a forked worker
 name = sys.argv[1]
 backend = create_backend({"_target_": name, "name": name, "simulate": name == "gcu"})
 device = backend.set_device(0)
 try:
     check_compilation(backend, device)
+    from torch._inductor import config
+    print(config.compile_threads)
 except ConfigError as error:
     print(str(error).splitlines()[0])
 """
@@ -36,6 +39,7 @@ needs_compilation = pytest.mark.skipif(not compat.supports_compilation(), reason
 
 
 def refusal(backend: str, **environment: str) -> str:
+    """What is said against compiling; nothing is: how many processes of torch's compile."""
     done = subprocess.run(
         [sys.executable, "-c", CHECK, backend],
         env=clean_environment(**environment),
@@ -62,6 +66,12 @@ def oil(exp):
 
     run.products = lambda: sum("addmm" in file.read_text() for file in cache.rglob("*.py"))
     return run
+
+
+@needs_compilation
+def test_as_many_compile_as_there_are_threads():
+    assert refusal("cpu", OMP_NUM_THREADS="3") == "3"
+    assert refusal("cpu", TORCHINDUCTOR_COMPILE_THREADS="2") == "2"
 
 
 @needs_compilation

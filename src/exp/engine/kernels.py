@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import TYPE_CHECKING
 
 from exp.compat import TORCH_VERSION, forbid_fused_attention, supports_compilation, supports_portable_operators
@@ -54,7 +55,8 @@ def check_compilation(backend: Backend, device: torch.device) -> None:
     """Refuse ``compile=true`` where it cannot be had: before the data are read, and not in the middle of a first step.
 
     Where the backend has nothing against it, torch compiles a small forward and backward pass: it finds out what is
-    missing here, such as a compiler, or a code generator for this type of device.
+    missing here, such as a compiler, or a code generator for this type of device. Unless the user has said how many,
+    torch gets as many compiling processes as this worker has threads; each of eight workers would have one per core.
 
     Args:
         backend: of this worker; its device has been selected.
@@ -74,6 +76,10 @@ def check_compilation(backend: Backend, device: torch.device) -> None:
 def _why_not_compiled(device: torch.device) -> str | None:
     import torch
 
+    if "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ:
+        from torch._inductor import config  # the fork server has imported it: the variable would come too late
+
+        config.compile_threads = torch.get_num_threads()
     numbers = torch.ones(2, device=device, requires_grad=True)
     try:
         torch.compile(lambda each: each.square().sum())(numbers).backward()
