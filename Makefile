@@ -8,7 +8,7 @@ CONSTRAINTS := constraints/$(if $(filter 8,$(MINOR)),py38-torch1.10,$(if $(filte
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 ARGS ?=
 KEEP := $(if $(SYSTEM),$(VENV)/kept.txt,$(CONSTRAINTS))
-REFERENCE := $(if $(filter 8 9,$(MINOR)),,$(VENV)/reference/.done $(VENV)/trackers/.done)
+REFERENCE := $(if $(filter 8 9,$(MINOR)),,$(VENV)/reference/.done $(VENV)/trackers/.done $(VENV)/notebooks/.done)
 
 define KEPT
 import importlib.metadata as installed, sys
@@ -74,6 +74,12 @@ $(VENV)/reference/.done: $(VENV)/.setup
 $(VENV)/trackers/.done: $(VENV)/.setup constraints/trackers.txt
 	@$(PIP) install --target $(VENV)/trackers -c constraints/trackers.txt mlflow swanlab tensorboard wandb \
 		>$(VENV)/trackers.log 2>&1 || { tail -30 $(VENV)/trackers.log; exit 1; }
+	@touch $@
+
+# What runs examples/notebooks without a browser.
+$(VENV)/notebooks/.done: $(VENV)/.setup constraints/notebooks.txt
+	@$(PIP) install --target $(VENV)/notebooks -c constraints/notebooks.txt nbclient ipykernel \
+		>$(VENV)/notebooks.log 2>&1 || { tail -30 $(VENV)/notebooks.log; exit 1; }
 	@touch $@
 
 clean:
