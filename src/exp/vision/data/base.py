@@ -10,8 +10,10 @@ import torch
 from exp.data.base import Data, Prediction, Sketch
 from exp.data.fingerprint import of_samples
 from exp.errors import DataError
+from exp.vision.data.bands import BandChoice
 from exp.vision.data.dataset import ImageDataset, findings
 from exp.vision.data.listing import Listing
+from exp.vision.data.normalisation import Normalisation, earlier_folders, keep, limits_of, share_of
 from exp.vision.data.pipeline import Pipeline
 from exp.vision.data.reader import ImageReader
 
@@ -37,6 +39,7 @@ class ImageData(Data):
         classes: names of the K classes.
         palette: RGB of each.
         read: reads an image file.
+        normalisation: mean and standard deviation of each band.
         tested_on: which part :attr:`test` is.
         classes_key: the key of the configuration that orders the classes.
         ignore_index: the label that does not count.
@@ -64,8 +67,14 @@ class ImageData(Data):
         eval_pipeline: Sequence[Mapping[str, Any]],
         size: int,
         channels: int = 3,
-        value_range: Sequence[float] | str | None = None,
+        value_range: Sequence[Any] | str | None = None,
         alpha: bool | None = None,
+        bands: Sequence[int | str] | None = None,
+        band_names: Sequence[str] | None = None,
+        stretch: Sequence[float] | None = None,
+        stretch_scope: str = "train",
+        mean: Sequence[float] | str | None = None,
+        std: Sequence[float] | str | None = None,
         on_error: str = "raise",
         cache_megabytes: int = 0,
         seed: int = 0,
@@ -75,9 +84,22 @@ class ImageData(Data):
         self.name = name
         self.classes = listing.classes
         self.palette = list(palette)
-        self.read = ImageReader(channels, value_range, alpha, [path for path, _ in listing.parts["train"]])
+        wanted = band_names if bands is None else bands
+        choice = None if wanted is None else BandChoice(wanted, band_names, alpha)
+        self.read = ImageReader(
+            channels if choice is None else len(choice.wanted),
+            value_range,
+            alpha,
+            [path for path, _ in listing.parts["train"]],
+            choice,
+            stretch,
+            by_image=stretch_scope == "image",
+        )
+        self.normalisation = Normalisation(self.read, mean, std)
+        self._adopted = self._looked = False
         self.eval_batch_size = eval_batch_size
         self.num_workers = num_workers
+        self._skip_errors = on_error == "skip"
         self._notes = listing.notes
         self._eval_pipeline = Pipeline("data.eval_pipeline", eval_pipeline)
         training = Pipeline("data.train_pipeline", train_pipeline)
@@ -112,13 +134,20 @@ class ImageData(Data):
         return self._part(self.tested_on)
 
     def _part(self, name: str) -> ImageDataset:
-        _ = self.read.value_range  # measured here once, where need be, and not in each process that loads
+        self._look()  # measured here once, where need be, and not in each process that loads
         return self._parts[name]
+
+    def _look(self) -> None:
+        if not self._adopted and not self._looked:
+            self.normalisation.look()
+            self._looked = True
+        _ = self.read.value_range
 
     @classmethod
     def sketch(cls, **keys: Any) -> Sketch:
         """Images of ``data.size``; the classes of ``data.palette`` or ``data.classes``."""
-        size, channels = int(keys["size"]), int(keys["channels"])
+        wanted = keys.get("bands") or keys.get("band_names")
+        size, channels = int(keys["size"]), len(wanted) if wanted else int(keys["channels"])
         classes = len(keys.get("palette") or keys.get("classes") or ())
         notes = [f"validation images are taken to be {size} x {size}"]
         if not classes:
@@ -133,14 +162,59 @@ class ImageData(Data):
         """What belongs to the weights trained on these data.
 
         Returns:
-            ``{"classes": [name], "channels": count, "value_range": [low, high] | None}``.
+            ``{"classes": [name], "channels": count, "value_range": [low, high] | None}``; with ``data.bands`` also
+            ``bands``, ``band_names`` and ``band_count``, with ``data.mean`` also ``mean`` and ``std``, with a stretch of
+            each image also ``stretch``.
         """
-        limits = self.read.value_range
-        return {
+        self._look()
+        state: dict[str, Any] = {
             "classes": list(self.classes),
             "channels": self.read.channels,
-            "value_range": None if limits is None else [float(limit) for limit in limits],
+            "value_range": limits_of(self.read.value_range),
         }
+        bands, normalisation = self.read.bands, self.normalisation
+        if bands is not None:
+            state.update(bands=list(bands.wanted), band_names=list(normalisation.names), band_count=bands.expected)
+        if normalisation.mean is not None:
+            state.update(mean=list(normalisation.mean), std=list(normalisation.std or ()))
+        if self.read.by_image:
+            state["stretch"] = list(self.read.stretch or ())
+        return state
+
+    def settle(self, session: Any) -> None:
+        """Look at the first training image, and measure over all of them what is to be; a collective.
+
+        Rank 0 keeps it in ``statistics.json``, which a training that goes on takes it from.
+        """
+        self._same_bands_as_weights(session)
+        if not self._adopted:
+            self.normalisation.look()
+            self._looked = True
+            if self.normalisation.is_measured or (self.read.stretch is not None and self.read.is_measured):
+                session.wait_for("measuring the training images")
+            share = share_of(session, self.num_workers, self._skip_errors)
+            table = self.normalisation.settle(share, earlier_folders(session))
+            if table is not None:
+                keep(session, table)
+
+    def meet(self, model: Any) -> None:
+        """Values without data become those that the model's normalisation makes 0."""
+        mean = getattr(model, "pixel_mean", None)
+        if isinstance(mean, torch.Tensor) and mean.numel() == self.read.channels:
+            self.read.fill = mean.detach().cpu().reshape(-1).numpy().astype("float32")
+
+    def _same_bands_as_weights(self, session: Any) -> None:
+        """Refuse to train on the bands of the weights in another order: nothing else would tell."""
+        state = (session.weights.data if session.weights is not None else None) or {}
+        theirs = state.get("band_names") or []
+        if self._adopted or not theirs or self.read.bands is None:
+            return
+        mine = self.read.example().names
+        if mine != theirs and sorted(mine) == sorted(theirs):
+            raise DataError(
+                f"init_from: the weights were trained on the bands {', '.join(theirs)}, but data.bands gives "
+                f"{', '.join(mine)}; give them in the same order"
+            )
 
     def fingerprint(self) -> Fingerprint:
         """Names, labels and sizes of the files, in short (:mod:`exp.data.fingerprint`)."""
@@ -168,18 +242,55 @@ class ImageData(Data):
                 f"the weights were trained with data.channels={channels}, but it is {self.read.channels} here; set "
                 f"data.channels={channels}"
             )
+        self._adopted = True
+        self._adopt_bands(state)
+        self._adopt_normalisation(state)
         if "value_range" not in state:
             return
         if self.read.is_measured or self.read.value_range is None:
             self.read.value_range = None if limits is None else list(limits)
-        elif limits is not None and list(self.read.value_range) != list(limits):
+        elif limits is not None and limits_of(self.read.value_range) != limits_of(limits):
             logger.warning(
                 "data.value_range=%s, but the weights were trained with %s", list(self.read.value_range), list(limits)
             )
 
-    def model_arguments(self) -> dict[str, int]:
-        """What the model must know of the files."""
-        return {"num_classes": len(self.classes), "in_channels": self.read.channels, "ignore_index": self.ignore_index}
+    def _adopt_bands(self, state: Mapping[str, Any]) -> None:
+        bands, theirs = self.read.bands, state.get("bands")
+        if bands is None or theirs is None:
+            if (bands is None) != (theirs is None) and "channels" in state:
+                logger.warning("data.bands=%s, but the weights were trained with %s", bands and bands.wanted, theirs)
+            return
+        if list(theirs) == bands.wanted:
+            bands.expected = state.get("band_count")
+            self.normalisation.names = list(state.get("band_names") or ())
+        else:
+            logger.warning("data.bands=%s, but the weights were trained with %s", bands.wanted, list(theirs))
+
+    def _adopt_normalisation(self, state: Mapping[str, Any]) -> None:
+        own, theirs = self.normalisation.mean, state.get("mean")
+        if theirs is None and "channels" in state and (own is not None or self.normalisation.is_measured):
+            raise DataError(
+                "the weights were trained with the mean and standard deviation of the model, but data.mean is set "
+                "here; leave it out (data.mean=null data.std=null)"
+            )
+        if own is not None and theirs is not None and list(own) != list(theirs):
+            logger.warning("data.mean=%s, but the weights were trained with %s, which is used", own, list(theirs))
+        self.normalisation.take({"mean": theirs, "std": state.get("std")})
+
+    def model_arguments(self) -> dict[str, Any]:
+        """What the model must know of the files; names of bands, mean and deviation only where there are some."""
+        self._look()
+        arguments: dict[str, Any] = {
+            "num_classes": len(self.classes),
+            "in_channels": self.read.channels,
+            "ignore_index": self.ignore_index,
+        }
+        if self.normalisation.names:
+            arguments["band_names"] = list(self.normalisation.names)
+        values = self.normalisation.in_bytes()
+        if values is not None:
+            arguments["pixel_mean"], arguments["pixel_std"] = values
+        return arguments
 
     def prepare(self, pixels: np.ndarray, path: str | os.PathLike[str]) -> np.ndarray:
         """The evaluation pipeline for one image.
@@ -220,11 +331,13 @@ class ImageData(Data):
             gather: of :class:`exp.engine.distributed.Distributed`.
         """
         sizes = {part: len(data) for part, data in self._parts.items()}
-        used = (
-            {}
-            if self.read.is_measured or self.read.value_range is None
-            else {"value_range": self.state()["value_range"]}
-        )
+        used: dict[str, Any] = {}
+        if not self.read.is_measured and self.read.value_range is not None:
+            used["value_range"] = limits_of(self.read.value_range)
+        if self.read.bands is not None:
+            used["bands"] = self.normalisation.names or list(self.read.bands.wanted)
+        if self.normalisation.mean is not None:
+            used.update(mean=self.normalisation.mean, std=self.normalisation.std)
         return {**sizes, "tested_on": self.tested_on, **used, **self._notes, **findings(self._parts, gather)}
 
 

@@ -11,6 +11,7 @@ from torch.utils.data import Dataset
 
 from exp.data.seeding import preserved_generators, seed_sample
 from exp.errors import ConfigError, DataError
+from exp.vision.data.labels import NO_DATA
 from exp.vision.data.pipeline import Pipeline
 from exp.vision.data.reader import ImageReader
 
@@ -139,6 +140,22 @@ class ImageDataset(Dataset):
             DataError: one cannot be used; names it.
         """
         raise NotImplementedError
+
+    def filled(self, results: Mapping[str, Any]) -> np.ndarray:
+        """The image that a pipeline gives, with what stands for no data where its mask says :data:`NO_DATA`.
+
+        Interpolation has mixed it with its neighbours, and distortions have changed it.
+        """
+        image: np.ndarray = results["img"]
+        mask = results.get("gt_seg_map")
+        if mask is None or self.read.fill is None:
+            return image
+        missing = mask == NO_DATA
+        if not missing.any():
+            return image
+        image = image.copy()
+        image[missing] = np.rint(self.read.fill) if image.dtype == np.uint8 else self.read.fill
+        return image
 
     def transform(self, number: int, loaded: Loaded) -> Any:
         """Send a sample through the pipeline; must not change ``loaded``."""

@@ -9,7 +9,7 @@ import re
 from typing import Any, Mapping, Sequence
 
 from exp.errors import DataError
-from exp.vision.data import folders, loveda, masks, mmrs1m
+from exp.vision.data import folders, loveda, masks, mmrs1m, spectral
 from exp.vision.data.listing import PARTS, data_root
 
 __all__ = ["preflight"]
@@ -21,7 +21,8 @@ def preflight(config: Mapping[str, Any]) -> None:
     """Refuse values that mean nothing, and a root without the expected folders.
 
     Args:
-        config: has the fields of :class:`exp.config.schema.SceneDataConfig` or ``SegmentationDataConfig``.
+        config: has the fields of :class:`exp.vision.config.SceneDataConfig` or ``SegmentationDataConfig``; the numbers
+            in a file of statistics take its place, and the number of bands that of channels.
 
     Raises:
         DataError: says what is wrong, what was expected and what is there.
@@ -69,16 +70,7 @@ def _check_values(config: Mapping[str, Any]) -> None:
         raise DataError(f"data.classes={classes} names {twice[0]} twice; each class once")
     if config["classes"] is not None and not classes:
         raise DataError("data.classes=[] names no class; list them, or leave it out")
-    limits = config["value_range"]
-    if limits is not None and limits != "auto" and not _is_range(limits):
-        shown = limits if isinstance(limits, (str, int, float)) else list(limits)
-        raise DataError(f"data.value_range={shown} must be [low, high], low below high, or auto, or null")
-
-
-def _is_range(limits: Any) -> bool:
-    if isinstance(limits, (str, int, float)) or len(limits) != 2:
-        return False
-    return all(isinstance(limit, (int, float)) for limit in limits) and limits[0] < limits[1]
+    spectral.check(config)
 
 
 def _check_loveda(config: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ from exp.vision.data import masks as pairs
 from exp.vision.data.base import ImageData
 from exp.vision.data.colors import distinct_colors, rgb
 from exp.vision.data.dataset import ImageDataset, stacked
-from exp.vision.data.labels import IGNORED, ColourMasks, IndexMasks
+from exp.vision.data.labels import IGNORED, NO_DATA, ColourMasks, IndexMasks
 from exp.vision.data.listing import data_root
 
 if TYPE_CHECKING:
@@ -44,18 +44,19 @@ class SegmentationDataset(ImageDataset):
     def load(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         """Image and labels, decoded."""
         path, mask = self.samples[number]
-        image = self.read(path)
+        image, missing = self.read.with_missing(path)
         labels = self.masks.read(mask)
         if labels.values.shape != image.shape[:2]:
             here, there = (f"{shape[1]}x{shape[0]}" for shape in (labels.values.shape, image.shape))
             raise DataError(f"{mask} is {here} pixels, but its image {path} is {there}; make the mask anew")
         self.unknown[number] = labels.unknown
-        return image, labels.values
+        return image, labels.values if missing is None else np.where(missing, np.uint8(NO_DATA), labels.values)
 
     def transform(self, number: int, loaded: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """Image and labels, transformed."""
         results = self.pipeline(loaded[0], self.samples[number][0], loaded[1])
-        return results["img"], results["gt_seg_map"]
+        labels = results["gt_seg_map"]
+        return self.filled(results), np.where(labels == NO_DATA, np.uint8(IGNORED), labels)
 
     def collate(self, items: Sequence[tuple[np.ndarray, np.ndarray] | None]) -> dict[str, Any]:
         """See the class."""
