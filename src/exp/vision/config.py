@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Optional
 from omegaconf import II, MISSING
 
 from exp.plugins import Family, Plugin
-from exp.vision.tasks import Features
+from exp.vision.tasks import Features, Stats
 
 __all__ = [
     "ImageDataConfig",
@@ -57,6 +57,10 @@ class ImageModelConfig:
     """In training, positions are rescaled by a random factor up to this one (2 in pretraining); null: not."""
     dropout: float = 0.0
     """Before the last layer of a head."""
+    band_init: str = "auto"
+    """How the patch embedding of three-band weights begins for other bands: ``mean`` (of its kernels, for each),
+    ``named`` (red, green and blue get their own), ``repeat`` (in turn), ``zero`` (the others get none), ``auto``
+    (``named`` where the data tell which they are, else ``mean``)."""
 
 
 @dataclass
@@ -114,8 +118,8 @@ class ImageDataConfig:
     """That the model gets: grey images are repeated for 3, coloured ones become grey for 1; with ``bands`` as many as
     these."""
     bands: Optional[List[Any]] = None
-    """Bands of the files in the order of the model, by number from 1 or by name (``[4,3,2,8]``, ``[B04,B03,B02]``); null:
-    all, as they come."""
+    """Bands of the files in the order of the model, by number from 1 or by name (``[4,3,2,8]``, ``[B04,B03,B02]``);
+    null: all, as they come."""
     band_names: Optional[List[str]] = None
     """Names of all bands of the files, where these do not tell them."""
     stretch: Optional[List[float]] = None
@@ -216,6 +220,7 @@ plugin = Plugin(
         "data/scenes": SceneDataConfig,
         "data/segmentation": SegmentationDataConfig,
         "task/features": Features,
+        "task/stats": Stats,
     },
     keys={"task/predict": PredictKeys},
     families={

@@ -11,9 +11,11 @@ import numpy as np
 from exp.data.places import shortened
 from exp.errors import DataError
 
-__all__ = ["BandChoice", "Plan", "colour_names", "is_measured_band", "plain_name"]
+__all__ = ["BandChoice", "Plan", "colour_names", "colours_in", "is_measured_band", "plain_name"]
 
-_COLOURS = {1: ("gray",), 2: ("gray", "alpha"), 3: ("red", "green", "blue"), 4: ("red", "green", "blue", "alpha")}
+_CHANNELS = {1: ("gray",), 2: ("gray", "alpha"), 3: ("red", "green", "blue"), 4: ("red", "green", "blue", "alpha")}
+# By the bands of Sentinel-2, whose red is the fourth; of other sensors only the plain words are certain.
+_COLOURS = ({"red", "r", "b4", "b04"}, {"green", "g", "b3", "b03"}, {"blue", "b", "b2", "b02"})
 
 
 class Plan(NamedTuple):
@@ -130,7 +132,7 @@ def _first_word(name: str) -> str:
 
 def colour_names(count: int) -> tuple[str, ...]:
     """What the channels of a picture are called that is no TIFF."""
-    return _COLOURS.get(count, ("",) * count)
+    return _CHANNELS.get(count, ("",) * count)
 
 
 def is_measured_band(last: np.ndarray) -> bool:
@@ -142,3 +144,20 @@ def is_measured_band(last: np.ndarray) -> bool:
         last: the channel, of any shape.
     """
     return bool(last.size) and bool(np.count_nonzero((last > 0) & (last < last.max())) > last.size / 2)
+
+
+def colours_in(names: Sequence[str]) -> list[int | None]:
+    """Where red, green and blue are among the bands; None where one is not, or not for certain.
+
+    Args:
+        names: of the bands: words, or ``B04``, ``B03``, ``B02`` as Sentinel-2 has them.
+    """
+    found: list[int | None] = []
+    for words in _COLOURS:
+        places = [index for index, name in enumerate(names) if _word(name) in words]
+        found.append(places[0] if len(places) == 1 else None)
+    return found
+
+
+def _word(name: str) -> str:
+    return name.strip().casefold().split(",")[0].split(" ")[0]

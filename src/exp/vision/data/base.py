@@ -10,6 +10,7 @@ import torch
 from exp.data.base import Data, Prediction, Sketch
 from exp.data.fingerprint import of_samples
 from exp.errors import DataError
+from exp.vision.data.adopting import adopt_bands, adopt_normalisation, refuse_another_order
 from exp.vision.data.bands import BandChoice
 from exp.vision.data.dataset import ImageDataset, findings
 from exp.vision.data.listing import Listing
@@ -163,8 +164,7 @@ class ImageData(Data):
 
         Returns:
             ``{"classes": [name], "channels": count, "value_range": [low, high] | None}``; with ``data.bands`` also
-            ``bands``, ``band_names`` and ``band_count``, with ``data.mean`` also ``mean`` and ``std``, with a stretch of
-            each image also ``stretch``.
+            ``bands``, ``band_names`` and ``band_count``, with ``data.mean`` also ``mean``, ``std`` and ``scaled``.
         """
         self._look()
         state: dict[str, Any] = {
@@ -176,9 +176,7 @@ class ImageData(Data):
         if bands is not None:
             state.update(bands=list(bands.wanted), band_names=list(normalisation.names), band_count=bands.expected)
         if normalisation.mean is not None:
-            state.update(mean=list(normalisation.mean), std=list(normalisation.std or ()))
-        if self.read.by_image:
-            state["stretch"] = list(self.read.stretch or ())
+            state.update(mean=normalisation.mean, std=normalisation.std, scaled=normalisation.scaled)
         return state
 
     def settle(self, session: Any) -> None:
@@ -186,35 +184,24 @@ class ImageData(Data):
 
         Rank 0 keeps it in ``statistics.json``, which a training that goes on takes it from.
         """
-        self._same_bands_as_weights(session)
-        if not self._adopted:
-            self.normalisation.look()
-            self._looked = True
-            if self.normalisation.is_measured or (self.read.stretch is not None and self.read.is_measured):
-                session.wait_for("measuring the training images")
-            share = share_of(session, self.num_workers, self._skip_errors)
-            table = self.normalisation.settle(share, earlier_folders(session))
-            if table is not None:
-                keep(session, table)
+        if self._adopted:
+            return
+        if session.weights is not None:
+            refuse_another_order(self.read, session.weights.data or {}, session.config.model.get("band_init"))
+        self.normalisation.look()
+        self._looked = True
+        if self.normalisation.waits:
+            session.wait_for("measuring the training images")
+        share = share_of(session, self.num_workers, self._skip_errors)
+        table = self.normalisation.settle(share, earlier_folders(session))
+        if table is not None:
+            keep(session, table)
 
     def meet(self, model: Any) -> None:
         """Values without data become those that the model's normalisation makes 0."""
         mean = getattr(model, "pixel_mean", None)
         if isinstance(mean, torch.Tensor) and mean.numel() == self.read.channels:
             self.read.fill = mean.detach().cpu().reshape(-1).numpy().astype("float32")
-
-    def _same_bands_as_weights(self, session: Any) -> None:
-        """Refuse to train on the bands of the weights in another order: nothing else would tell."""
-        state = (session.weights.data if session.weights is not None else None) or {}
-        theirs = state.get("band_names") or []
-        if self._adopted or not theirs or self.read.bands is None:
-            return
-        mine = self.read.example().names
-        if mine != theirs and sorted(mine) == sorted(theirs):
-            raise DataError(
-                f"init_from: the weights were trained on the bands {', '.join(theirs)}, but data.bands gives "
-                f"{', '.join(mine)}; give them in the same order"
-            )
 
     def fingerprint(self) -> Fingerprint:
         """Names, labels and sizes of the files, in short (:mod:`exp.data.fingerprint`)."""
@@ -243,8 +230,8 @@ class ImageData(Data):
                 f"data.channels={channels}"
             )
         self._adopted = True
-        self._adopt_bands(state)
-        self._adopt_normalisation(state)
+        adopt_bands(self.read, self.normalisation, state)
+        adopt_normalisation(self.normalisation, state)
         if "value_range" not in state:
             return
         if self.read.is_measured or self.read.value_range is None:
@@ -253,29 +240,6 @@ class ImageData(Data):
             logger.warning(
                 "data.value_range=%s, but the weights were trained with %s", list(self.read.value_range), list(limits)
             )
-
-    def _adopt_bands(self, state: Mapping[str, Any]) -> None:
-        bands, theirs = self.read.bands, state.get("bands")
-        if bands is None or theirs is None:
-            if (bands is None) != (theirs is None) and "channels" in state:
-                logger.warning("data.bands=%s, but the weights were trained with %s", bands and bands.wanted, theirs)
-            return
-        if list(theirs) == bands.wanted:
-            bands.expected = state.get("band_count")
-            self.normalisation.names = list(state.get("band_names") or ())
-        else:
-            logger.warning("data.bands=%s, but the weights were trained with %s", bands.wanted, list(theirs))
-
-    def _adopt_normalisation(self, state: Mapping[str, Any]) -> None:
-        own, theirs = self.normalisation.mean, state.get("mean")
-        if theirs is None and "channels" in state and (own is not None or self.normalisation.is_measured):
-            raise DataError(
-                "the weights were trained with the mean and standard deviation of the model, but data.mean is set "
-                "here; leave it out (data.mean=null data.std=null)"
-            )
-        if own is not None and theirs is not None and list(own) != list(theirs):
-            logger.warning("data.mean=%s, but the weights were trained with %s, which is used", own, list(theirs))
-        self.normalisation.take({"mean": theirs, "std": state.get("std")})
 
     def model_arguments(self) -> dict[str, Any]:
         """What the model must know of the files; names of bands, mean and deviation only where there are some."""

@@ -32,6 +32,7 @@ class Normalisation:
         mean: of each band (C), in the units of the files; None: as the model has it.
         std: likewise.
         names: of the bands, as the first training image tells them; empty: not known.
+        scaled: whether the range of values becomes 0..255, as that of all values that are not of 8 bits.
 
     Args:
         reader: of the data.
@@ -47,7 +48,7 @@ class Normalisation:
         self.mean = None if mean is None or isinstance(mean, str) else [float(each) for each in mean]
         self.std = None if std is None or isinstance(std, str) else [float(each) for each in std]
         self.names: list[str] = []
-        self._of_bytes: bool | None = None
+        self.scaled = True
 
     def look(self) -> None:
         """Learn from the first training image which bands there are.
@@ -58,7 +59,12 @@ class Normalisation:
         if self.reader.bands is None and self.mean is None and not self.is_measured:
             return
         example = self.reader.example()
-        self.names, self._of_bytes = example.names, example.bytes
+        self.names, self.scaled = example.names, not example.bytes or self.reader.stretch is not None
+
+    @property
+    def waits(self) -> bool:
+        """Whether something is to be measured over all training images."""
+        return self.is_measured or (self.reader.stretch is not None and self.reader.is_measured)
 
     def settle(self, share: Share | None = None, folders: Sequence[Path | None] = ()) -> dict[str, Any] | None:
         """Measure what is to be measured and has not been; a collective where ``share`` says so.
@@ -74,7 +80,7 @@ class Normalisation:
             DataError: an image cannot be used.
         """
         reader = self.reader
-        if not self.is_measured and not (reader.stretch is not None and reader.is_measured):
+        if not self.waits:
             return None
         known = next(filter(None, map(_kept_in, folders)), None)
         if known is not None:
@@ -85,7 +91,7 @@ class Normalisation:
             reader.value_range = measure(reader, reader.examples, reader.stretch, share=share).stretched()
         if not self.is_measured:
             return {"value_range": limits_of(reader.value_range)}
-        clipped = None if self._of_bytes and reader.stretch is None else reader.value_range
+        clipped = reader.value_range if self.scaled and not reader.by_image else None
         table = table_of(measure(reader, reader.examples, clipped=clipped, share=share), self)
         constant = [name for name, std in zip(table["bands"], table["std"]) if std <= 0.0]
         if constant:
@@ -120,10 +126,12 @@ class Normalisation:
         channels = self.reader.channels
         for key, values in (("mean", self.mean), ("std", self.std)):
             if len(values) not in (1, channels):
-                raise DataError(f"data.{key} has {len(values)} numbers, but there are {channels} bands; give one for each")
+                raise DataError(
+                    f"data.{key} has {len(values)} numbers, but there are {channels} bands; give one for each"
+                )
         mean, std = (np.broadcast_to(np.asarray(values, np.float64), (channels,)) for values in (self.mean, self.std))
         limits = self.reader.value_range
-        if not self.reader.by_image and limits is not None and not (self._of_bytes and self.reader.stretch is None):
+        if self.scaled and limits is not None and not self.reader.by_image:
             low, high = (np.asarray(limit, np.float64) for limit in limits)
             mean, std = (mean - low) * 255.0 / (high - low), std * 255.0 / (high - low)
         return mean.tolist(), std.tolist()

@@ -1,7 +1,7 @@
 """Mean, standard deviation and percentiles of each band over many images: exact, streaming, in bounded memory.
 
-Moments are float64 throughout. Those of blocks of an image are joined by the formulas of Chan, Golub and LeVeque (1979),
-images in their order, so that the result does not depend on how many processes and threads have worked on it.
+Moments are float64 throughout. Those of blocks of an image are joined by the formulas of Chan, Golub and LeVeque
+(1979), images in their order, so that the result does not depend on how many processes and threads have worked on it.
 Percentiles come from counts: of every value where values are whole numbers of at most 16 bits, else of bins as wide as
 1/512 of the value (the upper 18 bits of a float32), with a straight line inside.
 """
@@ -90,7 +90,7 @@ class Statistics:
         Raises:
             DataError: a band holds nearly nothing else than one value.
         """
-        assert self._counts is not None and self._counts.wanted is not None
+        assert self._counts is not None
         low, high = (self.percentile(percent) for percent in self._counts.wanted)
         for band, (least, largest) in enumerate(zip(low, high), 1):
             if not least < largest:

@@ -100,7 +100,7 @@ def invalid_values(pixels: np.ndarray, nodata: float | None) -> np.ndarray | Non
         # In the dtype of the values: a float32 file holds its no-data value rounded.
         limits = np.iinfo(pixels.dtype) if pixels.dtype.kind in "iu" else None
         if limits is None or (nodata == int(nodata) and limits.min <= nodata <= limits.max):
-            same = pixels == pixels.dtype.type(nodata)
+            same: np.ndarray = pixels == pixels.dtype.type(nodata)
             if pixels.dtype == np.uint8:
                 same = np.broadcast_to(same.all(axis=2, keepdims=True), pixels.shape)
             invalid = same if invalid is None else invalid | same

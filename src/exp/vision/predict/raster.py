@@ -13,7 +13,7 @@ import numpy as np
 from exp.errors import DataError
 from exp.vision.data.bands import is_measured_band
 from exp.vision.data.decode import has_mask, marks_alpha, names_in
-from exp.vision.data.values import Raw, no_data, split_alpha
+from exp.vision.data.values import Raw, convert, no_data, split_alpha
 from exp.vision.draw.pictures import shrunk, to_rgb
 
 if TYPE_CHECKING:
@@ -99,7 +99,9 @@ class RasterImage:
         self._top = 0
         self._rows = np.empty((len(self._indexes), 0, self.width), dataset.dtypes[0])
         if reader.by_image:
-            values, invalid, _ = reader.measured_of(*self._split(self._small(_MEASURED, "nearest")), dataset.nodata, path)
+            values, invalid, _ = reader.measured_of(
+                *self._split(self._small(_MEASURED, "nearest")), dataset.nodata, path
+            )
             self._limits = reader.stretched_by_itself(values, invalid)
 
     def read(self, top: int, left: int, height: int, width: int) -> np.ndarray:
@@ -111,12 +113,15 @@ class RasterImage:
     def thumbnail(self, longest: int) -> np.ndarray:
         """RGB for the eye, with at most ``longest`` pixels on its longer side: (h, w, 3), uint8."""
         bands = self._small(longest, "average")
-        # In rows: of many bands, all in floating point would be larger than all else.
-        blocks = [
-            self._finished(bands[:, top : top + _ROWS_AT_ONCE], None)[..., :3]
-            for top in range(0, bands.shape[1], _ROWS_AT_ONCE)
-        ]
-        return to_rgb(np.concatenate(blocks))
+        rows = [bands[:, top : top + _ROWS_AT_ONCE] for top in range(0, bands.shape[1], _ROWS_AT_ONCE)]
+        if len(bands) == len(self._indexes):
+            return to_rgb(np.concatenate([self._finished(part, None)[..., :3] for part in rows]))
+        limits = self._limits if self.reader.by_image else self.reader.range_for(bands)
+        if limits is not None:
+            limits = [limit[: len(bands)] if isinstance(limit, (list, tuple)) else limit for limit in limits]
+        scaled = self.reader.stretch is not None
+        made = [convert(np.moveaxis(part, 0, -1), self.path, len(bands), limits, scaled) for part in rows]
+        return to_rgb(np.concatenate(made))
 
     def without_data(self, top: int, height: int) -> np.ndarray | None:
         """Which pixels of these rows hold no data: bool (height, width); None: all do."""
@@ -131,12 +136,16 @@ class RasterImage:
         return reader.finished(values, invalid, limits, self.path)
 
     def _small(self, longest: int, resampling: str) -> np.ndarray:
-        """All that is read, with at most ``longest`` pixels on its longer side: (bands, h, w)."""
+        """All that is read, with at most ``longest`` pixels on its longer side: (bands, h, w).
+
+        Of many bands, means are of the first three only: a picture of all of them would be larger than all else.
+        """
         from rasterio.enums import Resampling
 
         factor = min(longest / max(self.height, self.width), 1.0)
         size = (max(round(self.height * factor), 1), max(round(self.width * factor), 1))
-        return self._bands(out_shape=(len(self._indexes), *size), resampling=Resampling[resampling])
+        indexes = self._indexes[:3] if resampling == "average" and len(self._indexes) > 4 else self._indexes
+        return self._bands(indexes, out_shape=(len(indexes), *size), resampling=Resampling[resampling])
 
     def _is_measured(self, band: int) -> bool:
         """Whether what is marked as alpha holds measured values; only where no key says what it is."""
@@ -164,14 +173,14 @@ class RasterImage:
             self._rows = rows  # the old ones may go before new ones come
             self._top = top
             window = Window(0, top + known, self.width, height - known)
-            rows[:, known:] = self._bands(window=window)
+            rows[:, known:] = self._bands(self._indexes, window=window)
         return self._rows[:, top - self._top : top - self._top + height]
 
-    def _bands(self, **how: Any) -> np.ndarray:
+    def _bands(self, indexes: list[int], **how: Any) -> np.ndarray:
         from rasterio.errors import RasterioError
 
         try:
-            return self.dataset.read(self._indexes, **how)
+            return self.dataset.read(indexes, **how)
         except (RasterioError, OSError) as error:  # its own I/O error is no RasterioError before 1.4
             raise DataError(f"{self.path} cannot be read: {error}; copy it anew") from error
 
