@@ -100,10 +100,10 @@ def invalid_values(pixels: np.ndarray, nodata: float | None) -> np.ndarray | Non
         # In the dtype of the values: a float32 file holds its no-data value rounded.
         limits = np.iinfo(pixels.dtype) if pixels.dtype.kind in "iu" else None
         if limits is None or (nodata == int(nodata) and limits.min <= nodata <= limits.max):
-            same: np.ndarray = pixels == pixels.dtype.type(nodata)
+            same: np.ndarray = np.equal(pixels, pixels.dtype.type(nodata))
             if pixels.dtype == np.uint8:
                 same = np.broadcast_to(same.all(axis=2, keepdims=True), pixels.shape)
-            invalid = same if invalid is None else invalid | same
+            invalid = same if invalid is None else np.logical_or(invalid, same)
     return invalid if invalid is not None and invalid.any() else None
 
 
@@ -192,7 +192,7 @@ def convert(
         made = _to_byte_range(made, path, value_range)
     if fill is not None and invalid is not None:
         if invalid.shape[2] != channels:
-            invalid = invalid.any(axis=2, keepdims=True)
+            invalid = np.asarray(invalid.any(axis=2, keepdims=True))
         values = np.rint(fill).astype(np.uint8) if made.dtype == np.uint8 else fill.astype(np.float32)
         made = np.where(invalid, values, made)
     return np.ascontiguousarray(made)
