@@ -44,8 +44,8 @@ def _check_bands(config: MutableMapping[str, Any]) -> int:
     count = len(names if bands is None else bands)
     if config["channels"] not in (3, count):  # 3: nobody has said anything
         raise DataError(
-            f"data.channels={config['channels']}, but data.bands names {count}; give as many as the weights know, or leave "
-            "data.channels out"
+            f"data.channels={config['channels']}, but data.bands names {count}; give as many as the weights "
+            "know, or leave data.channels out"
         )
     config["channels"] = count
     return count
