@@ -60,6 +60,11 @@ def _masks(home: Path) -> None:
             masks.mkdir(exist_ok=True)
             pictures[number].save(images / f"{number}.png")
             Image.fromarray(mask).save(masks / f"{number}.png")
+    for number in range(10):
+        for kind, picture in (("images", pictures[number]), ("labels", Image.fromarray(half.astype(np.uint8)))):
+            folder = home / "data" / "mmrs1m" / "data" / "segmentation" / "Town" / kind
+            folder.mkdir(parents=True, exist_ok=True)
+            picture.save(folder / f"{number}.png")
     for part in ("Train", "Val"):
         for area in ("Urban", "Rural"):
             images, masks = (home / "data" / "LoveDA" / part / area / kind for kind in ("images_png", "masks_png"))

@@ -131,6 +131,11 @@ class ImageDataConfig:
     training split and kept; null: as ``model.normalization`` says."""
     std: Any = None
     """Standard deviations, likewise; null: from where ``mean`` comes."""
+    modality_weights: Optional[Dict[str, float]] = field(default_factory=dict)
+    """MMRS-1M: shares of ``optical``, ``sar`` and ``infrared`` images in every epoch of a training; none: as many as
+    there are."""
+    modality_statistics: Optional[Dict[str, Any]] = field(default_factory=dict)
+    """MMRS-1M: modality -> {mean: [...], std: [...]}, 0..255, where these are others than the model's."""
     alpha: Optional[bool] = None
     """Whether a channel beyond those is transparency: null: as the file marks it; true: it is; false: it is a band."""
     value_range: Any = None
@@ -172,7 +177,11 @@ class SegmentationDataConfig(ImageDataConfig):
 
     _target_: str = "exp.vision.data.segmentation.SegmentationData"
     layout: str = "masks"
-    """``masks`` (folders of images beside folders of masks) or ``loveda``."""
+    """``masks`` (folders of images beside folders of masks), ``loveda`` or ``mmrs1m``."""
+    datasets: Optional[List[str]] = None
+    """MMRS-1M: names of its data sets; null: all that are there."""
+    modality: Optional[str] = None
+    """MMRS-1M: ``optical``, ``sar`` or ``infrared``; null: any."""
     images: str = "images"
     """Name of the folders of images."""
     masks: str = "masks"

@@ -14,6 +14,7 @@ from exp.vision.data.adopting import adopt_bands, adopt_normalisation, refuse_an
 from exp.vision.data.bands import BandChoice
 from exp.vision.data.dataset import ImageDataset, findings
 from exp.vision.data.listing import Listing
+from exp.vision.data.modality import Modalities, ModalityDraw
 from exp.vision.data.normalisation import Normalisation, earlier_folders, keep, limits_of, share_of
 from exp.vision.data.pipeline import Pipeline
 from exp.vision.data.reader import ImageReader
@@ -76,6 +77,9 @@ class ImageData(Data):
         stretch_scope: str = "train",
         mean: Sequence[float] | str | None = None,
         std: Sequence[float] | str | None = None,
+        modality: str | None = None,
+        modality_weights: Mapping[str, float] | None = None,
+        modality_statistics: Mapping[str, Mapping[str, Sequence[float]]] | None = None,
         on_error: str = "raise",
         cache_megabytes: int = 0,
         seed: int = 0,
@@ -96,6 +100,7 @@ class ImageData(Data):
             stretch,
             by_image=stretch_scope == "image",
         )
+        self.read.modalities = Modalities(modality, modality_statistics)
         self.normalisation = Normalisation(self.read, mean, std)
         self._adopted = self._looked = False
         self.eval_batch_size = eval_batch_size
@@ -117,6 +122,10 @@ class ImageData(Data):
             )
             for part, samples in listing.parts.items()
         }
+        if modality_weights:
+            groups = [self.read.modalities.of(path) for path, _ in listing.parts["train"]]
+            draw = self._parts["train"].draw = ModalityDraw(groups, modality_weights, seed)
+            self._notes = {**listing.notes, "modality_shares": draw.shares}
         self.tested_on = "test" if "test" in self._parts else "val"
 
     @property
@@ -177,6 +186,8 @@ class ImageData(Data):
             state.update(bands=list(bands.wanted), band_names=list(normalisation.names), band_count=bands.expected)
         if normalisation.mean is not None:
             state.update(mean=normalisation.mean, std=normalisation.std, scaled=normalisation.scaled)
+        if self.read.modalities.state():
+            state["modality_statistics"] = self.read.modalities.state()
         return state
 
     def settle(self, session: Any) -> None:
@@ -202,6 +213,7 @@ class ImageData(Data):
         mean = getattr(model, "pixel_mean", None)
         if isinstance(mean, torch.Tensor) and mean.numel() == self.read.channels:
             self.read.fill = mean.detach().cpu().reshape(-1).numpy().astype("float32")
+            self.read.modalities.meet(self.read.fill, model.pixel_std.detach().cpu().reshape(-1).numpy())
 
     def fingerprint(self) -> Fingerprint:
         """Names, labels and sizes of the files, in short (:mod:`exp.data.fingerprint`)."""
@@ -232,6 +244,8 @@ class ImageData(Data):
         self._adopted = True
         adopt_bands(self.read, self.normalisation, state)
         adopt_normalisation(self.normalisation, state)
+        if "channels" in state:
+            self.read.modalities.take(state.get("modality_statistics") or {})
         if "value_range" not in state:
             return
         if self.read.is_measured or self.read.value_range is None:
@@ -267,7 +281,11 @@ class ImageData(Data):
             (H, W, C), of the same dtype.
         """
         image: np.ndarray = self._eval_pipeline(pixels, str(path))["img"]
-        return image
+        return self.read.modalities.mapped(image, path)
+
+    def read_as_seen(self, path: str | os.PathLike[str]) -> np.ndarray:
+        """An image file as the model gets it without a pipeline: (H, W, C), 0..255."""
+        return self.read.modalities.mapped(self.read(path), path)
 
     def predict(self, session: Any, model: Any) -> Prediction:
         """Images as files and pictures (:func:`exp.vision.predict.images.predict`)."""

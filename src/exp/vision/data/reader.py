@@ -11,6 +11,7 @@ import numpy as np
 from exp.errors import DataError
 from exp.vision.data.bands import BandChoice, is_measured_band
 from exp.vision.data.decode import read_raw
+from exp.vision.data.modality import Modalities
 from exp.vision.data.values import Raw, ValueRange, convert, invalid_values, no_data, split_alpha, to_channels
 
 __all__ = ["Example", "ImageReader", "measured_range", "spread_over"]
@@ -40,6 +41,7 @@ class ImageReader:
         alpha: see :func:`exp.vision.data.values.split_alpha`.
         bands: which bands of a file, in which order; None: all of them, as they come.
         fill: what values without data become, 0..255, float (C,); None: not known yet.
+        modalities: what images of other sensors have of their own.
 
     Args:
         channels: see there.
@@ -66,6 +68,7 @@ class ImageReader:
         self.alpha = alpha
         self.bands = bands
         self.fill: np.ndarray | None = None
+        self.modalities = Modalities()
         self.stretch = None if stretch is None else (float(stretch[0]), float(stretch[1]))
         self.by_image = by_image and stretch is not None
         self._value_range = value_range
@@ -133,7 +136,15 @@ class ImageReader:
         self, pixels: np.ndarray, invalid: np.ndarray | None, limits: ValueRange | None, path: str | os.PathLike[str]
     ) -> np.ndarray:
         """Measured values, mapped to 0..255 by ``limits`` and filled where there are none."""
-        return convert(pixels, path, self.channels, limits, self.stretch is not None, self.fill, invalid)
+        return convert(
+            pixels,
+            path,
+            self.channels,
+            limits,
+            self.stretch is not None,
+            self.modalities.fill_for(path, self.fill),
+            invalid,
+        )
 
     def measured(
         self, raw: Raw, path: str | os.PathLike[str]

@@ -37,7 +37,7 @@ class SceneDataset(ImageDataset):
         """The image, transformed, and its label."""
         path, label = self.samples[number]
         image, mask = loaded
-        return self.filled(self.pipeline(image, path, mask, gt_label=label)), label
+        return self.filled(self.pipeline(image, path, mask, gt_label=label), path), label
 
     def collate(self, items: Sequence[tuple[np.ndarray, int] | None]) -> dict[str, Any]:
         """See the class."""
@@ -74,7 +74,9 @@ class SceneData(ImageData):
             listing = mmrs1m.find(folder, datasets, modality, split, classes)
         else:
             listing = folders.find(folder, split, classes)
-        super().__init__(listing, SceneDataset, distinct_colors(len(listing.classes)), name=name, **common)
+        super().__init__(
+            listing, SceneDataset, distinct_colors(len(listing.classes)), name=name, modality=modality, **common
+        )
 
     def metrics(self, detailed: bool = False) -> SceneMetrics:
         """A new accumulator of this data set's metrics."""

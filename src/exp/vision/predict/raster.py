@@ -133,7 +133,7 @@ class RasterImage:
         reader = self.reader
         values, invalid, _ = reader.measured_of(pixels, transparency, self.dataset.nodata, self.path, masked)
         limits = self._limits if reader.by_image else reader.range_for(values)
-        return reader.finished(values, invalid, limits, self.path)
+        return reader.modalities.mapped(reader.finished(values, invalid, limits, self.path), self.path)
 
     def _small(self, longest: int, resampling: str) -> np.ndarray:
         """All that is read, with at most ``longest`` pixels on its longer side: (bands, h, w).
@@ -236,7 +236,8 @@ def _by_rows(path: Path) -> bool:
 
 
 def _decoded(path: Path, reader: ImageReader) -> DecodedImage:
-    return DecodedImage(*reader.with_missing(path))
+    pixels, missing = reader.with_missing(path)
+    return DecodedImage(reader.modalities.mapped(pixels, path), missing)
 
 
 def is_georeferenced(image: DecodedImage | RasterImage) -> bool:
