@@ -33,6 +33,7 @@ def make_home(home: Path) -> Path:
     tiles = sorted((DATA / "dubai" / "tile1" / "images").glob("*.jpg"))
     _copy(tiles[:2], home / "scenes")
     _masks(home)
+    _fields(home)
     _weights(home / "tiny.pth")
     return home
 
@@ -59,6 +60,11 @@ def _masks(home: Path) -> None:
             masks.mkdir(exist_ok=True)
             pictures[number].save(images / f"{number}.png")
             Image.fromarray(mask).save(masks / f"{number}.png")
+    for number in range(10):
+        for kind, picture in (("images", pictures[number]), ("labels", Image.fromarray(half.astype(np.uint8)))):
+            folder = home / "data" / "mmrs1m" / "data" / "segmentation" / "Town" / kind
+            folder.mkdir(parents=True, exist_ok=True)
+            picture.save(folder / f"{number}.png")
     for part in ("Train", "Val"):
         for area in ("Urban", "Rural"):
             images, masks = (home / "data" / "LoveDA" / part / area / kind for kind in ("images_png", "masks_png"))
@@ -67,6 +73,28 @@ def _masks(home: Path) -> None:
             for number in range(4):
                 pictures[number].save(images / f"{number}.png")
                 Image.fromarray((1 + half).astype(np.uint8)).save(masks / f"{number}.png")
+
+
+def _fields(home: Path) -> None:
+    """Scenes of Sentinel-2: 16 bits, whose first column holds no data."""
+    import warnings
+
+    import numpy as np
+    import rasterio
+
+    names = [*(f"B{number:02}" for number in range(1, 9)), "B8A", *(f"B{number:02}" for number in range(9, 13))]
+    profile = {"driver": "GTiff", "height": 32, "width": 32, "count": 13, "dtype": "uint16", "nodata": 0}
+    for number in range(12):
+        path = home / "fields" / ("wheat", "maize")[number % 2] / f"{number}.tif"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        values = np.random.default_rng(number).integers(1, 3000, (13, 32, 32)).astype(np.uint16)
+        values[:, :, 0] = 0
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with rasterio.open(path, "w", **profile) as file:
+                file.write(values)
+                for band, name in enumerate(names, 1):
+                    file.set_band_description(band, name)
 
 
 def _weights(path: Path) -> None:

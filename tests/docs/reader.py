@@ -62,6 +62,7 @@ IMAGES = [
 SHRINK = {
     r"-m exp -m": ["sweep.plots=false"],
     r"optuna": ["hydra.sweeper.n_trials=2", "hydra.sweeper.n_jobs=2"],
+    r"experiment=dinov3_(mmrs1m_segmentation|loveda_finetune)": ["model.auxiliary_block=3"],
     r"traffic": ["global_batch_size=2", "data.eval_batch_size=8", "model.cointegrated_layers=0"],
     r"experiment=dinov3_(dubai|loveda)": ["model.window=256"],
     r"experiment=dinov3_dubai(?!.*data=)": ["data.parts={train: ['tile1/*'], val: ['tile5/*_008.*']}"],

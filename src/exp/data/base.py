@@ -124,6 +124,20 @@ class Data(abc.ABC):
             DataError: these data do not go with them.
         """
 
+    def settle(self, session: Session) -> None:
+        """What takes all ranks, or the run folder, before the model is built, such as to measure a mean over all files.
+
+        Args:
+            session: the session; called on every rank, after :meth:`adopt`.
+        """
+
+    def meet(self, model: Any) -> None:
+        """Know the model that the samples go into; called once it is built, before anything is loaded.
+
+        Args:
+            model: not wrapped, on the CPU, with the weights of ``init_from``.
+        """
+
     def notes_on_foreign_weights(self) -> Sequence[str]:
         """What to know where weights do not tell the data that they were trained on, a line each."""
         return ()

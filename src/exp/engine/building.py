@@ -54,6 +54,7 @@ def build_data(session: Session) -> Data:
             notes += data.notes_on_foreign_weights()
         elif task_class(session.config).needs_weights:
             data.adopt(state)
+    data.settle(session)
     session.data_state = _state_of(data)
     for note in [*notes, *data.notes]:
         session.say(note)
@@ -126,6 +127,7 @@ def build_model(session: Session, data: Data) -> nn.Module:
             f"task={session.config.task.name} needs weights, and the model has {len(model.state_dict())} tensors, "
             "though its keys say has_weights = False; set init_from, or leave that out"
         )
+    data.meet(model)
     if session.config.compile:
         model.compile()  # when it is first called; in place: names and hooks stay, and any wrapper comes around it
     return model

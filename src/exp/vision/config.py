@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Optional
 from omegaconf import II, MISSING
 
 from exp.plugins import Family, Plugin
-from exp.vision.tasks import Features
+from exp.vision.tasks import Features, Stats
 
 __all__ = [
     "ImageDataConfig",
@@ -57,6 +57,10 @@ class ImageModelConfig:
     """In training, positions are rescaled by a random factor up to this one (2 in pretraining); null: not."""
     dropout: float = 0.0
     """Before the last layer of a head."""
+    band_init: str = "auto"
+    """How the patch embedding of three-band weights begins for other bands: ``mean`` (of its kernels, for each),
+    ``named`` (red, green and blue get their own), ``repeat`` (in turn), ``zero`` (the others get none), ``auto``
+    (``named`` where the data tell which they are, else ``mean``)."""
 
 
 @dataclass
@@ -111,12 +115,32 @@ class ImageDataConfig:
     size: int = 256
     """Side of training images in pixels; the pipelines refer to it."""
     channels: int = 3
-    """That the model gets: grey images are repeated for 3, coloured ones become grey for 1."""
+    """That the model gets: grey images are repeated for 3, coloured ones become grey for 1; with ``bands`` as many as
+    these."""
+    bands: Optional[List[Any]] = None
+    """Bands of the files in the order of the model, by number from 1 or by name (``[4,3,2,8]``, ``[B04,B03,B02]``);
+    null: all, as they come."""
+    band_names: Optional[List[str]] = None
+    """Names of all bands of the files, where these do not tell them."""
+    stretch: Optional[List[float]] = None
+    """[2, 98]: these percentiles of each band become 0 and 255, of 8-bit values, too; null: see ``value_range``."""
+    stretch_scope: str = "train"
+    """Percentiles of the ``train`` split, kept with the weights, or of each ``image`` by itself."""
+    mean: Any = None
+    """Of each band, in the units of the files: numbers, a ``statistics.json``, or ``train``: measured once over the
+    training split and kept; null: as ``model.normalization`` says."""
+    std: Any = None
+    """Standard deviations, likewise; null: from where ``mean`` comes."""
+    modality_weights: Optional[Dict[str, float]] = field(default_factory=dict)
+    """MMRS-1M: shares of ``optical``, ``sar`` and ``infrared`` images in every epoch of a training; none: as many as
+    there are."""
+    modality_statistics: Optional[Dict[str, Any]] = field(default_factory=dict)
+    """MMRS-1M: modality -> {mean: [...], std: [...]}, 0..255, where these are others than the model's."""
     alpha: Optional[bool] = None
     """Whether a channel beyond those is transparency: null: as the file marks it; true: it is; false: it is a band."""
     value_range: Any = None
-    """[low, high] that become 0 and 255 where values are not 8 bit; ``auto``: percentiles 1 and 99 of training images,
-    kept with the weights; null: only 8-bit values are taken."""
+    """[low, high] that become 0 and 255 where values are not 8 bit, a number each or one for each band; ``auto``:
+    percentiles 1 and 99 of training images, kept with the weights; null: only 8-bit values are taken."""
     split: List[float] = field(default_factory=lambda: [0.7, 0.1, 0.2])
     """Shares of train, val and test where the files do not say; without test, val is tested on."""
     classes: Optional[List[str]] = None
@@ -153,7 +177,11 @@ class SegmentationDataConfig(ImageDataConfig):
 
     _target_: str = "exp.vision.data.segmentation.SegmentationData"
     layout: str = "masks"
-    """``masks`` (folders of images beside folders of masks) or ``loveda``."""
+    """``masks`` (folders of images beside folders of masks), ``loveda`` or ``mmrs1m``."""
+    datasets: Optional[List[str]] = None
+    """MMRS-1M: names of its data sets; null: all that are there."""
+    modality: Optional[str] = None
+    """MMRS-1M: ``optical``, ``sar`` or ``infrared``; null: any."""
     images: str = "images"
     """Name of the folders of images."""
     masks: str = "masks"
@@ -201,6 +229,7 @@ plugin = Plugin(
         "data/scenes": SceneDataConfig,
         "data/segmentation": SegmentationDataConfig,
         "task/features": Features,
+        "task/stats": Stats,
     },
     keys={"task/predict": PredictKeys},
     families={

@@ -51,7 +51,7 @@ def write_features(session: Session) -> dict[str, Any]:
     inputs, _ = chosen(task, data)
     session.begin()
 
-    writer = FeatureWriter(session, model, data.read)
+    writer = FeatureWriter(session, model, getattr(data, "read_as_seen", data.read))
     failures = each_of_mine(session, inputs, writer.add)
     gathered = session.distributed.gather((writer.written, failures))
     files = [file for _, file in sorted(pair for part, _ in gathered for pair in part.items())]

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Optional
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, List, Optional
 
 from exp.task import Task
 
 if TYPE_CHECKING:
     from exp.session import Session
 
-__all__ = ["Features"]
+__all__ = ["Features", "Stats"]
 
 
 @dataclass
@@ -40,3 +40,19 @@ class Features(Task):
         from exp.vision.features import write_features
 
         return write_features(session)
+
+
+@dataclass
+class Stats(Task):
+    """task=stats: what the training images hold: mean, standard deviation and percentiles of each band."""
+
+    _target_: str = "exp.vision.tasks.Stats"
+    name: str = "stats"
+    percentiles: List[float] = field(default_factory=lambda: [1.0, 2.0, 50.0, 98.0, 99.0])
+    """Of the values of each band, from 0 to 100."""
+
+    def run(self, session: Session) -> dict[str, Any]:
+        """See :func:`exp.vision.stats.write_statistics`."""
+        from exp.vision.stats import write_statistics
+
+        return write_statistics(session)

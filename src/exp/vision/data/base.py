@@ -10,8 +10,12 @@ import torch
 from exp.data.base import Data, Prediction, Sketch
 from exp.data.fingerprint import of_samples
 from exp.errors import DataError
+from exp.vision.data.adopting import adopt_bands, adopt_normalisation, refuse_another_order
+from exp.vision.data.bands import BandChoice
 from exp.vision.data.dataset import ImageDataset, findings
 from exp.vision.data.listing import Listing
+from exp.vision.data.modality import Modalities, ModalityDraw
+from exp.vision.data.normalisation import Normalisation, earlier_folders, keep, limits_of, share_of
 from exp.vision.data.pipeline import Pipeline
 from exp.vision.data.reader import ImageReader
 
@@ -37,6 +41,7 @@ class ImageData(Data):
         classes: names of the K classes.
         palette: RGB of each.
         read: reads an image file.
+        normalisation: mean and standard deviation of each band.
         tested_on: which part :attr:`test` is.
         classes_key: the key of the configuration that orders the classes.
         ignore_index: the label that does not count.
@@ -64,8 +69,17 @@ class ImageData(Data):
         eval_pipeline: Sequence[Mapping[str, Any]],
         size: int,
         channels: int = 3,
-        value_range: Sequence[float] | str | None = None,
+        value_range: Sequence[Any] | str | None = None,
         alpha: bool | None = None,
+        bands: Sequence[int | str] | None = None,
+        band_names: Sequence[str] | None = None,
+        stretch: Sequence[float] | None = None,
+        stretch_scope: str = "train",
+        mean: Sequence[float] | str | None = None,
+        std: Sequence[float] | str | None = None,
+        modality: str | None = None,
+        modality_weights: Mapping[str, float] | None = None,
+        modality_statistics: Mapping[str, Mapping[str, Sequence[float]]] | None = None,
         on_error: str = "raise",
         cache_megabytes: int = 0,
         seed: int = 0,
@@ -75,9 +89,23 @@ class ImageData(Data):
         self.name = name
         self.classes = listing.classes
         self.palette = list(palette)
-        self.read = ImageReader(channels, value_range, alpha, [path for path, _ in listing.parts["train"]])
+        wanted = band_names if bands is None else bands
+        choice = None if wanted is None else BandChoice(wanted, band_names, alpha)
+        self.read = ImageReader(
+            channels if choice is None else len(choice.wanted),
+            value_range,
+            alpha,
+            [path for path, _ in listing.parts["train"]],
+            choice,
+            stretch,
+            by_image=stretch_scope == "image",
+        )
+        self.read.modalities = Modalities(modality, modality_statistics)
+        self.normalisation = Normalisation(self.read, mean, std)
+        self._adopted = self._looked = False
         self.eval_batch_size = eval_batch_size
         self.num_workers = num_workers
+        self._skip_errors = on_error == "skip"
         self._notes = listing.notes
         self._eval_pipeline = Pipeline("data.eval_pipeline", eval_pipeline)
         training = Pipeline("data.train_pipeline", train_pipeline)
@@ -94,6 +122,10 @@ class ImageData(Data):
             )
             for part, samples in listing.parts.items()
         }
+        if modality_weights:
+            groups = [self.read.modalities.of(path) for path, _ in listing.parts["train"]]
+            draw = self._parts["train"].draw = ModalityDraw(groups, modality_weights, seed)
+            self._notes = {**listing.notes, "modality_shares": draw.shares}
         self.tested_on = "test" if "test" in self._parts else "val"
 
     @property
@@ -112,13 +144,20 @@ class ImageData(Data):
         return self._part(self.tested_on)
 
     def _part(self, name: str) -> ImageDataset:
-        _ = self.read.value_range  # measured here once, where need be, and not in each process that loads
+        self._look()  # measured here once, where need be, and not in each process that loads
         return self._parts[name]
+
+    def _look(self) -> None:
+        if not self._adopted and not self._looked:
+            self.normalisation.look()
+            self._looked = True
+        _ = self.read.value_range
 
     @classmethod
     def sketch(cls, **keys: Any) -> Sketch:
         """Images of ``data.size``; the classes of ``data.palette`` or ``data.classes``."""
-        size, channels = int(keys["size"]), int(keys["channels"])
+        wanted = keys.get("bands") or keys.get("band_names")
+        size, channels = int(keys["size"]), len(wanted) if wanted else int(keys["channels"])
         classes = len(keys.get("palette") or keys.get("classes") or ())
         notes = [f"validation images are taken to be {size} x {size}"]
         if not classes:
@@ -133,14 +172,48 @@ class ImageData(Data):
         """What belongs to the weights trained on these data.
 
         Returns:
-            ``{"classes": [name], "channels": count, "value_range": [low, high] | None}``.
+            ``{"classes": [name], "channels": count, "value_range": [low, high] | None}``; with ``data.bands`` also
+            ``bands``, ``band_names`` and ``band_count``, with ``data.mean`` also ``mean``, ``std`` and ``scaled``.
         """
-        limits = self.read.value_range
-        return {
+        self._look()
+        state: dict[str, Any] = {
             "classes": list(self.classes),
             "channels": self.read.channels,
-            "value_range": None if limits is None else [float(limit) for limit in limits],
+            "value_range": limits_of(self.read.value_range),
         }
+        bands, normalisation = self.read.bands, self.normalisation
+        if bands is not None:
+            state.update(bands=list(bands.wanted), band_names=list(normalisation.names), band_count=bands.expected)
+        if normalisation.mean is not None:
+            state.update(mean=normalisation.mean, std=normalisation.std, scaled=normalisation.scaled)
+        if self.read.modalities.state():
+            state["modality_statistics"] = self.read.modalities.state()
+        return state
+
+    def settle(self, session: Any) -> None:
+        """Look at the first training image, and measure over all of them what is to be; a collective.
+
+        Rank 0 keeps it in ``statistics.json``, which a training that goes on takes it from.
+        """
+        if self._adopted:
+            return
+        if session.weights is not None:
+            refuse_another_order(self.read, session.weights.data or {}, session.config.model.get("band_init"))
+        self.normalisation.look()
+        self._looked = True
+        if self.normalisation.waits:
+            session.wait_for("measuring the training images")
+        share = share_of(session, self.num_workers, self._skip_errors)
+        table = self.normalisation.settle(share, earlier_folders(session))
+        if table is not None:
+            keep(session, table)
+
+    def meet(self, model: Any) -> None:
+        """Values without data become those that the model's normalisation makes 0."""
+        mean = getattr(model, "pixel_mean", None)
+        if isinstance(mean, torch.Tensor) and mean.numel() == self.read.channels:
+            self.read.fill = mean.detach().cpu().reshape(-1).numpy().astype("float32")
+            self.read.modalities.meet(self.read.fill, model.pixel_std.detach().cpu().reshape(-1).numpy())
 
     def fingerprint(self) -> Fingerprint:
         """Names, labels and sizes of the files, in short (:mod:`exp.data.fingerprint`)."""
@@ -168,18 +241,34 @@ class ImageData(Data):
                 f"the weights were trained with data.channels={channels}, but it is {self.read.channels} here; set "
                 f"data.channels={channels}"
             )
+        self._adopted = True
+        adopt_bands(self.read, self.normalisation, state)
+        adopt_normalisation(self.normalisation, state)
+        if "channels" in state:
+            self.read.modalities.take(state.get("modality_statistics") or {})
         if "value_range" not in state:
             return
         if self.read.is_measured or self.read.value_range is None:
             self.read.value_range = None if limits is None else list(limits)
-        elif limits is not None and list(self.read.value_range) != list(limits):
+        elif limits is not None and limits_of(self.read.value_range) != limits_of(limits):
             logger.warning(
                 "data.value_range=%s, but the weights were trained with %s", list(self.read.value_range), list(limits)
             )
 
-    def model_arguments(self) -> dict[str, int]:
-        """What the model must know of the files."""
-        return {"num_classes": len(self.classes), "in_channels": self.read.channels, "ignore_index": self.ignore_index}
+    def model_arguments(self) -> dict[str, Any]:
+        """What the model must know of the files; names of bands, mean and deviation only where there are some."""
+        self._look()
+        arguments: dict[str, Any] = {
+            "num_classes": len(self.classes),
+            "in_channels": self.read.channels,
+            "ignore_index": self.ignore_index,
+        }
+        if self.normalisation.names:
+            arguments["band_names"] = list(self.normalisation.names)
+        values = self.normalisation.in_bytes()
+        if values is not None:
+            arguments["pixel_mean"], arguments["pixel_std"] = values
+        return arguments
 
     def prepare(self, pixels: np.ndarray, path: str | os.PathLike[str]) -> np.ndarray:
         """The evaluation pipeline for one image.
@@ -192,7 +281,11 @@ class ImageData(Data):
             (H, W, C), of the same dtype.
         """
         image: np.ndarray = self._eval_pipeline(pixels, str(path))["img"]
-        return image
+        return self.read.modalities.mapped(image, path)
+
+    def read_as_seen(self, path: str | os.PathLike[str]) -> np.ndarray:
+        """An image file as the model gets it without a pipeline: (H, W, C), 0..255."""
+        return self.read.modalities.mapped(self.read(path), path)
 
     def predict(self, session: Any, model: Any) -> Prediction:
         """Images as files and pictures (:func:`exp.vision.predict.images.predict`)."""
@@ -220,11 +313,13 @@ class ImageData(Data):
             gather: of :class:`exp.engine.distributed.Distributed`.
         """
         sizes = {part: len(data) for part, data in self._parts.items()}
-        used = (
-            {}
-            if self.read.is_measured or self.read.value_range is None
-            else {"value_range": self.state()["value_range"]}
-        )
+        used: dict[str, Any] = {}
+        if not self.read.is_measured and self.read.value_range is not None:
+            used["value_range"] = limits_of(self.read.value_range)
+        if self.read.bands is not None:
+            used["bands"] = self.normalisation.names or list(self.read.bands.wanted)
+        if self.normalisation.mean is not None:
+            used.update(mean=self.normalisation.mean, std=self.normalisation.std)
         return {**sizes, "tested_on": self.tested_on, **used, **self._notes, **findings(self._parts, gather)}
 
 

@@ -11,6 +11,7 @@ from torch.utils.data import Dataset
 
 from exp.data.seeding import preserved_generators, seed_sample
 from exp.errors import ConfigError, DataError
+from exp.vision.data.labels import NO_DATA
 from exp.vision.data.pipeline import Pipeline
 from exp.vision.data.reader import ImageReader
 
@@ -34,6 +35,7 @@ class ImageDataset(Dataset):
         needs_epoch: whether batches of keys are (B, 2): sample and epoch.
         skipped: which samples could not be used, bool (N,), shared with loader workers.
         unknown: pixels of no known class by sample, int32 (N,), shared with loader workers.
+        draw: gives the number of the sample for a place of an epoch; None: that number itself.
 
     Args:
         samples: see above.
@@ -64,6 +66,7 @@ class ImageDataset(Dataset):
         self.read = read
         self.blank = (size, size, read.channels)
         self.needs_epoch = augmented
+        self.draw: Callable[[int, int], int] | None = None
         self.seed = seed
         self.skip_errors = skip_errors
         self.skipped = torch.zeros(len(samples), dtype=torch.bool).share_memory_()
@@ -95,7 +98,7 @@ class ImageDataset(Dataset):
             for number, epoch in pairs:
                 if self.needs_epoch:
                     seed_sample(self.seed, epoch, number)
-                items.append(self._item(number))
+                items.append(self._item(number if self.draw is None else self.draw(number, epoch)))
         batch = self.collate(items)
         batch["index"] = torch.tensor([number for number, _ in pairs], dtype=torch.int64)
         return batch
@@ -139,6 +142,24 @@ class ImageDataset(Dataset):
             DataError: one cannot be used; names it.
         """
         raise NotImplementedError
+
+    def filled(self, results: Mapping[str, Any], path: str) -> np.ndarray:
+        """The image that a pipeline gives, with what stands for no data where its mask says :data:`NO_DATA`.
+
+        Interpolation has mixed it with its neighbours, and distortions have changed it.
+
+        Args:
+            results: of the pipeline.
+            path: of the image, whose modality may have values of its own.
+        """
+        image: np.ndarray = results["img"]
+        mask, fill = results.get("gt_seg_map"), self.read.modalities.fill_for(path, self.read.fill)
+        if mask is not None and fill is not None:
+            missing = mask == NO_DATA
+            if missing.any():
+                image = image.copy()
+                image[missing] = np.rint(fill) if image.dtype == np.uint8 else fill
+        return self.read.modalities.mapped(image, path)
 
     def transform(self, number: int, loaded: Loaded) -> Any:
         """Send a sample through the pipeline; must not change ``loaded``."""

@@ -9,16 +9,19 @@ import importlib.util
 import os
 import warnings
 from pathlib import Path
-from typing import Sequence
+from typing import Any, Sequence
 
 import cv2
 import numpy as np
 
 from exp.errors import DataError
+from exp.vision.data.bands import colour_names
 from exp.vision.data.jpeg import is_jpeg, lacks_end, truncated
 from exp.vision.data.values import Raw, convert, split_alpha
 
-__all__ = ["decoded", "read_bytes", "read_image", "read_raw"]
+__all__ = ["decoded", "has_mask", "marks_alpha", "names_in", "read_bytes", "read_image", "read_raw"]
+
+_COLOURS = ("red", "green", "blue", "alpha")
 
 # One thread for each process that loads images: ranks and loader workers are the parallelism. And what OpenCV would
 # print about a damaged file is said by our errors, once and with the file's name.
@@ -79,12 +82,12 @@ def read_raw(path: str | os.PathLike[str]) -> Raw:
         return _read_tiff(path)
     _, pixels = decoded(path)
     if pixels.ndim == 2:
-        return Raw(pixels[..., None])
+        return Raw(pixels[..., None], names=colour_names(1))
     if pixels.shape[2] == 4 and _tiff_hint(path):
         raise DataError(f"{path} has 4 channels{_tiff_hint(path)}")
     order = cv2.COLOR_BGR2RGB if pixels.shape[2] == 3 else cv2.COLOR_BGRA2RGBA
     # The fourth channel of PNG and WebP is transparency by their definition.
-    return Raw(cv2.cvtColor(pixels, order), alpha=pixels.shape[2] == 4)
+    return Raw(cv2.cvtColor(pixels, order), alpha=pixels.shape[2] == 4, names=colour_names(pixels.shape[2]))
 
 
 def read_bytes(path: str | os.PathLike[str]) -> np.ndarray:
@@ -125,12 +128,33 @@ def _read_tiff(path: str | os.PathLike[str]) -> Raw:
                     colors = np.zeros((256, 3), np.uint8)
                     for number, color in file.colormap(1).items():
                         colors[number] = color[:3]
-                    return Raw(colors[bands[0]])
-                nodata = file.nodata
-                alpha = file.count > 1 and file.colorinterp[-1] == ColorInterp.alpha
+                    return Raw(colors[bands[0]], names=colour_names(3))
+                nodata, names, alpha = file.nodata, names_in(file), marks_alpha(file)
+                masked = file.dataset_mask() == 0 if has_mask(file) else None
         except (RasterioError, OSError) as error:  # its own I/O error is no RasterioError before 1.4
             raise DataError(f"{path} cannot be read: {error}; copy it anew") from error
-    return Raw(np.moveaxis(bands, 0, -1), alpha, nodata)
+    return Raw(np.moveaxis(bands, 0, -1), alpha, nodata, names, masked)
+
+
+def marks_alpha(file: Any) -> bool:
+    """Whether an open dataset of rasterio marks its last band as transparency."""
+    from rasterio.enums import ColorInterp
+
+    return bool(file.count > 1 and file.colorinterp[-1] == ColorInterp.alpha)
+
+
+def has_mask(file: Any) -> bool:
+    """Whether an open dataset of rasterio has a mask of its own, which is neither transparency nor a no-data value."""
+    flags = [{flag.name for flag in flags} for flags in file.mask_flag_enums]
+    return any("per_dataset" in names and "alpha" not in names for names in flags)
+
+
+def names_in(file: Any) -> tuple[str, ...]:
+    """Names of the bands of an open dataset of rasterio: their descriptions, or what colours the file says they are."""
+    if any(file.descriptions):
+        return tuple(description or "" for description in file.descriptions)
+    colours = tuple(each.name for each in file.colorinterp)
+    return tuple(name if name in _COLOURS else "" for name in colours)
 
 
 def _tiff_hint(path: str | os.PathLike[str]) -> str:

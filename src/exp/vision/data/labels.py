@@ -14,10 +14,12 @@ from exp.errors import DataError
 from exp.vision.data.decode import decoded, read_bytes
 from exp.vision.data.jpeg import is_jpeg
 
-__all__ = ["IGNORED", "ColourMasks", "IndexMasks", "Labels"]
+__all__ = ["IGNORED", "NO_DATA", "ColourMasks", "IndexMasks", "Labels"]
 
 IGNORED = 255
 """The label of pixels that do not count."""
+NO_DATA = 254
+"""In a pipeline: the label of pixels whose image holds no data; afterwards they do not count."""
 _UNKNOWN = 254
 _SHOWN = 5  # colours in a message
 

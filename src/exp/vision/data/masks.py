@@ -12,7 +12,7 @@ from exp.data.places import content_of
 from exp.errors import DataError
 from exp.vision.data.listing import Listing, files_below, folders_in, refuse_twins, split
 
-__all__ = ["check", "find"]
+__all__ = ["check", "find", "pairs_below"]
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +89,32 @@ def find(
     if unused:
         notes["in_no_part"] = len(unused)
     return Listing([], {part: list(members) for part, members in parts.items()}, notes)
+
+
+def pairs_below(root: Path, images: str, mask_folders: Sequence[str]) -> list[tuple[str, str]]:
+    """All pairs of an image and a mask in folders of these names.
+
+    Args:
+        root: a folder ``images`` lies in it, or in folders below.
+        images: name of the folders of images.
+        mask_folders: names of the folders of masks beside them: the first that is there.
+
+    Raises:
+        DataError: there is no image, or one has no mask; names it.
+    """
+    pairs: list[tuple[str, str]] = []
+    for folder in _image_folders(root, images):
+        place = next((folder.parent / name for name in mask_folders if (folder.parent / name).is_dir()), None)
+        if place is None:
+            raise DataError(f"{folder} has no folder of masks beside it; expected one of {', '.join(mask_folders)}")
+        masks = _by_stem(place)
+        for stem, path in sorted(_by_stem(folder).items()):
+            if stem not in masks:
+                raise DataError(f"{path} has no mask in {place}; add it, or remove the image")
+            pairs.append((path, masks[stem]))
+    if not pairs:
+        raise DataError(f"{root} has no folder {images} with images; {content_of(root)}")
+    return pairs
 
 
 def _refuse_leaks(parts: Mapping[str, Sequence[tuple[str, str]]], root: Path) -> None:

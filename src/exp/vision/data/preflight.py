@@ -9,19 +9,20 @@ import re
 from typing import Any, Mapping, Sequence
 
 from exp.errors import DataError
-from exp.vision.data import folders, loveda, masks, mmrs1m
+from exp.vision.data import folders, loveda, masks, mmrs1m, spectral
 from exp.vision.data.listing import PARTS, data_root
 
 __all__ = ["preflight"]
 
-_LAYOUTS = {"SceneData": ("folders", "mmrs1m"), "SegmentationData": ("masks", "loveda")}
+_LAYOUTS = {"SceneData": ("folders", "mmrs1m"), "SegmentationData": ("masks", "loveda", "mmrs1m")}
 
 
 def preflight(config: Mapping[str, Any]) -> None:
     """Refuse values that mean nothing, and a root without the expected folders.
 
     Args:
-        config: has the fields of :class:`exp.config.schema.SceneDataConfig` or ``SegmentationDataConfig``.
+        config: has the fields of :class:`exp.vision.config.SceneDataConfig` or ``SegmentationDataConfig``; the numbers
+            in a file of statistics take its place, and the number of bands that of channels.
 
     Raises:
         DataError: says what is wrong, what was expected and what is there.
@@ -31,13 +32,18 @@ def preflight(config: Mapping[str, Any]) -> None:
     layout = config["layout"]
     if layout not in _LAYOUTS.get(kind, (layout,)):
         raise DataError(f"data.layout={layout} is not one of {', '.join(_LAYOUTS[kind])}")
+    _check_modalities(config)
     root = data_root(config["root"], config["sample_data"], config["name"])
     if layout == "folders":
         folders.check(root)
     elif layout == "mmrs1m":
         if config["modality"] not in (None, *mmrs1m.MODALITIES):
             raise DataError(f"data.modality={config['modality']} is not one of {', '.join(mmrs1m.MODALITIES)}, or null")
-        mmrs1m.chosen(root, config["datasets"], config["modality"])
+        if kind == "SegmentationData":
+            _check_masks(config)
+            mmrs1m.check_masks(root)
+        else:
+            mmrs1m.chosen(root, config["datasets"], config["modality"])
     elif layout == "loveda":
         _check_loveda(config)
         loveda.check(root)
@@ -69,16 +75,27 @@ def _check_values(config: Mapping[str, Any]) -> None:
         raise DataError(f"data.classes={classes} names {twice[0]} twice; each class once")
     if config["classes"] is not None and not classes:
         raise DataError("data.classes=[] names no class; list them, or leave it out")
-    limits = config["value_range"]
-    if limits is not None and limits != "auto" and not _is_range(limits):
-        shown = limits if isinstance(limits, (str, int, float)) else list(limits)
-        raise DataError(f"data.value_range={shown} must be [low, high], low below high, or auto, or null")
+    spectral.check(config)
 
 
-def _is_range(limits: Any) -> bool:
-    if isinstance(limits, (str, int, float)) or len(limits) != 2:
-        return False
-    return all(isinstance(limit, (int, float)) for limit in limits) and limits[0] < limits[1]
+def _check_modalities(config: Mapping[str, Any]) -> None:
+    for key in ("modality_weights", "modality_statistics"):
+        given = config[key] or {}
+        if given and config["layout"] != "mmrs1m":
+            raise DataError(f"data.{key} is for data.layout=mmrs1m, where the names of data sets tell their modality")
+        unknown = [name for name in given if name not in mmrs1m.MODALITIES]
+        if unknown:
+            raise DataError(f"data.{key}: {unknown[0]} is not one of {', '.join(mmrs1m.MODALITIES)}")
+    wrong = [name for name, share in (config["modality_weights"] or {}).items() if share < 0]
+    if wrong:
+        raise DataError(f"data.modality_weights: the share of {wrong[0]} must not be negative")
+    for name, each in (config["modality_statistics"] or {}).items():
+        lists = [each.get(key) if hasattr(each, "get") else None for key in ("mean", "std")]
+        if any(values is None or len(values) not in (1, config["channels"]) for values in lists) or min(lists[1]) <= 0:
+            raise DataError(
+                f"data.modality_statistics.{name}={each} must be {{mean: [...], std: [...]}} with a number for each of "
+                f"{config['channels']} bands, or one for all, and deviations above 0"
+            )
 
 
 def _check_loveda(config: Mapping[str, Any]) -> None:

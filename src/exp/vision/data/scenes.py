@@ -11,6 +11,7 @@ from exp.vision.data import folders, mmrs1m
 from exp.vision.data.base import ImageData
 from exp.vision.data.colors import distinct_colors
 from exp.vision.data.dataset import ImageDataset, stacked
+from exp.vision.data.labels import NO_DATA
 from exp.vision.data.listing import data_root
 
 if TYPE_CHECKING:
@@ -27,14 +28,16 @@ class SceneDataset(ImageDataset):
     Batches: ``image`` (B, C, H, W), uint8 or float32, 0..255; ``label`` int64 (B,), -1: does not count; ``index``.
     """
 
-    def load(self, number: int) -> tuple[np.ndarray]:
-        """The image, decoded."""
-        return (self.read(self.samples[number][0]),)
+    def load(self, number: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """The image, decoded, and a mask (H, W), uint8, where pixels hold no data."""
+        image, missing = self.read.with_missing(self.samples[number][0])
+        return image, None if missing is None else missing.astype(np.uint8) * np.uint8(NO_DATA)
 
-    def transform(self, number: int, loaded: tuple[np.ndarray]) -> tuple[np.ndarray, int]:
+    def transform(self, number: int, loaded: tuple[np.ndarray, np.ndarray | None]) -> tuple[np.ndarray, int]:
         """The image, transformed, and its label."""
         path, label = self.samples[number]
-        return self.pipeline(loaded[0], path, gt_label=label)["img"], label
+        image, mask = loaded
+        return self.filled(self.pipeline(image, path, mask, gt_label=label), path), label
 
     def collate(self, items: Sequence[tuple[np.ndarray, int] | None]) -> dict[str, Any]:
         """See the class."""
@@ -71,7 +74,9 @@ class SceneData(ImageData):
             listing = mmrs1m.find(folder, datasets, modality, split, classes)
         else:
             listing = folders.find(folder, split, classes)
-        super().__init__(listing, SceneDataset, distinct_colors(len(listing.classes)), name=name, **common)
+        super().__init__(
+            listing, SceneDataset, distinct_colors(len(listing.classes)), name=name, modality=modality, **common
+        )
 
     def metrics(self, detailed: bool = False) -> SceneMetrics:
         """A new accumulator of this data set's metrics."""

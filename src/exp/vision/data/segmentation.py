@@ -10,18 +10,21 @@ import torch
 
 from exp.data.base import Sketch
 from exp.errors import DataError
-from exp.vision.data import loveda
+from exp.vision.data import loveda, mmrs1m
 from exp.vision.data import masks as pairs
 from exp.vision.data.base import ImageData
 from exp.vision.data.colors import distinct_colors, rgb
 from exp.vision.data.dataset import ImageDataset, stacked
-from exp.vision.data.labels import IGNORED, ColourMasks, IndexMasks
+from exp.vision.data.labels import IGNORED, NO_DATA, ColourMasks, IndexMasks
 from exp.vision.data.listing import data_root
 
 if TYPE_CHECKING:
     from exp.vision.metrics import PixelsRight, SegmentationMetrics
 
 __all__ = ["SegmentationData", "SegmentationDataset"]
+
+
+_MASKS = ("labels", "masks", "annotations")
 
 
 class SegmentationDataset(ImageDataset):
@@ -44,18 +47,19 @@ class SegmentationDataset(ImageDataset):
     def load(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         """Image and labels, decoded."""
         path, mask = self.samples[number]
-        image = self.read(path)
+        image, missing = self.read.with_missing(path)
         labels = self.masks.read(mask)
         if labels.values.shape != image.shape[:2]:
             here, there = (f"{shape[1]}x{shape[0]}" for shape in (labels.values.shape, image.shape))
             raise DataError(f"{mask} is {here} pixels, but its image {path} is {there}; make the mask anew")
         self.unknown[number] = labels.unknown
-        return image, labels.values
+        return image, labels.values if missing is None else np.where(missing, np.uint8(NO_DATA), labels.values)
 
     def transform(self, number: int, loaded: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """Image and labels, transformed."""
         results = self.pipeline(loaded[0], self.samples[number][0], loaded[1])
-        return results["img"], results["gt_seg_map"]
+        labels = results["gt_seg_map"]
+        return self.filled(results, self.samples[number][0]), np.where(labels == NO_DATA, np.uint8(IGNORED), labels)
 
     def collate(self, items: Sequence[tuple[np.ndarray, np.ndarray] | None]) -> dict[str, Any]:
         """See the class."""
@@ -104,6 +108,8 @@ class SegmentationData(ImageData):
         ignore_values: Sequence[int] = (IGNORED,),
         metres_per_pixel: float | None = None,
         on_error: str = "raise",
+        datasets: Sequence[str] | None = None,
+        modality: str | None = None,
         **common: Any,
     ) -> None:
         self.metres_per_pixel = metres_per_pixel
@@ -113,7 +119,11 @@ class SegmentationData(ImageData):
             listing = loveda.find(folder)
             reader = IndexMasks(len(listing.classes), listing.mask_values, listing.ignored)
         else:
-            listing = pairs.find(folder, images, masks, split, parts, on_error == "skip")
+            if layout == "mmrs1m":
+                places = list(dict.fromkeys([masks, *_MASKS]))
+                listing = mmrs1m.find_masks(folder, datasets, modality, images, places, split)
+            else:
+                listing = pairs.find(folder, images, masks, split, parts, on_error == "skip")
             listing.classes = list(palette or classes or ())
             if palette:
                 reader = ColourMasks(list(palette.values()), ignore_colours, max_unknown)
@@ -121,7 +131,13 @@ class SegmentationData(ImageData):
                 reader = IndexMasks(len(listing.classes), mask_values, ignore_values)
         colors = [rgb(color) for color in palette.values()] if palette else distinct_colors(len(listing.classes))
         super().__init__(
-            listing, partial(SegmentationDataset, masks=reader), colors, name=name, on_error=on_error, **common
+            listing,
+            partial(SegmentationDataset, masks=reader),
+            colors,
+            name=name,
+            on_error=on_error,
+            modality=modality,
+            **common,
         )
 
     @classmethod

@@ -12,7 +12,7 @@ import cv2
 import numpy as np
 from mmcv.transforms import TRANSFORMS, BaseTransform
 
-from exp.vision.data.labels import IGNORED
+from exp.vision.data.labels import IGNORED, NO_DATA
 
 __all__ = ["PadTo", "PhotoMetricDistortion", "RandomCrop", "RandomRotate90"]
 
@@ -55,7 +55,7 @@ class RandomCrop(BaseTransform):
         return slice(top, top + self.height), slice(left, left + self.width)
 
     def _is_mixed(self, labels: np.ndarray) -> bool:
-        counts = np.bincount(labels.reshape(-1), minlength=IGNORED + 1)[:IGNORED]
+        counts = np.bincount(labels.reshape(-1), minlength=IGNORED + 1)[:NO_DATA]
         return bool(np.count_nonzero(counts) > 1 and counts.max() < self.cat_max_ratio * counts.sum())
 
 

@@ -14,6 +14,7 @@ from exp.errors import ConfigError
 from exp.models.base import Model
 from exp.models.names import under_own_names
 from exp.vision.dinov3.backbone import Features, VisionTransformer
+from exp.vision.dinov3.bands import check_band_init, embedded, statistics_for
 from exp.vision.dinov3.sizes import SIZES
 from exp.vision.dinov3.weights import (
     adapt_published,
@@ -32,6 +33,7 @@ _NORMALIZATION = {
     "satellite": ((0.430, 0.411, 0.296), (0.213, 0.156, 0.143)),
 }
 _PREFIX = "backbone."
+_EMBEDDING = f"{_PREFIX}patch_embed.proj.weight"
 
 
 class ImageModel(Model):
@@ -51,6 +53,10 @@ class ImageModel(Model):
         freeze: see there.
         activation_checkpointing: see there.
         rope_rescale: see there.
+        band_init: how the patch embedding of other weights begins for these bands (:mod:`exp.vision.dinov3.bands`).
+        band_names: of the data's bands; None: not known.
+        pixel_mean: of each band, 0..255, as the data say; None: as ``normalization`` says.
+        pixel_std: likewise.
 
     Raises:
         ConfigError: the settings do not go together.
@@ -75,8 +81,14 @@ class ImageModel(Model):
         freeze: str | int = "none",
         activation_checkpointing: bool = False,
         rope_rescale: float | None = None,
+        band_init: str = "auto",
+        band_names: Sequence[str] | None = None,
+        pixel_mean: Sequence[float] | None = None,
+        pixel_std: Sequence[float] | None = None,
     ) -> None:
         super().__init__()
+        self.band_init, self.band_names = band_init, list(band_names or ())
+        check_band_init(band_init, self.band_names, in_channels)
         if size not in SIZES:
             raise ConfigError(f"model.size={size} is not one of {', '.join(SIZES)}{nearest(size, SIZES)}")
         if normalization != "auto" and normalization not in _NORMALIZATION:
@@ -98,13 +110,22 @@ class ImageModel(Model):
         self.blocks = [count - 1] if blocks is None else [block % count if block < 0 else block for block in blocks]
         if not self.blocks or max(self.blocks) >= count or min(self.blocks) < 0:
             raise ConfigError(f"model.blocks={blocks} must name at least one block from 0 to {count - 1}")
+        if pixel_mean is not None and normalization != "auto":
+            raise ConfigError(
+                f"model.normalization={normalization} and data.mean both say what is taken off the values; set one"
+            )
+        self._given = None if pixel_mean is None or pixel_std is None else (list(pixel_mean), list(pixel_std))
         self._normalise_like("web" if normalization == "auto" else normalization)
 
     def _normalise_like(self, images: str) -> None:
-        mean, std = (torch.tensor(values) * 255.0 for values in _NORMALIZATION[images])
         channels = self.backbone.patch_embed.proj.in_channels
-        if channels != 3:  # which of them is red is not known
-            mean, std = mean.mean().expand(channels), std.mean().expand(channels)
+        if self._given is not None:
+            mean, std = (torch.tensor(values) for values in self._given)
+        else:
+            mean, std = (
+                statistics_for(torch.tensor(values) * 255.0, channels, self.band_names)
+                for values in _NORMALIZATION[images]
+            )
         self.register_buffer("pixel_mean", mean.reshape(1, -1, 1, 1).clone())
         self.register_buffer("pixel_std", std.reshape(1, -1, 1, 1).clone())
 
@@ -164,7 +185,7 @@ class ImageModel(Model):
         prefix = published_prefix(state)
         if prefix is None or (prefix.endswith(_PREFIX) and prefix[: -len(_PREFIX)] + "pixel_mean" in state):  # ours
             own = under_own_names(state, names)
-            if self.normalization != "auto":
+            if self.normalization != "auto" or self._given is not None:
                 own.update(pixel_mean=self.pixel_mean, pixel_std=self.pixel_std)
         else:
             rest = {key: value for key, value in state.items() if not key.startswith(prefix) and key not in names}
@@ -174,18 +195,19 @@ class ImageModel(Model):
                 self._normalise_like(pretraining)
             own = {**rest, **{_PREFIX + key: value for key, value in adapt_published(inner).items()}}
             own.update(pixel_mean=self.pixel_mean, pixel_std=self.pixel_std)
+            if _EMBEDDING in own and own[_EMBEDDING].shape[1] == self.backbone.patch_embed.proj.in_channels == 3:
+                own[_EMBEDDING] = embedded(own[_EMBEDDING], 3, self.band_names, self.band_init, source)
         if any(key.startswith(_PREFIX) for key in own):
             own.setdefault(f"{_PREFIX}rope.periods", self.backbone.rope.computed_periods())
         check_backbone(_backbone_of(own), self.backbone.state_dict(), source)
         return own
 
     def fit_state_dict(self, state: Mapping[str, torch.Tensor], source: Path) -> dict[str, torch.Tensor]:
-        """A patch embedding for this model's channels: a grey image keeps its embedding however many there are."""
+        """A patch embedding for this model's bands (:func:`exp.vision.dinov3.bands.embedded`)."""
         fitted = super().fit_state_dict(state, source)
-        name = f"{_PREFIX}patch_embed.proj.weight"
         channels = self.backbone.patch_embed.proj.in_channels
-        if name in fitted and fitted[name].shape[1] != channels:
-            fitted[name] = (fitted[name].sum(dim=1, keepdim=True) / channels).expand(-1, channels, -1, -1).clone()
+        if _EMBEDDING in fitted and fitted[_EMBEDDING].shape[1] != channels:
+            fitted[_EMBEDDING] = embedded(fitted[_EMBEDDING], channels, self.band_names, self.band_init, source)
         for statistic in ("pixel_mean", "pixel_std"):
             if statistic in fitted and fitted[statistic].shape[1] != channels:
                 mean = fitted[statistic].mean(dim=1, keepdim=True)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Iterator
 import numpy as np
 
 from exp.errors import DataError
-from exp.vision.data.decode import read_raw
+from exp.vision.data.bands import is_measured_band
+from exp.vision.data.decode import has_mask, marks_alpha, names_in
 from exp.vision.data.values import Raw, convert, no_data, split_alpha
 from exp.vision.draw.pictures import shrunk, to_rgb
 
@@ -19,11 +20,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from exp.vision.data.reader import ImageReader
+    from exp.vision.data.values import ValueRange
 
 __all__ = ["DecodedImage", "RasterImage", "is_georeferenced", "open_image"]
 
 _LARGE_PNG = 2**26  # pixels; smaller ones are decoded whole, which is faster
 _ROWS_AT_ONCE = 256  # of a picture
+_MEASURED = 1024  # pixels along the longer side that an image's own percentiles are measured on
 _CACHE_MIB = 64
 """Of GDAL, which would take a twentieth of the machine's memory."""
 
@@ -79,49 +82,83 @@ class RasterImage:
     """
 
     def __init__(self, dataset: Any, path: Path, reader: ImageReader) -> None:
-        from rasterio.enums import ColorInterp
-
         self.dataset = dataset
         self.path = path
         self.reader = reader
         self.height, self.width = dataset.height, dataset.width
         self.pixel_area = _pixel_area(dataset)
-        self._alpha = dataset.count > 1 and dataset.colorinterp[-1] == ColorInterp.alpha
-        flags = [{flag.name for flag in flags} for flags in dataset.mask_flag_enums]
-        self._has_mask = any("per_dataset" in names and "alpha" not in names for names in flags)
+        self._alpha, self._names = marks_alpha(dataset), names_in(dataset)
+        self._has_mask = has_mask(dataset)
+        self._indexes = list(range(1, dataset.count + 1))  # of what is read, in this order
+        self._limits: ValueRange | None = None
+        if reader.bands is not None:
+            plan = reader.bands.plan(dataset.count, self._names, self._alpha, path)
+            self._indexes = [index + 1 for index in plan.indexes]
+            if plan.alpha is not None and not self._is_measured(plan.alpha + 1):
+                self._indexes.append(plan.alpha + 1)
         self._top = 0
-        self._rows = np.empty((dataset.count, 0, self.width), dataset.dtypes[0])
+        self._rows = np.empty((len(self._indexes), 0, self.width), dataset.dtypes[0])
+        if reader.by_image:
+            values, invalid, _ = reader.measured_of(
+                *self._split(self._small(_MEASURED, "nearest")), dataset.nodata, path
+            )
+            self._limits = reader.stretched_by_itself(values, invalid)
 
     def read(self, top: int, left: int, height: int, width: int) -> np.ndarray:
         """That part: (height, width, C)."""
-        pixels, _ = self._split(self._held(top, height)[:, :, left : left + width])
-        return convert(pixels, self.path, self.reader.channels, self.reader.value_range)
+        columns = slice(left, left + width)
+        masked = self._masked(top, height)
+        return self._finished(self._held(top, height)[:, :, columns], None if masked is None else masked[:, columns])
 
     def thumbnail(self, longest: int) -> np.ndarray:
         """RGB for the eye, with at most ``longest`` pixels on its longer side: (h, w, 3), uint8."""
+        bands = self._small(longest, "average")
+        rows = [bands[:, top : top + _ROWS_AT_ONCE] for top in range(0, bands.shape[1], _ROWS_AT_ONCE)]
+        if len(bands) == len(self._indexes):
+            return to_rgb(np.concatenate([self._finished(part, None)[..., :3] for part in rows]))
+        limits = self._limits if self.reader.by_image else self.reader.range_for(bands)
+        if limits is not None:
+            limits = [limit[: len(bands)] if isinstance(limit, (list, tuple)) else limit for limit in limits]
+        scaled = self.reader.stretch is not None
+        made = [convert(np.moveaxis(part, 0, -1), self.path, len(bands), limits, scaled) for part in rows]
+        return to_rgb(np.concatenate(made))
+
+    def without_data(self, top: int, height: int) -> np.ndarray | None:
+        """Which pixels of these rows hold no data: bool (height, width); None: all do."""
+        return no_data(*self._split(self._held(top, height)), self.dataset.nodata, self._masked(top, height))
+
+    def _finished(self, bands: np.ndarray, masked: np.ndarray | None) -> np.ndarray:
+        """(bands, h, w) as they are in the file -> (h, w, C), 0..255."""
+        pixels, transparency = self._split(bands)
+        reader = self.reader
+        values, invalid, _ = reader.measured_of(pixels, transparency, self.dataset.nodata, self.path, masked)
+        limits = self._limits if reader.by_image else reader.range_for(values)
+        return reader.modalities.mapped(reader.finished(values, invalid, limits, self.path), self.path)
+
+    def _small(self, longest: int, resampling: str) -> np.ndarray:
+        """All that is read, with at most ``longest`` pixels on its longer side: (bands, h, w).
+
+        Of many bands, means are of the first three only: a picture of all of them would be larger than all else.
+        """
         from rasterio.enums import Resampling
 
         factor = min(longest / max(self.height, self.width), 1.0)
         size = (max(round(self.height * factor), 1), max(round(self.width * factor), 1))
-        # Of many bands only those that are shown: a picture of all of them would be larger than all else.
-        shown = list(range(1, (3 if self.dataset.count > 4 else self.dataset.count) + 1))
-        bands = self._bands(indexes=shown, out_shape=(len(shown), *size), resampling=Resampling.average)
-        pixels, channels = np.moveaxis(bands, 0, -1), len(shown)
-        if len(shown) == self.dataset.count:
-            (pixels, _), channels = self._split(bands), self.reader.channels
-        blocks = (pixels[top : top + _ROWS_AT_ONCE] for top in range(0, size[0], _ROWS_AT_ONCE))
-        limits = self.reader.value_range
-        return to_rgb(np.concatenate([convert(rows, self.path, channels, limits)[..., :3] for rows in blocks]))
+        indexes = self._indexes[:3] if resampling == "average" and len(self._indexes) > 4 else self._indexes
+        return self._bands(indexes, out_shape=(len(indexes), *size), resampling=Resampling[resampling])
 
-    def without_data(self, top: int, height: int) -> np.ndarray | None:
-        """Which pixels of these rows hold no data: bool (height, width); None: all do."""
+    def _is_measured(self, band: int) -> bool:
+        """Whether what is marked as alpha holds measured values; only where no key says what it is."""
+        size = tuple(min(side, _MEASURED) for side in (self.height, self.width))
+        return self.reader.alpha is None and is_measured_band(self.dataset.read(band, out_shape=size))
+
+    def _masked(self, top: int, height: int) -> np.ndarray | None:
         from rasterio.windows import Window
 
-        missing = no_data(*self._split(self._held(top, height)), self.dataset.nodata)
-        if self._has_mask:
-            masked = self.dataset.dataset_mask(window=Window(0, top, self.width, height)) == 0
-            missing = masked if missing is None else missing | masked
-        return missing
+        if not self._has_mask:
+            return None
+        window = Window(0, top, self.width, height)
+        return np.asarray(self.dataset.dataset_mask(window=window) == 0)
 
     def _held(self, top: int, height: int) -> np.ndarray:
         """Whole rows (bands, height, W), as they are in the file; those held before are not read again."""
@@ -129,27 +166,31 @@ class RasterImage:
 
         held = self._rows.shape[1]
         if top < self._top or top + height > self._top + held:
-            rows = np.empty((self.dataset.count, height, self.width), self._rows.dtype)
+            rows = np.empty((len(self._indexes), height, self.width), self._rows.dtype)
             known = max(min(self._top + held - top, height), 0) if top >= self._top else 0
             if known:
                 rows[:, :known] = self._rows[:, top - self._top : top - self._top + known]
             self._rows = rows  # the old ones may go before new ones come
             self._top = top
             window = Window(0, top + known, self.width, height - known)
-            rows[:, known:] = self._bands(window=window)
+            rows[:, known:] = self._bands(self._indexes, window=window)
         return self._rows[:, top - self._top : top - self._top + height]
 
-    def _bands(self, **how: Any) -> np.ndarray:
+    def _bands(self, indexes: list[int], **how: Any) -> np.ndarray:
         from rasterio.errors import RasterioError
 
         try:
-            return self.dataset.read(**how)
+            return self.dataset.read(indexes, **how)
         except (RasterioError, OSError) as error:  # its own I/O error is no RasterioError before 1.4
             raise DataError(f"{self.path} cannot be read: {error}; copy it anew") from error
 
     def _split(self, bands: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        raw = Raw(np.moveaxis(bands, 0, -1), self._alpha)
-        return split_alpha(raw, self.path, self.reader.channels, self.reader.alpha)
+        """The measured bands (h, w, C), and transparency (h, w), if there is one."""
+        pixels = np.moveaxis(bands, 0, -1)
+        if self.reader.bands is None:
+            return split_alpha(Raw(pixels, self._alpha), self.path, self.reader.channels, self.reader.alpha)
+        count = self.reader.channels
+        return pixels[..., :count], pixels[..., count] if pixels.shape[2] > count else None
 
 
 @contextmanager
@@ -195,10 +236,8 @@ def _by_rows(path: Path) -> bool:
 
 
 def _decoded(path: Path, reader: ImageReader) -> DecodedImage:
-    raw = read_raw(path)
-    pixels, transparency = split_alpha(raw, path, reader.channels, reader.alpha)
-    missing = no_data(pixels, transparency, raw.nodata)
-    return DecodedImage(convert(pixels, path, reader.channels, reader.value_range), missing)
+    pixels, missing = reader.with_missing(path)
+    return DecodedImage(reader.modalities.mapped(pixels, path), missing)
 
 
 def is_georeferenced(image: DecodedImage | RasterImage) -> bool:

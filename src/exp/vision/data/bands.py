@@ -1,0 +1,163 @@
+"""Which bands of a file a model gets, and in which order: by number, or by the names that files give their bands."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import NamedTuple, Sequence
+
+import numpy as np
+
+from exp.data.places import shortened
+from exp.errors import DataError
+
+__all__ = ["BandChoice", "Plan", "colour_names", "colours_in", "is_measured_band", "plain_name"]
+
+_CHANNELS = {1: ("gray",), 2: ("gray", "alpha"), 3: ("red", "green", "blue"), 4: ("red", "green", "blue", "alpha")}
+# By the bands of Sentinel-2, whose red is the fourth; of other sensors only the plain words are certain.
+_COLOURS = ({"red", "r", "b4", "b04"}, {"green", "g", "b3", "b03"}, {"blue", "b", "b2", "b02"})
+
+
+class Plan(NamedTuple):
+    """What is read of one file.
+
+    Attributes:
+        indexes: of the bands that the model gets, from 0, in its order.
+        alpha: index of the band that is transparency, and none of those; None: there is none.
+    """
+
+    indexes: list[int]
+    alpha: int | None
+
+
+class BandChoice:
+    """The bands of ``data.bands``; picklable.
+
+    Attributes:
+        expected: measured bands (without transparency) that the files of the training split have; None: not known yet.
+            Numbers would mean other bands in a file that has more or fewer.
+
+    Args:
+        wanted: numbers from 1 or names, in the order of the model.
+        given_names: of all measured bands, where files do not tell them (``data.band_names``).
+        alpha: see :func:`exp.vision.data.values.split_alpha`.
+    """
+
+    def __init__(
+        self, wanted: Sequence[int | str], given_names: Sequence[str] | None = None, alpha: bool | None = None
+    ) -> None:
+        self.wanted = list(wanted)
+        self.given_names = None if given_names is None else list(given_names)
+        self.alpha = alpha
+        self.expected: int | None = None
+
+    def measured(self, count: int, marked: bool) -> int:
+        """How many of a file's bands are no transparency."""
+        is_alpha = marked if self.alpha is None else self.alpha
+        return count - 1 if is_alpha and count > 1 else count
+
+    def plan(self, count: int, names: Sequence[str], marked: bool, path: str | os.PathLike[str]) -> Plan:
+        """The bands of one file.
+
+        Args:
+            count: of its bands.
+            names: of each; empty where the file gives none.
+            marked: whether it marks the last one as transparency.
+            path: for messages.
+
+        Raises:
+            DataError: it has no such band, or another number of bands than the files that numbers were meant for.
+        """
+        measured = self.measured(count, marked)
+        names = self.names(count, names, marked, path)
+        numbered = any(isinstance(band, int) for band in self.wanted) and self.given_names is None
+        if numbered and self.expected is not None and measured != self.expected:
+            raise DataError(
+                f"{path} has {measured} bands, but the training images {self.expected}: the numbers in data.bands="
+                f"{self.wanted} would mean others here; keep such files apart, or choose bands by name"
+            )
+        indexes = [self._index(band, count, names, path) for band in self.wanted]
+        return Plan(indexes, count - 1 if measured < count and count - 1 not in indexes else None)
+
+    def names(self, count: int, names: Sequence[str], marked: bool, path: str | os.PathLike[str]) -> list[str]:
+        """Names of all bands of a file: those of ``data.band_names``, or its own, or those of colours; may be empty.
+
+        Raises:
+            DataError: ``data.band_names`` are more or fewer than the file's bands.
+        """
+        measured = self.measured(count, marked)
+        if self.given_names is not None:
+            if len(self.given_names) not in (measured, count):
+                raise DataError(
+                    f"{path} has {measured} bands, but data.band_names names {len(self.given_names)}; name each of them"
+                )
+            return [*self.given_names, *["alpha"] * (count - len(self.given_names))]
+        return list(names) if any(names) else [""] * count
+
+    def chosen_names(self, plan: Plan, names: Sequence[str]) -> list[str]:
+        """Names of the bands that the model gets, in its order: a number stands for one without a name."""
+        return [names[index] or str(index + 1) for index in plan.indexes]
+
+    def _index(self, band: int | str, count: int, names: Sequence[str], path: str | os.PathLike[str]) -> int:
+        known = shortened([name or str(number) for number, name in enumerate(names, 1)], 20)
+        if isinstance(band, int):
+            if not 1 <= band <= count:
+                raise DataError(f"{path} has no band {band}, which data.bands asks for; it has {count}: {known}")
+            return band - 1
+        if not any(names):
+            raise DataError(
+                f"{path} gives its {count} bands no names, but data.bands asks for {band}; choose by number, from 1, "
+                "or name all of its bands with data.band_names"
+            )
+        for like in (str.casefold, plain_name, _first_word):
+            found = [index for index, name in enumerate(names) if name and like(name) == like(band)]
+            if len(found) > 1:
+                raise DataError(f"{path} has {len(found)} bands named {band}; choose by number with data.bands")
+            if found:
+                return found[0]
+        raise DataError(f"{path} has no band {band}, which data.bands asks for; it has {known}")
+
+
+def plain_name(name: str) -> str:
+    """A band's name without case and leading zeros: ``B04``, ``b4`` and ``B4`` are one, ``B8A`` is another."""
+    text = name.strip().casefold()
+    match = re.fullmatch(r"(?:band[ _-]?|b)0*(\d+)(a?)", text)
+    return f"b{match.group(1)}{match.group(2)}" if match else text
+
+
+def _first_word(name: str) -> str:
+    """What stands before the first comma, space or bracket, as in ``B4, central wavelength 665 nm``."""
+    return plain_name(re.split(r"[\s,;:(]", name.strip(), maxsplit=1)[0])
+
+
+def colour_names(count: int) -> tuple[str, ...]:
+    """What the channels of a picture are called that is no TIFF."""
+    return _CHANNELS.get(count, ("",) * count)
+
+
+def is_measured_band(last: np.ndarray) -> bool:
+    """Whether most values of a channel that is marked as alpha are neither transparent nor opaque.
+
+    GDAL itself marks the fourth band of 8 bits as alpha where nobody says what it is.
+
+    Args:
+        last: the channel, of any shape.
+    """
+    return bool(last.size) and bool(np.count_nonzero((last > 0) & (last < last.max())) > last.size / 2)
+
+
+def colours_in(names: Sequence[str]) -> list[int | None]:
+    """Where red, green and blue are among the bands; None where one is not, or not for certain.
+
+    Args:
+        names: of the bands: words, or ``B04``, ``B03``, ``B02`` as Sentinel-2 has them.
+    """
+    found: list[int | None] = []
+    for words in _COLOURS:
+        places = [index for index, name in enumerate(names) if _word(name) in words]
+        found.append(places[0] if len(places) == 1 else None)
+    return found
+
+
+def _word(name: str) -> str:
+    return name.strip().casefold().split(",")[0].split(" ")[0]
