@@ -44,7 +44,7 @@ class ImageModelConfig:
     normalization: str = "auto"
     """``web``, ``satellite``, or ``auto``: as the weights of ``init_from`` want it, else ``web``."""
     blocks: Optional[List[int]] = None
-    """Blocks whose features the head sees, from 0 (-1: the last); null: the last."""
+    """Blocks whose features the head sees, from 0 (-1: the last); null: the last, four for ``upernet`` and ``dpt``."""
     layer_scale: float = 1e-5
     """Initial layer scale; the paper's 1e-5 wants long training from random weights."""
     drop_path: float = 0.0
@@ -66,6 +66,14 @@ class SceneClassifierConfig(ImageModelConfig):
     _target_: str = "exp.vision.dinov3.SceneClassifier"
     label_smoothing: float = 0.0
     """Share of a label that is spread over all classes in the cross-entropy."""
+    class_weights: Optional[List[float]] = None
+    """One weight per class in the cross-entropy and the focal loss; null: all 1."""
+    cross_entropy_weight: float = 1.0
+    """Weight of the cross-entropy in the sum of losses; 0: without it."""
+    focal_weight: float = 0.0
+    """Weight of the focal loss."""
+    focal_gamma: float = 2.0
+    """How much less the focal loss counts images that are right already; 0: it is the cross-entropy."""
 
 
 @dataclass
@@ -74,9 +82,12 @@ class SegmenterConfig(ImageModelConfig):
 
     _target_: str = "exp.vision.dinov3.Segmenter"
     head: str = "upsample"
-    """``linear`` (one layer per patch) or ``upsample`` (two convolutional stages, four times the resolution)."""
+    """``linear`` (one layer per patch), ``upsample`` (two convolutional stages, four times the resolution), or, over
+    four blocks, ``upernet`` or ``dpt``."""
     head_channels: int = 256
-    """Channels of the stages of the ``upsample`` head and of the auxiliary head."""
+    """Channels of the head's own layers (not of ``linear``) and of the auxiliary head's."""
+    reassemble_channels: Optional[List[int]] = None
+    """``dpt``: channels of the four levels before their fusion; null: 1/8, 1/4, 1/2 and all of a token's."""
     head_norm: str = "batch"
     """``batch`` (see ``wrapper.sync_batchnorm``) or ``group``."""
     auxiliary_weight: float = 0.0
@@ -84,9 +95,17 @@ class SegmenterConfig(ImageModelConfig):
     auxiliary_block: Optional[int] = None
     """The block that it sees, from 0; null: at two thirds of the depth."""
     class_weights: Optional[List[float]] = None
-    """One weight per class in the cross-entropy; null: all 1."""
+    """One weight per class in the cross-entropy and the focal loss; null: all 1."""
+    cross_entropy_weight: float = 1.0
+    """Weight of the cross-entropy in the sum of losses; 0: without it."""
+    focal_weight: float = 0.0
+    """Weight of the focal loss."""
+    focal_gamma: float = 2.0
+    """How much less the focal loss counts pixels that are right already; 0: it is the cross-entropy."""
     dice_weight: float = 0.0
-    """Weight of the Dice loss beside the cross-entropy."""
+    """Weight of the Dice loss."""
+    lovasz_weight: float = 0.0
+    """Weight of the Lovász-softmax loss, which stands for the mean IoU of each image."""
     inference: str = "slide"
     """``slide`` (overlapping windows) or ``whole`` images."""
     window: int = 512
