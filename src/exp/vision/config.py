@@ -13,6 +13,7 @@ from exp.vision.tasks import Features
 __all__ = [
     "ImageDataConfig",
     "ImageModelConfig",
+    "LoraConfig",
     "PredictKeys",
     "SceneClassifierConfig",
     "SceneDataConfig",
@@ -22,6 +23,21 @@ __all__ = [
 ]
 
 # OmegaConf reads these annotations at run time, on Python 3.8 too: hence typing's generics, not the builtin ones.
+
+
+@dataclass
+class LoraConfig:
+    """Low-rank updates of a frozen backbone (:mod:`exp.vision.dinov3.lora`; Hu et al., arXiv 2106.09685)."""
+
+    rank: int = 0
+    """Of the updates; they and the head are all that is trained then. 0: no updates."""
+    alpha: float = 16.0
+    """Updates are multiplied by alpha / rank."""
+    dropout: float = 0.0
+    """Probability of dropping an element of an update's input."""
+    targets: List[str] = field(default_factory=lambda: ["attention", "mlp"])
+    """Which projections have one: ``attention`` (``q``, ``k``, ``v``, ``proj``), ``mlp`` (``fc1``, ``fc2``; of gated
+    sizes ``w1``, ``w2``, ``w3``), or names of these."""
 
 
 @dataclass
@@ -57,6 +73,8 @@ class ImageModelConfig:
     """In training, positions are rescaled by a random factor up to this one (2 in pretraining); null: not."""
     dropout: float = 0.0
     """Before the last layer of a head."""
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    """Low-rank updates instead of training the backbone's own weights."""
 
 
 @dataclass
