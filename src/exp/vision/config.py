@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Optional
 from omegaconf import II, MISSING
 
 from exp.plugins import Family, Plugin
-from exp.vision.tasks import Features
+from exp.vision.tasks import Export, Features
 
 __all__ = [
     "ImageDataConfig",
@@ -237,6 +237,7 @@ plugin = Plugin(
         "model/segmentation": SegmenterConfig,
         "data/scenes": SceneDataConfig,
         "data/segmentation": SegmentationDataConfig,
+        "task/export": Export,
         "task/features": Features,
     },
     keys={"task/predict": PredictKeys},
