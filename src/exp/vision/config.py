@@ -11,6 +11,8 @@ from exp.plugins import Family, Plugin
 from exp.vision.tasks import Export, Features
 
 __all__ = [
+    "DistillationDataConfig",
+    "DistillerConfig",
     "ImageDataConfig",
     "ImageModelConfig",
     "LoraConfig",
@@ -19,6 +21,7 @@ __all__ = [
     "SceneDataConfig",
     "SegmentationDataConfig",
     "SegmenterConfig",
+    "TeacherConfig",
     "plugin",
 ]
 
@@ -137,6 +140,39 @@ class SegmenterConfig(ImageModelConfig):
 
 
 @dataclass
+class TeacherConfig:
+    """The backbone that a student learns from (:class:`exp.vision.dinov3.distiller.TeacherSettings`)."""
+
+    init_from: Optional[str] = None
+    """Its weights: published ones, or a run."""
+    size: str = "vitl16"
+    """As ``model.size``."""
+    patch_size: int = 16
+    """Pixels along each side of its patches; other than the student's: its maps are interpolated."""
+    embed_dim: Optional[int] = None
+    """Elements of a token instead of the size's."""
+    depth: Optional[int] = None
+    """Blocks instead of the size's."""
+    num_heads: Optional[int] = None
+    """Attention heads instead of the size's."""
+
+
+@dataclass
+class DistillerConfig(ImageModelConfig):
+    """Knowledge distillation of features (:class:`exp.vision.dinov3.Distiller`)."""
+
+    _target_: str = "exp.vision.dinov3.Distiller"
+    teacher: TeacherConfig = field(default_factory=TeacherConfig)
+    """It stays as it is, and is in no checkpoint."""
+    cls_weight: float = 1.0
+    """Weight of the loss of the CLS token: one minus the cosine."""
+    patch_weight: float = 1.0
+    """Weight of the loss of the patches."""
+    smooth_l1_share: float = 0.1
+    """Share of the smooth L1 distance in it, from 0 to 1; the rest is one minus the cosine."""
+
+
+@dataclass
 class ImageDataConfig:
     """What image data share (:class:`exp.vision.data.base.ImageData`)."""
 
@@ -182,6 +218,13 @@ class SceneDataConfig(ImageDataConfig):
     """MMRS-1M: names of its data sets; null: all that are there."""
     modality: Optional[str] = None
     """MMRS-1M: ``optical``, ``sar`` or ``infrared``; null: any."""
+
+
+@dataclass
+class DistillationDataConfig(SceneDataConfig):
+    """Images without regard to their labels (:class:`exp.vision.data.distillation.DistillationData`)."""
+
+    _target_: str = "exp.vision.data.distillation.DistillationData"
 
 
 @dataclass
@@ -234,6 +277,8 @@ _SMALL = ("model.size=tiny", "data.size=64", "global_batch_size=8", "schedule.wa
 plugin = Plugin(
     structures={
         "model/scenes": SceneClassifierConfig,
+        "model/distillation": DistillerConfig,
+        "data/distillation": DistillationDataConfig,
         "model/segmentation": SegmenterConfig,
         "data/scenes": SceneDataConfig,
         "data/segmentation": SegmentationDataConfig,
