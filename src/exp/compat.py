@@ -21,6 +21,7 @@ __all__ = [
     "supports_compilation",
     "supports_composite_process_groups",
     "supports_estimates",
+    "supports_export",
     "supports_full_sharding",
     "supports_portable_operators",
     "supports_python_process_groups",
@@ -86,6 +87,11 @@ _never_left = contextlib.ExitStack()
 def supports_estimates() -> bool:
     """Whether a training step can be taken on tensors without memory, and what it makes be counted (torch >= 2.1)."""
     return TORCH_VERSION >= (2, 1)
+
+
+def supports_export() -> bool:
+    """Whether a program is recorded with a free batch size, and saved (torch >= 2.5)."""
+    return TORCH_VERSION >= (2, 5)
 
 
 def supports_portable_operators() -> bool:

@@ -29,6 +29,7 @@ GROUPS = {
     "machines": ["launch", "launch-external", "hardware", "simulate", "parity", "doctor", "slurm", "hooks",
                  "add-a-backend"],
     "images": ["dinov3", "data-images", "predict-images"],
+    "tuning": ["tuning"],
 }  # fmt: skip
 # Pages whose commands have a test of their own.
 ELSEWHERE = {
@@ -67,6 +68,7 @@ SHRINK = {
     r"experiment=dinov3_(dubai|loveda)": ["model.window=256"],
     r"experiment=dinov3_dubai(?!.*data=)": ["data.parts={train: ['tile1/*'], val: ['tile5/*_008.*']}"],
     r"^(?!.*dry_run).*nproc=8": ["nproc=2"],
+    r"model\.teacher\.size=vitl16": ["model.teacher.size=tiny"],
     r"task=doctor": ["task.burst_s=0.1"],
     r"steps=20": ["steps=2"],
 }
@@ -78,7 +80,7 @@ class MyHook(Hook):
     def __init__(self, interval):
         self.interval = interval
 """
-UNSHRUNK = r"task=(eval|predict|env|report|doctor)|init_from=\$RUN|--help|dry_run"
+UNSHRUNK = r"task=(eval|export|predict|env|report|doctor)|init_from=\$RUN|--help|dry_run"
 
 
 def lines_of(page: Path) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -27,15 +28,15 @@ finally:
 """
 
 
-@pytest.mark.skipif(not RUNNER.is_dir(), reason="no nbclient: make test puts it beside the environment (Python >= 3.10)")
+@pytest.mark.skipif(
+    not RUNNER.is_dir(), reason="no nbclient; make test installs it (Python >= 3.10)"
+)
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_runs(path, tmp_path):
     kernel = tmp_path / "kernels" / "python3" / "kernel.json"  # this interpreter, whatever kernels are installed
     kernel.parent.mkdir(parents=True)
-    kernel.write_text(
-        '{"argv": ["%s", "-m", "ipykernel_launcher", "-f", "{connection_file}"], "display_name": "Python 3", '
-        '"language": "python"}' % sys.executable
-    )
+    arguments = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    kernel.write_text(json.dumps({"argv": arguments, "display_name": "Python 3", "language": "python"}))
     environment = clean_environment(
         PYTHONPATH=str(RUNNER), JUPYTER_PATH=str(tmp_path), IPYTHONDIR=str(tmp_path / "ipython"), PWD=str(tmp_path)
     )

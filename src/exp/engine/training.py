@@ -216,6 +216,7 @@ class Training:
             **rate,
             time_to_first_step_s=hook.time_to_first_step,
             memory_peak=session.distributed.gather(session.backend.memory().get("max_allocated")),
+            **_counted(unwrapped(runner.model)),
             left_device=None if hook.left_device is None else hook.left_device.summary(session.distributed),
             resumed_from=resumed_from,
             changed_on_resume={change.key: {"old": change.old, "new": change.new} for change in session.changed},
@@ -252,6 +253,16 @@ class Training:
         for change in session.changed:
             session.say(f"  changed: {change}")
         return str(path)
+
+
+def _counted(model: Any) -> dict[str, int]:
+    """Parameters, all of them and those that are trained; of a sharded model those of all ranks."""
+    every = list(model.parameters())
+    trained = [each for each in every if each.requires_grad]
+    return {
+        "parameters": sum(each.numel() for each in every),
+        "trained_parameters": sum(each.numel() for each in trained),
+    }
 
 
 def _visualizer(session: Session) -> dict[str, Any]:

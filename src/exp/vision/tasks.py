@@ -5,12 +5,51 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, List, Optional
 
+from exp.errors import ConfigError
 from exp.task import Task
 
 if TYPE_CHECKING:
+    from exp.config.schema import ExpConfig
     from exp.session import Session
 
-__all__ = ["Features", "Stats"]
+__all__ = ["Export", "Features", "Stats"]
+
+
+_FORMATS = ("huggingface", "torchscript", "torch_export")
+
+
+@dataclass
+class Export(Task):
+    """task=export: a trained model as files for other programs, compared with the model."""
+
+    _target_: str = "exp.vision.tasks.Export"
+    name: str = "export"
+    formats: List[str] = field(default_factory=lambda: ["huggingface", "torchscript"])
+    """``huggingface`` (the backbone, for transformers), ``torchscript``, ``torch_export`` (torch >= 2.5)."""
+    size: Optional[int] = None
+    """Side in pixels of the images that ``torchscript`` and ``torch_export`` take; null: ``data.size``."""
+    tolerance: float = 1e-4
+    """How far outputs may be from the model's, as a share of the largest."""
+
+    needs_weights: ClassVar[bool] = True
+    compared: ClassVar[bool] = False
+
+    def check(self, config: ExpConfig) -> None:
+        """Formats are known; one process does it."""
+        unknown = [name for name in self.formats if name not in _FORMATS]
+        if unknown or not self.formats or len(set(self.formats)) < len(self.formats):
+            raise ConfigError(f"task.formats={list(self.formats)} must name some of {', '.join(_FORMATS)}, each once")
+        if self.size is not None and self.size < 1:
+            raise ConfigError(f"task.size={self.size} must be at least 1")
+        if config.nproc > 1 or config.launcher.nnodes > 1:
+            raise ConfigError("task=export runs in one process; set nproc=1")
+        config.compile = False  # what is recorded is the model's own code
+
+    def run(self, session: Session) -> dict[str, Any]:
+        """See :func:`exp.vision.export.export`."""
+        from exp.vision.export import export
+
+        return export(session)
 
 
 @dataclass

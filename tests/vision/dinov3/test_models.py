@@ -137,7 +137,7 @@ def test_dice_of_a_perfect_prediction_is_nothing():
         ({"size": "vits61"}, "model.size=vits61 is not one of .* did you mean 'vits16'"),
         ({"normalization": "mars"}, "model.normalization=mars is not one of auto, web, satellite"),
         ({"blocks": [5]}, "must name at least one block from 0 to 2"),
-        ({"head": "fancy"}, "model.head=fancy is not one of linear, upsample"),
+        ({"head": "fancy"}, "model.head=fancy is not one of linear, upsample, upernet, dpt"),
         ({"head_norm": "layer"}, "model.head_norm=layer is not one of batch, group"),
         ({"class_weights": [1.0]}, "class_weights has 1 numbers, but the data have 3 classes"),
         ({"auxiliary_weight": 0.4, "auxiliary_block": 7}, "auxiliary_block=7 is not from 0 to 2"),

@@ -2,7 +2,8 @@
 
 from exp.vision.dinov3.backbone import VisionTransformer
 from exp.vision.dinov3.classifier import SceneClassifier
+from exp.vision.dinov3.distiller import Distiller
 from exp.vision.dinov3.segmenter import Segmenter
 from exp.vision.dinov3.sizes import SIZES
 
-__all__ = ["SIZES", "SceneClassifier", "Segmenter", "VisionTransformer"]
+__all__ = ["SIZES", "Distiller", "SceneClassifier", "Segmenter", "VisionTransformer"]

@@ -20,6 +20,7 @@ from torch import nn
 from exp.compat import autocast_disabled, recompute_in_backward
 from exp.errors import ConfigError
 from exp.vision.dinov3.blocks import NORM_EPS, Block, PatchEmbedding, RotaryEmbedding
+from exp.vision.dinov3.lora import NO_UPDATES, LoraSettings, is_of_lora, merged
 from exp.vision.dinov3.sizes import Size
 
 __all__ = ["Features", "VisionTransformer"]
@@ -50,6 +51,7 @@ class VisionTransformer(nn.Module):
         freeze: ``none``, ``all``, or the number of first blocks that stay as they are, with all before them.
         activation_checkpointing: recompute each block in the backward pass instead of keeping its activations.
         rope_rescale: see :class:`RotaryEmbedding`.
+        lora: low-rank updates, which are all that is trained then; frozen first blocks have none.
 
     Raises:
         ConfigError: the settings do not go together.
@@ -65,6 +67,7 @@ class VisionTransformer(nn.Module):
         freeze: str | int = "none",
         activation_checkpointing: bool = False,
         rope_rescale: float | None = None,
+        lora: LoraSettings = NO_UPDATES,
     ) -> None:
         super().__init__()
         _check(size, patch_size, in_channels, drop_path, rope_rescale)
@@ -78,12 +81,20 @@ class VisionTransformer(nn.Module):
         self.storage_tokens = nn.Parameter(torch.zeros(1, size.storage_tokens, dim))
         self.rope = RotaryEmbedding(dim // size.num_heads, rope_rescale)
         rates = [drop_path * index / max(size.depth - 1, 1) for index in range(size.depth)]
-        self.blocks = nn.ModuleList(Block(size, layer_scale, rate) for rate in rates)
+        self.frozen_blocks = _frozen_blocks(freeze, size.depth)
+        if lora.rank and self.frozen_blocks == size.depth:
+            raise ConfigError(f"model.freeze={freeze} leaves no block for model.lora.rank={lora.rank}; set freeze=none")
+        self.blocks = nn.ModuleList(
+            Block(size, layer_scale, rate, NO_UPDATES if index < self.frozen_blocks else lora)
+            for index, rate in enumerate(rates)
+        )
         self.norm = nn.LayerNorm(dim, eps=NORM_EPS)
         self._initialise()
-        self.frozen_blocks = _frozen_blocks(freeze, size.depth)
         for parameter in self._frozen_parameters(freeze == "all"):
             parameter.requires_grad_(False)
+        if lora.rank:
+            for name, parameter in self.named_parameters():
+                parameter.requires_grad_(is_of_lora(name))
 
     def _initialise(self) -> None:
         for module in self.modules():
@@ -155,6 +166,14 @@ class VisionTransformer(nn.Module):
         batch, _, height, width = patches.shape
         prefix = [token.expand(batch, -1, -1) for token in (self.cls_token, self.storage_tokens)]
         return torch.cat([*prefix, patches.flatten(2).transpose(1, 2)], dim=1), height, width
+
+    def merge_updates(self) -> None:
+        """Add the low-rank updates to the layers' weights, and be without them; what is computed stays."""
+        state = merged(self.state_dict())
+        for module in self.modules():
+            if hasattr(module, "lora"):
+                module.lora = nn.ModuleDict()
+        self.load_state_dict(state)
 
     def layer_of(self, name: str) -> int:
         """The layer that a parameter belongs to, for learning rates that fall with depth.

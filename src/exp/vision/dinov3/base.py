@@ -15,6 +15,7 @@ from exp.models.base import Model
 from exp.models.names import under_own_names
 from exp.vision.dinov3.backbone import Features, VisionTransformer
 from exp.vision.dinov3.bands import check_band_init, embedded, statistics_for
+from exp.vision.dinov3.lora import is_of_lora, lora_settings, merged, rank_in
 from exp.vision.dinov3.sizes import SIZES
 from exp.vision.dinov3.weights import (
     adapt_published,
@@ -57,6 +58,7 @@ class ImageModel(Model):
         band_names: of the data's bands; None: not known.
         pixel_mean: of each band, 0..255, as the data say; None: as ``normalization`` says.
         pixel_std: likewise.
+        lora: the keys of :class:`exp.vision.dinov3.lora.LoraSettings`; None: no low-rank updates.
 
     Raises:
         ConfigError: the settings do not go together.
@@ -85,6 +87,7 @@ class ImageModel(Model):
         band_names: Sequence[str] | None = None,
         pixel_mean: Sequence[float] | None = None,
         pixel_std: Sequence[float] | None = None,
+        lora: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self.band_init, self.band_names = band_init, list(band_names or ())
@@ -104,8 +107,9 @@ class ImageModel(Model):
         )
         self.normalization = normalization
         self.backbone = VisionTransformer(
-            self.size, patch_size, in_channels, layer_scale, drop_path, freeze, activation_checkpointing, rope_rescale
-        )
+            self.size, patch_size, in_channels, layer_scale, drop_path, freeze, activation_checkpointing, rope_rescale,
+            lora_settings(lora),
+        )  # fmt: skip
         count = self.size.depth
         self.blocks = [count - 1] if blocks is None else [block % count if block < 0 else block for block in blocks]
         if not self.blocks or max(self.blocks) >= count or min(self.blocks) < 0:
@@ -156,8 +160,8 @@ class ImageModel(Model):
         return self.backbone.layer_of(name[len(_PREFIX) :]) if name.startswith(_PREFIX) else None
 
     def may_start_anew(self, name: str) -> bool:
-        """Whatever is not the backbone's."""
-        return not name.startswith(_PREFIX)
+        """Whatever is not the backbone's, and its low-rank updates, which begin as zero."""
+        return not name.startswith(_PREFIX) or is_of_lora(name)
 
     @property
     def num_layers(self) -> int:
@@ -200,7 +204,17 @@ class ImageModel(Model):
         if any(key.startswith(_PREFIX) for key in own):
             own.setdefault(f"{_PREFIX}rope.periods", self.backbone.rope.computed_periods())
         check_backbone(_backbone_of(own), self.backbone.state_dict(), source)
-        return own
+        return self._with_own_updates(own)
+
+    def _with_own_updates(self, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Weights whose low-rank updates are such as this model has, or are merged."""
+        theirs = {key: value for key, value in state.items() if is_of_lora(key)}
+        mine = {key: value for key, value in self.state_dict().items() if is_of_lora(key)}
+        same = theirs.keys() == mine.keys() and all(
+            value.shape == mine[key].shape and (value.dim() > 0 or float(value) == float(mine[key]))
+            for key, value in theirs.items()
+        )
+        return state if same else merged(state)
 
     def fit_state_dict(self, state: Mapping[str, torch.Tensor], source: Path) -> dict[str, torch.Tensor]:
         """A patch embedding for this model's bands (:func:`exp.vision.dinov3.bands.embedded`)."""
@@ -215,8 +229,8 @@ class ImageModel(Model):
         return fitted
 
     def settings_of(self, state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-        """Size, patch size and channels; see :meth:`exp.models.base.Model.settings_of`."""
-        return backbone_settings(_backbone_of(state))
+        """Size, patch size, channels and the rank of updates; see :meth:`exp.models.base.Model.settings_of`."""
+        return {**backbone_settings(_backbone_of(state)), "model.lora.rank": rank_in(state)}
 
     def _blocks_in(self, state: Mapping[str, torch.Tensor], width: float) -> dict[str, str]:
         """How many blocks a head sees whose input is so wide."""

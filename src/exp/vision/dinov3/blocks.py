@@ -14,6 +14,7 @@ from torch import nn
 
 from exp.compat import has_fused_attention
 from exp.models.dropout import draws_by_sample, sample_mask
+from exp.vision.dinov3.lora import NO_UPDATES, LoraSettings, updates
 from exp.vision.dinov3.sizes import Size
 
 __all__ = ["NORM_EPS", "Attention", "Block", "LayerScale", "Mlp", "PatchEmbedding", "RotaryEmbedding", "SwiGlu"]
@@ -108,9 +109,10 @@ class Attention(nn.Module):
     Args:
         dim: elements of a token (D).
         num_heads: heads.
+        lora: low-rank updates of its projections ``q``, ``k``, ``v`` and ``proj``.
     """
 
-    def __init__(self, dim: int, num_heads: int) -> None:
+    def __init__(self, dim: int, num_heads: int, lora: LoraSettings) -> None:
         super().__init__()
         self.num_heads = num_heads
         self.bias_mask: torch.Tensor
@@ -120,6 +122,7 @@ class Attention(nn.Module):
         mask = torch.ones(3, dim)
         mask[1] = 0.0
         self.register_buffer("bias_mask", mask.flatten(), persistent=False)
+        self.lora = updates(lora, {"proj": self.proj}, dict.fromkeys("qkv", self.qkv))
 
     def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """Attend.
@@ -134,6 +137,9 @@ class Attention(nn.Module):
         """
         batch, tokens, dim = x.shape
         qkv = F.linear(x, self.qkv.weight, self.qkv.bias * self.bias_mask)
+        if self.lora:
+            parts = zip("qkv", qkv.chunk(3, dim=-1))
+            qkv = torch.cat([_updated(self, name, x, part) for name, part in parts], dim=-1)
         # (3, B, heads, N, D / heads)
         query, key, value = qkv.view(batch, tokens, 3, self.num_heads, dim // self.num_heads).permute(2, 0, 3, 1, 4)
         query, key = (_rotate(part, cos, sin).to(value.dtype) for part in (query, key))
@@ -142,7 +148,13 @@ class Attention(nn.Module):
         else:
             weights = torch.softmax((query * (dim // self.num_heads) ** -0.5) @ key.transpose(-2, -1), dim=-1)
             mixed = weights.to(value.dtype) @ value
-        return self.proj(mixed.transpose(1, 2).reshape(batch, tokens, dim))
+        mixed = mixed.transpose(1, 2).reshape(batch, tokens, dim)
+        return _updated(self, "proj", mixed, self.proj(mixed))
+
+
+def _updated(module: Any, name: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """A layer's output ``y``, and its low-rank update's where it has one; ``x``: its input."""
+    return y + module.lora[name](x) if name in module.lora else y
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -154,28 +166,33 @@ def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
 class Mlp(nn.Module):
     """GELU feed-forward part: D -> hidden -> D."""
 
-    def __init__(self, dim: int, hidden: int) -> None:
+    def __init__(self, dim: int, hidden: int, lora: LoraSettings) -> None:
         super().__init__()
         self.fc1 = nn.Linear(dim, hidden)
         self.fc2 = nn.Linear(hidden, dim)
+        self.lora = updates(lora, {"fc1": self.fc1, "fc2": self.fc2})
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(..., D) -> (..., D)."""
-        return self.fc2(F.gelu(self.fc1(x)))
+        hidden = F.gelu(_updated(self, "fc1", x, self.fc1(x)))
+        return _updated(self, "fc2", hidden, self.fc2(hidden))
 
 
 class SwiGlu(nn.Module):
     """Gated feed-forward part (Shazeer, arXiv 2002.05202): D -> 2 x hidden -> D."""
 
-    def __init__(self, dim: int, hidden: int) -> None:
+    def __init__(self, dim: int, hidden: int, lora: LoraSettings) -> None:
         super().__init__()
         self.w1 = nn.Linear(dim, hidden)
         self.w2 = nn.Linear(dim, hidden)
         self.w3 = nn.Linear(hidden, dim)
+        self.lora = updates(lora, {"w1": self.w1, "w2": self.w2, "w3": self.w3})
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(..., D) -> (..., D)."""
-        return self.w3(F.silu(self.w1(x)) * self.w2(x))
+        gate, value = (_updated(self, name, x, layer(x)) for name, layer in (("w1", self.w1), ("w2", self.w2)))
+        hidden = F.silu(gate) * value
+        return _updated(self, "w3", hidden, self.w3(hidden))
 
 
 class LayerScale(nn.Module):
@@ -197,17 +214,18 @@ class Block(nn.Module):
         size: of the model.
         layer_scale: initial value of the layer scales.
         drop_path: probability with which a sample skips a branch in training (arXiv 1603.09382).
+        lora: low-rank updates of the linear layers.
     """
 
-    def __init__(self, size: Size, layer_scale: float, drop_path: float) -> None:
+    def __init__(self, size: Size, layer_scale: float, drop_path: float, lora: LoraSettings = NO_UPDATES) -> None:
         super().__init__()
         dim = size.embed_dim
         self.drop_path = drop_path
         self.norm1 = nn.LayerNorm(dim, eps=NORM_EPS)
-        self.attn = Attention(dim, size.num_heads)
+        self.attn = Attention(dim, size.num_heads, lora)
         self.ls1 = LayerScale(dim, layer_scale)
         self.norm2 = nn.LayerNorm(dim, eps=NORM_EPS)
-        self.mlp: nn.Module = (SwiGlu if size.gated else Mlp)(dim, size.hidden_dim)
+        self.mlp: nn.Module = (SwiGlu if size.gated else Mlp)(dim, size.hidden_dim, lora)
         self.ls2 = LayerScale(dim, layer_scale)
 
     def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

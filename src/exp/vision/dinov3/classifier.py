@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping
+from typing import Any, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -10,7 +10,7 @@ from torch import nn
 from exp.compat import autocast_disabled
 from exp.models.dropout import Dropout
 from exp.vision.dinov3.base import ImageModel
-from exp.vision.dinov3.losses import cross_entropy
+from exp.vision.dinov3.losses import Losses, named
 
 __all__ = ["SceneClassifier"]
 
@@ -22,7 +22,11 @@ class SceneClassifier(ImageModel):
         num_classes: of the data (K).
         ignore_index: the label of samples that do not count.
         dropout: probability of dropping a feature before the head.
-        label_smoothing: see :func:`exp.vision.dinov3.losses.cross_entropy`.
+        label_smoothing: see :class:`exp.vision.dinov3.losses.Losses`.
+        class_weights: see there (K numbers); None: all 1.
+        cross_entropy_weight: see there.
+        focal_weight: see there.
+        focal_gamma: see there.
         **backbone: see :class:`ImageModel`.
     """
 
@@ -32,11 +36,17 @@ class SceneClassifier(ImageModel):
         ignore_index: int = -1,
         dropout: float = 0.0,
         label_smoothing: float = 0.0,
+        class_weights: Sequence[float] | None = None,
+        cross_entropy_weight: float = 1.0,
+        focal_weight: float = 0.0,
+        focal_gamma: float = 2.0,
         **backbone: Any,
     ) -> None:
         super().__init__(**backbone)
-        self.ignore_index = ignore_index
-        self.label_smoothing = label_smoothing
+        self.losses = Losses(
+            num_classes, ignore_index, class_weights, cross_entropy_weight, focal_weight, focal_gamma,
+            label_smoothing=label_smoothing,
+        )  # fmt: skip
         self.dropout = Dropout(dropout)
         self.head = nn.Linear(2 * self.size.embed_dim * len(self.blocks), num_classes)
         nn.init.trunc_normal_(self.head.weight, std=0.01)
@@ -59,7 +69,7 @@ class SceneClassifier(ImageModel):
             mode: ``"loss"``, ``"predict"`` or ``"tensor"`` (:class:`exp.models.base.Model`).
 
         Returns:
-            ``{"loss": <0-dim float32 tensor>}``, or logits (B, K), float32, for the other modes.
+            ``"loss"``: 0-dim float32 tensors by name; logits (B, K), float32, for the other modes.
 
         Raises:
             ValueError: ``mode`` is unknown, or the loss is asked for without labels.
@@ -74,7 +84,7 @@ class SceneClassifier(ImageModel):
             return logits
         if mode != "loss" or label is None:
             raise ValueError(f"mode={mode!r} must be 'loss' with labels, 'predict' or 'tensor'")
-        return {"loss": cross_entropy(logits, label, self.ignore_index, label_smoothing=self.label_smoothing)}
+        return named(self.losses(logits, label))
 
     def settings_of(self, state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
         """Those of the backbone, the number of classes, and of the blocks that the head sees."""

@@ -2,44 +2,97 @@
 
 from __future__ import annotations
 
+from typing import Any, Mapping, Sequence
+
 import torch
 from torch import nn
 
+from exp.config.explain import nearest
 from exp.errors import ConfigError
 from exp.models.dropout import Dropout2d
+from exp.vision.dinov3.layers import norm_layer
+from exp.vision.dinov3.pyramid_heads import LEVELS, DptHead, UperNetHead, default_widths
 
-__all__ = ["FcnHead", "LinearHead", "UpsampleHead", "build_head"]
+__all__ = ["HEADS", "OVER_LEVELS", "FcnHead", "LinearHead", "UpsampleHead", "build_head", "head_settings"]
+
+HEADS = ("linear", "upsample", "upernet", "dpt")
+"""What ``model.head`` may be."""
+
+OVER_LEVELS = ("upernet", "dpt")
+"""Those that see four blocks."""
 
 
-def build_head(kind: str, dim: int, num_classes: int, channels: int, norm: str, dropout: float) -> nn.Module:
+def build_head(
+    kind: str,
+    dim: int,
+    num_blocks: int,
+    num_classes: int,
+    channels: int,
+    norm: str,
+    dropout: float,
+    reassembled: Sequence[int] | None = None,
+) -> nn.Module:
     """The head that ``model.head`` names.
 
     Args:
-        kind: ``linear`` or ``upsample``.
-        dim: channels of the feature map.
+        kind: one of :data:`HEADS`.
+        dim: channels of a block's map.
+        num_blocks: maps that the head sees side by side.
         num_classes: of the data (K).
         channels: of the head's own layers.
-        norm: see :class:`UpsampleHead`.
+        norm: see :func:`exp.vision.dinov3.layers.norm_layer`.
         dropout: probability of dropping a feature before the last layer.
+        reassembled: see :class:`exp.vision.dinov3.pyramid_heads.DptHead`.
 
     Raises:
-        ConfigError: there is no such head or norm.
+        ConfigError: there is no such head or norm, or it sees another number of blocks.
     """
+    if kind not in HEADS:
+        raise ConfigError(f"model.head={kind} is not one of {', '.join(HEADS)}{nearest(kind, HEADS)}")
+    if reassembled is not None and kind != "dpt":
+        raise ConfigError(
+            f"model.reassemble_channels={list(reassembled)} is for model.head=dpt, not {kind}; leave it out"
+        )
     if kind == "linear":
-        return LinearHead(dim, num_classes, dropout)
+        return LinearHead(dim * num_blocks, num_classes, dropout)
     if kind == "upsample":
-        return UpsampleHead(dim, num_classes, channels, norm, dropout)
-    raise ConfigError(f"model.head={kind} is not one of linear, upsample")
+        return UpsampleHead(dim * num_blocks, num_classes, channels, norm, dropout)
+    if num_blocks != LEVELS:
+        raise ConfigError(
+            f"model.head={kind} sees {LEVELS} blocks, but model.blocks names {num_blocks}; name {LEVELS}, or set "
+            "model.blocks=null for the ends of four equal parts of the backbone"
+        )
+    if kind == "upernet":
+        return UperNetHead(dim, num_classes, channels, norm, dropout)
+    return DptHead(dim, num_classes, channels, norm, dropout, reassembled)
 
 
-def _norm(kind: str, channels: int) -> nn.Module:
-    if kind == "batch":
-        return nn.BatchNorm2d(channels)
-    if kind == "group":
-        # At most 32 groups (Wu and He, arXiv 1803.08494), and no fewer than 8 channels in each.
-        groups = next(count for count in (32, 16, 8, 4, 2, 1) if count == 1 or channels % (8 * count) == 0)
-        return nn.GroupNorm(groups, channels)
-    raise ConfigError(f"model.head_norm={kind} is not one of batch, group")
+def head_settings(state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """Which head has made these weights.
+
+    Args:
+        state: of a segmenter; has ``head.classify.weight``.
+
+    Returns:
+        Keys of the configuration; and ``width``: the channels that the head sees of the blocks' maps.
+    """
+    last = state["head.classify.weight"]
+    found: dict[str, Any] = {"model.head": "linear", "width": last.shape[1]}
+    if "head.stages.0.weight" in state:
+        found = {"model.head": "upsample", "width": state["head.stages.0.weight"].shape[0]}
+    elif "head.lateral.0.0.weight" in state:
+        found = {"model.head": "upernet", "width": LEVELS * state["head.lateral.0.0.weight"].shape[1]}
+    elif "head.readout.0.0.weight" in state:
+        widths = [state[f"head.project.{level}.weight"].shape[0] for level in range(LEVELS)]
+        dim = state["head.readout.0.0.weight"].shape[0]
+        standard = widths == default_widths(dim)
+        found = {"model.head": "dpt", "width": LEVELS * dim}
+        found["model.reassemble_channels"] = None if standard else widths
+    if found["model.head"] != "linear":
+        found["model.head_channels"] = last.shape[1]
+        batch = any(key.startswith("head.") and key.endswith(".running_mean") for key in state)
+        found["model.head_norm"] = "batch" if batch else "group"
+    return found
 
 
 class LinearHead(nn.Module):
@@ -62,8 +115,7 @@ class UpsampleHead(nn.Module):
         dim: channels of the feature map (D).
         num_classes: classes (K).
         channels: of both stages.
-        norm: ``batch`` (statistics over the batch: synchronise them over devices with ``wrapper.sync_batchnorm``) or
-            ``group`` (does not look at the batch, so results do not depend on how it is spread over devices).
+        norm: see :func:`exp.vision.dinov3.layers.norm_layer`.
         dropout: probability of dropping a channel before the linear layer.
     """
 
@@ -73,8 +125,8 @@ class UpsampleHead(nn.Module):
         super().__init__()
         stages: list[nn.Module] = []
         for width in (dim, channels):
-            stages += [nn.ConvTranspose2d(width, channels, 2, stride=2), _norm(norm, channels), nn.GELU()]
-            stages += [nn.Conv2d(channels, channels, 3, padding=1, bias=False), _norm(norm, channels), nn.GELU()]
+            stages += [nn.ConvTranspose2d(width, channels, 2, stride=2), norm_layer(norm, channels), nn.GELU()]
+            stages += [nn.Conv2d(channels, channels, 3, padding=1, bias=False), norm_layer(norm, channels), nn.GELU()]
         self.stages = nn.Sequential(*stages)
         self.dropout = Dropout2d(dropout)
         self.classify = nn.Conv2d(channels, num_classes, 1)
@@ -91,7 +143,7 @@ class FcnHead(nn.Module):
         self, dim: int, num_classes: int, channels: int = 256, norm: str = "batch", dropout: float = 0.1
     ) -> None:
         super().__init__()
-        self.convolve = nn.Sequential(nn.Conv2d(dim, channels, 3, padding=1, bias=False), _norm(norm, channels))
+        self.convolve = nn.Sequential(nn.Conv2d(dim, channels, 3, padding=1, bias=False), norm_layer(norm, channels))
         self.dropout = Dropout2d(dropout)
         self.classify = nn.Conv2d(channels, num_classes, 1)
 

@@ -9,10 +9,12 @@ import torch.nn.functional as F
 
 from exp.compat import autocast_disabled
 from exp.errors import ConfigError
+from exp.vision.dinov3.backbone import Features
 from exp.vision.dinov3.base import ImageModel
-from exp.vision.dinov3.heads import FcnHead, build_head
+from exp.vision.dinov3.heads import OVER_LEVELS, FcnHead, build_head, head_settings
 from exp.vision.dinov3.inference import Inference
-from exp.vision.dinov3.losses import cross_entropy, dice_loss
+from exp.vision.dinov3.losses import Losses, cross_entropy, named
+from exp.vision.dinov3.pyramid_heads import blocks_of_levels
 
 __all__ = ["Segmenter"]
 
@@ -23,14 +25,21 @@ class Segmenter(ImageModel):
     Args:
         num_classes: of the data (K).
         ignore_index: the label of pixels that do not count.
-        head: ``linear`` or ``upsample`` (:mod:`exp.vision.dinov3.heads`).
-        head_channels: channels of the up-sampling and the auxiliary head.
+        head: ``linear``, ``upsample`` (:mod:`exp.vision.dinov3.heads`), ``upernet`` or ``dpt``
+            (:mod:`exp.vision.dinov3.pyramid_heads`).
+        head_channels: channels of the heads' own layers; a linear one has none.
+        reassemble_channels: see :class:`exp.vision.dinov3.pyramid_heads.DptHead`.
         head_norm: their norm, ``batch`` or ``group``.
         dropout: probability of dropping a channel before a head's last layer.
         auxiliary_weight: weight of the auxiliary head's loss; 0: there is no such head.
         auxiliary_block: the block that it sees, from 0; None: at two thirds of the depth.
-        class_weights: weight of each class in the cross-entropy (K numbers); None: all 1.
-        dice_weight: weight of the Dice loss beside the cross-entropy.
+        class_weights: weight of each class in cross-entropy and focal loss (K numbers); None: all 1.
+        cross_entropy_weight: of the losses see :class:`exp.vision.dinov3.losses.Losses`; the auxiliary head has the
+            cross-entropy alone.
+        focal_weight: see there.
+        focal_gamma: see there.
+        dice_weight: see there.
+        lovasz_weight: see there.
         inference: ``slide`` (windows, as large as training crops) or ``whole`` images.
         window: side of a window in pixels.
         overlap: share of a window that the next one covers again, below 1.
@@ -42,20 +51,23 @@ class Segmenter(ImageModel):
         ConfigError: the settings do not go together.
     """
 
-    class_weights: torch.Tensor | None
-
     def __init__(
         self,
         num_classes: int,
         ignore_index: int = 255,
         head: str = "upsample",
         head_channels: int = 256,
+        reassemble_channels: Sequence[int] | None = None,
         head_norm: str = "batch",
         dropout: float = 0.1,
         auxiliary_weight: float = 0.0,
         auxiliary_block: int | None = None,
         class_weights: Sequence[float] | None = None,
+        cross_entropy_weight: float = 1.0,
+        focal_weight: float = 0.0,
+        focal_gamma: float = 2.0,
         dice_weight: float = 0.0,
+        lovasz_weight: float = 0.0,
         inference: str = "slide",
         window: int = 512,
         overlap: float = 1 / 3,
@@ -64,17 +76,18 @@ class Segmenter(ImageModel):
         **backbone: Any,
     ) -> None:
         super().__init__(**backbone)
-        if class_weights is not None and len(class_weights) != num_classes:
-            raise ConfigError(
-                f"model.class_weights has {len(class_weights)} numbers, but the data have {num_classes} classes"
-            )
+        if head in OVER_LEVELS and backbone.get("blocks") is None:
+            self.blocks = blocks_of_levels(self.size.depth)
         self.ignore_index = ignore_index
-        self.dice_weight = dice_weight
+        self.losses = Losses(
+            num_classes, ignore_index, class_weights, cross_entropy_weight, focal_weight, focal_gamma, dice_weight,
+            lovasz_weight,
+        )  # fmt: skip
         self.auxiliary_weight = auxiliary_weight
-        weights = None if class_weights is None else torch.tensor(list(class_weights), dtype=torch.float32)
-        self.register_buffer("class_weights", weights, persistent=False)
         dim = self.size.embed_dim
-        self.head = build_head(head, dim * len(self.blocks), num_classes, head_channels, head_norm, dropout)
+        self.head = build_head(
+            head, dim, len(self.blocks), num_classes, head_channels, head_norm, dropout, reassemble_channels
+        )
         self.auxiliary_block = (2 * self.size.depth - 1) // 3 if auxiliary_block is None else auxiliary_block
         if auxiliary_weight:
             if not 0 <= self.auxiliary_block < self.size.depth:
@@ -117,44 +130,45 @@ class Segmenter(ImageModel):
         return self._losses(image, label)
 
     def _logits(self, image: torch.Tensor) -> torch.Tensor:
-        maps = [_map(features.patches) for features in self.features(image, self.blocks)]
+        found = self.features(image, self.blocks)
         with autocast_disabled(image.device.type):
-            return self._to_pixels(self.head(torch.cat(maps, dim=1)), image)
+            return self._to_pixels(self._scores(found), image)
 
     def _losses(self, image: torch.Tensor, label: torch.Tensor) -> dict[str, torch.Tensor]:
         blocks = [*self.blocks, self.auxiliary_block] if self.auxiliary_weight else self.blocks
-        maps = [_map(features.patches) for features in self.features(image, blocks)]
+        found = self.features(image, blocks)
         with autocast_disabled(image.device.type):
-            return self._losses_of(maps, image, label)
+            return self._losses_of(found, image, label)
 
-    def _losses_of(self, maps: list[torch.Tensor], image: torch.Tensor, label: torch.Tensor) -> dict[str, torch.Tensor]:
-        logits = self._to_pixels(self.head(torch.cat(maps[: len(self.blocks)], dim=1)), image)
-        losses = {"loss": self._cross_entropy(logits, label)}
-        if self.dice_weight:
-            losses["loss_dice"] = self.dice_weight * dice_loss(logits, label, self.ignore_index)
+    def _scores(self, found: Sequence[Features]) -> torch.Tensor:
+        """(B, K, cells) of the features of ``self.blocks``."""
+        maps = []
+        for features in found:
+            maps.append(_map(features.patches))
+            if getattr(self.head, "sees_cls", False):
+                maps.append(features.cls[:, :, None, None].expand_as(maps[-1]))
+        return self.head(torch.cat(maps, dim=1))
+
+    def _losses_of(self, found: list[Features], image: torch.Tensor, label: torch.Tensor) -> dict[str, torch.Tensor]:
+        logits = self._to_pixels(self._scores(found[: len(self.blocks)]), image)
+        losses = self.losses(logits, label)
         if self.auxiliary_weight:
-            auxiliary = self._to_pixels(self.auxiliary_head(maps[-1]), image)
-            losses["loss_auxiliary"] = self.auxiliary_weight * self._cross_entropy(auxiliary, label)
-        if len(losses) > 1:
-            losses["loss_ce"] = losses.pop("loss")  # "loss" is the sum of all
-        return losses
+            scores = self._to_pixels(self.auxiliary_head(_map(found[-1].patches)), image)
+            loss = cross_entropy(scores, label, self.ignore_index, self.losses.class_weights)
+            losses["loss_auxiliary"] = self.auxiliary_weight * loss
+        return named(losses)
 
     def settings_of(self, state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
         """Those of the backbone and of the heads."""
         settings = super().settings_of(state)
-        last, first = state.get("head.classify.weight"), state.get("head.stages.0.weight")
+        last = state.get("head.classify.weight")
         if last is not None:
             settings["data.classes"] = f"<{last.shape[0]} names>"
-            settings["model.head"] = "linear" if first is None else "upsample"
-            settings.update(self._blocks_in(state, last.shape[1] if first is None else first.shape[0]))
             settings["model.auxiliary_weight"] = "<above 0>" if "auxiliary_head.classify.weight" in state else 0.0
-        if first is not None:
-            settings["model.head_channels"] = first.shape[1]
-            settings["model.head_norm"] = "batch" if "head.stages.1.running_mean" in state else "group"
+            head = head_settings(state)
+            settings.update({key: value for key, value in head.items() if key != "width"})
+            settings.update(self._blocks_in(state, head["width"]))
         return settings
-
-    def _cross_entropy(self, logits: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
-        return cross_entropy(logits, label, self.ignore_index, self.class_weights)
 
     def _to_pixels(self, scores: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
         """Interpolate (B, K, cells) to (B, K, H, W); what lies over the padding to whole patches is cut off."""

@@ -1,0 +1,13 @@
+"""Commands of the page on tuning run as they are written."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.docs.reader import try_pages
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_every_command_runs_as_it_is_written(tmp_path):
+    try_pages(tmp_path, "tuning")
