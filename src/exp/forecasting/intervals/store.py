@@ -33,7 +33,7 @@ def digest_of(model: nn.Module) -> str:
 
 
 def folders(session: Session) -> list[Path]:
-    """Where a calibration is looked for and kept: ``intervals/`` of the run whose weights these are, and of this one."""
+    """Where a calibration is looked for and kept: ``intervals/`` of the run of the weights, and of this one."""
     own = session.folder.path / "intervals"
     if session.weights is None:
         return [own]
