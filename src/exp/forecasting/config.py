@@ -10,6 +10,7 @@ from omegaconf import MISSING
 from exp.plugins import Family, Plugin
 
 __all__ = [
+    "EvalKeys",
     "ForecastingDataConfig",
     "ForecastingModelConfig",
     "IntervalKeys",
@@ -144,6 +145,15 @@ class IntervalKeys:
 
 
 @dataclass
+class EvalKeys(IntervalKeys):
+    """Of task=eval, for forecasts."""
+
+    intervals_adapt: float = 0.0
+    """How fast intervals follow the errors that have become known, in the order of time, such as 0.01: figures of
+    their own, beside those of intervals that stay as they are; 0: none."""
+
+
+@dataclass
 class PredictKeys(IntervalKeys):
     """Of task=predict, for forecasts."""
 
@@ -165,6 +175,6 @@ plugin = Plugin(
         "model/timebridge_prior": TimeBridgePriorConfig,
         "data/forecasting": ForecastingDataConfig,
     },
-    keys={"task/eval": IntervalKeys, "task/predict": PredictKeys},
+    keys={"task/eval": EvalKeys, "task/predict": PredictKeys},
     families={"forecasting": Family(ForecastingModelConfig, ForecastingDataConfig, "timebridge_small", _SMALL)},
 )

@@ -137,7 +137,7 @@ def draw_forecast(forecast: Forecast, names: Sequence[str], channels: Sequence[i
         axes.margins(x=0.01)
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
-    title_and_legend(panels[0], forecast.title)
+    title_and_legend(panels[0], forecast.title, columns=4 + len(forecast.bands))
     if dates is None:
         panels[-1].set_xlabel("time steps from the beginning of the forecast")
     else:

@@ -12,6 +12,7 @@ import torch
 from exp.backends_registry import create_backend
 from exp.engine.distributed import Distributed
 from exp.errors import ConfigError
+from exp.forecasting.intervals.adaptive import AdaptiveMetrics, adapted
 from exp.forecasting.intervals.calibrate import Scores, calibrated_quantiles, calibrated_residuals
 from exp.forecasting.intervals.conformal import OrderedScores, check_levels, quantile_levels, windows_needed
 from exp.forecasting.intervals.intervals import Intervals, Spread
@@ -46,7 +47,7 @@ class Signal(Model):
         super().__init__()
         self.spread, self.factor, self.quantiles = spread, factor, QUANTILES
 
-    def forward(self, x, y=None, mode="tensor"):  # noqa: ARG002
+    def forward(self, x, y=None, mode="tensor"):
         if mode != "spread":
             return x
         said = (SIGMA * self.factor).expand_as(x)
@@ -160,7 +161,7 @@ def test_ranks_are_those_of_the_definition_where_truth_is_missing_too():
 def test_too_few_windows_say_how_many_would_do():
     assert [windows_needed(level) for level in (0.5, 0.8, 0.9, 0.95, 0.99)] == [1, 4, 9, 19, 99]
     calibrated_residuals(scores(gaussian, count=19), LEVELS)
-    with pytest.raises(ConfigError, match="18 validation windows .* and 19 are needed"):
+    with pytest.raises(ConfigError, match=r"18 validation windows .* and 19 are needed"):
         calibrated_residuals(scores(gaussian, count=18), LEVELS)
     with pytest.raises(ConfigError, match=r"80 is no share between 0 and 1, such as 0.8; 0.80 for 80 %"):
         check_levels([80])
@@ -236,3 +237,44 @@ def test_two_processes_measure_as_one(ranks):
     for found in ranks(script, world_size=2):
         assert found == one
     assert one[0]["coverage_50"] == pytest.approx(25 / 42, abs=0.03)
+
+
+def by_definition(scores, first, level, rate):
+    """One step after the other, without anything that is not known yet."""
+    windows, horizon = scores.shape
+    inside = np.full((windows, horizon), np.nan)
+    for step in range(horizon):
+        half, misses = [float(first[step])], {}
+        for window in range(windows):
+            if window - step - 1 >= 0:  # the truth of this step of that window is the last row that is known
+                missed = misses[window - step - 1]
+                half.append(max(half[-1] + rate * float(first[step]) * (missed - (1 - level)), 0.0))
+            misses[window] = scores[window, step] > half[-1]
+            inside[window, step] = not misses[window]
+    return inside.sum(axis=0)
+
+
+def test_adapted_intervals_use_only_what_is_known():
+    scores = np.abs(np.random.default_rng(0).normal(size=(200, 5))).astype(np.float32)
+    first = np.linspace(0.2, 2.0, 5).astype(np.float32)
+    inside, _ = adapted(scores[..., None], first[:, None], 0.8, 0.05)
+    assert inside[:, 0].tolist() == by_definition(scores, first, 0.8, 0.05).tolist()
+
+
+@pytest.mark.parametrize("factor", [0.5, 3.0])
+def test_adapted_intervals_follow_a_drift(factor):
+    """Calibrated on errors of another size than those of the test."""
+    given = scores(gaussian)
+    found = calibrated_residuals(given, LEVELS)
+    intervals = Intervals("residuals", LEVELS, found.taus, torch.from_numpy(found.offsets), adapts=0.02)
+    test = Windows(4000, lambda *how: factor * gaussian(*how), seed=1)
+    results = []
+    for size, budget in ((4000, 2**28), (300, 1)):
+        metrics = AdaptiveMetrics(intervals, 0.02, budget)
+        order = torch.randperm(4000, generator=torch.Generator().manual_seed(size))  # ranks have any share
+        for index in order.split(size):
+            metrics.update(test.x[index], {"y": test.y[index], "index": index})
+        results.append(metrics.compute(Distributed()))
+    assert results[0] == pytest.approx(results[1], rel=1e-9)
+    for level in LEVELS:
+        assert abs(results[0][f"coverage_{100 * level:g}_adaptive"] - level) < 0.03

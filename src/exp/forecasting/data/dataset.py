@@ -152,7 +152,12 @@ class ForecastingData(StandardisedSeries, Data):
             return errors
         from exp.forecasting.intervals.metrics import IntervalMetrics
 
-        return [errors, IntervalMetrics(self.intervals, names, self.mean, self.std)]
+        metrics: list[Metric] = [errors, IntervalMetrics(self.intervals, names, self.mean, self.std)]
+        if self.intervals.adapts:
+            from exp.forecasting.intervals.adaptive import AdaptiveMetrics
+
+            metrics.append(AdaptiveMetrics(self.intervals, self.intervals.adapts, self.intervals.budget))
+        return metrics
 
     def predict(self, session: Session, model: Any) -> Prediction:
         """Forecasts as files and pictures (:func:`exp.forecasting.predict.predict`)."""

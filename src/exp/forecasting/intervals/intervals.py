@@ -77,6 +77,8 @@ class Intervals:
         spread: of a model that says it; None with residuals.
         calibrated: whether ``offsets`` come from the validation part.
         record: what the result of a run says of them.
+        adapts: how fast they adapt, measured beside them (:mod:`exp.forecasting.intervals.adaptive`); 0: not at all.
+        budget: bytes that this may take.
     """
 
     def __init__(
@@ -88,11 +90,14 @@ class Intervals:
         spread: Spread | None = None,
         calibrated: bool = True,
         record: dict[str, Any] | None = None,
+        adapts: float = 0.0,
+        budget: int = 2**28,
     ) -> None:
         self.kind, self.levels, self.taus = kind, list(levels), list(taus)
         self.offsets = offsets
         self.calibrated = calibrated
         self.record = record or {}
+        self.adapts, self.budget = adapts, budget
         self._spread = spread
         self._numbers = {round(tau, 6): number for number, tau in enumerate(self.taus)}
 
@@ -100,6 +105,10 @@ class Intervals:
     def gaussian(self) -> bool:
         """Whether each forecast is a Gaussian."""
         return self.kind == "std" and not self.calibrated
+
+    def number(self, tau: float) -> int:
+        """The place of a quantile level in ``taus``."""
+        return self._numbers[round(tau, 6)]
 
     def spread(self, batch: dict[str, Any]) -> torch.Tensor | None:
         """What the model says of a batch (:class:`Spread`); None with residuals."""
@@ -127,7 +136,7 @@ class Intervals:
     def bands(self, forecast: torch.Tensor, spread: torch.Tensor | None) -> Iterator[Band]:
         """The intervals asked for, one after the other; arguments as for :meth:`quantile`."""
         for level in self.levels:
-            ends = [self._numbers[round((1.0 + sign * level) / 2.0, 6)] for sign in (-1, 1)]
+            ends = [self.number((1.0 + sign * level) / 2.0) for sign in (-1, 1)]
             lower, upper = (self.quantile(number, forecast, spread) for number in ends)
             if self.kind == "quantiles" and self.calibrated:
                 # A correction may be negative: ends that would pass one another meet at the forecast.

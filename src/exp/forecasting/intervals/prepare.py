@@ -46,6 +46,7 @@ def prepare(session: Session, data: Any, model: Any) -> Intervals | None:
         raise ConfigError(f"task.intervals_memory_mb={task.intervals_memory_mb} must be at least 1")
     model = unwrapped(model).to(session.device).eval()
     kind = _kind(task, model)
+    rate = _rate(task, kind)
     if task.intervals_signed and kind == "quantiles":
         raise ConfigError("task.intervals_signed=true is for residuals; a model's own quantiles differ by side anyway")
     spread = None if kind == RESIDUALS else Spread(session, model)
@@ -61,7 +62,25 @@ def prepare(session: Session, data: Any, model: Any) -> Intervals | None:
     found = _calibration(session, data, model, kind, levels, spread)
     record = {"from": kind, "levels": levels, "signed": bool(task.intervals_signed), "calibrated_on": "val"}
     record.update(windows=found.windows, of=found.of)
-    return Intervals(kind, levels, found.taus, torch.from_numpy(found.offsets), spread, record=record)
+    if rate:
+        record["adapts"] = rate
+    budget = int(task.intervals_memory_mb) * 2**20
+    return Intervals(
+        kind, levels, found.taus, torch.from_numpy(found.offsets), spread, record=record, adapts=rate, budget=budget
+    )
+
+
+def _rate(task: Any, kind: str) -> float:
+    """``task.intervals_adapt``, which only an evaluation has."""
+    rate = float(task.get("intervals_adapt") or 0.0)
+    if not 0.0 <= rate < 1.0:
+        raise ConfigError(f"task.intervals_adapt={rate:g} must be from 0 (off) to below 1, such as 0.01")
+    if rate and (kind != RESIDUALS or task.intervals_signed):
+        raise ConfigError(
+            f"task.intervals_adapt={rate:g} is for intervals from absolute residuals: set "
+            f"task.intervals_from={RESIDUALS} and task.intervals_signed=false"
+        )
+    return rate
 
 
 def _kind(task: Any, model: Any) -> str:
