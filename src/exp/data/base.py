@@ -167,6 +167,15 @@ class Data(abc.ABC):
         """
         return {}
 
+    def calibrate(self, session: Session, model: Any) -> None:
+        """Before ``task=eval`` asks for :meth:`metrics`: find out what they need to know of the model, such as how wide
+        its intervals are; on every rank.
+
+        Args:
+            session: the session.
+            model: with its weights, not wrapped; on the CPU, or moved to the session's device.
+        """
+
     def ranking(self) -> SampleMetric | None:
         """The figure by which ``task=eval`` finds the worst and the best samples to draw; None: it draws none.
 

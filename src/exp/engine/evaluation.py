@@ -33,6 +33,7 @@ def evaluate(session: Session) -> dict[str, Any]:
     record_environment(session)
     data = build_data(session)
     model = build_model(session, data)
+    data.calibrate(session, model)
     loader = share_loader(split_in_use(session, data, "test"), data, session)
     evaluator = build_evaluator(session, data, detailed=True)
     task = session.config.task

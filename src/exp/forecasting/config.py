@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any, List, Optional
 
 from omegaconf import MISSING
 
 from exp.plugins import Family, Plugin
 
 __all__ = [
+    "EvalKeys",
     "ForecastingDataConfig",
     "ForecastingModelConfig",
+    "IntervalKeys",
     "PredictKeys",
     "TimeBridgeConfig",
     "TimeBridgePriorConfig",
@@ -65,6 +67,9 @@ class TimeBridgeConfig(ForecastingModelConfig):
     dropout: float = 0.0
     alpha: float = 0.35
     """Weight of the frequency part of the loss."""
+    quantiles: Optional[List[float]] = None
+    """Quantile levels that heads are trained for, such as ``[0.025,0.1,0.5,0.9,0.975]``; 0.5 is the forecast. null:
+    the forecast alone."""
 
 
 @dataclass
@@ -123,7 +128,33 @@ class ForecastingDataConfig:
 
 
 @dataclass
-class PredictKeys:
+class IntervalKeys:
+    """Of task=eval and task=predict, for forecasts: how sure they are (``docs/intervals.md``)."""
+
+    intervals: Optional[List[float]] = None
+    """Coverages of the intervals around forecasts, such as ``[0.8,0.95]``; null: none."""
+    intervals_from: Optional[str] = None
+    """``residuals``: of the validation part, for any model; ``model``: its own quantiles or standard deviations;
+    null: its quantiles where it has some, else residuals."""
+    intervals_rescaled: bool = False
+    """Whether what the model says is corrected on the validation part."""
+    intervals_signed: bool = False
+    """Whether both ends get a quantile of their own, not that of the absolute residual."""
+    intervals_memory_mb: int = 256
+    """MiB for residuals; where all validation windows take more, evenly spread ones are used."""
+
+
+@dataclass
+class EvalKeys(IntervalKeys):
+    """Of task=eval, for forecasts."""
+
+    intervals_adapt: float = 0.0
+    """How fast intervals follow the errors that have become known, in the order of time, such as 0.01: figures of
+    their own, beside those of intervals that stay as they are; 0: none."""
+
+
+@dataclass
+class PredictKeys(IntervalKeys):
     """Of task=predict, for forecasts."""
 
     num_windows: int = 4
@@ -144,6 +175,6 @@ plugin = Plugin(
         "model/timebridge_prior": TimeBridgePriorConfig,
         "data/forecasting": ForecastingDataConfig,
     },
-    keys={"task/predict": PredictKeys},
+    keys={"task/eval": EvalKeys, "task/predict": PredictKeys},
     families={"forecasting": Family(ForecastingModelConfig, ForecastingDataConfig, "timebridge_small", _SMALL)},
 )

@@ -7,15 +7,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
 
 from exp.draw.figure import as_it_is, label, new_figure, title_and_legend
 from exp.errors import ConfigError
+from exp.forecasting.intervals.conformal import percent
 
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
     from matplotlib.figure import Figure
 
+    from exp.forecasting.intervals.intervals import Band
+
 __all__ = ["Forecast", "Page", "draw_forecast", "pages"]
 
 _HORIZONS = 3  # of history, at most
+_BANDS = ("#ffc48a", "#ffe3c7", "#fff3e6")  # from the narrowest interval on; opaque, so that each keeps its own colour
 _LONGEST_NAME = 80  # characters of a file's name
 _UNSAFE = re.compile(r"[^\w.+-]+")
 
@@ -29,6 +33,7 @@ class Forecast(NamedTuple):
         forecast: (H, C).
         truth: (H, C); None: nobody knows yet.
         dates: of the L + H rows; None where the file has none.
+        bands: intervals around the forecast, (H, C) each, ascending.
     """
 
     title: str
@@ -36,6 +41,7 @@ class Forecast(NamedTuple):
     forecast: np.ndarray
     truth: np.ndarray | None
     dates: pd.DatetimeIndex | None
+    bands: Sequence[Band] = ()
 
 
 class Page(NamedTuple):
@@ -115,13 +121,23 @@ def draw_forecast(forecast: Forecast, names: Sequence[str], channels: Sequence[i
         if forecast.truth is not None:
             known = [past[-1], *forecast.truth[:, channel]]
             axes.plot(times[shown - 1 :], known, color="black", linewidth=1.2, label="truth")
+        for number, band in enumerate(reversed(forecast.bands)):  # the widest below, and the palest
+            axes.fill_between(
+                times[shown:],
+                band.lower[:, channel],
+                band.upper[:, channel],
+                facecolor=_BANDS[min(len(forecast.bands) - 1 - number, len(_BANDS) - 1)],
+                edgecolor="none",
+                label=f"{percent(band.level)} %",
+                zorder=1,
+            )
         axes.plot(times[shown:], forecast.forecast[:, channel], color="tab:orange", linewidth=1.6, label="forecast")
         axes.axvline(times[shown], color="0.8", linewidth=0.8)
         as_it_is(axes.set_ylabel(label(names[channel])))
         axes.margins(x=0.01)
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
-    title_and_legend(panels[0], forecast.title)
+    title_and_legend(panels[0], forecast.title, columns=4 + len(forecast.bands))
     if dates is None:
         panels[-1].set_xlabel("time steps from the beginning of the forecast")
     else:

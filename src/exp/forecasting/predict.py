@@ -11,7 +11,10 @@ from exp.data.base import Prediction
 from exp.engine.distributed import Distributed
 from exp.engine.outputs import batch_outputs
 from exp.engine.plots import PictureWriter
+from exp.forecasting.intervals.conformal import percent
+from exp.forecasting.intervals.intervals import Band
 from exp.forecasting.pictures import Forecast, draw_forecast, pages
+from exp.metrics import Evaluator
 from exp.runfolder import write_atomically
 
 if TYPE_CHECKING:
@@ -30,9 +33,10 @@ _MEASURED_ON = "plotted windows"
 def predict(session: Session, data: Any, model: Any) -> Prediction:
     """Forecast windows spread over the test split, and what follows the last row of the file.
 
-    Rank 0 does the work: it is a few windows. Writes ``forecasts/window_<n>.csv`` (date, and per channel forecast and
-    truth), ``forecasts/future.csv`` (no truth yet), and, of the channels asked for, ``plots/window_<n>_<channels>.png``
-    and ``plots/future_<channels>.png``. New rows that are too few for a window with truth give the future alone.
+    Rank 0 does the work: it is a few windows. Writes ``forecasts/window_<n>.csv`` (date, and per channel forecast,
+    ends of intervals and truth), ``forecasts/future.csv`` (no truth yet), and, of the channels asked for,
+    ``plots/window_<n>_<channels>.png`` and ``plots/future_<channels>.png``. New rows that are too few for a window with
+    truth give the future alone.
 
     Args:
         session: the session.
@@ -64,14 +68,16 @@ def _forecast(session: Session, data: Any, model: Any, drawn: Sequence[Page]) ->
             f"{data.lookback + data.horizon}): only what follows them is forecast"
         )
     window, dates = data.future_window()
-    forecast = _in_file_units(data, batch_outputs(session, model, window))[0]
+    outputs = batch_outputs(session, model, window)
+    forecast = _in_file_units(data, outputs)[0]
+    bands = _of_row(_bands(data, outputs, window), 0)
     path = folder.forecasts / "future.csv"
-    _write_csv(path, data.names, dates, forecast, None)
+    _write_csv(path, data.names, dates, forecast, None, bands)
     files.append(str(path.relative_to(folder.path)))
     known = None if dates is None else data.dates[-data.lookback :].append(dates)
     begins = "" if dates is None else f", from {dates[0]}"
     future = Forecast(f"{data.name}: what follows the last row{begins}", _in_file_units(data, window["x"])[0], forecast,
-                      None, known)  # fmt: skip
+                      None, known, bands)  # fmt: skip
     return {**metrics, "windows": count}, files + _draw(writer, "future", future, data.names, drawn)
 
 
@@ -84,19 +90,21 @@ def _windows(
     batch = data.test[indices]
     outputs = batch_outputs(session, model, batch)
     forecasts, truths, histories = (_in_file_units(data, values) for values in (outputs, batch["y"], batch["x"]))
-    metrics = data.metrics()
+    own = data.metrics()
+    metrics = Evaluator(own if isinstance(own, list) else [own])
     metrics.update(outputs, batch)
+    bands = _bands(data, outputs, batch)
     files = []
     for row, index in enumerate(indices.tolist()):
         dates = data.dates_of("test", index)
         path = folder.forecasts / f"window_{index:05d}.csv"
-        _write_csv(path, data.names, dates, forecasts[row], truths[row])
+        _write_csv(path, data.names, dates, forecasts[row], truths[row], _of_row(bands, row))
         files.append(str(path.relative_to(folder.path)))
         first = data.rows["test"].start + index
         all_dates = None if dates is None else data.dates[first : first + data.lookback + data.horizon]
         begins = "" if dates is None else f", forecast from {dates[0]}"
         title = f"{data.name}: test window {index}{begins}"
-        window = Forecast(title, histories[row], forecasts[row], truths[row], all_dates)
+        window = Forecast(title, histories[row], forecasts[row], truths[row], all_dates, _of_row(bands, row))
         files += _draw(writer, f"window_{index:05d}", window, data.names, drawn)
     return metrics.compute(Distributed()), files  # of this rank alone: the others take no part
 
@@ -105,12 +113,28 @@ def _draw(writer: PictureWriter, name: str, window: Forecast, names: list[str], 
     return writer.write_all({f"{name}_{page.name}.png": draw_forecast(window, names, page.channels) for page in drawn})
 
 
+def _bands(data: Any, outputs: torch.Tensor, batch: dict[str, Any]) -> list[Band]:
+    """The intervals of forecasts, (B, H, C) in the units of the file; none where none are asked for."""
+    intervals = data.intervals
+    if intervals is None:
+        return []
+    spread = intervals.spread(batch)
+    found = intervals.bands(outputs.float(), None if spread is None else spread.cpu())
+    return [Band(level, *(_in_file_units(data, end) for end in (lower, upper))) for level, lower, upper in found]
+
+
+def _of_row(bands: Sequence[Band], row: int) -> list[Band]:
+    return [Band(band.level, band.lower[row], band.upper[row]) for band in bands]
+
+
 def _in_file_units(data: Any, values: torch.Tensor) -> np.ndarray:
     array: np.ndarray = data.to_original_units(values.double()).numpy()  # on the CPU, where float64 costs nothing
     return array
 
 
-def _write_csv(path: Path, names: list[str], dates: Any, forecast: np.ndarray, truth: np.ndarray | None) -> None:
+def _write_csv(
+    path: Path, names: list[str], dates: Any, forecast: np.ndarray, truth: np.ndarray | None, bands: Sequence[Band]
+) -> None:
     import pandas as pd
 
     # Columns side by side, not by name: a series may be called "step", or as another one with "_truth".
@@ -119,6 +143,9 @@ def _write_csv(path: Path, names: list[str], dates: Any, forecast: np.ndarray, t
     for channel, name in enumerate(names):
         columns.append(forecast[:, channel])
         titles.append(name)
+        for band in bands:
+            columns += [band.lower[:, channel], band.upper[:, channel]]
+            titles += [f"{name}_{end}{percent(band.level)}" for end in ("lo", "hi")]
         if truth is not None:
             columns.append(truth[:, channel])
             titles.append(f"{name}_truth")

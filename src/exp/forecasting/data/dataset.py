@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from exp.data.fingerprint import Fingerprint
-    from exp.forecasting.metrics import ForecastMetrics
+    from exp.forecasting.intervals.intervals import Intervals
+    from exp.metrics import Metric
     from exp.session import Session
 
 __all__ = ["ForecastingData"]
@@ -35,6 +36,7 @@ class ForecastingData(StandardisedSeries, Data):
 
     Attributes:
         num_marks: number of time features (M).
+        intervals: around forecasts (:meth:`calibrate`); None: none are asked for.
         tested_on: the part that metrics are of in the end.
 
     Args:
@@ -60,6 +62,7 @@ class ForecastingData(StandardisedSeries, Data):
     """
 
     num_marks = NUM_TIME_FEATURES
+    intervals: Intervals | None = None
     tested_on = "test"
 
     def __init__(
@@ -127,21 +130,40 @@ class ForecastingData(StandardisedSeries, Data):
             raise DataError(f"{self.path}: all its rows are new; it has no part for {part}")
         return WindowDataset(self._values, self._marks, self.rows[part], self.lookback, self.horizon, self._resident)
 
-    def metrics(self, detailed: bool = False) -> ForecastMetrics:
+    def calibrate(self, session: Session, model: Any) -> None:
+        """Intervals around forecasts, where ``task.intervals`` asks for them (:mod:`exp.forecasting.intervals`)."""
+        if session.config.task.get("intervals"):
+            from exp.forecasting.intervals.prepare import prepare
+
+            self.intervals = prepare(session, self, model)
+
+    def metrics(self, detailed: bool = False) -> Metric | list[Metric]:
         """A new accumulator of this data set's metrics: of standardised values, as they are published, and beside them
-        in the units of the file.
+        in the units of the file; and of the intervals, once they are prepared.
 
         Args:
             detailed: also errors per series and per step of the horizon.
         """
         from exp.forecasting.metrics import ForecastMetrics
 
-        return ForecastMetrics(self.names if detailed else None, self.std)
+        names = self.names if detailed else None
+        errors = ForecastMetrics(names, self.std)
+        if self.intervals is None:
+            return errors
+        from exp.forecasting.intervals.metrics import IntervalMetrics
+
+        metrics: list[Metric] = [errors, IntervalMetrics(self.intervals, names, self.mean, self.std)]
+        if self.intervals.adapts:
+            from exp.forecasting.intervals.adaptive import AdaptiveMetrics
+
+            metrics.append(AdaptiveMetrics(self.intervals, self.intervals.adapts, self.intervals.budget))
+        return metrics
 
     def predict(self, session: Session, model: Any) -> Prediction:
         """Forecasts as files and pictures (:func:`exp.forecasting.predict.predict`)."""
         from exp.forecasting.predict import predict
 
+        self.calibrate(session, model)
         return predict(session, self, model)
 
     def record(self, gather: Callable[[Any], list[Any]]) -> dict[str, Any]:
@@ -156,6 +178,8 @@ class ForecastingData(StandardisedSeries, Data):
             content["irregular_steps"] = self.rhythm.irregular
             if self.rhythm.irregular:
                 content["notes"] = self.notes
+        if self.intervals is not None:
+            content["intervals"] = self.intervals.record
         return content
 
     def dates_of(self, part: str, index: int) -> pd.DatetimeIndex | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect
-from typing import Any, Mapping
+from typing import Any, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -18,6 +18,7 @@ from exp.forecasting.timebridge.layers import (
     PatchEmbedding,
 )
 from exp.forecasting.timebridge.loss import TimeFrequencyLoss
+from exp.forecasting.timebridge.quantiles import MEDIAN, check_quantiles, quantile_loss, uncrossed
 from exp.forecasting.timebridge.shapes import timebridge_settings
 from exp.models.base import Model
 
@@ -52,6 +53,7 @@ class TimeBridge(Model):
         attention_dropout: probability of dropping an attention weight.
         dropout: probability of dropping an element elsewhere.
         alpha: weight of the frequency part of the loss.
+        quantiles: levels, ascending, of heads beside the forecast, which is the one at 0.5; None: the forecast alone.
 
     Raises:
         ConfigError: the settings do not go together; the message gives the nearest ones that do.
@@ -77,6 +79,7 @@ class TimeBridge(Model):
         attention_dropout: float = 0.15,
         dropout: float = 0.0,
         alpha: float = 0.35,
+        quantiles: Sequence[float] | None = None,
     ) -> None:
         super().__init__()
         require_at_least(1, channels=channels, horizon=horizon, time_features=time_features, period=period,
@@ -117,6 +120,13 @@ class TimeBridge(Model):
         self.token_elements = patches_out * d_model
         self.decoder = nn.Sequential(nn.Flatten(-2), nn.Linear(self.token_elements, horizon, bias=False))
         self.loss = TimeFrequencyLoss(horizon, alpha)
+        self.quantiles = None if quantiles is None else check_quantiles(quantiles)
+        self.spread: str | None = None
+        if self.quantiles is not None:
+            self.spread = "quantiles"
+            self.horizon = horizon
+            heads = (len(self.quantiles) - 1) * horizon
+            self.quantile_decoder = nn.Sequential(nn.Flatten(-2), nn.Linear(self.token_elements, heads, bias=False))
 
     def sharded_units(self) -> list[nn.Module]:
         """The encoder's layers; those of a second encoder, too (``wrapper=fsdp``)."""
@@ -138,10 +148,12 @@ class TimeBridge(Model):
             marks: (B, L, M), time features in [-0.5, 0.5]; not read without Cointegrated Attention.
             y: (B, H, C), the truth; only for the loss.
             index: (B,), number of each window; part of a batch, not used.
-            mode: ``"loss"``, ``"predict"`` or ``"tensor"`` (:class:`exp.models.base.Model`).
+            mode: ``"loss"``, ``"predict"`` or ``"tensor"`` (:class:`exp.models.base.Model`); ``"spread"`` where
+                ``spread`` is set (:class:`exp.forecasting.intervals.intervals.Spread`).
 
         Returns:
-            ``{"loss": <0-dim float32 tensor>}``, or the forecast (B, H, C) for the other modes.
+            ``{"loss": <0-dim float32 tensor>}``; the forecast (B, H, C); or how sure it is, such as quantiles
+            (B, H, C, Q).
 
         Raises:
             ValueError: ``mode`` is unknown, or the loss is asked for without ``y``.
@@ -149,6 +161,8 @@ class TimeBridge(Model):
         del index
         if mode in ("predict", "tensor"):
             return self._forecast(x, marks)
+        if mode == "spread" and self.spread is not None:
+            return self.spread_of(x, marks)
         if mode != "loss":
             raise ValueError(f"mode={mode!r} is not one of 'loss', 'predict', 'tensor'")
         if y is None:
@@ -157,7 +171,30 @@ class TimeBridge(Model):
 
     def losses(self, x: torch.Tensor, marks: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
         """The terms of the loss by name, 0-dim each; arguments as for :meth:`forward`."""
-        return {"loss": self.loss(self._forecast(x, marks), y)}
+        if self.quantiles is None:
+            return {"loss": self.loss(self._forecast(x, marks), y)}
+        series, mean, std = standardised(x)
+        forecast, others = self._heads(self.encode(series, marks), mean, std)
+        levels = [tau for tau in self.quantiles if tau != MEDIAN]
+        return {
+            "loss_forecast": self.loss(forecast, y),
+            "loss_quantiles": quantile_loss([y - other for other in others], levels),
+        }
+
+    def spread_of(self, x: torch.Tensor, marks: torch.Tensor) -> torch.Tensor:
+        """Quantiles (B, H, C, Q) around the forecast, none across another; arguments as for :meth:`forward`."""
+        assert self.quantiles is not None
+        series, mean, std = standardised(x)
+        forecast, others = self._heads(self.encode(series, marks), mean, std)
+        return torch.stack(uncrossed(forecast, others, self.quantiles.index(MEDIAN)), dim=-1)
+
+    def _heads(
+        self, tokens: torch.Tensor, mean: torch.Tensor, std: torch.Tensor
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """The forecast and the other quantiles, as they come, (B, H, C) each."""
+        forecast = in_float32(self.decoder, tokens).transpose(1, 2) * std + mean
+        others = in_float32(self.quantile_decoder, tokens).split(self.horizon, dim=-1)
+        return forecast, [forecast + other.transpose(1, 2) * std for other in others]
 
     def _forecast(self, x: torch.Tensor, marks: torch.Tensor) -> torch.Tensor:
         series, mean, std = standardised(x)
@@ -179,8 +216,8 @@ class TimeBridge(Model):
         return tokens[:, : self.channels]
 
     def may_start_anew(self, name: str) -> bool:
-        """The layer that makes forecasts of the tokens: it depends on the horizon."""
-        return name.startswith("decoder.")
+        """The layers that make forecasts of the tokens: they depend on the horizon."""
+        return name.startswith(("decoder.", "quantile_decoder."))
 
     def settings_of(self, state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
         """Widths, layers, lookback and horizon; see :meth:`exp.models.base.Model.settings_of`."""

@@ -88,6 +88,11 @@ class TimeBridgePrior(TimeBridge):
         sampling: bool = True,
         **timebridge: Any,
     ) -> None:
+        if timebridge.get("quantiles") is not None:
+            raise ConfigError(
+                "model.quantiles: the variant with a prior says by its variance how sure it is; leave them out, or use "
+                "model=timebridge"
+            )
         super().__init__(**timebridge)
         channels, lookback = timebridge["channels"], timebridge["lookback"]
         if not 0.0 <= stationary_share <= 1.0:
@@ -114,6 +119,7 @@ class TimeBridgePrior(TimeBridge):
         self.past_decoder = _head(self.token_elements, lookback)
         self.past_loss = TimeFrequencyLoss(lookback, self.loss.alpha)
         if prior or sampling:
+            self.spread = "std"
             self.scale = TimeBridge(**timebridge)
             self.past_scale = _head(self.token_elements, lookback)
             self._initial_shift = torch.tensor(float(initial_log_variance))
@@ -161,6 +167,16 @@ class TimeBridgePrior(TimeBridge):
         self._frozen = epoch >= self.regime_epochs
         if self._frozen and self.prior and self.stationary < self.channels:
             self.regimes.freeze()
+
+    def spread_of(self, x: torch.Tensor, marks: torch.Tensor) -> torch.Tensor:
+        """Standard deviation of each latent of the horizon around the forecast, (B, H, C), in the units of ``x``.
+
+        That is what q(z | x) says: of latents, which training keeps as close to the series as its loss asks. It is not
+        fitted to the residuals, and may be far from them.
+        """
+        series, _, std = standardised(x)
+        log_variance = in_float32(self.scale.decoder, self.scale.encode(series, marks)).transpose(1, 2)
+        return torch.exp(0.5 * (log_variance + self.log_variance_shift)) * std
 
     def losses(self, x: torch.Tensor, marks: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
         """The terms, weighted; arguments as for :meth:`forward`.

@@ -40,6 +40,8 @@ def timebridge_settings(state: _State) -> dict[str, Any]:
     settings.update({f"model.{kind}_layers": count for kind, count in kinds.items()})
     settings["model.num_patches_out"] = None if patches_out == patches else patches_out
     settings.update({"data.lookback": patches * period, "data.horizon": head.shape[0]})
+    others = state.get("quantile_decoder.1.weight")
+    settings["model.quantiles"] = None if others is None else f"<{others.shape[0] // head.shape[0] + 1} levels>"
     return settings
 
 

@@ -1,0 +1,158 @@
+"""How good intervals are: coverage, width, continuous ranked probability score, weighted quantile loss."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Sequence
+
+import torch
+
+from exp.forecasting.intervals.conformal import percent, trapezoid_weights
+from exp.metrics import Metric, Table
+
+if TYPE_CHECKING:
+    from exp.engine.distributed import Distributed
+    from exp.forecasting.intervals.intervals import Intervals
+
+__all__ = ["IntervalMetrics", "gaussian_crps", "pinball"]
+
+
+def pinball(error: torch.Tensor, tau: float) -> torch.Tensor:
+    """``max(tau * error, (tau - 1) * error)`` for ``error = truth - quantile`` (Koenker and Bassett, Econometrica
+    46(1), 1978).
+    """
+    return torch.maximum(tau * error, (tau - 1.0) * error)
+
+
+def gaussian_crps(error: torch.Tensor, std: torch.Tensor) -> torch.Tensor:
+    """Continuous ranked probability score of a Gaussian (Gneiting and Raftery, JASA 102(477), 2007, eq. 21).
+
+    Args:
+        error: truth less mean.
+        std: of the same shape, above 0.
+    """
+    z = error / std
+    density = torch.exp(-0.5 * z * z) * (2.0 / math.sqrt(2.0 * math.pi))
+    return std * (z * torch.erf(z / math.sqrt(2.0)) + density - 1.0 / math.sqrt(math.pi))
+
+
+class IntervalMetrics(Metric):
+    """Of intervals and the quantiles that go with them, over all windows, steps and channels whose truth is known.
+
+    - ``coverage_80``: share of true values within the interval of 80 %, and ``width_80``: its mean width;
+    - ``crps``: continuous ranked probability score (Gneiting and Raftery 2007), ``2 * integral of the pinball loss over
+      quantile levels``: exact for a Gaussian, else by trapezoids over the levels there are, with 0 at levels 0 and 1.
+      Few levels make it too small: compare it among equal levels;
+    - ``wql``: mean weighted quantile loss, as in GluonTS (Alexandrov et al., JMLR 21(116), 2020): the mean over
+      quantile levels of ``2 * sum of pinball losses / sum of |truth|``, in the units of the file.
+
+    Sums are made as those of :class:`exp.forecasting.metrics.ForecastMetrics`: float32 within a window, on the device,
+    and float64 over windows: equal for any batch size and world size to the last digits.
+
+    Args:
+        intervals: what is measured.
+        series: their names, for tables by channel and step; None: only the totals.
+        mean: of the series in the units of the file, float64 (C,).
+        std: likewise.
+    """
+
+    def __init__(
+        self, intervals: Intervals, series: Sequence[str] | None, mean: torch.Tensor, std: torch.Tensor
+    ) -> None:
+        self.intervals = intervals
+        self.series = series
+        self.std = std
+        levels = [percent(level) for level in intervals.levels]
+        self._of_level = [f"{what}_{level}" for level in levels for what in ("coverage", "width")]
+        in_file = [f"width_{level}_file_units" for level in levels]
+        self.names = [*self._of_level, *in_file, "crps", "crps_file_units", "wql"]
+        self.units = dict.fromkeys(("crps", *(f"width_{level}" for level in levels)), "standardised")
+        # Relative to the largest, so that float32 carries them.
+        self._largest = float(std.max())
+        self._scale, self._shift = (std / self._largest).float(), (mean / self._largest).float()
+        self._weights = [2.0 * weight for weight in trapezoid_weights(intervals.taus)]
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._windows: list[torch.Tensor] = []
+        self._positions: list[torch.Tensor] = []
+        self._found: list[Table] = []
+
+    def update(self, outputs: torch.Tensor, batch: dict[str, Any]) -> None:
+        """Take in one batch.
+
+        Args:
+            outputs: forecasts (B, H, C), any floating dtype.
+            batch: its ``y`` (B, H, C) is the truth; nan: not known.
+        """
+        forecast = outputs.float()
+        if self._scale.device != forecast.device:
+            self._scale, self._shift = self._scale.to(forecast.device), self._shift.to(forecast.device)
+        given = batch["y"]
+        known = (given == given).float()
+        truth = torch.where(known > 0, given, forecast)
+        spread = self.intervals.spread(batch)
+        of_level, in_file = [], []
+        for band in self.intervals.bands(forecast, spread):
+            inside = ((band.lower <= truth) & (truth <= band.upper)).float()
+            width = band.upper - band.lower
+            of_level += [inside * known, width * known]
+            in_file.append(width * self._scale * known)
+        crps, losses = self._scores(forecast, truth, spread)
+        crps, losses = crps * known, losses * known * self._scale
+        size = (truth * self._scale + self._shift).abs() * known
+        values = [known, size, *of_level, *in_file, crps, crps * self._scale, losses]
+        self._windows.append(torch.stack([value.mean(dim=(1, 2)) for value in values]))
+        if self.series is not None:
+            self._positions.append(torch.stack([value.sum(dim=0) for value in (known, *of_level, crps)]))
+
+    def _scores(
+        self, forecast: torch.Tensor, truth: torch.Tensor, spread: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Each value's CRPS, and the sum of its pinball losses over all quantile levels."""
+        crps, losses = torch.zeros_like(truth), torch.zeros_like(truth)
+        for number, (tau, weight) in enumerate(zip(self.intervals.taus, self._weights)):
+            loss = pinball(truth - self.intervals.quantile(number, forecast, spread), tau)
+            crps, losses = crps + weight * loss, losses + loss
+        if self.intervals.gaussian and spread is not None:
+            crps = gaussian_crps(truth - forecast, spread)
+        return crps, losses
+
+    def compute(self, distributed: Distributed) -> dict[str, float]:
+        """The figures over all ranks."""
+        totals = torch.zeros(len(self.names) + 2, dtype=torch.float64)
+        if self._windows:
+            totals += torch.cat(self._windows, dim=1).cpu().double().sum(dim=1)
+        distributed.sum(totals)
+        known, size, *sums = totals.tolist()
+        if self.series is not None:
+            self._compute_positions(distributed)
+        found = {name: total / known if known else math.nan for name, total in zip(self.names, sums)}
+        for name in found:
+            if name.endswith("_file_units"):
+                found[name] *= self._largest
+        found["wql"] = 2.0 * sums[-1] / (len(self.intervals.taus) * size) if size else math.nan
+        return found
+
+    def _compute_positions(self, distributed: Distributed) -> None:
+        assert self.series is not None
+        shape = tuple(self._positions[0].shape) if self._positions else None
+        # A rank without a window still has to take part in the sum.
+        shape = next((other for other in distributed.gather(shape) if other is not None), None)
+        if shape is None:
+            return
+        total = torch.zeros(shape, dtype=torch.float64)
+        for part in self._positions:
+            total += part.cpu().double()
+        distributed.sum(total)  # (1 + figures, H, C)
+        names = [*self._of_level, "crps"]
+        steps = [str(step + 1) for step in range(shape[1])]
+        for table, key, rows, dim in (("per_channel", "channel", self.series, 1), ("per_step", "step", steps, 2)):
+            known, *sums = total.sum(dim=dim)
+            columns = {name: (values / known).tolist() for name, values in zip(names, sums)}
+            self._found.append(Table(f"intervals_{table}", key, rows, columns, self.units))
+
+    def tables(self) -> list[Table]:
+        """Coverage, width and CRPS per series and per horizon step, where asked for; after :meth:`compute`."""
+        return self._found

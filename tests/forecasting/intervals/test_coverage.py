@@ -1,0 +1,280 @@
+"""Intervals around a predictable signal with noise of a known distribution: their coverage, width and scores."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from exp.backends_registry import create_backend
+from exp.engine.distributed import Distributed
+from exp.errors import ConfigError
+from exp.forecasting.intervals.adaptive import AdaptiveMetrics, adapted
+from exp.forecasting.intervals.calibrate import Scores, calibrated_quantiles, calibrated_residuals
+from exp.forecasting.intervals.conformal import OrderedScores, check_levels, quantile_levels, windows_needed
+from exp.forecasting.intervals.intervals import Intervals, Spread
+from exp.forecasting.intervals.metrics import IntervalMetrics, gaussian_crps
+from exp.models.base import Model
+
+SIGMA = torch.tensor([[0.5, 2.0], [1.0, 4.0], [2.0, 8.0]])  # by step and channel
+Z80, Z95 = 1.2816, 1.9600
+LEVELS = [0.8, 0.95]
+QUANTILES = [0.025, 0.1, 0.5, 0.9, 0.975]
+
+
+class Windows:
+    """Windows whose truth is a signal, told in ``x``, and noise."""
+
+    def __init__(self, count, noise, seed=0):
+        generator = torch.Generator().manual_seed(seed)
+        self.x = torch.randn(count, 3, 2, generator=generator) * 10
+        self.y = self.x + noise(generator, (count, 3, 2))
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        return {"x": self.x[index], "y": self.y[index]}
+
+
+class Signal(Model):
+    """Knows the signal, and says of its noise what it is told to."""
+
+    def __init__(self, spread=None, factor=1.0):
+        super().__init__()
+        self.spread, self.factor, self.quantiles = spread, factor, QUANTILES
+
+    def forward(self, x, y=None, mode="tensor"):
+        if mode != "spread":
+            return x
+        said = (SIGMA * self.factor).expand_as(x)
+        z = torch.tensor([-Z95, -Z80, 0.0, Z80, Z95])
+        return said if self.spread == "std" else x.unsqueeze(-1) + said.unsqueeze(-1) * z
+
+
+def gaussian(generator, shape):
+    return torch.randn(shape, generator=generator) * SIGMA
+
+
+def skewed(generator, shape):
+    return torch.empty(shape).exponential_(generator=generator) * SIGMA
+
+
+def session():
+    return SimpleNamespace(
+        backend=create_backend({"_target_": "cpu", "name": "cpu"}),
+        config=SimpleNamespace(precision="fp32"),
+        device=torch.device("cpu"),
+        distributed=Distributed(),
+    )
+
+
+def scores(noise, spread=None, factor=1.0, count=1000, budget=2**20):
+    model, here = Signal(spread, factor), session()
+    said = None if spread is None else Spread(here, model)
+    return Scores(here, SimpleNamespace(eval_batch_size=64), Windows(count, noise), model, budget, said)
+
+
+def measured(intervals, model, noise, size=256, detailed=False):
+    metrics = IntervalMetrics(
+        intervals, ["a", "b"] if detailed else None, torch.zeros(2).double(), torch.ones(2).double()
+    )
+    test = Windows(4000, noise, seed=1)
+    for begin in range(0, len(test), size):
+        batch = test[slice(begin, begin + size)]
+        metrics.update(model(batch["x"], mode="predict"), batch)
+    return metrics.compute(Distributed()), metrics
+
+
+def covers(found):
+    return all(abs(found[f"coverage_{100 * level:g}"] - level) < 0.03 for level in LEVELS)
+
+
+@pytest.mark.parametrize(("noise", "signed"), [(gaussian, False), (gaussian, True), (skewed, True), (skewed, False)])
+def test_residuals_cover_noise_of_any_distribution(noise, signed):
+    given = scores(noise)
+    found = calibrated_residuals(given, LEVELS, signed=signed)
+    intervals = Intervals("residuals", LEVELS, found.taus, torch.from_numpy(found.offsets))
+    figures, metrics = measured(intervals, given.model, noise, detailed=True)
+    assert covers(figures), figures
+    channels, steps = metrics.tables()
+    for table in (channels, steps):
+        assert all(abs(value - 0.8) < 0.03 for value in table.columns["coverage_80"])
+    if noise is gaussian:
+        assert channels.columns["width_95"] == pytest.approx((2 * Z95 * SIGMA.mean(0)).tolist(), rel=0.1)
+        assert figures["crps"] == pytest.approx(float(SIGMA.mean()) / math.sqrt(math.pi), rel=0.03)
+
+
+def test_ends_of_their_own_are_narrower_around_skewed_noise():
+    widths = []
+    for signed in (False, True):
+        given = scores(skewed)
+        found = calibrated_residuals(given, LEVELS, signed=signed)
+        intervals = Intervals("residuals", LEVELS, found.taus, torch.from_numpy(found.offsets))
+        widths.append(measured(intervals, given.model, skewed)[0]["width_95"])
+    # From 0 to -log(0.05), and to either side; or from -log(0.975) to -log(0.025).
+    assert widths == pytest.approx([float(SIGMA.mean()) * 2 * 3.0, float(SIGMA.mean()) * 3.66], rel=0.1)
+
+
+@pytest.mark.parametrize("kind", ["std", "quantiles"])
+@pytest.mark.parametrize("factor", [1.0, 0.5, 3.0])
+def test_what_a_model_says_is_measured_and_mended(kind, factor):
+    given = scores(gaussian, kind, factor)
+    if kind == "std":
+        taus = quantile_levels(LEVELS)
+        plain = torch.tensor([-Z95, -Z80, 0, Z80, Z95]).view(-1, 1, 1)
+        mended = calibrated_residuals(given, LEVELS)
+    else:
+        taus, plain = QUANTILES, torch.zeros(5, 1, 1)
+        mended = calibrated_quantiles(given, LEVELS)
+    found, _ = measured(Intervals(kind, LEVELS, taus, plain, given.spread, calibrated=False), given.model, gaussian)
+    # A model that is wrong by construction fails, and only that.
+    assert covers(found) == (factor == 1.0), found
+    offsets = torch.from_numpy(mended.offsets)
+    found, _ = measured(Intervals(kind, LEVELS, mended.taus, offsets, given.spread), given.model, gaussian)
+    assert covers(found), found
+
+
+def test_a_forecast_that_is_worse_than_in_validation_is_found_out():
+    given = scores(gaussian)
+    found = calibrated_residuals(given, LEVELS)
+    intervals = Intervals("residuals", LEVELS, found.taus, torch.from_numpy(found.offsets))
+    assert not covers(measured(intervals, given.model, lambda *how: 1.5 * gaussian(*how))[0])
+    assert not covers(measured(intervals, given.model, lambda *how: gaussian(*how) / 1.5)[0])
+
+
+def test_ranks_are_those_of_the_definition_where_truth_is_missing_too():
+    values = np.random.default_rng(0).normal(size=(40, 2, 3)).astype(np.float32)
+    values[:7, 1, 2] = np.nan
+    ordered = OrderedScores(values.copy())
+    for level in (0.5, 0.8, 0.9, 0.95):
+        for place in np.ndindex(2, 3):
+            known = sorted(value for value in values[(slice(None), *place)] if value == value)
+            rank = math.ceil((len(known) + 1) * level - 1e-9)
+            assert ordered.bound(level)[place] == known[rank - 1]
+            assert ordered.lower_bound(level)[place] == known[-rank]
+
+
+def test_too_few_windows_say_how_many_would_do():
+    assert [windows_needed(level) for level in (0.5, 0.8, 0.9, 0.95, 0.99)] == [1, 4, 9, 19, 99]
+    calibrated_residuals(scores(gaussian, count=19), LEVELS)
+    with pytest.raises(ConfigError, match=r"18 validation windows .* and 19 are needed"):
+        calibrated_residuals(scores(gaussian, count=18), LEVELS)
+    with pytest.raises(ConfigError, match=r"80 is no share between 0 and 1, such as 0.8; 0.80 for 80 %"):
+        check_levels([80])
+
+
+def test_within_a_budget_windows_are_spread_evenly():
+    given = scores(gaussian, count=1000, budget=4 * 6 * 30)
+    found = calibrated_residuals(given, LEVELS)
+    assert (found.windows, found.of) == (30, 1000)
+    error = (given.val.y - given.val.x).abs()[torch.arange(30) * 1000 // 30]
+    place = [round(tau, 6) for tau in found.taus].index(0.9)
+    assert np.allclose(found.offsets[place], error.sort(dim=0).values[24])
+
+
+@pytest.mark.parametrize("kind", ["residuals", "std"])
+def test_scores_are_those_of_their_formulas(kind):
+    """Against sums in float64, and a CRPS by definition; at any batch size."""
+    levels = [0.2, 0.6]
+    taus = quantile_levels(levels)
+    offsets = torch.tensor([-1.5, -0.4, 0.1, 0.7, 1.0]).view(-1, 1, 1)
+    model, here = Signal("std"), session()
+    spread = None if kind == "residuals" else Spread(here, model)
+    intervals = Intervals(kind, levels, taus, offsets, spread)
+    mean, std = torch.tensor([3.0, -500.0]).double(), torch.tensor([0.1, 20.0]).double()
+    test = Windows(50, gaussian)
+    test.y[3, 1, 1] = math.nan
+    for size in (50, 7):
+        metrics = IntervalMetrics(intervals, None, mean, std)
+        for begin in range(0, 50, size):
+            batch = test[slice(begin, begin + size)]
+            metrics.update(batch["x"], batch)
+        found = metrics.compute(Distributed())
+        y, x = test.y.double(), test.x.double()
+        known = y == y
+        scale = 1.0 if kind == "residuals" else SIGMA.double()
+        losses = [torch.maximum(tau * error, (tau - 1) * error) for tau, error in
+                  ((tau, y - (x + float(offset) * scale)) for tau, offset in zip(taus, offsets))]  # fmt: skip
+        total = sum((loss * std)[known].sum() for loss in losses)
+        assert found["wql"] == pytest.approx(float(2 * total / 5 / (y * std + mean)[known].abs().sum()), rel=1e-5)
+        weights = [(b - a) / 2 for a, b in zip([0, *taus], [*taus[1:], 1])]
+        crps = sum(2 * weight * loss[known].mean() for weight, loss in zip(weights, losses))
+        assert found["crps"] == pytest.approx(float(crps), rel=1e-5)
+        inside = (y >= x - 1.5 * scale) & (y <= x + 1.0 * scale)
+        assert found["coverage_60"] == pytest.approx(float(inside[known].double().mean()), rel=1e-6)
+        assert found["width_60_file_units"] == pytest.approx(
+            float((2.5 * std * scale * torch.ones_like(y))[known].mean()), rel=1e-5
+        )
+
+
+def test_the_score_of_a_gaussian_in_closed_form():
+    error, std = torch.tensor([0.0, 1.3, -4.0]).double(), torch.tensor([1.0, 0.5, 2.0]).double()
+    grid = torch.linspace(-40, 40, 400001).double()
+    for one, found, width in zip(error, gaussian_crps(error, std), std):
+        below = 0.5 * (1 + torch.erf(grid / width / math.sqrt(2)))
+        assert float(found) == pytest.approx(float(((below - (grid >= one).double()) ** 2).sum() * 2e-4), rel=1e-3)
+
+
+def test_two_processes_measure_as_one(ranks):
+    script = """
+    import torch
+    from exp.forecasting.intervals.intervals import Intervals
+    from exp.forecasting.intervals.metrics import IntervalMetrics
+    intervals = Intervals("residuals", [0.5], [0.25, 0.5, 0.75], torch.tensor([-1.0, 0.0, 1.0]).view(-1, 1, 1))
+    metrics = IntervalMetrics(intervals, ["a", "b"], torch.zeros(2).double(), torch.ones(2).double())
+    group = join()
+    truth = torch.arange(42.0).view(7, 3, 2) % 5 - 2
+    mine = truth if world_size == 1 else truth[:7] if rank == 0 else truth[:0]
+    if len(mine):
+        metrics.update(torch.zeros_like(mine), {"y": mine})
+    print(json.dumps([metrics.compute(group), metrics.tables()[1].columns]))
+    """
+    one = ranks(script)[0]
+    for found in ranks(script, world_size=2):
+        assert found == one
+    assert one[0]["coverage_50"] == pytest.approx(25 / 42, abs=0.03)
+
+
+def by_definition(scores, first, level, rate):
+    """One step after the other, without anything that is not known yet."""
+    windows, horizon = scores.shape
+    inside = np.full((windows, horizon), np.nan)
+    for step in range(horizon):
+        half, misses = [float(first[step])], {}
+        for window in range(windows):
+            if window - step - 1 >= 0:  # the truth of this step of that window is the last row that is known
+                missed = misses[window - step - 1]
+                half.append(max(half[-1] + rate * float(first[step]) * (missed - (1 - level)), 0.0))
+            misses[window] = scores[window, step] > half[-1]
+            inside[window, step] = not misses[window]
+    return inside.sum(axis=0)
+
+
+def test_adapted_intervals_use_only_what_is_known():
+    scores = np.abs(np.random.default_rng(0).normal(size=(200, 5))).astype(np.float32)
+    first = np.linspace(0.2, 2.0, 5).astype(np.float32)
+    inside, _ = adapted(scores[..., None], first[:, None], 0.8, 0.05)
+    assert inside[:, 0].tolist() == by_definition(scores, first, 0.8, 0.05).tolist()
+
+
+@pytest.mark.parametrize("factor", [0.5, 3.0])
+def test_adapted_intervals_follow_a_drift(factor):
+    """Calibrated on errors of another size than those of the test."""
+    given = scores(gaussian)
+    found = calibrated_residuals(given, LEVELS)
+    intervals = Intervals("residuals", LEVELS, found.taus, torch.from_numpy(found.offsets), adapts=0.02)
+    test = Windows(4000, lambda *how: factor * gaussian(*how), seed=1)
+    results = []
+    for size, budget in ((4000, 2**28), (300, 1)):
+        metrics = AdaptiveMetrics(intervals, 0.02, budget)
+        order = torch.randperm(4000, generator=torch.Generator().manual_seed(size))  # ranks have any share
+        for index in order.split(size):
+            metrics.update(test.x[index], {"y": test.y[index], "index": index})
+        results.append(metrics.compute(Distributed()))
+    assert results[0] == pytest.approx(results[1], rel=1e-9)
+    for level in LEVELS:
+        assert abs(results[0][f"coverage_{100 * level:g}_adaptive"] - level) < 0.03
