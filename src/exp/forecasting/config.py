@@ -100,10 +100,12 @@ class ForecastingDataConfig:
     root: Optional[str] = None
     """Folder of the user's files; null: the sample data that come with exp."""
     file: str = MISSING
-    """Path below ``root``."""
+    """Path below ``root``; ``.npz``: an archive of numpy with an array ``data``, as PEMS is published."""
+    archive_folder: Optional[str] = None
+    """Folder below ``root`` in which the Time-Series-Library's archive has the file: looked into, too."""
     split: str = "ratio"
-    """``ett_hour``, ``ett_minute`` (12/4/4 months of 30 days), ``ratio`` (70/10/20 %), or ``new``: all rows are for
-    testing, with the weights of another run."""
+    """``ett_hour``, ``ett_minute`` (12/4/4 months of 30 days), ``ratio`` (70/10/20 %), ``pems`` (60/20/20 %, parts that
+    share no row), or ``new``: all rows are for testing, with the weights of another run."""
     channels: int = MISSING
     lookback: int = 720
     horizon: int = 96

@@ -41,6 +41,7 @@ class ForecastingData(StandardisedSeries, Data):
         name: of the data set.
         root: folder of the user's files; None: the sample data that come with exp.
         file: path below ``root``.
+        archive_folder: see :func:`exp.forecasting.data.preflight.locate`.
         split: see :func:`exp.forecasting.data.splits.borders`.
         channels: number of series expected (C).
         lookback: rows that a forecast sees (L).
@@ -68,6 +69,7 @@ class ForecastingData(StandardisedSeries, Data):
         file: str,
         channels: int,
         root: str | None = None,
+        archive_folder: str | None = None,
         split: str = "ratio",
         lookback: int = 720,
         horizon: int = 96,
@@ -84,7 +86,7 @@ class ForecastingData(StandardisedSeries, Data):
         self._resident = None if on_device == "auto" else bool(on_device)
         self.eval_batch_size = eval_batch_size
         self.num_workers = num_workers
-        path = locate(root, file, name, header)
+        path = locate(root, file, name, header, archive_folder)
         source = SeriesFile(path, header, channels, date_column, date_format, allow_gaps)
         super().__init__(name, source, split, lookback, horizon)
 

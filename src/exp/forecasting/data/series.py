@@ -12,6 +12,7 @@ import pandas as pd  # once in the fork server, not in each worker
 from exp.errors import DataError
 from exp.forecasting.data.dates import DateError, parse_dates
 from exp.forecasting.data.header import check_columns
+from exp.forecasting.data.npz import check_array, is_archive, read_array
 from exp.forecasting.data.rows import numbered_rows
 
 if TYPE_CHECKING:
@@ -59,6 +60,9 @@ class Series:
 
     def place(self, row: int, channel: int | None = None) -> str:
         """``<path> row 7, column load: '3.5'``: a cell by its position in :attr:`values`, from 0; None: its date."""
+        if is_archive(self.path):
+            assert channel is not None
+            return _place_in_array(self.path, row, channel, self.values[row, channel])
         column = self.date_index if channel is None else channel
         assert column is not None
         if channel is not None and self.date_index is not None and channel >= self.date_index:
@@ -76,7 +80,8 @@ def read_series(
     """Read a CSV file.
 
     Args:
-        path: comma-separated UTF-8 text, plain or ``.gz``, one row per time step.
+        path: comma-separated UTF-8 text, plain or ``.gz``, one row per time step; or an archive of numpy
+            (:mod:`exp.forecasting.data.npz`), whose series are named 0, 1, ..., and which has no dates.
         header: True: the first line has the names of the columns (the form of ETT and of the other data sets of the
             Time-Series-Library). False: numbers only; the series are then named 0, 1, ...
         channels: number of series expected (C); None: any.
@@ -89,6 +94,11 @@ def read_series(
             not a date; dates are not strictly increasing. Rows are numbered as lines of the file, from 1.
         AmbiguousDatesError: dates can be read in several formats.
     """
+    if is_archive(path):
+        check_array(path, channels)
+        table = pd.DataFrame(read_array(path))
+        values = _to_numbers(path, table, False)
+        return Series(values, tuple(map(str, table.columns)), None, path, False, None, None)
     rows = list(islice(numbered_rows(path), 2))
     if not rows:
         raise DataError(f"{path} is empty; expected one row per time step")
@@ -190,7 +200,17 @@ def _refuse(bad: np.ndarray, path: Path, table: pd.DataFrame, header: bool, prob
     row, column = divmod(int(bad.argmax()), bad.shape[1])
     if bad[:, column].all() and len(bad) > 1:
         problem += "; it is so in the whole column: remove it if it is no series"
-    raise DataError(f"{_place(path, row, int(table.columns[column]), header)} {problem}")
+    number = int(table.columns[column])
+    if is_archive(path):
+        place = _place_in_array(path, row, number, table.iat[row, column])
+    else:
+        place = _place(path, row, number, header)
+    raise DataError(f"{place} {problem}")
+
+
+def _place_in_array(path: Path, row: int, series: int, value: float) -> str:
+    """A cell of the array, from 0, as numpy's users index it."""
+    return f"{path} data[{row}, {series}]: {value:.6g}"
 
 
 def _to_dates(path: Path, column: pd.Series, index: int, date_format: str | None) -> tuple[pd.DatetimeIndex, str]:
