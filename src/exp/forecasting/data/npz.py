@@ -30,12 +30,15 @@ def is_archive(path: Path) -> bool:
     return path.suffix == ".npz"
 
 
-def check_array(path: Path, channels: int | None) -> None:
+def check_array(path: Path, channels: int | None) -> int:
     """Refuse an archive whose array does not fit, by its header.
 
     Args:
         path: of the archive.
         channels: number of series expected; None: any.
+
+    Returns:
+        The number of series.
 
     Raises:
         DataError: it cannot be read, has no such array, or another number of series.
@@ -50,6 +53,7 @@ def check_array(path: Path, channels: int | None) -> None:
             f"{path}: has {shape[1]} series, but data.channels={channels}; set data.channels={shape[1]}, or take the "
             "right file"
         )
+    return shape[1]
 
 
 def _header(path: Path) -> tuple[tuple[int, ...], str]:

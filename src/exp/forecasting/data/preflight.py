@@ -14,6 +14,7 @@ from exp.data.places import content_of, sample_folder
 from exp.errors import DataError
 from exp.forecasting.data.header import check_columns, expected, layout
 from exp.forecasting.data.npz import LAYOUT_ARRAY, check_array, is_archive
+from exp.forecasting.data.roles import Roles
 from exp.forecasting.data.rows import numbered_rows
 from exp.forecasting.data.splits import check_split
 
@@ -28,7 +29,8 @@ def preflight(config: Mapping[str, Any]) -> None:
 
     Raises:
         DataError: the file is missing, unreadable or empty; its first line is not the expected header, or not numbers;
-            the number of series is not ``channels``; there is no such split; or a value is out of range.
+            the number of series is not ``channels``, or a series that is named is not there; there is no such split; or
+            a value is out of range.
     """
     check_split(config["split"])
     for key, least in (("lookback", 1), ("horizon", 1), ("eval_batch_size", 1), ("num_workers", 0)):
@@ -40,14 +42,19 @@ def preflight(config: Mapping[str, Any]) -> None:
             f"data.date_format={date_format} has no directive of strftime; write it like %d/%m/%Y %H:%M "
             "(%s: seconds since 1970)"
         )
+    roles = Roles.of_keys(config)
+    channels = config["channels"]
+    in_file = channels if roles.inputs is None else None
     path = locate(config["root"], config["file"], config["name"], config["header"], config.get("archive_folder"))
     if is_archive(path):
-        check_array(path, config["channels"])
+        roles.selected(path, [str(number) for number in range(check_array(path, in_file))], channels)
         return
     _, first = next(numbered_rows(path), (0, []))
     if not first:
         raise DataError(f"{path} is empty; {expected(config['header'])}")
-    check_columns(path, first, config["header"], config["channels"], config.get("date_column", "date"))
+    dates = check_columns(path, first, config["header"], in_file, config.get("date_column", "date"))
+    names = [name.strip() if config["header"] else str(index) for index, name in enumerate(first) if index != dates]
+    roles.selected(path, names, channels)
 
 
 def take_input(data: Any, wanted: str) -> None:
