@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
+import json
 import re
 
 import pytest
 import yaml
 
 from exp.vision.dinov3.sizes import SIZES
+from tests.conftest import TINY, run_exp
 from tests.docs.reader import ROOT
 from tests.vision.dinov3.test_backbone import PUBLISHED, num_parameters
 
 FOLDERS = ("conf/experiment", "examples/forecasting/linear_forecasting/conf/experiment")
-FORECAST = re.compile(r"^\| `(\w+)` \| (\d+) \| (\S+ / \S+) \| (.+) \|$", re.MULTILINE)
+FORECAST = re.compile(r"^\| `(\w+)` \| (\d+) \| (\S+ / \S+|none) \| (.+) \|$", re.MULTILINE)
+FIGURES = re.compile(r"0\.\d{3} / 0\.\d{3}")
 BACKBONE = re.compile(r"^\| `(\w+)` \| (\d[\d.]*) \| (\d[\d.]*) \|$", re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
 def page():
     return (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+
+
+def keep_result():
+    path = ROOT / "docs" / "keep_result.py"
+    spec = importlib.util.spec_from_file_location("keep_result", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def read(file):
+    return json.loads(file.read_text(encoding="utf-8"))
 
 
 def shown(figures):
@@ -35,20 +52,71 @@ def test_published_forecasts_are_those_of_the_configuration(page):
                 (source,) = re.findall(r"arXiv [\d.]+\d", config["published_source"])
                 assert source in page, file
     assert len(compared) >= 40
-    assert {(name, int(horizon)): published for name, horizon, published, _ in FORECAST.findall(page)} == compared
+    rows = {(name, int(horizon)): published for name, horizon, published, _ in FORECAST.findall(page)}
+    assert {key: published for key, published in rows.items() if published != "none"} == compared
+    without = {name for (name, _), published in rows.items() if published == "none"}
+    assert without == {"seasonal_naive_etth1"}
 
 
 def test_ours_are_runs_that_are_told_of(page):
     ours = {(name, int(horizon)): figures for name, horizon, _, figures in FORECAST.findall(page)}
-    measured = {key: figures for key, figures in ours.items() if figures != "not run"}
+    measured = {key: FIGURES.search(cell).group() for key, cell in ours.items() if cell != "not run"}
     prior = (ROOT / "docs" / "prior.md").read_text(encoding="utf-8")
     linear = (ROOT / "examples" / "forecasting" / "README.md").read_text(encoding="utf-8")
     assert f"| TimeBridge | {measured['timebridge_etth1', 96].replace(' / ', ' | ')} |" in prior
     assert f"here {measured['dlinear_etth1', 96]}" in linear
     told = page.split("### How ours were measured")[1].split("\n## ")[0]
     assert {name for name, _ in measured} == set(re.findall(r"^\| `(\w+)` \|", told, re.MULTILINE))
-    for figures in measured.values():
-        assert re.fullmatch(r"0\.\d{3} / 0\.\d{3}", figures), figures
+
+
+def test_records_are_those_of_their_rows(page):
+    """A figure is the mean of the records that its row links to, and none of them has been changed."""
+    linked = set()
+    for name, horizon, _, cell in FORECAST.findall(page):
+        records = [read(ROOT / "docs" / file) for file in re.findall(r"\]\((results/[^)]+)\)", cell)]
+        linked.update(re.findall(r"\]\(results/([^)]+)\)", cell))
+        if not records:
+            continue
+        for record in records:
+            assert (record["config"]["name"], record["config"]["data"]["horizon"]) == (name, int(horizon))
+            assert record["result"]["differs"] == []
+            assert not any(part in json.dumps(record) for part in ("/home", "/root", "/work", "/tmp")), name
+        metrics = [record["result"]["metrics"] for record in records]
+        means = {key: sum(each[key] for each in metrics) / len(metrics) for key in ("mse", "mae")}
+        assert shown(means) == FIGURES.search(cell).group()
+    folder = ROOT / "docs" / "results"
+    assert linked == {file.name for file in folder.iterdir()}
+    assert keep_result().check(folder) == []
+
+
+@pytest.mark.slow
+def test_a_record_of_a_run_and_what_is_refused(tmp_path, capsys):
+    done = run_exp(tmp_path, *TINY, "data.horizon=24", "seed=7", "output_dir=run")
+    assert done.returncode == 0, done.stderr
+    script = keep_result()
+    env = read(tmp_path / "run" / "env.json")
+    env["git_revision"] = "0" * 40
+    (tmp_path / "run" / "env.json").write_text(json.dumps(env))
+    assert script.main([str(tmp_path / "run"), "--into", str(tmp_path / "kept")]) == 0
+    (file,) = (tmp_path / "kept").iterdir()
+    assert capsys.readouterr().out == f"{file}\n"
+    assert file.name == "timebridge_small-24-seed7.json"
+    record, result = read(file), read(tmp_path / "run" / "result.json")
+    assert record["result"]["metrics"] == result["metrics"]
+    assert "data.horizon=24" in record["command"]
+    assert "output_dir" not in record["command"]
+    assert [line["split"] for line in record["log"]][-2:] == ["val", "test"]
+    weights = (tmp_path / "run" / result["tested_checkpoint"]).read_bytes()
+    assert record["sha256"]["weights"] == hashlib.sha256(weights).hexdigest()
+    assert list(record["data"]) == ["ETTh1.csv"]
+    assert str(tmp_path) not in file.read_text()
+    assert script.main(["--check", str(file.parent)]) == 0
+    file.write_text(file.read_text().replace('"mse": 0.', '"mse": 0.0', 1))
+    assert script.main(["--check", str(file.parent)]) == 1
+    env["git_revision"] += "-dirty"
+    (tmp_path / "run" / "env.json").write_text(json.dumps(env))
+    assert script.main([str(tmp_path / "run")]) == 2
+    assert "sources that no commit has" in capsys.readouterr().err
 
 
 def test_sizes_of_backbones(page):

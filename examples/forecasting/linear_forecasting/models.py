@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from exp.errors import ConfigError
+from exp.forecasting.known import known_difference, mean_over_known
 from exp.models.base import Model
 
 __all__ = ["DLinear", "SeasonalNaive"]
@@ -22,14 +23,21 @@ class _Forecast(Model):
         raise NotImplementedError
 
     def forward(
-        self, x: torch.Tensor, y: torch.Tensor | None = None, mode: str = "tensor", **_: Any
+        self,
+        x: torch.Tensor,
+        y: torch.Tensor | None = None,
+        known: torch.Tensor | None = None,
+        mode: str = "tensor",
+        **_: Any,
     ) -> torch.Tensor | dict[str, torch.Tensor]:
-        """``loss``: against y (B, H, C); else the forecast (B, H, C)."""
+        """``loss``: against y (B, H, C), where ``known`` (B, H, C) is 1 or None; else the forecast (B, H, C)."""
         forecast = self.forecast(x)
         if mode != "loss":
             return forecast
         assert y is not None
-        return {"loss": F.mse_loss(forecast, y)}
+        if known is None:
+            return {"loss": F.mse_loss(forecast, y)}
+        return {"loss": mean_over_known(known_difference(forecast, y, known).square(), known)}
 
 
 class DLinear(_Forecast):

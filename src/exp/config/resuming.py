@@ -24,7 +24,7 @@ _SILENT = re.compile(
     r"|(?:record|sweep|published|published_\w+|task(?!\.name$))(?:\..*)?"
 )
 # Where the data lie: whether they are the same is asked of the files themselves.
-_WHERE = re.compile(r"data\.(?:root|sample_data)")
+_WHERE = re.compile(r"data\.(?:root|sample_data|archive_folder)")
 # Whether data are refused, not what they are.
 _LENIENT = re.compile(r"data\.(?:allow_gaps|on_error)")
 # The samples that a step sees, what they say and in which order; what learns from them; how its state is kept.

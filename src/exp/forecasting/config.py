@@ -28,7 +28,10 @@ class ForecastingModelConfig:
     """What all models of series share; ``conf/model/timebridge.yaml`` takes the values from the data.
 
     ``forward`` gets ``x`` (B, lookback, channels), ``marks`` (B, lookback, time features), ``y`` (B, horizon, channels)
-    and ``index`` (B,), and predicts (B, horizon, channels).
+    and ``index`` (B,), and predicts (B, horizon, channels). Where not every cell of ``y`` has a truth
+    (``data.targets``, ``data.covariates``, ``data.missing``), ``known`` (B, horizon, channels), too: 1 where it has,
+    and else 0; ``y`` is NaN there, so that a loss that does not know of it is refused. With ``data.covariates``,
+    ``future`` (B, horizon, covariates + time features).
     """
 
     _target_: str = MISSING
@@ -105,11 +108,23 @@ class ForecastingDataConfig:
     root: Optional[str] = None
     """Folder of the user's files; null: the sample data that come with exp."""
     file: str = MISSING
-    """Path below ``root``."""
+    """Path below ``root``; ``.npz``: an archive of numpy with an array ``data``, as PEMS is published."""
+    archive_folder: Optional[str] = None
+    """Folder below ``root`` in which the Time-Series-Library's archive has the file: looked into, too."""
     split: str = "ratio"
-    """``ett_hour``, ``ett_minute`` (12/4/4 months of 30 days), ``ratio`` (70/10/20 %), or ``new``: all rows are for
-    testing, with the weights of another run."""
+    """``ett_hour``, ``ett_minute`` (12/4/4 months of 30 days), ``ratio`` (70/10/20 %), ``pems`` (60/20/20 %, parts that
+    share no row), or ``new``: all rows are for testing, with the weights of another run."""
     channels: int = MISSING
+    """Number of series that are read."""
+    inputs: Optional[List[str]] = None
+    """Columns that are read, in this order; null: all."""
+    targets: Optional[List[str]] = None
+    """Columns that are forecast and scored, of those that are read; null: all but the covariates."""
+    covariates: Optional[List[str]] = None
+    """Columns whose future values are known: seen and not scored, and given ahead as ``future``, beside the calendar of
+    the horizon; ``[]``: the calendar alone."""
+    missing: str = "refuse"
+    """Empty cells: ``refuse``, or ``mask``: filled where they are seen, left out of loss and metrics."""
     lookback: int = 720
     horizon: int = 96
     header: bool = True

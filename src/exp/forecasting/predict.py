@@ -33,7 +33,7 @@ _MEASURED_ON = "plotted windows"
 def predict(session: Session, data: Any, model: Any) -> Prediction:
     """Forecast windows spread over the test split, and what follows the last row of the file.
 
-    Rank 0 does the work: it is a few windows. Writes ``forecasts/window_<n>.csv`` (date, and per channel forecast,
+    Rank 0 does the work: it is a few windows. Writes ``forecasts/window_<n>.csv`` (date, and per target forecast,
     ends of intervals and truth), ``forecasts/future.csv`` (no truth yet), and, of the channels asked for,
     ``plots/window_<n>_<channels>.png`` and ``plots/future_<channels>.png``. New rows that are too few for a window with
     truth give the future alone.
@@ -49,7 +49,7 @@ def predict(session: Session, data: Any, model: Any) -> Prediction:
     Raises:
         ConfigError: ``task.channels`` names a series that is not there.
     """
-    drawn = pages(data.names, session.config.task.channels, session.config.task.max_channels)
+    drawn = pages(data.target_names, session.config.task.channels, session.config.task.max_channels)
     metrics, files = _forecast(session, data, model, drawn) if session.distributed.is_main else ({}, [])
     return Prediction(metrics, files, _MEASURED_ON)
 
@@ -72,13 +72,14 @@ def _forecast(session: Session, data: Any, model: Any, drawn: Sequence[Page]) ->
     forecast = _in_file_units(data, outputs)[0]
     bands = _of_row(_bands(data, outputs, window), 0)
     path = folder.forecasts / "future.csv"
-    _write_csv(path, data.names, dates, forecast, None, bands)
+    _write_csv(path, data.target_names, dates, forecast, None, bands)
     files.append(str(path.relative_to(folder.path)))
-    known = None if dates is None else data.dates[-data.lookback :].append(dates)
+    known = None if dates is None else data.dates[data.num_past - data.lookback : data.num_past].append(dates)
     begins = "" if dates is None else f", from {dates[0]}"
-    future = Forecast(f"{data.name}: what follows the last row{begins}", _in_file_units(data, window["x"])[0], forecast,
-                      None, known, bands)  # fmt: skip
-    return {**metrics, "windows": count}, files + _draw(writer, "future", future, data.names, drawn)
+    title = f"{data.name}: what follows the last row{begins}"
+    past = _in_file_units(data, data.past(data.num_past - data.lookback))
+    future = Forecast(title, past, forecast, None, known, bands)
+    return {**metrics, "windows": count}, files + _draw(writer, "future", future, data.target_names, drawn)
 
 
 def _windows(
@@ -89,7 +90,7 @@ def _windows(
     indices = torch.linspace(0, len(data.test) - 1, count).round().long()
     batch = data.test[indices]
     outputs = batch_outputs(session, model, batch)
-    forecasts, truths, histories = (_in_file_units(data, values) for values in (outputs, batch["y"], batch["x"]))
+    forecasts, truths = (_in_file_units(data, values) for values in (outputs, batch["y"]))
     own = data.metrics()
     metrics = Evaluator(own if isinstance(own, list) else [own])
     metrics.update(outputs, batch)
@@ -98,14 +99,15 @@ def _windows(
     for row, index in enumerate(indices.tolist()):
         dates = data.dates_of("test", index)
         path = folder.forecasts / f"window_{index:05d}.csv"
-        _write_csv(path, data.names, dates, forecasts[row], truths[row], _of_row(bands, row))
+        _write_csv(path, data.target_names, dates, forecasts[row], truths[row], _of_row(bands, row))
         files.append(str(path.relative_to(folder.path)))
         first = data.rows["test"].start + index
         all_dates = None if dates is None else data.dates[first : first + data.lookback + data.horizon]
         begins = "" if dates is None else f", forecast from {dates[0]}"
         title = f"{data.name}: test window {index}{begins}"
-        window = Forecast(title, histories[row], forecasts[row], truths[row], all_dates, _of_row(bands, row))
-        files += _draw(writer, f"window_{index:05d}", window, data.names, drawn)
+        past = _in_file_units(data, data.past(first))
+        window = Forecast(title, past, forecasts[row], truths[row], all_dates, _of_row(bands, row))
+        files += _draw(writer, f"window_{index:05d}", window, data.target_names, drawn)
     return metrics.compute(Distributed()), files  # of this rank alone: the others take no part
 
 
@@ -129,7 +131,7 @@ def _of_row(bands: Sequence[Band], row: int) -> list[Band]:
 
 def _in_file_units(data: Any, values: torch.Tensor) -> np.ndarray:
     array: np.ndarray = data.to_original_units(values.double()).numpy()  # on the CPU, where float64 costs nothing
-    return array
+    return array[..., data.scored]
 
 
 def _write_csv(

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
 import numpy as np
 import torch
 
 from exp.data.base import Data, Prediction, Sketch
 from exp.data.fingerprint import of_file
+from exp.data.places import shortened
 from exp.errors import ConfigError, DataError
 from exp.forecasting.data.preflight import locate
 from exp.forecasting.data.rhythm import continued
+from exp.forecasting.data.roles import Roles
 from exp.forecasting.data.source import SeriesFile
 from exp.forecasting.data.standardised_series import StandardisedSeries, series_contiguous
-from exp.forecasting.data.timefeatures import NUM_TIME_FEATURES
+from exp.forecasting.data.timefeatures import NUM_TIME_FEATURES, time_features
 from exp.forecasting.data.windows import WindowDataset
 
 if TYPE_CHECKING:
@@ -43,8 +45,14 @@ class ForecastingData(StandardisedSeries, Data):
         name: of the data set.
         root: folder of the user's files; None: the sample data that come with exp.
         file: path below ``root``.
+        archive_folder: see :func:`exp.forecasting.data.preflight.locate`.
         split: see :func:`exp.forecasting.data.splits.borders`.
-        channels: number of series expected (C).
+        channels: number of series that are read (C).
+        inputs: see :class:`exp.forecasting.data.roles.Roles`.
+        targets: see there.
+        covariates: see there.
+        missing: ``refuse`` empty cells, or ``mask`` them: they are seen as the last value before them (the mean of the
+            training rows where there is none), and left out of loss and metrics.
         lookback: rows that a forecast sees (L).
         horizon: rows that it forecasts (H).
         header: see :func:`exp.forecasting.data.series.read_series`.
@@ -71,6 +79,11 @@ class ForecastingData(StandardisedSeries, Data):
         file: str,
         channels: int,
         root: str | None = None,
+        archive_folder: str | None = None,
+        inputs: Sequence[str] | None = None,
+        targets: Sequence[str] | None = None,
+        covariates: Sequence[str] | None = None,
+        missing: str = "refuse",
         split: str = "ratio",
         lookback: int = 720,
         horizon: int = 96,
@@ -87,8 +100,9 @@ class ForecastingData(StandardisedSeries, Data):
         self._resident = None if on_device == "auto" else bool(on_device)
         self.eval_batch_size = eval_batch_size
         self.num_workers = num_workers
-        path = locate(root, file, name, header)
-        source = SeriesFile(path, header, channels, date_column, date_format, allow_gaps)
+        path = locate(root, file, name, header, archive_folder)
+        roles = Roles.of(inputs, targets, covariates, missing)
+        source = SeriesFile(path, header, channels, date_column, date_format, allow_gaps, roles)
         super().__init__(name, source, split, lookback, horizon)
 
     @classmethod
@@ -97,7 +111,11 @@ class ForecastingData(StandardisedSeries, Data):
         lookback, horizon, channels = (int(keys[key]) for key in ("lookback", "horizon", "channels"))
         rows = lookback + horizon
         values, marks = (series_contiguous(np.zeros((rows, width))) for width in (channels, cls.num_marks))
-        window = WindowDataset(values, marks, range(rows), lookback, horizon)[[0]]
+        roles = Roles.of_keys(keys)
+        truth = values if roles.masks or roles.targets or roles.covariates else None
+        ahead = len(roles.covariates or ()) + cls.num_marks
+        future = None if roles.covariates is None else series_contiguous(np.zeros((rows, ahead)))
+        window = WindowDataset(values, marks, range(rows), lookback, horizon, truth=truth, future=future)[[0]]
         return Sketch(window, window, {}, int(keys["eval_batch_size"]))
 
     def fingerprint(self) -> Fingerprint:
@@ -128,7 +146,9 @@ class ForecastingData(StandardisedSeries, Data):
     def _windows(self, part: str) -> WindowDataset:
         if part not in self.rows:
             raise DataError(f"{self.path}: all its rows are new; it has no part for {part}")
-        return WindowDataset(self._values, self._marks, self.rows[part], self.lookback, self.horizon, self._resident)
+        more = {"truth": self._truth, "future": self._future}
+        rows = self.rows[part]
+        return WindowDataset(self._values, self._marks, rows, self.lookback, self.horizon, self._resident, **more)
 
     def calibrate(self, session: Session, model: Any) -> None:
         """Intervals around forecasts, where ``task.intervals`` asks for them (:mod:`exp.forecasting.intervals`)."""
@@ -147,12 +167,16 @@ class ForecastingData(StandardisedSeries, Data):
         from exp.forecasting.metrics import ForecastMetrics
 
         names = self.names if detailed else None
-        errors = ForecastMetrics(names, self.std)
+        errors: Metric = ForecastMetrics(names, self.std)
+        if self._truth is not None:
+            from exp.forecasting.known_metrics import KnownForecastMetrics
+
+            errors = KnownForecastMetrics(self.scored, names, self.std)
         if self.intervals is None:
             return errors
         from exp.forecasting.intervals.metrics import IntervalMetrics
 
-        metrics: list[Metric] = [errors, IntervalMetrics(self.intervals, names, self.mean, self.std)]
+        metrics: list[Metric] = [errors, IntervalMetrics(self.intervals, names, self.mean, self.std, self.scored)]
         if self.intervals.adapts:
             from exp.forecasting.intervals.adaptive import AdaptiveMetrics
 
@@ -173,6 +197,9 @@ class ForecastingData(StandardisedSeries, Data):
             gather: of :class:`exp.engine.distributed.Distributed`, for data that ranks know different things of.
         """
         content: dict[str, Any] = {part: len(self._windows(part)) for part in self.rows}
+        if self._truth is not None:
+            content["targets"] = self.target_names
+            content["cells_without_truth"] = int(self._truth[:, self.scored].isnan().sum())
         if self.rhythm is not None:
             content["time_step"] = self.rhythm.step
             content["irregular_steps"] = self.rhythm.irregular
@@ -200,14 +227,52 @@ class ForecastingData(StandardisedSeries, Data):
         begin = self.rows[part].start + index + self.lookback
         return self.dates[begin : begin + self.horizon]
 
+    def past(self, begin: int) -> torch.Tensor:
+        """L standardised rows of the file from a row on, (L, C): NaN where there is no truth, not what fills it."""
+        rows = self._values if self._truth is None else self._truth
+        return rows[begin : begin + self.lookback]
+
+    @cached_property
+    def num_past(self) -> int:
+        """Rows that are past: all; where covariates are known ahead and cells may be empty, those up to the last one
+        with a value that is to be forecast.
+        """
+        self._require()
+        if self._truth is None or self._future is None or not self._file.roles.masks:
+            return self.num_rows
+        past = (self._truth == self._truth).any(dim=1).nonzero()
+        rows = int(past[-1]) + 1 if len(past) else 0
+        if rows < self.lookback:
+            raise DataError(
+                f"{self.path}: only {rows} rows up to the last value of {shortened(self.target_names)}; a forecast "
+                f"sees data.lookback={self.lookback}"
+            )
+        return rows
+
     def future_window(self) -> tuple[dict[str, torch.Tensor], pd.DatetimeIndex | None]:
         """What a forecast beyond the last row of the file sees, and the H dates that it is for.
+
+        Where covariates are known ahead, ``future`` (1, H, K) has those of the rows after :attr:`num_past`; beyond the
+        end of the file the last ones go on.
 
         Returns:
             ``{"x": (1, L, C), "marks": (1, L, M)}``, and the dates (None where the file has none, or only one): they
             continue the calendar rhythm of the last L rows, or else their most frequent distance.
         """
-        self._require()
-        batch = {"x": self._values[-self.lookback :].unsqueeze(0), "marks": self._marks[-self.lookback :].unsqueeze(0)}
-        dates = None if self.dates is None else continued(self.dates[-max(self.lookback, 3) :], self.horizon)
+        end = self.num_past
+        seen = slice(end - self.lookback, end)
+        batch = {"x": self._values[seen].unsqueeze(0), "marks": self._marks[seen].unsqueeze(0)}
+        dates = None
+        if self.dates is not None:
+            dates = self.dates[end : end + self.horizon]
+            rest = self.horizon - len(dates)
+            if rest:
+                beyond = continued(self.dates[-max(self.lookback, 3) :], rest)
+                dates = None if beyond is None else dates.append(beyond)
+        if self._future is not None:
+            rows = torch.arange(end, end + self.horizon).clamp_max(self.num_rows - 1)
+            future = self._future[rows].clone()
+            if dates is not None:
+                future[:, -self.num_marks :] = series_contiguous(time_features(dates, self.horizon))
+            batch["future"] = future.unsqueeze(0)
         return batch, dates

@@ -41,7 +41,7 @@ def check_columns(
     if len(first) == 1 or any("\0" in cell for cell in first):
         _check_separator(path, first)
     if not header:
-        if not _is_number(first[0]):
+        if first[0].strip() and not _is_number(first[0]):
             _check_separator(path, first)
             raise DataError(
                 f"{path} row 1, column 1: {first[0]!r} is not a number; for a file with a header and dates, "

@@ -13,6 +13,8 @@ from typing import Any, Mapping
 from exp.data.places import content_of, sample_folder
 from exp.errors import DataError
 from exp.forecasting.data.header import check_columns, expected, layout
+from exp.forecasting.data.npz import LAYOUT_ARRAY, check_array, is_archive
+from exp.forecasting.data.roles import Roles
 from exp.forecasting.data.rows import numbered_rows
 from exp.forecasting.data.splits import check_split
 
@@ -27,7 +29,8 @@ def preflight(config: Mapping[str, Any]) -> None:
 
     Raises:
         DataError: the file is missing, unreadable or empty; its first line is not the expected header, or not numbers;
-            the number of series is not ``channels``; there is no such split; or a value is out of range.
+            the number of series is not ``channels``, or a series that is named is not there; there is no such split; or
+            a value is out of range.
     """
     check_split(config["split"])
     for key, least in (("lookback", 1), ("horizon", 1), ("eval_batch_size", 1), ("num_workers", 0)):
@@ -39,11 +42,19 @@ def preflight(config: Mapping[str, Any]) -> None:
             f"data.date_format={date_format} has no directive of strftime; write it like %d/%m/%Y %H:%M "
             "(%s: seconds since 1970)"
         )
-    path = locate(config["root"], config["file"], config["name"], config["header"])
+    roles = Roles.of_keys(config)
+    channels = config["channels"]
+    in_file = channels if roles.inputs is None else None
+    path = locate(config["root"], config["file"], config["name"], config["header"], config.get("archive_folder"))
+    if is_archive(path):
+        roles.selected(path, [str(number) for number in range(check_array(path, in_file))], channels)
+        return
     _, first = next(numbered_rows(path), (0, []))
     if not first:
         raise DataError(f"{path} is empty; {expected(config['header'])}")
-    check_columns(path, first, config["header"], config["channels"], config.get("date_column", "date"))
+    dates = check_columns(path, first, config["header"], in_file, config.get("date_column", "date"))
+    names = [name.strip() if config["header"] else str(index) for index, name in enumerate(first) if index != dates]
+    roles.selected(path, names, channels)
 
 
 def take_input(data: Any, wanted: str) -> None:
@@ -54,9 +65,12 @@ def take_input(data: Any, wanted: str) -> None:
         wanted: path of a CSV file, relative to the current folder.
     """
     data.root, data.file, data.split = None, str(Path(wanted).expanduser().absolute()), "new"
+    data.archive_folder = None
 
 
-def locate(root: str | os.PathLike[str] | None, file: str, name: str, header: bool = True) -> Path:
+def locate(
+    root: str | os.PathLike[str] | None, file: str, name: str, header: bool = True, archive_folder: str | None = None
+) -> Path:
     """The file that a configuration means.
 
     Args:
@@ -64,6 +78,7 @@ def locate(root: str | os.PathLike[str] | None, file: str, name: str, header: bo
         file: path below ``root``, or an absolute one.
         name: of the data set, for messages.
         header: whether the file has a header and dates, for messages.
+        archive_folder: folder below ``root`` that may have the file, if ``root`` itself has not.
 
     Raises:
         DataError: it is not there, or no file; tells what is there instead.
@@ -72,6 +87,9 @@ def locate(root: str | os.PathLike[str] | None, file: str, name: str, header: bo
     path = folder / Path(file).expanduser()
     if os.path.isfile(path):  # noqa: PTH113 - Path.is_file raises where a folder above may not be entered
         return path
+    in_archive = None if root is None or archive_folder is None else folder / archive_folder / file
+    if in_archive is not None and os.path.isfile(in_archive):  # noqa: PTH113 - as above
+        return in_archive
     problem = _what_is_there(path)
     if problem is not None:
         raise DataError(f"data.file={file} (data set {name}): {path} {problem}")
@@ -84,11 +102,17 @@ def locate(root: str | os.PathLike[str] | None, file: str, name: str, header: bo
         )
     else:
         what = (
-            f"data.file={file} (data set {name}) is not in data.root={folder}; "
-            f"set data.root to the folder that holds {path.name}"
+            f"data.file={file} (data set {name}) is not in data.root={folder}"
+            f"{'' if in_archive is None else f', nor in {archive_folder}/ below it'}; "
+            f"set data.root to the folder that holds {path.name if in_archive is None else f'it or {archive_folder}/'}"
         )
     place = path.parent if path == Path(file).expanduser() else folder
-    lines = [what, f"  expected: <data.root>/{file}, {layout(header)}", f"  {content_of(place)}"]
+    shape = LAYOUT_ARRAY if is_archive(path) else layout(header)
+    lines = [
+        what,
+        f"  expected: <data.root>/{file}, {shape}",
+        f"  {content_of(place)}",
+    ]
     if os.path.isfile(file):  # noqa: PTH113 - as above
         lines.append(f"  in the current folder there is one: data.file={Path(file).absolute()}")
     if root is not None and place == folder:

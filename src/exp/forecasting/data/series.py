@@ -12,6 +12,8 @@ import pandas as pd  # once in the fork server, not in each worker
 from exp.errors import DataError
 from exp.forecasting.data.dates import DateError, parse_dates
 from exp.forecasting.data.header import check_columns
+from exp.forecasting.data.npz import check_array, is_archive, read_array
+from exp.forecasting.data.roles import Roles
 from exp.forecasting.data.rows import numbered_rows
 
 if TYPE_CHECKING:
@@ -40,13 +42,15 @@ class Series:
     """A multivariate series.
 
     Attributes:
-        values: finite, float64 (T, C), oldest row first; all of them 0 or within the range of normal float32 numbers.
+        values: float64 (T, C), oldest row first; finite, or NaN where a cell may be and is empty; all of them 0 or
+            within the range of normal float32 numbers.
         names: of the C series.
         dates: strictly increasing, T of them; None where the file has none.
         path: where it was read.
         header: whether its first line has names.
         date_index: position of the column of dates in the file; None: there is none.
         date_format: in which they are written; None: there are none.
+        columns: position of each series in the file.
     """
 
     values: np.ndarray
@@ -56,13 +60,15 @@ class Series:
     header: bool
     date_index: int | None
     date_format: str | None
+    columns: Sequence[int]
 
     def place(self, row: int, channel: int | None = None) -> str:
         """``<path> row 7, column load: '3.5'``: a cell by its position in :attr:`values`, from 0; None: its date."""
-        column = self.date_index if channel is None else channel
+        if is_archive(self.path):
+            assert channel is not None
+            return _place_in_array(self.path, row, self.columns[channel], self.values[row, channel])
+        column = self.date_index if channel is None else self.columns[channel]
         assert column is not None
-        if channel is not None and self.date_index is not None and channel >= self.date_index:
-            column += 1
         return _place(self.path, row, column, self.header)
 
 
@@ -72,16 +78,19 @@ def read_series(
     channels: int | None = None,
     date_column: str | None = "date",
     date_format: str | None = None,
+    roles: Roles | None = None,
 ) -> Series:
     """Read a CSV file.
 
     Args:
-        path: comma-separated UTF-8 text, plain or ``.gz``, one row per time step.
+        path: comma-separated UTF-8 text, plain or ``.gz``, one row per time step; or an archive of numpy
+            (:mod:`exp.forecasting.data.npz`), whose series are named 0, 1, ..., and which has no dates.
         header: True: the first line has the names of the columns (the form of ETT and of the other data sets of the
             Time-Series-Library). False: numbers only; the series are then named 0, 1, ...
         channels: number of series expected (C); None: any.
         date_column: name of the column of dates, in letters of either case; None: there is none.
         date_format: see :func:`exp.forecasting.data.dates.parse_dates`.
+        roles: which series are read, and whether cells may be empty; None: all, and no.
 
     Raises:
         DataError: the file is unreadable, empty or ragged; its header does not fit (see
@@ -89,11 +98,19 @@ def read_series(
             not a date; dates are not strictly increasing. Rows are numbered as lines of the file, from 1.
         AmbiguousDatesError: dates can be read in several formats.
     """
+    roles = roles or Roles()
+    in_file = channels if roles.inputs is None else None
+    if is_archive(path):
+        check_array(path, in_file)
+        table = pd.DataFrame(read_array(path))
+        columns = roles.selected(path, [str(name) for name in table.columns], channels)
+        values = _to_numbers(path, table[columns], False, roles.masks)
+        return Series(values, tuple(map(str, columns)), None, path, False, None, None, columns)
     rows = list(islice(numbered_rows(path), 2))
     if not rows:
         raise DataError(f"{path} is empty; expected one row per time step")
     first = rows[0][1]
-    date_index = check_columns(path, first, header, channels, date_column)
+    date_index = check_columns(path, first, header, in_file, date_column)
     for line, cells in rows[1:]:
         # Where the first row is longer than the header, pandas takes the first cell of every row for a label.
         _check_length(path, line, cells, first)
@@ -103,9 +120,13 @@ def read_series(
     dates = None
     if date_index is not None:
         dates, date_format = _to_dates(path, table.pop(date_index), date_index, date_format)
-    names = [cell.strip() if header else str(index) for index, cell in enumerate(first) if index != date_index]
-    values = _to_numbers(path, table, header)
-    return Series(values, tuple(names), dates, path, header, date_index, None if dates is None else date_format)
+    names = [cell.strip() if header else str(index) for index, cell in enumerate(first)]
+    series = [index for index in range(len(first)) if index != date_index]
+    columns = [series[position] for position in roles.selected(path, [names[index] for index in series], channels)]
+    values = _to_numbers(path, table[columns], header, roles.masks)
+    date_format = None if dates is None else date_format
+    chosen = tuple(names[index] for index in columns)
+    return Series(values, chosen, dates, path, header, date_index, date_format, columns)
 
 
 def _read_table(path: Path, header: bool, width: int, date_index: int | None) -> pd.DataFrame:
@@ -163,17 +184,20 @@ def _place(path: Path, row: int, column: int, header: bool) -> str:
     return f"{path} row {line}, column {name}: {cells[column]!r}"
 
 
-def _to_numbers(path: Path, table: pd.DataFrame, header: bool) -> np.ndarray:
+def _to_numbers(path: Path, table: pd.DataFrame, header: bool, may_be_empty: bool) -> np.ndarray:
+    empty = table.isna().to_numpy() if may_be_empty else False
     text = [column for column in table.columns if table[column].dtype.kind not in "iuf"]
     if text:
         table = table.copy()
         for column in text:
             table[column] = pd.to_numeric(table[column].astype(str), errors="coerce")
     values = table.to_numpy(dtype=np.float64)
-    problem = "is not a finite number; fill the gap or leave the row out, as no window can hold it"
-    _refuse(~np.isfinite(values), path, table, header, problem)
+    problem = (
+        "is not a finite number; fill the gap, leave the row out, or take empty cells for such (data.missing=mask)"
+    )
+    _refuse(~np.isfinite(values) & ~np.asarray(empty), path, table, header, problem)
     size = np.abs(values)
-    if size.max() > _FLOAT32.max:
+    if np.fmax.reduce(size, axis=None) > _FLOAT32.max:
         problem = f"is beyond what float32 carries ({_FLOAT32.max:.4g}); correct it, or use a larger unit"
         _refuse(size > _FLOAT32.max, path, table, header, problem)
     tiny = size < _FLOAT32.tiny
@@ -190,7 +214,17 @@ def _refuse(bad: np.ndarray, path: Path, table: pd.DataFrame, header: bool, prob
     row, column = divmod(int(bad.argmax()), bad.shape[1])
     if bad[:, column].all() and len(bad) > 1:
         problem += "; it is so in the whole column: remove it if it is no series"
-    raise DataError(f"{_place(path, row, int(table.columns[column]), header)} {problem}")
+    number = int(table.columns[column])
+    if is_archive(path):
+        place = _place_in_array(path, row, number, table.iat[row, column])
+    else:
+        place = _place(path, row, number, header)
+    raise DataError(f"{place} {problem}")
+
+
+def _place_in_array(path: Path, row: int, series: int, value: float) -> str:
+    """A cell of the array, from 0, as numpy's users index it."""
+    return f"{path} data[{row}, {series}]: {value:.6g}"
 
 
 def _to_dates(path: Path, column: pd.Series, index: int, date_format: str | None) -> tuple[pd.DatetimeIndex, str]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from exp.errors import DataError
 from exp.forecasting.data.rhythm import find_rhythm, gap_notes
+from exp.forecasting.data.roles import Roles
 from exp.forecasting.data.series import AmbiguousDatesError, read_series
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ class SeriesFile:
 
     Attributes:
         path: of the file.
+        roles: what its series are for.
         names: of the C series.
         num_rows: of the file.
         dates: of the rows; None where the file has none, or as long as they are ambiguous.
@@ -42,6 +44,7 @@ class SeriesFile:
         date_column: see there.
         date_format: see :func:`exp.forecasting.data.dates.parse_dates`.
         allow_gaps: whether rows may be at other distances in time than most.
+        roles: see :func:`exp.forecasting.data.series.read_series`.
 
     Raises:
         DataError: the file is malformed, or has gaps that are not allowed.
@@ -55,9 +58,11 @@ class SeriesFile:
         date_column: str | None,
         date_format: str | None,
         allow_gaps: bool,
+        roles: Roles | None = None,
     ) -> None:
         self.path = path
-        self._read = partial(read_series, path, header, channels, date_column)
+        self._read = partial(read_series, path, header, channels, date_column, roles=roles)
+        self.roles = roles or Roles()
         self._allow_gaps = allow_gaps
         self.dates: pd.DatetimeIndex | None = None
         self.date_format: str | None = None

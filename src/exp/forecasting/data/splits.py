@@ -8,7 +8,7 @@ from exp.errors import DataError
 
 __all__ = ["SPLITS", "TooFewRowsError", "borders", "check_split"]
 
-SPLITS = ("ett_hour", "ett_minute", "ratio", "new")
+SPLITS = ("ett_hour", "ett_minute", "ratio", "pems", "new")
 
 _ETT_MONTHS = (12, 4, 4)
 _ROWS_PER_MONTH = {"ett_hour": 30 * 24, "ett_minute": 30 * 24 * 4}
@@ -23,8 +23,10 @@ def borders(split: str, num_rows: int, lookback: int, horizon: int) -> dict[str,
 
     ``ett_hour`` and ``ett_minute``: 12, 4 and 4 months of 30 days, hourly or every 15 minutes; what follows is unused.
     ``ratio``: ``int(0.7 n)`` rows, the rest, and the last ``int(0.2 n)``. Validation and test begin ``lookback`` rows
-    early, so that their first window forecasts the first row of the part. ``new``: all rows are for testing; they may
-    be too few for a window, but not for a forecast of what follows them.
+    early, so that their first window forecasts the first row of the part. ``pems``: the first 60 %, the next 20 % and
+    the rest, which share no row: the first window forecasts ``lookback`` rows later (the loaders of PEMS in SCINet,
+    arXiv 2106.09305, and iTransformer, arXiv 2310.06625). ``new``: all rows are for testing; they may be too few for a
+    window, but not for a forecast of what follows them.
 
     Args:
         split: one of :data:`SPLITS`.
@@ -47,6 +49,8 @@ def borders(split: str, num_rows: int, lookback: int, horizon: int) -> dict[str,
         if num_rows < lookback:
             raise TooFewRowsError(f"{num_rows} rows are too few: a forecast sees data.lookback={lookback} of them")
         return {"test": range(num_rows)}
+    if split == "pems":
+        return _disjoint(num_rows, lookback, horizon)
     if split == "ratio":
         num_train, num_val, num_test = _shares(num_rows)
     else:
@@ -70,6 +74,19 @@ def borders(split: str, num_rows: int, lookback: int, horizon: int) -> dict[str,
         "val": range(num_train - lookback, num_known),
         "test": range(num_known - lookback, num_known + num_test),
     }
+
+
+def _disjoint(num_rows: int, lookback: int, horizon: int) -> dict[str, range]:
+    """The parts of ``pems``."""
+    first, second = int(0.6 * num_rows), int((0.6 + 0.2) * num_rows)  # summed so by those loaders
+    parts = {"train": range(first), "val": range(first, second), "test": range(second, num_rows)}
+    if min(map(len, parts.values())) < lookback + horizon:
+        raise TooFewRowsError(
+            f"too few rows for data.lookback={lookback} and data.horizon={horizon}: of {num_rows}, data.split=pems "
+            f"gives {' / '.join(str(len(part)) for part in parts.values())} rows for training, validation and "
+            "testing, and each needs lookback + horizon"
+        )
+    return parts
 
 
 def _shares(num_rows: int) -> tuple[int, int, int]:

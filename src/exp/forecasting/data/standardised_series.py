@@ -9,7 +9,7 @@ import torch
 
 from exp.errors import DataError
 from exp.forecasting.data.splits import TooFewRowsError, borders
-from exp.forecasting.data.standardise import standardised, statistics
+from exp.forecasting.data.standardise import filled, standardised, statistics
 from exp.forecasting.data.timefeatures import time_features
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ class StandardisedSeries:
         notes: what the user should be told of the file, a line each.
         lookback: rows that a forecast sees (L).
         horizon: rows that it forecasts (H).
+        scored: positions of the series that are forecast, among ``names``.
 
     Args:
         name: of the data set.
@@ -51,11 +52,14 @@ class StandardisedSeries:
     """
 
     notes: Sequence[str]
+    _truth: torch.Tensor | None
+    _future: torch.Tensor | None
 
     def __init__(self, name: str, file: SeriesFile, split: str, lookback: int, horizon: int) -> None:
         self.name, self.lookback, self.horizon = name, lookback, horizon
         self._file = file
         self.path, self.names, self.num_rows = file.path, file.names, file.num_rows
+        self.scored = file.roles.scored(file.names)
         self._take_dates()
         self._scaled = False
         self._too_few: DataError | None = None
@@ -70,7 +74,7 @@ class StandardisedSeries:
             self._too_few = DataError(f"{self.path}: {error}{hint * (self.num_rows >= lookback)}")
         if self._trains:
             series = file.read()
-            self._standardise(series, *statistics(series.values[: len(self._rows["train"])]))
+            self._standardise(series, *statistics(series.values[: len(self._rows["train"])], self.names))
 
     @property
     def _trains(self) -> bool:
@@ -148,9 +152,23 @@ class StandardisedSeries:
     def _standardise(self, series: Series, mean: np.ndarray, std: np.ndarray) -> None:
         values = standardised(series, mean, std)
         self._mean, self._std = torch.from_numpy(mean), torch.from_numpy(std)
-        self._values = series_contiguous(values)
-        self._marks = series_contiguous(time_features(series.dates, len(values)))
+        seen = filled(values)
+        marks = time_features(series.dates, len(values))
+        self._values, self._marks = series_contiguous(seen), series_contiguous(marks)
+        self._truth = self._future = None
+        roles = self._file.roles
+        if roles.hides(self.names):
+            truth = np.full_like(values, np.nan)
+            truth[:, self.scored] = values[:, self.scored]
+            self._truth = series_contiguous(truth)
+        if roles.covariates is not None:
+            self._future = series_contiguous(np.concatenate([seen[:, roles.ahead(self.names)], marks], axis=1))
         self._scaled = True
+
+    @property
+    def target_names(self) -> list[str]:
+        """Of the series that are forecast."""
+        return [self.names[position] for position in self.scored]
 
     @property
     def mean(self) -> torch.Tensor:

@@ -26,6 +26,8 @@ class WindowDataset(Dataset):
         horizon: rows that it forecasts (H).
         resident: whether a card keeps the rows and cuts the windows itself; None: where they are small beside its free
             memory.
+        truth: what is to be forecast, as ``values``, but NaN where there is no truth; None: ``values``.
+        future: what is known ahead, float32 (T, K); None: nothing.
     """
 
     takes_batches = gives_tensors = True
@@ -38,10 +40,17 @@ class WindowDataset(Dataset):
         lookback: int,
         horizon: int,
         resident: bool | None = None,
+        truth: torch.Tensor | None = None,
+        future: torch.Tensor | None = None,
     ) -> None:
         # One tensor per memory, cut into views when asked: torch 1.10 cannot send two of one memory to a new process.
         self._values = values[rows.start : rows.stop]
         self._marks = marks[rows.start : rows.stop]
+        self._ahead = {
+            name: series[rows.start : rows.stop]
+            for name, series in (("y", truth), ("future", future))
+            if series is not None
+        }
         self.rows = rows
         self.lookback = lookback
         self.horizon = horizon
@@ -58,7 +67,8 @@ class WindowDataset(Dataset):
 
         Returns:
             ``{"x": (B, L, C), "marks": (B, L, M), "y": (B, H, C)}``, float32, transposed views of contiguous (B, C, L);
-            and ``"index"``: the window numbers, int64 (B,).
+            and ``"index"``: the window numbers, int64 (B,). With ``truth``, ``"known"`` (B, H, C), too: 1 where ``y``
+            has a truth, else 0; with ``future``, ``"future"`` (B, H, K).
 
         Raises:
             IndexError: a number is negative or not below ``len(self)``.
@@ -68,12 +78,19 @@ class WindowDataset(Dataset):
         # unfold: (rows, C) -> (windows, C, size), without copying.
         windows, marks = (tensor.unfold(0, size, 1) for tensor in (self._values, self._marks))
         # index_select copies runs of memory; view[index] goes element by element, 3 to 30 times slower on torch 2.13.
-        return {
+        batch = {
             "x": windows[..., : self.lookback].index_select(0, index).transpose(1, 2),
             "marks": marks[..., : self.lookback].index_select(0, index).transpose(1, 2),
-            "y": windows[..., self.lookback :].index_select(0, index).transpose(1, 2),
-            "index": index,
         }
+        ahead = {"y": windows, **{name: series.unfold(0, size, 1) for name, series in self._ahead.items()}}
+        for name, series in ahead.items():
+            batch[name] = series[..., self.lookback :].index_select(0, index).transpose(1, 2)
+        return {**self._with_known(batch), "index": index}
+
+    def _with_known(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        if "y" in self._ahead:
+            batch["known"] = (batch["y"] == batch["y"]).to(torch.float32)  # NaN alone is unlike itself
+        return batch
 
     def numbers(self, keys: torch.Tensor) -> torch.Tensor:
         """The keys themselves."""
@@ -89,23 +106,26 @@ class WindowDataset(Dataset):
         Returns:
             Takes window numbers on the device, int64 (B,). None: cut them here.
         """
-        size = sum(tensor.numel() * tensor.element_size() for tensor in (self._values, self._marks))
+        held = (self._values, self._marks, *self._ahead.values())
+        size = sum(tensor.numel() * tensor.element_size() for tensor in held)
         fits = size <= (_WITHOUT_ASKING if free is None else free * _SHARE)
         if not (fits if self.resident is None else self.resident):
             return None
-        values, marks = (tensor.t().contiguous().to(device) for tensor in (self._values, self._marks))
+        values, marks, *others = (tensor.t().contiguous().to(device) for tensor in held)
         window = torch.arange(self.lookback + self.horizon, dtype=torch.int32).to(device)
 
         def cut(index: torch.Tensor) -> dict[str, Any]:
             # Not by strided views, as on the host: some devices copy the whole view, all windows, before they select.
             # In 32 bits, which every card computes with.
             rows = (index.to(torch.int32).unsqueeze(1) + window).reshape(-1)
-            seen, known = (
+            seen, known, *more = (
                 series.index_select(1, rows).view(len(series), len(index), len(window)).transpose(0, 1)
-                for series in (values, marks)
+                for series in (values, marks, *others)
             )
             parts = {"x": seen[..., : self.lookback], "marks": known[..., : self.lookback]}
-            parts["y"] = seen[..., self.lookback :]
-            return {**{name: part.contiguous().transpose(1, 2) for name, part in parts.items()}, "index": index}
+            for name, series in {"y": seen, **dict(zip(self._ahead, more))}.items():
+                parts[name] = series[..., self.lookback :]
+            batch = {name: part.contiguous().transpose(1, 2) for name, part in parts.items()}
+            return {**self._with_known(batch), "index": index}
 
         return cut

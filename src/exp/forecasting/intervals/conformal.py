@@ -74,14 +74,16 @@ class OrderedScores:
     """Scores of windows at each place, in order.
 
     Args:
-        scores: float32 (N, H, C); sorted in place; nan where the truth is missing.
+        scores: float32 (N, H, C); sorted in place; nan where the truth is missing. A channel without any truth is
+            one that is not forecast: it has no bounds (nan), and does not count.
     """
 
     def __init__(self, scores: np.ndarray) -> None:
         scores.sort(axis=0)  # nan last
         self.scores = scores
         self.counts = len(scores) - np.isnan(scores).sum(axis=0)  # (H, C)
-        self.fewest = int(self.counts.min())
+        forecast = self.counts[:, self.counts.any(axis=0)]
+        self.fewest = int(forecast.min()) if forecast.size else 0
 
     def bound(self, level: float, exact: bool = True) -> np.ndarray:
         """What a new score does not exceed with probability ``level``, (H, C).

@@ -54,12 +54,19 @@ class IntervalMetrics(Metric):
         series: their names, for tables by channel and step; None: only the totals.
         mean: of the series in the units of the file, float64 (C,).
         std: likewise.
+        scored: positions of the series that are forecast: those of the tables.
     """
 
     def __init__(
-        self, intervals: Intervals, series: Sequence[str] | None, mean: torch.Tensor, std: torch.Tensor
+        self,
+        intervals: Intervals,
+        series: Sequence[str] | None,
+        mean: torch.Tensor,
+        std: torch.Tensor,
+        scored: Sequence[int],
     ) -> None:
         self.intervals = intervals
+        self.scored = list(scored)
         self.series = series
         self.std = std
         levels = [percent(level) for level in intervals.levels]
@@ -68,7 +75,7 @@ class IntervalMetrics(Metric):
         self.names = [*self._of_level, *in_file, "crps", "crps_file_units", "wql"]
         self.units = dict.fromkeys(("crps", *(f"width_{level}" for level in levels)), "standardised")
         # Relative to the largest, so that float32 carries them.
-        self._largest = float(std.max())
+        self._largest = float(std[self.scored].max())
         self._scale, self._shift = (std / self._largest).float(), (mean / self._largest).float()
         self._weights = [2.0 * weight for weight in trapezoid_weights(intervals.taus)]
         self.reset()
@@ -147,8 +154,10 @@ class IntervalMetrics(Metric):
             total += part.cpu().double()
         distributed.sum(total)  # (1 + figures, H, C)
         names = [*self._of_level, "crps"]
+        total = total[..., self.scored]
         steps = [str(step + 1) for step in range(shape[1])]
-        for table, key, rows, dim in (("per_channel", "channel", self.series, 1), ("per_step", "step", steps, 2)):
+        series = [self.series[position] for position in self.scored]
+        for table, key, rows, dim in (("per_channel", "channel", series, 1), ("per_step", "step", steps, 2)):
             known, *sums = total.sum(dim=dim)
             columns = {name: (values / known).tolist() for name, values in zip(names, sums)}
             self._found.append(Table(f"intervals_{table}", key, rows, columns, self.units))

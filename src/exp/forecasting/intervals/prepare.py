@@ -137,6 +137,7 @@ def _calibration(
         "weights": store.digest_of(model),
         "data": data.name,
         "names": list(data.names),
+        "targets": list(data.target_names),
         "precision": session.config.precision,
         "horizon": data.horizon,
     }

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from exp.compat import autocast_disabled
+from exp.forecasting.known import known_difference, mean_over_known
 
 __all__ = ["TimeFrequencyLoss", "dft_matrix"]
 
@@ -50,10 +51,29 @@ class TimeFrequencyLoss(nn.Module):
         self.alpha = alpha
         self.register_buffer("dft", dft_matrix(horizon), persistent=False)
 
-    def forward(self, prediction: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """``prediction`` and ``target``: (B, H, C); result: 0-dim, float32."""
+    def forward(
+        self, prediction: torch.Tensor, target: torch.Tensor, known: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """``prediction`` and ``target``: (B, H, C); result: 0-dim, float32.
+
+        ``known`` (B, H, C) is 1 where there is a truth, else 0: the difference counts as 0 where there is none. Means
+        are then over each window's cells with a truth (in time) and its series with one (in frequency), and over
+        windows (:func:`exp.forecasting.known.mean_over_known`).
+        """
         with autocast_disabled(prediction.device.type):
+            if known is not None:
+                return self._over_known(known_difference(prediction.float(), target.float(), known), known)
             difference = prediction.float() - target.float()
-            real, imaginary = (difference.transpose(1, 2) @ self.dft).chunk(2, dim=-1)
-            magnitude = (real * real + imaginary * imaginary).clamp_min(_TINY).sqrt()
+            magnitude = self._magnitude(difference)
             return (1.0 - self.alpha) * difference.abs().mean() + self.alpha * magnitude.mean()
+
+    def _magnitude(self, difference: torch.Tensor) -> torch.Tensor:
+        """Of the Fourier transform: (B, H, C) to (B, C, F)."""
+        real, imaginary = (difference.transpose(1, 2) @ self.dft).chunk(2, dim=-1)
+        return (real * real + imaginary * imaginary).clamp_min(_TINY).sqrt()
+
+    def _over_known(self, difference: torch.Tensor, known: torch.Tensor) -> torch.Tensor:
+        series = known.sum(dim=1).clamp_max(1.0)  # (B, C): 1 where a series has a truth in a window
+        magnitude = (self._magnitude(difference).mean(dim=2) * series).sum(dim=1)
+        in_frequency = (magnitude / series.sum(dim=1).clamp_min(1.0)).mean()
+        return (1.0 - self.alpha) * mean_over_known(difference.abs(), known) + self.alpha * in_frequency

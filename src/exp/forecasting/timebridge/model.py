@@ -139,6 +139,8 @@ class TimeBridge(Model):
         marks: torch.Tensor,
         y: torch.Tensor | None = None,
         index: torch.Tensor | None = None,
+        known: torch.Tensor | None = None,
+        future: torch.Tensor | None = None,
         mode: str = "tensor",
     ) -> torch.Tensor | dict[str, torch.Tensor]:
         """Forecast, or its loss.
@@ -148,6 +150,9 @@ class TimeBridge(Model):
             marks: (B, L, M), time features in [-0.5, 0.5]; not read without Cointegrated Attention.
             y: (B, H, C), the truth; only for the loss.
             index: (B,), number of each window; part of a batch, not used.
+            known: (B, H, C), 1 where ``y`` has a truth, else 0; None: everywhere.
+            future: (B, H, K), covariates and calendar of the horizon; part of a batch, not used: covariates are seen as
+                further series over the lookback.
             mode: ``"loss"``, ``"predict"`` or ``"tensor"`` (:class:`exp.models.base.Model`); ``"spread"`` where
                 ``spread`` is set (:class:`exp.forecasting.intervals.intervals.Spread`).
 
@@ -158,7 +163,7 @@ class TimeBridge(Model):
         Raises:
             ValueError: ``mode`` is unknown, or the loss is asked for without ``y``.
         """
-        del index
+        del index, future
         if mode in ("predict", "tensor"):
             return self._forecast(x, marks)
         if mode == "spread" and self.spread is not None:
@@ -167,18 +172,20 @@ class TimeBridge(Model):
             raise ValueError(f"mode={mode!r} is not one of 'loss', 'predict', 'tensor'")
         if y is None:
             raise ValueError("mode='loss' needs y (B, H, C), and the batch has none")
-        return self.losses(x, marks, y)
+        return self.losses(x, marks, y, known)
 
-    def losses(self, x: torch.Tensor, marks: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+    def losses(
+        self, x: torch.Tensor, marks: torch.Tensor, y: torch.Tensor, known: torch.Tensor | None = None
+    ) -> dict[str, torch.Tensor]:
         """The terms of the loss by name, 0-dim each; arguments as for :meth:`forward`."""
         if self.quantiles is None:
-            return {"loss": self.loss(self._forecast(x, marks), y)}
+            return {"loss": self.loss(self._forecast(x, marks), y, known)}
         series, mean, std = standardised(x)
         forecast, others = self._heads(self.encode(series, marks), mean, std)
         levels = [tau for tau in self.quantiles if tau != MEDIAN]
         return {
-            "loss_forecast": self.loss(forecast, y),
-            "loss_quantiles": quantile_loss([y - other for other in others], levels),
+            "loss_forecast": self.loss(forecast, y, known),
+            "loss_quantiles": quantile_loss(others, y, levels, known),
         }
 
     def spread_of(self, x: torch.Tensor, marks: torch.Tensor) -> torch.Tensor:

@@ -178,12 +178,19 @@ class TimeBridgePrior(TimeBridge):
         log_variance = in_float32(self.scale.decoder, self.scale.encode(series, marks)).transpose(1, 2)
         return torch.exp(0.5 * (log_variance + self.log_variance_shift)) * std
 
-    def losses(self, x: torch.Tensor, marks: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+    def losses(
+        self, x: torch.Tensor, marks: torch.Tensor, y: torch.Tensor, known: torch.Tensor | None = None
+    ) -> dict[str, torch.Tensor]:
         """The terms, weighted; arguments as for :meth:`forward`.
+
+        Where there is no truth, the regimes see the last value of the lookback; the reconstruction is of the lookback
+        as it is seen, filled cells included.
 
         ``loss_forecast``, ``loss_reconstruction`` and, with the prior, ``loss_stationary_kl``, ``loss_changing_kl`` and
         ``loss_hmm``, 0-dim each.
         """
+        if known is not None:
+            y = torch.where(known > 0, y, x[:, -1:].expand_as(y))
         series, mean, std = standardised(x)
         tokens = self.encode(series, marks)
         heads = (self.past_decoder, self.decoder)
@@ -199,7 +206,7 @@ class TimeBridgePrior(TimeBridge):
         observed = z * std + mean
         lookback = x.shape[1]
         terms = {
-            "forecast": self.loss(observed[:, lookback:], y),
+            "forecast": self.loss(observed[:, lookback:], y, known),
             "reconstruction": self.past_loss(observed[:, :lookback], x),
         }
         if self.prior and log_variance is not None:

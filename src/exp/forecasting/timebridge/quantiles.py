@@ -7,6 +7,7 @@ from typing import Sequence
 import torch
 
 from exp.errors import ConfigError
+from exp.forecasting.known import known_difference, mean_over_known
 
 __all__ = ["MEDIAN", "check_quantiles", "quantile_loss", "uncrossed"]
 
@@ -34,16 +35,24 @@ def check_quantiles(quantiles: Sequence[float]) -> list[float]:
     return levels
 
 
-def quantile_loss(errors: Sequence[torch.Tensor], levels: Sequence[float]) -> torch.Tensor:
+def quantile_loss(
+    others: Sequence[torch.Tensor], y: torch.Tensor, levels: Sequence[float], known: torch.Tensor | None = None
+) -> torch.Tensor:
     """Twice the pinball loss (Koenker and Bassett, Econometrica 46(1), 1978), averaged over levels, 0-dim, float32.
 
     Twice, so that the one of the median is the mean absolute error.
 
     Args:
-        errors: truth less quantile, by level, any shape.
+        others: the quantiles, by level, (B, H, C) each.
+        y: (B, H, C), the truth.
         levels: between 0 and 1.
+        known: (B, H, C), 1 where ``y`` has a truth, else 0; None: everywhere.
     """
-    losses = [torch.maximum(tau * error, (tau - 1.0) * error).mean() for error, tau in zip(errors, levels)]
+    losses = []
+    for quantile, tau in zip(others, levels):
+        error = y - quantile if known is None else known_difference(y, quantile, known)
+        loss = torch.maximum(tau * error, (tau - 1.0) * error)
+        losses.append(loss.mean() if known is None else mean_over_known(loss, known))
     return 2.0 * torch.stack(losses).mean()
 
 

@@ -1,0 +1,96 @@
+"""Every row of the published TimeBridge tables is one command: it composes, and has the values of the authors' logs.
+
+The values are those that github Hank0626/TimeBridge, commit 0f9a83f, prints at the head of ``_logs/*_<horizon>.logs``:
+its ``Namespace(...)`` is the same for the four horizons of a data set, but for ``pred_len``.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hydra import compose, initialize_config_module
+
+from exp.config.structures import register
+from exp.forecasting.data.splits import borders
+from tests.docs.reader import ROOT, lines_of
+
+KEYS = ("period", "num_p", "n_heads", "stable_len", "d_model", "d_ff", "layers", "attn_dropout", "alpha", "batch_size",
+        "epochs", "patience", "lr", "lradj")  # fmt: skip
+LOGS = {
+    "etth1": (24, None, 8, 6, 128, 128, (3, 1, 0), 0.15, 0.35, 64, 100, 10, 2e-4, "type1"),
+    "etth2": (48, None, 4, 6, 128, 128, (3, 1, 0), 0.15, 0.35, 16, 100, 15, 1e-4, "type1"),
+    "ettm1": (48, 6, 4, 6, 64, 128, (3, 1, 0), 0.15, 0.35, 64, 100, 15, 2e-4, "TST"),
+    "ettm2": (48, None, 4, 6, 64, 128, (3, 1, 0), 0.15, 0.35, 64, 100, 10, 2e-4, "TST"),
+    "weather": (48, 12, 8, 6, 128, 128, (1, 1, 1), 0.15, 0.1, 32, 10, 3, 1e-4, "type1"),
+    "solar": (48, 12, 8, 6, 128, 128, (1, 1, 1), 0.15, 0.05, 32, 100, 15, 5e-4, "type1"),
+    "electricity": (24, 4, 32, 4, 512, 512, (1, 1, 2), 0.1, 0.2, 16, 10, 3, 5e-4, "type1"),
+    "traffic": (24, 8, 64, 2, 512, 512, (1, 1, 3), 0.15, 0.35, 4, 100, 5, 5e-4, "type1"),
+}
+HORIZONS = (96, 192, 336, 720)
+# Rows of the file; windows of training and test at the horizons 96 and 720, as the logs print them.
+WINDOWS = {
+    "etth1": (17420, (7825, 2785), (7201, 2161)),
+    "ettm1": (69680, (33745, 11425), (33121, 10801)),
+    "weather": (52696, (36072, 10444), (35448, 9820)),
+    "solar": (52560, (35977, 10417), (35353, 9793)),
+    "electricity": (26304, (17597, 5165), (16973, 4541)),
+    "traffic": (17544, (11465, 3413), (10841, 2789)),
+}
+SCHEDULES = {"type1": "ExponentialLR", "TST": "TorchOneCycle"}
+
+
+def composed(*overrides):
+    register()
+    with initialize_config_module("exp.conf", version_base="1.3"):
+        return compose("config", overrides=list(overrides))
+
+
+def values_of(config):
+    model = config.model
+    layers = (model.integrated_layers, model.downsampling_layers, model.cointegrated_layers)
+    (scheduler,) = config.schedule.param_scheduler
+    (name,) = (name for name, kind in SCHEDULES.items() if kind == scheduler.type)
+    return (model.period, model.num_patches_out, model.num_heads, model.stable_len, model.d_model, model.d_ff, layers,
+            model.attention_dropout, model.alpha, config.global_batch_size, config.max_epochs, config.patience,
+            config.optim.lr, name)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_every_row_is_one_command(name):
+    for horizon in HORIZONS:
+        config = composed(f"experiment=timebridge_{name}", f"data.horizon={horizon}")
+        assert dict(zip(KEYS, values_of(config))) == dict(zip(KEYS, LOGS[name])), horizon
+        assert (config.data.lookback, config.model.lookback, config.model.horizon) == (720, 720, horizon)
+        assert (config.model.dropout, config.optim.type) == (0.0, "Adam")
+        assert config.model.channels == config.data.channels
+        assert config.published_for == config.data.name
+        assert set(config.published[horizon]) == {"mse", "mae"}
+    if config.schedule.param_scheduler[0].type == "TorchOneCycle":
+        assert config.schedule.param_scheduler[0].pct_start == 0.2
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_windows_are_those_of_the_logs(name):
+    split = composed(f"experiment=timebridge_{name}").data.split
+    num_rows, *by_horizon = WINDOWS[name]
+    for horizon, (train, test) in zip((96, 720), by_horizon):
+        parts = borders(split, num_rows, 720, horizon)
+        assert [len(parts[part]) - 720 - horizon + 1 for part in ("train", "test")] == [train, test]
+
+
+def test_each_value_says_where_it_is_from():
+    for name in LOGS:
+        text = (ROOT / "conf" / "experiment" / f"timebridge_{name}.yaml").read_text(encoding="utf-8")
+        assert "commit 0f9a83f" in text
+        settings = text.partition("\nmodel:\n")[2].partition("published_source")[0]
+        for line in settings.splitlines():
+            assert re.search(r"  # --\w+(, run\.py's default)?$", line) or line == "optim:", (name, line)
+
+
+def test_the_commands_for_whole_tables_compose():
+    (table,) = (line for line in lines_of(ROOT / "docs" / "results.md") if "timebridge_etth2" in line)
+    assert " -m exp -m " in table
+    swept = dict(word.split("=", 1) for word in table.split()[4:])
+    assert swept["experiment"].split(",") == [f"timebridge_{name}" for name in LOGS]
+    assert tuple(map(int, swept["data.horizon"].split(","))) == HORIZONS

@@ -1,0 +1,159 @@
+"""``data.inputs``, ``data.targets``, ``data.covariates`` and ``data.missing``: what a batch has, and what is scored."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from exp.engine.distributed import Distributed
+from exp.errors import DataError
+from exp.forecasting.config import ForecastingDataConfig
+from exp.forecasting.data.dataset import ForecastingData
+from exp.forecasting.data.preflight import preflight
+
+ROWS, LOOKBACK, HORIZON = 200, 24, 8
+NAMES = ["pump", "temp", "flow"]
+
+
+@pytest.fixture
+def path(tmp_path):
+    """Three series; some cells of each are empty."""
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=(ROWS, 3)).round(3)
+    cells = [[repr(float(value)) for value in row] for row in values]
+    for row, column, empty in ((0, 0, ""), (30, 0, "NaN"), (31, 0, ""), (170, 0, ""), (171, 1, "nan"), (175, 2, "NA")):
+        cells[row][column] = empty
+    dates = [f"2020-01-{1 + row // 24:02d} {row % 24:02d}:00:00" for row in range(ROWS)]
+    lines = [",".join([date, *row]) for date, row in zip(dates, cells)]
+    path = tmp_path / "plant.csv"
+    path.write_text("\n".join(["date," + ",".join(NAMES), *lines]) + "\n")
+    return path
+
+
+def made(path, **keys):
+    return ForecastingData("plant", str(path), keys.pop("channels", 3), lookback=LOOKBACK, horizon=HORIZON,
+                           **{"missing": "mask", **keys})  # fmt: skip
+
+
+def table(path):
+    rows = [line.split(",") for line in path.read_text().splitlines()[1:]]
+    return np.array([[float(cell) if cell and cell != "NA" else np.nan for cell in row[1:]] for row in rows])
+
+
+def test_empty_cells_are_filled_where_they_are_seen_and_nan_where_they_are_truth(path):
+    data, values = made(path), table(path)
+    mean, std = np.nanmean(values[:140], axis=0), np.nanstd(values[:140], axis=0)
+    np.testing.assert_allclose(data.mean, mean)
+    np.testing.assert_allclose(data.std, std)
+    x = data.train[[0]]["x"][0]
+    assert x[0, 0] == 0.0  # nothing before it: the mean
+    seen = data.train[[20]]["x"][0, :, 0]  # rows 20 to 43
+    assert seen[10] == seen[11] == seen[9]
+    batch = data.test[torch.arange(len(data.test))]
+    truth = np.stack([values[160 + n : 168 + n] for n in range(len(data.test))])
+    np.testing.assert_array_equal(batch["known"].numpy(), ~np.isnan(truth))
+    np.testing.assert_allclose(data.to_original_units(batch["y"].double()), truth, atol=1e-6)
+    assert torch.equal(batch["y"].isnan(), batch["known"] == 0)
+    assert data.record(lambda each: [each])["cells_without_truth"] == 6
+
+
+@pytest.mark.parametrize("shares", [1, 3])
+def test_metrics_are_over_the_cells_with_a_truth(path, shares):
+    """In one go or in parts of other sizes, as ranks have them."""
+    data, values = made(path, targets=["flow", "pump"]), table(path)
+    assert data.target_names == ["pump", "flow"]
+    count = len(data.test)
+    metrics, outputs = data.metrics(detailed=True), torch.randn(count, HORIZON, 3)
+    for part in torch.arange(count).chunk(shares):
+        metrics.update(outputs[part], data.test[part])
+    found = metrics.compute(Distributed())
+    truth = np.stack([values[160 + n : 168 + n] for n in range(count)])
+    error = (outputs.numpy() - (truth - data.mean.numpy()) / data.std.numpy())[..., [0, 2]]
+    units = error * data.std.numpy()[[0, 2]]
+    assert found["mse"] == pytest.approx(np.nanmean(error**2), rel=1e-5)
+    assert found["mae"] == pytest.approx(np.nanmean(abs(error)), rel=1e-5)
+    assert found["mse_file_units"] == pytest.approx(np.nanmean(units**2), rel=1e-5)
+    per_channel, _ = metrics.tables()
+    assert per_channel.rows == ["pump", "flow"]
+    np.testing.assert_allclose(metrics.channel["mae"], np.nanmean(abs(error), axis=(0, 1)), rtol=1e-5)
+    np.testing.assert_allclose(metrics.step["mse_file_units"], np.nanmean(units**2, axis=(0, 2)), rtol=1e-5)
+
+
+def test_covariates_come_ahead_and_beyond_the_last_target(path):
+    lines = path.read_text().splitlines()
+    # The plan of the pump goes on for five rows more; nobody knows the rest yet.
+    lines += [f"2020-01-09 {8 + row:02d}:00:00,{row + 0.5},," for row in range(5)]
+    path.write_text("\n".join(lines))
+    data = made(path, covariates=["pump"])
+    assert data.target_names == ["temp", "flow"]
+    batch = data.test[[3]]
+    assert batch["future"].shape == (1, HORIZON, 1 + 4)
+    begin = data.rows["test"].start + 3 + LOOKBACK
+    pump = torch.from_numpy(table(path)[begin : begin + HORIZON, 0])
+    later = batch["future"][0, :, 0].double() * data.std[0] + data.mean[0]
+    known = ~pump.isnan()
+    np.testing.assert_allclose(later[known], pump[known], atol=1e-6)
+    assert batch["known"][0, :, 0].sum() == 0
+    window, dates = data.future_window()
+    assert str(dates[0]) == "2020-01-09 08:00:00"
+    assert str(dates[-1]) == "2020-01-09 15:00:00"
+    ahead = window["future"][0, :, 0].double() * data.std[0] + data.mean[0]
+    np.testing.assert_allclose(ahead, [0.5, 1.5, 2.5, 3.5, 4.5, 4.5, 4.5, 4.5], atol=1e-6)
+    np.testing.assert_allclose(window["future"][0, :, 1], np.arange(8, 16) / 23 - 0.5, atol=1e-6)
+    assert "future" not in made(path).future_window()[0]
+    assert made(path, covariates=[]).test[[0]]["future"].shape[-1] == 4
+
+
+def test_one_series_alone(path):
+    """TSLib's mode S; by number where there are no names."""
+    data = made(path, inputs=["flow"], targets=["flow"], channels=1)
+    assert data.names == ["flow"]
+    np.testing.assert_allclose(data.mean, np.nanmean(table(path)[:140, 2]))
+    bare = path.parent / "bare.csv"
+    bare.write_text("\n".join(line.partition(",")[2] for line in path.read_text().splitlines()[1:]))
+    other = made(bare, inputs=[2], channels=1, header=False)
+    assert torch.equal(other.test[[0]]["x"], data.test[[0]]["x"])
+
+
+def test_batches_cut_on_a_device_are_the_same(path):
+    data = made(path, targets=["flow"], covariates=["temp"], on_device=True)
+    index = torch.tensor([5, 0, 17])
+    here, there = data.train[index], data.train.on_device(torch.device("cpu"), None)(index)
+    assert list(here) == list(there)
+    for name in here:
+        np.testing.assert_array_equal(here[name].numpy(), there[name].numpy())
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"missing": "refuse"}, "row 2, column pump: '' is not a finite number"),
+        ({"missing": "drop"}, "data.missing=drop is not one of refuse, mask"),
+        ({"targets": ["flw"]}, "has no column 'flw'; did you mean 'flow'?; its series are pump, temp, flow"),
+        ({"targets": ["pump"], "covariates": ["pump"]}, "'pump' is in data.targets and in data.covariates"),
+        ({"covariates": NAMES}, "data.covariates names every column"),
+        ({"targets": ["flow", "flow"]}, "data.targets has 'flow' twice"),
+        ({"targets": []}, "data.targets=[] names no column"),
+        ({"inputs": ["flow"]}, "data.inputs names 1 columns, but data.channels=3; set data.channels=1"),
+        ({"inputs": ["flow"], "channels": 1, "targets": ["temp"]}, "'temp' is not among data.inputs (flow)"),
+    ],
+)  # fmt: skip
+def test_refused_before_anything_starts(path, keys, says):
+    config = {"name": "plant", "file": str(path), "channels": 3, "missing": "mask", **keys}
+    if keys != {"missing": "refuse"}:  # the parent reads the header alone
+        with pytest.raises(DataError) as error:
+            preflight(vars(ForecastingDataConfig(**config)))
+        assert says in str(error.value).splitlines()[0]
+    with pytest.raises(DataError) as error:
+        made(path, **keys)
+    assert says in str(error.value).splitlines()[0]
+
+
+def test_what_no_value_stands_for_is_refused_all_the_same(path):
+    path.write_text(path.read_text().replace("NA\n", "broken\n"))
+    with pytest.raises(DataError, match="column flow: 'broken' is not a finite number"):
+        made(path)
+    path.write_text("date,a,b\n" + "".join(f"2020-01-01 {n // 60:02d}:{n % 60:02d},{n},\n" for n in range(200)))
+    with pytest.raises(DataError, match="column b: all its cells in the training rows are empty"):
+        made(path, channels=2)
