@@ -75,7 +75,7 @@ class OrderedScores:
 
     Args:
         scores: float32 (N, H, C); sorted in place; nan where the truth is missing. A channel without any truth is
-            one that is not forecast: it has no bounds (nan), and does not count.
+            one that is not forecast: its bounds are 0, and it does not count.
     """
 
     def __init__(self, scores: np.ndarray) -> None:
@@ -114,4 +114,4 @@ class OrderedScores:
 
     def _at(self, places: np.ndarray) -> np.ndarray:
         found: np.ndarray = np.take_along_axis(self.scores, places[None], axis=0)[0]
-        return found
+        return np.where(self.counts > 0, found, np.float32(0.0))
