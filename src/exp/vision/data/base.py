@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
 import torch
@@ -10,7 +9,7 @@ import torch
 from exp.data.base import Data, Prediction, Sketch
 from exp.data.fingerprint import of_samples
 from exp.errors import DataError
-from exp.vision.data.adopting import adopt_bands, adopt_normalisation, refuse_another_order
+from exp.vision.data.adopting import adopt, record_of, refuse_another_order, state_of
 from exp.vision.data.bands import BandChoice
 from exp.vision.data.dataset import ImageDataset, findings
 from exp.vision.data.listing import Listing
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
     from exp.data.fingerprint import Fingerprint
 
 __all__ = ["ImageData"]
-
-logger = logging.getLogger(__name__)
 
 _ASSUMED_CLASSES = 50
 
@@ -173,7 +170,8 @@ class ImageData(Data):
 
         Returns:
             ``{"classes": [name], "channels": count, "value_range": [low, high] | None}``; with ``data.bands`` also
-            ``bands``, ``band_names`` and ``band_count``, with ``data.mean`` also ``mean``, ``std`` and ``scaled``.
+            ``bands``, ``band_names`` and ``band_count``, with ``data.mean`` also ``mean``, ``std`` and ``scaled``, with
+            those of modalities also ``modality_statistics``.
         """
         self._look()
         state: dict[str, Any] = {
@@ -181,13 +179,7 @@ class ImageData(Data):
             "channels": self.read.channels,
             "value_range": limits_of(self.read.value_range),
         }
-        bands, normalisation = self.read.bands, self.normalisation
-        if bands is not None:
-            state.update(bands=list(bands.wanted), band_names=list(normalisation.names), band_count=bands.expected)
-        if normalisation.mean is not None:
-            state.update(mean=normalisation.mean, std=normalisation.std, scaled=normalisation.scaled)
-        if self.read.modalities.state():
-            state["modality_statistics"] = self.read.modalities.state()
+        state.update(state_of(self.read, self.normalisation))
         return state
 
     def settle(self, session: Any) -> None:
@@ -228,7 +220,7 @@ class ImageData(Data):
         Raises:
             DataError: these data have other classes or channels.
         """
-        classes, channels, limits = (state.get(key) for key in ("classes", "channels", "value_range"))
+        classes, channels = state.get("classes"), state.get("channels")
         if classes is not None and list(classes) != list(self.classes):
             same = sorted(classes) == sorted(self.classes)
             raise DataError(
@@ -242,18 +234,7 @@ class ImageData(Data):
                 f"data.channels={channels}"
             )
         self._adopted = True
-        adopt_bands(self.read, self.normalisation, state)
-        adopt_normalisation(self.normalisation, state)
-        if "channels" in state:
-            self.read.modalities.take(state.get("modality_statistics") or {})
-        if "value_range" not in state:
-            return
-        if self.read.is_measured or self.read.value_range is None:
-            self.read.value_range = None if limits is None else list(limits)
-        elif limits is not None and limits_of(self.read.value_range) != limits_of(limits):
-            logger.warning(
-                "data.value_range=%s, but the weights were trained with %s", list(self.read.value_range), list(limits)
-            )
+        adopt(self.read, self.normalisation, state)
 
     def model_arguments(self) -> dict[str, Any]:
         """What the model must know of the files; names of bands, mean and deviation only where there are some."""
@@ -313,13 +294,7 @@ class ImageData(Data):
             gather: of :class:`exp.engine.distributed.Distributed`.
         """
         sizes = {part: len(data) for part, data in self._parts.items()}
-        used: dict[str, Any] = {}
-        if not self.read.is_measured and self.read.value_range is not None:
-            used["value_range"] = limits_of(self.read.value_range)
-        if self.read.bands is not None:
-            used["bands"] = self.normalisation.names or list(self.read.bands.wanted)
-        if self.normalisation.mean is not None:
-            used.update(mean=self.normalisation.mean, std=self.normalisation.std)
+        used = record_of(self.read, self.normalisation)
         return {**sizes, "tested_on": self.tested_on, **used, **self._notes, **findings(self._parts, gather)}
 
 

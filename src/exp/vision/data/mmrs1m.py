@@ -17,16 +17,11 @@ from exp.data.places import content_of
 from exp.errors import DataError
 from exp.vision.data.folders import HELD_OUT, part_folders
 from exp.vision.data.listing import Listing, files_below, folders_in, split
-from exp.vision.data.masks import pairs_below
 
-__all__ = ["MODALITIES", "PUBLISHED", "check_masks", "chosen", "find", "find_masks", "modality_in", "modality_of"]
+__all__ = ["MODALITIES", "PUBLISHED", "chosen", "find", "modality_in", "modality_of"]
 
 PUBLISHED = ("DCSR", "EuroSAT", "FGSCR", "NWPU-RESISC45", "RSSCN7", "UCMerced", "WHU-RS19")
 """Scene classification sets that MMRS-1M has."""
-_MASKED = (
-    "expected: <data.root>/segmentation/[<data set>/][{train,val,test}/]images beside labels, masks or annotations, "
-    "where a mask has its image's name"
-)
 MODALITIES = ("optical", "sar", "infrared")
 _SAR = ("hrsid", "sarv2", "ssdd")
 _SIC = {"dscr": "dcsr"}  # its file of answers is DSCR_cls.json
@@ -104,66 +99,6 @@ def chosen(root: Path, names: Sequence[str] | None, modality: str | None) -> tup
         there = ", ".join(f"{folder.name} ({modality_of(folder.name)})" for folder in folders.values())
         raise DataError(f"{above} holds no data set of data.modality={modality}; there are {there or 'none'}")
     return [folders[key] for key in wanted], missing
-
-
-def check_masks(root: Path) -> None:
-    """Refuse a root without a folder of segmentation.
-
-    Raises:
-        DataError: says what was expected; MMRS-1M as published has no masks.
-    """
-    if not (root / "segmentation").is_dir():
-        raise DataError(
-            f"data.root={root} has no folder segmentation; MMRS-1M as published has no masks: add yours\n  {_MASKED}"
-            f"\n  {content_of(root)}"
-        )
-
-
-def find_masks(
-    root: Path,
-    names: Sequence[str] | None,
-    modality: str | None,
-    images: str,
-    mask_folders: Sequence[str],
-    fractions: Sequence[float],
-) -> Listing:
-    """All pairs of an image and a mask below ``root/segmentation``; the classes are not in the layout.
-
-    Args:
-        root: see the module.
-        names: of data sets; None: all that are there.
-        modality: ``optical``, ``sar``, ``infrared``; None: any.
-        images: name of the folders of images.
-        mask_folders: names of the folders of masks beside them: the first that is there.
-        fractions: of train, val and test for data sets without folders of these names.
-
-    Raises:
-        DataError: there are none, or an image has no mask.
-    """
-    check_masks(root)
-    above = root / "segmentation"
-    single = (above / images).is_dir() or bool(part_folders(above))
-    sets = {plain(place.name): place for place in ([above] if single else folders_in(above))}
-    lacking = [name for name in names or () if plain(name) not in sets]
-    if lacking:
-        there = ", ".join(place.name for place in sets.values()) or "none"
-        raise DataError(f"data.datasets: {', '.join(lacking)} is not in {above}; there are {there}")
-    wanted = sorted(sets) if names is None else sorted({plain(name) for name in names})
-    chosen_sets = [sets[key] for key in wanted if single or modality in (None, modality_of(sets[key].name))]
-    parts: dict[str, list[tuple[str, Any]]] = defaultdict(list)
-    for place in chosen_sets:
-        folders = {part: pairs_below(folder, images, mask_folders) for part, folder in part_folders(place).items()}
-        if "train" in folders:
-            found: Mapping[str, list[tuple[str, Any]]] = folders
-            if "val" not in folders:
-                found = {**folders, **split(folders["train"], HELD_OUT, root, by_class=False)}
-        else:
-            found = split(pairs_below(place, images, mask_folders), fractions, root, by_class=False)
-        for part, pairs in found.items():
-            parts[part] += pairs
-    if not parts:
-        raise DataError(f"{above} holds no data set of data.modality={modality}\n  {_MASKED}")
-    return Listing([], dict(parts), {"datasets": [place.name for place in chosen_sets]})
 
 
 def find(

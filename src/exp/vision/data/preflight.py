@@ -9,7 +9,7 @@ import re
 from typing import Any, Mapping, Sequence
 
 from exp.errors import DataError
-from exp.vision.data import folders, loveda, masks, mmrs1m, spectral
+from exp.vision.data import folders, loveda, masks, mmrs1m, mmrs1m_masks, spectral
 from exp.vision.data.listing import PARTS, data_root
 
 __all__ = ["preflight"]
@@ -41,7 +41,7 @@ def preflight(config: Mapping[str, Any]) -> None:
             raise DataError(f"data.modality={config['modality']} is not one of {', '.join(mmrs1m.MODALITIES)}, or null")
         if kind == "SegmentationData":
             _check_masks(config)
-            mmrs1m.check_masks(root)
+            mmrs1m_masks.check(root)
         else:
             mmrs1m.chosen(root, config["datasets"], config["modality"])
     elif layout == "loveda":

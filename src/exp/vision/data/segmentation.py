@@ -10,7 +10,7 @@ import torch
 
 from exp.data.base import Sketch
 from exp.errors import DataError
-from exp.vision.data import loveda, mmrs1m
+from exp.vision.data import loveda, mmrs1m_masks
 from exp.vision.data import masks as pairs
 from exp.vision.data.base import ImageData
 from exp.vision.data.colors import distinct_colors, rgb
@@ -121,7 +121,7 @@ class SegmentationData(ImageData):
         else:
             if layout == "mmrs1m":
                 places = list(dict.fromkeys([masks, *_MASKS]))
-                listing = mmrs1m.find_masks(folder, datasets, modality, images, places, split)
+                listing = mmrs1m_masks.find(folder, datasets, modality, images, places, split)
             else:
                 listing = pairs.find(folder, images, masks, split, parts, on_error == "skip")
             listing.classes = list(palette or classes or ())
