@@ -10,6 +10,7 @@ from typing import Any, Sequence
 from omegaconf import OmegaConf
 
 from exp.config.walk import nodes
+from exp.hub import is_name
 
 __all__ = ["expand", "expand_arguments"]
 
@@ -33,7 +34,7 @@ def expand(config: Any) -> None:
     _expand_home(config)
     for key in _RELATIVE:
         value = OmegaConf.select(config, key)
-        if isinstance(value, str) and value != "auto":
+        if isinstance(value, str) and value != "auto" and not (key == "init_from" and is_name(value)):
             OmegaConf.update(config, key, os.path.abspath(value))  # noqa: PTH100 - pathlib leaves `..` in it
 
 
