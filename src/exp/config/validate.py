@@ -262,7 +262,7 @@ def _derive_batch(config: ExpConfig, overrides: Sequence[str]) -> None:
 
 
 def _check_files(config: ExpConfig, task: Task) -> None:
-    if not task.on_paper:
+    if task.uses_data and not task.on_paper:
         check_data(config.data)
     for key in ("init_from", "resume"):
         value = getattr(config, key)

@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Optional
 from omegaconf import II, MISSING
 
 from exp.plugins import Family, Plugin
-from exp.vision.tasks import Features
+from exp.vision.tasks import Features, Probe
 
 __all__ = [
     "ImageDataConfig",
@@ -201,6 +201,7 @@ plugin = Plugin(
         "data/scenes": SceneDataConfig,
         "data/segmentation": SegmentationDataConfig,
         "task/features": Features,
+        "task/probe": Probe,
     },
     keys={"task/predict": PredictKeys},
     families={
