@@ -41,7 +41,7 @@ def keep_features(session: Session, data: Any, model: Any) -> dict[str, Any]:
     if not parts:
         raise ConfigError(f"task.parts={list(task.parts)} names none of the parts of the data: train, val, test")
     kinds = ["cls", "mean", *(["patches"] if task.patches else [])]
-    fingerprint = _fingerprint(session, data, model, list(parts))
+    fingerprint = _fingerprint(session, data, model, parts)
     folder, trouble = task.store, None
     if distributed.is_main:
         try:
@@ -93,9 +93,11 @@ def _open_or_make(
 ) -> None:
     """Check the store that is there, or make an empty one."""
     config, folder = session.config, session.config.task.store
-    if _is_there(folder):
-        Store(folder).check(fingerprint, kinds, folder)
-        return
+    if (Path(folder) / "about.json").exists():
+        store = Store(folder)
+        if store.begun():
+            store.check(fingerprint, kinds, folder)
+            return
     first = next(iter(parts.values()))
     values = _of_batch(session, model, _first_batch(session, first), kinds)
     dtype = config.task.feature_dtype
@@ -115,15 +117,11 @@ def _open_or_make(
     Store.prepare(folder, about, arrays, {part: len(dataset) for part, dataset in parts.items()})
 
 
-def _is_there(folder: str) -> bool:
-    return (Path(folder) / "about.json").exists()
-
-
 def _first_batch(session: Session, dataset: Any) -> Any:
     return next(iter(device_loader(dataset, [torch.arange(min(2, len(dataset)))], 0, session)))
 
 
-def _fingerprint(session: Session, data: Any, model: Any, parts: list[str]) -> dict[str, Any]:
+def _fingerprint(session: Session, data: Any, model: Any, parts: dict[str, Any]) -> dict[str, Any]:
     """What features depend on: ``weights``, ``preprocessing`` and ``data``; the same on every rank."""
     config = session.config
     digest = hashlib.sha256()
@@ -133,7 +131,6 @@ def _fingerprint(session: Session, data: Any, model: Any, parts: list[str]) -> d
     limits = data.state().get("value_range")
     preprocessing = {
         "eval_pipeline": OmegaConf.to_container(config.data.eval_pipeline, resolve=True),
-        "size": config.data.size,
         "channels": config.data.channels,
         "value_range": limits,
         "mean": [round(value, 3) for value in model.pixel_mean.flatten().tolist()],
@@ -141,13 +138,25 @@ def _fingerprint(session: Session, data: Any, model: Any, parts: list[str]) -> d
         "blocks": list(model.blocks),
         "precision": config.precision,
         "dtype": config.task.feature_dtype,
-        "parts": parts,
+        "parts": list(parts),
     }
     return {
         "weights": {"sha256": digest.hexdigest()},
         "preprocessing": preprocessing,
-        "data": {name: list(entry) for name, entry in (fingerprint_of(data) or {}).items()},
+        "data": {
+            **{name: list(entry) for name, entry in (fingerprint_of(data) or {}).items()},
+            **{f"the list of {part}": _in_order(dataset.samples) for part, dataset in parts.items()},
+        },
     }
+
+
+def _in_order(samples: Any) -> list[Any]:
+    """Which image is at which place of the arrays, as an entry of a fingerprint; where the files lie plays no part."""
+    digest = hashlib.sha256()
+    for path, label in samples:
+        said = "" if isinstance(label, str) else label
+        digest.update(f"{Path(path).parent.name}/{Path(path).name}\0{said}\n".encode("utf-8", "surrogateescape"))
+    return [len(samples), 0, digest.hexdigest()]
 
 
 def _blocks(

@@ -103,6 +103,10 @@ class Store:
         """Numbers of the blocks that are not done."""
         return np.flatnonzero(np.array(self.array(part, "done")) == 0).tolist()
 
+    def begun(self) -> bool:
+        """Whether any block is done; one without is as good as none, such as a refused run has left."""
+        return any(bool(self.array(part, "done").any()) for part in self.about["parts"])
+
     def write_block(self, part: str, number: int, values: Mapping[str, np.ndarray]) -> None:
         """Write a block to every array, and then that it is done.
 
