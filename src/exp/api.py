@@ -85,12 +85,13 @@ class OpenRun:
         """
         from exp.config.create import create
         from exp.config.validate import has_weights
-        from exp.engine.fit import find_weights, fit_weights, read_weights
+        from exp.engine.fit import fit_weights, read_weights
+        from exp.hub import pinned
 
         allow(self.config.plugins)
         # An evaluation has none of its own.
-        source = self.path if RunFolder(self.path).has_checkpoint() else Path(self.config.init_from or self.path)
-        weights = read_weights(find_weights(source)) if has_weights(self.config) else None
+        source = self.path if RunFolder(self.path).has_checkpoint() else Path(pinned(self.config) or self.path)
+        weights = read_weights(source) if has_weights(self.config) else None
         data = create(self.config.data, "data")
         if weights is not None and weights.data is not None:
             data.adopt(weights.data)

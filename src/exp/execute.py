@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from exp import console, launcher, summary
+from exp import console, hub, launcher, summary
 from exp.backends_registry import create_backend
 from exp.contract import TASK_PAGE, shown
 from exp.errors import EXIT_OK, RunError
@@ -43,6 +43,7 @@ def execute(run: FrozenRun) -> Finished:
     backend.prepare()
     if run.reference is not None:
         create_backend(run.reference.backend).prepare()
+    hub.bring(config)
     if not chosen.leads:
         return Finished(chosen.take_part(run))
     run.write(chosen.job_token())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from exp.config.walk import plain
+
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
 
@@ -34,6 +36,7 @@ def blank_result(config: ExpConfig) -> dict[str, Any]:
         "published": None,
         "trained_in": None,
         "differs": [],
+        "weights": plain(config.record.weights) or None,
         "backend": config.backend.name,
         "simulated": config.backend.simulate,
         "device_type": None,

@@ -18,8 +18,8 @@ __all__ = ["RunFolder", "read_json", "read_result", "to_json", "write_atomically
 _LEAST_BYTES = 2**16  # what the records of the shortest run may need
 _OUTPUTS = (  # of all tasks; logs stay, and are added to
     "checkpoints", "differences.csv", "doctor", "doctor.json", "env.json", "features", "features.csv", "forecasts",
-    "metrics.jsonl", "metrics_*.csv", "parity.json", "plots", "predictions", "predictions.csv", "reference",
-    "reference.yaml", "tensorboard", "tested", "trace.npz", "trackers",
+    "metrics.jsonl", "metrics_*.csv", "parity.json", "plots", "predictions", "predictions.csv", "probes.csv",
+    "reference", "reference.yaml", "tensorboard", "tested", "trace.npz", "trackers",
 )  # fmt: skip
 
 

@@ -48,6 +48,8 @@ class Task:
             (:meth:`exp.backend.Backend.counting_env`).
         compared: what it leaves can be compared with other runs.
         has_reference: it also runs on the backend ``reference``.
+        uses_data: model and data of the configuration play a part; without, the files of the data need not be here.
+        paths: its keys that are paths: relative ones begin where exp was started.
         modules: what its workers will import; a fork server does it once for all.
     """
 
@@ -65,6 +67,8 @@ class Task:
     counts_fallbacks: ClassVar[bool] = False
     compared: ClassVar[bool] = True
     has_reference: ClassVar[bool] = False
+    uses_data: ClassVar[bool] = True
+    paths: ClassVar[Sequence[str]] = ()
     modules: ClassVar[Sequence[str]] = ()
 
     def check(self, config: ExpConfig) -> None:

@@ -28,7 +28,7 @@ GROUPS = {
     "series": ["README", "train", "sweep", "report", "resume", "data", "prior"],
     "machines": ["launch", "launch-external", "hardware", "simulate", "parity", "doctor", "slurm", "hooks",
                  "add-a-backend"],
-    "images": ["dinov3", "data-images", "predict-images"],
+    "images": ["dinov3", "data-images", "predict-images", "probes"],
     "tuning": ["tuning"],
 }  # fmt: skip
 # Pages whose commands have a test of their own.
@@ -51,6 +51,8 @@ NOT_HERE = {
     r"launcher=submitit(?!.*dry_run)": "no Slurm here (tests/slurm starts one)",
     r"task=attach": "no job here (tests/launcher/test_attach.py submits one)",
     r"launcher=external": "started by a launcher outside (tests/launcher/test_external.py)",
+    r"init_from=(timm|hf):": "no network here (tests/hub has a hub of its own)",
+    r"task\.store=outputs/m_eurosat": "features of weights that are not here",
     r"launcher\.nnodes=2": "several nodes (tests/test_cli.py starts two on one machine)",
 }
 SERIES = [
@@ -81,7 +83,9 @@ class MyHook(Hook):
     def __init__(self, interval):
         self.interval = interval
 """
-UNSHRUNK = r"task=(eval|export|predict|env|report|doctor)|init_from=\$RUN|--help|dry_run"
+UNSHRUNK = (
+    r"task=(eval|export|predict|env|report|doctor|probe)|task=features init_from=outputs|init_from=\$RUN|--help|dry_run"
+)
 
 
 def lines_of(page: Path) -> list[str]:

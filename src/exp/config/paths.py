@@ -10,6 +10,8 @@ from typing import Any, Sequence
 from omegaconf import OmegaConf
 
 from exp.config.walk import nodes
+from exp.hub import is_name
+from exp.task import task_class
 
 __all__ = ["expand", "expand_arguments"]
 
@@ -31,9 +33,9 @@ def expand(config: Any) -> None:
         config: typed.
     """
     _expand_home(config)
-    for key in _RELATIVE:
+    for key in (*_RELATIVE, *(f"task.{name}" for name in task_class(config).paths)):
         value = OmegaConf.select(config, key)
-        if isinstance(value, str) and value != "auto":
+        if isinstance(value, str) and value != "auto" and not (key == "init_from" and is_name(value)):
             OmegaConf.update(config, key, os.path.abspath(value))  # noqa: PTH100 - pathlib leaves `..` in it
 
 

@@ -194,6 +194,8 @@ class RecordConfig:
     """What is not as in that run."""
     published_differs: List[str] = field(default_factory=list)
     """What is not as in the experiment that published figures are of."""
+    weights: Dict[str, Any] = field(default_factory=dict)
+    """Of weights by name: repository, commit, digests of the files, licence (:mod:`exp.hub`)."""
 
 
 @dataclass
@@ -269,7 +271,8 @@ class ExpConfig:
     """Continue although the data, or their settings, are no longer those that the training began with."""
     init_from: Optional[str] = None
     """Checkpoint whose weights the model starts from (ours or the authors', .pth or .safetensors), or a run folder;
-    eval, predict and features of a run folder take model and data from there, too."""
+    eval, predict and features of a run folder take model and data from there, too. ``hf:<owner>/<name>[@revision]`` and
+    ``timm:<name>`` are fetched (``pip install 'exp[hub]'``)."""
     init_partial: bool = False
     """train: start from ``init_from`` even where more than a new head is not in it."""
     output_dir: str = MISSING

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Sequence
 
 from omegaconf import MISSING, OmegaConf
 
+from exp import hub
 from exp.backend import PRECISIONS
 from exp.config.batch import derive_batch_sizes
 from exp.config.explain import nearest
@@ -261,11 +262,13 @@ def _derive_batch(config: ExpConfig, overrides: Sequence[str]) -> None:
 
 
 def _check_files(config: ExpConfig, task: Task) -> None:
-    if not task.on_paper:
+    if task.uses_data and not task.on_paper:
         check_data(config.data)
     for key in ("init_from", "resume"):
         value = getattr(config, key)
-        if value is not None and value != "auto" and not Path(value).exists():
+        if key == "init_from" and hub.is_name(value):
+            hub.parse(value)
+        elif value is not None and value != "auto" and not Path(value).exists():
             raise ConfigError(f"{key}={shown(Path(value))}: there is no such file or folder ({value})")
     if task.needs_weights and config.init_from is None and has_weights(config):
         raise ConfigError(

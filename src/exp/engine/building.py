@@ -18,6 +18,7 @@ from exp.engine.debug import measured_part
 from exp.engine.fit import Weights, fit_weights, read_weights
 from exp.environment import describe_environment
 from exp.errors import ConfigError, RunError
+from exp.hub import pinned
 from exp.metrics import Evaluator
 from exp.result import blank_result
 from exp.runfolder import write_json
@@ -48,7 +49,7 @@ def build_data(session: Session) -> Data:
     check_data(data)
     notes: list[str] = []
     if session.config.init_from:
-        session.weights = read_weights(Path(session.config.init_from))
+        session.weights = read_weights(Path(str(pinned(session.config))))
         state = session.weights.data
         if state is None:
             notes += data.notes_on_foreign_weights()

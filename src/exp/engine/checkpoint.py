@@ -19,6 +19,7 @@ import torch
 from exp.engine import sharded
 from exp.engine.unpickle import load_plain
 from exp.errors import CheckpointError
+from exp.hub import shards_of
 from exp.runfolder import write_atomically
 
 __all__ = [
@@ -135,6 +136,8 @@ def read(path: Path, mapped: bool = False, whole: bool = True) -> Any:
             from safetensors.torch import load_file
 
             return load_file(str(path))
+        if path.name.endswith(".safetensors.index.json"):
+            return _of_shards(path)
         content = sharded.opened(path, load_plain(path, mapped))
         return sharded.complete(content, state=not mapped) if whole and sharded.BESIDE in content else content
     except CheckpointError:
@@ -146,6 +149,18 @@ def read(path: Path, mapped: bool = False, whole: bool = True) -> Any:
             "Only plain tensors and containers are loaded; a file that needs more could run code. "
             "Save foreign weights as model.state_dict() or as .safetensors."
         ) from error
+
+
+def _of_shards(index: Path) -> dict[str, torch.Tensor]:
+    """The tensors of all files that an index lists, which lie beside it."""
+    from safetensors.torch import load_file
+
+    state: dict[str, torch.Tensor] = {}
+    for name in shards_of(index):
+        if not (index.parent / name).is_file():
+            raise CheckpointError(f"{index} lists {name}, which is not beside it; fetch all files of the weights")
+        state.update(load_file(str(index.parent / name)))
+    return state
 
 
 def list_checkpoints(folder: Path) -> list[Path]:

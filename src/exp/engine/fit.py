@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Iterable, Mapping
 import torch
 from torch import nn
 
+from exp import hub
 from exp.engine import checkpoint
 from exp.errors import ConfigError
 from exp.task import task_class
@@ -45,13 +46,15 @@ def read_weights(path: Path) -> Weights:
     """Our checkpoints, or the authors'.
 
     Args:
-        path: a ``.pth``, a ``.safetensors``, or a folder (:func:`find_weights`).
+        path: a ``.pth``, a ``.safetensors``, an index of several, a folder (:func:`find_weights`), or a name
+            (:mod:`exp.hub`).
 
     Raises:
         CheckpointError: the file is not readable.
         ConfigError: there is none.
+        UnavailableError: weights by that name cannot be fetched.
     """
-    path = find_weights(path)
+    path = hub.local_file(str(path)) if hub.is_name(str(path)) else find_weights(path)
     content = checkpoint.read(path, mapped=True)
     state = checkpoint.weights_of(content)
     ours = isinstance(content, Mapping) and "state_dict" in content and isinstance(content.get("data"), dict)
@@ -68,11 +71,13 @@ def find_weights(path: Path) -> Path:
         return path
     folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
     candidates = [folder / "best.pth", *checkpoint.list_checkpoints(folder), folder / "model.safetensors"]
+    candidates.append(folder / hub.INDEX)
     for candidate in candidates:
         if candidate.is_file():
             return candidate
     raise ConfigError(
-        f"init_from={path} holds no checkpoint; looked for best.pth, step_*.pth and model.safetensors in {folder}"
+        f"init_from={path} holds no checkpoint; looked for best.pth, step_*.pth, model.safetensors and its "
+        f"index in {folder}"
     )
 
 

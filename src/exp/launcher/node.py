@@ -18,7 +18,7 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Mapping
 
-from exp import summary
+from exp import hub, summary
 from exp.backends_registry import create_backend
 from exp.config.hardware import check_hardware
 from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, ConfigError, ExpError, UnavailableError
@@ -150,6 +150,7 @@ class _Node:
             backend = create_backend(config.backend)
             check_hardware(config, backend)
             backend.prepare()
+            hub.bring(config)
             with locked_cards(backend, config.nproc):
                 endpoint = self._meet() if self.count > 1 else None
                 if self.rank == 0:

@@ -17,6 +17,7 @@ from exp.config.walk import plain
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, REFUSED, ConfigError, ExpError
 from exp.freezing import complete
 from exp.frozen import FrozenRun
+from exp.hub import bring
 from exp.launcher.base import Launcher
 from exp.launcher.outcome import Outcome
 from exp.launcher.shell_env import drop_stale_variables
@@ -161,6 +162,7 @@ class Sweep:
         with progress("writing", len(runs)) as advance:
             for job, run in zip(to_run, runs):
                 try:
+                    bring(run.config)
                     run.write()
                 except ExpError as error:  # somebody else is at work in its folder
                     job.outcome = Outcome(error.exit_code, detail=str(error))

@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Optional
 from omegaconf import II, MISSING
 
 from exp.plugins import Family, Plugin
-from exp.vision.tasks import Export, Features, Stats
+from exp.vision.tasks import Export, Features, Probe, Stats
 
 __all__ = [
     "DistillationDataConfig",
@@ -312,6 +312,7 @@ plugin = Plugin(
         "data/segmentation": SegmentationDataConfig,
         "task/export": Export,
         "task/features": Features,
+        "task/probe": Probe,
         "task/stats": Stats,
     },
     keys={"task/predict": PredictKeys},

@@ -33,6 +33,8 @@ def write_features(session: Session) -> dict[str, Any]:
     components are those of all patches of all images, so that a colour means the same everywhere.
     ``plots/features.png`` shows them on one sheet.
 
+    With ``task.store`` the features of the data are kept in a folder instead (:mod:`exp.vision.probe.keep`).
+
     Raises:
         ConfigError: a key of ``task`` is wrong, there are no images, or the model gives no features.
         RunError: images could not be read; the others are done.
@@ -48,6 +50,10 @@ def write_features(session: Session) -> dict[str, Any]:
     model.eval()
     if config.compile:
         model.features = torch.compile(model.features)  # which is called, not the model
+    if task.store is not None:
+        from exp.vision.probe.keep import keep_features
+
+        return keep_features(session, data, model)
     inputs, _ = chosen(task, data)
     session.begin()
 

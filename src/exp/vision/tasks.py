@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, List, Optional
+from typing import TYPE_CHECKING, Any, ClassVar, List, Optional, Sequence
 
 from exp.errors import ConfigError
 from exp.task import Task
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
     from exp.session import Session
 
-__all__ = ["Export", "Features", "Stats"]
+__all__ = ["Export", "Features", "Probe", "Stats"]
 
 
 _FORMATS = ("huggingface", "torchscript", "torch_export")
@@ -72,7 +72,26 @@ class Features(Task):
     resize: Optional[int] = None
     """Images are scaled so that their longer side has so many pixels; null: not."""
 
+    store: Optional[str] = None
+    """A folder that keeps the features of all images of the data, for task=probe, instead of files for each image; what
+    it has and fits is not computed again."""
+    patches: bool = False
+    """``store``: also keep the features of every patch, for segmentation: (h, w, D) for each image."""
+    parts: Optional[List[str]] = None
+    """``store``: which of train, val and test; null: all."""
+
     needs_weights: ClassVar[bool] = True
+    paths: ClassVar[Sequence[str]] = ("input", "store")
+
+    def check(self, config: ExpConfig) -> None:
+        """Refuse keys that would do nothing."""
+        given: dict[str, Any] = {"task.input": self.input, "task.resize": self.resize, "task.window": self.window}
+        if self.store is None:
+            given = {"task.patches": self.patches or None, "task.parts": self.parts}
+        for key, value in given.items():
+            if value is not None:
+                wants = "does not go with task.store, which takes the data" if self.store else "needs task.store"
+                raise ConfigError(f"{key}={value} {wants}; leave it out, or see docs/probes.md")
 
     def run(self, session: Session) -> dict[str, Any]:
         """See :func:`exp.vision.features.write_features`."""
@@ -95,3 +114,57 @@ class Stats(Task):
         from exp.vision.stats import write_statistics
 
         return write_statistics(session)
+
+
+@dataclass
+class Probe(Task):
+    """task=probe: what frozen features tell, by neighbours and linear probes, without the backbone."""
+
+    _target_: str = "exp.vision.tasks.Probe"
+    name: str = "probe"
+    store: Optional[str] = None
+    """The folder that task=features has kept features in."""
+    probes: List[str] = field(default_factory=lambda: ["knn", "logistic", "sgd"])
+    """``knn`` (nearest neighbours), ``logistic`` (regression by L-BFGS), ``sgd`` (heads of many learning rates)."""
+    features: Optional[str] = None
+    """``cls``, ``mean`` (of the patches), ``cls+mean`` (side by side) or ``patches``; null: ``patches`` where
+    pixels have labels, else ``cls+mean``."""
+    k: List[int] = field(default_factory=lambda: [5, 10, 20, 100])
+    """knn: how many neighbours; the best on validation counts, as for all lists here."""
+    temperature: List[float] = field(default_factory=lambda: [0.07])
+    """knn: a neighbour votes with the weight exp(cosine similarity / temperature)."""
+    strengths: List[float] = field(default_factory=lambda: [1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0])
+    """logistic: inverse strengths of the regularisation (C of scikit-learn), of the sum of the losses."""
+    iterations: int = 500
+    """logistic: of L-BFGS, at most."""
+    learning_rates: List[float] = field(
+        default_factory=lambda: [1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1]
+    )
+    """sgd: trained at once; each is multiplied by ``batch_size`` / 256."""
+    epochs: int = 10
+    """sgd: over all rows."""
+    batch_size: int = 128
+    """sgd: rows of a step."""
+    standardize: bool = True
+    """logistic, sgd: columns less their mean, over their standard deviation, of the training rows."""
+    shots: List[int] = field(default_factory=list)
+    """Train on so many images of each class; empty: on all."""
+    seeds: List[int] = field(default_factory=lambda: [0])
+    """Of the draws of ``shots`` and of sgd; results are means over them."""
+    resident_mib: int = 2048
+    """Training features that take no more memory, as float32, are kept on the device; others are read as they come."""
+
+    uses_data: ClassVar[bool] = False
+    paths: ClassVar[Sequence[str]] = ("store",)
+
+    def check(self, config: ExpConfig) -> None:
+        """Refuse what means nothing; the experiment is that of the features."""
+        from exp.vision.probe.settings import check_probe
+
+        check_probe(self, config)
+
+    def run(self, session: Session) -> dict[str, Any]:
+        """See :func:`exp.vision.probe.run.run_probes`."""
+        from exp.vision.probe.run import run_probes
+
+        return run_probes(session)

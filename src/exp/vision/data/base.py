@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
 import torch
@@ -106,15 +107,12 @@ class ImageData(Data):
         self._notes = listing.notes
         self._eval_pipeline = Pipeline("data.eval_pipeline", eval_pipeline)
         training = Pipeline("data.train_pipeline", train_pipeline)
+        self._make = functools.partial(make, read=self.read, size=size, seed=seed, skip_errors=on_error == "skip")
         self._parts = {
-            part: make(
+            part: self._make(
                 samples,
                 training if part == "train" else self._eval_pipeline,
-                read=self.read,
-                size=size,
                 augmented=part == "train",
-                seed=seed,
-                skip_errors=on_error == "skip",
                 cache_bytes=cache_megabytes * 2**20,
             )
             for part, samples in listing.parts.items()
@@ -139,6 +137,13 @@ class ImageData(Data):
     def test(self) -> ImageDataset:
         """The part that is tested on: ``val`` where there is no test split."""
         return self._part(self.tested_on)
+
+    def plain_parts(self) -> dict[str, ImageDataset]:
+        """All parts as an evaluation sees them: the training images, too, through ``data.eval_pipeline``."""
+        self._look()
+        return {
+            part: self._make(data.samples, self._eval_pipeline, augmented=False) for part, data in self._parts.items()
+        }
 
     def _part(self, name: str) -> ImageDataset:
         self._look()  # measured here once, where need be, and not in each process that loads

@@ -213,7 +213,9 @@ def pretraining_of(state: _State, source: Path) -> str | None:
     Returns:
         ``satellite`` or ``web``; None where neither the names nor the weights tell.
     """
-    text = f"{source.parent.name}/{source.name}".lower()
+    # In the cache of a hub the name is two folders above that of the commit.
+    named = source.parent.parent.parent if source.parent.parent.name == "snapshots" else source.parent
+    text = f"{named.name}/{source.name}".lower()
     if "sat493m" in text:
         return "satellite"
     if "lvd1689m" in text:

@@ -1,0 +1,171 @@
+"""Probes against scikit-learn's, on the same features."""
+
+from __future__ import annotations
+
+import csv
+
+import numpy as np
+import pytest
+import torch
+
+from exp.vision.probe.linear import Scale, fit_logistic, fit_sgd, scores
+from exp.vision.probe.neighbours import nearest, votes
+from exp.vision.probe.rows import Rows, per_class, rows_of
+from exp.vision.probe.scoring import average_precision, of_images
+from tests.conftest import read_strictly, run_exp
+from tests.vision.probe.conftest import CLASSES, make_store
+
+linear_model = pytest.importorskip("sklearn.linear_model")
+from sklearn.metrics import average_precision_score, f1_score  # noqa: E402
+from sklearn.neighbors import KNeighborsClassifier  # noqa: E402
+
+CPU = torch.device("cpu")
+COUNT = len(CLASSES)
+
+
+def rows(store, part, resident=2**30):
+    return rows_of(store, part, "cls+mean", CPU, resident, COUNT)
+
+
+def matrix(part):
+    return next(part.blocks(10**6))[0].numpy().astype(np.float64)
+
+
+@pytest.mark.parametrize("strength", [1e-3, 0.1, 100.0])
+def test_logistic_regression_is_scikit_learns(store, strength):
+    train, test = rows(store, "train"), rows(store, "test", resident=0)
+    scale = Scale(train)
+    weights = fit_logistic(train, scale, COUNT, strength, 500)
+    mean, std = (each.numpy().astype(np.float64) for each in scale.moments)
+    reference = linear_model.LogisticRegression(C=strength, max_iter=5000, tol=1e-8)
+    reference.fit((matrix(train) - mean) / std, train.labels)
+    ours = of_images(scores(test, scale, weights), test.labels)
+    predicted = reference.predict((matrix(test) - mean) / std)
+    assert ours["accuracy"] == pytest.approx((predicted == test.labels).mean(), abs=1e-3)
+    assert ours["macro_f1"] == pytest.approx(f1_score(test.labels, predicted, average="macro"), abs=1e-3)
+    theirs = reference.coef_.T - reference.coef_.T.mean(axis=1, keepdims=True)
+    apart = np.abs(weights[:-1].numpy() - weights[:-1].numpy().mean(axis=1, keepdims=True) - theirs).max()
+    assert apart < 1e-2 * np.abs(theirs).max(), "the same minimum"
+
+
+def test_neighbours_are_scikit_learns(store, monkeypatch):
+    train, test = rows(store, "train", resident=0), rows(store, "test")
+    monkeypatch.setattr(Rows.blocks, "__defaults__", (128,))  # several blocks
+    similarities, places = nearest(train, test, 20)
+    for k, temperature in ((1, 0.07), (5, 0.07), (20, 0.5)):
+        said = votes(similarities[:, :k], train.labels[places[:, :k]], COUNT, temperature)
+        reference = KNeighborsClassifier(
+            k, metric="cosine", algorithm="brute", weights=lambda far, t=temperature: np.exp((1 - far) / t)
+        ).fit(matrix(train), train.labels)
+        predicted = reference.predict(matrix(test))
+        ours = of_images(said, test.labels)
+        assert ours["accuracy"] == pytest.approx((predicted == test.labels).mean(), abs=1e-3)
+        assert np.abs(said - reference.predict_proba(matrix(test))).max() < 1e-3
+
+
+def test_several_labels(tmp_path):
+    store = make_store(tmp_path / "store", {"train": 400, "test": 300}, labels="several")
+    train, test = rows(store, "train"), rows(store, "test")
+    scale = Scale(train)
+    said = scores(test, scale, fit_logistic(train, scale, COUNT, 1.0, 500))
+    mean, std = (each.numpy() for each in scale.moments)
+    found = []
+    for column in range(COUNT):
+        reference = linear_model.LogisticRegression(C=1.0, max_iter=5000, tol=1e-8)
+        reference.fit((matrix(train) - mean) / std, train.labels[:, column])
+        theirs = average_precision_score(
+            test.labels[:, column], reference.decision_function((matrix(test) - mean) / std)
+        )
+        assert average_precision(said[:, column], test.labels[:, column]) == pytest.approx(theirs, abs=1e-3)
+        found.append(theirs)
+    assert of_images(said, test.labels)["mAP"] == pytest.approx(np.mean(found), abs=1e-3)
+    tied = np.round(said[:, 0])
+    assert average_precision(tied, test.labels[:, 0]) == pytest.approx(
+        average_precision_score(test.labels[:, 0], tied), abs=1e-6
+    )
+
+
+def test_heads_trained_at_once_are_those_trained_alone(store):
+    train, test = rows(store, "train"), rows(store, "test")
+    scale, rates = Scale(train), [1e-3, 0.1]
+    both = fit_sgd(train, scale, COUNT, rates, 10, 64, seed=1)
+    for number, rate in enumerate(rates):
+        alone = fit_sgd(train, scale, COUNT, [rate], 10, 64, seed=1)[0]
+        assert torch.allclose(both[number], alone, atol=1e-5)
+    # torch's own SGD, on the same batches.
+    generator = torch.Generator().manual_seed(1)
+    weights = (torch.randn((train.dim, 1, COUNT), generator=generator) * 0.01)[:, 0].clone().requires_grad_(True)
+    bias = torch.zeros(COUNT, requires_grad=True)
+    solver = torch.optim.SGD([weights, bias], lr=0.1 * 64 / 256, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(solver, 10 * 11)
+    inputs, labels = scale(train.read(np.arange(len(train)))), torch.from_numpy(train.labels)
+    for _ in range(10):
+        order = torch.randperm(len(train), generator=generator)
+        for begin in range(0, len(train), 64):
+            chosen = order[begin : begin + 64]
+            solver.zero_grad()
+            torch.nn.functional.cross_entropy(inputs[chosen] @ weights + bias, labels[chosen]).backward()
+            solver.step()
+            schedule.step()
+    assert torch.allclose(both[1][:-1], weights.detach(), atol=1e-4)
+    right = (scores(test, scale, both[1]).argmax(1) == test.labels).mean()
+    assert right > 0.6
+
+
+def test_shots_are_drawn_by_seed(store):
+    train = rows(store, "train")
+    some, again, other = per_class(train, 5, 1), per_class(train, 5, 1), per_class(train, 5, 2)
+    assert np.bincount(some.labels).tolist() == [5, 5, 5, 5]
+    assert some.numbers.tolist() == again.numbers.tolist() != other.numbers.tolist()
+    assert torch.equal(some.read(np.arange(20)), train.read(np.searchsorted(train.numbers, some.numbers)))
+
+
+PROBE = ["task=probe", "backend=cpu"]
+
+
+def test_on_any_number_of_processes_and_on_cards_that_lack_operators(tmp_path, store):
+    made = {}
+    card = {"SIM_GCU_PROFILE": "s60", "SIM_GCU_STRICT": "1"}
+    runs = {
+        "one": ([*PROBE], {}),
+        "three": ([*PROBE, "nproc=3", "task.resident_mib=0"], {}),
+        "card": (["task=probe", "backend=gcu_simulated", "nproc=2"], card),
+    }
+    if torch.__version__.startswith("1."):
+        del runs["card"]
+    few = ["task.strengths=[0.01,1]", "task.k=[5,20]", "task.shots=[4]", "task.seeds=[1,2]", "task.epochs=4"]
+    for name, (how, extra) in runs.items():
+        done = run_exp(tmp_path, *how, *few, f"task.store={store.folder}", f"output_dir={name}", **extra)
+        assert done.returncode == 0, done.stderr
+        made[name] = read_strictly((tmp_path / name / "result.json").read_text())
+        assert made[name]["experiment"] == "made_up"
+        assert not made[name]["left_device"]
+        for metric, value in made["one"]["metrics"].items():
+            assert made[name]["metrics"][metric] == pytest.approx(value, abs=4e-3), (name, metric)
+    assert made["three"]["metrics"] == made["one"]["metrics"]
+    result = made["one"]
+    assert result["metric_name"] == "accuracy"
+    assert result["metric"] == result["metrics"][f"{result['probe']}_4_shots_accuracy"]
+    with (tmp_path / "one" / "probes.csv").open() as file:
+        table = list(csv.DictReader(file))
+    assert len(table) == 2 * 2 + 2 * 2 + 2 * 13
+    drawn = [row for row in table if (row["probe"], row["seed"]) == ("knn", "2")]
+    best = max(drawn, key=lambda row: float(row["val_accuracy"]))
+    chosen = next(each for each in result["chosen"] if (each["probe"], each["seed"]) == ("knn", 2))
+    assert chosen["setting"] == best["setting"], "the first of the best on validation"
+    assert chosen["test"]["accuracy"] == pytest.approx(float(best["test_accuracy"]))
+
+
+def test_what_does_not_go_together_is_refused(tmp_path, store):
+    def refused(*arguments):
+        done = run_exp(tmp_path, *PROBE, "output_dir=run", *arguments)
+        assert done.returncode == 2, done.stderr
+        assert not (tmp_path / "run").exists()
+        return done.stderr.splitlines()[0]
+
+    place = f"task.store={store.folder}"
+    assert "task=probe needs task.store=<folder>" in refused()
+    assert "holds no features (about.json is missing" in refused("task.store=nowhere")
+    assert "task.probes: kNN is not one of knn, logistic, sgd" in refused(place, "task.probes=[kNN]")
+    assert "task.k=[0] must be a list" in refused(place, "task.k=[0]")
+    assert "have a label for each image" in refused(place, "task.features=patches")
