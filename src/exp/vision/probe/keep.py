@@ -128,11 +128,11 @@ def _fingerprint(session: Session, data: Any, model: Any, parts: dict[str, Any])
     for name, value in sorted(model.backbone.state_dict().items()):
         digest.update(f"{name} {tuple(value.shape)}".encode())
         digest.update(value.detach().float().cpu().contiguous().numpy().tobytes())
-    limits = data.state().get("value_range")
+    reading = {key: value for key, value in data.state().items() if key != "classes"}
     preprocessing = {
+        **reading,
+        "stretch": None if config.data.stretch is None else [*config.data.stretch, config.data.stretch_scope],
         "eval_pipeline": OmegaConf.to_container(config.data.eval_pipeline, resolve=True),
-        "channels": config.data.channels,
-        "value_range": limits,
         "mean": [round(value, 3) for value in model.pixel_mean.flatten().tolist()],
         "std": [round(value, 3) for value in model.pixel_std.flatten().tolist()],
         "blocks": list(model.blocks),
