@@ -150,9 +150,9 @@ class ImageData(Data):
         return self._parts[name]
 
     def _look(self) -> None:
-        if not self._adopted and not self._looked:
-            self.normalisation.look()
+        if not (self._adopted or self._looked):
             self._looked = True
+            self.normalisation.look()
         _ = self.read.value_range
 
     @classmethod

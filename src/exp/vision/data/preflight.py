@@ -90,8 +90,9 @@ def _check_modalities(config: Mapping[str, Any]) -> None:
     if wrong:
         raise DataError(f"data.modality_weights: the share of {wrong[0]} must not be negative")
     for name, each in (config["modality_statistics"] or {}).items():
-        mean, std = (list(each.get(key) or ()) if hasattr(each, "get") else [] for key in ("mean", "std"))
-        if any(len(values) not in (1, config["channels"]) for values in (mean, std)) or min(std) <= 0:
+        lists = [each.get(key) if hasattr(each, "get") else None for key in ("mean", "std")]
+        fitting = all(values is not None and len(values) in (1, config["channels"]) for values in lists)
+        if not fitting or min(lists[1] or [0.0]) <= 0:
             raise DataError(
                 f"data.modality_statistics.{name}={each} must be {{mean: [...], std: [...]}} with a number for each of "
                 f"{config['channels']} bands, or one for all, and deviations above 0"
