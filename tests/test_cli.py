@@ -26,7 +26,7 @@ def test_help_fits_a_screen_and_lists_every_choice(exp):
         "accelerator auto cpu cuda gcu gcu_simulated gcu_t20 rocm",
         "auto external local submitit torchrun",
         "ddp fsdp mmddp none",
-        "attach collectives doctor env estimate eval features operators parity predict",
+        "attach collectives doctor env estimate eval export features operators parity predict",
         "mlflow none swanlab tensorboard wandb",
         "global_batch_size",
         "resume=auto|PATH|null",
