@@ -20,6 +20,7 @@ assert set(run.metrics.split) == {"train", "val", "test"} and run.metrics.step.m
 assert not model.training and next(model.parameters()).device.type == "cpu"
 assert torch.equal(next(iter(model.state_dict().values())), next(iter(run.model().state_dict().values())))
 assert forecast.path != run.path and all((forecast.path / file).is_file() for file in forecast.result["files"])
+assert list(forecast.tables["forecasts/future.csv"])[:2] == ["date", "HUFL"] and len(forecast.tables) == 5
 assert torch.equal(next(forecast.model().parameters()), next(model.parameters()))  # of a run with others' weights
 assert forecast.result["files"] and list(sweep["optim.lr"]) and best.result["metric"] == min(sweep.metric)
 assert list(means.n) == [1, 1] and means.metric_std.isna().all() and list(means.metric_mean) == list(sweep.metric)

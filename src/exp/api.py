@@ -11,7 +11,7 @@ import sys
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 from exp.config import structures
 from exp.config.names import allow
@@ -71,6 +71,17 @@ class OpenRun:
 
         file = RunFolder(self.path).metrics
         return pd.read_json(file, lines=True) if file.is_file() else pd.DataFrame(columns=["split", "step"])
+
+    @property
+    def tables(self) -> Mapping[str, pd.DataFrame]:
+        """The CSV files that the run has written, by their path below the run folder: forecasts with their intervals,
+        predictions of classes, metrics in detail; read anew each time.
+        """
+        import pandas as pd
+
+        listed = [self.path / file for file in self.result.get("files") or () if file.endswith(".csv")]
+        found = [file for file in [*listed, *sorted(self.path.glob("*.csv"))] if file.is_file()]
+        return {file.relative_to(self.path).as_posix(): pd.read_csv(file) for file in dict.fromkeys(found)}
 
     def model(self, device: str = "cpu") -> nn.Module:
         """The model with the weights that were tested, in eval mode.

@@ -26,6 +26,7 @@ PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
 # Pages whose commands build on one another, in the order of a reader.
 GROUPS = {
     "series": ["README", "train", "sweep", "report", "resume", "data", "prior"],
+    "intervals": ["intervals"],
     "machines": ["launch", "launch-external", "hardware", "simulate", "parity", "doctor", "slurm", "hooks",
                  "add-a-backend"],
     "images": ["dinov3", "data-images", "predict-images", "probes"],

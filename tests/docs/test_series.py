@@ -11,3 +11,8 @@ from tests.docs.reader import try_pages
 @pytest.mark.timeout(1800)
 def test_every_command_runs_as_it_is_written(tmp_path):
     try_pages(tmp_path, "series")
+
+
+@pytest.mark.slow
+def test_every_command_about_intervals_runs_as_it_is_written(tmp_path):
+    try_pages(tmp_path, "intervals")
