@@ -199,6 +199,15 @@ def test_a_single_run(make_sweep, tmp_path):
     assert len(page.source) < 1.3e6
 
 
+def test_a_source_says_whose_it_is_where_there_are_several(make_run, tmp_path):
+    for name, source in (("one", "Liu et al."), ("two", "Liu et al."), ("line", "Zeng et al.")):
+        make_run(name, metric=0.4, config={"name": name}, overrides=[f"experiment={name}"], experiment=name,
+                 published={"mse": 0.354, "source": source, "differs": []})  # fmt: skip
+    (notes,) = (note["text"] for note in written(find_runs([tmp_path]), tmp_path).all("p", **{"class": "note"}))
+    assert "; published (one, two): Liu et al.; " in notes
+    assert "; published (line): Zeng et al.; " in notes
+
+
 def test_published_figures_are_beside_those_of_the_runs(make_run, tmp_path):
     published = {"mse": 0.354, "mae": 0.39, "source": "Liu et al., <2024>"}
     for number, unlike in enumerate([[], ["data.lookback=96 (there: 720)"]]):

@@ -21,7 +21,8 @@ def make_home(home: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w", newline="") as file:
             writer = csv.writer(file)
-            writer.writerow(["date", *(f"channel{number}" for number in range(channels))])
+            names = ["temperature", "load"] if channels == 2 else [f"channel{number}" for number in range(channels)]
+            writer.writerow(["date", *names])
             writer.writerows([row[0], *(row[1 + number % 7] for number in range(channels))] for row in rows)
     for kind in ("Forest", "River"):
         scenes = sorted((DATA / "eurosat_rgb" / kind).glob("*.jpg"))

@@ -162,8 +162,14 @@ def _notes(
         for group, label in zip(groups, labels)
         if group.left_out
     ]
-    sources = dict.fromkeys(str(said["source"]) for figures, said in found if figures and said.get("source"))
-    notes += [f"published: {source}" for source in sources]
+    sources: dict[str, dict[str, None]] = {}
+    for group, (figures, said) in zip(groups, found):
+        if figures and said.get("source"):
+            experiment = str((group.counted[0].result or {}).get("experiment"))
+            sources.setdefault(str(said["source"]), {})[experiment] = None
+    for source, experiments in sources.items():
+        whose = f" ({', '.join(experiments)})" if len(sources) > 1 else ""  # baselines have papers of their own
+        notes.append(f"published{whose}: {source}")
     if any(figures for figures, _ in found):
         notes.append("difference: ours - published")
     unlike = dict.fromkeys(", ".join(map(str, said["differs"])) for _, said in found if said.get("differs"))
