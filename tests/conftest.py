@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from tests import spare
+
 # A shell that puts the tests into the background (`pytest &` in a script) has them, and every process under them,
 # ignore SIGINT; then no test of Ctrl-C could mean anything.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -131,6 +133,7 @@ def _template():
     context.set_forkserver_preload(modules)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")  # read when torch is loaded
+        patch.setenv(spare.ROOM, 16384 * "x")
         multiprocessing.forkserver.ensure_running()
     return context
 
@@ -140,6 +143,7 @@ def _be_exp(
 ) -> None:
     if new_session:
         os.setsid()
+    spare.prepare(arguments)
     for name, descriptor in ((stdout, 1), (stderr, 2)):
         file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(file, descriptor)
