@@ -34,13 +34,13 @@ def main() -> int:
     order: dict[str, Any] = json.loads(sys.argv[1])
     os.environ[AGENT_VARIABLE] = str(os.getpid())
     name_process("exp-agent")
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s agent %(levelname)s %(message)s")
-
     report: dict[str, Any] = {"succeeded": False, "exits": [], "restarts": 0, "error": None}
     forked = order["worker"] == "exp.worker" and start_fork_server(
         RunFolder(order["run_dir"]), order["nproc"], single_node=order["nnodes"] == 1
     )
-    watcher = _watch_parent(order["parent"], order["scratch"])  # a thread: not before the fork
+    # What workers must not have from here comes after the fork.
+    watcher = _watch_parent(order["parent"], order["scratch"])
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s agent %(levelname)s %(message)s")
     with _without_plugins():
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
         from torch.distributed.launcher.api import elastic_launch
