@@ -66,7 +66,7 @@ def interfere(kind: str, metrics: Path, mark: str, shared: set[Path]) -> None:
     if kind == "SIGTERM":
         os.kill(os.getpid(), signal.SIGTERM)
         return
-    name = {"kill -9 of a rank": "exp-rank1", "kill -9 of the agent": "exp.launcher.agent"}.get(kind, "-m\0exp\0")
+    name = {"kill -9 of a rank": "exp-rank1", "kill -9 of the agent": "exp-agent"}.get(kind, "-m\0exp\0")
     os.kill(next(pid for pid, said in marked(mark).items() if name in said), signal.SIGKILL)
 
 

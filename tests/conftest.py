@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from tests import spare
+
 # A shell that puts the tests into the background (`pytest &` in a script) has them, and every process under them,
 # ignore SIGINT; then no test of Ctrl-C could mean anything.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -68,11 +70,14 @@ class Forked:
     the seconds of a short run. What it inherits in /proc is the template's; what it starts is as ever.
     """
 
-    def __init__(self, folder: Path, *arguments: str, new_session: bool = False, **extra: str) -> None:
-        self.args = ["exp", *arguments]
+    def __init__(
+        self, folder: Path, *arguments: str, new_session: bool = False, script: str | None = None, **extra: str
+    ) -> None:
+        """With a ``script``, ``python -c script`` instead."""
+        self.args = ["exp" if script is None else "-c", *arguments]
         self._place = tempfile.TemporaryDirectory()
         self._files = [Path(self._place.name, name) for name in ("stdout", "stderr")]
-        given = (arguments, str(folder), clean_environment(**extra), *map(str, self._files), new_session)
+        given = (arguments, str(folder), clean_environment(**extra), *map(str, self._files), new_session, script)
         self._process = _template().Process(target=_be_exp, args=given)
         self._process.start()
         assert self._process.pid is not None
@@ -131,15 +136,24 @@ def _template():
     context.set_forkserver_preload(modules)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")  # read when torch is loaded
+        patch.setenv(spare.ROOM, 16384 * "x")
         multiprocessing.forkserver.ensure_running()
     return context
 
 
 def _be_exp(
-    arguments: tuple[str, ...], folder: str, environment: dict[str, str], stdout: str, stderr: str, new_session: bool
+    arguments: tuple[str, ...],
+    folder: str,
+    environment: dict[str, str],
+    stdout: str,
+    stderr: str,
+    new_session: bool,
+    script: str | None,
 ) -> None:
     if new_session:
         os.setsid()
+    if script is None:
+        spare.prepare(arguments)
     for name, descriptor in ((stdout, 1), (stderr, 2)):
         file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(file, descriptor)
@@ -147,10 +161,13 @@ def _be_exp(
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
-    sys.argv = ["exp", *arguments]
+    sys.argv = ["exp" if script is None else "-c", *arguments]
     # As the interpreter does it: with -m the folder, and then what the variable names.
     sys.path[:0] = [folder, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
-    runpy.run_module("exp", run_name="__main__")
+    if script is None:
+        runpy.run_module("exp", run_name="__main__")
+    else:
+        exec(script, {"__name__": "__main__"})
 
 
 @pytest.fixture
@@ -204,16 +221,22 @@ def ranks(tmp_path):
     def run(script: str, world_size: int = 1, backend: str = "cpu", before: str = "", **environment: str) -> list:
         program = before + BEGIN + textwrap.dedent(script)
         folder = tempfile.mkdtemp(dir=tmp_path)
-        workers = [
-            subprocess.Popen(
-                [sys.executable, "-c", program, str(rank), str(world_size), backend, folder],
-                env=clean_environment(**environment),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
+        own = [(str(rank), str(world_size), backend, folder) for rank in range(world_size)]
+        workers: list[Any] = []
+        for arguments in own:
+            if backend == "cpu" and not environment:
+                workers.append(Forked(Path.cwd(), *arguments, script=program))
+                continue
+            # What decides how torch is loaded, or whether it is.
+            workers.append(
+                subprocess.Popen(
+                    [sys.executable, "-c", program, *arguments],
+                    env=clean_environment(**environment),
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
             )
-            for rank in range(world_size)
-        ]
         try:
             done = [worker.communicate(timeout=280) for worker in workers]
         finally:

@@ -535,6 +535,14 @@ def _() -> None:
 
 @check
 def _() -> None:
+    """multiprocessing.forkserver._forkserver"""
+    from exp.launcher.fork_server import _can_be_forked
+
+    assert _can_be_forked()
+
+
+@check
+def _() -> None:
     """multiprocessing.process.BaseProcess._config"""
     settings = multiprocessing.current_process()._config
     before = settings.get("tempdir")

@@ -18,6 +18,7 @@ class Halved(Gcu):  # a machine on which one rank's collectives are not there
 """
 
 
+@pytest.mark.slow
 def test_stock_script_guesses(stock):
     script = """
         for name in ("eccl", "gloo", "nccl"):

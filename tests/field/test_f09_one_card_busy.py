@@ -14,6 +14,7 @@ from tests.field.conftest import CARD, CARDS, JOIN, OWN_GCU
 from tests.simulators import needs_card, needs_current_card
 
 
+@pytest.mark.slow
 @needs_current_card
 def test_stock_script_started_as_one_process_uses_one_card(stock):
     script = """
@@ -24,6 +25,7 @@ def test_stock_script_started_as_one_process_uses_one_card(stock):
     assert ended.last == str([True] + 7 * [False])
 
 
+@pytest.mark.slow
 @needs_card
 def test_stock_script_with_half_the_environment_puts_all_ranks_on_card_0(stock):
     script = """

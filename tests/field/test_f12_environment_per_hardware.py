@@ -53,7 +53,8 @@ def test_workers_get_it_before_torch_is_imported(exp, library):
         "_target_: mine.Early\nname: early\nenv:\n  MY_LIBRARY: quiet\n"
     )
     settings = [setting for setting in TINY if setting != "backend=cpu"]
-    done = exp("--config-dir", "conf", "backend=early", *settings, "nproc=2", "output_dir=run", **mine)
+    settings = [*settings, "nproc=2", "output_dir=run"]
+    done = exp("--config-dir", "conf", "backend=early", *settings, fresh=True, **mine)
     assert done.returncode == 0, done.stderr
     assert [(exp.folder / f"seen{rank}").read_text() for rank in (0, 1)] == ["yesquiet", "yesquiet"]
     assert (exp.folder / "closed0").exists()  # the last that a worker does

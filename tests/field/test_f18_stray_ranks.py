@@ -32,6 +32,7 @@ def alive(mark: str) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 def test_stock_ranks_outlive_the_script_that_started_them(tmp_path):
     mark = f"{tmp_path}-stock"
     rank = "import time; time.sleep(60)"

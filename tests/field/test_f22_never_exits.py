@@ -21,6 +21,7 @@ SECONDS = 200
 """Far more than a tiny run takes, and far less than a hang."""
 
 
+@pytest.mark.slow
 def test_stock_wrapper_outlives_its_group(stock):
     script = (
         JOIN

@@ -14,18 +14,23 @@ import multiprocessing, os, signal
 from pathlib import Path
 from exp.backends.cpu import CpuBackend
 
+def BACKEND(x):
+    return x
+
 class Mine(CpuBackend):
     forks_safely = {safe}
+    loads_plugins = {plugins}
 
     def worker_env(self, local_rank, local_world_size, single_node):
-        own = {{"FOR_ALL": "same", "FOR_ONE": str(local_rank)}}
+        own = {{"FOR_ALL": "same", "PYTORCH_JIT": "0", "FOR_ONE": str(local_rank)}}
         return {{**own, **super().worker_env(local_rank, local_world_size, single_node)}}
 
     def set_device(self, local_rank):
+        import torch
         parent = Path(f"/proc/{{os.getppid()}}/cmdline").read_bytes().decode()
-        template = Path(f"/proc/{{os.getppid()}}/environ").read_bytes().decode()
-        how = "forked" if "forkserver" in parent else "started"
-        early = "early" if "FOR_ALL=same" in template else "late"
+        ways = {{"exp.launcher.agent": "of the agent", "forkserver": "of its own", "exp.worker": "started"}}
+        how = next(way for name, way in ways.items() if name in parent)
+        early = "early" if torch.jit.script(BACKEND) is BACKEND else "late"
         Path(f"seen{{local_rank}}").write_text(f"{{how}} {{early}} {{os.environ['FOR_ALL']}} {{os.environ['FOR_ONE']}}")
         multiprocessing.get_context("spawn").Semaphore()  # has a name: Python's resource tracker has to hear of it
         agent = os.environ["EXP_AGENT_PID"]
@@ -40,23 +45,31 @@ class Mine(CpuBackend):
 
 @pytest.fixture
 def train(exp):
-    def train(name, *settings, safe=True, kill=False):
-        (exp.folder / "mine.py").write_text(BACKEND.format(safe=safe, kill=kill))
+    def train(name, *settings, safe=True, plugins=False, kill=False):
+        (exp.folder / "mine.py").write_text(BACKEND.format(safe=safe, plugins=plugins, kill=kill))
         for seen in exp.folder.glob("seen*"):
             seen.unlink()
         own = [setting for setting in TINY if setting != "backend=cpu"]
-        return exp(*own, "backend=cpu", "backend._target_=mine.Mine", "nproc=2", f"output_dir={name}", *settings)
+        settings = (*own, "backend=cpu", "backend._target_=mine.Mine", "nproc=2", f"output_dir={name}", *settings)
+        return exp(*settings, fresh=True)
 
     return train
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("safe", "how"), [(True, "forked early"), (False, "started late")])
-def test_workers_are_forked_where_that_is_safe(exp, train, safe, how):
-    """What all ranks have in their environment is there before the template loads torch; a rank's own comes later."""
-    done = train("run", "model.attention_dropout=0", safe=safe)
+@pytest.mark.parametrize(
+    ("safe", "plugins", "how"),
+    [(True, False, "of the agent"), (True, True, "of its own"), (False, False, "started")],
+)
+def test_workers_are_forked_where_that_is_safe(exp, train, safe, plugins, how):
+    """Of a process that the agent imports with, unless it would load a device's plug-in with that.
+
+    What all ranks have in their environment is there before the template loads torch; a rank's own comes later.
+    """
+    done = train("run", "model.attention_dropout=0", safe=safe, plugins=plugins)
     assert done.returncode == 0, done.stderr
-    assert [(exp.folder / f"seen{rank}").read_text() for rank in (0, 1)] == [f"{how} same 0", f"{how} same 1"]
+    seen = [(exp.folder / f"seen{rank}").read_text() for rank in (0, 1)]
+    assert seen == [f"{how} early same 0", f"{how} early same 1"]
     reference = exp.train("alone", "model.attention_dropout=0")
     assert exp.result("run")["metrics"] == pytest.approx(reference["metrics"], rel=1e-5)
 
@@ -68,7 +81,7 @@ def test_signals_that_give_notice_stay_blocked_in_every_process(exp, train, fork
     assert done.returncode == 0, done.stderr
     masks = {file.name: int(file.read_text(), 16) for file in exp.folder.glob("mask-*")}
     assert len(masks) == 6
-    how = "forked early same" if fork else "started late same"
+    how = "of the agent early same" if fork else "started early same"
     assert [(exp.folder / f"seen{rank}").read_text() for rank in (0, 1)] == [f"{how} 0", f"{how} 1"]
     wanted = 1 << (signal.SIGTERM - 1) | 1 << (signal.SIGUSR2 - 1)
     assert {name: hex(mask) for name, mask in masks.items() if mask & wanted != wanted} == {}

@@ -68,7 +68,7 @@ def test_nothing_is_left_behind(tmp_path, victim):
     running = processes_of(mark)
     assert semaphores, "the workers' agent uses some"
     if victim is not None:
-        agent = next(pid for pid, command in running.items() if "exp.launcher.agent" in command)
+        agent = next(pid for pid in running if Path(f"/proc/{pid}/comm").read_text() == "exp-agent\n")
         os.kill(process.pid if victim == "parent" else agent, signal.SIGKILL)
     _, said = process.communicate(timeout=120)
     assert process.returncode == {None: 0, "parent": -signal.SIGKILL, "agent": 1}[victim], said

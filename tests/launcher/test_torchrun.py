@@ -64,7 +64,7 @@ class Job:
             time.sleep(0.05)
 
     def agent(self) -> int:
-        return next(pid for pid, command in self.alive().items() if "exp.launcher.agent" in command)
+        return next(pid for pid in self.alive() if Path(f"/proc/{pid}/comm").read_text() == "exp-agent\n")
 
     def assert_gone(self, seconds: float = 10) -> None:
         deadline = time.monotonic() + seconds

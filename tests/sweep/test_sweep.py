@@ -117,10 +117,15 @@ def test_notice_saves_all_jobs_and_the_sweep_goes_on_where_it_was(exp):
 def test_nothing_is_left_when_the_sweep_is_killed(exp):
     process = start(exp, "seed=1,2", "max_steps=4000", "max_epochs=1000", "sweep.parallel_jobs=2")
     wait_for(process, lambda: exp.path("sweep/1/metrics.jsonl").is_file())
+
+    def jobs():
+        return subprocess.run(["pgrep", "-f", str(exp.path("sweep"))], capture_output=True).stdout.split()
+
+    assert len(jobs()) >= 2
     process.kill()
     process.communicate()
     deadline = time.monotonic() + 240
-    while subprocess.run(["pgrep", "-f", str(exp.path("sweep"))], capture_output=True).stdout:
+    while jobs():
         assert time.monotonic() < deadline
         time.sleep(0.1)
 

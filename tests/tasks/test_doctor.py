@@ -186,7 +186,7 @@ def test_a_full_disk(doctor, tmp_path, size, words):
     if mounted.returncode != 0:
         pytest.skip(f"cannot mount a small disk here: {mounted.stderr.strip()}")
     try:
-        examined = doctor("backend=cpu", "nproc=2", output="disk/run")
+        examined = doctor("backend=cpu", output="disk/run")
     finally:
         subprocess.run(["umount", str(disk)], check=True)
     assert examined.code == 1
@@ -194,7 +194,7 @@ def test_a_full_disk(doctor, tmp_path, size, words):
     assert str(disk / "run") in examined.text + examined.errors
     assert "set output_dir" in examined.text + examined.errors
     if examined.report:
-        assert examined.failures() == {"output": [0, 1]}
+        assert examined.failures() == {"output": [0]}
         assert examined.check(0, "ddp")["status"] == "ok"
 
 

@@ -48,6 +48,7 @@ def steps_in(folder):
     return sorted(int(path.stem[5:]) for path in folder.glob("step_*.pth"))
 
 
+@pytest.mark.slow
 def test_what_is_saved_stays_and_what_is_not_continued_is_set_aside(exp, folder):
     for step in (10, 12):
         (folder / f"step_{step:08d}.pth").write_bytes(b"cut short")

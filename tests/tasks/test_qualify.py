@@ -28,6 +28,7 @@ def read(exp) -> dict:
     return json.loads((exp.path("kit") / "qualify.json").read_text())
 
 
+@pytest.mark.slow
 def test_a_kit_that_is_killed_goes_on_where_it_was(exp):
     rows = 'task.rows=["operators-*-fp32",collectives]'
     arguments = [*KIT, "backend=cpu", rows, "task.soak_minutes=0", "overwrite=false"]

@@ -18,7 +18,7 @@ from typing import Any, Iterator
 
 from exp.launcher.fork_server import START_METHOD, start_fork_server, work
 from exp.launcher.monitor import begin_to_end
-from exp.launcher.processes import AGENT_VARIABLE, JOB_VARIABLE, kill_job
+from exp.launcher.processes import AGENT_VARIABLE, JOB_VARIABLE, kill_job, name_process
 from exp.runfolder import RunFolder, write_json
 
 __all__ = ["main"]
@@ -33,14 +33,14 @@ def main() -> int:
     gc.disable()  # a fifth of the time that importing torch takes, and later there is next to nothing to collect
     order: dict[str, Any] = json.loads(sys.argv[1])
     os.environ[AGENT_VARIABLE] = str(os.getpid())
-    watcher = _watch_parent(order["parent"], order["scratch"])
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s agent %(levelname)s %(message)s")
-
+    name_process("exp-agent")
     report: dict[str, Any] = {"succeeded": False, "exits": [], "restarts": 0, "error": None}
-    # The fork server of the workers imports torch while this process does.
     forked = order["worker"] == "exp.worker" and start_fork_server(
         RunFolder(order["run_dir"]), order["nproc"], single_node=order["nnodes"] == 1
     )
+    # What workers must not have from here comes after the fork.
+    watcher = _watch_parent(order["parent"], order["scratch"])
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s agent %(levelname)s %(message)s")
     with _without_plugins():
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
         from torch.distributed.launcher.api import elastic_launch

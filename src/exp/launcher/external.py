@@ -10,7 +10,6 @@ import hashlib
 import os
 import secrets
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -34,6 +33,7 @@ from exp.launcher.outcome import Outcome, RankFailure
 from exp.launcher.place import Place, local_rank_of
 from exp.launcher.processes import JOB_VARIABLE, handle_signals, kill_job, signal_name
 from exp.launcher.rank import SCRATCH_VARIABLE, this_host
+from exp.launcher.start import start_module
 from exp.preemption import PreemptionFlag, held_back, preempted_at
 from exp.runfolder import RunFolder, read_json, to_json
 from exp.task import task_class
@@ -146,12 +146,8 @@ class ExternalLauncher(Launcher):
             try:
                 with handle_signals(worker.on_signal):
                     with held_back(PREEMPTION_SIGNALS), early.open("ab") as log:
-                        process = subprocess.Popen(
-                            [sys.executable, "-m", "exp.launcher.joining", to_json(order)],
-                            stdin=subprocess.DEVNULL,
-                            stderr=log,
-                            env=environment,
-                            start_new_session=True,
+                        process = start_module(
+                            "exp.launcher.joining", to_json(order), environment=environment, stderr=log
                         )
                     code = worker.wait(process)
                     # From here on all is said and done but for the telling: what was to end it comes too late.

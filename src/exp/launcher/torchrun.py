@@ -7,7 +7,6 @@ import os
 import secrets
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -23,6 +22,7 @@ from exp.launcher.ports import check_endpoint
 from exp.launcher.processes import JOB_VARIABLE, handle_signals, is_alive, kill_job, signal_name
 from exp.launcher.pulse import Pulse
 from exp.launcher.rank import SCRATCH_VARIABLE, this_host
+from exp.launcher.start import start_module
 from exp.preemption import PREEMPT_SIGNAL, PreemptionFlag, held_back, preempted_at
 from exp.runfolder import read_json, to_json
 
@@ -74,12 +74,9 @@ class TorchrunLauncher(Launcher):
             try:
                 with handle_signals(supervisor.on_signal):
                     with held_back(self.preemption_signals), (folder.logs / f"{name}.log").open("ab") as log:
-                        process = subprocess.Popen(
-                            [sys.executable, "-m", "exp.launcher.agent", to_json(order)],
-                            stdin=subprocess.DEVNULL,
-                            stderr=log,
-                            env=self._environment(job, scratch),
-                            start_new_session=True,
+                        environment = self._environment(job, scratch)
+                        process = start_module(
+                            "exp.launcher.agent", to_json(order), environment=environment, stderr=log
                         )
                     received = supervisor.wait(process)
             finally:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Callable, Sequence
 
 from exp.launcher.processes import JOB_VARIABLE, die_with_parent, kill_job, signal_name
+from exp.launcher.start import start_module
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -90,11 +91,9 @@ def run_exp(arguments: Sequence[str], output: Path, limit_s: float, watch: Watch
     begun = time.monotonic()
     with output.open("ab") as log:
         place = log.tell()
-        process = subprocess.Popen(
-            [sys.executable, "-m", "exp.qualify.child", str(os.getpid()), *arguments],
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
-            start_new_session=True,
-        )  # fmt: skip
+        process = start_module(
+            "exp.qualify.child", str(os.getpid()), *arguments, environment=environment, stdout=log, stderr=log
+        )
     late = hung = False
     try:
         while process.poll() is None and watch.received is None and not (late or hung):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import signal
-import subprocess
-import sys
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Sequence
@@ -19,6 +17,7 @@ from exp.launcher.failures import tail_of
 from exp.launcher.job import PARENT_VARIABLE
 from exp.launcher.outcome import Outcome
 from exp.launcher.processes import JOB_VARIABLE, handle_signals, kill_job, signal_name
+from exp.launcher.start import start_module
 from exp.launcher.status import progress_of
 from exp.preemption import PREEMPT_SIGNAL
 from exp.runfolder import read_json
@@ -90,10 +89,9 @@ class _Running:
             run.lock.let_go()
         token = "" if run.lock is None else run.lock.token
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "exp.launcher.job", str(run.folder.path), token],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True,
-            )  # fmt: skip
+            self.process = start_module(
+                "exp.launcher.job", str(run.folder.path), token, environment=environment, stdout=log, stderr=log
+            )
 
     def outcome(self, received: int | None) -> Outcome:
         """What became of it, now that it has ended."""
