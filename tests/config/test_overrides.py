@@ -15,7 +15,8 @@ from omegaconf import MISSING, OmegaConf
 from exp.config import choices, schema, structures
 from exp.config.dictionaries import replace_given
 from exp.config.slurm import SubmititConfig
-from exp.vision.config import SceneClassifierConfig, SceneDataConfig, SegmentationDataConfig, SegmenterConfig
+from exp.vision.config import SceneDataConfig, SegmentationDataConfig
+from exp.vision.model_config import SceneClassifierConfig, SegmenterConfig
 
 SEGMENTATION = ["experiment=dinov3_dubai", "data=segmentation", "data.name=mine", "data.root=."]
 

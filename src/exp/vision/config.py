@@ -8,172 +8,19 @@ from typing import Any, Dict, List, Optional
 from omegaconf import II, MISSING
 
 from exp.plugins import Family, Plugin
+from exp.vision.model_config import DistillerConfig, SceneClassifierConfig, SegmenterConfig
 from exp.vision.tasks import Export, Features, Probe, Stats
 
 __all__ = [
     "DistillationDataConfig",
-    "DistillerConfig",
     "ImageDataConfig",
-    "ImageModelConfig",
-    "LoraConfig",
     "PredictKeys",
-    "SceneClassifierConfig",
     "SceneDataConfig",
     "SegmentationDataConfig",
-    "SegmenterConfig",
-    "TeacherConfig",
     "plugin",
 ]
 
 # OmegaConf reads these annotations at run time, on Python 3.8 too: hence typing's generics, not the builtin ones.
-
-
-@dataclass
-class LoraConfig:
-    """Low-rank updates of a frozen backbone (:mod:`exp.vision.dinov3.lora`; Hu et al., arXiv 2106.09685)."""
-
-    rank: int = 0
-    """Of the updates; they and the head are all that is trained then. 0: no updates."""
-    alpha: float = 16.0
-    """Updates are multiplied by alpha / rank."""
-    dropout: float = 0.0
-    """Probability of dropping an element of an update's input."""
-    targets: List[str] = field(default_factory=lambda: ["attention", "mlp"])
-    """Which projections have one: ``attention`` (``q``, ``k``, ``v``, ``proj``), ``mlp`` (``fc1``, ``fc2``; of gated
-    sizes ``w1``, ``w2``, ``w3``), or names of these."""
-
-
-@dataclass
-class ImageModelConfig:
-    """What the models on a DINOv3 backbone share (:class:`exp.vision.dinov3.base.ImageModel`; arXiv 2508.10104).
-
-    The number of classes and of channels comes from the data.
-    """
-
-    size: str = "vits16"
-    """``vits16``, ``vits16plus``, ``vitb16``, ``vitl16``, ``vitl16plus``, ``vith16plus``, ``vit7b16``, or ``tiny``."""
-    patch_size: int = 16
-    """Pixels along each side of a patch."""
-    embed_dim: Optional[int] = None
-    """Elements of a token instead of the size's."""
-    depth: Optional[int] = None
-    """Blocks instead of the size's."""
-    num_heads: Optional[int] = None
-    """Attention heads instead of the size's."""
-    normalization: str = "auto"
-    """``web``, ``satellite``, or ``auto``: as the weights of ``init_from`` want it, else ``web``."""
-    blocks: Optional[List[int]] = None
-    """Blocks whose features the head sees, from 0 (-1: the last); null: the last, four for ``upernet`` and ``dpt``."""
-    layer_scale: float = 1e-5
-    """Initial layer scale; the paper's 1e-5 wants long training from random weights."""
-    drop_path: float = 0.0
-    """Probability of skipping a residual branch in the last block; grows linearly from 0 in the first."""
-    freeze: Any = "none"
-    """``none``, ``all`` (linear probe), or how many of the first blocks stay as they are."""
-    activation_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, about a third more time."""
-    rope_rescale: Optional[float] = None
-    """In training, positions are rescaled by a random factor up to this one (2 in pretraining); null: not."""
-    dropout: float = 0.0
-    """Before the last layer of a head."""
-    band_init: str = "auto"
-    """How the patch embedding of three-band weights begins for other bands: ``mean`` (of its kernels, for each),
-    ``named`` (red, green and blue get their own), ``repeat`` (in turn), ``zero`` (the others get none), ``auto``
-    (``named`` where the data tell which they are, else ``mean``)."""
-    lora: LoraConfig = field(default_factory=LoraConfig)
-    """Low-rank updates instead of training the backbone's own weights."""
-
-
-@dataclass
-class SceneClassifierConfig(ImageModelConfig):
-    """Scene classification (:class:`exp.vision.dinov3.SceneClassifier`)."""
-
-    _target_: str = "exp.vision.dinov3.SceneClassifier"
-    label_smoothing: float = 0.0
-    """Share of a label that is spread over all classes in the cross-entropy."""
-    class_weights: Optional[List[float]] = None
-    """One weight per class in the cross-entropy and the focal loss; null: all 1."""
-    cross_entropy_weight: float = 1.0
-    """Weight of the cross-entropy in the sum of losses; 0: without it."""
-    focal_weight: float = 0.0
-    """Weight of the focal loss."""
-    focal_gamma: float = 2.0
-    """How much less the focal loss counts images that are right already; 0: it is the cross-entropy."""
-
-
-@dataclass
-class SegmenterConfig(ImageModelConfig):
-    """Semantic segmentation (:class:`exp.vision.dinov3.Segmenter`)."""
-
-    _target_: str = "exp.vision.dinov3.Segmenter"
-    head: str = "upsample"
-    """``linear`` (one layer per patch), ``upsample`` (two convolutional stages, four times the resolution), or, over
-    four blocks, ``upernet`` or ``dpt``."""
-    head_channels: int = 256
-    """Channels of the head's own layers (not of ``linear``) and of the auxiliary head's."""
-    reassemble_channels: Optional[List[int]] = None
-    """``dpt``: channels of the four levels before their fusion; null: 1/8, 1/4, 1/2 and all of a token's."""
-    head_norm: str = "batch"
-    """``batch`` (see ``wrapper.sync_batchnorm``) or ``group``."""
-    auxiliary_weight: float = 0.0
-    """Weight of the loss of an auxiliary head on an inner block; 0: no such head."""
-    auxiliary_block: Optional[int] = None
-    """The block that it sees, from 0; null: at two thirds of the depth."""
-    class_weights: Optional[List[float]] = None
-    """One weight per class in the cross-entropy and the focal loss; null: all 1."""
-    cross_entropy_weight: float = 1.0
-    """Weight of the cross-entropy in the sum of losses; 0: without it."""
-    focal_weight: float = 0.0
-    """Weight of the focal loss."""
-    focal_gamma: float = 2.0
-    """How much less the focal loss counts pixels that are right already; 0: it is the cross-entropy."""
-    dice_weight: float = 0.0
-    """Weight of the Dice loss."""
-    lovasz_weight: float = 0.0
-    """Weight of the Lovász-softmax loss, which stands for the mean IoU of each image."""
-    inference: str = "slide"
-    """``slide`` (overlapping windows) or ``whole`` images."""
-    window: int = 512
-    """Side of a window in pixels: best as large as training crops."""
-    overlap: float = 0.25
-    """Share of a window that the next one covers again."""
-    tta_scales: List[float] = field(default_factory=lambda: [1.0])
-    """Test-time augmentation: images are also predicted at these scales."""
-    tta_flip: bool = False
-    """Test-time augmentation: images are also predicted mirrored."""
-
-
-@dataclass
-class TeacherConfig:
-    """The backbone that a student learns from (:class:`exp.vision.dinov3.distiller.TeacherSettings`)."""
-
-    init_from: Optional[str] = None
-    """Its weights: published ones, or a run."""
-    size: str = "vitl16"
-    """As ``model.size``."""
-    patch_size: int = 16
-    """Pixels along each side of its patches; other than the student's: its maps are interpolated."""
-    embed_dim: Optional[int] = None
-    """Elements of a token instead of the size's."""
-    depth: Optional[int] = None
-    """Blocks instead of the size's."""
-    num_heads: Optional[int] = None
-    """Attention heads instead of the size's."""
-
-
-@dataclass
-class DistillerConfig(ImageModelConfig):
-    """Knowledge distillation of features (:class:`exp.vision.dinov3.Distiller`)."""
-
-    _target_: str = "exp.vision.dinov3.Distiller"
-    teacher: TeacherConfig = field(default_factory=TeacherConfig)
-    """It stays as it is, and is in no checkpoint."""
-    cls_weight: float = 1.0
-    """Weight of the loss of the CLS token: one minus the cosine."""
-    patch_weight: float = 1.0
-    """Weight of the loss of the patches."""
-    smooth_l1_share: float = 0.1
-    """Share of the smooth L1 distance in it, from 0 to 1; the rest is one minus the cosine."""
 
 
 @dataclass
