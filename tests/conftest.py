@@ -67,7 +67,8 @@ class Forked:
     """``python -m exp`` in the background, with the ways of a :class:`subprocess.Popen`.
 
     Not in a new interpreter, but in a process forked from one that has imported torch and MMEngine: that saves most of
-    the seconds of a short run. What it inherits in /proc is the template's; what it starts is as ever.
+    the seconds of a short run. What it inherits in /proc is the template's; what it starts by ``python -m`` is forked,
+    too (:mod:`tests.spare`). A test of what is imported when, or of how processes begin, has to be ``fresh``.
     """
 
     def __init__(
