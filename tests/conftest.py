@@ -15,8 +15,6 @@ from typing import Any
 
 import pytest
 
-from tests import spare
-
 # A shell that puts the tests into the background (`pytest &` in a script) has them, and every process under them,
 # ignore SIGINT; then no test of Ctrl-C could mean anything.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -67,8 +65,8 @@ class Forked:
     """``python -m exp`` in the background, with the ways of a :class:`subprocess.Popen`.
 
     Not in a new interpreter, but in a process forked from one that has imported torch and MMEngine: that saves most of
-    the seconds of a short run. What it inherits in /proc is the template's; what it starts by ``python -m`` is forked,
-    too (:mod:`tests.spare`). A test of what is imported when, or of how processes begin, has to be ``fresh``.
+    the seconds of a short run. What it inherits in /proc is the template's; what it starts is as ever. A test of what
+    is imported when, or of how processes begin, has to be ``fresh``.
     """
 
     def __init__(
@@ -137,7 +135,6 @@ def _template():
     context.set_forkserver_preload(modules)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")  # read when torch is loaded
-        patch.setenv(spare.ROOM, 16384 * "x")
         multiprocessing.forkserver.ensure_running()
     return context
 
@@ -153,8 +150,6 @@ def _be_exp(
 ) -> None:
     if new_session:
         os.setsid()
-    if script is None:
-        spare.prepare(arguments)
     for name, descriptor in ((stdout, 1), (stderr, 2)):
         file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(file, descriptor)

@@ -15,6 +15,7 @@ from exp import console
 from exp.config.schema import ExpConfig
 from exp.launcher.status import progress_of, time_left
 from exp.runfolder import RunFolder
+from tests.conftest import TINY
 
 
 @pytest.fixture
@@ -42,6 +43,13 @@ def terminal(monkeypatch):
 
 
 CLEAR = "\r\x1b[2K"
+
+
+def test_a_pipe_is_no_terminal_though_colours_are_asked_for(exp):
+    """As Jupyter does for its kernels."""
+    done = exp("-m", *TINY, "seed=1,2", "output_dir=sweep", "sweep.plots=false", FORCE_COLOR="1", CLICOLOR_FORCE="1")
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stdout
 
 
 def test_on_a_terminal_one_line_replaces_the_other(terminal):

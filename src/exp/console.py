@@ -21,7 +21,11 @@ _waits_for = ""
 
 
 def make_console() -> Console:
-    """A console on stdout, at full width where stdout is no terminal."""
+    """A console on stdout, at full width where stdout is no terminal.
+
+    Rich takes a pipe for a terminal where FORCE_COLOR is set, as Jupyter does for its kernels: a notebook would be full
+    of what moves a cursor that is not there.
+    """
     from rich.console import Console
 
     class Terminal(Console):
@@ -38,8 +42,9 @@ def make_console() -> Console:
             if text:
                 wait_for(text)
 
-    console = Terminal(highlight=False)
-    return console if console.is_terminal else Terminal(highlight=False, width=120)
+    if sys.stdout.isatty():
+        return Terminal(highlight=False)
+    return Terminal(highlight=False, width=120, force_terminal=False)
 
 
 def shown(path: Path) -> str:

@@ -4,22 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import IO, Callable, Mapping, Optional
+from typing import IO, Mapping
 
-__all__ = ["Way", "start_module", "start_modules_by"]
-
-Way = Callable[..., Optional["subprocess.Popen[bytes]"]]
-"""Called as :func:`start_module` is; None: it has no process for this."""
-
-_ways: list[Way] = []
-
-
-def start_modules_by(way: Way) -> None:
-    """Have :func:`start_module` ask ``way`` first.
-
-    For a process that has others at hand which have imported torch already, as those have that are forked in our tests.
-    """
-    _ways.append(way)
+__all__ = ["start_module"]
 
 
 def start_module(
@@ -34,10 +21,6 @@ def start_module(
         stderr: where that goes.
         stdout: where that goes; None: where this process's does.
     """
-    for way in _ways:
-        process = way(module, *arguments, environment=environment, stderr=stderr, stdout=stdout)
-        if process is not None:
-            return process
     return subprocess.Popen(
         [sys.executable, "-m", module, *arguments],
         stdin=subprocess.DEVNULL,
