@@ -46,8 +46,16 @@ def _structures() -> Mapping[str, type]:
     own = {f"task/{task.name}": task for task in TASKS}
     found = {"launcher/common": LauncherConfig, "launcher/submitit": SubmititConfig, **own, **plugins.structures()}
     for place, keys in plugins.more_keys():
-        found[place] = dataclasses.make_dataclass(found[place].__name__, [], bases=(found[place], keys))
+        made = dataclasses.make_dataclass(found[place].__name__, [], bases=(found[place], keys))
+        made.__module__, made.__qualname__ = __name__, place  # by which pickle asks this module for it
+        found[place] = made
     return found
+
+
+def __getattr__(name: str) -> type:
+    if "/" in name and name in _structures():
+        return _structures()[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def structure_of(target: str | None) -> type | None:
