@@ -54,7 +54,7 @@ class IntervalMetrics(Metric):
         series: their names, for tables by channel and step; None: only the totals.
         mean: of the series in the units of the file, float64 (C,).
         std: likewise.
-        scored: positions of the series that are forecast: those of the tables.
+        scored: positions of the series that are forecast: those of the tables; None: all.
     """
 
     def __init__(
@@ -63,10 +63,10 @@ class IntervalMetrics(Metric):
         series: Sequence[str] | None,
         mean: torch.Tensor,
         std: torch.Tensor,
-        scored: Sequence[int],
+        scored: Sequence[int] | None = None,
     ) -> None:
         self.intervals = intervals
-        self.scored = list(scored)
+        self.scored = list(range(len(std)) if scored is None else scored)
         self.series = series
         self.std = std
         levels = [percent(level) for level in intervals.levels]
