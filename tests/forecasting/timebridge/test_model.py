@@ -147,6 +147,7 @@ def test_weights_tell_their_settings(name):
         "model.d_model": d_model, "model.period": period, "model.d_ff": d_ff, "model.num_patches_out": patches_out,
         "model.integrated_layers": layers[0], "model.downsampling_layers": layers[1],
         "model.cointegrated_layers": layers[2], "data.lookback": 720, "data.horizon": 96,
+        "model.quantiles": None,
     }  # fmt: skip
 
 
@@ -158,6 +159,7 @@ def test_a_model_tells_its_own_settings(layers):
     assert told == {
         **{key: value for key, value in settings(layers).items() if key not in untold},
         "num_patches_out": None,
+        "quantiles": None,
     }
 
 
