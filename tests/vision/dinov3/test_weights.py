@@ -295,7 +295,7 @@ def test_weights_tell_their_settings():
     assert own == {
         "model.size": "vits16plus", "model.embed_dim": 32, "model.depth": 2, "model.num_heads": 2, "data.channels": 3,
         "model.patch_size": 16, "data.classes": "<3 names>", "model.head": "linear", "model.blocks": "<1 blocks>",
-        "model.auxiliary_weight": 0.0,
+        "model.auxiliary_weight": 0.0, "model.lora.rank": 0,
     }  # fmt: skip
     other = Segmenter(4, size="vits16plus", head_channels=8, blocks=[0, 1], auxiliary_weight=0.4, **SMALL).state_dict()
     assert mend(model, model.adapt_state_dict(other, Path("best.pth"))) == {

@@ -153,7 +153,9 @@ class VisionTransformer(nn.Module):
         for index in wanted:
             with autocast_disabled(image.device.type):  # elements of deep layers exceed what float16 carries
                 normed = self.norm(kept[index].float())
-            features.append(Features(normed[:, 0], normed[:, prefix:].unflatten(1, (height, width))))
+            # Not unflatten, which torch 1.10 cannot trace; a split axis is a view all the same.
+            patches = normed[:, prefix:].view(normed.shape[0], height, width, normed.shape[-1])
+            features.append(Features(normed[:, 0], patches))
         return features
 
     def _embed(self, image: torch.Tensor) -> tuple[torch.Tensor, int, int]:
