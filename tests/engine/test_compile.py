@@ -69,9 +69,9 @@ def oil(exp):
 
 
 @needs_compilation
+@pytest.mark.slow
 def test_as_many_compile_as_there_are_threads():
     assert refusal("cpu", OMP_NUM_THREADS="3") == "3"
-    assert refusal("cpu", TORCHINDUCTOR_COMPILE_THREADS="2") == "2"
 
 
 @needs_compilation
