@@ -9,6 +9,7 @@ import torch
 
 from exp.data.base import Data, Prediction, Sketch
 from exp.data.fingerprint import of_samples
+from exp.data.places import shortened
 from exp.errors import DataError
 from exp.vision.data.adopting import adopt, record_of, refuse_another_order, state_of
 from exp.vision.data.bands import BandChoice
@@ -229,9 +230,9 @@ class ImageData(Data):
         if classes is not None and list(classes) != list(self.classes):
             same = sorted(classes) == sorted(self.classes)
             raise DataError(
-                f"the weights know the {len(classes)} classes {_named(classes)}, but the data have "
-                f"{'them in another order' if same else len(self.classes)}: {_named(self.classes)}; use the data that "
-                f"the weights were trained on, or give the same classes in the same order ({self.classes_key})"
+                f"the weights know the {len(classes)} classes {shortened(classes)}, but the data have "
+                f"{'them in another order' if same else len(self.classes)}: {shortened(self.classes)}; use the data "
+                f"that the weights were trained on, or give the same classes in the same order ({self.classes_key})"
             )
         if channels is not None and channels != self.read.channels:
             raise DataError(
@@ -301,7 +302,3 @@ class ImageData(Data):
         sizes = {part: len(data) for part, data in self._parts.items()}
         used = record_of(self.read, self.normalisation)
         return {**sizes, "tested_on": self.tested_on, **used, **self._notes, **findings(self._parts, gather)}
-
-
-def _named(classes: Sequence[str], most: int = 12) -> str:
-    return ", ".join(classes[:most]) + (f" and {len(classes) - most} more" if len(classes) > most else "")
