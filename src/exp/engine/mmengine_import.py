@@ -19,16 +19,13 @@ _PATIENCE_S = 5.0  # the file is whole within milliseconds; a shared file system
 _HALF_A_PICKLE = (EOFError, pickle.UnpicklingError)
 
 
-def import_mmengine(patience_s: float = _PATIENCE_S) -> None:
+def import_mmengine() -> None:
     """Import ``mmengine``; half a cache of yapf is waited for.
-
-    Args:
-        patience_s: seconds.
 
     Raises:
         ConfigError: the cache stays as it is, since the process that wrote it was killed, for instance.
     """
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + _PATIENCE_S
     while True:
         try:
             importlib.import_module("mmengine")

@@ -38,18 +38,19 @@ def training_rate(session: Session, data: Data, samples_per_second: float, secon
 
     Returns:
         ``flops_per_second`` over all ranks, and ``flops_share`` of the device's rate in the precision of the training
-        times the ranks. Empty: too short, a torch that does not count, or a model that does not run without values.
+        times the ranks. Empty: too short, a torch that does not count, a model that does not run without
+        values, or a device without memory for the products.
     """
     if seconds < LEAST_SECONDS or not supports_estimates():
         return {}
     config = session.config
     try:
         flops = _flops_per_sample(config, data) * samples_per_second
+        rate = matrix_rate(session.backend, session.device, config.precision)
     except Exception as error:  # noqa: BLE001
-        # A user's model that reads values, for instance; a figure is not worth a run.
-        logger.info("operations are not counted: %s: %s", type(error).__name__, error)
+        # A user's model that reads values, or a card that is full; a figure is not worth a run.
+        logger.info("the rate is not measured: %s: %s", type(error).__name__, error)
         return {}
-    rate = matrix_rate(session.backend, session.device, config.precision)
     return {"flops_per_second": flops, "flops_share": flops / (rate * session.info.world_size)}
 
 

@@ -38,6 +38,7 @@ from exp.engine.wrapper import place_as_configured, unwrapped
 from exp.errors import ExpError, RunError
 from exp.heartbeat import Stage, beat
 from exp.launcher.failures import is_of_peer
+from exp.models.base import parameter_counts
 from exp.models.dropout import DropoutStream
 
 if TYPE_CHECKING:
@@ -203,6 +204,8 @@ class Training:
         runner.visualizer.close()
         hook = self.metrics_hook
         speed = hook.samples / hook.train_seconds if hook.train_seconds else None
+        # The training's own: what is measured next takes memory, too.
+        memory_peak = session.distributed.gather(session.backend.memory().get("max_allocated"))
         rate = training_rate(session, self.data, speed, hook.train_seconds) if speed and session.info.rank == 0 else {}
         return make_result(
             session,
@@ -215,8 +218,8 @@ class Training:
             samples_per_second=speed,
             **rate,
             time_to_first_step_s=hook.time_to_first_step,
-            memory_peak=session.distributed.gather(session.backend.memory().get("max_allocated")),
-            **_counted(unwrapped(runner.model)),
+            memory_peak=memory_peak,
+            **parameter_counts(unwrapped(runner.model)),
             left_device=None if hook.left_device is None else hook.left_device.summary(session.distributed),
             resumed_from=resumed_from,
             changed_on_resume={change.key: {"old": change.old, "new": change.new} for change in session.changed},
@@ -253,16 +256,6 @@ class Training:
         for change in session.changed:
             session.say(f"  changed: {change}")
         return str(path)
-
-
-def _counted(model: Any) -> dict[str, int]:
-    """Parameters, all of them and those that are trained; of a sharded model those of all ranks."""
-    every = list(model.parameters())
-    trained = [each for each in every if each.requires_grad]
-    return {
-        "parameters": sum(each.numel() for each in every),
-        "trained_parameters": sum(each.numel() for each in trained),
-    }
 
 
 def _visualizer(session: Session) -> dict[str, Any]:

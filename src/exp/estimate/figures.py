@@ -8,6 +8,7 @@ import torch
 
 from exp.estimate.trace import Tracer, trace_flops
 from exp.estimate.tracker import KINDS
+from exp.models.base import parameter_counts
 
 if TYPE_CHECKING:
     from exp.backend import Backend
@@ -53,8 +54,7 @@ def estimate(config: Any, backend: Backend, memory: int | None, headroom: float)
         "accumulate": config.accumulate,
         "global_batch_size": config.global_batch_size,
         "eval_batch_size": subject.eval_batch_size,
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "trained_parameters": sum(each.numel() for each in model.parameters() if each.requires_grad),
+        **parameter_counts(model),
         "flops_per_sample": flops / config.batch_size,
         "flops_per_step": flops / config.batch_size * config.global_batch_size,
         "memory": {

@@ -12,7 +12,16 @@ from torch import nn
 
 from exp.models.names import under_own_names
 
-__all__ = ["Model"]
+__all__ = ["Model", "parameter_counts"]
+
+
+def parameter_counts(model: nn.Module) -> dict[str, int]:
+    """``parameters`` and ``trained_parameters``, those that are not frozen; of a sharded model those of all ranks."""
+    every = list(model.parameters())
+    return {
+        "parameters": sum(each.numel() for each in every),
+        "trained_parameters": sum(each.numel() for each in every if each.requires_grad),
+    }
 
 
 class _PassThrough(nn.Module):
