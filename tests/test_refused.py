@@ -55,6 +55,20 @@ def test_a_refused_run_leaves_no_folder(exp, taken_port, arguments, words):
 
 
 @pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["experiment=dinov3_dubai", "task=predict", "task.intervals=[0.8]"], ["task.intervals=[0.8] is for forecast"]),
+        (["task=predict", "task.max_images=3"], ["task.max_images=3 is for", "the data are for forecasting"]),
+    ],
+)
+def test_what_is_for_another_family_is_not_silently_ignored(exp, arguments, words):
+    done = exp(*arguments, "init_from=empty")
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert all(word in done.stderr for word in words), done.stderr
+
+
+@pytest.mark.parametrize(
     "arguments",
     [
         ["optim.type=Nope", "seed=1,2"],  # by the workers

@@ -17,6 +17,7 @@ from exp.backend import FLOAT32
 from exp.backends_registry import choose, create_backend
 from exp.config import explain, paths, structures, trained
 from exp.config.dictionaries import replace_given
+from exp.config.families import check_weights
 from exp.config.names import check_names
 from exp.config.schema import ExpConfig
 from exp.config.validate import refuse_device_arguments, validate
@@ -116,7 +117,9 @@ def _take_note(config: ExpConfig, overrides: list[str]) -> None:
     folder = trained.run_folder_of(config.init_from) if task_class(config).needs_weights else None
     if folder is not None:
         record.trained_in = str(folder)
-        record.differs = trained.different(config, structures.load(RunFolder(folder).config), "trained with")
+        earlier = structures.load(RunFolder(folder).config)
+        check_weights(config, earlier, folder)
+        record.differs = trained.different(config, earlier, "trained with")
     if config.data.get("horizon") in config.published:
         changed = record.trained_in is not None or any(re.match(r"[+~]*(data|model)\b", each) for each in overrides)
         if changed:  # else there is nothing to compare, and composing takes a moment

@@ -47,7 +47,8 @@ class Plugin:
             keys of configurations that name this class. That of a model without weights, such as a naive forecast, says
             ``has_weights: ClassVar[bool] = False``: task=eval and the like take it without ``init_from``.
         families: models and data that go together, by what they are for: ``"forecasting"``.
-        keys: dataclasses of further keys for a structure of somebody else's, such as ``task/predict``.
+        keys: dataclasses of further keys for a structure of somebody else's, such as ``task/predict``; a value that is
+            not the default is refused with data of another plugin's families.
         config: an importable package with config groups (``model/``, ``data/``, ``experiment/``); None: it has none.
     """
 

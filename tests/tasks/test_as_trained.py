@@ -106,6 +106,15 @@ def test_another_horizon_than_the_run_had_is_refused(folder):
 
 
 @pytest.mark.slow
+def test_weights_of_another_kind_of_model_are_refused_in_one_line(folder):
+    for experiment, task in (("dinov3_dubai", "predict"), ("dinov3_eurosat", "features")):
+        said = refused(
+            folder, f"experiment={experiment}", f"task={task}", "init_from=plant", words=("plant", "for forecasting")
+        )
+        assert len(said.splitlines()) == 1
+
+
+@pytest.mark.slow
 def test_bare_weights_with_other_settings_are_refused(folder):
     shutil.copy(str(folder / "plant" / "checkpoints" / "best.pth"), str(folder / "weights.pth"))
     fitting = [*PLANT, "data.lookback=48"]

@@ -12,6 +12,7 @@ from exp import hub
 from exp.backend import PRECISIONS
 from exp.config.batch import derive_batch_sizes
 from exp.config.explain import nearest
+from exp.config.families import check_family
 from exp.config.figures import check_figures
 from exp.config.hardware import check_available, check_processes, runs_elsewhere
 from exp.config.hooks import check_hooks
@@ -22,7 +23,6 @@ from exp.contract import TASK_PAGE, asked
 from exp.errors import ConfigError, UnavailableError
 from exp.launcher.base import launcher_class
 from exp.lock_holder import holder_of
-from exp.plugins import installed
 from exp.runfolder import RunFolder, read_result
 from exp.task import create_task
 from exp.trackers import following
@@ -55,7 +55,7 @@ def validate(config: ExpConfig, overrides: Sequence[str], backend: Backend) -> N
         ConfigError: a value is wrong, two do not go together, or a file is missing.
         UnavailableError: the backend or a package is not there, or there are fewer devices than ``nproc``.
     """
-    _check_family(config)
+    check_family(config)
     _check_missing(config)
     _check_values(config)
     launcher_class(config)
@@ -138,19 +138,6 @@ def refuse_device_arguments(config: ExpConfig) -> None:
     for key in ("device_ids", "output_device"):
         if hasattr(config.wrapper, key):
             raise ConfigError(f"wrapper.{key} comes from the backend alone; remove it")
-
-
-def _check_family(config: ExpConfig) -> None:
-    """Whether model and data go together, as far as plugins say so."""
-    families = {name: family for plugin in installed().values() for name, family in plugin.families.items()}
-    model_type, data_type = (OmegaConf.get_type(getattr(config, part)) or object for part in ("model", "data"))
-    of_model = next((name for name, family in families.items() if issubclass(model_type, family.model)), None)
-    of_data = next((name for name, family in families.items() if issubclass(data_type, family.data)), None)
-    if of_model is not None and of_data is not None and of_model != of_data:
-        raise ConfigError(
-            f"the model is for {of_model}, and the data are for {of_data}; choose an experiment that has both, such as "
-            f"experiment={families[of_data].example} or experiment={families[of_model].example}"
-        )
 
 
 def has_weights(config: ExpConfig) -> bool:
