@@ -34,11 +34,12 @@ class RunLock:
     Args:
         folder: the run folder; it exists when :meth:`acquire` is called.
         token: what the processes of one job that share the folder know it by; None: this process is alone.
-        shared: several machines may hold it together under this token.
+        key: of the configuration, by which another folder is chosen.
     """
 
-    def __init__(self, folder: Path, token: str | None = None) -> None:
+    def __init__(self, folder: Path, token: str | None = None, key: str = "output_dir") -> None:
         self.folder = folder
+        self.key = key
         self.path = folder / LOCK
         self.token = token or secrets.token_hex(8)
         self._several = token is not None
@@ -161,9 +162,9 @@ class RunLock:
             with contextlib.suppress(OSError):
                 seen = f", last sign of life {max(now - self.path.stat().st_mtime, 0):.0f} s ago"
         return f"{self._shown} is in use by another run: {holder}{seen}; " + (
-            f"wait for its end, or use another output_dir; to follow it: task=attach run={self._shown}"
+            f"wait for its end, or use another {self.key}; to follow it: task=attach run={self._shown}"
             if holder.job
-            else "wait for its end, or use another output_dir"
+            else f"wait for its end, or use another {self.key}"
         )
 
     # -- keeping it -------------------------------------------------------------------------------------------------

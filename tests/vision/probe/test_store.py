@@ -86,7 +86,7 @@ def test_kept_by_all_ranks_reused_and_refused_by_what_differs(place):
 
 
 @pytest.mark.slow
-def test_killed_and_continued_at_a_block(place):
+def test_another_run_is_kept_out_and_a_killed_one_continued_at_a_block(place):
     whole = place / "whole"
     keep(place, f"task.store={whole}", "task.feature_dtype=float32")
     part, store = place / "part", Store(place / "whole")
@@ -97,6 +97,10 @@ def test_killed_and_continued_at_a_block(place):
             break
         process._process.join(0.05)
         assert process.poll() is None
+    os.killpg(process.pid, signal.SIGSTOP)
+    second = keep(place, f"task.store={part}", "task.feature_dtype=float32", code=2).stderr.splitlines()[0]
+    assert "part is in use by another run: host " in second
+    assert second.endswith("use another task.store")
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate(60)
     left = sum(len(Store(part).missing(name)) for name in ("train", "val", "test"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ from exp.data.loader import device_loader
 from exp.engine.building import fingerprint_of, make_result
 from exp.errors import ConfigError, RunError
 from exp.runfolder import to_json
+from exp.runlock import RunLock
 from exp.vision.probe.store import BLOCK, ArraySpec, Store
 
 if TYPE_CHECKING:
@@ -33,7 +35,8 @@ def keep_features(session: Session, data: Any, model: Any) -> dict[str, Any]:
         model: an :class:`exp.vision.dinov3.base.ImageModel`, on the device; the features are of its ``blocks``.
 
     Raises:
-        ConfigError: the folder holds other features, or the images are of different sizes where patches are kept.
+        ConfigError: the folder holds other features, another run is writing to it, or the images are of different sizes
+            where patches are kept.
         RunError: a feature is not finite.
     """
     task, distributed = session.config.task, session.distributed
@@ -41,20 +44,61 @@ def keep_features(session: Session, data: Any, model: Any) -> dict[str, Any]:
     if not parts:
         raise ConfigError(f"task.parts={list(task.parts)} names none of the parts of the data: train, val, test")
     kinds = ["cls", "mean", *(["patches"] if task.patches else [])]
-    fingerprint = _fingerprint(session, data, model, parts)
-    folder, trouble = task.store, None
-    if distributed.is_main:
-        try:
-            _open_or_make(session, data, model, parts, fingerprint, kinds)
-        except ConfigError as error:
-            trouble = error
-    trouble = distributed.gather(trouble)[0]
-    if trouble is not None:
-        raise trouble
-    store = Store(folder)
+    folder, fingerprint = Path(task.store), None
+    with _alone_in(folder) if distributed.is_main else contextlib.nullcontext() as trouble:
+        if distributed.is_main and trouble is None:
+            fingerprint = _fingerprint(session, data, model, parts)
+            try:
+                _open_or_make(session, data, model, parts, fingerprint, kinds)
+            except ConfigError as error:
+                trouble = error
+        trouble = distributed.gather(trouble)[0]
+        if trouble is not None:
+            raise trouble
+        total, seconds = _compute(session, data, model, parts)
+    return make_result(
+        session,
+        {"images": sum(len(dataset) for dataset in parts.values()), "computed": total},
+        None,
+        files=[],
+        store=str(folder),
+        fingerprint=None if fingerprint is None else _in_short(fingerprint),  # only rank 0 has asked
+        samples_per_second=total / seconds if total else None,
+        measured_on="features",
+        published=None,
+    )
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[ConfigError | None]:
+    """Keep other runs out of a store, which would begin it anew or compute the same blocks.
+
+    Yields:
+        What to say where another run is in it: every rank has to hear of it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lock, trouble = RunLock(folder, key="task.store"), None
+    try:
+        lock.acquire()
+    except ConfigError as error:
+        trouble = error
+    try:
+        yield trouble
+    finally:
+        lock.release()
+        with contextlib.suppress(OSError):  # it is not empty
+            folder.rmdir()
+
+
+def _compute(session: Session, data: Any, model: Any, parts: dict[str, Any]) -> tuple[int, float]:
+    """Compute the blocks that the store does not have yet, each rank its share.
+
+    Returns:
+        How many images, and in how many seconds.
+    """
+    distributed, store = session.distributed, Store(session.config.task.store)
     missing = distributed.gather([(part, number) for part in parts for number in store.missing(part)])[0]
     mine = missing[distributed.rank :: distributed.world_size]
-    images = sum(len(dataset) for dataset in parts.values())
     blocks = sum(-(-len(dataset) // BLOCK) for dataset in parts.values())
     session.say(
         f"{console.shown(store.folder)} has {blocks - len(missing)} of {blocks} blocks of features"
@@ -67,19 +111,7 @@ def keep_features(session: Session, data: Any, model: Any) -> dict[str, Any]:
         for number, values in _blocks(session, data, dataset, model, numbers, store.about["kinds"]):
             store.write_block(part, number, values)
             computed += len(values["labels"])
-    total = sum(distributed.gather(computed))
-    seconds = time.perf_counter() - began
-    return make_result(
-        session,
-        {"images": images, "computed": total},
-        None,
-        files=[],
-        store=str(store.folder),
-        fingerprint=_in_short(fingerprint),
-        samples_per_second=total / seconds if total else None,
-        measured_on="features",
-        published=None,
-    )
+    return sum(distributed.gather(computed)), time.perf_counter() - began
 
 
 def _in_short(fingerprint: dict[str, Any]) -> dict[str, Any]:
@@ -122,7 +154,7 @@ def _first_batch(session: Session, dataset: Any) -> Any:
 
 
 def _fingerprint(session: Session, data: Any, model: Any, parts: dict[str, Any]) -> dict[str, Any]:
-    """What features depend on: ``weights``, ``preprocessing`` and ``data``; the same on every rank."""
+    """What features depend on: ``weights``, ``preprocessing`` and ``data``."""
     config = session.config
     digest = hashlib.sha256()
     for name, value in sorted(model.backbone.state_dict().items()):
