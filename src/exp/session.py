@@ -250,12 +250,6 @@ def _collector_paused() -> Iterator[None]:
         gc.enable()
 
 
-def _choose_code(config: ExpConfig) -> None:
-    from exp.engine.registries import choose_code  # MMEngine's, and so torch
-
-    choose_code(config)
-
-
 def run(folder: RunFolder, info: RankInfo) -> None:
     """Do this rank's part of the run in ``folder``.
 
@@ -279,7 +273,9 @@ def run(folder: RunFolder, info: RankInfo) -> None:
     try:
         with _collector_paused():
             session.open()
-            _choose_code(config)
+            from exp.engine.registries import choose_code  # MMEngine's, and so torch
+
+            choose_code(config)
             for module in task.modules:
                 importlib.import_module(module)
         result = task.run(session)

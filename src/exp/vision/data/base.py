@@ -180,13 +180,12 @@ class ImageData(Data):
             those of modalities also ``modality_statistics``.
         """
         self._look()
-        state: dict[str, Any] = {
+        return {
             "classes": list(self.classes),
             "channels": self.read.channels,
             "value_range": limits_of(self.read.value_range),
+            **state_of(self.read, self.normalisation),
         }
-        state.update(state_of(self.read, self.normalisation))
-        return state
 
     def settle(self, session: Any) -> None:
         """Look at the first training image, and measure over all of them what is to be; a collective.
@@ -294,11 +293,6 @@ class ImageData(Data):
         return draw_samples(self, worst, best)
 
     def record(self, gather: Callable[[Any], list[Any]]) -> dict[str, Any]:
-        """What ``result.json`` says of the data; all ranks must call it.
-
-        Args:
-            gather: of :class:`exp.engine.distributed.Distributed`.
-        """
-        sizes = {part: len(data) for part, data in self._parts.items()}
-        used = record_of(self.read, self.normalisation)
-        return {**sizes, "tested_on": self.tested_on, **used, **self._notes, **findings(self._parts, gather)}
+        """What ``result.json`` says of the data; all ranks call it, with ``gather`` of their ``Distributed``."""
+        told = {"tested_on": self.tested_on, **record_of(self.read, self.normalisation), **self._notes}
+        return {**{part: len(data) for part, data in self._parts.items()}, **told, **findings(self._parts, gather)}
