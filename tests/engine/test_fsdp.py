@@ -81,6 +81,67 @@ def test_trains_as_ddp_does_with_a_share_of_the_memory(ranks, backend):
             assert fsdp["held"] - ddp["held"] < 0.55 * fsdp["bytes"]
 
 
+BUILD = """
+import os, resource, torch
+from torch import nn
+from exp.engine import deferred
+from exp.engine.fsdp import FullyShard, sharded_parameters
+torch.set_num_threads(1)
+
+class Net(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList([nn.Linear(1024, 1024) for _ in range(24)])
+        self.register_buffer("scale", torch.full((3,), 1.0 + rank), persistent=False)
+        self.head = nn.Linear(1024, 2)
+        self.head.weight.requires_grad_(False)
+        if kind == "value":
+            self.share = torch.linspace(0, 1, 3)[1].item()
+        if kind == "hidden":
+            self.kept = {"table": [torch.ones(2)]}
+
+def held():  # MiB of host memory
+    return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize() / 2**20
+
+if name != "cpu":
+    backend.simulate = True
+device = backend.set_device(rank)
+group = join()
+found = {}
+for kind in ("plain", "value", "hidden"):
+    before = held()
+    model = deferred.build(lambda: Net(kind), group)
+    found[kind] = deferred.is_deferred(model)
+    deferred.share_buffers(model, group)
+    if kind == "plain":
+        found["built"] = held() - before
+        model = FullyShard().place(model, backend, device)
+        found["scale"] = model.scale.tolist()
+        found["frozen"] = [name for name, each in model.named_parameters() if not each.requires_grad]
+        shards = {name: value.to_local().cpu() for name, value in sharded_parameters(model).items()}
+        whole = dict(Net(kind).named_parameters())
+        found["differs"] = [name for name in whole if not torch.equal(shards[name], whole[name].chunk(2)[rank])]
+backend.destroy_process_group()
+print(json.dumps(found), flush=True)
+os._exit(0)
+"""
+
+
+@needs_sharding
+@pytest.mark.parametrize("backend", ["cpu", pytest.param("gcu", marks=needs_current_card)])
+def test_rank_0_alone_has_the_model_whole_in_host_memory(ranks, backend):
+    first, second = ranks(BUILD, world_size=2, backend=backend)
+    assert (first["plain"], second["plain"]) == (False, True)
+    assert first["built"] > 90, "24 blocks of 4 MiB"
+    assert second["built"] < 20
+    for found in (first, second):
+        assert found["differs"] == []
+        assert found["scale"] == [1.0] * 3
+        assert found["frozen"] == ["head.weight"]
+        assert (found["value"], found["hidden"]) == (False, False), "such models are built whole"
+
+
 class Block(nn.Linear):
     pass
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ from omegaconf import OmegaConf
 from exp.config.create import create
 from exp.contract import EXPERIMENT_PAGE, asked, shown
 from exp.data.base import check_data
+from exp.engine import deferred
 from exp.engine.checkpoint import plain
 from exp.engine.debug import measured_part
 from exp.engine.fit import Weights, fit_weights, read_weights
@@ -95,12 +97,14 @@ def fingerprint_of(data: Data) -> Fingerprint | None:
     return found
 
 
-def build_model(session: Session, data: Data) -> nn.Module:
+def build_model(session: Session, data: Data, to_place: bool = False) -> nn.Module:
     """The model of the configuration, on the CPU, with the weights of ``init_from`` where it is set; to be compiled.
 
     Args:
         session: the session.
         data: what the files alone can tell, such as the number of classes, comes from its ``model_arguments()``.
+        to_place: whether :func:`exp.engine.wrapper.place_as_configured` gets it. Then, with a wrapper that does not
+            need it whole, the parameters of ranks other than 0 are on the meta device.
 
     Raises:
         ConfigError: the weights do not fit (:func:`exp.engine.fit.fit_weights`), or it is no model.
@@ -113,7 +117,9 @@ def build_model(session: Session, data: Data) -> nn.Module:
             f"data: {shown(data)}.model_arguments must give a dict of arguments by name, not {arguments!r}; see "
             f"{EXPERIMENT_PAGE}"
         )
-    made = create(session.config.model, "model", **arguments)
+    shared = to_place and deferred.is_wanted(session)
+    make = functools.partial(create, session.config.model, "model", **arguments)
+    made = deferred.build(make, session.distributed) if shared else make()
     if not isinstance(made, BaseModel):
         raise ConfigError(
             f"model._target_: {shown(made)} is no subclass of exp.models.base.Model, nor of MMEngine's BaseModel; see "
@@ -121,13 +127,16 @@ def build_model(session: Session, data: Data) -> nn.Module:
         )
     model: nn.Module = made
     if session.weights is not None:
-        session.say(fit_weights(model, session.weights, session.config))
+        if not deferred.is_deferred(model):
+            session.say(fit_weights(model, session.weights, session.config))
         session.weights = Weights(session.weights.path, {}, None)  # the tensors are the model's now
     elif task_class(session.config).needs_weights and model.state_dict():
         raise ConfigError(
             f"task={session.config.task.name} needs weights, and the model has {len(model.state_dict())} tensors, "
             "though its keys say has_weights = False; set init_from, or leave that out"
         )
+    if shared:
+        deferred.share_buffers(model, session.distributed)
     data.meet(model)
     if session.config.compile:
         model.compile()  # when it is first called; in place: names and hooks stay, and any wrapper comes around it

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from exp.compat import supports_full_sharding
+from exp.engine.deferred import to_device
 from exp.engine.wrapper import Wrapper
 from exp.errors import ConfigError, RunError, UnavailableError
 
@@ -41,6 +42,8 @@ class FullyShard(Wrapper):
         ConfigError: an option has another value, or the precision does not go with sharding.
     """
 
+    needs_whole_model = False
+
     def __init__(
         self,
         precision: str = "fp32",
@@ -63,7 +66,7 @@ class FullyShard(Wrapper):
         self.reduce_dtype = _DTYPES[reduce_dtype]
 
     def place(self, model: nn.Module, backend: Backend, device: torch.device) -> nn.Module:
-        """Shard a model that is on the CPU, with the same weights on every rank; a block at a time is on the device.
+        """Shard a model that is on the CPU of rank 0 at least; a block at a time is on the device.
 
         Raises:
             ConfigError: a parameter is 0-dim.
@@ -86,13 +89,14 @@ class FullyShard(Wrapper):
         if self.gather_dtype != torch.float32:
             half = MixedPrecisionPolicy(self.gather_dtype, self.reduce_dtype, cast_forward_inputs=False)
         for unit in units:
-            unit.to(device)
+            to_device(unit, device, model)
             if half is not whole:  # what autocast computes in float32 is gathered in it
                 for part in _norms(unit):
                     _shard(fully_shard, part, mesh=mesh, mp_policy=whole, reshard_after_forward=False)
             policy = whole if all(parameter.dim() < 2 for parameter in unit.parameters()) else half
             _shard(fully_shard, unit, mesh=mesh, mp_policy=policy, reshard_after_forward=self.reshard_after_forward)
-        _shard(fully_shard, model.to(device), mesh=mesh, mp_policy=whole)  # the rest
+        to_device(model, device, model)  # the rest
+        _shard(fully_shard, model, mesh=mesh, mp_policy=whole)
         for module in model.modules():
             if isinstance(module, FSDPModule) and not backend.reduces_means:
                 module.set_force_sum_reduction_for_comms(True)

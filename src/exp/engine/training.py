@@ -69,7 +69,7 @@ def _train(session: Session) -> dict[str, Any]:
     data = build_data(session)
     if session.distributed.is_main:
         session.data_files = fingerprint_of(data)
-    model = build_model(session, data)
+    model = build_model(session, data, to_place=True)
     try:
         training = Training(session, data, model)
         rehearse(session, data, unwrapped(training.runner.model))

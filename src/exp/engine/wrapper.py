@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import inspect
-from typing import TYPE_CHECKING, Any, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Mapping
 
 from mmengine.model import MMDistributedDataParallel
 from mmengine.registry import MODEL_WRAPPERS
@@ -48,6 +48,10 @@ class Wrapper(abc.ABC):
     A configuration names it in ``wrapper._target_``; the constructor's arguments are the keys of ``wrapper.options``.
     It is made on every rank of a training with several, and asked once for :meth:`place`, then once for :meth:`wrap`.
     """
+
+    needs_whole_model: ClassVar[bool] = True
+    """Whether :meth:`place` takes the model with its weights on every rank. False: only rank 0's has values, and the
+    parameters of the others are on the meta device; :func:`exp.engine.deferred.to_device` brings them to theirs."""
 
     def place(self, model: nn.Module, backend: Backend, device: torch.device) -> nn.Module:
         """The model on its device, before the optimizer is built; its parameters may become other objects here.

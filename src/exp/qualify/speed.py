@@ -101,7 +101,7 @@ def measure_speed(session: Session) -> dict[str, Any]:
     train = split_of(data, "train", config.seed)
     wanted = (config.max_steps or 1) * (config.global_batch_size or 1)
     lasting = data if len(train) >= wanted else _LongData(data, Repeated(train, wanted))
-    training = Training(session, lasting, build_model(session, data))
+    training = Training(session, lasting, build_model(session, data, to_place=True))
     runner = training.runner
     runner.hooks.remove(training.checkpoint_hook)
     timer = StepTimer(config.task.warm_up)

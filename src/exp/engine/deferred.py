@@ -1,0 +1,120 @@
+"""Building a model that no rank needs whole: rank 0 has its weights, the others only their shapes.
+
+Eight ranks of a node would else hold eight copies of it in host memory before the first is sharded. torch calls it
+deferred, or meta-device, initialisation. The values come from rank 0 as each part is brought to its device.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Callable, Iterator
+
+import torch
+from torch import nn
+
+from exp.config.targets import load_target
+
+if TYPE_CHECKING:
+    from exp.engine.distributed import Distributed
+    from exp.session import Session
+
+__all__ = ["build", "is_deferred", "is_wanted", "share_buffers", "to_device"]
+
+logger = logging.getLogger(__name__)
+_MARK = "rank_0_has_the_weights"
+
+
+def is_wanted(session: Session) -> bool:
+    """Whether a training's wrapper takes a model that only rank 0 has."""
+    wrapper: Any = session.config.wrapper
+    target = wrapper.get("_target_")
+    if target is None or session.info.world_size == 1:
+        return False
+    return not getattr(load_target("wrapper._target_", target), "needs_whole_model", True)
+
+
+def build(make: Callable[[], Any], distributed: Distributed) -> Any:
+    """A model with weights on rank 0, and elsewhere with parameters on the meta device.
+
+    Where its constructor needs values, or keeps tensors that are neither parameters nor buffers, it is made whole.
+    """
+    made = None
+    if not distributed.is_main:
+        try:
+            with torch.device("meta"):
+                made = make()
+        except Exception as error:  # noqa: BLE001 - whatever a constructor does with values that are not there
+            logger.info("the model is built whole on this rank, too: %s: %s", type(error).__name__, error)
+        else:
+            hidden = next(_hidden(made, set()), None) if isinstance(made, nn.Module) else "the model"
+            if hidden is not None:
+                logger.info("the model is built whole on this rank, too: %s is no parameter and no buffer", hidden)
+                made = None
+    if made is None:
+        made = make()
+    if isinstance(made, nn.Module):
+        setattr(made, _MARK, True)
+    return made
+
+
+def is_deferred(model: nn.Module) -> bool:
+    """Whether this rank lacks the model's weights."""
+    return any(parameter.is_meta for parameter in model.parameters())
+
+
+def share_buffers(model: nn.Module, distributed: Distributed) -> None:
+    """Give every rank the buffers of rank 0, on the CPU; a collective. They are small, and data may look at them."""
+    own = dict(model.named_buffers(remove_duplicate=False))
+    found = distributed.gather({name: value.cpu() for name, value in own.items()} if distributed.is_main else None)[0]
+    for name in own:
+        place, _, last = name.rpartition(".")
+        setattr(model.get_submodule(place), last, found[name])
+
+
+def to_device(module: nn.Module, device: torch.device, model: nn.Module) -> None:
+    """Bring a part of a model to the device, with the values of rank 0 where only that has them; a collective then.
+
+    Args:
+        module: ``model``, or a module of it. Parameters that are sharded already stay.
+        device: this rank's.
+        model: of :func:`build`, or one that every rank has whole.
+    """
+    if getattr(model, _MARK, False):
+        for part in module.modules():
+            for name, parameter in list(part.named_parameters(recurse=False)):
+                if not hasattr(parameter, "to_local"):
+                    setattr(part, name, _from_rank_0(parameter, device))
+    module.to(device)
+
+
+def _from_rank_0(parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
+    if parameter.is_meta:
+        value = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+    else:
+        value = parameter.detach().to(device).contiguous()
+    torch.distributed.broadcast(value, 0)
+    filled = nn.Parameter(value, parameter.requires_grad)
+    filled.__dict__.update(parameter.__dict__)
+    return filled
+
+
+def _hidden(value: Any, seen: set[int], name: str = "") -> Iterator[str]:
+    """Names of tensors without values that no rank would ever get: in a module, but not of it."""
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, torch.Tensor):
+        if value.is_meta:
+            yield name
+    elif isinstance(value, nn.Module):
+        for tensor in (*value.parameters(), *value.buffers()):
+            seen.add(id(tensor))
+        for key, kept in vars(value).items():
+            if key not in ("_parameters", "_buffers"):
+                yield from _hidden(kept, seen, f"{name}.{key}".strip("."))
+    elif isinstance(value, dict):
+        for key, kept in value.items():
+            yield from _hidden(kept, seen, f"{name}[{key!r}]")
+    elif isinstance(value, (list, tuple)):
+        for index, kept in enumerate(value):
+            yield from _hidden(kept, seen, f"{name}[{index}]")
