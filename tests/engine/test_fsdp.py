@@ -111,9 +111,10 @@ group = join()
 found = {}
 for kind in ("plain", "value", "hidden"):
     before = held()
-    model = deferred.build(lambda: Net(kind), group)
-    found[kind] = deferred.is_deferred(model)
-    deferred.share_buffers(model, group)
+    fitted = []
+    model = deferred.build(lambda: Net(kind), fitted.append, group)
+    found[kind] = model.head.weight.is_meta
+    assert bool(fitted) is not found[kind]
     if kind == "plain":
         found["built"] = held() - before
         model = FullyShard().place(model, backend, device)

@@ -117,30 +117,39 @@ def build_model(session: Session, data: Data, to_place: bool = False) -> nn.Modu
             f"data: {shown(data)}.model_arguments must give a dict of arguments by name, not {arguments!r}; see "
             f"{EXPERIMENT_PAGE}"
         )
-    shared = to_place and deferred.is_wanted(session)
-    make = functools.partial(create, session.config.model, "model", **arguments)
-    made = deferred.build(make, session.distributed) if shared else make()
-    if not isinstance(made, BaseModel):
-        raise ConfigError(
-            f"model._target_: {shown(made)} is no subclass of exp.models.base.Model, nor of MMEngine's BaseModel; see "
-            f"{EXPERIMENT_PAGE}"
-        )
-    model: nn.Module = made
+    make = functools.partial(_make, session.config.model, arguments)
+    if to_place and deferred.is_wanted(session):
+        model: nn.Module = deferred.build(make, functools.partial(_fit, session), session.distributed)
+    else:
+        model = make()
+        _fit(session, model)
     if session.weights is not None:
-        if not deferred.is_deferred(model):
-            session.say(fit_weights(model, session.weights, session.config))
         session.weights = Weights(session.weights.path, {}, None)  # the tensors are the model's now
     elif task_class(session.config).needs_weights and model.state_dict():
         raise ConfigError(
             f"task={session.config.task.name} needs weights, and the model has {len(model.state_dict())} tensors, "
             "though its keys say has_weights = False; set init_from, or leave that out"
         )
-    if shared:
-        deferred.share_buffers(model, session.distributed)
     data.meet(model)
     if session.config.compile:
         model.compile()  # when it is first called; in place: names and hooks stay, and any wrapper comes around it
     return model
+
+
+def _make(config: Any, arguments: Mapping[str, Any]) -> nn.Module:
+    made = create(config, "model", **arguments)
+    if not isinstance(made, BaseModel):
+        raise ConfigError(
+            f"model._target_: {shown(made)} is no subclass of exp.models.base.Model, nor of MMEngine's BaseModel; see "
+            f"{EXPERIMENT_PAGE}"
+        )
+    model: nn.Module = made
+    return model
+
+
+def _fit(session: Session, model: nn.Module) -> None:
+    if session.weights is not None:
+        session.say(fit_weights(model, session.weights, session.config))
 
 
 def record_environment(session: Session) -> None:

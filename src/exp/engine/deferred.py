@@ -7,7 +7,7 @@ deferred, or meta-device, initialisation. The values come from rank 0 as each pa
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Callable, Iterator
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from exp.engine.distributed import Distributed
     from exp.session import Session
 
-__all__ = ["build", "is_deferred", "is_wanted", "share_buffers", "to_device"]
+__all__ = ["build", "is_wanted", "to_device"]
 
 logger = logging.getLogger(__name__)
 _MARK = "rank_0_has_the_weights"
@@ -33,42 +33,49 @@ def is_wanted(session: Session) -> bool:
     return not getattr(load_target("wrapper._target_", target), "needs_whole_model", True)
 
 
-def build(make: Callable[[], Any], distributed: Distributed) -> Any:
-    """A model with weights on rank 0, and elsewhere with parameters on the meta device.
+def build(make: Callable[[], Any], fit: Callable[[Any], object], distributed: Distributed) -> Any:
+    """A model with weights on rank 0, and elsewhere with parameters on the meta device; a collective.
 
-    Where its constructor needs values, or keeps tensors that are neither parameters nor buffers, it is made whole.
+    Buffers have rank 0's values on every rank: they are small, and data look at them. Where the constructor needs
+    values, or keeps tensors that are neither parameters nor buffers nor made anew by ``load_state_dict``, this rank has
+    the model whole, too.
+
+    Args:
+        make: makes it.
+        fit: gives it the weights that it is to begin with.
+        distributed: of all ranks.
     """
-    made = None
+    reason = made = None
     if not distributed.is_main:
         try:
             with torch.device("meta"):
                 made = make()
         except Exception as error:  # noqa: BLE001 - whatever a constructor does with values that are not there
-            logger.info("the model is built whole on this rank, too: %s: %s", type(error).__name__, error)
-        else:
-            hidden = next(_hidden(made, set()), None) if isinstance(made, nn.Module) else "the model"
-            if hidden is not None:
-                logger.info("the model is built whole on this rank, too: %s is no parameter and no buffer", hidden)
-                made = None
+            reason = f"{type(error).__name__}: {error}"
     if made is None:
         made = make()
-    if isinstance(made, nn.Module):
-        setattr(made, _MARK, True)
+        fit(made)
+    buffers = dict(made.named_buffers(remove_duplicate=False))
+    found = distributed.gather({name: value.cpu() for name, value in buffers.items()} if distributed.is_main else None)
+    if not distributed.is_main and reason is None:
+        _take_buffers(made, list(buffers), found[0])
+        hidden = next(_hidden(made, set()), None)
+        if hidden is not None:
+            reason = f"{hidden} is no parameter and no buffer"
+            made = make()
+            fit(made)
+    if reason is not None:
+        logger.info("the model is built whole on this rank, too: %s", reason)
+    setattr(made, _MARK, True)
     return made
 
 
-def is_deferred(model: nn.Module) -> bool:
-    """Whether this rank lacks the model's weights."""
-    return any(parameter.is_meta for parameter in model.parameters())
-
-
-def share_buffers(model: nn.Module, distributed: Distributed) -> None:
-    """Give every rank the buffers of rank 0, on the CPU; a collective. They are small, and data may look at them."""
-    own = dict(model.named_buffers(remove_duplicate=False))
-    found = distributed.gather({name: value.cpu() for name, value in own.items()} if distributed.is_main else None)[0]
-    for name in own:
+def _take_buffers(model: nn.Module, names: Sequence[str], values: Mapping[str, torch.Tensor]) -> None:
+    for name in names:
         place, _, last = name.rpartition(".")
-        setattr(model.get_submodule(place), last, found[name])
+        setattr(model.get_submodule(place), last, values[name])
+    kept = {name: value for name, value in model.state_dict().items() if not value.is_meta}
+    nn.Module.load_state_dict(model, kept, strict=False)  # modules that derive values from their buffers do so here
 
 
 def to_device(module: nn.Module, device: torch.device, model: nn.Module) -> None:
@@ -110,7 +117,10 @@ def _hidden(value: Any, seen: set[int], name: str = "") -> Iterator[str]:
         for tensor in (*value.parameters(), *value.buffers()):
             seen.add(id(tensor))
         for key, kept in vars(value).items():
-            if key not in ("_parameters", "_buffers"):
+            if key == "_modules":
+                for child, module in kept.items():
+                    yield from _hidden(module, seen, f"{name}.{child}".strip("."))
+            elif key not in ("_parameters", "_buffers"):
                 yield from _hidden(kept, seen, f"{name}.{key}".strip("."))
     elif isinstance(value, dict):
         for key, kept in value.items():
