@@ -29,7 +29,7 @@ def test_a_task_and_a_launcher_of_ones_own(page, exp):
     page(*TINY, "launcher=nice", "launcher.niceness=3", "nproc=2", "output_dir=run")
     assert exp.result("run")["world_size"] == 2
     assert "niceness: 3" in (exp.path("run") / "config.yaml").read_text()
-    noise = ["task=noise", "init_from=run", "backend=cpu", "task.levels=[0.0,5.0]"]
+    noise = ["task=noise", "init_from=run", "task.levels=[0.0,5.0]"]  # backend=auto, which composes once more
     page(*noise, "output_dir=one")
     page(*noise, "output_dir=two", "nproc=2")
     one, two, plain = (exp.result(name)["metrics"] for name in ("one", "two", "run"))

@@ -130,7 +130,10 @@ def test_a_default_run_is_quiet_and_leaves_its_records(exp):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", [[*TINY, "launcher=local"], ["launcher=submitit", "launcher.dry_run=true"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [[*TINY, "launcher=local"], ["launcher=submitit", "launcher.dry_run=true"], ["--help"], ["--cfg", "job"]],
+)
 def test_a_run_whose_reader_has_gone_goes_on(exp, tmp_path, arguments):
     """Nor is what it leaves writable for everybody, even without a umask."""
     reader, writer = os.pipe()

@@ -43,6 +43,11 @@ if TYPE_CHECKING:
 
 __all__ = ["main", "wants_tracebacks"]
 
+_TAKE_A_VALUE = (
+    "--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd",
+    "--experimental-rerun",
+)  # fmt: skip
+"""Hydra's options that are followed by a word."""
 _exit_codes: list[int] = []
 _full_error: list[bool] = []
 """Not empty: the user wants tracebacks."""
@@ -50,10 +55,21 @@ _full_error: list[bool] = []
 
 def main() -> int:
     """Run the command line in ``sys.argv``; returns the exit code (docs/exit-codes.md)."""
+    code = EXIT_OK
+    try:
+        code = _main()
+        sys.stdout.flush()
+    except BrokenPipeError:  # of --help or --cfg: whoever read it has seen enough
+        console.write_nowhere(sys.stdout)
+    return code
+
+
+def _main() -> int:
     os.umask(os.umask(0) | 0o022)  # nothing that a run writes may be changed by others
     if "--version" in sys.argv[1:]:  # Hydra's would tell Hydra's
         print(f"exp {__version__}")  # noqa: T201
         return EXIT_OK
+    sys.argv[1:] = _overrides_last(sys.argv[1:])
     be_quiet(sys.argv[1:])
     use_working_directory()
     remember(sys.argv[1:])
@@ -80,6 +96,8 @@ def main() -> int:
     except ExpError as error:
         console.error(str(error))
         return error.exit_code
+    except BrokenPipeError:
+        raise
     except (OSError, MemoryError, ImportError) as error:
         ours = as_ours(error, usage=True)
         if ours is None or _full_error:
@@ -91,6 +109,16 @@ def main() -> int:
         console.error(f"interrupted by {number}" if number else "interrupted")
         return max([130, *(code for code in _exit_codes if code > 128)])  # a sweep may not have begun any job
     return max(_exit_codes, default=EXIT_OK)
+
+
+def _overrides_last(arguments: list[str]) -> list[str]:
+    """Options first: argparse, and so Hydra, refuses overrides on both sides of one (``seed=1,2 -m max_steps=5``)."""
+    options: list[str] = []
+    overrides: list[str] = []
+    for before, argument in zip(["", *arguments], arguments):
+        is_override = argument.startswith("~") or ("=" in argument and not argument.startswith("-"))
+        (overrides if is_override and before not in _TAKE_A_VALUE else options).append(argument)
+    return [*options, *overrides]
 
 
 def wants_tracebacks() -> bool:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["error", "make_console", "shown", "wait_for", "waited", "warn"]
+__all__ = ["error", "make_console", "shown", "wait_for", "waited", "warn", "write_nowhere"]
 
 _CLEAR = "\r\x1b[2K"  # to the first column, and nothing on the line
 _waits_for = ""
@@ -32,7 +32,7 @@ def make_console() -> Console:
         def on_broken_pipe(self) -> None:
             """Called by rich, which would exit here."""
             self.quiet = True
-            _write_nowhere(sys.stdout)
+            write_nowhere(sys.stdout)
 
         def print(self, *objects: Any, **options: Any) -> None:
             """Above the line that says what is waited for."""
@@ -85,7 +85,7 @@ def _write(text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:
-        _write_nowhere(sys.stdout)
+        write_nowhere(sys.stdout)
 
 
 def warn(message: str) -> None:
@@ -103,10 +103,10 @@ def _tell(line: str) -> None:
     try:
         print(line, file=sys.stderr, flush=True)  # noqa: T201
     except BrokenPipeError:
-        _write_nowhere(sys.stderr)
+        write_nowhere(sys.stderr)
 
 
-def _write_nowhere(stream: TextIO) -> None:
+def write_nowhere(stream: TextIO) -> None:
     """What is still buffered, and all that comes, goes nowhere: else Python would complain about it at exit."""
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, stream.fileno())

@@ -63,7 +63,7 @@ def prepare(config: ExpConfig, overrides: list[str]) -> ExpConfig:
         UnavailableError: the backend is not there.
     """
     check_names(config, overrides)
-    config = _choose_backend(_as_trained(config, overrides), overrides)
+    config = _choose_backend(*_as_trained(config, overrides))
     refuse_device_arguments(config)
     config = structures.typed(config)  # checks what +KEY=VALUE added, too
     replace_given(config, overrides)
@@ -92,22 +92,27 @@ def complete(config: ExpConfig, overrides: list[str], output_dir: Path) -> Froze
     return FrozenRun(config, overrides, RunFolder(output_dir), reference)
 
 
-def _as_trained(config: ExpConfig, overrides: list[str]) -> ExpConfig:
+def _as_trained(config: ExpConfig, overrides: list[str]) -> tuple[ExpConfig, list[str], str | None]:
     """The configuration on top of that of the run in ``init_from``, where it is to be used as it was trained.
 
     The command line has seen to that already (:func:`exp.config.trained.begin`), but in a sweep over runs it knew only
     one of them, and of a task that only a file names it did not know that it needs weights.
+
+    Returns:
+        It, and what it was composed of, should it be composed once more: overrides and primary configuration.
     """
     if not task_class(config).needs_weights:
-        return config
+        return config, overrides, None
     folder = trained.run_folder_of(config.init_from)
     if folder is None or str(folder) == config.record.trained_in:
-        return config
+        return config, overrides, None
     if config.record.trained_in is None:
-        primary, overrides = trained.begin(overrides, needs_weights=True)
-        return config if primary != trained.OF_RUN else compose(overrides, primary)
+        primary, kept = trained.begin(overrides, needs_weights=True)
+        if primary != trained.OF_RUN:
+            return config, overrides, None
+        return compose(kept, primary), kept, primary
     trained.offer(folder)
-    return compose(overrides)
+    return compose(overrides), overrides, None
 
 
 def _take_note(config: ExpConfig, overrides: list[str]) -> None:
@@ -175,7 +180,7 @@ def _reference(config: ExpConfig, overrides: list[str]) -> ExpConfig:
         # Raised as it is, it would name a key that the user has not given, after a line of Hydra's own.
         raise ConfigError(explain.explain(error, []).replace("backend=", "reference=", 1)) from error
     check_names(composed, overrides)
-    composed = _choose_backend(composed, kept)
+    composed = _choose_backend(composed, kept, None)
     check_names(composed, overrides)
     composed.output_dir = config.output_dir
     reference = structures.typed(composed)
@@ -204,7 +209,7 @@ def compose(overrides: list[str], primary: str | None = None) -> ExpConfig:
     return cast(ExpConfig, composed)  # not typed yet, but of its form
 
 
-def _choose_backend(config: ExpConfig, overrides: list[str]) -> ExpConfig:
+def _choose_backend(config: ExpConfig, overrides: list[str], primary: str | None) -> ExpConfig:
     """Replace ``backend=auto`` by the first that is available, with that backend's own configuration."""
     if config.backend._target_ != "auto":
         return config
@@ -213,7 +218,7 @@ def _choose_backend(config: ExpConfig, overrides: list[str]) -> ExpConfig:
     name = choose(list(config.backend.options["candidates"]))
     kept = [each for each in overrides if not each.startswith(("backend=", "backend.options.candidates="))]
     try:
-        return compose([*kept, f"backend={name}"])
+        return compose([*kept, f"backend={name}"], primary)
     except MissingConfigException:
         # Installed by another package, and no YAML file of its own in the search path: the class's own defaults.
         config.backend._target_ = config.backend.name = name
