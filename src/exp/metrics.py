@@ -88,7 +88,10 @@ class SampleMetric(Metric):
 
     @abc.abstractmethod
     def per_sample(self, outputs: Any, batch: dict[str, Any]) -> torch.Tensor:
-        """The figure of each sample of a batch, (B,), on the device; samples whose value is nan do not count."""
+        """The figure of each sample of a batch, (B,), on the device.
+
+        Samples whose value is nan do not count: those without a truth. Predictions that are nan fail the run anyhow.
+        """
 
     def reset(self) -> None:
         """Forget everything."""

@@ -68,7 +68,7 @@ def make_runner(tmp_path):
     """Makes a runner around a line, with our hooks; ``runner.run_steps()`` trains, without the validation ``val``."""
 
     def make(model=None, accumulate=1, log_every=5, max_epochs=1, hooks=(), schedulers=None, optimizer=None,
-             val=EvalLoop, values=None, **limits):  # fmt: skip
+             val=EvalLoop, values=None, evaluator=None, **limits):  # fmt: skip
         config = OmegaConf.structured(ExpConfig)
         config.name, config.task, config.global_batch_size = "line", OmegaConf.structured(Train), 4 * accumulate
         session = Session(config, RunFolder(tmp_path), RankInfo.single(), CpuBackend(name="cpu"))
@@ -89,7 +89,7 @@ def make_runner(tmp_path):
             train_cfg={"type": TrainLoop, "max_epochs": max_epochs, "accumulate": accumulate, **limits},
             val_dataloader=test_loader,
             val_cfg={"type": val, "stage": "val", **({} if values is None else {"values": values})},
-            val_evaluator=Mse(),
+            val_evaluator=evaluator or Mse(),
             test_dataloader=test_loader,
             test_cfg={"type": EvalLoop, "stage": "test"},
             test_evaluator=Mse(),

@@ -185,3 +185,26 @@ def test_a_buffer_may_hold_infinity_as_masks_do():
         "half": torch.full((70000,), 2.0).half(),
     }
     assert not_finite(state, {"w", "b", "none", "half"}) == ["mean", "b"]
+
+
+@pytest.mark.parametrize("form", [lambda value: value, lambda value: {"y": [value]}])
+def test_predictions_that_are_nan_end_the_run_whatever_the_metric_makes_of_them(make_runner, form):
+    class Broken(Line):
+        def forward(self, x, y, mode="loss"):
+            if mode == "predict":
+                return form(torch.where(x > 0.9, torch.full_like(x, float("nan")), torch.full_like(x, -float("inf"))))
+            return super().forward(x, y, mode)
+
+    class Blind:
+        def reset(self):
+            self.batches = 0
+
+        def update(self, outputs, batch):
+            self.batches += 1
+
+        def compute(self, distributed):
+            return {"mse": 1.0}
+
+    runner = make_runner(model=Broken(), evaluator=Blind())
+    with pytest.raises(RunError, match=r"predictions are NaN in \d of \d+ validation batches, first in batch \d+ of "):
+        runner.val_loop.run()

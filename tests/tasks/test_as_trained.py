@@ -106,6 +106,19 @@ def test_another_horizon_than_the_run_had_is_refused(folder):
 
 
 @pytest.mark.slow
+def test_weights_that_are_not_finite_are_refused(folder):
+    content = torch.load(str(folder / "plant" / "checkpoints" / "best.pth"))
+    name = next(iter(content["state_dict"]))
+    content["state_dict"][name].flatten()[0] = float("nan")
+    torch.save(content, str(folder / "nan.pth"))
+    for task in ("eval", "train"):
+        refused(
+            folder, *SMALL, *PLANT, "data.lookback=48", f"task={task}", "init_from=nan.pth",
+            words=("nan.pth has weights that are not finite", name),
+        )  # fmt: skip
+
+
+@pytest.mark.slow
 def test_weights_of_another_kind_of_model_are_refused_in_one_line(folder):
     for experiment, task in (("dinov3_dubai", "predict"), ("dinov3_eurosat", "features")):
         said = refused(

@@ -16,6 +16,7 @@ from torch import nn
 
 from exp import hub
 from exp.engine import checkpoint
+from exp.engine.soundness import not_finite
 from exp.errors import ConfigError
 from exp.task import task_class
 
@@ -131,6 +132,13 @@ def fit_weights(model: nn.Module, weights: Weights, config: ExpConfig, as_it_is:
                 f"{_mend(model, state, config, fit)}; init_partial=true starts the rest from random weights\n"
                 f"  {_lines(lacking)}"
             )
+    odd = not_finite(fit.fitting, {name for name, _ in model.named_parameters()})
+    if odd:
+        more = f" and {len(odd) - 1} more" if len(odd) > 1 else ""
+        raise ConfigError(
+            f"init_from: {weights.path} has weights that are not finite: {odd[0]}{more}; the training that left them "
+            "has diverged, use other weights"
+        )
     model.load_state_dict(fit.fitting, strict=False)
     report = f"init_from: {fit.count()} from {weights.path}"
     if made_to_fit:

@@ -14,6 +14,7 @@ from mmengine.runner import BaseLoop
 
 from exp.data.transfer import move
 from exp.engine.fsdp import Together, is_sharded
+from exp.engine.soundness import floats_in, refuse_nan
 from exp.engine.wrapper import predictions, unwrapped
 from exp.heartbeat import Stage, beat
 
@@ -212,6 +213,7 @@ class EvalLoop(BaseLoop):
         self.evaluator = evaluator
         self.stage = stage
         self.beats = Stage.VALIDATION if stage == "val" else Stage.TEST
+        self._sums: list[list[torch.Tensor]] = []
 
     @torch.no_grad()
     def run(self) -> dict[str, float]:
@@ -224,6 +226,7 @@ class EvalLoop(BaseLoop):
         model = unwrapped(runner.model)
         model.eval()
         self.evaluator.reset()
+        self._sums = []
         beat(self.beats, 0 if runner.train_loop is None else runner.iter)
         together = None
         if is_sharded(model):
@@ -233,6 +236,7 @@ class EvalLoop(BaseLoop):
         if together is not None:
             together.finish()
         beat(Stage.METRICS)
+        refuse_nan(runner, self._sums, stage)
         metrics: dict[str, float] = self.evaluator.compute(runner.distributed_group)
         # What follows the test, such as pictures, takes as long as it takes.
         beat(Stage.AFTER_VALIDATION if stage == "val" else Stage.FREE)
@@ -258,6 +262,7 @@ class EvalLoop(BaseLoop):
         runner.call_hook(f"before_{stage}_iter", batch_idx=idx, data_batch=batch)
         with runner.backend.autocast(runner.precision):
             outputs = predictions(unwrapped(runner.model), batch, stage)
+        self._sums.append([value.sum() for value in floats_in(outputs)])
         self.evaluator.update(outputs, batch)
         runner.backend.end_batch(outputs)
         runner.call_hook(f"after_{stage}_iter", batch_idx=idx, data_batch=batch, outputs=outputs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import TYPE_CHECKING, Any, Container, Mapping
+from typing import TYPE_CHECKING, Any, Container, Iterator, Mapping, Sequence
 
 import torch
 
@@ -18,7 +18,7 @@ from exp.errors import RunError
 if TYPE_CHECKING:
     from exp.session import Session
 
-__all__ = ["check_finite", "not_finite", "what_to_do"]
+__all__ = ["check_finite", "floats_in", "not_finite", "refuse_nan", "what_to_do"]
 
 logger = logging.getLogger(__name__)
 
@@ -87,6 +87,45 @@ def check_finite(runner: Any, state: Mapping[str, Any] | None, step: int) -> Non
         raise RunError(
             f"not finite after step {step}: {names[0]}{more}, on rank {where}; the weights are not saved; "
             f"{what_to_do(runner)}"
+        )
+
+
+def floats_in(outputs: Any) -> Iterator[torch.Tensor]:
+    """The tensors of floating point in what a model predicts: itself, or in dicts, lists and tuples."""
+    if isinstance(outputs, torch.Tensor):
+        if outputs.is_floating_point():
+            yield outputs
+    elif isinstance(outputs, (Mapping, list, tuple)):
+        for each in outputs.values() if isinstance(outputs, Mapping) else outputs:
+            yield from floats_in(each)
+
+
+def refuse_nan(runner: Any, sums: Sequence[Sequence[torch.Tensor]], stage: str) -> None:
+    """Raise, on all ranks alike, where predictions are NaN. A collective; the device is waited for once.
+
+    A metric need not show them: the largest of several NaN is the first class, and means leave samples without a figure
+    out.
+
+    Args:
+        runner: the runner.
+        sums: of each batch of this rank, the sum of each tensor of its predictions. It is NaN where an element is; the
+            infinity of a class that is masked leaves it infinite.
+        stage: ``val`` or ``test``.
+
+    Raises:
+        RunError: they are; it names the first batch.
+    """
+    read = _read({f"{batch} {place}": value for batch, found in enumerate(sums) for place, value in enumerate(found)})
+    wrong = sorted({int(name.partition(" ")[0]) for name, value in read.items() if math.isnan(value)})
+    by_rank = runner.distributed_group.gather((wrong[:1], len(wrong), len(sums)))
+    total = sum(count for _, count, _ in by_rank)
+    if total:
+        rank, first = next((rank, found[0]) for rank, (found, _, _) in enumerate(by_rank) if found)
+        batches = f"{sum(count for _, _, count in by_rank)} {'validation' if stage == 'val' else stage} batches"
+        advice = "check the weights and the data, or use precision=fp32"
+        raise RunError(
+            f"predictions are NaN in {total} of {batches}, first in batch {first + 1} of rank {rank}; "
+            f"{advice if runner.train_loop is None else what_to_do(runner)}"
         )
 
 
