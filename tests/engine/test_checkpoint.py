@@ -143,10 +143,22 @@ def test_every_form_of_state_dict_is_found(content):
 @pytest.mark.parametrize("content", [{}, {"state_dict": {}}, {"epoch": 1, "loss": 2.0}, [1]])
 def test_no_state_dict_is_an_error_that_tells_what_is_there(content):
     with pytest.raises(
-        CheckpointError, match="holds no state dict: expected tensors by name, or under one of"
+        CheckpointError, match="w.pth holds no state dict: expected tensors by name, or under one of"
     ) as error:
-        checkpoint.weights_of(content)
+        checkpoint.weights_of(content, Path("w.pth"))
     assert "epoch" not in content or "it has the keys epoch, loss" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(b"", "it is empty"), (b"epoch 3, loss 0.2", "it is neither"), (b"\xff\xd8\xff\xe0JFIF", "it is neither")],
+)
+def test_a_file_that_is_no_checkpoint_is_called_so(tmp_path, content, said):
+    path = tmp_path / "best.pth"
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError) as error:
+        checkpoint.read(path)
+    assert f"{path}: {said}" in str(error.value).splitlines()[0]
 
 
 def test_a_pickle_in_the_oldest_format_is_refused(tmp_path):

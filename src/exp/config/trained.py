@@ -179,8 +179,8 @@ def different(config: Any, other: Any, names: str, leave_out: Sequence[str] = ()
     unequal = [key for key in keys if mine.get(key) != theirs.get(key)]
     silent = {key for key, target in config.record.follows.items() if target in unequal}
     return [
-        f"{key}={text_of(mine.get(key))} ({names}: {text_of(theirs.get(key))})"
-        for key in unequal
+        f"{key}={_cut(*texts)} ({names}: {_cut(*reversed(texts))})"
+        for key, texts in ((key, (_text(mine.get(key)), _text(theirs.get(key)))) for key in unequal)
         if not NEUTRAL.match(key) and key not in silent and key not in leave_out
     ]
 
@@ -199,5 +199,16 @@ def _values(config: Any) -> Iterator[tuple[str, Any]]:
 
 def text_of(value: Any) -> str:
     """A value as it is written on the command line; a long one is cut."""
-    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return _cut(_text(value))
+
+
+def _text(value: Any) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _cut(text: str, other: str = "") -> str:
+    """A text of at most 60 characters; of a longer one the part where it departs from ``other``."""
+    same = next((place for place, (mine, theirs) in enumerate(zip(text, other)) if mine != theirs), 0)
+    begin = same - 20 if same > 40 else 0
+    text = f"...{text[begin:]}" if begin else text
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -143,12 +143,24 @@ def read(path: Path, mapped: bool = False, whole: bool = True) -> Any:
     except CheckpointError:
         raise
     except Exception as error:  # what a damaged file raises depends on where it is damaged
-        said = str(error).strip().splitlines()
+        lines = str(error).strip().splitlines()
+        said = _no_checkpoint(path) or (lines[0][:200] if lines else type(error).__name__)
         raise CheckpointError(
-            f"cannot read the checkpoint {path}: {said[0][:200] if said else type(error).__name__}\n"
+            f"cannot read the checkpoint {path}: {said}\n"
             "Only plain tensors and containers are loaded; a file that needs more could run code. "
             "Save foreign weights as model.state_dict() or as .safetensors."
         ) from error
+
+
+def _no_checkpoint(path: Path) -> str | None:
+    """Why a file cannot be one, whatever was meant by it; None: it begins as torch's do."""
+    with path.open("rb") as file:
+        begin = file.read(2)
+    if not begin:
+        return "it is empty"
+    if path.suffix == ".safetensors" or begin == b"PK" or begin[:1] == b"\x80":  # a zip archive, or a pickle of old
+        return None
+    return "it is neither what torch.save writes nor .safetensors"
 
 
 def _of_shards(index: Path) -> dict[str, torch.Tensor]:
@@ -236,12 +248,13 @@ def remove_stale_temporaries(folder: Path) -> None:
         sharded.remove_orphans(folder)
 
 
-def weights_of(content: Any) -> OrderedDict[str, torch.Tensor]:
+def weights_of(content: Any, source: Path | None = None) -> OrderedDict[str, torch.Tensor]:
     """The model's state dict in ``content``, without the names that wrappers of a model put before its own.
 
     Args:
         content: a bare state dict, or one under ``state_dict`` (ours, MMEngine's, Lightning's), ``model``, ``teacher``
             (self-distillation, such as DINO's; taken before its student) or ``student``.
+        source: the file, for messages.
 
     Raises:
         CheckpointError: there are no tensors by name in it.
@@ -256,7 +269,8 @@ def weights_of(content: Any) -> OrderedDict[str, torch.Tensor]:
         state = state[holders[0]]
     names = f"; it has the keys {', '.join(map(str, list(state)[:8]))}" if isinstance(state, Mapping) else ""
     raise CheckpointError(
-        f"the checkpoint holds no state dict: expected tensors by name, or under one of {', '.join(_HOLDERS)}{names}"
+        f"{source or 'the checkpoint'} holds no state dict: expected tensors by name, or under one of "
+        f"{', '.join(_HOLDERS)}{names}"
     )
 
 

@@ -57,7 +57,7 @@ def read_weights(path: Path) -> Weights:
     """
     path = hub.local_file(str(path)) if hub.is_name(str(path)) else find_weights(path)
     content = checkpoint.read(path, mapped=True)
-    state = checkpoint.weights_of(content)
+    state = checkpoint.weights_of(content, path)
     ours = isinstance(content, Mapping) and "state_dict" in content and isinstance(content.get("data"), dict)
     return Weights(path, state, content["data"] if ours else None)
 
