@@ -143,7 +143,7 @@ def test_every_form_of_state_dict_is_found(content):
 @pytest.mark.parametrize("content", [{}, {"state_dict": {}}, {"epoch": 1, "loss": 2.0}, [1]])
 def test_no_state_dict_is_an_error_that_tells_what_is_there(content):
     with pytest.raises(
-        CheckpointError, match="w.pth holds no state dict: expected tensors by name, or under one of"
+        CheckpointError, match=r"w\.pth holds no state dict: expected tensors by name, or under one of"
     ) as error:
         checkpoint.weights_of(content, Path("w.pth"))
     assert "epoch" not in content or "it has the keys epoch, loss" in str(error.value)
