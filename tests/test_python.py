@@ -28,6 +28,7 @@ for wrong, says in (
     (lambda: exp.run("seed=1"), "exp.run(['seed=1'])"),
     (lambda: exp.open_run("outputs/rates"), "open_sweep"),
     (lambda: exp.run(["seeed=1"]), "ended with code 2"),
+    (lambda: run.model(device="cuda:99"), "there is no device 'cuda:99' here: "),
 ):
     try:
         wrong()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 from exp.config import structures
 from exp.config.names import allow
-from exp.errors import ConfigError, RunError
+from exp.errors import ConfigError, RunError, UnavailableError
 from exp.runfolder import RunFolder, read_json
 
 if TYPE_CHECKING:
@@ -92,13 +92,20 @@ class OpenRun:
             device: of torch.
 
         Raises:
-            ExpError: the data are not there, there is no checkpoint, or it does not fit.
+            ExpError: there is no such device, the data are not there, there is no checkpoint, or it does not fit.
         """
+        import torch
+
         from exp.config.create import create
         from exp.config.validate import has_weights
         from exp.engine.fit import fit_weights, read_weights
         from exp.hub import pinned
 
+        try:
+            torch.empty(0, device=device)
+        except Exception as error:  # whatever a device's module raises
+            said = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise UnavailableError(f"there is no device {device!r} here: {said}; use device='cpu'") from error
         allow(self.config.plugins)
         # An evaluation has none of its own.
         source = self.path if RunFolder(self.path).has_checkpoint() else Path(pinned(self.config) or self.path)
