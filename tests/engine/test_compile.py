@@ -89,6 +89,19 @@ def test_a_compiled_run_is_as_another_and_goes_on_uncompiled(oil, exp):
     assert exp.result("run")["changed_on_resume"]["compile"] == {"old": True, "new": False}
 
 
+@pytest.mark.skipif(not compat.supports_full_sharding(), reason="needs torch >= 2.7")
+@pytest.mark.slow
+def test_of_a_sharded_model_the_blocks_are_compiled(oil, exp):
+    oil("max_steps=3", "output_dir=eager", "nproc=2", "wrapper=fsdp")
+    assert oil.products() == 0
+    oil("max_steps=3", "output_dir=run", "nproc=2", "wrapper=fsdp", "compile=true")
+    assert oil.products() > 0
+    assert exp.losses("run") == pytest.approx(exp.losses("eager"), rel=1e-5)
+    assert exp.result("run")["metric"] == pytest.approx(exp.result("eager")["metric"], rel=1e-4)
+    oil("task=eval", "init_from=run", "output_dir=evaluated")
+    assert exp.result("evaluated")["metric"] == pytest.approx(exp.result("run")["metric"], rel=1e-5)
+
+
 @needs_compilation
 @pytest.mark.slow
 def test_what_is_missing_here_is_said_before_the_data_are_read(tmp_path):

@@ -211,8 +211,6 @@ def _check_wrapper(config: ExpConfig, task: Task) -> None:
                 "wrapper=fsdp does not go with precision=fp16, whose loss scaler would see one rank's shards only; use "
                 "precision=bf16, or wrapper=ddp"
             )
-        if config.compile and task.trains and processes > 1:
-            raise ConfigError("compile=true has not been seen working with wrapper=fsdp; leave one of them out")
     if config.compile and config.dropout_by_sample:
         raise ConfigError(
             "compile=true would compile anew at every step with dropout_by_sample=true, whose masks depend on the "

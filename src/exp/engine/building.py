@@ -118,7 +118,7 @@ def build_model(session: Session, data: Data, to_place: bool = False) -> nn.Modu
             f"{EXPERIMENT_PAGE}"
         )
     make = functools.partial(_make, session.config.model, arguments)
-    if to_place and deferred.is_wanted(session):
+    if to_place and deferred.of_wrapper(session, "needs_whole_model") is False:
         model: nn.Module = deferred.build(make, functools.partial(_fit, session), session.distributed)
     else:
         model = make()
@@ -131,7 +131,7 @@ def build_model(session: Session, data: Data, to_place: bool = False) -> nn.Modu
             "though its keys say has_weights = False; set init_from, or leave that out"
         )
     data.meet(model)
-    if session.config.compile:
+    if session.config.compile and not (to_place and deferred.of_wrapper(session, "compiles")):
         model.compile()  # when it is first called; in place: names and hooks stay, and any wrapper comes around it
     return model
 

@@ -18,19 +18,22 @@ if TYPE_CHECKING:
     from exp.engine.distributed import Distributed
     from exp.session import Session
 
-__all__ = ["build", "is_wanted", "to_device"]
+__all__ = ["build", "of_wrapper", "to_device"]
 
 logger = logging.getLogger(__name__)
 _MARK = "rank_0_has_the_weights"
 
 
-def is_wanted(session: Session) -> bool:
-    """Whether a training's wrapper takes a model that only rank 0 has."""
+def of_wrapper(session: Session, name: str) -> bool | None:
+    """What the class of ``wrapper._target_`` says of itself (``needs_whole_model``); None: there is no such class, or
+    a training with one process has no use for it.
+    """
     wrapper: Any = session.config.wrapper
     target = wrapper.get("_target_")
     if target is None or session.info.world_size == 1:
-        return False
-    return not getattr(load_target("wrapper._target_", target), "needs_whole_model", True)
+        return None
+    found: bool | None = getattr(load_target("wrapper._target_", target), name, None)
+    return found
 
 
 def build(make: Callable[[], Any], fit: Callable[[Any], object], distributed: Distributed) -> Any:

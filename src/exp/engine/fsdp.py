@@ -6,7 +6,7 @@ weights come together for its forward and its backward pass, and its gradients g
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Iterable, Sequence
 
 import torch
 from torch import nn
@@ -14,13 +14,12 @@ from torch import nn
 from exp.compat import supports_full_sharding
 from exp.engine.deferred import to_device
 from exp.engine.wrapper import Wrapper
-from exp.errors import ConfigError, RunError, UnavailableError
+from exp.errors import ConfigError, UnavailableError
 
 if TYPE_CHECKING:
     from exp.backend import Backend
-    from exp.engine.distributed import Distributed
 
-__all__ = ["FullyShard", "Together", "clip_grad_norm", "is_sharded", "local_part", "sharded_parameters", "units_of"]
+__all__ = ["FullyShard", "clip_grad_norm", "is_sharded", "local_part", "sharded_parameters", "units_of"]
 
 _MARK = "weights_are_sharded"
 _PAGE = "docs/fsdp.md"
@@ -37,12 +36,14 @@ class FullyShard(Wrapper):
         gather_dtype: ``float32``, or ``bfloat16``: what matrices of the blocks are gathered and kept in for the two
             passes, with ``precision=bf16``; shards and optimizer stay in float32.
         reduce_dtype: ``float32`` or ``bfloat16``: what gradients are added up in.
+        compile: compile each block; what gathers and scatters stays between them.
 
     Raises:
         ConfigError: an option has another value, or the precision does not go with sharding.
     """
 
     needs_whole_model = False
+    compiles = True
 
     def __init__(
         self,
@@ -50,6 +51,7 @@ class FullyShard(Wrapper):
         reshard_after_forward: bool = True,
         gather_dtype: str = "float32",
         reduce_dtype: str = "float32",
+        compile: bool = False,  # noqa: A002 - as the key is called
     ) -> None:
         for key, value in (("gather_dtype", gather_dtype), ("reduce_dtype", reduce_dtype)):
             if value not in _DTYPES:
@@ -64,6 +66,7 @@ class FullyShard(Wrapper):
         self.reshard_after_forward = reshard_after_forward
         self.gather_dtype = _DTYPES[gather_dtype]
         self.reduce_dtype = _DTYPES[reduce_dtype]
+        self.compile = compile
 
     def place(self, model: nn.Module, backend: Backend, device: torch.device) -> nn.Module:
         """Shard a model that is on the CPU of rank 0 at least; a block at a time is on the device.
@@ -95,6 +98,8 @@ class FullyShard(Wrapper):
                     _shard(fully_shard, part, mesh=mesh, mp_policy=whole, reshard_after_forward=False)
             policy = whole if all(parameter.dim() < 2 for parameter in unit.parameters()) else half
             _shard(fully_shard, unit, mesh=mesh, mp_policy=policy, reshard_after_forward=self.reshard_after_forward)
+            if self.compile:  # not the call, in which torch gathers: equal blocks share what is compiled
+                unit.forward = torch.compile(unit.forward)
         to_device(model, device, model)  # the rest
         _shard(fully_shard, model, mesh=mesh, mp_policy=whole)
         for module in model.modules():
@@ -191,57 +196,6 @@ def _norms(unit: nn.Module) -> list[nn.Module]:
 def is_sharded(model: nn.Module) -> bool:
     """Whether the weights of a model are spread over the ranks: then every forward pass is a collective."""
     return bool(getattr(model, _MARK, False))
-
-
-class Together:
-    """Evaluates a sharded model on ranks that have different numbers of forward passes to make.
-
-    Weights come together in each of them, so all ranks make as many. Before each, the ranks say whether they have one
-    of their own; one that is through with its samples makes passes beside the others, until none has.
-
-    Args:
-        model: bare, sharded.
-        group: :class:`exp.engine.distributed.Distributed`.
-        one_pass: takes a sample through the model, the same one on every rank.
-    """
-
-    def __init__(self, model: nn.Module, group: Distributed, one_pass: Callable[[], object]) -> None:
-        self._group, self._one_pass = group, one_pass
-        self._idle = False
-        self._votes = 0
-        first = next(iter(units_of(model)), model)
-        # Before torch's own hook, which gathers.
-        self._handle = first.register_forward_pre_hook(self._vote, prepend=True)
-
-    def _vote(self, *_: Any) -> None:
-        self._votes += 1
-        working = int(self._group.sum(torch.tensor([0 if self._idle else 1])))
-        if self._idle and not working:
-            raise _AllThrough
-
-    def finish(self) -> None:
-        """This rank is through; make passes until every other is. A collective.
-
-        Raises:
-            RunError: a prediction does not come through the units that are sharded.
-        """
-        self._idle = True
-        try:
-            while True:
-                votes = self._votes
-                self._one_pass()
-                if self._votes == votes:
-                    raise RunError(
-                        f"wrapper=fsdp: a prediction does not call the model's first sharded unit; see {_PAGE}"
-                    )
-        except _AllThrough:
-            pass
-        self._handle.remove()
-        self._one_pass()  # to its end: what torch keeps of a pass that was left in its middle is not for the next step
-
-
-class _AllThrough(BaseException):
-    """No rank has a sample left."""
 
 
 def sharded_parameters(model: nn.Module) -> dict[str, Any]:

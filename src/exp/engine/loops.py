@@ -13,8 +13,9 @@ import torch
 from mmengine.runner import BaseLoop
 
 from exp.data.transfer import move
-from exp.engine.fsdp import Together, is_sharded
+from exp.engine.fsdp import is_sharded
 from exp.engine.soundness import floats_in, refuse_nan
+from exp.engine.together import Together
 from exp.engine.wrapper import predictions, unwrapped
 from exp.heartbeat import Stage, beat
 

@@ -17,8 +17,9 @@ from exp.data.sampler import EvalBatchSampler, TrainBatchSampler
 from exp.data.transfer import move
 from exp.engine.building import build_evaluator
 from exp.engine.debug import split_in_use
-from exp.engine.fsdp import Together, is_sharded
+from exp.engine.fsdp import is_sharded
 from exp.engine.rng import rng_state, set_rng_state
+from exp.engine.together import Together
 from exp.engine.wrapper import forward, predictions, preprocessed
 from exp.errors import ConfigError, DataError, ExpError, RunError
 from exp.metrics import SampleMetric

@@ -53,6 +53,9 @@ class Wrapper(abc.ABC):
     """Whether :meth:`place` takes the model with its weights on every rank. False: only rank 0's has values, and the
     parameters of the others are on the meta device; :func:`exp.engine.deferred.to_device` brings them to theirs."""
 
+    compiles: ClassVar[bool] = False
+    """Whether :meth:`place` sees to ``compile=true``. False: the model is compiled, as a whole, when it comes there."""
+
     def place(self, model: nn.Module, backend: Backend, device: torch.device) -> nn.Module:
         """The model on its device, before the optimizer is built; its parameters may become other objects here.
 
