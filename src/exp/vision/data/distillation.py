@@ -17,6 +17,8 @@ __all__ = ["DistillationData"]
 class DistillationData(SceneData):
     """Folders of images as of scenes; folders are not classes here, they only say how parts are divided."""
 
+    learns_classes = False
+
     def model_arguments(self) -> dict[str, int]:
         """Channels alone: a model for classes does not go with these data."""
         return {"in_channels": self.read.channels}
