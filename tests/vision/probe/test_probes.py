@@ -27,6 +27,23 @@ def rows(store, part, resident=2**30):
     return rows_of(store, part, "cls+mean", CPU, resident, COUNT)
 
 
+def test_equal_votes_are_equal():
+    """All neighbours say yes, or half of them, with whatever weights: no rounding ranks one image before the other."""
+    similar = np.sort(np.random.default_rng(0).uniform(0.2, 1.0, (300, 7)).astype(np.float32))[:, ::-1]
+    several = np.zeros((300, 7, 2), np.float32)
+    several[..., 0] = 1.0
+    said = votes(similar, several, 2, 0.07)
+    assert np.unique(said[:, 0]).tolist() == [1.0]
+    assert average_precision(said[:, 0], np.arange(300) % 2) == 0.5
+    single = votes(similar, np.zeros((300, 7), np.int64), 2, 0.07)
+    assert np.unique(single[:, 0]).tolist() == [1.0]
+    pairs = np.repeat(similar[:, :3], 2, axis=1)  # each neighbour twice, once of either class
+    labels = np.array([[1, 0, 0, 1, 1, 0]]).repeat(300, axis=0)
+    noise = np.random.default_rng(1).normal(0.0, 3e-8, pairs.shape).astype(np.float32)
+    tied = votes(pairs + noise, labels, 2, 0.07)
+    assert (tied.argmax(axis=1) == 0).mean() > 0.95
+
+
 def matrix(part):
     return next(part.blocks(10**6))[0].numpy().astype(np.float64)
 
