@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Sequence
-
 import numpy as np
 import torch
 
@@ -76,8 +74,3 @@ def votes(similarities: np.ndarray, labels: np.ndarray, num_classes: int, temper
 
 def _unit(rows: torch.Tensor) -> torch.Tensor:
     return rows / (rows * rows).sum(dim=1, keepdim=True).sqrt().clamp_min(1e-12)
-
-
-def largest(values: Sequence[int], available: int) -> int:
-    """The most neighbours that are wanted, no more than there are."""
-    return min(max(values), available)
