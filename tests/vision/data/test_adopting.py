@@ -1,15 +1,19 @@
-"""A training that begins with weights of other classes: rows of a head go by name."""
+"""What goes from a run to those that use its weights: rows of a head go by the names of classes."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import cv2
+import numpy as np
 import pytest
 import torch
 
 from exp.engine.fit import Weights
 from exp.vision.data.adopting import fit_classes
 from exp.vision.dinov3 import SceneClassifier, Segmenter
+from exp.vision.export import input_of
 
 SMALL = {"embed_dim": 32, "depth": 4, "num_heads": 2}
 HEADS = {
@@ -63,3 +67,32 @@ def test_what_fits_or_cannot_be_told_stays_as_it_is():
         assert state.keys() == model.state_dict().keys()
     weights = Weights(Path("x.pth"), model.state_dict(), None)
     assert fit_classes(weights, ["a", "b", "x"], print) is weights
+
+
+def test_what_goes_in_is_told_as_it_was_read(scenes, tmp_path):
+    """Bands, what of their values becomes 0 and 255, and what stands for no data."""
+    for number in range(20):
+        path = tmp_path / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(exist_ok=True)
+        cv2.imwrite(str(path), np.random.default_rng(number).integers(0, 4000, (16, 16, 3)).astype(np.uint16))
+    wanted = {"root": str(tmp_path), "bands": [3, 1], "mean": "train"}
+    for more, said in (
+        ({"value_range": [0, 4000]}, {"value_range": [0, 4000], "bytes_too": False, "stretch": None}),
+        ({"stretch": [2, 98]}, {"bytes_too": True, "stretch": {"percentiles": [2.0, 98.0], "scope": "train"}}),
+        ({"stretch": [2, 98], "stretch_scope": "image"}, {"value_range": None, "bytes_too": True}),
+    ):
+        data = scenes(**wanted, **more)
+        data.normalisation.settle()
+        data.meet(SceneClassifier(size="tiny", depth=1, **data.model_arguments()))
+        told = input_of(data)
+        assert json.loads(json.dumps(told)) == told
+        assert told["bands"] in ([3, 1], ["blue", "red"])
+        assert {key: told[key] for key in said} == said
+        assert len(told["no_data"]) == 2
+        assert 100 < min(told["no_data"]) < 155
+        if "stretch" in more and more.get("stretch_scope") is None:
+            lows, highs = told["value_range"]
+            assert max(lows) < 200
+            assert min(highs) > 3800
+    plain = input_of(scenes(root=str(tmp_path), value_range=[0, 1]))
+    assert plain["bands"] is None
