@@ -113,8 +113,8 @@ def input_of(data: Any) -> dict[str, Any]:
     Returns:
         ``dtype`` and ``range`` of what goes in; ``bands`` of a file, by name or number (null: all); ``value_range``,
         what becomes 0 and 255, clipped, a number each or one for each band (null: nothing is scaled), and whether
-        that goes for ``bytes_too``; the percentiles and the scope of a ``stretch`` (null: there is none); what values without data
-        become, by band (``no_data``).
+        that goes for ``bytes_too``; the percentiles and the scope of a ``stretch`` (null: there is none); what values
+        without data become, by band (``no_data``).
     """
     reader, names = data.read, data.normalisation.names
     limits = limits_of(reader.value_range)
