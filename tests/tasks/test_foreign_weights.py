@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -13,6 +16,7 @@ from tests.vision.data.conftest import SAMPLES
 MODEL = ["model.embed_dim=32", "model.depth=2", "model.num_heads=2", "model.layer_scale=1.0"]
 SHORT = ["max_steps=2", "log_every=1", "schedule.warmup_steps=1", "data.split=[0.4,0.3,0.3]", "global_batch_size=8"]
 SCENES = ["experiment=dinov3_eurosat", "backend=cpu", "plots=false", *MODEL, *SHORT]
+DATA = SAMPLES.parents[1] / "data"
 IMAGE = SAMPLES / "mmrs1m" / "data" / "classification" / "DUBAI_split" / "test" / "road"
 
 
@@ -68,6 +72,26 @@ def test_other_channels_start_from_ours_and_are_refused_elsewhere(folder):
         done = run_exp(folder, f"task={task}", "init_from=scenes", "data.channels=1", "output_dir=refused")
         assert done.returncode == 2, done.stdout
         assert "set data.channels=3" in done.stderr.splitlines()[0]
+
+
+@pytest.mark.slow
+def test_classes_go_by_name(folder):
+    """A training takes the head's rows by name; features have no classes, so other data may have others."""
+    classes = sorted((place.name for place in (DATA / "eurosat_rgb").iterdir() if place.is_dir()), reverse=True)
+    done = run_exp(folder, *SCENES, f"data.classes=[{','.join(classes)}]", "init_from=scenes", "output_dir=reversed")
+    assert done.returncode == 0, done.stderr
+    assert "same 10 classes in another order; the head's rows go by name" in done.stdout
+    for name in ("roof", "road"):
+        (folder / "mine" / name).mkdir(parents=True)
+        for number, path in enumerate(sorted((DATA / "eurosat_rgb" / classes[0]).iterdir())[:10]):
+            shutil.copy(path, folder / "mine" / name / f"{number}{path.suffix}")
+    mine = ["backend=cpu", "init_from=scenes", f"data.root={folder / 'mine'}"]
+    done = run_exp(folder, *mine, "task=features", "task.store=store", "output_dir=of_mine")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((folder / "store" / "about.json").read_text())["classes"] == ["road", "roof"]
+    done = run_exp(folder, *mine, "task=predict", "output_dir=refused")
+    assert done.returncode == 2
+    assert "but the data have 2: road, roof" in done.stderr.splitlines()[0]
 
 
 def test_another_family_is_refused_in_one_line(folder):

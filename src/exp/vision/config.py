@@ -138,7 +138,7 @@ class PredictKeys:
     overlap: float = 0.25
     """Share of a window that the next one covers again; where they overlap, scores fade into one another."""
     metres_per_pixel: Optional[float] = None
-    """For areas and scale bars of images that do not tell it themselves, as GeoTIFFs do; null: that of the data."""
+    """For areas and scale bars, whatever the files tell; null: as GeoTIFFs tell it, else that of the data."""
     on_error: str = "raise"
     """What an image that cannot be read means: ``raise``: the run fails once the others are done; ``skip``: it is only
     named."""

@@ -18,6 +18,7 @@ from exp.compat import supports_export
 from exp.engine.building import build_data, build_model, make_result, record_environment
 from exp.errors import ConfigError, RunError
 from exp.runfolder import write_atomically, write_json
+from exp.vision.data.normalisation import limits_of
 from exp.vision.dinov3.backbone import VisionTransformer
 from exp.vision.dinov3.huggingface import model_config, model_tensors, processor_config
 from exp.vision.dinov3.weights import adapt_published
@@ -25,7 +26,7 @@ from exp.vision.dinov3.weights import adapt_published
 if TYPE_CHECKING:
     from exp.session import Session
 
-__all__ = ["export"]
+__all__ = ["export", "input_of"]
 
 _BATCH = 2  # that a program is recorded with; compared are others, too
 
@@ -91,7 +92,7 @@ def export(session: Session) -> dict[str, Any]:
     write_json(
         folder / "export.json",
         {
-            "input": {"shape": ["B", *image.shape[1:]], "dtype": "uint8 or float32", "range": [0, 255]},
+            "input": {"shape": ["B", *image.shape[1:]], **input_of(data)},
             "output": {"shape": ["B", *expected.shape[1:]], "dtype": "float32"},
             "classes": list(data.classes),
             "checkpoint": str(session.weights.path) if session.weights else None,
@@ -101,6 +102,35 @@ def export(session: Session) -> dict[str, Any]:
     files = sorted(path.relative_to(session.folder.path).as_posix() for path in folder.rglob("*") if path.is_file())
     metrics = {f"difference_{name}": value for name, value in found.items()}
     return make_result(session, metrics, None, files=files, measured_on="export", published=None)
+
+
+def input_of(data: Any) -> dict[str, Any]:
+    """How values of files become those that a model takes, for programs that read the files themselves.
+
+    Args:
+        data: an :class:`exp.vision.data.base.ImageData`, as the weights were trained on it.
+
+    Returns:
+        ``dtype`` and ``range`` of what goes in; ``bands`` of a file, by name or number (null: all); ``value_range``,
+        what becomes 0 and 255, clipped, a number each or one for each band (null: nothing is scaled), and whether
+        that goes for ``bytes_too``; the percentiles and the scope of a ``stretch`` (null: there is none); what values
+        without data become, by band (``no_data``).
+    """
+    reader, names = data.read, data.normalisation.names
+    limits = limits_of(reader.value_range)
+    scope = "image" if reader.by_image else "train"
+    told: dict[str, Any] = {
+        "dtype": "uint8 or float32",
+        "range": [0, 255],
+        "bands": None if reader.bands is None else list(names or reader.bands.wanted),
+        "value_range": limits,
+        "bytes_too": reader.stretch is not None,
+        "stretch": None if reader.stretch is None else {"percentiles": list(reader.stretch), "scope": scope},
+        "no_data": None if reader.fill is None else reader.fill.tolist(),
+    }
+    if reader.modalities.state():
+        told["modality_statistics"] = reader.modalities.state()
+    return told
 
 
 def _difference(found: torch.Tensor, expected: torch.Tensor) -> float:

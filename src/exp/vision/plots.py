@@ -140,12 +140,13 @@ def _segmentation_picture(data: Any, split: Any, index: int, predicted: torch.Te
 
 def _metres_per_pixel(data: Any, path: Path, size: tuple[int, int]) -> float | None:
     """Of an image as the model saw it; None: not known, or the pipeline has changed its size."""
-    from exp.vision.predict.raster import open_image
+    from exp.vision.predict.raster import metres_of, open_image
 
     with open_image(path, data.read) as image:
         if (image.height, image.width) != tuple(size):
             return None
-        return data.metres_per_pixel if image.pixel_area is None else float(image.pixel_area**0.5)
+        told = metres_of(image)
+        return data.metres_per_pixel if told is None else told
 
 
 def _scene_sheet(session: Session, data: Any, model: Any, count: int) -> tuple[np.ndarray, Any]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import cv2
 import numpy as np
@@ -268,12 +269,21 @@ def test_other_classes_or_channels_than_those_of_the_weights_are_refused(scenes,
     data = scenes(root=str(scene_root))
     assert data.state() == {"classes": ["a", "b", "c"], "channels": 3, "value_range": None}
     data.adopt(data.state())
-    with pytest.raises(
-        DataError, match=r"weights know the 2 classes a, d, but the data have 3: a, b, c; .*data.classes"
+    for theirs, said in (
+        (["a", "d"], r"weights know the 2 classes a, d, but the data have 3: a, b, c; .*data.classes"),
+        (["b", "a", "c"], r"3 classes b, a, c, but the data have them in another order: a, b, c"),
     ):
-        data.adopt({"classes": ["a", "d"]})
-    with pytest.raises(DataError, match=r"3 classes b, a, c, but the data have them in another order: a, b, c"):
-        data.adopt({"classes": ["b", "a", "c"]})
+        for task in ("eval", "predict", "export", "features"):
+            data.adopt({"classes": theirs})
+            session = SimpleNamespace(config=SimpleNamespace(task=SimpleNamespace(name=task)))
+            if task == "features":  # which the head, and so the classes, play no part in
+                data.settle(session)
+                assert data.model_arguments()["num_classes"] == 3
+                continue
+            with pytest.raises(DataError, match=said):
+                data.model_arguments()
+            with pytest.raises(DataError, match=said):
+                data.settle(session)
     with pytest.raises(DataError, match=r"trained with data.channels=4, but it is 3 here; set data.channels=4"):
         data.adopt({**data.state(), "channels": 4})
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from exp.errors import DataError
+from exp.vision.config import DistillationDataConfig
 from exp.vision.data import mmrs1m
 from exp.vision.data.listing import split
 from tests.vision.data.conftest import SAMPLES
@@ -56,6 +57,43 @@ def test_classes_may_be_given_in_an_order(tmp_path, noise, scenes):
     assert scenes(root=str(tmp_path), classes=["c", "b", "a"]).val.samples[0][1] == 2
     with pytest.raises(DataError, match=r"/c is none of the classes a, b; correct data.classes"):
         scenes(root=str(tmp_path), classes=["a", "b"])
+
+
+def test_classes_that_cannot_be_learned_or_measured_are_noted(tmp_path, noise, scenes, caplog):
+    """A folder of another case in test; and one that train alone has."""
+    for name in ("train/a", "train/b", "train/rare", "val/a", "val/b", "test/a", "test/B"):
+        noise(tmp_path / name / "0.png", 4, 4)
+    record = scenes(root=str(tmp_path)).record(one)
+    assert record["classes_without_training_images"] == ["B"]
+    assert record["classes_not_measured"] == ["rare"]
+    said = [line.getMessage() for line in caplog.records]
+    assert "no training image of class B (test: 1), so it cannot be learned; do you mean b?" in said
+    assert "no image of class rare in val or test, so no figure tells of it" in said
+    caplog.clear()
+    given = scenes(root=str(tmp_path), classes=["a", "b", "B", "rare"]).record(one)
+    assert given["classes_without_training_images"] == ["B"]
+    for number in range(20):
+        noise(tmp_path / "flat" / "ab"[number % 2] / f"{number}.png", 4, 4)
+    noise(tmp_path / "flat" / "single" / "x.png", 4, 4)
+    record = scenes(root=str(tmp_path / "flat")).record(one)
+    assert "single" in record.get("classes_without_training_images", record.get("classes_not_measured"))
+
+
+@pytest.mark.parametrize("parts", [(), ("train",), ("train", "val", "test")])
+def test_images_without_labels_may_lie_in_one_folder(tmp_path, noise, make_data, scenes, parts):
+    for part in parts or ("",):
+        for number in range(20):
+            noise(tmp_path / part / f"{number}.png", 4, 4)
+        for number in range(10):
+            noise(tmp_path / part / "more" / f"{number}.png", 4, 4)
+    record = make_data(DistillationDataConfig, root=str(tmp_path)).record(one)
+    count = {part: record[part] for part in ("train", "val", "test") if part in record}
+    assert sum(count.values()) == 30 * max(len(parts), 1)
+    assert min(count.values()) > 0
+    assert "classes_not_measured" not in record
+    shutil.rmtree(str(tmp_path / (parts[0] if parts else "") / "more"))
+    with pytest.raises(DataError, match="has no folders of images by class"):
+        scenes(root=str(tmp_path))
 
 
 def test_what_is_no_class_becomes_none(tmp_path, noise, scenes):

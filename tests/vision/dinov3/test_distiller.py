@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 
+import cv2
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -190,6 +192,20 @@ def test_what_cannot_be_is_refused_before_the_first_step(runs, settings, message
     assert done.returncode == 2
     assert message in done.stderr.splitlines()[0]
     assert not (runs / "refused").exists()
+
+
+@pytest.mark.slow
+def test_ones_own_images_of_any_size_in_one_folder(runs):
+    """As docs/tuning.md writes it: data.root alone."""
+    (runs / "mine").mkdir()
+    for number in range(16):
+        pixels = np.random.default_rng(number).integers(0, 256, (40 + 7 * number, 120 - 5 * number, 3), dtype=np.uint8)
+        cv2.imwrite(str(runs / "mine" / f"{number}.png"), pixels)
+    own = ["data.root=mine", "data.split=[0.5,0.5,0]", "output_dir=of_mine"]
+    done = run_exp(runs, *DISTIL, *own)
+    assert done.returncode == 0, done.stderr
+    data = json.loads((runs / "of_mine" / "result.json").read_text())["data"]
+    assert data == {"train": 8, "val": 8, "tested_on": "val"}
 
 
 @pytest.mark.slow

@@ -58,6 +58,7 @@ def test_programs_give_the_scores_of_any_batch(runs, name):
         programs.append(torch.export.load(str(folder / "model.pt2")).module())
     about = json.loads((folder / "export.json").read_text())
     assert about["input"]["shape"] == ["B", 3, 64, 64]
+    assert about["input"]["no_data"] == pytest.approx(model.pixel_mean.flatten().tolist())
     assert set(about["differences"]) == {"merging", *FORMATS}
     with torch.no_grad():
         for count in (1, 5):

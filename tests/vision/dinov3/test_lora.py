@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 from exp.compat import supports_full_sharding
+from exp.engine.fit import Weights, fit_weights
 from exp.errors import ConfigError
 from exp.vision.dinov3 import SceneClassifier, Segmenter
 from exp.vision.dinov3.lora import is_of_lora
@@ -67,6 +69,26 @@ def test_updates_begin_as_nothing_and_add_what_the_paper_says():
     update = fc1.lora["fc1"]
     weight = fc1.fc1.weight + 8.0 / 4 * update.up @ update.down
     torch.testing.assert_close(fc1.fc1(x) + update(x), x @ weight.t() + fc1.fc1.bias)
+
+
+@pytest.mark.parametrize(
+    ("mine", "mend"),
+    [
+        ({"rank": 4, "alpha": 16.0}, "; set model.lora.alpha=8.0\n"),
+        ({"rank": 2, "alpha": 8.0}, "; set model.lora.rank=4\n"),
+        ({"rank": 4, "alpha": 8.0, "targets": ["q", "v"]}, "; set model.lora.targets=[fc1,fc2,k,proj,q,v]\n"),
+    ],
+)
+def test_other_updates_than_were_trained_are_named(mine, mend):
+    """For use as it is; a training begins with them merged, and has new ones."""
+    weights = Weights(Path("run/best.pth"), moved(model()).state_dict(), None)
+    config = OmegaConf.create({"task": {"name": "eval"}, "record": {"differs": []}, "init_partial": False})
+    with pytest.raises(ConfigError) as raised:
+        fit_weights(model(lora=mine), weights, config, as_it_is=True)
+    assert mend in str(raised.value)
+    for plain in ({"rank": 0}, None):
+        fit_weights(model(lora=plain), weights, config, as_it_is=True)
+    assert "made to fit" not in fit_weights(model(lora=mine), weights, config, as_it_is=False)
 
 
 @pytest.mark.parametrize("size", ["vits16", "vits16plus"])

@@ -45,6 +45,29 @@ def test_every_trainable_parameter_gets_a_gradient(settings):
         assert total.item() == pytest.approx(sum(parts), rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"label_smoothing": 2}, "model.label_smoothing=2 must be a share from 0 to 1"),
+        ({"label_smoothing": -0.1}, "model.label_smoothing=-0.1 must be a share"),
+        ({"dropout": 2}, "model.dropout=2 is not a probability below 1"),
+        ({"head": "linear", "dropout": 1.0}, "model.dropout=1.0 is not a probability"),
+        (
+            {"class_weights": [1.0, -1.0, 1.0]},
+            r"class_weights=\[1.0, -1.0, 1.0\] must not be negative, nor all 0",
+        ),
+        ({"head": "upsample", "head_channels": -5}, "and model.head_channels=-5 at least 1"),
+        ({"head": "upsample", "auxiliary_weight": -1}, "model.auxiliary_weight=-1 must not be negative"),
+        ({"depth": 0}, "model.depth=0 must be at least 1, or null for that of model.size"),
+        ({"num_heads": 0}, "model.num_heads=0 must be at least 1"),
+    ],
+)
+def test_numbers_out_of_range_name_their_key(settings, said):
+    kind = Segmenter if "head" in settings else SceneClassifier
+    with pytest.raises(ConfigError, match=said):
+        kind(3, **{**SMALL, **settings})
+
+
 def test_labels_of_images_do_not_depend_on_what_they_are_batched_with():
     model = Segmenter(3, **SMALL, head="linear", window=32, overlap=0.25).eval()
     images = [torch.randint(0, 256, (1, 3, *size), dtype=torch.uint8) for size in ((40, 56), (64, 33), (20, 20))]

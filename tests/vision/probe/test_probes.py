@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import csv
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from exp.errors import ConfigError
 from exp.vision.probe.linear import Scale, fit_logistic, fit_sgd, scores
 from exp.vision.probe.neighbours import nearest, votes
-from exp.vision.probe.rows import Rows, per_class, rows_of
+from exp.vision.probe.rows import Rows, check_sizes, per_class, rows_of
 from exp.vision.probe.scoring import average_precision, of_images
 from tests.conftest import read_strictly, run_exp
 from tests.vision.probe.conftest import CLASSES, make_store
@@ -25,6 +27,23 @@ COUNT = len(CLASSES)
 
 def rows(store, part, resident=2**30):
     return rows_of(store, part, "cls+mean", CPU, resident, COUNT)
+
+
+def test_equal_votes_are_equal():
+    """All neighbours say yes, or half of them, with whatever weights: no rounding ranks one image before the other."""
+    similar = np.sort(np.random.default_rng(0).uniform(0.2, 1.0, (300, 7)).astype(np.float32))[:, ::-1]
+    several = np.zeros((300, 7, 2), np.float32)
+    several[..., 0] = 1.0
+    said = votes(similar, several, 2, 0.07)
+    assert np.unique(said[:, 0]).tolist() == [1.0]
+    assert average_precision(said[:, 0], np.arange(300) % 2) == 0.5
+    single = votes(similar, np.zeros((300, 7), np.int64), 2, 0.07)
+    assert np.unique(single[:, 0]).tolist() == [1.0]
+    pairs = np.repeat(similar[:, :3], 2, axis=1)  # each neighbour twice, once of either class
+    labels = np.array([[1, 0, 0, 1, 1, 0]]).repeat(300, axis=0)
+    noise = np.random.default_rng(1).normal(0.0, 3e-8, pairs.shape).astype(np.float32)
+    tied = votes(pairs + noise, labels, 2, 0.07)
+    assert (tied.argmax(axis=1) == 0).mean() > 0.95
 
 
 def matrix(part):
@@ -120,6 +139,49 @@ def test_shots_are_drawn_by_seed(store):
     assert torch.equal(some.read(np.arange(20)), train.read(np.searchsorted(train.numbers, some.numbers)))
 
 
+def test_columns_that_are_constant_are_not_scaled_by_their_rounding():
+    """1.1 has no exact float32, and a column may waver in its last digit; what differs more is a feature."""
+    generator = np.random.default_rng(0)
+    matrix = generator.normal(size=(5000, 5)).astype(np.float32)
+    matrix[:, 1] = 1.1
+    matrix[:, 2] = np.where(matrix[:, 0] > 0, np.float32(1.1), np.nextafter(np.float32(1.1), np.float32(2)))
+    matrix[:, 3] = 1000.0 + 0.01 * matrix[:, 4]
+    made = Rows([matrix], np.zeros(5000, np.int64), np.arange(5000), CPU, 2**30)
+    scale = Scale(made)
+    assert scale.moments[1][1:3].tolist() == [1.0, 1.0]
+    scaled = scale(torch.from_numpy(matrix))
+    assert scaled[:, 1:3].abs().max() < 1e-6
+    assert scaled[:, 3].std().item() == pytest.approx(1.0, abs=1e-2)
+    exact = matrix.astype(np.float64)
+    assert scale.moments[0].numpy() == pytest.approx(exact.mean(axis=0), rel=1e-5, abs=1e-6)
+    assert scale.moments[1][[0, 4]].numpy() == pytest.approx(exact.std(axis=0)[[0, 4]], rel=1e-5)
+
+
+def test_settings_beyond_the_data_are_refused_or_said(store):
+    def checked(shots=(), k=(5,), probes=("knn",)):
+        return check_sizes(SimpleNamespace(shots=list(shots), k=list(k), probes=list(probes)), train, CLASSES)
+
+    train = rows(store, "train")
+    counts = np.bincount(train.labels)
+    assert checked() == []
+    assert checked(k=[5, 701]) == ["task.k=[701]: left out where there are fewer training rows; the least are 700"]
+    with pytest.raises(ConfigError, match=r"task.k=\[701\]: there are only 700 training rows; take fewer"):
+        checked(k=[701])
+    assert checked(k=[701], probes=["sgd"]) == []
+    with pytest.raises(ConfigError, match=r"task.k=\[5\]: there are only 4 training rows"):
+        checked(shots=[1])
+    few = int(counts.min()) + 1
+    said = checked(shots=[few])
+    assert len(said) == 1
+    assert (
+        f"task.shots={few}: 1 of 4 classes have fewer training rows ({CLASSES[counts.argmin()]}: {few - 1})" in said[0]
+    )
+    with pytest.raises(
+        ConfigError, match=rf"task.shots=900 is more than any class has: the largest has {counts.max()}"
+    ):
+        checked(shots=[5, 900])
+
+
 PROBE = ["task=probe", "backend=cpu"]
 
 
@@ -133,7 +195,7 @@ def test_on_any_number_of_processes_and_on_cards_that_lack_operators(tmp_path, s
     }
     if torch.__version__.startswith("1."):
         del runs["card"]
-    few = ["task.strengths=[0.01,1]", "task.k=[5,20]", "task.shots=[4]", "task.seeds=[1,2]", "task.epochs=4"]
+    few = ["task.strengths=[0.01,1]", "task.k=[5,16]", "task.shots=[4]", "task.seeds=[1,2]", "task.epochs=4"]
     for name, (how, extra) in runs.items():
         done = run_exp(tmp_path, *how, *few, f"task.store={store.folder}", f"output_dir={name}", **extra)
         assert done.returncode == 0, done.stderr

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from exp.errors import ConfigError
+from exp.errors import ConfigError, RunError
 from exp.vision.data.scenes import SceneData
 from exp.vision.dinov3 import SceneClassifier
+from exp.vision.probe.keep import _narrowed
 from exp.vision.probe.linear import Scale, fit_logistic
 from exp.vision.probe.rows import patch_labels, rows_of
 from exp.vision.probe.scoring import of_pixels
@@ -166,6 +167,63 @@ def test_segmentation_from_its_data_to_its_probe(tmp_path):
     assert result["measured_on"] == "val"
     assert set(result["metrics"]) >= {"mIoU", "pixel_accuracy", "logistic_mIoU", "sgd_mIoU"}
     assert "chosen on train, results are of val" in done.stdout
+
+
+@pytest.mark.slow
+def test_images_that_are_left_out_are_told_by_all_who_use_the_store(place):
+    """By the run that keeps features, one that finds them there, and a probe."""
+    from tests.vision.data.conftest import SAMPLES
+
+    for name in ("Forest", "River"):
+        (place / "mine" / name).mkdir(parents=True)
+        for number, path in enumerate(sorted((SAMPLES.parents[1] / "data" / "eurosat_rgb" / name).iterdir())[:20]):
+            shutil.copy(str(path), str(place / "mine" / name / f"{number:02d}{path.suffix}"))
+    broken = sorted((place / "mine" / "River").iterdir())[3]
+    broken.write_bytes(b"no image")
+    mine = [f"data.root={place / 'mine'}", "data.on_error=skip", "task.store=mine_kept", "data.split=[0.6,0.2,0.2]"]
+    for computed in (40, 0):
+        keep(place, *mine)
+        result = read_strictly((place / "run" / "result.json").read_text())
+        assert result["metrics"]["computed"] == computed
+        assert result["data"]["skipped"]["count"] == 1
+        assert str(broken) in result["data"]["skipped"]["files"][0]
+    assert sum(result["data"][part] for part in ("train", "val", "test")) == 40
+    assert Store(place / "mine_kept").about["skipped"] == result["data"]["skipped"]
+    done = run_exp(place, "task=probe", "backend=cpu", "task.store=mine_kept", "task.probes=[knn]", "output_dir=probed")
+    assert done.returncode == 0, done.stderr
+    probed = read_strictly((place / "probed" / "result.json").read_text())
+    assert probed["data"]["skipped"] == result["data"]["skipped"]
+    assert "task.k=[100]: left out" in probed["notes"][0]
+
+
+def test_a_damaged_store_is_named_and_refused(tmp_path):
+    store = make_store(tmp_path / "store", {"train": 10, "val": 4})
+    store.check_complete()
+    rows = rows_of(store, "train", "cls", torch.device("cpu"), 0, 4)
+    rows.check_finite("x")
+    store.write_block("train", 0, {"cls": np.where(np.arange(10)[:, None] == 7, np.nan, np.zeros((10, 12)))})
+    with pytest.raises(ConfigError, match=r"task.store=s, train: features of row 7 are not finite"):
+        rows.check_finite("task.store=s, train")
+    path = tmp_path / "store" / "val_mean.npy"
+    whole = path.read_bytes()
+    for content in (whole[:-5], b"", None):
+        path.unlink()
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(ConfigError, match=r"is damaged: val_mean.npy is missing or truncated .*; remove"):
+            Store(tmp_path / "store").check_complete()
+        path.write_bytes(whole)
+    np.save(str(path), np.zeros((3, 12), np.float32))
+    with pytest.raises(ConfigError, match=r"val_mean.npy has 3 rows, not 4"):
+        Store(tmp_path / "store").check_complete()
+
+
+def test_features_that_are_not_finite_say_why():
+    with pytest.raises(RunError, match=r"\(cls\) are not finite: values of the weights"):
+        _narrowed("cls", np.array([np.nan], np.float32), "float32")
+    with pytest.raises(RunError, match=r"are too large for float16; take task.feature_dtype=float32"):
+        _narrowed("cls", np.array([1e6], np.float32), "float16")
+    assert _narrowed("cls", np.array([1.0], np.float32), "float16").dtype == np.float16
 
 
 def test_a_store_of_something_else(tmp_path):

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
-from typing import TYPE_CHECKING, Any, Mapping
+import re
+from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
+from exp.data.places import shortened
 from exp.errors import DataError
 from exp.vision.data.bands import colours_in
 from exp.vision.data.normalisation import limits_of
 
 if TYPE_CHECKING:
+    from exp.engine.fit import Weights
+    from exp.session import Session
+    from exp.vision.data.base import ImageData
     from exp.vision.data.normalisation import Normalisation
     from exp.vision.data.reader import ImageReader
 
-__all__ = ["adopt", "record_of", "refuse_another_order", "state_of"]
+__all__ = ["adopt", "begin_with", "fit_classes", "other_classes", "record_of", "refuse_another_order", "state_of"]
+
+_CLASS_ROWS = re.compile(r"^(auxiliary_)?head\.(classify\.)?(weight|bias)$")
+"""Tensors of a head (:mod:`exp.vision.dinov3`) whose rows are classes."""
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +53,7 @@ def record_of(reader: ImageReader, normalisation: Normalisation) -> dict[str, An
 
 
 def adopt(reader: ImageReader, normalisation: Normalisation, state: Mapping[str, Any]) -> None:
-    """Read files as those that weights were trained on; other bands are told, their number has been compared.
+    """Read files as those that weights were trained on; other bands are told.
 
     Args:
         reader: of the data.
@@ -52,8 +61,15 @@ def adopt(reader: ImageReader, normalisation: Normalisation, state: Mapping[str,
         state: :meth:`exp.vision.data.base.ImageData.state` of the data that the weights were trained on.
 
     Raises:
-        DataError: the weights had the mean and standard deviation of the model, and others are given.
+        DataError: the weights had other channels, or the mean and standard deviation of the model, and others are
+            given.
     """
+    channels = state.get("channels")
+    if channels is not None and channels != reader.channels:
+        raise DataError(
+            f"the weights were trained with data.channels={channels}, but it is {reader.channels} here; set "
+            f"data.channels={channels}"
+        )
     _adopt_bands(reader, normalisation, state)
     _adopt_mean(normalisation, state)
     if "channels" in state:
@@ -117,3 +133,65 @@ def refuse_another_order(reader: ImageReader, state: Mapping[str, Any], band_ini
             f"init_from: the weights were trained on the bands {', '.join(theirs)}, not on red, green and blue, whose "
             f"kernels model.band_init={band_init} hands on; set model.band_init=mean"
         )
+
+
+def other_classes(theirs: Sequence[str] | None, mine: Sequence[str], key: str) -> DataError | None:
+    """What to say where weights that are to tell classes know others than the data have; None: they know these.
+
+    Args:
+        theirs: in the order of the head's rows; None: not known.
+        mine: those of the data.
+        key: of the configuration, that orders them.
+    """
+    if theirs is None or list(theirs) == list(mine):
+        return None
+    said = "them in another order" if sorted(theirs) == sorted(mine) else f"{len(mine)}"
+    return DataError(
+        f"the weights know the {len(theirs)} classes {shortened(theirs)}, but the data have {said}: {shortened(mine)}; "
+        f"use the data that the weights were trained on, or give the same classes in the same order ({key})"
+    )
+
+
+def begin_with(session: Session, data: ImageData) -> None:
+    """Compare the weights that a training begins with with its data.
+
+    Args:
+        session: has weights, which become those with the classes of the data (:func:`fit_classes`).
+        data: of the training.
+
+    Raises:
+        DataError: the same bands are in another order.
+    """
+    weights = session.weights
+    assert weights is not None
+    refuse_another_order(data.read, weights.data or {}, session.config.model.get("band_init"))
+    if data.learns_classes:
+        session.weights = fit_classes(weights, data.classes, session.say)
+
+
+def fit_classes(weights: Weights, classes: Sequence[str], say: Callable[[str], None]) -> Weights:
+    """Weights to begin a training with, whose head has the classes of the data, by name.
+
+    The same classes in another order: the rows of the head are put into the order of the data. As many others: its last
+    layer is left out, and begins anew, as it does for another number of them.
+
+    Args:
+        weights: of another run.
+        classes: of the data.
+        say: shows a line.
+    """
+    theirs = list((weights.data or {}).get("classes") or ())
+    rows = {key for key, value in weights.state.items() if _CLASS_ROWS.match(key) and value.shape[:1] == (len(theirs),)}
+    if theirs == list(classes) or len(theirs) != len(classes) or not rows:
+        return weights
+    state = {key: value for key, value in weights.state.items() if key not in rows}
+    if sorted(theirs) == sorted(classes):
+        order = [theirs.index(name) for name in classes]
+        state.update({key: weights.state[key][order] for key in sorted(rows)})
+        say(f"init_from: the weights know the same {len(theirs)} classes in another order; the head's rows go by name")
+    else:
+        say(
+            f"init_from: the weights know other classes ({shortened(theirs)}) than the data have "
+            f"({shortened(classes)}); the head's last layer begins anew"
+        )
+    return dataclasses.replace(weights, state=state)

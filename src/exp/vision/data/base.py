@@ -9,9 +9,8 @@ import torch
 
 from exp.data.base import Data, Prediction, Sketch
 from exp.data.fingerprint import of_samples
-from exp.data.places import shortened
 from exp.errors import DataError
-from exp.vision.data.adopting import adopt, record_of, refuse_another_order, state_of
+from exp.vision.data.adopting import adopt, begin_with, other_classes, record_of, state_of
 from exp.vision.data.bands import BandChoice
 from exp.vision.data.dataset import ImageDataset, findings
 from exp.vision.data.listing import Listing
@@ -44,6 +43,7 @@ class ImageData(Data):
         tested_on: which part :attr:`test` is.
         classes_key: the key of the configuration that orders the classes.
         ignore_index: the label that does not count.
+        learns_classes: whether a model for these data tells classes.
 
     Args:
         listing: the samples, and what else the layout knows.
@@ -56,6 +56,7 @@ class ImageData(Data):
     """
 
     classes_key = "data.classes"
+    learns_classes = True
     ignore_index: int
 
     def __init__(
@@ -102,6 +103,7 @@ class ImageData(Data):
         self.read.modalities = Modalities(modality, modality_statistics)
         self.normalisation = Normalisation(self.read, mean, std)
         self._adopted = self._looked = False
+        self._misfit: DataError | None = None  # of classes; features have none
         self.eval_batch_size = eval_batch_size
         self.num_workers = num_workers
         self._skip_errors = on_error == "skip"
@@ -191,11 +193,17 @@ class ImageData(Data):
         """Look at the first training image, and measure over all of them what is to be; a collective.
 
         Rank 0 keeps it in ``statistics.json``, which a training that goes on takes it from.
+
+        Raises:
+            DataError: the weights are to tell other classes, or had the bands in another order.
         """
         if self._adopted:
+            if session.config.task.name != "features":
+                self._check_classes()
+            self._misfit = None
             return
         if session.weights is not None:
-            refuse_another_order(self.read, session.weights.data or {}, session.config.model.get("band_init"))
+            begin_with(session, self)
         self.normalisation.look()
         self._looked = True
         if self.normalisation.waits:
@@ -223,27 +231,17 @@ class ImageData(Data):
             state: of the data that they were trained on.
 
         Raises:
-            DataError: these data have other classes or channels.
+            DataError: they have other channels. Other classes :meth:`settle` tells, which knows whether they matter.
         """
-        classes, channels = state.get("classes"), state.get("channels")
-        if classes is not None and list(classes) != list(self.classes):
-            same = sorted(classes) == sorted(self.classes)
-            raise DataError(
-                f"the weights know the {len(classes)} classes {shortened(classes)}, but the data have "
-                f"{'them in another order' if same else len(self.classes)}: {shortened(self.classes)}; use the data "
-                f"that the weights were trained on, or give the same classes in the same order ({self.classes_key})"
-            )
-        if channels is not None and channels != self.read.channels:
-            raise DataError(
-                f"the weights were trained with data.channels={channels}, but it is {self.read.channels} here; set "
-                f"data.channels={channels}"
-            )
-        self._adopted = True
+        if self.learns_classes:
+            self._misfit = other_classes(state.get("classes"), self.classes, self.classes_key)
         adopt(self.read, self.normalisation, state)
+        self._adopted = True
 
     def model_arguments(self) -> dict[str, Any]:
         """What the model must know of the files; names of bands, mean and deviation only where there are some."""
         self._look()
+        self._check_classes()
         arguments: dict[str, Any] = {
             "num_classes": len(self.classes),
             "in_channels": self.read.channels,
@@ -255,6 +253,10 @@ class ImageData(Data):
         if values is not None:
             arguments["pixel_mean"], arguments["pixel_std"] = values
         return arguments
+
+    def _check_classes(self) -> None:
+        if self._misfit is not None:
+            raise self._misfit
 
     def prepare(self, pixels: np.ndarray, path: str | os.PathLike[str]) -> np.ndarray:
         """The evaluation pipeline for one image.

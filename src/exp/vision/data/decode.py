@@ -17,6 +17,7 @@ import numpy as np
 from exp.errors import DataError
 from exp.vision.data.bands import colour_names
 from exp.vision.data.jpeg import is_jpeg, lacks_end, truncated
+from exp.vision.data.tiff import refuse_complex, refuse_pages
 from exp.vision.data.values import Raw, convert, split_alpha
 
 __all__ = ["decoded", "has_mask", "marks_alpha", "names_in", "read_bytes", "read_image", "read_raw"]
@@ -76,7 +77,7 @@ def read_raw(path: str | os.PathLike[str]) -> Raw:
     """Decode a file.
 
     Raises:
-        DataError: it is missing, corrupt or truncated.
+        DataError: it is missing, corrupt or truncated, has several pages, or complex values.
     """
     if str(path).lower().endswith((".tif", ".tiff")) and importlib.util.find_spec("rasterio") is not None:
         return _read_tiff(path)
@@ -94,7 +95,7 @@ def read_bytes(path: str | os.PathLike[str]) -> np.ndarray:
     """The content of a file that is whole: uint8 (size,).
 
     Raises:
-        DataError: it cannot be read, is empty, or ends before the end of its JPEG or PNG.
+        DataError: it cannot be read, is empty, ends before the end of its JPEG or PNG, or is a TIFF of several pages.
     """
     try:
         content = np.fromfile(path, np.uint8)  # any path, which cv2.imread cannot do everywhere
@@ -110,6 +111,7 @@ def read_bytes(path: str | os.PathLike[str]) -> np.ndarray:
         and content.tobytes().rfind(b"IEND") < 0
     ):
         raise DataError(f"{path} is truncated: the end of the PNG is missing; copy it anew")
+    refuse_pages(path, content)
     return content
 
 
@@ -123,6 +125,8 @@ def _read_tiff(path: str | os.PathLike[str]) -> Raw:
         warnings.simplefilter("ignore", NotGeoreferencedWarning)  # plain TIFFs are welcome
         try:
             with rasterio.open(Path(path)) as file:
+                refuse_pages(path)
+                refuse_complex(path, file.dtypes[0])
                 bands = file.read()
                 if file.colorinterp[0] == ColorInterp.palette:
                     colors = np.zeros((256, 3), np.uint8)

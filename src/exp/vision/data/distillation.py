@@ -15,7 +15,9 @@ __all__ = ["DistillationData"]
 
 
 class DistillationData(SceneData):
-    """Folders of images as of scenes; folders are not classes here, they only say how parts are divided."""
+    """Folders of images as of scenes, or one of images alone; folders are not classes here, they only divide parts."""
+
+    learns_classes = False
 
     def model_arguments(self) -> dict[str, int]:
         """Channels alone: a model for classes does not go with these data."""

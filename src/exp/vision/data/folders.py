@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
+from collections import Counter
 from pathlib import Path
 from typing import Any, Mapping, Sequence
 
@@ -25,49 +27,61 @@ logger = logging.getLogger(__name__)
 HELD_OUT = (0.9, 0.1, 0.0)
 """Shares of train and val where a data set comes without a validation split."""
 _NAMES = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
+_LOOSE = "images in no folder"
 _EXPECTED = "expected: <data.root>/<class>/*.jpg, or <data.root>/{train,val,test}/<class>/*.jpg"
 
 
-def check(root: Path) -> None:
+def check(root: Path, unlabelled: bool = False) -> None:
     """Refuse a root without folders of images, by looking at folder names, and into the first that is not empty.
+
+    Args:
+        root: see the module.
+        unlabelled: whether images need no class: then they may lie in ``root``, or in a part, themselves.
 
     Raises:
         DataError: says what was expected, what is there, and which root may be meant.
     """
     parts = part_folders(root)
-    folders = folders_in(parts["train"] if parts else root)
     if parts and "train" not in parts:
         raise DataError(f"data.root={root} has no train folder\n  {_EXPECTED}\n  {content_of(root)}")
+    place = parts["train"] if parts else root
+    if unlabelled and image_files(place):
+        return
+    folders = folders_in(place)
     if any(image_files(folder) for folder in folders):  # the first that is not empty ends the search
         return
     hints = [f"a level deeper there is one: data.root={folder}" for folder in folders if _is_root(folder)]
-    if image_files(root):
+    if not unlabelled and image_files(root):
         hints.append(f"data.root seems to be the folder of one class: data.root={root.parent}")
     raise DataError(
         "\n  ".join([f"data.root={root} has no folders of images by class", _EXPECTED, content_of(root), *hints])
     )
 
 
-def find(root: Path, fractions: Sequence[float], classes: Sequence[str] | None) -> Listing:
+def find(root: Path, fractions: Sequence[float], classes: Sequence[str] | None, unlabelled: bool = False) -> Listing:
     """All samples.
 
     Args:
         root: see the module.
         fractions: of train, val and test where the folders do not say.
         classes: names in the order of their numbers; None: all folders, sorted.
+        unlabelled: see :func:`check`.
 
     Raises:
         DataError: a folder is no class, or a part is empty.
     """
-    check(root)
+    check(root, unlabelled)
     places = part_folders(root)
     above = list(places.values()) or [root]
     for place in above:
         refuse_twins(folders_in(place), "two classes")
     found = {place: {folder.name: files_below(folder) for folder in folders_in(place)} for place in above}
+    if unlabelled:
+        for place, folders in found.items():
+            folders[_LOOSE] = image_files(place)
     filled = {name for folders in found.values() for name, files in folders.items() if files}
-    empty = sorted({name for folders in found.values() for name in folders} - filled)
-    names = list(classes or sorted(filled))
+    empty = sorted({name for folders in found.values() for name in folders} - filled - {_LOOSE})
+    names = list(sorted(filled) if unlabelled else classes or sorted(filled))
     notes: dict[str, Any] = {}
     for title, left_out in (("empty_folders", empty), ("classes_without_images", sorted(set(names) - filled))):
         if left_out:
@@ -75,14 +89,15 @@ def find(root: Path, fractions: Sequence[float], classes: Sequence[str] | None) 
             logger.warning("%s of %s: %s", title.replace("_", " "), root, ", ".join(left_out))
     labelled = {place: _labelled(place, folders, names) for place, folders in found.items()}
     if not places:
-        return Listing(names, split(labelled[root], fractions, root, by_class=True), notes)
+        parts = split(labelled[root], fractions, root, by_class=True)
+        return Listing(names, parts, notes if unlabelled else {**notes, **_uneven(names, parts)})
     parts = {part: labelled[place] for part, place in places.items()}
     if "val" not in parts:
         parts.update(split(parts["train"], HELD_OUT, root, by_class=True))
     for part, samples in parts.items():
         if not samples:
             raise DataError(f"{places.get(part, root)} holds no images; {_EXPECTED}")
-    return Listing(names, parts, notes)
+    return Listing(names, parts, notes if unlabelled else {**notes, **_uneven(names, parts)})
 
 
 def part_folders(root: Path) -> dict[str, Path]:
@@ -117,6 +132,33 @@ def _labelled(place: Path, folders: Mapping[str, Sequence[str]], classes: Sequen
             raise DataError(f"{place / name} is none of the classes {', '.join(classes)}; correct data.classes")
         samples += [(path, numbers[name]) for path in files]
     return samples
+
+
+def _uneven(classes: Sequence[str], parts: Mapping[str, Sequence[tuple[str, int]]]) -> dict[str, Any]:
+    """Classes that cannot be learned, or that no figure knows of; said, and noted.
+
+    Args:
+        classes: names.
+        parts: (path, class number) of each sample, by part.
+
+    Returns:
+        ``classes_without_training_images`` and ``classes_not_measured``, as far as there are such.
+    """
+    counts = {part: Counter(classes[number] for _, number in samples) for part, samples in parts.items()}
+    trained = [name for name in classes if counts["train"][name]]
+    held = [part for part in counts if part != "train"]
+    unknown = [name for name in classes if not counts["train"][name] and any(counts[part][name] for part in held)]
+    unmeasured = [name for name in trained if not any(counts[part][name] for part in held)]
+    for name in unknown:
+        there = ", ".join(f"{part}: {counts[part][name]}" for part in held if counts[part][name])
+        folded = [other for other in trained if other.lower() == name.lower()]
+        near = folded or difflib.get_close_matches(name, trained, 1, 0.8)
+        hint = f"; do you mean {near[0]}?" if near else ""
+        logger.warning("no training image of class %s (%s), so it cannot be learned%s", name, there, hint)
+    for name in unmeasured:
+        logger.warning("no image of class %s in %s, so no figure tells of it", name, " or ".join(held))
+    found = {"classes_without_training_images": unknown, "classes_not_measured": unmeasured}
+    return {title: names for title, names in found.items() if names}
 
 
 def _is_root(folder: Path) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Mapping, NamedTuple, Sequence
+from typing import Any, Mapping, NamedTuple, Sequence
 
 import cv2
 import numpy as np
@@ -22,6 +22,7 @@ NO_DATA = 254
 """In a pipeline: the label of pixels whose image holds no data; afterwards they do not count."""
 _UNKNOWN = 254
 _SHOWN = 5  # colours in a message
+_BITS, _PHOTOMETRIC = 258, 262  # tags of TIFF
 
 
 class Labels(NamedTuple):
@@ -57,14 +58,15 @@ class IndexMasks:
         Raises:
             DataError: it cannot be read, has several channels, or a value that is neither a class nor ignored.
         """
-        if is_jpeg(read_bytes(path)):
+        content = read_bytes(path)
+        if is_jpeg(content):
             raise DataError(
                 f"{path} is a JPEG, which changes values: no class number in it is certain; write masks as PNG, from "
                 "what this file was made of"
             )
         try:
             with Image.open(path) as file:
-                values = np.asarray(file)
+                values = _as_stored(file, content)
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             raise DataError(f"{path} cannot be decoded: {error}; copy it anew") from error
         if values.ndim != 2 or values.dtype.kind not in "iub":
@@ -82,6 +84,30 @@ class IndexMasks:
                 "data.mask_values (value in the file: class number) or data.ignore_values"
             )
         return Labels(labels, 0)
+
+
+def _as_stored(file: Image.Image, content: np.ndarray) -> np.ndarray:
+    """The values of a mask as they are in the file.
+
+    Grey values of 2 and 4 bits are decoded as brightness, spread over 0..255, and those of a TIFF whose 0 is white are
+    turned round: class 3 of 2 bits would be 255.
+
+    Args:
+        file: open.
+        content: its bytes, uint8.
+    """
+    values = np.asarray(file)
+    if file.mode not in ("L", "1"):
+        return values
+    bits, white = 8, False
+    if file.format == "PNG":
+        bits = int(content[24])  # of the header, which is always first
+    elif file.format == "TIFF":
+        tags: Any = file.tag_v2  # type: ignore[attr-defined]
+        bits, white = int(tags.get(_BITS, (1,))[0]), tags.get(_PHOTOMETRIC) == 0
+    if white:
+        values = ~values
+    return values // (255 // (2**bits - 1)) if bits in (2, 4) else values
 
 
 class ColourMasks:

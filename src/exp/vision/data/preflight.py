@@ -35,7 +35,7 @@ def preflight(config: Mapping[str, Any]) -> None:
     _check_modalities(config)
     root = data_root(config["root"], config["sample_data"], config["name"])
     if layout == "folders":
-        folders.check(root)
+        folders.check(root, unlabelled=kind == "DistillationData")
     elif layout == "mmrs1m":
         if config["modality"] not in (None, *mmrs1m.MODALITIES):
             raise DataError(f"data.modality={config['modality']} is not one of {', '.join(mmrs1m.MODALITIES)}, or null")

@@ -73,7 +73,7 @@ class SceneData(ImageData):
         if layout == "mmrs1m":
             listing = mmrs1m.find(folder, datasets, modality, split, classes)
         else:
-            listing = folders.find(folder, split, classes)
+            listing = folders.find(folder, split, classes, unlabelled=not self.learns_classes)
         super().__init__(
             listing, SceneDataset, distinct_colors(len(listing.classes)), name=name, modality=modality, **common
         )

@@ -15,7 +15,7 @@ from exp.models.base import Model
 from exp.models.names import under_own_names
 from exp.vision.dinov3.backbone import Features, VisionTransformer
 from exp.vision.dinov3.bands import check_band_init, embedded, statistics_for
-from exp.vision.dinov3.lora import is_of_lora, lora_settings, merged, rank_in
+from exp.vision.dinov3.lora import is_of_lora, lora_settings, merged, settings_in
 from exp.vision.dinov3.sizes import SIZES
 from exp.vision.dinov3.weights import (
     adapt_published,
@@ -96,6 +96,9 @@ class ImageModel(Model):
             raise ConfigError(f"model.size={size} is not one of {', '.join(SIZES)}{nearest(size, SIZES)}")
         if normalization != "auto" and normalization not in _NORMALIZATION:
             raise ConfigError(f"model.normalization={normalization} is not one of auto, {', '.join(_NORMALIZATION)}")
+        for name, value in (("embed_dim", embed_dim), ("depth", depth), ("num_heads", num_heads)):
+            if value is not None and value < 1:
+                raise ConfigError(f"model.{name}={value} must be at least 1, or null for that of model.size")
         published = SIZES[size]
         dim = embed_dim or published.embed_dim
         self.size = dataclasses.replace(
@@ -106,6 +109,7 @@ class ImageModel(Model):
             hidden_dim=published.hidden_dim * dim // published.embed_dim,
         )
         self.normalization = normalization
+        self._merged_from: dict[str, Any] | None = None  # settings of updates in a file that are not this model's
         self.backbone = VisionTransformer(
             self.size, patch_size, in_channels, layer_scale, drop_path, freeze, activation_checkpointing, rope_rescale,
             lora_settings(lora),
@@ -214,7 +218,10 @@ class ImageModel(Model):
             value.shape == mine[key].shape and (value.dim() > 0 or float(value) == float(mine[key]))
             for key, value in theirs.items()
         )
-        return state if same else merged(state)
+        if same:
+            return state
+        self._merged_from = settings_in(theirs) if theirs else None
+        return merged(state)
 
     def fit_state_dict(self, state: Mapping[str, torch.Tensor], source: Path) -> dict[str, torch.Tensor]:
         """A patch embedding for this model's bands (:func:`exp.vision.dinov3.bands.embedded`)."""
@@ -229,8 +236,11 @@ class ImageModel(Model):
         return fitted
 
     def settings_of(self, state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-        """Size, patch size, channels and the rank of updates; see :meth:`exp.models.base.Model.settings_of`."""
-        return {**backbone_settings(_backbone_of(state)), "model.lora.rank": rank_in(state)}
+        """Size, patch size, channels and low-rank updates; see :meth:`exp.models.base.Model.settings_of`."""
+        updates = settings_in(state)
+        if not updates["model.lora.rank"] and self._merged_from is not None:
+            updates = self._merged_from  # what was in the file
+        return {**backbone_settings(_backbone_of(state)), **updates}
 
     def _blocks_in(self, state: Mapping[str, torch.Tensor], width: float) -> dict[str, str]:
         """How many blocks a head sees whose input is so wide."""

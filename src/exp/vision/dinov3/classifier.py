@@ -10,6 +10,7 @@ from torch import nn
 from exp.compat import autocast_disabled
 from exp.models.dropout import Dropout
 from exp.vision.dinov3.base import ImageModel
+from exp.vision.dinov3.layers import check_dropout
 from exp.vision.dinov3.losses import Losses, named
 
 __all__ = ["SceneClassifier"]
@@ -47,6 +48,7 @@ class SceneClassifier(ImageModel):
             num_classes, ignore_index, class_weights, cross_entropy_weight, focal_weight, focal_gamma,
             label_smoothing=label_smoothing,
         )  # fmt: skip
+        check_dropout(dropout)
         self.dropout = Dropout(dropout)
         self.head = nn.Linear(2 * self.size.embed_dim * len(self.blocks), num_classes)
         nn.init.trunc_normal_(self.head.weight, std=0.01)

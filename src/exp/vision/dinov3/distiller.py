@@ -16,6 +16,7 @@ from exp.errors import CheckpointError, ConfigError
 from exp.models.dropout import Dropout
 from exp.vision.dinov3.backbone import Features
 from exp.vision.dinov3.base import ImageModel
+from exp.vision.dinov3.layers import check_dropout
 from exp.vision.dinov3.sizes import SIZES
 
 __all__ = ["Agreement", "Distiller", "TeacherSettings"]
@@ -114,6 +115,7 @@ class Distiller(ImageModel):
         self.teacher_settings = _teacher_settings(teacher)
         self.cls_weight, self.patch_weight, self.smooth_l1_share = cls_weight, patch_weight, smooth_l1_share
         width = self.teacher_settings.embed_dim or SIZES[self.teacher_settings.size].embed_dim
+        check_dropout(dropout)
         self.dropout = Dropout(dropout)
         self.project_cls = nn.Linear(self.size.embed_dim, width)
         self.project_patches = nn.Linear(self.size.embed_dim, width)

@@ -1,4 +1,4 @@
-"""Layers that the segmentation heads share."""
+"""What heads share: layers, and checks of their settings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch import nn
 
 from exp.errors import ConfigError
 
-__all__ = ["norm_layer"]
+__all__ = ["check_dropout", "norm_layer"]
 
 
 def norm_layer(kind: str, channels: int) -> nn.Module:
@@ -27,3 +27,13 @@ def norm_layer(kind: str, channels: int) -> nn.Module:
         groups = next(count for count in (32, 16, 8, 4, 2, 1) if count == 1 or channels % (8 * count) == 0)
         return nn.GroupNorm(groups, channels)
     raise ConfigError(f"model.head_norm={kind} is not one of batch, group")
+
+
+def check_dropout(dropout: float) -> None:
+    """Refuse a probability that is none.
+
+    Raises:
+        ConfigError: names the key.
+    """
+    if not 0.0 <= dropout < 1.0:
+        raise ConfigError(f"model.dropout={dropout} is not a probability below 1")

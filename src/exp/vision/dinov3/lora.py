@@ -13,7 +13,7 @@ from torch import nn
 from exp.errors import ConfigError
 from exp.models.dropout import Dropout
 
-__all__ = ["NO_UPDATES", "LoraSettings", "LowRank", "is_of_lora", "lora_settings", "merged", "rank_in", "updates"]
+__all__ = ["NO_UPDATES", "LoraSettings", "LowRank", "is_of_lora", "lora_settings", "merged", "settings_in", "updates"]
 
 ATTENTION = ("q", "k", "v", "proj")
 """Projections of an attention: of queries, keys and values, and of what comes out."""
@@ -141,9 +141,17 @@ def is_of_lora(name: str) -> bool:
     return _NAME.match(name) is not None
 
 
-def rank_in(state: Mapping[str, torch.Tensor]) -> int:
-    """The rank of the updates in a state; 0: there are none."""
-    return next((value.shape[0] for key, value in state.items() if is_of_lora(key) and key.endswith(".down")), 0)
+def settings_in(state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """The keys of the configuration that the updates in a state were made with; of none, rank 0 alone."""
+    ranks = [value.shape[0] for key, value in state.items() if is_of_lora(key) and key.endswith(".down")]
+    if not ranks:
+        return {"model.lora.rank": 0}
+    scales = [float(value) for key, value in state.items() if is_of_lora(key) and key.endswith(".scale")]
+    layers = sorted({match.group(1) for match in map(_NAME.match, state) if match})
+    settings: dict[str, Any] = {"model.lora.rank": ranks[0], "model.lora.targets": f"[{','.join(layers)}]"}
+    if scales:
+        settings["model.lora.alpha"] = float(f"{scales[0] * ranks[0]:.6g}")
+    return settings
 
 
 def merged(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

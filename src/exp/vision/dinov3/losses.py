@@ -190,11 +190,15 @@ class Losses(nn.Module):
             raise ConfigError(
                 f"model.class_weights has {len(class_weights)} numbers, but the data have {num_classes} classes"
             )
+        if class_weights is not None and (min(class_weights) < 0.0 or max(class_weights) == 0.0):
+            raise ConfigError(f"model.class_weights={list(class_weights)} must not be negative, nor all 0")
         numbers = {"cross_entropy_weight": cross_entropy_weight, "focal_weight": focal_weight,
                    "focal_gamma": focal_gamma, "dice_weight": dice_weight, "lovasz_weight": lovasz_weight}  # fmt: skip
         for name, value in numbers.items():
             if value < 0.0:
                 raise ConfigError(f"model.{name}={value} must not be negative")
+        if not 0.0 <= label_smoothing <= 1.0:
+            raise ConfigError(f"model.label_smoothing={label_smoothing} must be a share from 0 to 1")
         if not (cross_entropy_weight or focal_weight or dice_weight or lovasz_weight):
             raise ConfigError(
                 "model: no loss is left; set one of cross_entropy_weight, focal_weight, dice_weight and lovasz_weight "

@@ -13,6 +13,7 @@ from exp.vision.dinov3.backbone import Features
 from exp.vision.dinov3.base import ImageModel
 from exp.vision.dinov3.heads import OVER_LEVELS, FcnHead, build_head, head_settings
 from exp.vision.dinov3.inference import Inference
+from exp.vision.dinov3.layers import check_dropout
 from exp.vision.dinov3.losses import Losses, cross_entropy, named
 from exp.vision.dinov3.pyramid_heads import blocks_of_levels
 
@@ -83,6 +84,12 @@ class Segmenter(ImageModel):
             num_classes, ignore_index, class_weights, cross_entropy_weight, focal_weight, focal_gamma, dice_weight,
             lovasz_weight,
         )  # fmt: skip
+        check_dropout(dropout)
+        if auxiliary_weight < 0.0 or head_channels < 1:
+            raise ConfigError(
+                f"model.auxiliary_weight={auxiliary_weight} must not be negative, and "
+                f"model.head_channels={head_channels} at least 1"
+            )
         self.auxiliary_weight = auxiliary_weight
         dim = self.size.embed_dim
         self.head = build_head(

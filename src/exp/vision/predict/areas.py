@@ -15,12 +15,12 @@ class Area(NamedTuple):
     Attributes:
         file: its path.
         counts: pixels of each class (K whole numbers).
-        pixel_area: square metres of a pixel; None: not known.
+        metres: square metres of each class (K); None: not known.
     """
 
     file: str
     counts: Sequence[int]
-    pixel_area: float | None
+    metres: Sequence[float] | None
 
 
 def shares(counts: Sequence[int]) -> list[float]:
@@ -33,30 +33,22 @@ def areas_csv(areas: Sequence[Area], classes: Sequence[str]) -> bytes:
     """``file,class,pixels,share,square_metres``: a row for each class of each image."""
     rows = []
     for area in areas:
-        metres = [_metres(count, area.pixel_area) for count in area.counts]
-        rows += [[area.file, *row] for row in _rows(classes, area.counts, metres)]
+        rows += [[area.file, *row] for row in _rows(classes, area.counts, area.metres)]
     return _csv(["file", "class", "pixels", "share", "square_metres"], rows)
 
 
 def total_csv(areas: Sequence[Area], classes: Sequence[str]) -> bytes:
     """``class,pixels,share,square_metres`` over all images; square metres only where all images tell theirs."""
     counts = [sum(area.counts[number] for area in areas) for number in range(len(classes))]
-    metres: list[float | None] = [None] * len(classes)
-    if all(area.pixel_area is not None for area in areas):
-        metres = [
-            sum(area.counts[number] * (area.pixel_area or 0.0) for area in areas) for number in range(len(classes))
-        ]
+    told = [area.metres for area in areas if area.metres is not None]
+    metres = None if len(told) < len(areas) else [sum(each[number] for each in told) for number in range(len(classes))]
     return _csv(["class", "pixels", "share", "square_metres"], _rows(classes, counts, metres))
 
 
-def _metres(count: int, pixel_area: float | None) -> float | None:
-    return None if pixel_area is None else count * pixel_area
-
-
-def _rows(classes: Sequence[str], counts: Sequence[int], metres: Sequence[float | None]) -> list[list[object]]:
+def _rows(classes: Sequence[str], counts: Sequence[int], metres: Sequence[float] | None) -> list[list[object]]:
+    told = [""] * len(classes) if metres is None else [f"{area:.2f}" for area in metres]
     return [
-        [name, count, f"{share:.6f}", "" if area is None else f"{area:.2f}"]
-        for name, count, share, area in zip(classes, counts, shares(counts), metres)
+        [name, count, f"{share:.6f}", area] for name, count, share, area in zip(classes, counts, shares(counts), told)
     ]
 
 

@@ -33,18 +33,34 @@ class RowTaker(Protocol):
 
 
 class Counts:
-    """How many pixels each label has.
+    """How many pixels each label has, and how much ground.
 
     Attributes:
         counts: by label, int64 (256,).
+        metres: square metres by label, float64 (256,); None: not known.
+
+    Args:
+        areas: square metres of a pixel in each row, (H,); None: not known.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, areas: np.ndarray | None = None) -> None:
         self.counts = np.zeros(256, np.int64)
+        self.metres = None if areas is None else np.zeros(256)
+        self._areas = areas
+        self._top = 0
 
     def add(self, rows: np.ndarray) -> None:
         """Count."""
-        self.counts += np.bincount(rows.ravel(), minlength=256)
+        counts = np.bincount(rows.ravel(), minlength=256)
+        self.counts += counts
+        if self.metres is not None and self._areas is not None:
+            areas = self._areas[self._top : self._top + len(rows)]
+            if (areas == areas[0]).all():
+                self.metres += counts * areas[0]
+            else:
+                weights = np.repeat(areas, rows.shape[1])
+                self.metres += np.bincount(rows.ravel(), weights, minlength=256)
+        self._top += len(rows)
 
 
 class SmallMap:

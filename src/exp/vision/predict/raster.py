@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import math
 import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Iterator
@@ -13,8 +12,10 @@ import numpy as np
 from exp.errors import DataError
 from exp.vision.data.bands import is_measured_band
 from exp.vision.data.decode import has_mask, marks_alpha, names_in
+from exp.vision.data.tiff import refuse_complex, refuse_pages
 from exp.vision.data.values import Raw, convert, no_data, split_alpha
 from exp.vision.draw.pictures import shrunk, to_rgb
+from exp.vision.predict.ground import row_areas
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from exp.vision.data.reader import ImageReader
     from exp.vision.data.values import ValueRange
 
-__all__ = ["DecodedImage", "RasterImage", "is_georeferenced", "open_image"]
+__all__ = ["DecodedImage", "RasterImage", "is_georeferenced", "metres_of", "open_image"]
 
 _LARGE_PNG = 2**26  # pixels; smaller ones are decoded whole, which is faster
 _ROWS_AT_ONCE = 256  # of a picture
@@ -37,14 +38,14 @@ class DecodedImage:
     Attributes:
         height: pixels.
         width: pixels.
-        pixel_area: square metres of a pixel; None: not known.
+        row_areas: square metres of a pixel in each row, float64 (H,); None: not known.
 
     Args:
         pixels: (H, W, C), uint8 or float32, 0..255.
         missing: which pixels hold no data, bool (H, W); None: all do.
     """
 
-    pixel_area: float | None = None
+    row_areas: np.ndarray | None = None
 
     def __init__(self, pixels: np.ndarray, missing: np.ndarray | None = None) -> None:
         self.pixels = pixels
@@ -73,7 +74,7 @@ class RasterImage:
     Attributes:
         height: pixels.
         width: pixels.
-        pixel_area: square metres of a pixel; None: not known.
+        row_areas: square metres of a pixel in each row, float64 (H,); None: not known.
 
     Args:
         dataset: of ``rasterio.open``.
@@ -86,7 +87,7 @@ class RasterImage:
         self.path = path
         self.reader = reader
         self.height, self.width = dataset.height, dataset.width
-        self.pixel_area = _pixel_area(dataset)
+        self.row_areas = row_areas(dataset)
         self._alpha, self._names = marks_alpha(dataset), names_in(dataset)
         self._has_mask = has_mask(dataset)
         self._indexes = list(range(1, dataset.count + 1))  # of what is read, in this order
@@ -218,6 +219,8 @@ def open_image(path: Path, reader: ImageReader) -> Iterator[DecodedImage | Raste
         except (RasterioError, OSError) as error:  # its own I/O error is no RasterioError before 1.4
             raise DataError(f"{path} cannot be read: {error}; copy it anew") from error
         with dataset:
+            refuse_pages(path)
+            refuse_complex(path, dataset.dtypes[0])
             if dataset.colorinterp[0] == ColorInterp.palette:  # colour numbers are no colours
                 yield _decoded(path, reader)
             else:
@@ -245,26 +248,6 @@ def is_georeferenced(image: DecodedImage | RasterImage) -> bool:
     return isinstance(image, RasterImage) and image.dataset.crs is not None
 
 
-def _pixel_area(dataset: Any) -> float | None:
-    """Square metres of a pixel of a georeferenced file; in degrees: at the middle of the image."""
-    if dataset.crs is None:
-        return None
-    area = abs(dataset.transform.determinant)
-    if dataset.crs.is_projected:
-        _, metres = dataset.crs.linear_units_factor
-        return float(area * metres**2)
-    if not dataset.crs.is_geographic:
-        return None
-    place = dataset.transform
-    latitude = place.d * dataset.width / 2 + place.e * dataset.height / 2 + place.f
-    return float(area * _metres_per_degree(latitude))
-
-
-def _metres_per_degree(latitude: float) -> float:
-    """Square metres of a square degree on the WGS 84 ellipsoid: product of its two radii of curvature."""
-    equator, eccentricity = 6378137.0, 0.00669437999014  # metres; the first eccentricity squared
-    phi = math.radians(latitude)
-    shrink = 1.0 - eccentricity * math.sin(phi) ** 2
-    meridian = equator * (1.0 - eccentricity) / shrink**1.5
-    normal = equator / math.sqrt(shrink)
-    return math.radians(1.0) ** 2 * meridian * normal * math.cos(phi)
+def metres_of(image: DecodedImage | RasterImage) -> float | None:
+    """Side of a pixel in metres, for a scale bar: in the middle row; None: not known."""
+    return None if image.row_areas is None else float(image.row_areas[image.height // 2] ** 0.5)

@@ -7,24 +7,28 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Callable, Sequence
 
+import numpy as np
+
 from exp.engine.plots import PictureWriter
 from exp.runfolder import write_atomically
 from exp.vision.draw.overlay import overlay_with_legend
 from exp.vision.predict.areas import Area, areas_csv, shares, total_csv
 from exp.vision.predict.classmaps import Counts, RowTaker, SmallMap, class_png, class_tiff, probability_tiff
 from exp.vision.predict.inputs import Failure, Input, each_of_mine
-from exp.vision.predict.raster import RasterImage, is_georeferenced, open_image
+from exp.vision.predict.raster import RasterImage, is_georeferenced, metres_of, open_image
 from exp.vision.predict.scores import pixel_probabilities, pixel_scores
 from exp.vision.predict.windows import TakeScores, Tiling, label_rows
 
 if TYPE_CHECKING:
     from exp.session import Session
+    from exp.vision.predict.raster import DecodedImage
 
 __all__ = ["OVERLAY_PIXELS", "SegmentationWriter", "predict_segmentation"]
 
 OVERLAY_PIXELS = 4096
 """The longer side of an overlay, at most."""
 _NO_DATA = 255
+_SAME = 0.001  # of a scale that is given, and that of the file
 
 logger = logging.getLogger(__name__)
 
@@ -47,12 +51,20 @@ def predict_segmentation(
     began = time.perf_counter()
     failures = each_of_mine(session, inputs, writer.predict)
     seconds = max(session.distributed.gather(time.perf_counter() - began))
-    gathered = session.distributed.gather((writer.areas, writer.files, failures))
-    areas = [area for _, area in sorted(pair for part, _, _ in gathered for pair in part.items())]
-    files = sorted(file for _, part, _ in gathered for file in part)
-    failed = [failure for _, _, part in gathered for failure in part]
+    gathered = session.distributed.gather((writer.areas, writer.files, failures, writer.overruled))
+    areas = [area for _, area in sorted(pair for part, *_ in gathered for pair in part.items())]
+    files = sorted(file for _, part, *_ in gathered for file in part)
+    failed = [failure for _, _, part, _ in gathered for failure in part]
+    overruled = sum(count for *_, count in gathered)
     pixels = sum(sum(area.counts) for area in areas)
     metrics = {"images": len(areas), "failed": len(failed), "megapixels_per_second": pixels / 1e6 / seconds}
+    if overruled:
+        given = session.config.task.metres_per_pixel
+        metrics.update(metres_per_pixel=given, images_of_another_scale=overruled)
+        session.say(
+            f"areas are those of task.metres_per_pixel={given:g}, also of {overruled} images whose files tell another "
+            "scale; leave it out to use theirs"
+        )
     if session.distributed.is_main and areas:
         for name, content in (("areas.csv", areas_csv), ("areas_total.csv", total_csv)):
             write_atomically(writer.folder / name, content(areas, data.classes))
@@ -67,6 +79,7 @@ class SegmentationWriter:
         folder: ``predictions`` in the run folder.
         areas: what each image holds, by its number.
         files: written so far, below the run folder.
+        overruled: images whose own scale is not used, as ``task.metres_per_pixel`` is given.
     """
 
     def __init__(self, session: Session, data: Any, model: Any) -> None:
@@ -78,6 +91,7 @@ class SegmentationWriter:
         self.pictures = PictureWriter(session)
         self.areas: dict[int, Area] = {}
         self.files: list[str] = []
+        self.overruled = 0
         task = session.config.task
         window = task.window or session.config.model.window
         self.tiling = Tiling(window, task.overlap)
@@ -93,7 +107,8 @@ class SegmentationWriter:
         with open_image(entry.path, data.read) as image:
             size = (image.height, image.width)
             picture = image.thumbnail(OVERLAY_PIXELS)
-            counts, small = Counts(), SmallMap(size, (picture.shape[0], picture.shape[1]))
+            side, row_areas = self._scale(image)
+            counts, small = Counts(row_areas), SmallMap(size, (picture.shape[0], picture.shape[1]))
             with ExitStack() as files:
                 takers: list[RowTaker] = [counts, small]
                 paths = [self.folder / "classes" / f"{entry.name}.png"]
@@ -111,16 +126,25 @@ class SegmentationWriter:
                         rows[missing] = _NO_DATA
                     for taker in takers:
                         taker.add(rows)
-            own = self.session.config.task.metres_per_pixel or data.metres_per_pixel
-            area = image.pixel_area if image.pixel_area is not None or own is None else own**2
-        self.areas[number] = Area(str(entry.path), counts.counts[:classes].tolist(), area)
+        metres = None if counts.metres is None else counts.metres[:classes].tolist()
+        self.areas[number] = Area(str(entry.path), counts.counts[:classes].tolist(), metres)
         notes = [f"{100 * share:.1f} %" for share in shares(self.areas[number].counts)]
-        side = None if area is None else area**0.5 * size[1] / picture.shape[1]  # metres of a pixel of the picture
+        side = None if side is None else side * size[1] / picture.shape[1]  # metres of a pixel of the picture
         page = overlay_with_legend(picture, small.labels, data.classes, data.palette, notes, side)
         self.files += self.pictures.write(f"predictions/overlays/{entry.name}.png", page)
         self.files += [path.relative_to(self.session.folder.path).as_posix() for path in paths]
         seconds = time.perf_counter() - began
         logger.info("%s: %d x %d pixels in %.1f s", entry.path, size[1], size[0], seconds)
+
+    def _scale(self, image: DecodedImage | RasterImage) -> tuple[float | None, np.ndarray | None]:
+        """Metres of a pixel for a scale bar, and square metres of a pixel in each row (H,); None: not known."""
+        given, told = self.session.config.task.metres_per_pixel, metres_of(image)
+        if given is not None and told is not None and abs(told / given - 1.0) > _SAME:
+            self.overruled += 1
+        if given is None and told is not None:
+            return told, image.row_areas
+        side = given if given is not None else self.data.metres_per_pixel
+        return side, None if side is None else np.full(image.height, side**2)
 
     def _taking(self, write: Callable[[int, int, Any], None]) -> TakeScores:
         return lambda top, left, scores: write(top, left, self.probabilities(scores).cpu().numpy())

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["keep_features"]
 
+_NAMED = 20  # files that could not be used, as in the result of a training
+
 
 def keep_features(session: Session, data: Any, model: Any) -> dict[str, Any]:
     """Compute what the folder does not have yet, each rank its share of the blocks.
@@ -56,12 +58,14 @@ def keep_features(session: Session, data: Any, model: Any) -> dict[str, Any]:
         if trouble is not None:
             raise trouble
         total, seconds = _compute(session, data, model, parts)
+        skipped = _told_skipped(session, parts) if distributed.is_main else None
     return make_result(
         session,
         {"images": sum(len(dataset) for dataset in parts.values()), "computed": total},
         None,
         files=[],
         store=str(folder),
+        data={**{part: len(dataset) for part, dataset in parts.items()}, **(skipped or {})},
         fingerprint=None if fingerprint is None else _in_short(fingerprint),  # only rank 0 has asked
         samples_per_second=total / seconds if total else None,
         measured_on="features",
@@ -90,6 +94,22 @@ def _alone_in(folder: Path) -> Iterator[ConfigError | None]:
             folder.rmdir()
 
 
+def _told_skipped(session: Session, parts: dict[str, Any]) -> dict[str, Any]:
+    """What of the images could not be used, now or when the store was begun; said, and kept in ``about.json``.
+
+    Returns:
+        ``{"skipped": {"count", "files"}}`` as the result of a training has it; empty where there is none.
+    """
+    store = Store(session.config.task.store)
+    numbers = [(part, number) for part, found in store.skipped().items() if part in parts for number in found]
+    if not numbers:
+        return {}
+    files = [parts[part].reason(number) for part, number in numbers[:_NAMED]]
+    store.tell_skipped(len(numbers), files)
+    session.say(f"{len(numbers)} images could not be used, and are left out: {files[0]}")
+    return store.told_skipped()
+
+
 def _compute(session: Session, data: Any, model: Any, parts: dict[str, Any]) -> tuple[int, float]:
     """Compute the blocks that the store does not have yet, each rank its share.
 
@@ -109,9 +129,16 @@ def _compute(session: Session, data: Any, model: Any, parts: dict[str, Any]) -> 
     for part, dataset in parts.items():
         numbers = [number for name, number in mine if name == part]
         for number, values in _blocks(session, data, dataset, model, numbers, store.about["kinds"]):
+            values["skipped"] = _skipped_in(dataset, number)
             store.write_block(part, number, values)
             computed += len(values["labels"])
     return sum(distributed.gather(computed)), time.perf_counter() - began
+
+
+def _skipped_in(dataset: Any, block: int) -> np.ndarray:
+    """Which images of a block could not be used: uint8 (n,)."""
+    found: np.ndarray = dataset.skipped[block * BLOCK : (block + 1) * BLOCK].numpy().astype(np.uint8)
+    return found
 
 
 def _in_short(fingerprint: dict[str, Any]) -> dict[str, Any]:
@@ -127,6 +154,7 @@ def _open_or_make(
     config, folder = session.config, session.config.task.store
     if (Path(folder) / "about.json").exists():
         store = Store(folder)
+        store.check_whole()
         if store.begun():
             store.check(fingerprint, kinds, folder)
             return
@@ -228,11 +256,27 @@ def _of_batch(session: Session, model: Any, batch: Any, kinds: list[str]) -> dic
     values = {"cls": torch.cat(cls, dim=-1), "mean": torch.cat(mean, dim=-1)}
     if "patches" in kinds:
         values["patches"] = torch.cat(patches, dim=-1).float()
-    arrays = {name: value.cpu().numpy().astype(session.config.task.feature_dtype) for name, value in values.items()}
+    held = {name: value.cpu().numpy() for name, value in values.items()}
     session.backend.end_batch()
-    for name, value in arrays.items():
-        if not np.isfinite(value).all():
-            raise RunError(f"features ({name}) are not finite in {value.dtype}; take task.feature_dtype=float32")
+    arrays = {name: _narrowed(name, value, session.config.task.feature_dtype) for name, value in held.items()}
     labels = batch["label"].cpu().numpy()
     arrays["labels"] = labels if labels.ndim != 3 or "patches" in kinds else np.full(len(labels), -1, np.int64)
     return arrays
+
+
+def _narrowed(name: str, value: np.ndarray, dtype: str) -> np.ndarray:
+    """Features in the dtype of the store.
+
+    Raises:
+        RunError: they are not finite, or too large for it.
+    """
+    if not np.isfinite(value).all():
+        raise RunError(
+            f"features ({name}) are not finite: values of the weights are not, or their training diverged; check "
+            "init_from and precision"
+        )
+    with np.errstate(over="ignore"):
+        narrow: np.ndarray = value.astype(dtype)
+    if not np.isfinite(narrow).all():
+        raise RunError(f"features ({name}) are too large for {dtype}; take task.feature_dtype=float32")
+    return narrow

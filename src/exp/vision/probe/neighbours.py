@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Sequence
-
 import numpy as np
 import torch
 
@@ -12,6 +10,8 @@ from exp.vision.probe.rows import Rows
 __all__ = ["nearest", "votes"]
 
 _QUERIES = 1024
+_DIGITS = 6
+"""Of a share of votes that mean anything: similarities are float32, and sums of the same votes differ in their last."""
 
 
 def nearest(train: Rows, queries: Rows, most: int) -> tuple[np.ndarray, np.ndarray]:
@@ -58,22 +58,19 @@ def votes(similarities: np.ndarray, labels: np.ndarray, num_classes: int, temper
         temperature: the paper's 0.07.
 
     Returns:
-        Shares of the votes, (n, K).
+        Shares of the votes, (n, K), rounded: equal votes are equal, and of two classes that have as many the first is
+        the likelier, whatever the order of the sums.
     """
     # Relative to the nearest: the same shares, and no overflow.
     weights = np.exp((similarities - similarities[:, :1]).astype(np.float64) / temperature)
     if labels.ndim == 3:
-        return (weights[..., None] * labels).sum(axis=1) / weights.sum(axis=1, keepdims=True)
-    scores = np.zeros((len(labels), num_classes))
-    for column in range(labels.shape[1]):
-        np.add.at(scores, (np.arange(len(labels)), labels[:, column]), weights[:, column])
-    return scores / weights.sum(axis=1, keepdims=True)
+        scores = (weights[..., None] * labels).sum(axis=1)
+    else:
+        scores = np.zeros((len(labels), num_classes))
+        for column in range(labels.shape[1]):
+            np.add.at(scores, (np.arange(len(labels)), labels[:, column]), weights[:, column])
+    return np.round(scores / weights.sum(axis=1, keepdims=True), _DIGITS)
 
 
 def _unit(rows: torch.Tensor) -> torch.Tensor:
     return rows / (rows * rows).sum(dim=1, keepdim=True).sqrt().clamp_min(1e-12)
-
-
-def largest(values: Sequence[int], available: int) -> int:
-    """The most neighbours that are wanted, no more than there are."""
-    return min(max(values), available)

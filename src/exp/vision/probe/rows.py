@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from exp.errors import ConfigError
 if TYPE_CHECKING:
     from exp.vision.probe.store import Store
 
-__all__ = ["INPUTS", "Rows", "per_class", "rows_of"]
+__all__ = ["INPUTS", "Rows", "check_sizes", "per_class", "rows_of"]
 
 INPUTS = {"cls": ("cls",), "mean": ("mean",), "cls+mean": ("cls", "mean"), "patches": ("patches",)}
 """``task.features``: which arrays stand side by side."""
@@ -82,18 +82,45 @@ class Rows:
             yield self.read(places), slice(begin, begin + len(places))
 
     def moments(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mean and standard deviation (population) of each column: float32 (D,), on the CPU; 1 where it is 0."""
+        """Mean and standard deviation (population) of each column: float32 (D,), on the CPU; 1 where it is constant.
+
+        Constant by the bound of scikit-learn's StandardScaler, or where values differ less than float32 tells the mean:
+        what would be divided by is the noise of rounding.
+        """
+        first = self.read(np.arange(1))[0]  # sums of differences from it are exact where a column is constant
         total = torch.zeros(self.dim, dtype=torch.float64)
         squares = torch.zeros(self.dim, dtype=torch.float64)
         for block, _ in self.blocks():
-            total += block.sum(dim=0).cpu().double()
-        mean = total / len(self)
+            total += (block - first).sum(dim=0).cpu().double()
+        mean = first.cpu().double() + total / len(self)
         on_device = mean.float().to(self.device)
         for block, _ in self.blocks():
             centred = block - on_device
             squares += (centred * centred).sum(dim=0).cpu().double()
-        std = (squares / len(self)).sqrt()
-        return mean.float(), torch.where(std > 0, std, torch.ones_like(std)).float()
+        variance, count = squares / len(self), len(self)
+        exact, single = torch.finfo(torch.float64).eps, torch.finfo(torch.float32).eps
+        constant = variance <= count * exact * variance + (count * mean * exact) ** 2
+        constant |= variance <= (single * mean) ** 2
+        return mean.float(), torch.where(constant, torch.ones_like(variance), variance.sqrt()).float()
+
+    def check_finite(self, shown: str) -> None:
+        """Refuse features that are not finite.
+
+        Args:
+            shown: where they are, for the message.
+
+        Raises:
+            ConfigError: some are not.
+        """
+        for block, where in self.blocks():
+            # Of what every card has: 0 times a number that is none is none.
+            strange = np.flatnonzero(np.isnan((block * 0.0).sum(dim=1).cpu().numpy()))
+            if len(strange):
+                number = int(self.numbers[where.start + strange[0]])
+                raise ConfigError(
+                    f"{shown}: features of row {number} are not finite, so the store is damaged, or was made by other "
+                    "means; remove the folder, and make it again with task=features"
+                )
 
 
 def rows_of(
@@ -172,3 +199,45 @@ def per_class(rows: Rows, shots: int, seed: int) -> Rows:
     chosen = [generator.permutation(np.flatnonzero(rows.labels == label))[:shots] for label in np.unique(rows.labels)]
     places = np.sort(np.concatenate(chosen))
     return Rows(rows.arrays, rows.labels[places], rows.numbers[places], rows.device, rows.resident_bytes)
+
+
+def check_sizes(task: Any, train: Rows, classes: Sequence[str]) -> list[str]:
+    """What of ``task.k`` and ``task.shots`` is more than there is.
+
+    Args:
+        task: :class:`exp.vision.tasks.Probe`.
+        train: all training rows.
+        classes: names.
+
+    Returns:
+        What is done instead, a line each.
+
+    Raises:
+        ConfigError: nothing would be done as it is asked.
+    """
+    notes = []
+    if task.shots:
+        counts = np.bincount(train.labels, minlength=len(classes)).tolist()
+        there = {name: count for name, count in zip(classes, counts) if count}
+        most, least = max(there.values()), min(there, key=lambda name: there[name])
+        beyond = [shots for shots in task.shots if shots > most]
+        if beyond:
+            raise ConfigError(
+                f"task.shots={beyond[0]} is more than any class has: the largest has {most} training rows; leave it "
+                "out, or take task.shots=[] for all of them"
+            )
+        for shots in task.shots:
+            fewer = sum(count < shots for count in there.values())
+            if fewer:
+                notes.append(
+                    f"task.shots={shots}: {fewer} of {len(there)} classes have fewer training rows ({least}: "
+                    f"{there[least]}), and take part with all of them"
+                )
+    if "knn" in task.probes:
+        fewest = min([len(per_class(train, shots, 0)) for shots in task.shots] or [len(train)])
+        if min(task.k) > fewest:
+            raise ConfigError(f"task.k={list(task.k)}: there are only {fewest} training rows; take fewer neighbours")
+        beyond = [k for k in task.k if k > fewest]
+        if beyond:
+            notes.append(f"task.k={beyond}: left out where there are fewer training rows; the least are {fewest}")
+    return notes

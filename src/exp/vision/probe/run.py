@@ -12,7 +12,7 @@ from exp.errors import ConfigError
 from exp.runfolder import write_atomically
 from exp.vision.probe.linear import Scale, fit_logistic, fit_sgd, scores
 from exp.vision.probe.neighbours import nearest, votes
-from exp.vision.probe.rows import Rows, per_class, rows_of
+from exp.vision.probe.rows import Rows, check_sizes, per_class, rows_of
 from exp.vision.probe.scoring import of_images, of_pixels
 from exp.vision.probe.store import Store
 
@@ -67,6 +67,8 @@ def run_probes(session: Session) -> dict[str, Any]:
     record_environment(session)
     bench = _Bench(session)
     session.begin()
+    for note in bench.notes:
+        session.say(note)
     jobs = bench.jobs()
     session.say(
         f"{len(bench.train)} rows of {bench.train.dim} ({bench.kind}), {len(bench.classes)} classes; settings are "
@@ -97,6 +99,11 @@ def run_probes(session: Session) -> dict[str, Any]:
         store=str(task.store),
         fingerprint={key: bench.store.about["fingerprint"][key] for key in ("weights", "preprocessing")},
         weights=bench.store.about["weights"],
+        notes=bench.notes,
+        data={
+            **bench.store.about["parts"],
+            **{key: bench.store.about[key] for key in ("skipped",) if key in bench.store.about},
+        },
         measured_on=bench.tested_on,
         published=None,
     )
@@ -130,6 +137,7 @@ class _Bench:
         self.metric = "mIoU" if self.pixels else "mAP" if self.several else "accuracy"
         if self.several and self.task.shots:
             raise ConfigError("task.shots counts images of one class each, and these have several labels; leave it out")
+        self.notes = check_sizes(self.task, self.train, self.classes)
 
     def _check(self, pixels: bool) -> None:
         if pixels != (self.kind == "patches"):
@@ -142,9 +150,11 @@ class _Bench:
                 raise ConfigError("task.probes: knn is for images, not for patches; take [logistic,sgd]")
 
     def _rows(self, part: str, images: np.ndarray | None) -> Rows:
-        return rows_of(
+        rows = rows_of(
             self.store, part, self.kind, self.device, self.task.resident_mib * 2**20, len(self.classes), images
         )
+        rows.check_finite(f"task.store={self.task.store}, {part}")
+        return rows
 
     def jobs(self) -> list[_Job]:
         """In the order of the results; independent of one another."""
@@ -180,10 +190,11 @@ class _Bench:
 
     def _neighbours(self, train: Rows) -> list[Any]:
         task, count = self.task, len(self.classes)
-        most = min(max(task.k), len(train))
+        wanted = [k for k in task.k if k <= len(train)]
+        most = max(wanted)
         found = {part: nearest(train, rows, most) for part, rows in (("val", self.val), ("test", self.test))}
         made = []
-        for k in task.k:
+        for k in wanted:
             for warmth in task.temperature:
                 values = {}
                 for part, rows in (("val", self.val), ("test", self.test)):

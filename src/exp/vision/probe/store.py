@@ -5,6 +5,7 @@
     <part>_mean.npy             (N, D), the mean of its patches
     <part>_patches.npy          (N, h, w, D), where they were asked for
     <part>_labels.npy           (N,) int64, -1: does not count; (N, K) of several; (N, H, W) uint8 of pixels
+    <part>_skipped.npy          (N,) uint8, 1: the image could not be used (data.on_error=skip)
     <part>_done.npy             (blocks,) uint8
 
 Imports neither torch nor what a backbone is made of: the parent looks at ``about.json``, too.
@@ -84,6 +85,7 @@ class Store:
         place.mkdir(parents=True, exist_ok=True)
         for part, count in counts.items():
             whole = {name: ArraySpec((count, *spec.shape), spec.dtype) for name, spec in arrays.items()}
+            whole["skipped"] = ArraySpec((count,), "uint8")
             whole["done"] = ArraySpec((-(-count // BLOCK),), "uint8")
             for name, spec in whole.items():
                 # A sparse file: nothing is written but its header, however large it is to become.
@@ -95,9 +97,51 @@ class Store:
         write_json(place / "about.json", {"version": _VERSION, **about, "kinds": kinds, "parts": dict(counts)})
 
     def array(self, part: str, name: str, writable: bool = False) -> np.ndarray:
-        """An array, mapped: what is not looked at takes no memory."""
-        path = str(self.folder / f"{part}_{name}.npy")
-        return np.load(path, mmap_mode="r+" if writable else "r")
+        """An array, mapped: what is not looked at takes no memory.
+
+        Raises:
+            ConfigError: it is missing, or shorter than it says.
+        """
+        path = self.folder / f"{part}_{name}.npy"
+        try:
+            return np.load(str(path), mmap_mode="r+" if writable else "r")
+        except (OSError, ValueError, EOFError) as error:
+            raise ConfigError(
+                f"task.store={self.folder} is damaged: {path.name} is missing or truncated ({error}); remove the "
+                "folder, and make it again with task=features"
+            ) from error
+
+    def check_whole(self) -> None:
+        """Whether all arrays are there, as long as the images are many.
+
+        Raises:
+            ConfigError: one is not; names it.
+        """
+        for part, count in self.about["parts"].items():
+            for name in (*self.about["kinds"], "labels", "done"):
+                found, wanted = len(self.array(part, name)), -(-count // BLOCK) if name == "done" else count
+                if found != wanted:
+                    raise ConfigError(
+                        f"task.store={self.folder} is damaged: {part}_{name}.npy has {found} rows, not {wanted}; "
+                        "remove the folder, and make it again with task=features"
+                    )
+
+    def skipped(self) -> dict[str, list[int]]:
+        """By part the numbers of the images that could not be used; only parts that have such."""
+        told = [part for part in self.about["parts"] if (self.folder / f"{part}_skipped.npy").exists()]  # older: none
+        found = {part: np.flatnonzero(np.array(self.array(part, "skipped"))).tolist() for part in told}
+        return {part: numbers for part, numbers in found.items() if numbers}
+
+    def tell_skipped(self, count: int, files: Sequence[str]) -> None:
+        """Name images that could not be used in ``about.json``; one process does."""
+        told = {"count": count, "files": list(files)}
+        if self.about.get("skipped") != told:
+            self.about["skipped"] = told
+            write_json(self.folder / "about.json", self.about)
+
+    def told_skipped(self) -> dict[str, Any]:
+        """``{"skipped": {"count", "files"}}``, as the result of a training has it; empty where nothing was."""
+        return {"skipped": self.about["skipped"]} if "skipped" in self.about else {}
 
     def missing(self, part: str) -> list[int]:
         """Numbers of the blocks that are not done."""
@@ -160,11 +204,12 @@ class Store:
             raise ConfigError(f"task.store={shown} was made without {', '.join(lacking)}; take another folder")
 
     def check_complete(self) -> None:
-        """Whether all blocks are done.
+        """Whether all blocks are done, and the arrays whole.
 
         Raises:
             ConfigError: some are not.
         """
+        self.check_whole()
         lacking = {part: len(self.missing(part)) for part in self.about["parts"]}
         if any(lacking.values()):
             raise ConfigError(
