@@ -20,7 +20,7 @@ from exp.forecasting.timebridge.transition import ChangingPrior, StationaryPrior
 __all__ = ["FARTHEST", "TimeBridgePrior"]
 
 FARTHEST = 30.0
-"""Standard deviations of the lookback that a value of the horizon is away from its mean, at most, as the regimes see it.
+"""How many standard deviations of the lookback the regimes see a value of the horizon away from its mean, at most.
 
 Over a flat lookback any change is 1e5 of them, and squared in an emission the loss of a few steps would drown all else.
 Values of the lookback itself are never further away than its length's square root (Samuelson, JASA 63(324), 1968).
