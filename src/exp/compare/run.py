@@ -34,8 +34,8 @@ class Run:
     Attributes:
         folder: where it lies, absolute.
         name: short, and unique among the runs it was found with.
-        config: the frozen configuration by dotted keys; lists are values. Empty where it cannot be read. A run that only
-            used the weights of another one has that one's keys of training, or none where it is gone.
+        config: the frozen configuration by dotted keys; lists are values. Empty where it cannot be read. A run that
+            only used the weights of another one has that one's keys of training, or none where it is gone.
         overrides: what the user gave on the command line.
         result: ``result.json``; None where there is none, or where it cannot be read.
         problem: what is wrong with the folder's own files, in one line; None: nothing.
