@@ -85,6 +85,44 @@ def test_residuals_are_kept_with_the_run_and_used_for_new_rows(exp, own):
     assert "calibrated on 79 validation windows" in done.stdout
 
 
+def test_new_rows_have_the_intervals_of_the_runs_own_data_whatever_else_was_evaluated(exp, own):
+    ran(exp, *TINY, *own, "output_dir=run")
+    write_series(exp.folder / "other.csv", 500)
+
+    def evaluated(name, *words):
+        done = ran(exp, "task=eval", "init_from=run", ASKED, *words, "plots=false", f"output_dir={name}")
+        return exp.result(name), done.stdout
+
+    new = ["data.split=new", "data.file=new.csv"]
+    first, _ = evaluated("first")
+    (kept,) = (exp.path("run") / "intervals").iterdir()
+    content = kept.read_bytes()
+    before, _ = evaluated("before", *new)
+    for name, words, why in (
+        ("other", ["data.file=other.csv"], "other.csv is not what the weights were trained on (plant.csv)"),
+        ("part", ["data.eval_batch_size=40", "debug.val_batches=1"], "only 40 of 79 validation windows are in use"),
+        ("model", ["model.stable_len=2"], "model.stable_len=2 (trained with: 6)"),
+    ):
+        result, said = evaluated(name, *words)
+        assert "not kept for new rows" in said
+        assert why in " ".join(said.split()).replace(f"{exp.folder}/", "")
+        assert result["data"]["intervals"]["calibrated_on"].startswith(
+            f"val of {'other' * (name == 'other') or 'plant'}"
+        )
+        assert result["metrics"]["width_80"] != first["metrics"]["width_80"]
+    assert list((exp.path("run") / "intervals").iterdir()) == [kept]
+    assert kept.read_bytes() == content
+    after, said = evaluated("after", *new)
+    assert after["metrics"] == before["metrics"]
+    assert after["data"]["intervals"]["calibrated_on"] == "val of plant.csv"
+    again, _ = evaluated("again")
+    assert again["metrics"] == first["metrics"]
+    refused = ran(exp, "task=eval", "init_from=run", "task.intervals_signed=true", *new, "output_dir=no", code=2)
+    assert "task.intervals_signed=true needs task.intervals" in refused.stderr.splitlines()[0]
+    refused = ran(exp, "task=eval", "init_from=run", ASKED, *new, "model.stable_len=2", "output_dir=no", code=2)
+    assert "of the model as it was trained: model.stable_len=2" in refused.stderr.splitlines()[0]
+
+
 @pytest.mark.slow
 def test_keys_that_do_not_go_together_are_refused_in_one_line(exp, own):
     ran(exp, *TINY, *own, "output_dir=run", QUANTILES)

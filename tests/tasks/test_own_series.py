@@ -142,6 +142,12 @@ def test_lookback_rows_are_enough_for_the_future(trained, tmp_path):
     assert 5 < float(future[0]["temp"]) < 15
 
 
+def test_too_few_new_rows_to_be_scored_are_counted(trained):
+    done = run_exp(trained.folder, "task=eval", "init_from=run", "data.split=new", "data.file=new.csv", "output_dir=no")
+    assert done.returncode == 2
+    assert "new.csv has 100 rows, and task=eval needs 120" in done.stderr.splitlines()[0]
+
+
 @pytest.mark.slow
 def test_more_rows_give_windows_with_truth_and_the_same_future(trained, tmp_path):
     write_series(tmp_path / "new.csv", 130, first=1500)

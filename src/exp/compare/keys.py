@@ -81,7 +81,7 @@ def column(runs: Sequence[Run], key: str) -> list[Any]:
     Args:
         runs: any number.
         key: dotted, or the name of a config group: then the choice that the overrides made, or, where one of the runs
-            has no such override, the name that the configuration itself has for it.
+            has no such override, the name that the configuration itself has for it, or the choice that it records.
     """
     if key not in _GROUPS:
         return [run.config.get(key) for run in runs]
@@ -91,7 +91,8 @@ def column(runs: Sequence[Run], key: str) -> list[Any]:
         return chosen
     if identity is not None:
         return [run.config.get(identity) for run in runs]  # for the backend always: auto says less than what it became
-    return [choice or "(default)" for choice in chosen]
+    recorded = [run.config.get(f"record.chosen.{key}") for run in runs]
+    return [record or choice or "(default)" for record, choice in zip(recorded, chosen)]
 
 
 def unlike(runs: Sequence[Run]) -> list[str]:

@@ -95,10 +95,10 @@ def paper_tables(runs: Sequence[Run]) -> list[PaperTable]:
 def _table(groups: list[SeedGroup], metric: str) -> PaperTable:
     runs = [run for group in groups for run in group.runs]
     keys = _label_keys(runs)
-    titles = {**short_names(keys), **({_DATA: "data"} if _DATA in keys else {})}
+    titles = {**short_names(keys), **({_DATA: "data"} if _DATA in keys and "data" not in keys else {})}
     firsts = [group.runs[0] for group in groups]
     values = list(zip(*(column(firsts, key) for key in keys))) if keys else [() for _ in groups]
-    labels = [[value_text(value) for value in each] for each in values]
+    labels = [[_label(value) for value in each] for each in values]
     places: list[Any] = [[_order(value) for value in each] for each in values]
     heads = [titles[key] for key in keys]
     if len({*map(tuple, labels)}) < len(labels):  # nothing tells them apart but the runs themselves
@@ -126,6 +126,9 @@ def _label_keys(runs: Sequence[Run]) -> list[str]:
     """
     keys = [key for key in differing(runs) if not is_seed(key)]
     data = [meaning(value) for value in column(runs, _DATA)]
+    if {"data", _DATA} <= set(keys):  # the name tells, but for data of one name that are read in several ways
+        pairs = set(zip(data, map(meaning, column(runs, "data"))))
+        return [key for key in keys if key != "data" or len(pairs) > len({name for name, _ in pairs})]
     if None in data or {"data", _DATA} & set(keys):
         return keys
     if "experiment" in keys:
@@ -175,6 +178,16 @@ def _notes(
     unlike = dict.fromkeys(", ".join(map(str, said["differs"])) for _, said in found if said.get("differs"))
     notes += [f"published figures are of another experiment, and not shown, where {keys}" for keys in unlike]
     return [" ".join(note.split()) for note in notes]
+
+
+def _label(value: Any) -> str:
+    """A value as it stands in a table: things with a type, such as schedulers, as they are written in Python."""
+    if isinstance(value, list) and value and all(isinstance(each, dict) and "type" in each for each in value):
+        return ", ".join(
+            f"{each['type']}({', '.join(f'{key}={_label(one)}' for key, one in each.items() if key != 'type')})"
+            for each in value
+        )
+    return value_text(value)
 
 
 def _order(value: Any) -> tuple[int, float, list[Any]]:

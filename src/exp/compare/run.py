@@ -19,6 +19,11 @@ __all__ = ["Run", "flattened", "is_number", "is_run_folder", "natural", "numbers
 # libyaml's loader is some ten times as fast, and not in every build of PyYAML.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _PICTURES = (".png", ".jpg", ".jpeg")
+# What only a training makes use of.
+_OF_TRAINING = re.compile(
+    r"(optim|schedule)\.|record\.chosen\.(optim|schedule)$"
+    r"|(max_epochs|max_steps|batch_size|global_batch_size|accumulate|val_every|patience|min_delta)$"
+)
 _WITHOUT_PICTURES = {"checkpoints", "logs", "tensorboard", "trackers"}
 
 
@@ -29,7 +34,8 @@ class Run:
     Attributes:
         folder: where it lies, absolute.
         name: short, and unique among the runs it was found with.
-        config: the frozen configuration by dotted keys; lists are values. Empty where it cannot be read.
+        config: the frozen configuration by dotted keys; lists are values. Empty where it cannot be read. A run that
+            only used the weights of another one has that one's keys of training, or none where it is gone.
         overrides: what the user gave on the command line.
         result: ``result.json``; None where there is none, or where it cannot be read.
         problem: what is wrong with the folder's own files, in one line; None: nothing.
@@ -158,11 +164,25 @@ def read_run(folder: Path, name: str) -> Run:
     return Run(
         folder=place.path,
         name=name,
-        config=flattened(config) if isinstance(config, dict) else {},
+        config=_as_trained(flattened(config)) if isinstance(config, dict) else {},
         overrides=[str(override) for override in overrides] if isinstance(overrides, list) else [],
         result=result,
         problem="; ".join(problems) or None,
     )
+
+
+def _as_trained(config: dict[str, Any]) -> dict[str, Any]:
+    """With the keys of the training that the weights are of, where the run itself trained nothing.
+
+    Its own are defaults that nothing was trained with, beside what was.
+    """
+    folder = config.get("record.trained_in")
+    if folder is None:
+        return config
+    other = _parsed(RunFolder(Path(folder)).config, [])
+    trained = flattened(other) if isinstance(other, dict) else {}
+    rest = {key: value for key, value in config.items() if not _OF_TRAINING.match(key)}
+    return {**rest, **{key: value for key, value in trained.items() if _OF_TRAINING.match(key)}}
 
 
 def flattened(values: dict[Any, Any], prefix: str = "") -> dict[str, Any]:

@@ -146,7 +146,7 @@ class ForecastingDataConfig:
 class IntervalKeys:
     """Of task=eval and task=predict, for forecasts: how sure they are (``docs/intervals.md``)."""
 
-    intervals: Optional[List[float]] = None
+    intervals: Any = None  # a list; of a single number it is said how to write it
     """Coverages of the intervals around forecasts, such as ``[0.8,0.95]``; null: none."""
     intervals_from: Optional[str] = None
     """``residuals``: of the validation part, for any model; ``model``: its own quantiles or standard deviations;

@@ -11,6 +11,7 @@ from exp.data.base import Prediction
 from exp.engine.distributed import Distributed
 from exp.engine.outputs import batch_outputs
 from exp.engine.plots import PictureWriter
+from exp.forecasting.digits import shortest_texts
 from exp.forecasting.intervals.conformal import percent
 from exp.forecasting.intervals.intervals import Band
 from exp.forecasting.pictures import Forecast, draw_forecast, pages
@@ -72,7 +73,7 @@ def _forecast(session: Session, data: Any, model: Any, drawn: Sequence[Page]) ->
     forecast = _in_file_units(data, outputs)[0]
     bands = _of_row(_bands(data, outputs, window), 0)
     path = folder.forecasts / "future.csv"
-    _write_csv(path, data.target_names, dates, forecast, None, bands)
+    _write_csv(path, data, dates, forecast, None, bands)
     files.append(str(path.relative_to(folder.path)))
     known = None if dates is None else data.dates[data.num_past - data.lookback : data.num_past].append(dates)
     begins = "" if dates is None else f", from {dates[0]}"
@@ -99,7 +100,7 @@ def _windows(
     for row, index in enumerate(indices.tolist()):
         dates = data.dates_of("test", index)
         path = folder.forecasts / f"window_{index:05d}.csv"
-        _write_csv(path, data.target_names, dates, forecasts[row], truths[row], _of_row(bands, row))
+        _write_csv(path, data, dates, forecasts[row], truths[row], _of_row(bands, row))
         files.append(str(path.relative_to(folder.path)))
         first = data.rows["test"].start + index
         all_dates = None if dates is None else data.dates[first : first + data.lookback + data.horizon]
@@ -135,22 +136,30 @@ def _in_file_units(data: Any, values: torch.Tensor) -> np.ndarray:
 
 
 def _write_csv(
-    path: Path, names: list[str], dates: Any, forecast: np.ndarray, truth: np.ndarray | None, bands: Sequence[Band]
+    path: Path, data: Any, dates: Any, forecast: np.ndarray, truth: np.ndarray | None, bands: Sequence[Band]
 ) -> None:
     import pandas as pd
 
+    names = data.target_names
+    mean, std = data.mean.numpy()[data.scored], data.std.numpy()[data.scored]
+    written = shortest_texts(forecast, mean, std)
+    ends = [
+        (percent(band.level), shortest_texts(band.lower, mean, std), shortest_texts(band.upper, mean, std))
+        for band in bands
+    ]
+    known = None if truth is None else shortest_texts(truth, mean, std)
     # Columns side by side, not by name: a series may be called "step", or as another one with "_truth".
     columns: list[Any] = [range(1, len(forecast) + 1) if dates is None else dates]
     titles = ["step" if dates is None else "date"]
     for channel, name in enumerate(names):
-        columns.append(forecast[:, channel])
+        columns.append(written[:, channel])
         titles.append(name)
-        for band in bands:
-            columns += [band.lower[:, channel], band.upper[:, channel]]
-            titles += [f"{name}_{end}{percent(band.level)}" for end in ("lo", "hi")]
-        if truth is not None:
-            columns.append(truth[:, channel])
+        for level, lower, upper in ends:
+            columns += [lower[:, channel], upper[:, channel]]
+            titles += [f"{name}_{end}{level}" for end in ("lo", "hi")]
+        if known is not None:
+            columns.append(known[:, channel])
             titles.append(f"{name}_truth")
     table = pd.concat([pd.Series(column) for column in columns], axis=1)
     titles = [str(as_text(title)) for title in titles]  # of somebody's file; the rest are dates and numbers
-    write_atomically(path, table.to_csv(index=False, header=titles, float_format="%.6g").encode())
+    write_atomically(path, table.to_csv(index=False, header=titles).encode())

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from exp.errors import DataError
-from exp.forecasting.config import ForecastingDataConfig
-from exp.forecasting.data.preflight import preflight
+from exp.errors import ConfigError, DataError
+from exp.forecasting.config import EvalKeys, ForecastingDataConfig
+from exp.forecasting.data.preflight import check_task, preflight
 
 
 def config(**changes):
@@ -78,6 +78,48 @@ def test_wrong_first_line(tmp_path, content, changes, where):
     first = refusal(root=str(tmp_path), **changes).splitlines()[0]
     assert str(path) in first
     assert where in first
+
+
+def test_new_rows_with_another_number_of_series_are_not_met_by_data_channels(tmp_path):
+    path = tmp_path / "new.csv"
+    wanted = {"file": str(path), "split": "new", "channels": 3}
+    path.write_text("date,a,b,c,extra\n")
+    assert "such as data.inputs=[a,b,c]" in refusal(**wanted)
+    path.write_text("date,a,air temp,c,extra\n")
+    assert "such as 'data.inputs=[a,\"air temp\",c]'" in refusal(**wanted)
+    path.write_text("date,a,b\n")
+    message = refusal(**wanted)
+    assert "the weights need all that they were trained on" in message
+    assert "set data.channels" not in message
+    path.write_text("date,a,b,c,extra\n")
+    preflight(config(**wanted, inputs=["a", "b", "c"]))
+
+
+def test_a_missing_file_with_a_path_of_its_own_is_expected_there(tmp_path):
+    message = refusal(file=str(tmp_path / "nope.csv"), split="new")
+    assert f"expected: {tmp_path}/nope.csv, comma-separated" in message
+    assert "data.root>" not in message
+
+
+def test_keys_of_intervals_are_judged_by_themselves():
+    given = vars(EvalKeys())
+    check_task({})
+    check_task(given)
+    check_task({**given, "intervals": [0.8, 0.95], "intervals_adapt": 0.01})
+    for changed, says in (
+        ({"intervals_from": "nonsense"}, "task.intervals_from=nonsense must be residuals or model"),
+        ({"intervals_from": "model"}, "task.intervals_from=model needs task.intervals"),
+        ({"intervals_adapt": 7}, "task.intervals_adapt=7 must be from 0"),
+        ({"intervals_adapt": 0.1}, "task.intervals_adapt=0.1 needs task.intervals, such as task.intervals=[0.8,0.95]"),
+        ({"intervals_signed": True}, "task.intervals_signed=true needs task.intervals"),
+        ({"intervals": 0.8}, "task.intervals=0.8 must be a list: task.intervals=[0.8]"),
+        ({"intervals": [80]}, "80 is no share between 0 and 1"),
+        ({"intervals": ["most"]}, "must be a list of shares"),
+        ({"intervals": [0.8], "intervals_memory_mb": 0}, "task.intervals_memory_mb=0 must be at least 1"),
+    ):
+        with pytest.raises(ConfigError) as error:
+            check_task({**given, **changed})
+        assert says in str(error.value)
 
 
 def test_unknown_split():

@@ -6,12 +6,14 @@ import gzip
 import os
 from datetime import datetime, timedelta
 
+import numpy as np
 import pytest
 
 from exp.errors import DataError
 from exp.forecasting.config import ForecastingDataConfig
 from exp.forecasting.data.dataset import ForecastingData
 from exp.forecasting.data.preflight import preflight
+from exp.forecasting.data.roles import Roles
 from exp.forecasting.data.series import read_series
 
 
@@ -280,3 +282,49 @@ def test_preflight_takes_the_keys_of_dates(write):
     assert "data.date_format=dd/mm/yyyy has no directive" in preflight_refusal(
         file=str(path), date_column="when", date_format="dd/mm/yyyy"
     )
+
+
+@pytest.mark.parametrize("header", [True, False])
+def test_an_empty_cell_of_a_single_series_is_a_row(tmp_path, header):
+    rows = [str(number / 4) for number in range(200)]
+    rows[50], rows[60], rows[70] = "", '""', "  "
+    path = tmp_path / "one.csv"
+    path.write_text("\n".join(["load"] * header + rows) + "\n\n\n \n")
+    data = {"header": header, "date_column": None}
+    with pytest.raises(DataError, match=rf"row {51 + header}, column .*: '' is not a finite number"):
+        read_series(path, **data)
+    series = read_series(path, **data, roles=Roles(masks=True))
+    assert len(series.values) == 200
+    assert np.isnan(series.values[:, 0]).nonzero()[0].tolist() == [50, 60, 70]
+    assert series.values[199, 0] == 199 / 4
+    rows[50], rows[70], rows[80] = "1", "2", "x"
+    path.write_text("\n".join(["load"] * header + rows))
+    with pytest.raises(DataError, match=rf"row {61 + header}, column .*: ''"):
+        read_series(path, **data)
+    with pytest.raises(DataError, match=rf"row {81 + header}, column .*: 'x' is not a finite number, nor is the cell"):
+        read_series(path, **data, roles=Roles(masks=True))
+
+
+def test_blank_lines_of_several_series_are_no_rows(tmp_path):
+    path = tmp_path / "two.csv"
+    path.write_text("\na,b\n\n1,2\n \n3,4\nx,5\n\n")
+    with pytest.raises(DataError, match="row 7, column a: 'x'"):
+        read_series(path, date_column=None)
+    path.write_text("\n\n1\n2\n")
+    masked = Roles(masks=True)
+    assert np.isnan(read_series(path, header=False, date_column=None, roles=masked).values[:, 0]).tolist() == [
+        True, True, False, False,
+    ]  # fmt: skip
+
+
+def test_what_counts_as_empty(tmp_path):
+    path = tmp_path / "two.csv"
+    path.write_text("a,b\n1,2\n , NAN \nnan,3\n4,NaN\n")
+    values = read_series(path, date_column=None, roles=Roles(masks=True)).values
+    assert np.isnan(values).tolist() == [[False, False], [True, True], [True, False], [False, True]]
+    for cell in ("-", "?", "inf", "-inf"):
+        path.write_text(f"a,b\n1,2\n{cell},3\n")
+        with pytest.raises(DataError) as caught:
+            read_series(path, date_column=None, roles=Roles(masks=True))
+        assert f"row 3, column a: '{cell}'" in str(caught.value)
+        assert "data.missing" not in str(caught.value)

@@ -37,6 +37,18 @@ def test_terms_are_apart_and_every_parameter_learns(batch):
         assert [name for name, p in model.named_parameters() if p.grad is None and ".norm0." not in name] == []
 
 
+def test_a_change_after_a_flat_lookback_does_not_drown_the_other_terms(batch):
+    model = make(stationary_share=0.5, sampling=False)
+    model.start_epoch(0)
+    usual = model(**batch, mode="loss")["loss_hmm"]
+    batch["x"][0, :, 1], batch["y"][0, :, 1] = 0.3, 0.3
+    batch["y"][0, 5, 1] = 16.0
+    terms = model(**batch, mode="loss")
+    assert usual < terms["loss_hmm"] < 2 * usual  # not 1e9
+    terms["loss_hmm"].backward()
+    assert all(p.grad.abs().max() < 30 for p in model.regimes.parameters())
+
+
 @pytest.mark.parametrize(("share", "missing"), [(1.0, ["loss_changing_kl", "loss_hmm"]), (0.0, ["loss_stationary_kl"])])
 def test_all_latents_of_one_kind(batch, share, missing):
     model = make(stationary_share=share)

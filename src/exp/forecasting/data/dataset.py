@@ -12,7 +12,7 @@ from exp.data.base import Data, Prediction, Sketch
 from exp.data.fingerprint import of_file
 from exp.data.places import shortened
 from exp.errors import ConfigError, DataError
-from exp.forecasting.data.preflight import locate
+from exp.forecasting.data.preflight import check_task, locate
 from exp.forecasting.data.rhythm import continued
 from exp.forecasting.data.roles import Roles
 from exp.forecasting.data.source import SeriesFile
@@ -150,6 +150,21 @@ class ForecastingData(StandardisedSeries, Data):
         rows = self.rows[part]
         return WindowDataset(self._values, self._marks, rows, self.lookback, self.horizon, self._resident, **more)
 
+    def settle(self, session: Session) -> None:
+        """Refuse, before the model is built, keys of the task that cannot be, and new rows that cannot be scored.
+
+        Raises:
+            ConfigError: see :func:`exp.forecasting.data.preflight.check_task`.
+            DataError: there is no window with truth, and the task is not to forecast what follows the rows.
+        """
+        task = session.config.task
+        check_task(task)
+        if task.name != "predict" and list(self.rows) == ["test"] and not len(self.test):
+            raise DataError(
+                f"{self.path} has {self.num_rows} rows, and task={task.name} needs {self.lookback + self.horizon} "
+                f"(data.lookback + data.horizon); give it more, or take task=predict, which forecasts what follows"
+            )
+
     def calibrate(self, session: Session, model: Any) -> None:
         """Intervals around forecasts, where ``task.intervals`` asks for them (:mod:`exp.forecasting.intervals`)."""
         if session.config.task.get("intervals"):
@@ -257,7 +272,7 @@ class ForecastingData(StandardisedSeries, Data):
 
         Returns:
             ``{"x": (1, L, C), "marks": (1, L, M)}``, and the dates (None where the file has none, or only one): they
-            continue the calendar rhythm of the last L rows, or else their most frequent distance.
+            continue the file's (:func:`exp.forecasting.data.rhythm.continued`).
         """
         end = self.num_past
         seen = slice(end - self.lookback, end)
@@ -267,7 +282,7 @@ class ForecastingData(StandardisedSeries, Data):
             dates = self.dates[end : end + self.horizon]
             rest = self.horizon - len(dates)
             if rest:
-                beyond = continued(self.dates[-max(self.lookback, 3) :], rest)
+                beyond = continued(self.dates, rest, self.lookback)
                 dates = None if beyond is None else dates.append(beyond)
         if self._future is not None:
             rows = torch.arange(end, end + self.horizon).clamp_max(self.num_rows - 1)

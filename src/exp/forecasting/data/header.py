@@ -11,15 +11,21 @@ from exp.errors import DataError
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["check_columns", "expected", "layout", "shortened"]
+__all__ = ["check_columns", "expected", "layout", "of_number", "shortened"]
 
 _LAYOUT_DATES = "comma-separated; header `date,<series>,<series>,...`; then one row per time step, oldest first"
 _LAYOUT_NUMBERS = "comma-separated numbers, one row per time step, oldest first; no header, no dates; plain or .gz"
+_FEW = 8  # names that an example has
 _TIME = re.compile(r"date|time|datum|zeit|heure|fecha|^(ds|dt|ts)$", re.IGNORECASE)
 
 
 def check_columns(
-    path: Path, first: Sequence[str], header: bool, channels: int | None, date_column: str | None = "date"
+    path: Path,
+    first: Sequence[str],
+    header: bool,
+    channels: int | None,
+    date_column: str | None = "date",
+    new: bool = False,
 ) -> int | None:
     """Refuse a file whose first line does not fit.
 
@@ -29,6 +35,7 @@ def check_columns(
         header: whether they are to be names, else numbers.
         channels: number of series expected; None: any.
         date_column: name of the column of dates in the header; None: there is none.
+        new: whether its rows are for weights that have been trained on ``channels`` series.
 
     Returns:
         The position of the column of dates; None: there is none.
@@ -56,13 +63,30 @@ def check_columns(
     if count == 0:
         raise DataError(f"{path} row 1: there is a `{first[0].strip()}` column, but no series; {expected(True)}")
     if channels is not None and count != channels:
-        series = [cell.strip() for index, cell in enumerate(first) if index != dates]
+        series = [cell.strip() if header else str(index) for index, cell in enumerate(first) if index != dates]
         names = f" ({shortened(series)})" if header else ""
         raise DataError(
-            f"{path} row 1: has {count} series{names}, but data.channels={channels}; "
-            f"set data.channels={count}, or take the right file"
+            f"{path} row 1: has {count} series{names}, but data.channels={channels}; {of_number(series, channels, new)}"
         )
     return dates
+
+
+def of_number(names: Sequence[str], channels: int, new: bool) -> str:
+    """What to do about a file with another number of series.
+
+    Args:
+        names: of its series.
+        channels: how many are expected.
+        new: see :func:`check_columns`.
+    """
+    if not new:
+        return f"set data.channels={len(names)}, or take the right file"
+    if len(names) < channels:
+        return "the weights need all that they were trained on; take the right file"
+    few = ",".join(name if re.fullmatch(r"[\w./-]+", name) else f'"{name}"' for name in names[:channels])
+    such = f"data.inputs=[{few}]" if channels <= _FEW else f"{channels} of them in data.inputs"
+    such = f"'{such}'" if '"' in such else such
+    return f"name those that the weights were trained on, in that order, such as {such}"
 
 
 def _check_separator(path: Path, first: Sequence[str]) -> None:

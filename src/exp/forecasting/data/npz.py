@@ -12,6 +12,7 @@ import zipfile
 from typing import TYPE_CHECKING, Any
 
 from exp.errors import DataError
+from exp.forecasting.data.header import of_number
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,12 +31,13 @@ def is_archive(path: Path) -> bool:
     return path.suffix == ".npz"
 
 
-def check_array(path: Path, channels: int | None) -> int:
+def check_array(path: Path, channels: int | None, new: bool = False) -> int:
     """Refuse an archive whose array does not fit, by its header.
 
     Args:
         path: of the archive.
         channels: number of series expected; None: any.
+        new: see :func:`exp.forecasting.data.header.check_columns`.
 
     Returns:
         The number of series.
@@ -50,8 +52,8 @@ def check_array(path: Path, channels: int | None) -> int:
         raise DataError(f"{path}: the array `data` is {' x '.join(map(str, shape)) or 'a single value'}; {_EXPECTED}")
     if channels is not None and shape[1] != channels:
         raise DataError(
-            f"{path}: has {shape[1]} series, but data.channels={channels}; set data.channels={shape[1]}, or take the "
-            "right file"
+            f"{path}: has {shape[1]} series, but data.channels={channels}; "
+            f"{of_number([str(number) for number in range(shape[1])], channels, new)}"
         )
     return shape[1]
 

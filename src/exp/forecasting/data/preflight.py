@@ -17,8 +17,9 @@ from exp.forecasting.data.npz import LAYOUT_ARRAY, check_array, is_archive
 from exp.forecasting.data.roles import Roles
 from exp.forecasting.data.rows import numbered_rows
 from exp.forecasting.data.splits import check_split
+from exp.forecasting.intervals.keys import check_keys
 
-__all__ = ["locate", "preflight", "take_input"]
+__all__ = ["check_task", "locate", "preflight", "take_input"]
 
 
 def preflight(config: Mapping[str, Any]) -> None:
@@ -45,16 +46,29 @@ def preflight(config: Mapping[str, Any]) -> None:
     roles = Roles.of_keys(config)
     channels = config["channels"]
     in_file = channels if roles.inputs is None else None
+    new = config["split"] == "new"
     path = locate(config["root"], config["file"], config["name"], config["header"], config.get("archive_folder"))
     if is_archive(path):
-        roles.selected(path, [str(number) for number in range(check_array(path, in_file))], channels)
+        roles.selected(path, [str(number) for number in range(check_array(path, in_file, new))], channels)
         return
-    _, first = next(numbered_rows(path), (0, []))
+    _, first = next(numbered_rows(path, config["header"]), (0, []))
     if not first:
         raise DataError(f"{path} is empty; {expected(config['header'])}")
-    dates = check_columns(path, first, config["header"], in_file, config.get("date_column", "date"))
+    dates = check_columns(path, first, config["header"], in_file, config.get("date_column", "date"), new)
     names = [name.strip() if config["header"] else str(index) for index, name in enumerate(first) if index != dates]
     roles.selected(path, names, channels)
+
+
+def check_task(task: Any) -> None:
+    """Refuse keys of ``task`` that forecasts bring along, as far as they can be judged by themselves.
+
+    Args:
+        task: ``config.task``.
+
+    Raises:
+        ConfigError: see :func:`exp.forecasting.intervals.keys.check_keys`.
+    """
+    check_keys(task)
 
 
 def take_input(data: Any, wanted: str) -> None:
@@ -108,9 +122,10 @@ def locate(
         )
     place = path.parent if path == Path(file).expanduser() else folder
     shape = LAYOUT_ARRAY if is_archive(path) else layout(header)
+    wanted = path if path == Path(file).expanduser() else f"<data.root>/{file}"
     lines = [
         what,
-        f"  expected: <data.root>/{file}, {shape}",
+        f"  expected: {wanted}, {shape}",
         f"  {content_of(place)}",
     ]
     if os.path.isfile(file):  # noqa: PTH113 - as above

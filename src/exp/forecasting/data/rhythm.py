@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from exp.forecasting.data.series import Series
 
 __all__ = ["Rhythm", "continued", "find_rhythm", "gap_notes"]
+
+_WEEK = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+_BUSINESS = [True] * 5 + [False] * 2
 
 
 class Rhythm(NamedTuple):
@@ -31,6 +34,20 @@ class Rhythm(NamedTuple):
     first: int | None = None
 
 
+class _Calendar(NamedTuple):
+    """Rows counted in steps of the calendar, where a duration is none: months, or days of the week.
+
+    Attributes:
+        numbers: of the rows, int64 (T,).
+        unit: what is counted.
+        after: the date that is some numbers after the last row.
+    """
+
+    numbers: np.ndarray
+    unit: str
+    after: Callable[[int], Any]
+
+
 def find_rhythm(dates: pd.DatetimeIndex) -> Rhythm | None:
     """The most frequent distance of neighbouring rows; None with fewer than two.
 
@@ -45,14 +62,13 @@ def find_rhythm(dates: pd.DatetimeIndex) -> Rhythm | None:
     steps = np.diff(np.asarray(dates.asi8))
     if frequency is not None:
         return Rhythm(_duration(dates[1] - dates[0]) if (steps == steps[0]).all() else frequency)
-    months = _months(dates)
-    if months is not None:
-        steps = np.diff(months)
-    values, counts = np.unique(steps, return_counts=True)
-    usual = values[counts.argmax()]
+    calendar = _calendar(dates)
+    if calendar is not None:
+        steps = np.diff(calendar.numbers)
+    usual = _usual(steps)
     departs = steps != usual
-    if months is not None:
-        step = f"{usual} month{'s' * bool(usual > 1)}"
+    if calendar is not None:
+        step = f"{usual} {calendar.unit}{'s' * (usual > 1)}"
     else:
         row = int((~departs).argmax())
         step = _duration(dates[row + 1] - dates[row])
@@ -84,21 +100,38 @@ def gap_notes(series: Series, rhythm: Rhythm | None, allow_gaps: bool) -> list[s
     return [f"{what}; a window takes rows as if they were evenly spaced, data.allow_gaps=false refuses this"]
 
 
-def continued(dates: pd.DatetimeIndex, count: int) -> pd.DatetimeIndex | None:
-    """The ``count`` dates after ``dates``, in their rhythm or else at their most frequent distance.
+def continued(dates: pd.DatetimeIndex, count: int, recent: int) -> pd.DatetimeIndex | None:
+    """The ``count`` dates after ``dates``.
+
+    They go on by the calendar (a frequency of pandas, months, days of the week), where all dates follow one, though
+    some be missing; or where the recent ones do. Else at the most frequent distance of these.
 
     Args:
         dates: strictly increasing; None is the answer to fewer than two.
         count: how many.
+        recent: how many of the last dates tell, where the whole has no calendar.
     """
     import pandas as pd
 
     if len(dates) < 2:
         return None
-    rhythm: Any = _frequency(dates)
-    if rhythm is None:
-        rhythm = pd.Series(dates[1:] - dates[:-1]).mode()[0]
-    return pd.date_range(dates[-1], periods=count + 1, freq=rhythm)[1:]
+    last = dates[-max(recent, 3) :]
+    for known in (dates, last):
+        frequency = _frequency(known)
+        if frequency is not None:
+            return pd.date_range(dates[-1], periods=count + 1, freq=frequency)[1:]
+        calendar = _calendar(known)
+        if calendar is not None:
+            usual = _usual(np.diff(calendar.numbers))
+            return pd.DatetimeIndex([calendar.after(usual * number) for number in range(1, count + 1)])
+    step = pd.Series(last[1:] - last[:-1]).mode()[0]
+    return pd.date_range(dates[-1], periods=count + 1, freq=step)[1:]
+
+
+def _usual(steps: np.ndarray) -> int:
+    """The most frequent step, of several the smallest."""
+    values, counts = np.unique(steps, return_counts=True)
+    return int(values[counts.argmax()])
 
 
 def _frequency(dates: pd.DatetimeIndex) -> str | None:
@@ -112,14 +145,50 @@ def _frequency(dates: pd.DatetimeIndex) -> str | None:
         return pd.infer_freq(dates)
 
 
-def _months(dates: pd.DatetimeIndex) -> np.ndarray | None:
-    """Months since the year 0 where there is one row in a month at most, always at the same day and time."""
-    months = np.asarray(dates.year) * 12 + np.asarray(dates.month)
-    if len(np.unique(months)) < len(months):
+def _calendar(dates: pd.DatetimeIndex) -> _Calendar | None:
+    """What all dates follow, though some be missing; None: nothing, or durations tell the same."""
+    if (dates - dates.normalize()).nunique() > 1:
         return None
-    same_time = (dates - dates.normalize()).nunique() == 1
-    same_day = dates.day.nunique() == 1 or bool(dates.is_month_end.all())
-    return months if same_time and same_day else None
+    return _months(dates) or _weekdays(dates)
+
+
+def _months(dates: pd.DatetimeIndex) -> _Calendar | None:
+    """Months where there is one row in a month at most, always at the same day, or the last where a month has none."""
+    import pandas as pd
+
+    months = np.asarray(dates.year) * 12 + np.asarray(dates.month)
+    if (np.diff(months) == 0).any():
+        return None
+    day = 31 if dates.is_month_end.all() else int(dates.day.max())
+    if not (np.asarray(dates.day) == np.minimum(day, np.asarray(dates.days_in_month))).all():
+        return None
+
+    def after(number: int) -> Any:
+        date = dates[-1] + pd.DateOffset(months=number)
+        return date.replace(day=min(day, date.days_in_month))
+
+    return _Calendar(months, "month", after)
+
+
+def _weekdays(dates: pd.DatetimeIndex) -> _Calendar | None:
+    """Days of the week, where there is a row on most of them and none on the others, such as business days."""
+    import pandas as pd
+
+    days = np.asarray(dates.tz_localize(None).normalize(), dtype="datetime64[D]")
+    open_days = [bool((dates.day_of_week == day).any()) for day in range(7)]
+    weeks = (days[-1] - days[0]).astype(int) // 7
+    if not 1 < sum(open_days) < 7 or weeks < 2:
+        return None
+    numbers = np.busday_count(days[0], days, weekmask=open_days)
+    if _usual(np.diff(numbers)) != 1 or 2 * len(days) < weeks * sum(open_days):
+        return None
+
+    def after(number: int) -> Any:
+        day = np.busday_offset(days[-1], number, weekmask=open_days)
+        return dates[-1] + pd.Timedelta(int((day - days[-1]).astype(int)), unit="D")
+
+    names = [name for name, is_open in zip(_WEEK, open_days) if is_open]
+    return _Calendar(numbers, "business day" if open_days == _BUSINESS else f"day of {', '.join(names)}", after)
 
 
 def _duration(step: pd.Timedelta) -> str:

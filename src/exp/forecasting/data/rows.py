@@ -24,13 +24,22 @@ _MAGIC = (
 )
 
 
-def numbered_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Line number (from 1) and cells of every line that is not blank; slower than pandas, but knows where it is.
+def numbered_rows(path: Path, header: bool = True) -> Iterator[tuple[int, list[str]]]:
+    """Line number (from 1) and cells of every row; slower than pandas, but knows where it is.
+
+    A blank line is no row, but in a file of one column, where it is an empty cell: all but those at the end of the
+    file, and before the header.
+
+    Args:
+        path: of the file.
+        header: whether the first row has names.
 
     Raises:
         DataError: the file cannot be read, is not UTF-8 text, or has a quote that is not closed on its line.
     """
     line = 0  # lines that have been read whole
+    width = None  # cells of the first row
+    blank: list[int] = []  # lines that are rows if another one follows
     try:
         with gzip.open(path, "rt", **_TEXT) if path.suffix == ".gz" else path.open(**_TEXT) as file:
             reader = csv.reader(file, strict=True)
@@ -40,8 +49,15 @@ def numbered_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
                     column = next(index for index, cell in enumerate(cells, 1) if "\n" in cell or "\r" in cell)
                     raise DataError(f"{path} row {line + 1}, column {column}: {_OPEN_QUOTE}")
                 line = reader.line_num
-                if len(cells) > 1 or (cells and cells[0].strip()):
-                    yield line, cells
+                if not cells or (len(cells) == 1 and cells[0].isspace()):
+                    if width == 1 or (width is None and not header):
+                        blank.append(line)
+                    continue
+                width = width or len(cells)
+                if width == 1:
+                    yield from ((number, [""]) for number in blank)
+                blank.clear()
+                yield line, cells
     except UnicodeDecodeError as error:
         raise _not_utf8(path, error) from error
     except csv.Error as error:

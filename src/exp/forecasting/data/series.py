@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, NoReturn, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, Sequence
 
 import numpy as np
 import pandas as pd  # once in the fork server, not in each worker
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AmbiguousDatesError", "Series", "read_series"]
 
+_EMPTY = ("", "nan")  # in any letters, beside what pandas takes for an empty cell
 _FLOAT32 = np.finfo(np.float32)
 
 
@@ -106,7 +109,7 @@ def read_series(
         columns = roles.selected(path, [str(name) for name in table.columns], channels)
         values = _to_numbers(path, table[columns], False, roles.masks)
         return Series(values, tuple(map(str, columns)), None, path, False, None, None, columns)
-    rows = list(islice(numbered_rows(path), 2))
+    rows = list(islice(numbered_rows(path, header), 2))
     if not rows:
         raise DataError(f"{path} is empty; expected one row per time step")
     first = rows[0][1]
@@ -133,10 +136,17 @@ def _read_table(path: Path, header: bool, width: int, date_index: int | None) ->
     """All rows; the columns are named by their positions."""
     import zlib
 
+    source: Any = path
+    skip = int(header)
+    if width == 1:  # pandas takes no blank line for an empty cell
+        cells = (cells for _, cells in islice(numbered_rows(path, header), skip, None))
+        source, skip = io.StringIO(), 0
+        csv.writer(source, quoting=csv.QUOTE_ALL).writerows(cells)
+        source.seek(0)
     try:
         return pd.read_csv(
-            path,
-            header=0 if header else None,
+            source,
+            header=0 if skip else None,
             names=list(range(width)),
             # Dates as they stand: a column of plain numbers would otherwise pass for nanoseconds since 1970.
             dtype=None if date_index is None else {date_index: str},
@@ -173,7 +183,7 @@ def _check_length(path: Path, line: int, cells: Sequence[str], first: Sequence[s
 
 def _place(path: Path, row: int, column: int, header: bool) -> str:
     """A cell of the table, given as ``row`` and ``column`` of the file from 0, without the header."""
-    rows = numbered_rows(path)
+    rows = numbered_rows(path, header)
     line, cells = next(rows)
     first = cells
     for _ in range(row + 1 if header else row):
@@ -185,17 +195,23 @@ def _place(path: Path, row: int, column: int, header: bool) -> str:
 
 
 def _to_numbers(path: Path, table: pd.DataFrame, header: bool, may_be_empty: bool) -> np.ndarray:
-    empty = table.isna().to_numpy() if may_be_empty else False
+    empty = np.array(table.isna())
     text = [column for column in table.columns if table[column].dtype.kind not in "iuf"]
     if text:
         table = table.copy()
         for column in text:
-            table[column] = pd.to_numeric(table[column].astype(str), errors="coerce")
+            cells = table[column].astype(str).str.strip()
+            empty[:, table.columns.get_loc(column)] |= cells.str.lower().isin(_EMPTY).to_numpy()
+            table[column] = pd.to_numeric(cells, errors="coerce")
     values = table.to_numpy(dtype=np.float64)
-    problem = (
-        "is not a finite number; fill the gap, leave the row out, or take empty cells for such (data.missing=mask)"
-    )
-    _refuse(~np.isfinite(values) & ~np.asarray(empty), path, table, header, problem)
+    if may_be_empty:
+        problem = "is not a finite number, nor is the cell empty; write a number, or nothing"
+        _refuse(~np.isfinite(values) & ~empty, path, table, header, problem)
+    else:
+        problem = (
+            "is not a finite number; fill the gap, leave the row out, or take empty cells for such (data.missing=mask)"
+        )
+        _refuse(~np.isfinite(values), path, table, header, problem)
     size = np.abs(values)
     if np.fmax.reduce(size, axis=None) > _FLOAT32.max:
         problem = f"is beyond what float32 carries ({_FLOAT32.max:.4g}); correct it, or use a larger unit"

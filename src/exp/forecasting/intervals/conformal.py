@@ -12,7 +12,6 @@ from exp.errors import ConfigError
 __all__ = [
     "GRID",
     "OrderedScores",
-    "check_levels",
     "percent",
     "quantile_levels",
     "rank_of",
@@ -22,22 +21,6 @@ __all__ = [
 
 GRID = tuple(round(0.1 * step, 1) for step in range(1, 10))
 """Central intervals that are always there beside those asked for: with the median, 19 quantiles for the CRPS."""
-
-
-def check_levels(levels: Sequence[float]) -> list[float]:
-    """Coverages to aim at, ascending and each once.
-
-    Args:
-        levels: ``task.intervals``.
-
-    Raises:
-        ConfigError: one is not between 0 and 1, such as 80 for 0.8.
-    """
-    for level in levels:
-        if not 0.0 < level < 1.0:
-            meant = f"; 0.{level:g} for {level:g} %" if level in range(10, 100) else ""
-            raise ConfigError(f"task.intervals: {level:g} is no share between 0 and 1, such as 0.8{meant}")
-    return sorted({round(float(level), 6) for level in levels})
 
 
 def quantile_levels(levels: Sequence[float]) -> list[float]:

@@ -12,10 +12,7 @@ from exp.engine.wrapper import forward, preprocessed, unwrapped
 if TYPE_CHECKING:
     from exp.session import Session
 
-__all__ = ["RESIDUALS", "Band", "Intervals", "Spread"]
-
-RESIDUALS = "residuals"
-"""``task.intervals_from``: the residuals of the validation part."""
+__all__ = ["Band", "Intervals", "Spread"]
 
 
 class Band(NamedTuple):
@@ -70,7 +67,7 @@ class Intervals:
     ======================  ================  ==========================  =====================
 
     Args:
-        kind: :data:`RESIDUALS`, ``std`` or ``quantiles``.
+        kind: :data:`exp.forecasting.intervals.keys.RESIDUALS`, ``std`` or ``quantiles``.
         levels: coverages asked for, ascending.
         taus: quantile levels, ascending: both ends of each interval, and the median.
         offsets: float32 (K, H, C), or (K, 1, 1) where all places have the same.

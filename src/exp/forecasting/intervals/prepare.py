@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, Sequence
 
@@ -14,16 +13,15 @@ from exp.engine.wrapper import unwrapped
 from exp.errors import ConfigError
 from exp.forecasting.intervals import store
 from exp.forecasting.intervals.calibrate import Calibration, Scores, calibrated_quantiles, calibrated_residuals
-from exp.forecasting.intervals.conformal import GRID, check_levels, quantile_levels, rank_of
-from exp.forecasting.intervals.intervals import RESIDUALS, Intervals, Spread
+from exp.forecasting.intervals.conformal import GRID, quantile_levels, rank_of
+from exp.forecasting.intervals.intervals import Intervals, Spread
+from exp.forecasting.intervals.keys import MODEL, RESIDUALS, check_keys
 
 if TYPE_CHECKING:
     from exp.session import Session
 
 __all__ = ["prepare"]
 
-_MODEL = "model"
-_UNSAFE = re.compile(r"[^\w.+-]+")
 _KINDS = ("std", "quantiles")
 
 
@@ -39,11 +37,9 @@ def prepare(session: Session, data: Any, model: Any) -> Intervals | None:
         ConfigError: the keys do not go together or with the model, or there is nothing to calibrate with.
     """
     task = session.config.task
-    if not task.get("intervals"):
+    levels = check_keys(task)
+    if not levels:
         return None
-    levels = check_levels(task.intervals)
-    if task.intervals_memory_mb < 1:
-        raise ConfigError(f"task.intervals_memory_mb={task.intervals_memory_mb} must be at least 1")
     model = unwrapped(model).to(session.device).eval()
     kind = _kind(task, model)
     rate = _rate(task, kind)
@@ -59,8 +55,8 @@ def prepare(session: Session, data: Any, model: Any) -> Intervals | None:
             )
         record: dict[str, Any] = {"from": kind, "levels": levels}
         return Intervals(kind, levels, *_uncalibrated(kind, levels, model), spread, calibrated=False, record=record)
-    found = _calibration(session, data, model, kind, levels, spread)
-    record = {"from": kind, "levels": levels, "signed": bool(task.intervals_signed), "calibrated_on": "val"}
+    found, on = _calibration(session, data, model, kind, levels, spread)
+    record = {"from": kind, "levels": levels, "signed": bool(task.intervals_signed), "calibrated_on": on}
     record.update(windows=found.windows, of=found.of)
     if rate:
         record["adapts"] = rate
@@ -73,8 +69,6 @@ def prepare(session: Session, data: Any, model: Any) -> Intervals | None:
 def _rate(task: Any, kind: str) -> float:
     """``task.intervals_adapt``, which only an evaluation has."""
     rate = float(task.get("intervals_adapt") or 0.0)
-    if not 0.0 <= rate < 1.0:
-        raise ConfigError(f"task.intervals_adapt={rate:g} must be from 0 (off) to below 1, such as 0.01")
     if rate and (kind != RESIDUALS or task.intervals_signed):
         raise ConfigError(
             f"task.intervals_adapt={rate:g} is for intervals from absolute residuals: set "
@@ -87,9 +81,7 @@ def _kind(task: Any, model: Any) -> str:
     """What the intervals are made of."""
     offered = getattr(model, "spread", None)
     wanted = task.intervals_from
-    if wanted not in (None, RESIDUALS, _MODEL):
-        raise ConfigError(f"task.intervals_from={wanted} must be {RESIDUALS} or {_MODEL} (null: as the model allows)")
-    if wanted == _MODEL and offered not in _KINDS:
+    if wanted == MODEL and offered not in _KINDS:
         raise ConfigError(
             f"task.intervals_from=model: {shown(model)} says nothing of how sure it is; set model.quantiles for the "
             f"training, or task.intervals_from={RESIDUALS}"
@@ -127,40 +119,49 @@ def _uncalibrated(kind: str, levels: Sequence[float], model: Any) -> tuple[list[
 
 def _calibration(
     session: Session, data: Any, model: Any, kind: str, levels: list[float], spread: Spread | None
-) -> Calibration:
-    """That of the run's folder where it holds; else a new one, which is kept there."""
+) -> tuple[Calibration, str]:
+    """That of the run's folder where it holds, else a new one; and what it is of.
+
+    New rows take what the run keeps: so only what is made of the run's own data, with the model as it was trained, is
+    kept there, and taken from there.
+    """
     task = session.config.task
-    name = f"{_UNSAFE.sub('-', data.name)}_{kind}{'_signed' if task.intervals_signed else ''}.npz"
     budget = int(task.intervals_memory_mb) * 2**20
-    has_val = "val" in data.rows and len(data.val) > 0
+    val = split_in_use(session, data, "val") if "val" in data.rows and len(data.val) > 0 else None
+    files = store.trained_on(session)
+    unlike = store.not_as_trained(session, data, val, files)
     about = {
         "weights": store.digest_of(model),
+        "model": store.settings_of(session.config),
         "data": data.name,
+        "files": list((files or {}).values()),
         "names": list(data.names),
         "targets": list(data.target_names),
         "precision": session.config.precision,
         "horizon": data.horizon,
+        "memory_mb": int(task.intervals_memory_mb),
     }
-    val = None
-    if has_val:  # new rows have none: any of the same series will do
-        val = split_in_use(session, data, "val")
-        about.update(files=data.fingerprint(), memory_mb=int(task.intervals_memory_mb), part=len(val))
-    kept = None
-    for folder in store.folders(session):
+    name = store.file_name(about, f"{kind}_signed" if task.intervals_signed else kind)
+    kept = place = None
+    for folder in store.folders(session) if unlike is None else ():
         read = store.read(folder / name)
         if read is not None and all(read[0].get(key) == value for key, value in about.items()):
-            kept = read[1]
+            kept, place = read[1], folder / name
             break
     # All ranks or none: files need not be the same everywhere.
     known = session.distributed.gather(kept if kept is None else _kept_levels(kept))
     if all(session.distributed.gather(kept is not None and _has(kept, levels, task.intervals_signed))):
         assert kept is not None
-        return kept
+        session.say(f"intervals: those of {kept.windows} validation windows of {', '.join(files or ())}, from {place}")
+        return kept, f"val of {', '.join(files or ())}"
     if val is None:
+        problem = f"task.intervals: {data.path} has no validation part to calibrate {levels} with"
+        if unlike is not None:
+            raise ConfigError(f"{problem}, and what the run keeps is of the model as it was trained: {unlike}")
         there = "" if kept is None else f" (kept are those for {_kept_levels(kept)})"
         raise ConfigError(
-            f"task.intervals: {data.path} has no validation part to calibrate {levels} with{there}; run task=eval "
-            f"with the same task.intervals on the run's own data first: its folder then keeps them"
+            f"{problem}{there}; run task=eval with the same task.intervals on the run's own data first: its folder "
+            "then keeps them"
         )
     session.wait_for("calibrating the intervals")
     scores = Scores(session, data, val, model, budget, spread)
@@ -169,13 +170,16 @@ def _calibration(
     else:  # what could be asked for before can be still
         also = {level for each in known if each for level in each}
         found = calibrated_residuals(scores, levels, sorted(also), bool(task.intervals_signed))
+    on = f"val of {data.path.name}"
+    if len(val) < len(data.val):
+        on += f" ({len(val)} of {len(data.val)} windows)"
     said = f"intervals: calibrated on {found.windows} validation windows"
     if found.windows < found.of:
         said += f", spread evenly over {found.of} (task.intervals_memory_mb={task.intervals_memory_mb})"
     if session.distributed.is_main:
-        path = store.write(session, name, about, found)
-        session.say(said if path is None else f"{said}; kept in {path}")
-    return found
+        path = None if unlike else store.write(session, name, about, found)
+        session.say(f"{said}; kept in {path}" if path else f"{said}; not kept for new rows: {unlike or 'no folder'}")
+    return found, on
 
 
 def _has(kept: Calibration, levels: Sequence[float], signed: bool) -> bool:

@@ -17,7 +17,14 @@ from exp.forecasting.timebridge.regimes import Regimes
 from exp.forecasting.timebridge.shapes import prior_settings
 from exp.forecasting.timebridge.transition import ChangingPrior, StationaryPrior
 
-__all__ = ["TimeBridgePrior"]
+__all__ = ["FARTHEST", "TimeBridgePrior"]
+
+FARTHEST = 30.0
+"""How many standard deviations of the lookback the regimes see a value of the horizon away from its mean, at most.
+
+Over a flat lookback any change is 1e5 of them, and squared in an emission the loss of a few steps would drown all else.
+Values of the lookback itself are never further away than its length's square root (Samuelson, JASA 63(324), 1968).
+"""
 
 
 class TimeBridgePrior(TimeBridge):
@@ -32,8 +39,9 @@ class TimeBridgePrior(TimeBridge):
     each term with its weight. A KL term is the mean over steps of log q(z_t) - log p(z_t | ...) at the latents drawn;
     p is a :class:`StationaryPrior` for the first channels, and for the rest a :class:`ChangingPrior` that is told the
     regime of the step, the most probable one by :class:`Regimes`. These learn from the data alone during the first
-    ``regime_epochs`` epochs, and are frozen then. A forecast is the mean, without drawing: nothing of the prior is
-    needed for it, and weights of a plain TimeBridge fit as they are.
+    ``regime_epochs`` epochs, and are frozen then; of the horizon they see values up to :data:`FARTHEST` away. A
+    forecast is the mean, without drawing: nothing of the prior is needed for it, and weights of a plain TimeBridge fit
+    as they are.
 
     Args:
         prior: whether there are a prior and regimes at all.
@@ -210,7 +218,8 @@ class TimeBridgePrior(TimeBridge):
             "reconstruction": self.past_loss(observed[:, :lookback], x),
         }
         if self.prior and log_variance is not None:
-            whole = torch.cat([series, (y - mean) / (std + STD_EPS)], dim=1)
+            ahead = ((y - mean) / (std + STD_EPS)).clamp(-FARTHEST, FARTHEST)
+            whole = torch.cat([series, ahead], dim=1)
             terms.update(self._divergences(z, latent_mean, log_variance, whole))
         return {f"loss_{name}": term * self.weights.get(name, 1.0) for name, term in terms.items()}
 
