@@ -11,9 +11,7 @@ import importlib
 import logging
 import os
 import socket
-import sys
 import time
-import traceback
 import uuid
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Sequence
@@ -26,7 +24,7 @@ from exp.config.schema import ExpConfig
 from exp.config.structures import load
 from exp.console import make_console, wait_for, waited
 from exp.contract import check_result
-from exp.errors import ConfigError, Preempted
+from exp.errors import ConfigError
 from exp.runfolder import write_json
 from exp.task import create_task
 
@@ -282,15 +280,9 @@ def run(folder: RunFolder, info: RankInfo) -> None:
         if info.rank == 0:
             check_result(task, result)
         session.begin()  # of a task that has not said so
-    except BaseException as error:
-        # The frames of the error hold the wrapped model; they must let go of it before the interpreter exits.
+    except BaseException:
         session.forget()
         waited()
-        _, _, tb = sys.exc_info()
-        if info.world_size > 1:
-            if not isinstance(error, Preempted):
-                logger.error("failed:\n%s", traceback.format_exc())
-            traceback.clear_frames(tb)
         raise
     session.close()
     if info.rank == 0:

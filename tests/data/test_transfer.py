@@ -59,12 +59,12 @@ def test_all_that_crosses_beside_the_computation_is_kept_until_that_is_through(m
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: kept.append(tensor))
     side = SimpleNamespace(wait_stream=lambda other: None)
     loader = DeviceLoader([nested()], None, META, pinned=False)
-    monkeypatch.setattr(loader, "_streams", SimpleNamespace(current_stream=lambda device: side, stream=_nothing))
+    monkeypatch.setattr(loader, "_streams", SimpleNamespace(current_stream=lambda device: side, stream=Nothing))
     (batch,) = loader
     assert [id(tensor) for tensor in kept] == [id(tensor) for tensor in tensors_of(batch)]
 
 
-class _nothing:
+class Nothing:
     def __init__(self, stream):
         pass
 

@@ -185,3 +185,14 @@ def test_a_buffer_may_hold_infinity_as_masks_do():
         "half": torch.full((70000,), 2.0).half(),
     }
     assert not_finite(state, {"w", "b", "none", "half"}) == ["mean", "b"]
+
+
+class Adds(Hook):
+    def before_save_checkpoint(self, runner, checkpoint):
+        checkpoint["mine"] = {"count": 1, "how": [1, print]}
+
+
+def test_what_a_hook_adds_and_cannot_be_saved_is_named_with_hook_and_key(make_runner):
+    runner = make_runner(hooks=[Adds()])
+    with pytest.raises(RunError, match=r"hooks: before_save_checkpoint of Adds: a .+function.* \(key mine\.how\.1\)"):
+        runner.train()

@@ -33,7 +33,7 @@ def _moved(value: Any, device: torch.device) -> Any:
     if isinstance(value, torch.Tensor):
         return value.to(device, non_blocking=True)
     if isinstance(value, PackedSequence):  # a named tuple, too, a part of which stays on the CPU
-        return value.to(device, non_blocking=True)
+        return value.to(device, non_blocking=True)  # type: ignore[arg-type]
     if isinstance(value, dict):
         moved = copy.copy(value)  # of its own class, whatever the constructor of that takes
         moved.update((key, _moved(each, device)) for key, each in value.items())
