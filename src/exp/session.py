@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterator, Sequence
 from exp.backend import PRECISIONS
 from exp.backends_registry import create_backend
 from exp.cards import check_distinct
+from exp.config.backends import selected_device
 from exp.config.names import check_names
 from exp.config.schema import ExpConfig
 from exp.config.structures import load
@@ -110,7 +111,7 @@ class Session:
         from exp.launcher.rank import make_store
 
         info, config, backend = self.info, self.config, self.backend
-        self.device = backend.set_device(info.local_rank)
+        self.device = selected_device(backend, info.local_rank)
         if not backend.supports(config.precision):
             raise ConfigError(
                 f"precision={config.precision} is not supported by {backend.name} ({self.device}); "
