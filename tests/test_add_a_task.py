@@ -29,7 +29,12 @@ def test_a_task_and_a_launcher_of_ones_own(page, exp):
     page(*TINY, "launcher=nice", "launcher.niceness=3", "nproc=2", "output_dir=run")
     assert exp.result("run")["world_size"] == 2
     assert "niceness: 3" in (exp.path("run") / "config.yaml").read_text()
-    noise = ["task=noise", "init_from=run", "task.levels=[0.0,5.0]"]  # backend=auto, which composes once more
+    noise = [
+        "task=noise",
+        "init_from=run",
+        "task.levels=[0.0,5.0]",
+        "task.key=x",
+    ]  # backend=auto, which composes once more
     page(*noise, "output_dir=one")
     page(*noise, "output_dir=two", "nproc=2")
     one, two, plain = (exp.result(name)["metrics"] for name in ("one", "two", "run"))
@@ -49,6 +54,8 @@ def test_their_keys_are_typed_and_checked_before_anything_is_written(page, exp):
         (["launcher=nice", "launcher.niceness=much"], "launcher.niceness"),
         (["task=noise", "task.levels=[-1.0]", "init_from=."], "task.levels=[-1.0] must be a list of numbers from 0 on"),
         (["task=noise", "task.levels=many", "init_from=."], "task.levels"),
+        (["task=noise", "task.key=[1]", "init_from=."], "task.key"),  # a field that the file does not list
+        (["task=noise", "task.kay=x", "init_from=."], "there is no key 'task.kay'; did you mean 'task.key'?"),
         (["task=noise"], "task=noise needs weights; set init_from"),
         (["task=noise", "init_from=.", "resume=auto"], "resume=auto: task=noise saves no state to resume from"),
     ):

@@ -22,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from exp import __version__, console
 from exp.advice import remember
-from exp.config import choices, explain, paths, structures, trained
+from exp.config import choices, explain, fields, paths, structures, trained
 from exp.config.targets import use_working_directory
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, REFUSED, ExpError
 from exp.execute import execute
@@ -84,6 +84,7 @@ def _main() -> int:
             print(choices.help_text(sys.argv[1:]))  # noqa: T201
             return EXIT_OK
         sys.argv[1:] = paths.expand_arguments(sys.argv[1:])
+        sys.argv[1:] = fields.admit(sys.argv[1:])
         primary, sys.argv[1:] = trained.begin(sys.argv[1:])
         with _errors_reach_us():
             hydra.main(version_base="1.3", config_path="pkg://exp.conf", config_name=primary)(_job)()

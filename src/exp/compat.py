@@ -7,6 +7,8 @@ from typing import Any, Callable, ContextManager, Sequence
 
 import torch
 
+from exp.torch_version import FULL_SHARDING_SINCE
+
 __all__ = [
     "TORCH_VERSION",
     "autocast_disabled",
@@ -60,7 +62,7 @@ def device_part_of(process_group: str, device_type: str) -> str:
 
 def supports_full_sharding() -> bool:
     """Whether ``torch.distributed.fsdp.fully_shard`` and what goes with it exist (torch >= 2.7)."""
-    return TORCH_VERSION >= (2, 7)
+    return TORCH_VERSION >= FULL_SHARDING_SINCE
 
 
 def has_fused_attention() -> bool:

@@ -8,13 +8,11 @@ from __future__ import annotations
 import contextlib
 import inspect
 import re
-import traceback
-from pathlib import Path
 from typing import Any, Iterator
 
-from exp.errors import ConfigError, ExpError, RunError
+from exp.errors import ConfigError, RunError, SampleError
+from exp.raised import is_of_user, message_of, place_of, shown
 from exp.runfolder import to_json
-from exp.system_errors import as_ours
 
 __all__ = [
     "EXPERIMENT_PAGE",
@@ -25,7 +23,6 @@ __all__ = [
     "check_result",
     "is_own",
     "made",
-    "message_of",
     "missing_members",
     "shown",
 ]
@@ -42,12 +39,6 @@ _PAGES = {
 }
 _RECORD = ("status", "metrics", "measured_on", "steps", "wall_s")
 """What is told of every run that has ended; the rest of :func:`exp.result.blank_result` may be missing."""
-
-
-def shown(thing: Any) -> str:
-    """The dotted path of a class, or of an object's class; of a function its own."""
-    named = thing if inspect.isclass(thing) or inspect.isroutine(thing) else type(thing)
-    return f"{named.__module__}.{named.__qualname__}"
 
 
 def is_own(thing: Any) -> bool:
@@ -112,7 +103,7 @@ def check_result(task: Any, result: Any) -> None:
 
 @contextlib.contextmanager
 def asked(kind: str, owner: Any, call: str, page: str = EXPERIMENT_PAGE, inside: bool = True) -> Iterator[None]:
-    """Whatever a member raises while the contract is checked becomes one line, with the place in the user's file.
+    """Whatever a member raises while the contract is checked becomes one line, with the place in the user's code.
 
     Args:
         kind: what the object is, such as ``metric``.
@@ -126,27 +117,10 @@ def asked(kind: str, owner: Any, call: str, page: str = EXPERIMENT_PAGE, inside:
     """
     try:
         yield
+    except SampleError as error:  # says all of this
+        raise ConfigError(f"{message_of(error)}; see {page}") from error
     except Exception as error:  # a member may raise anything
-        if isinstance(error, ExpError) or as_ours(error) is not None or "out of memory" in str(error):
-            raise
-        if not inside and _place(error, owner):
+        if not is_of_user(error) or (not inside and place_of(error)):
             raise
         said = f"{type(error).__name__}: {message_of(error).strip()}".splitlines()[0]
-        raise ConfigError(f"{kind}: {shown(owner)}{call} raises {said}{_place(error, owner)}; see {page}") from error
-
-
-def message_of(error: BaseException) -> str:
-    """What an error says; of one that a loader process hands on, what the original says."""
-    text = str(error)
-    if re.match(r"Caught \w+ in DataLoader worker process", text):
-        return text.rpartition(f"{type(error).__name__}: ")[2]  # torch puts its own words and a traceback in front
-    return text
-
-
-def _place(error: Exception, owner: Any) -> str:
-    """Where in the user's file: the innermost line of it."""
-    owner = owner if inspect.isroutine(owner) or inspect.isclass(owner) else type(owner)
-    file = str(getattr(inspect.getmodule(owner), "__file__", None))
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
-    lines += re.findall(rf'File "{re.escape(file)}", line (\d+)', str(error))  # of a loader process
-    return f" ({Path(file).name}, line {lines[-1]})" if lines else ""
+        raise ConfigError(f"{kind}: {shown(owner)}{call} raises {said}{place_of(error)}; see {page}") from error

@@ -20,6 +20,7 @@ __all__ = [
     "PlacementError",
     "Preempted",
     "RunError",
+    "SampleError",
     "UnavailableError",
 ]
 
@@ -57,6 +58,10 @@ class UnavailableError(ExpError):
 
 class RunError(ExpError):
     """The run itself failed (exit code 1)."""
+
+
+class SampleError(RunError):
+    """A sample of the user's data cannot be had, or samples make no batch; before the first step a ConfigError."""
 
 
 class Preempted(ExpError):  # noqa: N818 - no error

@@ -11,9 +11,7 @@ import importlib
 import logging
 import os
 import socket
-import sys
 import time
-import traceback
 import uuid
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Sequence
@@ -21,12 +19,13 @@ from typing import TYPE_CHECKING, Any, Callable, Iterator, Sequence
 from exp.backend import PRECISIONS
 from exp.backends_registry import create_backend
 from exp.cards import check_distinct
+from exp.config.backends import selected_device
 from exp.config.names import check_names
 from exp.config.schema import ExpConfig
 from exp.config.structures import load
 from exp.console import make_console, wait_for, waited
 from exp.contract import check_result
-from exp.errors import ConfigError, Preempted
+from exp.errors import ConfigError
 from exp.runfolder import write_json
 from exp.task import create_task
 
@@ -112,7 +111,7 @@ class Session:
         from exp.launcher.rank import make_store
 
         info, config, backend = self.info, self.config, self.backend
-        self.device = backend.set_device(info.local_rank)
+        self.device = selected_device(backend, info.local_rank)
         if not backend.supports(config.precision):
             raise ConfigError(
                 f"precision={config.precision} is not supported by {backend.name} ({self.device}); "
@@ -282,15 +281,9 @@ def run(folder: RunFolder, info: RankInfo) -> None:
         if info.rank == 0:
             check_result(task, result)
         session.begin()  # of a task that has not said so
-    except BaseException as error:
-        # The frames of the error hold the wrapped model; they must let go of it before the interpreter exits.
+    except BaseException:
         session.forget()
         waited()
-        _, _, tb = sys.exc_info()
-        if info.world_size > 1:
-            if not isinstance(error, Preempted):
-                logger.error("failed:\n%s", traceback.format_exc())
-            traceback.clear_frames(tb)
         raise
     session.close()
     if info.rank == 0:

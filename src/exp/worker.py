@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Callable, NoReturn
 
 from exp import heartbeat
-from exp.contract import message_of
 from exp.errors import EXIT_FAILED, EXIT_OK, ExpError, Preempted
 from exp.heartbeat import Stage
 from exp.launcher.failures import is_of_peer
@@ -24,6 +23,7 @@ from exp.launcher.outcome import error_record
 from exp.launcher.processes import AGENT_VARIABLE, keep_sockets_in, name_process, start_resource_tracker
 from exp.launcher.rank import SCRATCH_VARIABLE, RankInfo
 from exp.preemption import record_preempted
+from exp.raised import message_of, told
 from exp.runfolder import RunFolder, write_json
 from exp.system_errors import as_ours
 
@@ -163,6 +163,9 @@ def run_worker(
         _write_failure(error_file, describe_error(error, folder, info))
         raise
     finally:
+        if info.world_size > 1:
+            # The frames of an error hold the wrapped model; they must let go of it before the interpreter exits.
+            traceback.clear_frames(sys.exc_info()[2])
         logging.getLogger().removeHandler(handler)
         logging.captureWarnings(False)
         with contextlib.suppress(OSError):
@@ -171,16 +174,17 @@ def run_worker(
 
 def describe_error(error: BaseException, folder: RunFolder, info: RankInfo) -> dict[str, Any]:
     """What the launcher is to know of an error (:class:`exp.launcher.outcome.RankFailure`, less the log)."""
-    ours = as_ours(error, folder.path)
+    ours, of_peer = as_ours(error, folder.path), is_of_peer(error)
+    message = None if ours is not None or of_peer else told(error)
     return error_record(
         info.rank,
         info.local_rank,
         os.getpid(),
         type(ours or error).__name__,
-        message_of(ours or error) or "no message",
+        message or message_of(ours or error) or "no message",
         EXIT_FAILED if ours is None else ours.exit_code,
         info.restart_count,
-        of_peer=is_of_peer(error),
+        of_peer=of_peer,
     )
 
 

@@ -208,3 +208,14 @@ def test_predictions_that_are_nan_end_the_run_whatever_the_metric_makes_of_them(
     runner = make_runner(model=Broken(), evaluator=Blind())
     with pytest.raises(RunError, match=r"predictions are NaN in \d of \d+ validation batches, first in batch \d+ of "):
         runner.val_loop.run()
+
+
+class Adds(Hook):
+    def before_save_checkpoint(self, runner, checkpoint):
+        checkpoint["mine"] = {"count": 1, "how": [1, print]}
+
+
+def test_what_a_hook_adds_and_cannot_be_saved_is_named_with_hook_and_key(make_runner):
+    runner = make_runner(hooks=[Adds()])
+    with pytest.raises(RunError, match=r"hooks: before_save_checkpoint of Adds: a .+function.* \(key mine\.how\.1\)"):
+        runner.train()

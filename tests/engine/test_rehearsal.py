@@ -159,6 +159,23 @@ def test_what_is_no_model_or_an_empty_split(monkeypatch, tmp_path):
         split_of(data, "val", 0)
 
 
+def test_a_bad_test_split_shows_before_the_training(monkeypatch, tmp_path):
+    class Untold(Samples):
+        def __getitem__(self, number):
+            return {**super().__getitem__(number), "y": "?"}
+
+    def split(self):
+        Numbers.__init__(self)
+        self.test = Untold()
+
+    with pytest.raises(ConfigError, match=r"update\(outputs, batch\) raises TypeError: .+ \(test_rehearsal.py, line"):
+        begin(session_of(monkeypatch, tmp_path, made({"__init__": split}, Numbers)))
+    broken = made({"__getitem__": lambda self, number: 1 / 0}, Samples)
+    split_broken = made({"__init__": lambda self: (split(self), setattr(self, "test", broken()))[0]}, Numbers)
+    with pytest.raises(ConfigError, match=r"OwnNumbers\.test\[0\] raises ZeroDivisionError: .+ \(test_rehearsal"):
+        begin(session_of(monkeypatch, tmp_path, split_broken))
+
+
 def test_nothing_of_it_stays(monkeypatch, tmp_path):
     session = session_of(monkeypatch, tmp_path)
     data = build_data(session)

@@ -8,11 +8,18 @@ import re
 
 import pytest
 import torch
+from exp.backends.cpu import CpuBackend
+from omegaconf import OmegaConf
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import Dataset
 
 from exp.compat import supports_estimates
+from exp.config.schema import ExpConfig, LauncherConfig
+from exp.data.base import Data
+from exp.errors import ConfigError
 from exp.models.base import Model
+from exp.tasks.train import Train
 from tests.conftest import TINY
 from tests.docs.reader import PAGES, ROOT, lines_of
 from tests.simulators import needs_current_card
@@ -165,6 +172,79 @@ def test_a_model_that_reads_values_is_refused(exp):
     done = exp(*TINY, "task=estimate", "model._target_=reading.Reading", "output_dir=run")
     assert done.returncode == 2, done.stderr
     assert "a training step that reads values cannot be estimated" in done.stderr.splitlines()[0]
+
+
+class Pairs(Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, number):
+        return {"x": torch.ones(4), "pair": (torch.ones(2), {"deep": torch.ones(3)})}
+
+
+class NoPairs(Pairs):
+    def __getitem__(self, number):
+        return {"x": torch.ones(4), "note": None}
+
+
+class PairData(Data):
+    def __init__(self, dataset="Pairs"):
+        self.train = self.val = self.test = globals()[dataset]()
+
+    def metrics(self, detailed=False):
+        raise NotImplementedError
+
+
+class OfPairs(Model):
+    def __init__(self, fault=None):
+        super().__init__()
+        self.layer, self.fault = nn.Linear(4, 1), fault
+
+    def forward(self, x, pair=None, mode="tensor", **_):
+        loss = self.layer(x).mean() + pair[0].sum() + pair[1]["deep"].sum()
+        if self.fault in ("assert", "key") and mode == "loss":
+            assert self.fault == "key", "not like this"
+            raise KeyError("quux")
+        if self.fault == "value" and mode == "predict":
+            raise AttributeError("no such thing")
+        return loss if self.fault == "tensor" else {"loss": loss.detach() if self.fault == "detached" else loss}
+
+
+def estimate_of(dataset="Pairs", fault=None):
+    from exp.estimate.trace import Tracer
+
+    config = OmegaConf.structured(ExpConfig)
+    config.name, config.task, config.batch_size, config.global_batch_size = "own", OmegaConf.structured(Train), 4, 4
+    config.data = {"_target_": f"{__name__}.PairData", "dataset": dataset}
+    config.model = {"_target_": f"{__name__}.OfPairs", "fault": fault}
+    config.launcher = OmegaConf.structured(LauncherConfig)
+    config.wrapper.kind, config.optim.type, config.optim.lr = "none", "Adam", 0.1
+    tracer = Tracer(config, CpuBackend(name="cpu"))
+    return tracer, tracer.validate()
+
+
+@needs_newer_torch
+def test_tensors_within_a_batch_are_estimated_too():
+    tracer, validation = estimate_of()
+    assert tracer.peak.by_kind["batch"] == 3 * 512  # one page of the allocator's for each of them
+    assert validation is not None
+
+
+@needs_newer_torch
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"fault": "assert"}, r"model: \S+OfPairs.forward raises AssertionError: not like this \(test_estimate.py, "),
+        ({"fault": "key"}, r"model: \S+OfPairs.forward raises KeyError: 'quux' \(test_estimate.py, line "),
+        ({"fault": "value"}, r"model: \S+OfPairs.forward raises AttributeError: no such thing \(test_estimate.py, "),
+        ({"fault": "tensor"}, r"model: \S+OfPairs.forward\(x, pair, mode='loss'\) must give a dict of 0-dim tensors"),
+        ({"fault": "detached"}, "no gradient leads back from"),
+        ({"dataset": "NoPairs"}, r"data: \S+PairData.train\[...\] raises TypeError: .+; in sample 0, note is None"),
+    ],
+)
+def test_a_fault_is_told_as_a_training_tells_it(given, says):
+    with pytest.raises(ConfigError, match=says):
+        estimate_of(**given)
 
 
 @needs_newer_torch

@@ -53,7 +53,7 @@ def test_exp_stops_all_ranks_and_names_the_first(exp, library):
     assert done.returncode == 1
     first = done.stderr.splitlines()[0]
     assert first.startswith("error: rank 1 (local_rank 1, ")
-    assert first.endswith("failed: ValueError: this rank has had enough")
+    assert " failed: model: mine.Fails.forward raises ValueError: this rank has had enough (mine.py, line " in first
     assert exp.result("run")["status"] == "failed"
     assert exp.result("run")["error"]["rank"] == 1
 

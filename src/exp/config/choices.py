@@ -17,6 +17,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from exp.config.explain import config_keys
+from exp.config.fields import fields_of_choices
 from exp.errors import ConfigError
 
 __all__ = ["default_keys", "help_text", "register_resolvers", "wants_help"]
@@ -100,7 +101,8 @@ def default_keys(arguments: Sequence[str] = ()) -> list[str]:
         for kept in (chosen, [each for each in chosen if not each.startswith("experiment=")], []):
             # What is to be explained may be in these very choices.
             with contextlib.suppress(HydraException, OmegaConfBaseException):
-                return [*config_keys(compose("config", [*kept, *_searched(arguments)])), *_GROUPS]
+                composed = config_keys(compose("config", [*kept, *_searched(arguments)]))
+                return [*composed, *fields_of_choices(arguments), *_GROUPS]
     return list(_GROUPS)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from exp.config.backends import check_backend
 from exp.errors import ConfigError, UnavailableError
 from exp.launcher.base import launcher_class
 
@@ -30,8 +31,10 @@ def check_hardware(config: ExpConfig, backend: Backend) -> None:
     """Whether this machine has what ``nproc`` workers need.
 
     Raises:
+        ConfigError: as :func:`exp.config.backends.check_backend`.
         UnavailableError: it has not.
     """
+    check_backend(backend)
     check_available(config, backend)
     count = backend.device_count() if backend.exclusive_devices else config.nproc
     if config.nproc > count:

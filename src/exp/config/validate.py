@@ -25,6 +25,7 @@ from exp.launcher.base import launcher_class
 from exp.lock_holder import holder_of
 from exp.runfolder import RunFolder, read_result
 from exp.task import create_task
+from exp.torch_version import FULL_SHARDING_SINCE, installed_torch
 from exp.trackers import following
 
 if TYPE_CHECKING:
@@ -203,6 +204,12 @@ def _check_wrapper(config: ExpConfig, task: Task) -> None:
     if config.wrapper.kind == "fsdp":
         if task.has_reference and processes > 1:
             raise ConfigError("task=parity compares whole tensors, and wrapper=fsdp leaves none; use wrapper=ddp")
+        version, here = installed_torch(), not task.on_paper and not runs_elsewhere(config)
+        if task.trains and processes > 1 and here and version is not None and version < FULL_SHARDING_SINCE:
+            raise UnavailableError(
+                f"wrapper=fsdp: torch {'.'.join(map(str, version))} is too old for fully_shard and its checkpoints, "
+                f"which take torch >= {'.'.join(map(str, FULL_SHARDING_SINCE))}; use wrapper=ddp (see docs/fsdp.md)"
+            )
         for key in ("sync_batchnorm", "find_unused_parameters", "static_graph"):
             if getattr(config.wrapper, key):
                 raise ConfigError(f"wrapper.{key}=true is for wrapper=ddp; with wrapper=fsdp, leave it out")

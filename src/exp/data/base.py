@@ -249,4 +249,4 @@ def split_of(data: Data, split: str, seed: int) -> Any:
             raise ConfigError(f"{place} has {what}; see {PAGE}")
     if not len(dataset):
         raise DataError(f"{place} has no sample; give it some, or make another split of these data; see {PAGE}")
-    return batched(dataset, data.collate, seed)
+    return batched(dataset, data.collate, seed, f"{shown(data)}.{split}")

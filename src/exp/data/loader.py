@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+import pickle
 from typing import TYPE_CHECKING, Any, Iterable
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from exp.compat import pinned_by
+from exp.contract import shown
 from exp.data.sampler import EvalBatchSampler
 from exp.data.transfer import DeviceLoader
+from exp.errors import ConfigError
 from exp.preemption import PREEMPT_SIGNAL, held_back
+from exp.raised import message_of
 
 if TYPE_CHECKING:
     from exp.data.base import Data
@@ -31,7 +35,16 @@ class _Loader(DataLoader[Any]):
 
     def __iter__(self) -> Any:
         with held_back((PREEMPT_SIGNAL,)):
-            return super().__iter__()
+            try:
+                return super().__iter__()
+            except (AttributeError, TypeError, pickle.PicklingError) as error:
+                if "pickle" not in str(error):
+                    raise
+                whole = getattr(self.dataset, "dataset", self.dataset)
+                raise ConfigError(
+                    f"data: {shown(whole)} cannot be handed to a loader process: {message_of(error)}; make locks and "
+                    "open files in __getitem__, take functions of a module for lambdas, or set data.num_workers=0"
+                ) from error
 
 
 def train_loader(

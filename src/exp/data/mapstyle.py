@@ -10,22 +10,24 @@ from torch.utils.data.dataloader import default_collate
 
 from exp.contract import EXPERIMENT_PAGE, shown
 from exp.data.seeding import preserved_generators, seed_sample
-from exp.errors import DataError
+from exp.errors import DataError, SampleError
+from exp.raised import is_of_user, message_of, place_of
 
 __all__ = ["batched"]
 
 
-def batched(dataset: Any, collate: Callable[[list[Any]], Any] | None, seed: int) -> Any:
+def batched(dataset: Any, collate: Callable[[list[Any]], Any] | None, seed: int, name: str = "") -> Any:
     """A dataset that is indexed by a whole batch: itself, if it is; else samples, collated.
 
     Args:
         dataset: of :class:`exp.data.base.Data`.
         collate: makes a batch of a list of samples; None: torch's ``default_collate``.
         seed: of what samples draw at random.
+        name: of the split, for errors, such as ``mine.Photos.val``; empty: the dataset's class.
     """
     if getattr(dataset, "takes_batches", False):
         return dataset
-    return _Batched(dataset, collate or default_collate, seed)
+    return _Batched(dataset, collate or default_collate, seed, name or shown(dataset))
 
 
 class _Batched(Dataset[Any]):
@@ -36,22 +38,29 @@ class _Batched(Dataset[Any]):
     takes_batches = True
     needs_epoch = True
 
-    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any], seed: int) -> None:
+    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any], seed: int, name: str) -> None:
         self.dataset = dataset
         self.collate = collate
         self.seed = seed
+        self.name = name
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __getitem__(self, keys: torch.Tensor) -> Any:
         pairs = keys.tolist() if keys.dim() == 2 else [(number, 0) for number in keys.tolist()]
-        samples = []
-        with preserved_generators(with_torch=True):
-            for number, epoch in pairs:
-                seed_sample(self.seed, epoch, number, with_torch=True)
-                samples.append(self.dataset[number])
-        batch = self.collate(samples)
+        samples: list[Any] = []
+        try:
+            with preserved_generators(with_torch=True):
+                for number, epoch in pairs:
+                    seed_sample(self.seed, epoch, number, with_torch=True)
+                    samples.append(self.dataset[number])
+            batch = self.collate(samples)
+        except Exception as error:  # a dataset may raise anything
+            if not is_of_user(error):
+                raise
+            # Here, since a loader process hands on no more of it than its text.
+            raise self._told(error, [number for number, _ in pairs], samples) from error
         if not isinstance(batch, dict) or not all(isinstance(key, str) for key in batch):
             found = f"with the keys {list(batch)}" if isinstance(batch, dict) else f"not a {type(batch).__name__}"
             raise DataError(
@@ -59,3 +68,32 @@ class _Batched(Dataset[Any]):
                 f"{shown(self.dataset)} as such dicts, or set data.collate; see {EXPERIMENT_PAGE}"
             )
         return batch
+
+    def _told(self, error: Exception, numbers: list[int], samples: list[Any]) -> SampleError:
+        """The error with the split, and the sample or what differs between those of the batch."""
+        of_one = len(samples) < len(numbers)
+        which = numbers[len(samples)] if of_one else "..."
+        hint = _difference(numbers, samples) if self.collate is default_collate and not of_one else ""
+        said = f"{type(error).__name__}: {message_of(error).strip()}".splitlines()[0]
+        return SampleError(f"data: {self.name}[{which}] raises {said}{place_of(error)}{hint}")
+
+
+def _difference(numbers: list[int], samples: list[Any]) -> str:
+    """What keeps samples from making a batch, where it is their keys, types or shapes."""
+    described = [_described(sample) for sample in samples]
+    for number, each in zip(numbers, described):
+        for key in sorted({*each, *described[0]}):
+            here, there = each.get(key, "missing"), described[0].get(key, "missing")
+            if here != there:
+                return f"; in sample {number}, {key} is {here}, and in sample {numbers[0]} {there}"
+    missing = [key for key, text in described[0].items() if text == "NoneType"]
+    return f"; in sample {numbers[0]}, {missing[0]} is None" if missing else ""
+
+
+def _described(sample: Any, prefix: str = "") -> dict[str, str]:
+    """Type or shape of each part of a sample, by its key."""
+    if isinstance(sample, dict):
+        parts = [_described(value, f"{prefix}.{key}" if prefix else str(key)) for key, value in sample.items()]
+        return {key: text for part in parts for key, text in part.items()}
+    shape = getattr(sample, "shape", None)
+    return {prefix: type(sample).__name__ if shape is None else f"of shape {tuple(shape)}"}

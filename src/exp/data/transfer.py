@@ -2,24 +2,56 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any, Callable, Iterator
 
 import torch
+from torch.nn.utils.rnn import PackedSequence
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
-__all__ = ["DeviceLoader", "move"]
+__all__ = ["DeviceLoader", "move", "tensors_of"]
 
 
 def move(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """The batch on ``device``, without waiting for the copy; what is no tensor (sizes of images) stays as it is."""
+    """The batch on ``device``, without waiting for the copy.
+
+    Tensors are moved wherever they stand: in dicts, lists, tuples and named tuples, however deep, as collate functions
+    make such, and in torch's packed sequences. Anything else (sizes of images, names, objects of other classes, which a
+    model's ``data_preprocessor`` may know) stays as it is.
+    """
     if device.type == "cpu":
         return batch
     return {
-        key: value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
+        key: value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else _moved(value, device)
         for key, value in batch.items()
     }
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, PackedSequence):  # a named tuple, too, a part of which stays on the CPU
+        return value.to(device, non_blocking=True)  # type: ignore[arg-type]
+    if isinstance(value, dict):
+        moved = copy.copy(value)  # of its own class, whatever the constructor of that takes
+        moved.update((key, _moved(each, device)) for key, each in value.items())
+        return moved
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_moved(each, device) for each in value))
+    if type(value) in (list, tuple):
+        return type(value)(_moved(each, device) for each in value)
+    return value
+
+
+def tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors of a batch, or of a part of it, wherever :func:`move` finds them."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (dict, list, tuple)):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from tensors_of(each)
 
 
 class DeviceLoader:
@@ -72,8 +104,8 @@ class DeviceLoader:
         with self._streams.stream(self._side):
             moved = move(batch, self.device)
         computing.wait_stream(self._side)
-        for value in moved.values():
-            if isinstance(value, torch.Tensor):
+        for value in tensors_of(moved):
+            if value.device.type == self.device.type:  # a packed sequence keeps its lengths on the CPU
                 value.record_stream(computing)  # its memory is not to be had again before the computation is through
         return moved
 

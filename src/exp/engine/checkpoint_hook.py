@@ -8,6 +8,7 @@ from typing import Any, Mapping
 
 from exp.engine import checkpoint, sharded
 from exp.engine.fsdp import is_sharded
+from exp.engine.not_plain import telling_what_is_not_plain
 from exp.engine.soundness import check_finite, what_to_do
 from exp.engine.tested_weights import TestedWeights
 from exp.engine.wrapper import unwrapped
@@ -179,9 +180,10 @@ class CheckpointHook(TestedWeights):
         due, self._due = self._due, {}
         if due:
             names = [path.name for path in due if path != self.best_path]
-            runner.checkpoint_writer.start(
-                due, runner.optim_wrapper, runner.weights_wait_for_update, then=lambda: self._written(names)
-            )
+            with telling_what_is_not_plain(due.values(), runner.hooks_that_save):
+                runner.checkpoint_writer.start(
+                    due, runner.optim_wrapper, runner.weights_wait_for_update, then=lambda: self._written(names)
+                )
 
     def _written(self, names: list[str]) -> None:
         """Called in the background once files are on the disk: only now may older ones go."""

@@ -18,6 +18,7 @@ from exp.engine.carry import carry_over, changes_course, saved_order
 from exp.engine.checkpoint import plain
 from exp.engine.checkpoint_writer import CheckpointWriter
 from exp.engine.fsdp import is_sharded
+from exp.engine.not_plain import telling_what_is_not_plain
 from exp.engine.sharded import complete
 from exp.engine.wrapper import unwrapped
 from exp.errors import CheckpointError, ConfigError
@@ -80,9 +81,11 @@ class CheckpointingRunner(MMEngineRunner):
             content = self.training_checkpoint(self.iter, {})
             if self.distributed_group.is_main or is_sharded(unwrapped(self.model)):
                 unchanged = ("optimizer", "param_schedulers", "rng")
-                content = {
-                    key: value if key in unchanged else copy.deepcopy(plain(value)) for key, value in content.items()
-                }
+                with telling_what_is_not_plain([content], self.hooks_that_save):
+                    content = {
+                        key: value if key in unchanged else copy.deepcopy(plain(value))
+                        for key, value in content.items()
+                    }
             self._before_validation = content
 
     def end_validation(self) -> None:
@@ -165,9 +168,10 @@ class CheckpointingRunner(MMEngineRunner):
         self.call_hook("before_save_checkpoint", checkpoint=content)
         after = content["state_dict"]
         if any(after.get(key) is not value for key, value in before.items()):
-            content["meta"]["weights_of_hooks"] = self._hooks_that_save()
+            content["meta"]["weights_of_hooks"] = self.hooks_that_save()
 
-    def _hooks_that_save(self) -> list[str]:
+    def hooks_that_save(self) -> list[str]:
+        """The classes of the user's hooks that may change a checkpoint."""
         hooks = [hook for hook in self.hooks if "before_save_checkpoint" in hook.get_triggered_stages()]
         return [type(hook).__name__ for hook in hooks if not type(hook).__module__.startswith("exp.engine.")]
 
@@ -235,7 +239,7 @@ class CheckpointingRunner(MMEngineRunner):
                 raise ConfigError(
                     f"resume: {source} was trained with {key}={meta[key]}, this run has {mine}; set {key}={meta[key]}"
                 )
-        lacking = sorted(set(meta.get("weights_of_hooks", ())) - set(self._hooks_that_save()))
+        lacking = sorted(set(meta.get("weights_of_hooks", ())) - set(self.hooks_that_save()))
         if lacking:
             raise ConfigError(
                 f"resume: {source} was trained with the hooks {', '.join(lacking)}, which put weights of their own "

@@ -32,13 +32,16 @@ if TYPE_CHECKING:
     from exp.metrics import Evaluator
     from exp.session import Session
 
-__all__ = ["explain_first_step", "explain_unused", "rehearse"]
+__all__ = ["call_of", "check_losses", "explain_first_step", "explain_unused", "rehearse"]
 
 _OFF = "; rehearsal=false leaves this check out"
 
 
 def rehearse(session: Session, data: Data, model: nn.Module) -> None:
     """Take the first validation batch through model and metrics, and ask the data what is asked at the end of a run.
+
+    The first test batch takes the same way where its dataset gives samples one by one, so that a bad test split does
+    not show only after the training.
 
     Nothing of it stays: random states, modes and buffers are as before, and nothing is written. A collective: ranks
     without a batch take part. Costs nothing where model, data and metrics are exp's own.
@@ -57,8 +60,17 @@ def rehearse(session: Session, data: Data, model: nn.Module) -> None:
     with _undone(session, model), torch.no_grad():
         _check_record(session, data)
         evaluator.reset()
-        _take_a_batch(session, data, model.eval(), evaluator)
+        _take_a_batch(session, data, model.eval(), evaluator, "val")
         _compute(session, evaluator)
+        if _is_looked_at(data) and not is_sharded(model):
+            evaluator.reset()
+            _take_a_batch(session, data, model, evaluator, "test")
+
+
+def _is_looked_at(data: Data) -> bool:
+    """Whether the test split is another one than that of validation, and read sample by sample."""
+    test = getattr(data, "test", None)  # of a split that is missing is told elsewhere
+    return test is not None and test is not data.val and not getattr(test, "takes_batches", False)
 
 
 @contextlib.contextmanager
@@ -90,26 +102,26 @@ def _check_record(session: Session, data: Data) -> None:
         raise ConfigError(f"{place}: {error}; see {EXPERIMENT_PAGE}") from error
 
 
-def _take_a_batch(session: Session, data: Data, model: nn.Module, evaluator: Evaluator) -> None:
-    val = split_in_use(session, data, "val")
-    sampler = EvalBatchSampler(len(val), data.eval_batch_size, session.info.rank, session.info.world_size)
+def _take_a_batch(session: Session, data: Data, model: nn.Module, evaluator: Evaluator, split: str) -> None:
+    dataset = split_in_use(session, data, split)
+    sampler = EvalBatchSampler(len(dataset), data.eval_batch_size, session.info.rank, session.info.world_size)
     indices = next(iter(sampler), None)
     without = indices is None
     if without and not is_sharded(model):  # such weights come together in every forward pass
         return
     any_sample = torch.zeros(1, dtype=torch.int64)
     wanted = [] if indices is None else [indices]
-    with asked("data", data, ".val[...]"):
+    with asked("data", data, f".{split}[...]"):
         # In a process of its own where the loaders have theirs: files that are open here could not be read there.
-        batches = eval_loader(val, [*wanted, any_sample] if is_sharded(model) else wanted, min(data.num_workers, 1))
+        batches = eval_loader(dataset, [*wanted, any_sample] if is_sharded(model) else wanted, min(data.num_workers, 1))
         batch, *others = (move(each, session.device) for each in batches)
     # What a model's own code raises is a failure as any other: the log has its traceback.
-    asking = asked("model", model, "." + _call(batch, "predict"), inside=False)
+    asking = asked("model", model, "." + call_of(batch, "predict"), inside=False)
     with asking, session.backend.autocast(session.config.precision):
         together = None
         if is_sharded(model):
-            together = Together(model, session.distributed, lambda: predictions(model, (others or [batch])[0], "val"))
-        outputs = None if without else predictions(model, batch, "val")
+            together = Together(model, session.distributed, lambda: predictions(model, (others or [batch])[0], split))
+        outputs = None if without else predictions(model, batch, split)
         if together is not None:
             together.finish()
     if without:
@@ -118,7 +130,7 @@ def _take_a_batch(session: Session, data: Data, model: nn.Module, evaluator: Eva
     if outputs is None or (isinstance(outputs, torch.Tensor) and not outputs.dim()):
         found = "None" if outputs is None else "one number for all samples"
         raise ConfigError(
-            f"model: {shown(model)}.{_call(batch, 'predict')} gives {found}, not a prediction for each sample; see "
+            f"model: {shown(model)}.{call_of(batch, 'predict')} gives {found}, not a prediction for each sample; see "
             f"{EXPERIMENT_PAGE}"
         )
     for metric in evaluator.metrics:
@@ -171,6 +183,20 @@ def explain_first_step(session: Session, data: Data, model: nn.Module) -> None:
         raise
     except Exception:  # noqa: BLE001 - the model's own, which has been raised already
         return
+    check_losses(model, call, losses)
+
+
+def check_losses(model: nn.Module, call: str, losses: Any) -> None:
+    """Whether a model gives what is trained on.
+
+    Args:
+        model: the model.
+        call: how it was called.
+        losses: what it gave.
+
+    Raises:
+        ConfigError: it does not; names member, class and page.
+    """
     found = None
     if not isinstance(losses, dict):
         found = f"a {type(losses).__name__}"
@@ -222,7 +248,7 @@ def _first_losses(session: Session, data: Data, model: nn.Module) -> tuple[Any, 
     )
     with asked("data", data, ".train[...]"):
         batch = move(train[next(iter(sampler))], session.device)
-    call = _call(batch, "loss")
+    call = call_of(batch, "loss")
     model.train()
     with asked("model", model, f".{call}", inside=False), session.backend.autocast(config.precision):
         return forward(model, preprocessed(model, batch, training=True), "loss"), call
@@ -232,6 +258,7 @@ def _tensors(losses: Any) -> list[torch.Tensor]:
     return [value for name, value in losses.items() if "loss" in name and isinstance(value, torch.Tensor)]
 
 
-def _call(batch: Any, mode: str) -> str:
+def call_of(batch: Any, mode: str) -> str:
+    """How a model is called with a batch, for messages."""
     keys = ", ".join(batch) if isinstance(batch, dict) else "..."
     return f"forward({keys}, mode='{mode}')"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
+from exp.contract import EXPERIMENT_PAGE
 from exp.data.loader import device_loader, share_loader
 from exp.data.sampler import TrainBatchSampler
 from exp.doctor.facts import size
@@ -35,11 +36,12 @@ from exp.engine.rng import seed_everything
 from exp.engine.runner import Runner
 from exp.engine.stock_hooks import build_hooks
 from exp.engine.wrapper import place_as_configured, unwrapped
-from exp.errors import ExpError, RunError
+from exp.errors import ConfigError, ExpError, RunError, SampleError
 from exp.heartbeat import Stage, beat
 from exp.launcher.failures import is_of_peer
 from exp.models.base import parameter_counts
 from exp.models.dropout import DropoutStream
+from exp.raised import message_of
 
 if TYPE_CHECKING:
     from exp.session import Session
@@ -74,6 +76,10 @@ def _train(session: Session) -> dict[str, Any]:
         training = Training(session, data, model)
         rehearse(session, data, unwrapped(training.runner.model))
         return training.run()
+    except SampleError as error:
+        if session.begun:
+            raise
+        raise ConfigError(f"{message_of(error)}; see {EXPERIMENT_PAGE}") from error
     except ExpError:
         raise
     except Exception as error:  # a model may raise anything

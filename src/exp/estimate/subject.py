@@ -10,7 +10,9 @@ from torch import nn
 
 from exp.config.create import create
 from exp.config.targets import load_target
+from exp.contract import asked
 from exp.data.base import Data, Sketch, check_data, split_of
+from exp.data.transfer import tensors_of
 from exp.errors import ConfigError, DataError
 
 __all__ = ["Subject", "as_batch", "largest_sample", "optimizer_of"]
@@ -94,19 +96,20 @@ def largest_sample(data: Data, split: str, seed: int) -> Mapping[str, Any]:
     found: list[Mapping[str, Any]] = []
     for number in chosen:
         key = [number, 0] if getattr(dataset, "needs_epoch", False) else number
-        found.append(dataset[torch.tensor([key], dtype=torch.int64)])
+        with asked("data", data, f".{split}[...]"):
+            found.append(dataset[torch.tensor([key], dtype=torch.int64)])
     return max(found, key=_bytes_of)
 
 
 def _bytes_of(batch: Mapping[str, Any]) -> int:
-    return sum(value.numel() * value.element_size() for value in batch.values() if isinstance(value, torch.Tensor))
+    return sum(value.numel() * value.element_size() for value in tensors_of(batch))
 
 
 def as_batch(sample: Mapping[str, Any], size: int) -> dict[str, Any]:
     """A batch of ``size`` samples on the meta device.
 
     Args:
-        sample: a batch of one; tensors (1, ...), and lists of one.
+        sample: a batch of one; tensors (1, ...) and lists of one, also within dicts, lists and tuples.
         size: of the batch.
 
     Returns:
@@ -116,8 +119,14 @@ def as_batch(sample: Mapping[str, Any], size: int) -> dict[str, Any]:
 
 
 def _repeated(value: Any, size: int) -> Any:
-    if isinstance(value, (list, tuple)) and len(value) == 1:
+    if isinstance(value, (list, tuple)) and len(value) == 1 and not isinstance(value[0], torch.Tensor):
         return value * size
+    if isinstance(value, dict):
+        return {key: _repeated(each, size) for key, each in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_repeated(each, size) for each in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(_repeated(each, size) for each in value)
     if not isinstance(value, torch.Tensor) or value.dim() == 0:
         return value
     order = [0, *sorted(range(1, value.dim()), key=value.stride, reverse=True)]

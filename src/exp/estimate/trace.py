@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable, ContextManager, Iterator
 
 import torch
 from torch import nn
 
-from exp.engine.wrapper import predictions
-from exp.errors import ConfigError
+from exp.data.transfer import tensors_of
+from exp.engine.rehearsal import call_of, check_losses
+from exp.engine.wrapper import forward, predictions, preprocessed
+from exp.errors import ConfigError, ExpError
 from exp.estimate.as_on_card import AsOnCard
 from exp.estimate.sharing import Sharing, sharing_of
 from exp.estimate.subject import Subject, optimizer_of
 from exp.estimate.tracker import MemoryTracker, paged
+from exp.raised import place_of, told
 
 if TYPE_CHECKING:
     from exp.backend import Backend
@@ -56,10 +60,6 @@ class _Step:
             loss.backward()
 
 
-_OF_META = (NotImplementedError, RuntimeError)
-"""What comes of reading a value on the meta device."""
-
-
 class Tracer:
     """Takes the model of a configuration through steps of any batch size.
 
@@ -89,14 +89,31 @@ class Tracer:
                 subject = Subject(config, on_meta)
                 self.subject = subject
                 return subject, self.train(config.batch_size, config.accumulate)
-            except (NotImplementedError, RuntimeError, TypeError, ValueError) as error:
-                if isinstance(error, ConfigError) and not isinstance(error.__cause__, _OF_META):
-                    raise  # a class of the user's that reads values has its error made one of ours
+            except Exception as error:  # a model may raise anything
+                if isinstance(error, ExpError) and not _reads_values(error):
+                    raise
                 first = first or error
+        assert first is not None
+        if not _reads_values(first):
+            self._explain(subject, first)
+            raise first
         raise ConfigError(
             f"task=estimate runs the model on tensors without values, and {type(first).__name__} came of it: "
-            f"{str(first).splitlines()[0]}; a training step that reads values cannot be estimated"
+            f"{str(first).splitlines()[0]}{place_of(first)}; a training step that reads values cannot be estimated"
         ) from first
+
+    def _explain(self, subject: Subject | None, error: Exception) -> None:
+        """Raise the error of a training step or a prediction as a training would tell it, where it is the user's."""
+        if subject is not None:
+            batch, losses = subject.train_batch(self.config.batch_size), None
+            # Its own error is the one that is told below.
+            with subject.context(), contextlib.suppress(Exception):
+                losses = forward(subject.model, preprocessed(subject.model, batch, training=True), "loss")
+            if losses is not None:
+                check_losses(subject.model, call_of(batch, "loss"), losses)
+        line = told(error)
+        if line is not None:
+            raise ConfigError(line) from error
 
     @property
     def sharing(self) -> Sharing:
@@ -131,7 +148,7 @@ class Tracer:
                 tracker.restart()
                 for _ in range(min(accumulate, 2)):  # any further one is as the second
                     batch = subject.train_batch(batch_size)
-                    tracker.count(batch.values(), "batch")
+                    tracker.count(tensors_of(batch), "batch")
                     with tracker, subject.context(), as_on_card:
                         model.train_step(batch, _Step(as_on_card.autocast))  # type: ignore[operator]
                     del batch
@@ -161,11 +178,14 @@ class Tracer:
         tracker.hold("gradients", sharing.held_gradients)
         tracker.hold("optimizer", paged(int(self.optimizer_bytes * sharing.share)))
         batch = subject.val_batch()
-        tracker.count(batch.values(), "batch")
+        tracker.count(tensors_of(batch), "batch")
         try:
             with tracker, subject.context(), as_on_card, torch.no_grad(), as_on_card.autocast():
                 outputs = predictions(model, batch, "val")
-        except (NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+        except Exception as error:  # a model may raise anything
+            if not _reads_values(error):
+                self._explain(None, error)
+                raise
             self.notes.append(f"validation is not estimated: {type(error).__name__}: {str(error).splitlines()[0][:90]}")
             return None
         del outputs
@@ -173,6 +193,12 @@ class Tracer:
 
     def _as_on_card(self) -> AsOnCard:
         return AsOnCard(self.config.precision, _fuses(self.backend, self.config.precision))
+
+
+def _reads_values(error: BaseException) -> bool:
+    """Whether an error comes of tensors that have no values; one of ours is made of such an error, then."""
+    cause = error.__cause__ if isinstance(error, ExpError) else error
+    return cause is not None and re.search(r"\bmeta\b", str(cause), re.IGNORECASE) is not None
 
 
 def _fuses(backend: Backend, precision: str) -> bool:

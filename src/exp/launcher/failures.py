@@ -130,7 +130,8 @@ def describe_failure(outcome: Outcome) -> str:
     elif outcome.failures:
         first, others = outcome.failures[0], outcome.failures[1:]
         head, *details = first.message.splitlines() or [""]
-        own = f"{first.type}: " if first.type not in _OWN and not head.startswith("killed by") else ""
+        named = first.type in _OWN or f"{first.type}: " in head or head.startswith("killed by")
+        own = "" if named else f"{first.type}: "
         where = f"rank {first.rank} (local_rank {first.local_rank}, {first.host}) failed: "
         lines += [f"{where}{own}{head}", *details]
         if others:
@@ -161,4 +162,6 @@ def tail_of(log: Path, lines: int = 12) -> list[str]:
 
 
 # Errors of ours speak for themselves.
-_OWN = ("ConfigError", "DataError", "UnavailableError", "RunError", "PlacementError", "CheckpointError")
+_OWN = (
+    "ConfigError", "DataError", "UnavailableError", "RunError", "PlacementError", "CheckpointError", "SampleError",
+)  # fmt: skip

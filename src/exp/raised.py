@@ -1,0 +1,138 @@
+"""Whose code has raised an error, and where: read from its traceback, so that nothing is kept for it beforehand.
+
+Code of the user's is what is neither exp's nor of Python, torch or MMEngine; of packages that are installed, only the
+members of classes that exp or MMEngine call, such as models. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+import sys
+import sysconfig
+import traceback
+from pathlib import Path
+from typing import Any, Sequence
+
+from exp.errors import ExpError
+from exp.system_errors import as_ours
+
+__all__ = ["is_of_user", "message_of", "place_of", "shown", "told"]
+
+_KINDS = {
+    "exp.backend.Backend": "backend",
+    "exp.data.base.Data": "data",
+    "exp.engine.wrapper.Wrapper": "wrapper",
+    "exp.launcher.base.Launcher": "launcher",
+    "exp.metrics.Metric": "metric",
+    "exp.task.Task": "task",
+    "mmengine.hooks.hook.Hook": "hooks",
+    "torch.nn.modules.module.Module": "model",
+    "torch.optim.optimizer.Optimizer": "optim",
+    "torch.utils.data.dataset.Dataset": "data",
+}
+"""What an object is in a configuration, by a class that it inherits."""
+
+_BELOW = ("exp", "exp.backends", "torch", "mmengine")
+_FRAME = re.compile(r'File "([^"\n]+)", line (\d+), in (\S+)')
+
+
+def shown(thing: Any) -> str:
+    """The dotted path of a class, or of an object's class; of a function its own."""
+    named = thing if inspect.isclass(thing) or inspect.isroutine(thing) else type(thing)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def message_of(error: BaseException) -> str:
+    """What an error says; of one that a loader process hands on, what the original says."""
+    text = str(error)
+    if _is_of_loader(text):
+        # torch puts its own words and a traceback in front
+        return text.rpartition(f"{type(error).__name__}: ")[2].strip()
+    return text
+
+
+def is_of_user(error: BaseException) -> bool:
+    """Whether an error may be one of the user's code: none of exp's, of the machine or of a device's memory."""
+    return isinstance(error, Exception) and not (
+        isinstance(error, ExpError) or as_ours(error) is not None or "out of memory" in str(error)
+    )
+
+
+def place_of(error: BaseException) -> str:
+    """Where in the user's code: `` (file.py, line n)``, its innermost line; empty where there is none of it."""
+    found = _innermost(error)
+    return f" ({found[0]}, line {found[1]})" if found else ""
+
+
+def told(error: BaseException) -> str | None:
+    """An error as one line that begins with whose it is, and ends with the place; further lines are its own.
+
+    Such as ``model: mine.Net.forward raises RuntimeError: boom (mine.py, line 7)``.
+
+    Args:
+        error: as it was caught.
+
+    Returns:
+        None where the user's code is not to be seen in it, or it is no error of that.
+    """
+    found = _innermost(error) if is_of_user(error) else None
+    if found is None:
+        return None
+    file, line, owner = found
+    said, *more = f"{type(error).__name__}: {message_of(error).strip()}".splitlines()
+    return "\n".join([f"{owner} raises {said} ({file}, line {line})", *more])
+
+
+def _innermost(error: BaseException) -> tuple[str, int, str] | None:
+    """Of the user's code: the file's name, the line, and whose it is."""
+    roots = _roots()
+    for file, line, function in reversed(_FRAME.findall(str(error)) if _is_of_loader(str(error)) else []):
+        if _is_users(file, roots) and not _is_installed(file):
+            return Path(file).name, int(line), f"data: {Path(file).stem}.{function}"
+    frames = [_Frame(*each) for each in reversed(list(traceback.walk_tb(error.__traceback__)))]
+    users = [each for each in frames if _is_users(each.file, roots)]
+    own = [each for each in users if not _is_installed(each.file)]
+    # A package that is installed counts where nothing else does, and only what a configuration names.
+    for innermost in own[:1] or [each for each in users if each.member][:1]:
+        member = next((each.member for each in own if each.member), innermost.member)
+        return Path(innermost.file).name, innermost.line, member or innermost.function
+    return None
+
+
+class _Frame:
+    def __init__(self, frame: Any, line: int) -> None:
+        code = frame.f_code
+        self.file, self.line = code.co_filename, line
+        self.function = f"{frame.f_globals.get('__name__')}.{code.co_name}"
+        thing = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+        cls = thing if inspect.isclass(thing) else type(thing)
+        kinds = (_KINDS.get(f"{base.__module__}.{base.__qualname__}") for base in cls.__mro__)
+        kind = next(filter(None, kinds), None)
+        self.member = kind and f"{kind}: {shown(cls)}" + ("(...)" if code.co_name == "__init__" else f".{code.co_name}")
+        """Of an object that a configuration names."""
+
+
+def _is_users(file: str, roots: Sequence[str]) -> bool:
+    standard = not _is_installed(file) and file.startswith(tuple(_standard()))
+    return not standard and not file.startswith(("<", *roots))
+
+
+def _is_installed(file: str) -> bool:
+    return not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
+
+
+def _roots() -> list[str]:
+    """Folders of packages whose code is no user's."""
+    return [f"{Path(str(sys.modules[name].__file__)).parent}/" for name in _BELOW if name in sys.modules]
+
+
+@functools.lru_cache(maxsize=None)
+def _standard() -> list[str]:
+    """Folders of Python's own modules; packages that are installed lie below them, often."""
+    return [f"{Path(path)}/" for name in ("stdlib", "platstdlib") for path in [sysconfig.get_paths()[name]]]
+
+
+def _is_of_loader(text: str) -> bool:
+    return re.match(r"Caught \w+ in DataLoader worker process", text) is not None
