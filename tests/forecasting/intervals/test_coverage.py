@@ -224,8 +224,7 @@ def test_two_processes_measure_as_one(ranks):
     script = """
     import torch
     from exp.forecasting.intervals.intervals import Intervals
-    from exp.forecasting.intervals.keys import check_levels
-from exp.forecasting.intervals.metrics import IntervalMetrics
+    from exp.forecasting.intervals.metrics import IntervalMetrics
     intervals = Intervals("residuals", [0.5], [0.25, 0.5, 0.75], torch.tensor([-1.0, 0.0, 1.0]).view(-1, 1, 1))
     metrics = IntervalMetrics(intervals, ["a", "b"], torch.zeros(2).double(), torch.ones(2).double())
     group = join()
