@@ -32,7 +32,8 @@ def oil(exp):
 
 
 def test_everything_works_with_it(oil, exp):
-    oil(*OIL, "output_dir=one", "val_every=2")
+    said = oil(*OIL, "output_dir=one", "val_every=2").stdout
+    assert said.count("34 of 12194 training samples are left out in each epoch, others each time: global batch 64") == 1
     oil(*OIL, "output_dir=two", "nproc=2")
     for name, error in exp.result("one")["metrics"].items():
         assert exp.result("two")["metrics"][name] == pytest.approx(error, rel=0.2)  # dropout is a rank's own
@@ -63,7 +64,7 @@ def test_everything_works_with_it(oil, exp):
         ("return AbsoluteError()", "return Rows([])", "my_experiment.Rows has no reset(...); a metric inherits"),
         ('names = ("error",)', 'names = "error"', "AbsoluteError.names must be a list of the names"),
         ("def metrics(", "def metric(", "data: my_experiment.OilTemperature has no metrics(...)"),
-        ("self.table[number]", "self.tables[number]", "OilTemperature.val[...] raises AttributeError"),
+        ("self.table[number]", "self.tables[number]", "OilTemperature.val[0] raises AttributeError"),
         ("return {\"loss\": nn", "return {\"mse\": nn", "Mlp.forward(x, y, mode='loss') must give a dict"),
         ("inputs, hidden=32", "hidden=32", "model: my_experiment.Mlp takes no key 'inputs' (of the data: inputs)"),
     ],
@@ -78,7 +79,8 @@ def test_what_is_missing_is_said_before_the_first_step(oil, exp, old, new, says)
 
 
 def test_one_batch_is_the_whole_way_of_a_run(oil, exp):
-    oil("--config-dir", "my_conf", "experiment=oil", "backend=cpu", "debug=one_batch", "nproc=2", "output_dir=short")
+    short = ["experiment=oil", "backend=cpu", "debug=one_batch", "nproc=2", "output_dir=short"]
+    assert "left out" not in oil("--config-dir", "my_conf", *short).stdout
     result, run = exp.result("short"), exp.path("short")
     assert result["resumed_from"] == str(run / "checkpoints" / "step_00000001.pth")
     assert (result["steps"], result["measured_on"]) == (2, "test (1 of its batches)")

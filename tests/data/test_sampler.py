@@ -110,6 +110,16 @@ def test_fewer_samples_than_a_global_batch():
         assert part in str(error.value)
 
 
+def test_each_epoch_leaves_out_others():
+    sampler = TrainBatchSampler(23, 5)
+    left = []
+    for epoch in range(3):
+        sampler.set_position(epoch, 0)
+        left.append(set(range(23)) - set(torch.cat(list(sampler)).tolist()))
+    assert [len(each) for each in left] == [sampler.left_out] * 3 == [3] * 3
+    assert not left[0] == left[1] == left[2]
+
+
 @pytest.mark.parametrize("world_size", [1, 2, 3, 8, 13])
 @pytest.mark.parametrize("batch_size", [1, 4, 5, 128])
 @pytest.mark.parametrize("num_samples", [1, 7, 20, 101])

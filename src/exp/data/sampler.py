@@ -74,6 +74,11 @@ class TrainBatchSampler:
         """Optimizer steps per epoch."""
         return self.num_samples // self.global_batch_size
 
+    @property
+    def left_out(self) -> int:
+        """Samples that no batch of an epoch has; the next epoch's order leaves out others."""
+        return self.num_samples - self.steps_per_epoch * self.global_batch_size
+
     def __len__(self) -> int:
         """Optimizer steps of a whole epoch, wherever the position: what hooks compare ``batch_idx`` with."""
         return self.steps_per_epoch

@@ -119,6 +119,11 @@ class Training:
             seed=config.seed,
             with_epoch=getattr(train, "needs_epoch", False),
         )
+        if sampler.left_out and not session.restarted_here:
+            session.say(
+                f"{sampler.left_out} of {len(train)} training samples are left out in each epoch, others each time: "
+                f"global batch {sampler.global_batch_size}"
+            )
         self.metrics_hook = MetricsHook(
             session.folder.metrics, config.log_every, Progress(session.console), session.started
         )
