@@ -63,6 +63,9 @@ def validate(config: ExpConfig, overrides: Sequence[str], backend: Backend) -> N
     task = create_task(config)
     with asked("task", task, ".check(config)", TASK_PAGE):
         task.check(config)
+    check_task = getattr(preflight_of(config.data), "check_task", None)
+    if check_task is not None:  # keys that the family adds to tasks
+        check_task(config.task)
     if (
         config.launcher.nnodes > 1
         and not launcher_class(config).submits
@@ -104,7 +107,8 @@ def preflight_of(data: Any) -> Any:
         data: ``config.data``.
 
     Returns:
-        ``preflight`` beside the module of the class that ``data`` names; None: there is none.
+        ``preflight`` beside the module of the class that ``data`` names, with ``preflight(data)`` and, as they are
+        wanted, ``check_task(task)`` and ``take_input(data, wanted)``; None: there is none.
     """
     family = data["_target_"].rpartition(".")[0].rpartition(".")[0]
     if not family or find_module(f"{family}.preflight") is None:  # without importing what is above it

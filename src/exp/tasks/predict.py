@@ -56,5 +56,6 @@ class Predict(Task):
             build_evaluator(session, data),
             files=predicted.files,
             measured_on=predicted.measured_on,
+            data=data.record(session.distributed.gather),
             published=None,  # of the whole test split; not to be compared with a few samples
         )
