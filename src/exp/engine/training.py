@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 __all__ = ["Training", "train"]
 
 logger = logging.getLogger(__name__)
+_WORTH_SAYING = 0.01
+"""Share of the training samples; what fewer leave out is in the log alone."""
 
 
 def train(session: Session) -> dict[str, Any]:
@@ -120,7 +122,8 @@ class Training:
             with_epoch=getattr(train, "needs_epoch", False),
         )
         if sampler.left_out and not session.restarted_here:
-            session.say(
+            tell = session.say if sampler.left_out >= len(train) * _WORTH_SAYING else logger.info
+            tell(
                 f"{sampler.left_out} of {len(train)} training samples are left out in each epoch, others each time: "
                 f"global batch {sampler.global_batch_size}"
             )
