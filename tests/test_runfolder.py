@@ -52,11 +52,10 @@ POISON = """
 from mmengine.hooks import Hook
 
 class Poison(Hook):
-    '''Spoils the weights after the last validation.'''
+    '''Spoils the weights after the last validation: the square of what they predict is no float32.'''
 
     def before_test(self, runner):
-        for parameter in runner.model.parameters():
-            parameter.data.fill_(float("nan"))
+        dict(runner.model.named_parameters())["decoder.1.weight"].data.fill_(1e30)
 """
 
 
@@ -69,24 +68,23 @@ def test_a_run_whose_test_metric_is_not_finite_has_failed(trained, task):
         arguments += ["plugins=[poison]", "hooks=[{type: poison.Poison}]"]
     else:
         content = torch.load(str(trained / "run" / "checkpoints" / "best.pth"))
-        for tensor in content["state_dict"].values():
-            tensor.fill_(NAN)
+        content["state_dict"]["decoder.1.weight"].fill_(1e30)
         torch.save(content, str(trained / "spoilt.pth"))
         arguments += [f"task={task}", "init_from=spoilt.pth"]
     done = run_exp(trained, *arguments)
     assert done.returncode == 1, done.stdout + done.stderr
     measured_on = "plotted windows" if task == "predict" else "test"
-    assert f"{measured_on} mse is nan" in done.stderr.splitlines()[0]
+    assert f"{measured_on} mse is inf" in done.stderr.splitlines()[0]
     folder = RunFolder(trained / task)
     result = read_strictly(folder.result.read_text())
     assert result["status"] == "failed"
-    assert "mse is nan" in result["error"]["message"]
+    assert "mse is inf" in result["error"]["message"]
     if task != "predict":
         lines = folder.metrics.read_text().splitlines() if folder.metrics.exists() else []
         for record in map(read_strictly, lines):
             if record["split"] == "test":
                 assert record["mse"] is None
-                assert record["not_finite"].items() >= {"mse": "nan", "mae": "nan"}.items()
+                assert record["not_finite"]["mse"] == "inf"
         assert (task == "eval") or lines
 
 
