@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import secrets
 import warnings
@@ -17,7 +16,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from exp.config.explain import config_keys
-from exp.config.fields import fields_of_choices
+from exp.config.fields import fields_of_choices, searched
 from exp.errors import ConfigError
 
 __all__ = ["default_keys", "help_text", "register_resolvers", "wants_help"]
@@ -108,10 +107,5 @@ def default_keys(arguments: Sequence[str] = ()) -> list[str]:
 
 def _searched(arguments: Sequence[str]) -> list[str]:
     """The user's folders, as an override."""
-    found = [each.partition("=")[2].strip("[]") for each in arguments if each.startswith("hydra.searchpath=")]
-    for number, word in enumerate(arguments):
-        option, _, folder = word.partition("=")
-        if option in ("--config-dir", "-cd"):
-            folder = folder or "".join(arguments[number + 1 : number + 2])
-            found.append(f"file://{os.path.abspath(folder)}")  # noqa: PTH100 - as the user wrote it
+    found = searched(arguments)
     return [f"hydra.searchpath=[{','.join(found)}]"] if found else []

@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from exp.config.schema import LauncherConfig
 from exp.config.targets import load_target
 
-__all__ = ["admit", "fields_of_choices"]
+__all__ = ["admit", "fields_of_choices", "searched"]
 
 _OVERRIDE = re.compile(r"(task|launcher)\.(\w+)=")
 
@@ -65,21 +65,24 @@ def _fields(group: str, file: Path) -> Iterator[str]:
             yield field.name
 
 
-def _search_path(arguments: Sequence[str]) -> list[Path]:
-    """The user's folders of configurations, as ``--config-dir`` and ``hydra.searchpath`` name them.
+def searched(arguments: Sequence[str]) -> list[str]:
+    """The user's folders of configurations as ``hydra.searchpath`` has them, and ``--config-dir``, as a ``file://``.
 
     Args:
         arguments: of the command line.
     """
-    found = [
-        part.strip(" '\"")
-        for each in arguments
-        if each.startswith("hydra.searchpath=")
-        for part in each.partition("=")[2].strip("[]").split(",")
-    ]
+    given = [each.partition("=")[2].strip("[]") for each in arguments if each.startswith("hydra.searchpath=")]
+    found = [part for each in given for part in each.split(",")]
     for number, word in enumerate(arguments):
         option, _, folder = word.partition("=")
         if option in ("--config-dir", "-cd"):
-            found.append(folder or "".join(arguments[number + 1 : number + 2]))
+            folder = folder or "".join(arguments[number + 1 : number + 2])
+            found.append(f"file://{os.path.abspath(folder)}")  # noqa: PTH100 - as the user wrote it
+    return found
+
+
+def _search_path(arguments: Sequence[str]) -> list[Path]:
+    """Those of :func:`searched` that are folders, not packages."""
+    found = [each.strip(" '\"") for each in searched(arguments)]
     plain = [each[len("file://") :] if each.startswith("file://") else each for each in found]
     return [Path(os.path.abspath(each)) for each in plain if each and "://" not in each]  # noqa: PTH100 - as written

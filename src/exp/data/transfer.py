@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any, Callable, Iterator
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
@@ -30,9 +30,7 @@ def move(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
 
 
 def _moved(value: Any, device: torch.device) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.to(device, non_blocking=True)
-    if isinstance(value, PackedSequence):  # a named tuple, too, a part of which stays on the CPU
+    if isinstance(value, (torch.Tensor, PackedSequence)):  # the latter is a named tuple, too, a part of which stays
         return value.to(device, non_blocking=True)  # type: ignore[arg-type]
     if isinstance(value, dict):
         moved = copy.copy(value)  # of its own class, whatever the constructor of that takes
@@ -46,11 +44,11 @@ def _moved(value: Any, device: torch.device) -> Any:
 
 
 def tensors_of(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors of a batch, or of a part of it, wherever :func:`move` finds them."""
+    """The tensors of a batch, or of what a model gives for it: itself, or wherever mappings, lists and tuples lead."""
     if isinstance(value, torch.Tensor):
         yield value
-    elif isinstance(value, (dict, list, tuple)):
-        for each in value.values() if isinstance(value, dict) else value:
+    elif isinstance(value, (Mapping, list, tuple)):
+        for each in value.values() if isinstance(value, Mapping) else value:
             yield from tensors_of(each)
 
 

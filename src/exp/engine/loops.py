@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Iterator, cast
 import torch
 from mmengine.runner import BaseLoop
 
-from exp.data.transfer import move
+from exp.data.transfer import move, tensors_of
 from exp.engine.fsdp import is_sharded
-from exp.engine.soundness import floats_in, refuse_nan
+from exp.engine.soundness import refuse_nan
 from exp.engine.together import Together
 from exp.engine.wrapper import predictions, unwrapped
 from exp.heartbeat import Stage, beat
@@ -263,7 +263,7 @@ class EvalLoop(BaseLoop):
         runner.call_hook(f"before_{stage}_iter", batch_idx=idx, data_batch=batch)
         with runner.backend.autocast(runner.precision):
             outputs = predictions(unwrapped(runner.model), batch, stage)
-        self._sums.append([value.sum() for value in floats_in(outputs)])
+        self._sums.append([value.sum() for value in tensors_of(outputs) if value.is_floating_point()])
         self.evaluator.update(outputs, batch)
         runner.backend.end_batch(outputs)
         runner.call_hook(f"after_{stage}_iter", batch_idx=idx, data_batch=batch, outputs=outputs)

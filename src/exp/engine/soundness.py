@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import TYPE_CHECKING, Any, Container, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Container, Mapping, Sequence, TypeVar
 
 import torch
 
@@ -18,9 +18,10 @@ from exp.errors import RunError
 if TYPE_CHECKING:
     from exp.session import Session
 
-__all__ = ["check_finite", "floats_in", "not_finite", "refuse_nan", "what_to_do"]
+__all__ = ["check_finite", "not_finite", "refuse_nan", "what_to_do"]
 
 logger = logging.getLogger(__name__)
+_Key = TypeVar("_Key")
 
 
 def not_finite(state: Mapping[str, Any], parameters: Container[str]) -> list[str]:
@@ -50,12 +51,12 @@ def not_finite(state: Mapping[str, Any], parameters: Container[str]) -> list[str
     return [name for name, value in _read(odd).items() if value]
 
 
-def _read(values: Mapping[str, torch.Tensor]) -> dict[str, float]:
+def _read(values: Mapping[_Key, torch.Tensor]) -> dict[_Key, float]:
     """Values of one element each, by name; each device is waited for once."""
-    by_device: dict[torch.device, list[str]] = {}
+    by_device: dict[torch.device, list[_Key]] = {}
     for name, value in values.items():
         by_device.setdefault(value.device, []).append(name)
-    read: dict[str, float] = {}
+    read: dict[_Key, float] = {}
     for names in by_device.values():
         read.update(zip(names, torch.stack([values[name].float() for name in names]).cpu().tolist()))
     return {name: read[name] for name in values}
@@ -90,16 +91,6 @@ def check_finite(runner: Any, state: Mapping[str, Any] | None, step: int) -> Non
         )
 
 
-def floats_in(outputs: Any) -> Iterator[torch.Tensor]:
-    """The tensors of floating point in what a model predicts: itself, or in dicts, lists and tuples."""
-    if isinstance(outputs, torch.Tensor):
-        if outputs.is_floating_point():
-            yield outputs
-    elif isinstance(outputs, (Mapping, list, tuple)):
-        for each in outputs.values() if isinstance(outputs, Mapping) else outputs:
-            yield from floats_in(each)
-
-
 def refuse_nan(runner: Any, sums: Sequence[Sequence[torch.Tensor]], stage: str) -> None:
     """Raise, on all ranks alike, where predictions are NaN. A collective; the device is waited for once.
 
@@ -108,15 +99,15 @@ def refuse_nan(runner: Any, sums: Sequence[Sequence[torch.Tensor]], stage: str) 
 
     Args:
         runner: the runner.
-        sums: of each batch of this rank, the sum of each tensor of its predictions. It is NaN where an element is; the
-            infinity of a class that is masked leaves it infinite.
+        sums: of each batch of this rank, the sum of each tensor of floating point in its predictions. It is NaN where
+            an element is; the infinity of a class that is masked leaves it infinite.
         stage: ``val`` or ``test``.
 
     Raises:
         RunError: they are; it names the first batch.
     """
-    read = _read({f"{batch} {place}": value for batch, found in enumerate(sums) for place, value in enumerate(found)})
-    wrong = sorted({int(name.partition(" ")[0]) for name, value in read.items() if math.isnan(value)})
+    read = _read({(batch, place): value for batch, found in enumerate(sums) for place, value in enumerate(found)})
+    wrong = sorted({batch for (batch, _), value in read.items() if math.isnan(value)})
     by_rank = runner.distributed_group.gather((wrong[:1], len(wrong), len(sums)))
     total = sum(count for _, count, _ in by_rank)
     if total:
