@@ -89,10 +89,10 @@ from exp.engine.fsdp import FullyShard, sharded_parameters
 torch.set_num_threads(1)
 
 class Net(nn.Module):
-    def __init__(self, kind):
+    def __init__(self, kind, blocks=24):
         super().__init__()
         torch.manual_seed(0)
-        self.blocks = nn.ModuleList([nn.Linear(1024, 1024) for _ in range(24)])
+        self.blocks = nn.ModuleList([nn.Linear(1024, 1024) for _ in range(blocks)])
         self.register_buffer("scale", torch.full((3,), 1.0 + rank), persistent=False)
         self.head = nn.Linear(1024, 2)
         self.head.weight.requires_grad_(False)
@@ -109,6 +109,7 @@ if name != "cpu":
 device = backend.set_device(rank)
 group = join()
 found = {}
+deferred.build(lambda: Net("plain", blocks=1), lambda model: None, group)  # what torch imports for it counts for nobody
 for kind in ("plain", "value", "hidden"):
     before = held()
     fitted = []
@@ -135,7 +136,7 @@ def test_rank_0_alone_has_the_model_whole_in_host_memory(ranks, backend):
     first, second = ranks(BUILD, world_size=2, backend=backend)
     assert (first["plain"], second["plain"]) == (False, True)
     assert first["built"] > 90, "24 blocks of 4 MiB"
-    assert second["built"] < 20
+    assert second["built"] < 4, "not one of them"
     for found in (first, second):
         assert found["differs"] == []
         assert found["scale"] == [1.0] * 3
