@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from pathlib import Path
-from typing import Any, Mapping
+from typing import Any, Callable, Mapping
 
-from exp.engine import checkpoint, sharded
-from exp.engine.fsdp import is_sharded
+from exp.engine import checkpoint
 from exp.engine.not_plain import telling_what_is_not_plain
 from exp.engine.soundness import check_finite, what_to_do
 from exp.engine.tested_weights import TestedWeights
-from exp.engine.wrapper import unwrapped
 from exp.errors import RunError
 
 __all__ = ["CheckpointHook"]
@@ -61,7 +60,8 @@ class CheckpointHook(TestedWeights):
         self.bad_epochs = 0
         self.source: Path | None = None  # what this attempt goes on from
         self._known: set[str] = set()  # names of checkpoints in the folder that it has written or read
-        self._due: dict[Path, dict[str, Any]] = {}  # what is to be written, by file; on rank 0
+        self._due: dict[Path, dict[str, Any]] = {}  # what this rank is to write, by file
+        self._writes: dict[Path, Callable[[Path, Any], None]] = {}  # and how, where it is a part
         self._saved = (-1, False)
 
     def before_train(self, runner: Any) -> None:
@@ -110,14 +110,12 @@ class CheckpointHook(TestedWeights):
         if self.best is None or self.sign * value < self.sign * self.best:
             self.best, self.best_epoch, self.best_step = value, runner.epoch, runner.iter
             if self.keep_best:
-                takes_part = runner.distributed_group.is_main or is_sharded(unwrapped(runner.model))
+                takes_part = runner.distributed_group.is_main or runner.sharded_saver is not None
                 content = runner.weights_checkpoint() if takes_part else {}
                 check_finite(runner, content.get("state_dict"), runner.iter)
                 if content:
                     content["meta"]["validation"] = {self.metric: value}
-                    content = sharded.best_beside(runner, self.best_path, content)
-                if runner.distributed_group.is_main:
-                    self._due[self.best_path] = content
+                    self._prepare(runner, self.best_path, content)
         if self.reference is None or self._gained(value, self.reference):
             self.reference, self.bad_epochs = value, 0
         else:
@@ -168,22 +166,34 @@ class CheckpointHook(TestedWeights):
             if epoch_ended:
                 content["meta"].update(epoch=runner.epoch + 1, samples=0)
             check_finite(runner, content["state_dict"], step)
-            content = sharded.shards_beside(runner, self._path(step), content)
-            if runner.distributed_group.is_main:
-                self._due[self._path(step)] = content
-                self._write(runner)
+            self._prepare(runner, self._path(step), content)
+            self._write(runner)
         if waits:
             runner.checkpoint_writer.wait()
+
+    def _prepare(self, runner: Any, path: Path, content: dict[str, Any]) -> None:
+        """Note what of a checkpoint this rank writes. A collective where the model is sharded."""
+        saver = runner.sharded_saver
+        if saver is not None:
+            runner.checkpoint_writer.wait()  # it removes what lies beside the file that it takes the place of
+            prepare = saver.best if path == self.best_path else saver.training
+            self._due[path], self._writes[path] = prepare(path, content)
+        elif runner.distributed_group.is_main:
+            self._due[path] = content
 
     def _write(self, runner: Any) -> None:
         """Have what is due written; files of one call share the copy of the weights."""
         due, self._due = self._due, {}
+        writes, self._writes = self._writes, {}
         if due:
             names = [path.name for path in due if path != self.best_path]
+            then = functools.partial(self._written, names) if runner.distributed_group.is_main else None
+
+            def write(path: Path, copied: Any) -> None:
+                writes[path](path, copied) if path in writes else checkpoint.write(path, copied)
+
             with telling_what_is_not_plain(due.values(), runner.hooks_that_save):
-                runner.checkpoint_writer.start(
-                    due, runner.optim_wrapper, runner.weights_wait_for_update, then=lambda: self._written(names)
-                )
+                runner.checkpoint_writer.start(due, runner.optim_wrapper, runner.weights_wait_for_update, write, then)
 
     def _written(self, names: list[str]) -> None:
         """Called in the background once files are on the disk: only now may older ones go."""

@@ -43,6 +43,8 @@ class CheckpointWriter:
         # Kept from one checkpoint to the next: new memory costs more than a copy.
         self._buffers: list[torch.Tensor] = []
         self._pins = backend.pins_memory
+        self.closing = threading.Event()
+        """Set by :meth:`close`: what is written may wait for other ranks, which need not be there any more."""
         self._thread: threading.Thread | None = None
         self._copied = threading.Event()
         self._error: BaseException | None = None
@@ -128,6 +130,7 @@ class CheckpointWriter:
 
     def close(self) -> None:
         """Wait, at the end of a training that has failed, too: what is being written is good. Logs what goes wrong."""
+        self.closing.set()
         try:
             self.wait()
         except Exception:
@@ -143,6 +146,7 @@ def _unchanging(optim_wrapper: Any, with_weights: bool) -> set[int]:
     states = [state for state in optimizer.state.values() if isinstance(state, Mapping)]  # not all need be
     tensors = [value for state in states for value in state.values()]
     tensors += [p for group in optimizer.param_groups for p in group["params"]] if with_weights else []
+    tensors = [each.to_local() if hasattr(each, "to_local") else each for each in tensors]
     return {
         _address(each)
         for each in tensors

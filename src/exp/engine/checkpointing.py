@@ -20,6 +20,7 @@ from exp.engine.checkpoint_writer import CheckpointWriter
 from exp.engine.fsdp import is_sharded
 from exp.engine.not_plain import telling_what_is_not_plain
 from exp.engine.sharded import complete
+from exp.engine.sharded_save import ShardedSaver
 from exp.engine.wrapper import unwrapped
 from exp.errors import CheckpointError, ConfigError
 
@@ -52,8 +53,14 @@ class CheckpointingRunner(MMEngineRunner):
 
     @functools.cached_property
     def checkpoint_writer(self) -> CheckpointWriter:
-        """Writes checkpoints in the background; in use on rank 0."""
+        """Writes checkpoints in the background; in use on rank 0, and on all where the model is sharded."""
         return CheckpointWriter(self.backend)
+
+    @functools.cached_property
+    def sharded_saver(self) -> ShardedSaver | None:
+        """Prepares what each rank writes; None: rank 0 writes all."""
+        sharded = is_sharded(unwrapped(self.model))
+        return ShardedSaver(self.distributed_group, self.checkpoint_writer.closing) if sharded else None
 
     def _has_hooks_at(self, *stages: str) -> bool:
         """Whether hooks that are not the engine's own do something at one of the stages."""
@@ -79,7 +86,7 @@ class CheckpointingRunner(MMEngineRunner):
         if self._has_hooks_at("before_val", "before_val_epoch", "before_val_iter"):
             # A checkpoint of a validation that is cut short has to hold the weights of the training.
             content = self.training_checkpoint(self.iter, {})
-            if self.distributed_group.is_main or is_sharded(unwrapped(self.model)):
+            if self.distributed_group.is_main or self.sharded_saver is not None:
                 unchanged = ("optimizer", "param_schedulers", "rng")
                 with telling_what_is_not_plain([content], self.hooks_that_save):
                     content = {

@@ -1,4 +1,4 @@
-"""Checkpoints of a model that no rank has whole: every rank writes and reads its own part.
+"""Checkpoints of a model that no rank has whole: every rank reads its own part (:mod:`exp.engine.sharded_save` writes).
 
 ``step_<n>.pth`` is the plain checkpoint that it always is, but what is sharded lies beside it, in a folder of torch's
 distributed checkpoint (``step_<n>.shards0``); it names the folder and the sizes of its files, and is written after
@@ -18,74 +18,15 @@ import torch
 
 from exp.engine import sharded_files as files
 from exp.engine.fsdp import is_sharded, sharded_parameters
-from exp.engine.wrapper import unwrapped
-from exp.errors import CheckpointError, RunError
-from exp.heartbeat import Stage, beat
+from exp.errors import CheckpointError
 
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["adopt_best", "best_beside", "complete", "shards_beside", "tidy"]
+__all__ = ["adopt_best", "complete", "key_of", "sharded_tensors", "tidy", "without_sharded"]
 
 BESIDE = "beside"
 """Key of a checkpoint that tells what lies beside it: ``{"name", "sizes", "folder"}``, the last where it was read."""
-
-
-def shards_beside(runner: Any, path: Path, content: dict[str, Any]) -> dict[str, Any]:
-    """Write what is sharded of a training checkpoint into a folder beside it. A collective.
-
-    Args:
-        runner: with the model.
-        path: where the checkpoint will be.
-        content: of :meth:`exp.engine.checkpointing.CheckpointingRunner.training_checkpoint`.
-
-    Returns:
-        What is left for the plain file; ``content`` itself where nothing is sharded.
-
-    Raises:
-        RunError: a rank could not write its part; all ranks raise it.
-    """
-    if not is_sharded(unwrapped(runner.model)):
-        return content
-    group = runner.distributed_group
-    beat(Stage.CHECKPOINT)
-    runner.checkpoint_writer.wait()  # it removes what lies beside the file that it takes the place of
-    name = None
-    if group.is_main:  # a new one: the former file of this step stays good until the new one is there
-        taken = {each.name for each in path.parent.glob(f"{path.stem}.shards*")}
-        name = next(name for name in (f"{path.stem}.shards{n}" for n in range(len(taken) + 1)) if name not in taken)
-    name = group.gather(name)[0]
-    tensors = {_key(place): value for place, value in _sharded(content)}
-    try:
-        files.save_shards(path.parent / name, tensors, group.cpu_group)
-    except Exception as error:  # torch's own, with those of all ranks
-        said = str(error.__cause__ or error).strip().splitlines() or [type(error).__name__]
-        raise RunError(f"cannot write the sharded checkpoint {path.parent / name}: {said[0][:200]}") from error
-    left = {**content, "state_dict": dict(content["state_dict"]), "optimizer": _copied(content["optimizer"])}
-    for place, _ in list(_sharded(left)):
-        _drop(left, place)
-    left[BESIDE] = {"name": name, "sizes": files.sizes(path.parent / name)}
-    return left
-
-
-def best_beside(runner: Any, path: Path, content: dict[str, Any]) -> dict[str, Any]:
-    """Write weights into one plain ``.safetensors`` beside ``path``, one tensor at a time. A collective.
-
-    Args:
-        runner: with the model.
-        path: ``best.pth``.
-        content: of :meth:`exp.engine.checkpointing.CheckpointingRunner.weights_checkpoint`, on every rank.
-
-    Returns:
-        What is left for the plain file; ``content`` itself where nothing is sharded.
-    """
-    if not is_sharded(unwrapped(runner.model)):
-        return content
-    beat(Stage.CHECKPOINT)
-    runner.checkpoint_writer.wait()
-    file = path.with_name(f"{path.stem}_{content['meta']['step']:08d}.safetensors")
-    files.write_whole(file, content["state_dict"], runner.distributed_group)
-    return {**content, "state_dict": {}, BESIDE: {"name": file.name, "sizes": files.sizes(file)}}
 
 
 def adopt_best(content: Mapping[str, Any], folder: Path) -> None:
@@ -178,7 +119,7 @@ def complete(
     done["state_dict"] = dict(content["state_dict"])
     if "optimizer" in content:
         done["optimizer"] = _copied(content["optimizer"])
-    whole = {_key(place): value for place, value in _tensors(done)}
+    whole = {key_of(place): value for place, value in _tensors(done)}
     found: Mapping[str, Any] = {}
     path = None
     if beside is not None:
@@ -188,7 +129,7 @@ def complete(
             found = files.read_weights(
                 path, {key[1]: value for key, value in sharded.items() if key[0] == "state_dict"}
             )
-            found = {_key(("state_dict", name)): value for name, value in found.items()}
+            found = {key_of(("state_dict", name)): value for name, value in found.items()}
         elif path is not None:
             prefix = "" if trained or (model is None and state) else "state_dict/"
             found = files.load_shards(path, lambda key: _like(key, sharded), prefix)
@@ -209,7 +150,8 @@ def complete(
 # -- where tensors stand in a checkpoint: ("state_dict", name) or ("optimizer", index, key) ----------------------------
 
 
-def _key(place: tuple[Any, ...]) -> str:
+def key_of(place: tuple[Any, ...]) -> str:
+    """Its name in a distributed checkpoint."""
     return "/".join(map(str, place))
 
 
@@ -231,18 +173,22 @@ def _tensors(content: Mapping[str, Any]) -> Iterator[tuple[tuple[Any, ...], torc
                 yield ("optimizer", index, name), value
 
 
-def _sharded(content: Mapping[str, Any]) -> Iterator[tuple[tuple[Any, ...], Any]]:
+def sharded_tensors(content: Mapping[str, Any]) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Those of a checkpoint that are sharded, with their places."""
     return ((place, value) for place, value in _tensors(content) if hasattr(value, "full_tensor"))
+
+
+def without_sharded(content: Mapping[str, Any]) -> dict[str, Any]:
+    """A checkpoint but for its sharded tensors."""
+    left = {**content, "state_dict": dict(content["state_dict"]), "optimizer": _copied(content["optimizer"])}
+    for (part, *rest), _ in list(sharded_tensors(left)):
+        holder = left[part] if part == "state_dict" else left[part]["state"][rest[0]]
+        del holder[rest[-1]]
+    return left
 
 
 def _copied(optimizer: Mapping[str, Any]) -> dict[str, Any]:
     return {**optimizer, "state": {index: dict(state) for index, state in optimizer["state"].items()}}
-
-
-def _drop(content: dict[str, Any], place: tuple[Any, ...]) -> None:
-    part, *rest = place
-    holder = content[part] if part == "state_dict" else content[part]["state"][rest[0]]
-    del holder[rest[-1]]
 
 
 def _put(content: dict[str, Any], place: tuple[Any, ...], value: Any) -> None:

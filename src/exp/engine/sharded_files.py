@@ -7,24 +7,39 @@ its few classes and nothing else, and the tensors under torch's own restricted o
 from __future__ import annotations
 
 import contextlib
-import os
+import copy
+import io
+import math
 import pickle
 import re
 from pathlib import Path, PurePosixPath
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any, BinaryIO, Callable, Mapping, Sequence
 
 import torch
 
 from exp.engine.distributed import Distributed
 from exp.errors import CheckpointError, RunError
-from exp.runfolder import to_json
+from exp.runfolder import to_json, write_atomically
 
-__all__ = ["load_shards", "part_of", "read_weights", "save_shards", "sizes", "write_whole"]
+__all__ = [
+    "header",
+    "load_shards",
+    "part_of",
+    "plan_shards",
+    "put_together",
+    "read_weights",
+    "sizes",
+    "unpickled",
+    "write_index",
+    "write_part",
+    "write_rows",
+]
 
 _INDEX = ".metadata"
+_PIECE = 2**24  # bytes
 _CLASSES = re.compile(
     r"torch\.distributed\.checkpoint\.metadata\.(?:Metadata|TensorStorageMetadata|TensorProperties|ChunkStorageMetadata"
-    r"|MetadataIndex|StorageMeta|_MEM_FORMAT_ENCODING)"
+    r"|MetadataIndex|StorageMeta|_MEM_FORMAT_ENCODING)|torch\.distributed\.checkpoint\.storage\.WriteResult"
     r"|torch\.distributed\.checkpoint\.filesystem\._StorageInfo|torch\.Size|torch\.serialization\._get_layout"
     r"|collections\.OrderedDict"
 )
@@ -65,17 +80,66 @@ def _reader(folder: Path) -> Any:
     return Reader(str(folder))
 
 
-def save_shards(folder: Path, tensors: Mapping[str, Any], group: Any) -> None:
-    """Write sharded tensors: every rank its parts, and rank 0 the index, when all are there. A collective.
+def unpickled(report: bytes) -> Any:
+    """Read what a rank reports of its part: of the classes of an index, too."""
+    return _IndexUnpickler(io.BytesIO(report)).load()
+
+
+def plan_shards(folder: Path, tensors: Mapping[str, Any], group: Distributed) -> tuple[Any, Any]:
+    """Agree on which rank writes which part of a distributed checkpoint. A collective.
 
     Args:
-        folder: made here.
+        folder: need not be there.
         tensors: DTensors by name.
-        group: carries objects; None: the default one does.
+        group: carries objects.
+
+    Returns:
+        This rank's plan, and on rank 0 the index without the places in files. Good for all tensors of the same form.
+    """
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+
+    planner, writer = dcp.DefaultSavePlanner(), dcp.FileSystemWriter(str(folder))
+    planner.set_up_planner(dict(tensors), is_coordinator=group.is_main)
+    local: list[Any] | None = [None] * group.world_size if group.is_main else None
+    dist.gather_object(planner.create_local_plan(), local, dst=0, group=group.cpu_group)
+    plans: list[Any] = [None] * group.world_size
+    index = None
+    if local is not None:
+        plans, index = planner.create_global_plan(local)
+        plans = writer.prepare_global_plan(plans)
+    own: list[Any] = [None]
+    dist.scatter_object_list(own, plans, src=0, group=group.cpu_group)
+    return own[0], index
+
+
+def write_part(folder: Path, plan: tuple[Any, Any], tensors: Mapping[str, torch.Tensor]) -> Any:
+    """Write this rank's file of a distributed checkpoint, onto the disk. No collective.
+
+    Args:
+        folder: made where it is missing.
+        plan: of :func:`plan_shards`.
+        tensors: what this rank has of each tensor, on the CPU.
+
+    Returns:
+        What :func:`write_index` needs to know of it.
     """
     import torch.distributed.checkpoint as dcp
 
-    dcp.save(dict(tensors), storage_writer=dcp.FileSystemWriter(str(folder)), process_group=group)
+    class Planner(dcp.DefaultSavePlanner):
+        def resolve_data(self, write_item: Any) -> torch.Tensor:
+            return tensors[write_item.index.fqn]
+
+    folder.mkdir(parents=True, exist_ok=True)
+    written: Any = dcp.FileSystemWriter(str(folder)).write_data(plan[0], Planner())
+    return written.wait()
+
+
+def write_index(folder: Path, plan: tuple[Any, Any], written: list[Any]) -> None:
+    """Write the index of a distributed checkpoint, with what :func:`write_part` gave on each rank, by rank."""
+    import torch.distributed.checkpoint as dcp
+
+    dcp.FileSystemWriter(str(folder)).finish(copy.copy(plan[1]), written)
 
 
 def load_shards(folder: Path, like: Callable[[str], Any], prefix: str = "") -> dict[str, Any]:
@@ -113,8 +177,13 @@ def _as_sharded(local: torch.Tensor, like: Any) -> Any:
 
 def _rows(like: Any) -> tuple[int, int]:
     """The first row that this rank keeps, and how many: rank r of n begins at row ``r * ceil(rows / n)``."""
-    step = -(-like.shape[0] // like.device_mesh.size())
-    return min(like.device_mesh.get_local_rank() * step, like.shape[0]), like.to_local().shape[0]
+    return _rows_of(like.shape[0], like.device_mesh.get_local_rank(), like.device_mesh.size())
+
+
+def _rows_of(count: int, rank: int, world_size: int) -> tuple[int, int]:
+    step = -(-count // world_size)
+    first = min(rank * step, count)
+    return first, min(step, count - first)
 
 
 def _check_shape(shape: Sequence[int], like: Any) -> None:
@@ -153,54 +222,69 @@ def read_weights(path: Path, like: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def write_whole(path: Path, tensors: Mapping[str, torch.Tensor], group: Distributed) -> None:
-    """Write one plain safetensors file, a tensor at a time; never more than one of them is whole. A collective.
+def write_rows(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write the bytes of tensors one after another; :func:`put_together` reads them once."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        for value in tensors.values():
+            _write_bytes(file, value)
+
+
+def put_together(
+    path: Path, header: bytes, tensors: Mapping[str, torch.Tensor], rows: Mapping[str, int], others: Sequence[Path]
+) -> None:
+    """Write one plain safetensors file from rank 0's part and those of the other ranks, which are removed.
 
     Args:
         path: the file; it is there once it is complete and on the disk.
-        tensors: sharded or not, by name; the same names on every rank.
-        group: carries CPU tensors.
+        header: of :func:`header`.
+        tensors: what rank 0 has of each tensor, in the order of the header.
+        rows: of each tensor that is sharded, how many it has on all ranks.
+        others: what :func:`write_rows` made of the sharded ones on ranks 1, 2, ...
+    """
+
+    def save(out: BinaryIO) -> None:
+        out.write(header)
+        for name, value in tensors.items():
+            _write_bytes(out, value)
+            for rank, source in enumerate(sources, 1) if name in rows else ():
+                _, count = _rows_of(rows[name], rank, len(sources) + 1)
+                _copy(source, out, count * math.prod(value.shape[1:]) * value.element_size())
+
+    with contextlib.ExitStack() as stack:
+        sources = [stack.enter_context(each.open("rb")) for each in others]
+        write_atomically(path, save)
+    for each in others:
+        each.unlink()
+
+
+def _write_bytes(file: BinaryIO, value: torch.Tensor) -> None:
+    data: Any = value.contiguous().reshape(-1).view(torch.uint8).numpy()
+    file.write(data)
+
+
+def _copy(source: BinaryIO, out: BinaryIO, size: int) -> None:
+    while size:
+        piece = source.read(min(size, _PIECE))
+        if not piece:
+            raise OSError(f"{source.name} is shorter than what its rank has written")
+        out.write(piece)
+        size -= len(piece)
+
+
+def header(path: Path, tensors: Mapping[str, torch.Tensor]) -> bytes:
+    """Give the beginning of a safetensors file.
+
+    Args:
+        path: the file to be, for messages.
+        tensors: sharded or not, by name, in the order of the file.
 
     Raises:
-        RunError: rank 0 cannot write it, or a tensor has a dtype that the format lacks; all ranks raise it.
+        RunError: a tensor has a dtype that the format lacks.
     """
     odd = next((f"{name} is {value.dtype}" for name, value in tensors.items() if value.dtype not in _NAMES), None)
     if odd is not None:
         raise RunError(f"cannot write {path}: {odd}, which safetensors has no name for; keep it out of the state dict")
-    temporary = path.with_name(f".{path.name}.tmp")
-    trouble, file = None, None
-    try:
-        if group.is_main:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            file = temporary.open("wb")
-            file.write(_header(tensors))
-    except OSError as error:
-        trouble = str(error)
-    for value in tensors.values():
-        whole = _gathered(value, group)
-        try:
-            if file is not None and trouble is None and whole is not None:
-                whole.contiguous().reshape(-1).view(torch.uint8).numpy().tofile(file)
-        except OSError as error:
-            trouble = str(error)  # the others go on gathering, and are told at the end
-    try:
-        if file is not None and trouble is None:
-            file.flush()
-            os.fsync(file.fileno())
-            file.close()
-            temporary.replace(path)
-    except OSError as error:
-        trouble = str(error)
-    if trouble is not None and file is not None:
-        with contextlib.suppress(OSError):
-            file.close()
-            temporary.unlink()  # half of it helps nobody, and the disk may be full
-    trouble = group.gather(trouble)[0]
-    if trouble is not None:
-        raise RunError(f"cannot write {path}: {trouble}")
-
-
-def _header(tensors: Mapping[str, torch.Tensor]) -> bytes:
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, value in tensors.items():
@@ -209,19 +293,3 @@ def _header(tensors: Mapping[str, torch.Tensor]) -> bytes:
     text = to_json(entries).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
-
-
-@torch.no_grad()
-def _gathered(value: Any, group: Distributed) -> torch.Tensor | None:
-    """A tensor whole, on the CPU of rank 0; None on the others."""
-    if not hasattr(value, "full_tensor"):
-        return value.detach().cpu() if group.is_main else None
-    import torch.distributed as dist
-
-    local = value.to_local().detach().cpu()
-    step = -(-value.shape[0] // group.world_size)
-    padded = local.new_zeros((step, *value.shape[1:]))
-    padded[: local.shape[0]] = local
-    parts = [torch.empty_like(padded) for _ in range(group.world_size)] if group.is_main else None
-    dist.gather(padded, parts, dst=0, group=group.cpu_group)
-    return None if parts is None else torch.cat(parts)[: value.shape[0]]
