@@ -80,7 +80,7 @@ class AcceleratorBackend(Backend):
         if kind is None:
             return f"torch.accelerator names no device{hint or '; install the plug-in that goes with this torch'}"
         if kind in _NAMED:
-            return f"torch's device here is {kind}; use backend={_NAMED[kind]}"
+            return f"torch's device here is {kind}; use backend={_NAMED[kind]}{hint}"
         if count == 0:
             return f"torch is built for {kind}, but counts no card; check the driver and its visible-devices variable"
         return None

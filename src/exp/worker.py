@@ -136,7 +136,8 @@ def run_worker(
     Args:
         folder: the run folder.
         info: this rank's place.
-        redirect: send stderr (and stdout, on ranks other than 0) to the log of the rank.
+        redirect: send stderr and stdout to the log of the rank; what Python writes to rank 0's stdout is for the
+            terminal.
         body: what the worker does; None: :func:`exp.session.run`.
 
     Raises:
@@ -206,13 +207,19 @@ class _LogFile(logging.FileHandler):
 
 
 def _redirect(log: Path, keep_stdout: bool) -> None:
-    """Point the file descriptors at the log, so that native code writes there too."""
+    """Point the file descriptors at the log, so that native code writes there too.
+
+    Where stdout is kept, it is Python's alone: some builds of gloo greet each peer there, and vendors' libraries tell
+    their versions.
+    """
     descriptor = os.open(str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
     sys.stdout.flush()
     sys.stderr.flush()
     os.dup2(descriptor, 2)
-    if not keep_stdout:
-        os.dup2(descriptor, 1)
+    if keep_stdout:
+        kept = sys.stdout
+        sys.stdout = open(os.dup(1), "w", buffering=1, encoding=kept.encoding, errors=kept.errors)  # noqa: PTH123, SIM115
+    os.dup2(descriptor, 1)
     os.close(descriptor)
 
 

@@ -72,7 +72,7 @@ def test_the_backends_lists_are_the_cards(card):
     backend = create_backend({"_target_": "exp.backends.gcu.GcuBackend", "name": "gcu", "simulate": True})
     backend.set_device(0)
     strip = lambda name: name[:-1] if name.endswith("_") and not name.endswith("__") else name
-    ours = {strip(name) for name in backend.lacking_operators()}
+    ours = {strip(name) for name in backend.lacking_operators() if hasattr(torch.ops.aten, strip(name))}
     cards = torch_gcu.simulator.lacking_operators()
     assert not ours - cards, ours - cards
     missing = [name for name in cards - ours if not re.search(other, name)]
