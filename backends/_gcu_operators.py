@@ -41,33 +41,33 @@ _WITHOUT_KERNEL = _names(
     _adaptive_avg_pool3d_backward _addmm_activation _aminmax _batch_norm_with_update _cdist_backward _cdist_forward
     _cholesky_solve_helper _compute_linear_combination _ctc_loss _ctc_loss_backward _cummin_helper _dirichlet_grad
     _embedding_bag _embedding_bag_backward _embedding_bag_dense_backward _embedding_bag_forward_only
-    _embedding_bag_per_sample_weights_backward _fused_adagrad_ _fused_adam_ _fused_moving_avg_obs_fq_helper
-    _fused_sgd_ _linalg_det _linalg_eigh _linalg_eigvals _linalg_slogdet _linalg_svd _logcumsumexp _masked_softmax
+    _embedding_bag_per_sample_weights_backward _fused_adagrad_ _fused_adam_ _fused_moving_avg_obs_fq_helper _fused_sgd_
+    _linalg_det _linalg_eigh _linalg_eigvals _linalg_slogdet _linalg_svd _logcumsumexp _masked_softmax
     _masked_softmax_backward _pdist_backward _pdist_forward _prelu_kernel_backward _sample_dirichlet
     _segment_reduce_backward _slow_conv2d_backward _slow_conv2d_forward _standard_gamma _standard_gamma_grad
     _upsample_bicubic2d_aa_backward _upsample_bilinear2d_aa_backward _upsample_lanczos2d_aa
     _upsample_lanczos2d_aa_backward _upsample_nearest_exact1d_backward _upsample_nearest_exact2d_backward
-    _upsample_nearest_exact3d_backward _weight_norm_interface_backward adaptive_avg_pool3d
-    adaptive_avg_pool3d_backward adaptive_max_pool2d adaptive_max_pool2d_backward adaptive_max_pool3d
-    adaptive_max_pool3d_backward addbmm avg_pool2d_backward avg_pool3d_backward batch_norm_backward
-    batch_norm_update_stats binary_cross_entropy_backward cauchy_ cholesky_inverse complex conj_physical dot
-    embedding_renorm_ fractional_max_pool2d fractional_max_pool2d_backward fractional_max_pool3d
-    fractional_max_pool3d_backward geometric_ geqrf glu_backward glu_backward_jvp grid_sampler_2d_backward
-    grid_sampler_3d_backward hardshrink_backward hardsigmoid_backward hardswish_backward hardtanh_backward
-    hash_tensor heaviside histogram huber_loss_backward index_copy leaky_relu_backward linalg_cholesky_ex linalg_eig
-    linalg_eigvals linalg_householder_product linalg_inv_ex linalg_ldl_factor_ex linalg_ldl_solve linalg_lstsq
-    linalg_lu linalg_matrix_exp linalg_solve_triangular log_normal_ log_sigmoid_backward logit_backward lu_unpack
-    max_pool2d_with_indices_backward max_pool3d_with_indices_backward max_unpool2d max_unpool3d
-    multi_margin_loss_backward multilabel_margin_loss_backward multilabel_margin_loss_forward mvlgamma narrow_copy
-    native_batch_norm_backward native_group_norm_backward nextafter nll_loss2d_backward nonzero_static norm ormqr
-    polygamma put_ reflection_pad1d_backward reflection_pad2d_backward reflection_pad3d_backward renorm
-    replication_pad1d_backward replication_pad2d_backward replication_pad3d_backward rrelu_with_noise searchsorted
-    segment_reduce sgn signbit slow_conv3d_forward slow_conv_dilated2d slow_conv_dilated3d slow_conv_transpose2d
-    slow_conv_transpose3d smooth_l1_loss_backward softplus_backward softshrink softshrink_backward take tan
-    threshold_backward triangular_solve tril_indices triu_indices trunc unfold_backward unique_dim
-    unique_dim_consecutive upsample_bicubic2d_backward upsample_bilinear2d_backward upsample_linear1d_backward
-    upsample_nearest1d upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward
-    upsample_trilinear3d_backward vdot
+    _upsample_nearest_exact3d_backward _weight_norm_interface_backward adaptive_avg_pool3d adaptive_avg_pool3d_backward
+    adaptive_max_pool2d adaptive_max_pool2d_backward adaptive_max_pool3d adaptive_max_pool3d_backward addbmm
+    avg_pool2d_backward avg_pool3d_backward batch_norm_backward batch_norm_update_stats binary_cross_entropy_backward
+    cauchy_ cholesky_inverse complex conj_physical dot embedding_renorm_ fractional_max_pool2d
+    fractional_max_pool2d_backward fractional_max_pool3d fractional_max_pool3d_backward geometric_ geqrf glu_backward
+    glu_backward_jvp grid_sampler_2d_backward grid_sampler_3d_backward hardshrink_backward hardsigmoid_backward
+    hardswish_backward hardtanh_backward hash_tensor heaviside histogram huber_loss_backward index_copy
+    leaky_relu_backward linalg_cholesky_ex linalg_eig linalg_eigvals linalg_householder_product linalg_inv_ex
+    linalg_ldl_factor_ex linalg_ldl_solve linalg_lstsq linalg_lu linalg_matrix_exp linalg_matrix_sqrth linalg_polar
+    linalg_solve_triangular log_normal_ log_sigmoid_backward logit_backward lu_unpack max_pool2d_with_indices_backward
+    max_pool3d_with_indices_backward max_unpool2d max_unpool3d multi_margin_loss_backward
+    multilabel_margin_loss_backward multilabel_margin_loss_forward mvlgamma narrow_copy native_batch_norm_backward
+    native_group_norm_backward nextafter nll_loss2d_backward nonzero_static norm ormqr polygamma put_
+    reflection_pad1d_backward reflection_pad2d_backward reflection_pad3d_backward renorm replication_pad1d_backward
+    replication_pad2d_backward replication_pad3d_backward rrelu_with_noise searchsorted segment_reduce sgn signbit
+    slow_conv3d_forward slow_conv_dilated2d slow_conv_dilated3d slow_conv_transpose2d slow_conv_transpose3d
+    smooth_l1_loss_backward softplus_backward softshrink softshrink_backward take tan threshold_backward
+    triangular_solve tril_indices triu_indices trunc unfold_backward unique_dim unique_dim_consecutive
+    upsample_bicubic2d_backward upsample_bilinear2d_backward upsample_linear1d_backward upsample_nearest1d
+    upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward upsample_trilinear3d_backward
+    vdot
     """
 )
 

@@ -39,13 +39,26 @@ class Case:
         drawn = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in self.shapes)
         return [tensor.to(dtype).requires_grad_() for tensor in drawn]
 
-    def numbers(self, dtype: torch.dtype) -> list[torch.Tensor]:
-        """The result and all gradients, of a sum with weights that differ."""
+    def numbers(self, dtype: torch.dtype, permuted: bool = False) -> list[torch.Tensor]:
+        """The result and all gradients, of a sum with weights that differ.
+
+        Args:
+            dtype: of all.
+            permuted: whether arguments and the result's gradient lie in memory with their axes in the other order.
+        """
         inputs = self.inputs(dtype)
+        if permuted:
+            inputs = [lying_the_other_way(each).requires_grad_() for each in inputs]
         result = self.function(*inputs)
         weights = torch.randn(result.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+        weights = lying_the_other_way(weights) if permuted else weights
         gradients = torch.autograd.grad(result, inputs, weights.to(result.dtype))
         return [result.detach(), *gradients]
+
+
+def lying_the_other_way(tensor: torch.Tensor) -> torch.Tensor:
+    axes = tuple(reversed(range(tensor.dim())))
+    return tensor.detach().permute(axes).contiguous().permute(axes)
 
 
 def difference(first: list[torch.Tensor], second: list[torch.Tensor]) -> float:
@@ -243,10 +256,17 @@ CASES: dict[str, dict[str, Case]] = {
 """By kernel."""
 
 
-def counted(kernels: dict[str, Callable[..., Any]], calls: Counter[str]) -> None:
+def counted(kernels: dict[str, Callable[..., Any]], calls: Counter[str], permuted: set[bool]) -> None:
+    """Count calls; while ``permuted`` is not empty, hand tensors over whose axes lie in memory in the other order.
+
+    Which of them torch makes contiguous before it calls a kernel differs from version to version.
+    """
+
     def counting(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
             calls[name] += 1
+            if permuted:
+                args = tuple(lying_the_other_way(each) if isinstance(each, torch.Tensor) else each for each in args)
             return kernel(*args, **kwargs)
 
         return run
@@ -261,19 +281,24 @@ def main() -> None:
     native: dict[str, dict[str, Any]] = {}
     for name, case in every.items():
         native[name] = {dtype: case.numbers(DTYPES[dtype]) for dtype in case.types}
+        native[name][f"{case.types[0]} permuted"] = case.numbers(DTYPES[case.types[0]], permuted=True)
 
     from exp import operators
     from exp.operators import separable
 
     calls: Counter[str] = Counter()
-    counted(operators.KERNELS, calls)
+    permuted: set[bool] = set()
+    counted(operators.KERNELS, calls, permuted)
     operators.install("cpu", set(operators.KERNELS) - separable.TELLING)
     found = {}
     for name, case in every.items():
         calls.clear()
-        differences = {
-            dtype: difference(numbers, case.numbers(DTYPES[dtype])) for dtype, numbers in native[name].items()
-        }
+        differences = {}
+        for kind, numbers in native[name].items():
+            dtype, _, other_way = kind.partition(" ")
+            permuted.update({True} if other_way else ())
+            differences[kind] = difference(numbers, case.numbers(DTYPES[dtype], permuted=bool(other_way)))
+            permuted.clear()
         ran = dict(calls)
         twice = None
         if case.twice:

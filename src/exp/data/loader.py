@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+import re
 from typing import TYPE_CHECKING, Any, Iterable
 
 import torch
@@ -38,7 +39,7 @@ class _Loader(DataLoader[Any]):
             try:
                 return super().__iter__()
             except (AttributeError, TypeError, pickle.PicklingError) as error:
-                if "pickle" not in str(error):
+                if not re.search("pickle|local object", str(error)):  # the latter is Python 3.12's and 3.13's
                     raise
                 whole = getattr(self.dataset, "dataset", self.dataset)
                 raise ConfigError(

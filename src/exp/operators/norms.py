@@ -108,7 +108,7 @@ def native_group_norm_backward(
     if output_mask[0]:
         if weight is not None:
             grad, product = grad * wide(weight).view(-1, 1), product.mul_(wide(weight).view(-1, 1))
-        rows, products = grad.reshape(together.shape), product.view(together.shape)
+        rows, products = grad.reshape(together.shape), product.reshape(together.shape)
         of_input = torch.addcmul(rows, normed, products.mean(1, keepdim=True), value=-1.0, out=normed)
         of_input = of_input.sub_(rows.mean(1, keepdim=True)).mul_(rstd).view(x.shape).to(x.dtype)
     return of_input, of_weight, of_bias
