@@ -207,10 +207,14 @@ class GcuBackend(Backend):
         return int(free), int(total)
 
     def lacking_operators(self) -> frozenset[str]:
-        """The vendor's lists for the current card, less ``options.native``; nothing is known of legacy cards."""
+        """The vendor's lists for the current card, less ``options.native``; nothing is known of legacy cards.
+
+        Where there is no plug-in to ask (``task=estimate`` needs none): what any of the cards lacks.
+        """
         if is_legacy():
             return frozenset()
-        return _gcu_operators.lacking(_gcu().get_device_capability()[0], self.options.get("native", ()))
+        major = _gcu().get_device_capability()[0] if "torch_gcu" in sys.modules else 0
+        return _gcu_operators.lacking(major, self.options.get("native", ()))
 
     def fused_attention(self, precision: str) -> bool:
         """Not in float32, but on the cards that are known to take it: others end the process, without an error."""

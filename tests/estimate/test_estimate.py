@@ -112,9 +112,9 @@ def test_a_card_keeps_bytes_of_dropout_halves_of_weights_and_no_scores():
 @pytest.mark.parametrize(
     ("overrides", "nproc"),
     [
-        ([*SERIES, "global_batch_size=64", "data.eval_batch_size=4", "data.on_device=false"], 2),
-        ([*SERIES, "global_batch_size=4", "data.eval_batch_size=64", "precision=bf16", "data.on_device=false"], 1),
-        (IMAGES, 1),
+        ([*SERIES, "global_batch_size=64", "data.eval_batch_size=4"], 2),
+        ([*SERIES, "global_batch_size=4", "data.eval_batch_size=64", "precision=bf16"], 1),
+        ([*IMAGES, "global_batch_size=32", "precision=bf16"], 1),  # where portable kernels take float32 inside
         pytest.param([*IMAGES, "wrapper=fsdp"], 2, marks=SHARDING),
     ],
     ids=["training", "validation", "images", "sharded"],

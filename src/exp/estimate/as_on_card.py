@@ -6,7 +6,7 @@ The meta device has no autocast and none of the fused forms that cards have, and
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Iterator
+from typing import Any, Callable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -69,6 +69,18 @@ class AsOnCard(TorchFunctionMode):
         finally:
             self._casts = False
             self._weights.clear()
+
+    def below_autocast(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
+        """A kernel, whose own calls are not cast: the dispatcher comes to it after autocast."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            casts, self._casts = self._casts, False
+            try:
+                return kernel(*args, **kwargs)
+            finally:
+                self._casts = casts
+
+        return run
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

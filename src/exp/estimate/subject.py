@@ -14,6 +14,7 @@ from exp.contract import asked
 from exp.data.base import Data, Sketch, check_data, split_of
 from exp.data.transfer import tensors_of
 from exp.errors import ConfigError, DataError
+from exp.estimate.tracker import MemoryTracker
 
 __all__ = ["Subject", "as_batch", "largest_sample", "optimizer_of"]
 
@@ -28,6 +29,7 @@ class Subject:
         model: on the meta device.
         notes: what the figures do not know, a line each.
         eval_batch_size: samples per rank and batch in validation.
+        held: bytes of the splits that a card keeps, and cuts its batches from.
 
     Args:
         config: validated; files of the data may be missing where their class has a sketch.
@@ -40,7 +42,7 @@ class Subject:
 
     def __init__(self, config: Any, on_meta: bool = True) -> None:
         self.notes: list[str] = []
-        sketch = _sketch_of(config, self.notes)
+        sketch, self.held = _sketch_of(config, self.notes)
         self.eval_batch_size = sketch.eval_batch_size
         self._train, self._val = sketch.train, sketch.val
         self._on_meta = on_meta
@@ -61,26 +63,37 @@ class Subject:
         return as_batch(self._val, self.eval_batch_size)
 
 
-def _sketch_of(config: Any, notes: list[str]) -> Sketch:
-    """From the files where they are there, else from the configuration."""
+def _sketch_of(config: Any, notes: list[str]) -> tuple[Sketch, int]:
+    """From the files where they are there, else from the configuration; and what a card keeps of the splits."""
     try:
         data: Data = create(config.data, "data")
         check_data(data)
-        return Sketch(
+        sketch = Sketch(
             largest_sample(data, "train", config.seed),
             largest_sample(data, "val", config.seed),
             data.model_arguments(),
             data.eval_batch_size,
         )
+        return sketch, _kept_on_device(data)
     except DataError as error:
         cls = load_target("data._target_", config.data["_target_"])
         keys = {str(key): value for key, value in config.data.items() if key != "_target_"}
-        sketch: Sketch | None = cls.sketch(**keys) if issubclass(cls, Data) else None
-        if sketch is None:
+        drawn: Sketch | None = cls.sketch(**keys) if issubclass(cls, Data) else None
+        if drawn is None:
             raise
         notes.append(f"shapes are those of the keys of data, whose files are not here: {str(error).splitlines()[0]}")
-        notes.extend(sketch.notes)
-        return sketch
+        notes.extend(drawn.notes)
+        return drawn, 0
+
+
+def _kept_on_device(data: Data) -> int:
+    tracker = MemoryTracker()
+    with tracker:
+        splits = [split for split in (data.train, data.val) if hasattr(split, "on_device")]
+        cuts = [split.on_device(torch.device("meta"), None) for split in splits]
+        held = tracker.now["activations"]
+    del cuts
+    return held
 
 
 def largest_sample(data: Data, split: str, seed: int) -> Mapping[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Callable, ContextManager, Iterator
+from typing import TYPE_CHECKING, Any, Callable, ContextManager, Iterator, Mapping
 
 import torch
 from torch import nn
@@ -130,10 +130,12 @@ class Tracer:
         subject, config, sharing = self.subject, self.config, self.sharing
         model = subject.model.train()
         optimizer = optimizer_of(model, config.optim, self.backend.device_type != "cpu")
-        tracker, hooks = MemoryTracker(), []
+        as_on_card = self._as_on_card()
+        tracker, hooks = self._tracker(as_on_card), []
         tracker.count(model.parameters(), "parameters", sharing.share)
         tracker.count(model.buffers(), "buffers")
         tracker.hold("wrapper", sharing.held)
+        tracker.hold("data", self._held_on_card())
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
         def keep(parameter: torch.Tensor) -> None:
@@ -142,7 +144,6 @@ class Tracer:
         for parameter in trained:
             hooks.append(parameter.register_post_accumulate_grad_hook(keep))
         tracker.hold("gradients", sharing.held_gradients)
-        as_on_card = self._as_on_card()
         try:
             for _ in range(2):  # the first makes the optimizer's state
                 tracker.restart()
@@ -171,10 +172,12 @@ class Tracer:
     def validate(self) -> Peak | None:
         """The worst moment of a validation batch, while the optimizer keeps its state; None: it reads values."""
         subject, sharing = self.subject, self.sharing
-        model, tracker, as_on_card = subject.model.eval(), MemoryTracker(), self._as_on_card()
+        model, as_on_card = subject.model.eval(), self._as_on_card()
+        tracker = self._tracker(as_on_card)
         tracker.count(model.parameters(), "parameters", sharing.share)
         tracker.count(model.buffers(), "buffers")
         tracker.hold("wrapper", sharing.held)
+        tracker.hold("data", self._held_on_card())
         tracker.hold("gradients", sharing.held_gradients)
         tracker.hold("optimizer", paged(int(self.optimizer_bytes * sharing.share)))
         batch = subject.val_batch()
@@ -194,6 +197,13 @@ class Tracer:
     def _as_on_card(self) -> AsOnCard:
         return AsOnCard(self.config.precision, _fuses(self.backend, self.config.precision))
 
+    def _held_on_card(self) -> int:
+        return self.subject.held if self.backend.device_type != "cpu" else 0
+
+    def _tracker(self, as_on_card: AsOnCard) -> MemoryTracker:
+        kernels = _portable_kernels(self.backend)
+        return MemoryTracker(kernels={name: as_on_card.below_autocast(kernel) for name, kernel in kernels.items()})
+
 
 def _reads_values(error: BaseException) -> bool:
     """Whether an error comes of tensors that have no values; one of ours is made of such an error, then."""
@@ -207,6 +217,19 @@ def _fuses(backend: Backend, precision: str) -> bool:
         return backend.device_type != "cpu" and backend.fused_attention(precision)
     except Exception:  # noqa: BLE001 - of a vendor's plug-in that is not installed, or has no card
         return True
+
+
+def _portable_kernels(backend: Backend) -> Mapping[str, Callable[..., Any]]:
+    """What runs in the place of operators that the backend's cards lack; none where that only a card could tell."""
+    try:
+        lacking = backend.lacking_operators()
+    except Exception:  # noqa: BLE001 - of a vendor's plug-in that is not installed, or has no card
+        return {}
+    if not lacking:
+        return {}
+    from exp.operators import KERNELS
+
+    return {name: kernel for name, kernel in KERNELS.items() if name in lacking}
 
 
 def _bytes_of(optimizer: torch.optim.Optimizer) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, Iterable, Sequence
+from typing import Any, Callable, Iterable, Mapping, Sequence
 
 import torch
 
@@ -11,7 +11,7 @@ from exp.compat import every_operator
 
 __all__ = ["KINDS", "MemoryTracker", "paged"]
 
-KINDS = ("parameters", "gradients", "optimizer", "wrapper", "buffers", "batch", "activations")
+KINDS = ("parameters", "gradients", "optimizer", "wrapper", "buffers", "data", "batch", "activations")
 """Of memory. Activations: whatever a pass makes, what is saved for backward and what is gone at its end."""
 _PAGE = 512
 """Bytes; cards hand memory out in multiples of it."""
@@ -25,7 +25,7 @@ def paged(count: int) -> int:
 class MemoryTracker:
     """Counts storages of one type of device from the operator that makes them to the end of their last tensor.
 
-    What an operator takes inside, such as the workspace of a convolution, is not seen.
+    What an operator takes inside, such as the workspace of a convolution, is not seen, but that of portable kernels is.
 
     Attributes:
         kind: what new storages are counted as, one of :data:`KINDS`.
@@ -35,10 +35,12 @@ class MemoryTracker:
 
     Args:
         device_type: whose storages are counted.
+        kernels: of portable operators (:mod:`exp.operators`) that run in the place of the device's, by ATen name.
     """
 
-    def __init__(self, device_type: str = "meta") -> None:
+    def __init__(self, device_type: str = "meta", kernels: Mapping[str, Callable[..., Any]] | None = None) -> None:
         self.device_type = device_type
+        self._kernels = kernels or {}
         self.kind = "activations"
         self.share = 1.0
         self.now = dict.fromkeys(KINDS, 0)
@@ -84,7 +86,12 @@ class MemoryTracker:
                 entry[:2] = kind, size
 
     def _call(self, operator: Any, arguments: Sequence[Any], keywords: dict[str, Any]) -> Any:
-        result = operator(*arguments, **keywords)
+        kernel = self._kernels.get(operator.overloadpacket.__name__) if self._kernels else None
+        if kernel is None:
+            result = operator(*arguments, **keywords)
+        else:
+            with every_operator(self._call):
+                result = kernel(*arguments, **keywords)
         for value in result if isinstance(result, (tuple, list)) else (result,):
             for tensor in value if isinstance(value, (tuple, list)) else (value,):
                 if isinstance(tensor, torch.Tensor) and tensor.device.type == self.device_type:

@@ -18,25 +18,30 @@ Tensor = torch.Tensor
 
 def gelu_backward(grad_output: Tensor, self: Tensor, *, approximate: str = "none") -> Tensor:
     """Hendrycks and Gimpel, arXiv 1606.08415: (x Phi(x))' = Phi(x) + x phi(x), and of the form with tanh."""
-    x, grad = wide(self), wide(grad_output)
+    x = wide(self)
     if approximate == "tanh":
         slope, cubic = math.sqrt(2.0 / math.pi), 0.044715
         square = x * x
         tanh = (square * (slope * cubic)).add_(slope).mul_(x).tanh_()
         inner = square.mul_(3.0 * slope * cubic).add_(slope).mul_(x)
         factor = inner.addcmul_(inner * tanh, tanh, value=-1.0).add_(tanh).add_(1.0)
+        del square, tanh, inner
     else:
         # 2 Phi(x) = 1 + erf(x / sqrt 2), and 2 phi(x) = sqrt(2 / pi) exp(-x**2 / 2)
         density = (x * x).mul_(-0.5).exp_()
         factor = (x * math.sqrt(0.5)).erf_().addcmul_(x, density, value=math.sqrt(2.0 / math.pi)).add_(1.0)
-    return factor.mul_(grad).mul_(0.5).to(self.dtype)
+        del density
+    del x  # of half types a copy as large as the gradient's: one at a time
+    return factor.mul_(wide(grad_output)).mul_(0.5).to(self.dtype)
 
 
 def silu_backward(grad_output: Tensor, self: Tensor) -> Tensor:
     """(x s)' = s (1 + x (1 - s)), s = sigmoid(x)."""
-    x, grad = wide(self), wide(grad_output)
+    x = wide(self)
     sigmoid = torch.sigmoid(x)
-    return (1.0 - sigmoid).mul_(x).add_(1.0).mul_(sigmoid).mul_(grad).to(self.dtype)
+    factor = (1.0 - sigmoid).mul_(x).add_(1.0).mul_(sigmoid)
+    del x, sigmoid
+    return factor.mul_(wide(grad_output)).to(self.dtype)
 
 
 def sigmoid_backward(grad_output: Tensor, output: Tensor) -> Tensor:
