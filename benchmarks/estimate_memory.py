@@ -74,6 +74,9 @@ def compared(experiments: list[str], nproc: int, more: list[str]) -> Iterator[tu
             write_series(Path(place), experiment, given)
             limit = ["debug.val_batches=1"] * experiment.startswith("timebridge")  # images have different sizes
             root = [f"data.root={place}"] if experiment.startswith("timebridge") else []
+            if experiment == "dinov3_distillation":
+                measured(Path(place, "teacher"), "experiment=dinov3_eurosat", "max_steps=1", "data.num_workers=0")
+                root = [f"model.teacher.init_from={place}/teacher"]
             common = [f"experiment={experiment}", "backend=gcu_simulated", f"nproc={nproc}", *given, *root, *more]
             estimated = measured(Path(place, "estimate"), "task=estimate", *common)["estimate"]
             counted = measured(

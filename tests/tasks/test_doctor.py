@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import time
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from exp.backends._monitor import reading
 
 from exp.doctor.record import CHECKS
-from tests.simulators import needs_card
+from tests.simulators import needs_card, needs_current_card
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 45
@@ -224,6 +225,7 @@ def test_simulated_cards(doctor):
     assert len({examined.check(rank, "device")["values"]["identity"] for rank in range(3)}) == 3
     assert "eccl" in examined.report["process_group"]
     assert examined.text.startswith("SIMULATED")
+    assert "timebridge_small is not estimated: global_batch_size=64 does not divide" in examined.text
     operators = examined.check(1, "operators")["values"]
     if examined.check(1, "device")["values"]["device"].startswith("gcu"):
         assert {"native_layer_norm_backward", "threshold_backward"} <= set(operators["lacking"])
@@ -232,6 +234,25 @@ def test_simulated_cards(doctor):
     else:
         assert operators["lacking"] == []
         assert operators["left_device"] == {}
+
+
+@needs_current_card
+@pytest.mark.slow
+def test_a_training_that_does_not_fit_is_told_with_the_batch_that_does(doctor):
+    fits = ["backend=gcu_simulated", "model.d_model=32", "model.d_ff=32", "model.num_heads=2", "data.eval_batch_size=4"]
+    examined = doctor(*fits, timeout_s=120)
+    assert (examined.code, examined.report["verdict"], examined.report["findings"]) == (0, "ok", [])
+    training = examined.report["training"]
+    assert 0 < training["memory_peak"] < training["free"]
+    assert "timebridge_small takes about " in examined.text
+    examined = doctor(*fits, "global_batch_size=262144", "overwrite=true", timeout_s=120)
+    assert (examined.code, examined.report["verdict"]) == (0, "warning")
+    (finding,) = examined.report["findings"]
+    assert (finding["check"], finding["ranks"]) == ("training", [0])
+    batch, accumulate = map(int, re.findall(r"=(\d+)", finding["advice"]))
+    assert batch * accumulate == 262144
+    assert accumulate > 1
+    assert examined.text.count("takes about") == 1
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from exp import console
 from exp.doctor.record import FAILED, OK, WARNING
 from exp.doctor.table import print_report
+from exp.doctor.training_memory import add_training_memory
 from exp.doctor.verdict import assemble, clear, value_of
 from exp.errors import RunError
 from exp.result import blank_result
@@ -44,6 +45,7 @@ def end(config: ExpConfig, folder: RunFolder, outcome: Outcome, where: str) -> i
         The exit code.
     """
     report = assemble(config, folder, outcome, started=folder.config.stat().st_mtime)
+    add_training_memory(report, config)
     result = blank_result(config)
     worst = next((finding for finding in report["findings"] if finding["status"] == FAILED), None)
     result.update(

@@ -42,6 +42,8 @@ def print_report(terminal: Console, report: dict[str, Any], where: str) -> None:
         table.add_row(*cells[:-1], f"[{style}]{cells[-1]}[/]")
     terminal.print()
     terminal.print(table)
+    if report["training"] is not None and all(finding["check"] != "training" for finding in report["findings"]):
+        terminal.print(f"\n{escape(report['training']['text'])}", soft_wrap=True)
     for finding in report["findings"]:
         style = _STYLES[finding["status"]]
         who = _ranks(finding["ranks"], report["world_size"])
