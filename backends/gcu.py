@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any, Mapping
@@ -207,20 +208,22 @@ class GcuBackend(Backend):
         return int(free), int(total)
 
     def lacking_operators(self) -> frozenset[str]:
-        """The vendor's lists for the current card, less ``options.native``; nothing is known of legacy cards.
-
-        Where there is no plug-in to ask (``task=estimate`` needs none): what any of the cards lacks.
-        """
+        """The vendor's lists for the current card, less ``options.native``; nothing is known of legacy cards."""
         if is_legacy():
             return frozenset()
-        major = _gcu().get_device_capability()[0] if "torch_gcu" in sys.modules else 0
-        return _gcu_operators.lacking(major, self.options.get("native", ()))
+        return _gcu_operators.lacking(self._architecture(), self.options.get("native", ()))
+
+    def _architecture(self) -> int:
+        """The major of the current card's; S60's (3), or that of simulated cards, in a process without the plug-in."""
+        if "torch_gcu" in sys.modules:
+            return int(_gcu().get_device_capability()[0])
+        return {"s60": 3, "l600": 4}.get(os.environ.get("SIM_GCU_PROFILE", ""), 0) if self.simulate else 3
 
     def fused_attention(self, precision: str) -> bool:
         """Not in float32, but on the cards that are known to take it: others end the process, without an error."""
         if is_legacy() or precision not in FLOAT32:
             return True
-        return _gcu().get_device_capability()[0] in _gcu_operators.FLOAT32_ATTENTION
+        return self._architecture() in _gcu_operators.FLOAT32_ATTENTION
 
     def why_not_compiled(self) -> str | None:
         """S60: compiled kernels fail there, or end the process, where they have 64-bit integers."""

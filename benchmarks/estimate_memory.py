@@ -32,9 +32,26 @@ _SMALLER = {
     "timebridge_*solar": ["data.channels=24", "data.header=true", "data.file=solar_AL.csv"],
     "timebridge_*": _SERIES,
     "dinov3_*": _IMAGES,
-    "dinov3_loveda": ["data=dubai", "data.size=128", "model.window=128", "model.size=vits16", "model.depth=6"],
+    "dinov3_loveda*": [
+        "data=dubai",
+        "data.size=128",
+        "model.window=128",
+        "model.size=vits16",
+        "model.depth=6",
+    ],
+    "dinov3_loveda_finetune": ["model.auxiliary_block=5"],
     "dinov3_mmrs1m": ["data=eurosat", "model.size=vits16", "model.depth=6"],
     "dinov3_dubai": ["data.size=128", "model.window=128"],
+    "dinov3_mmrs1m_segmentation": [
+        "data=dubai",
+        "data.modality=null",
+        "data.modality_weights=null",
+        "data.size=128",
+        "model.window=128",
+        "model.size=vits16",
+        "model.depth=6",
+        "model.auxiliary_block=5",
+    ],
 }
 
 
