@@ -7,10 +7,14 @@ import re
 import subprocess
 import time
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
+import torch
 from exp.backends._monitor import reading
+from exp.backends.cpu import CpuBackend
 
+from exp.doctor.operator_check import check_operators
 from exp.doctor.record import CHECKS
 from tests.simulators import needs_card, needs_current_card
 
@@ -234,6 +238,19 @@ def test_simulated_cards(doctor):
     else:
         assert operators["lacking"] == []
         assert operators["left_device"] == {}
+
+
+def test_bytes_that_nobody_counts_are_not_told_as_none():
+    class Counts(CpuBackend):
+        told: ClassVar = [{"tan": (7, 0)}, {"tan": (10, 0)}, {}, {"tan": (3, 4096)}]
+
+        def fallbacks(self):
+            return self.told.pop(0)
+
+    for expected in ("tan run on the CPU", "tan run on the CPU (4 KiB)"):
+        found = check_operators(Counts(name="cpu"), torch.device("cpu"), "fp32")
+        assert found.values["left_device"] == {"tan": 3}
+        assert found.finding.endswith(expected)
 
 
 @needs_current_card

@@ -55,7 +55,8 @@ def check_operators(backend: Backend, device: torch.device, precision: str) -> F
     elif left:
         names = sorted(left, key=lambda name: -left[name])
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-        counted = f"of torch's usual layers {', '.join(names[:_SHOWN])}{more} run on the CPU ({size(moved)})"
+        sizes = f" ({size(moved)})" if moved else ""  # a vendor's statistics may count calls alone
+        counted = f"of torch's usual layers {', '.join(names[:_SHOWN])}{more} run on the CPU{sizes}"
     else:
         counted = "of torch's usual layers none leaves the device"
     known = f"lacks {len(lacking)} operators, {len(portable)} of them have portable kernels; " if lacking else ""
