@@ -8,6 +8,7 @@ CONSTRAINTS := constraints/$(if $(filter 8,$(MINOR)),py38-torch1.10,$(if $(filte
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 ARGS ?=
 KEEP := $(if $(SYSTEM),$(VENV)/kept.txt,$(CONSTRAINTS))
+PINNED = $(if $(filter 10,$(MINOR)),,-c constraints/$(1).txt)
 REFERENCE := $(if $(filter 8 9,$(MINOR)),,$(VENV)/reference/.done $(VENV)/trackers/.done $(VENV)/notebooks/.done)
 
 define KEPT
@@ -71,14 +72,15 @@ $(VENV)/reference/.done: $(VENV)/.setup
 	@touch $@
 
 # The clients of trackers, and MLflow's server: 120 packages that nothing else needs. Their tests look for them here.
+# What is pinned (for Python 3.11 and later) is not all there for 3.10, which takes the newest that is.
 $(VENV)/trackers/.done: $(VENV)/.setup constraints/trackers.txt
-	@$(PIP) install --target $(VENV)/trackers -c constraints/trackers.txt mlflow swanlab tensorboard wandb \
+	@$(PIP) install --target $(VENV)/trackers $(call PINNED,trackers) mlflow swanlab tensorboard wandb \
 		>$(VENV)/trackers.log 2>&1 || { tail -30 $(VENV)/trackers.log; exit 1; }
 	@touch $@
 
 # What runs examples/notebooks without a browser.
 $(VENV)/notebooks/.done: $(VENV)/.setup constraints/notebooks.txt
-	@$(PIP) install --target $(VENV)/notebooks -c constraints/notebooks.txt nbclient ipykernel \
+	@$(PIP) install --target $(VENV)/notebooks $(call PINNED,notebooks) nbclient ipykernel \
 		>$(VENV)/notebooks.log 2>&1 || { tail -30 $(VENV)/notebooks.log; exit 1; }
 	@touch $@
 
