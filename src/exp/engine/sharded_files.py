@@ -146,7 +146,7 @@ def load_shards(folder: Path, like: Callable[[str], Any], prefix: str = "") -> d
     """Read tensors, each rank for itself; no collective.
 
     Args:
-        folder: of :func:`save_shards`, by whatever number of ranks.
+        folder: of :func:`write_part`, by whatever number of ranks.
         like: gives a DTensor whose form a tensor of that name is to have; None: it is wanted whole, on the CPU.
         prefix: of the names that are wanted.
     """
