@@ -23,9 +23,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from checkpoint_blocking import TimedWriter
 from exp.backends.cpu import CpuBackend
 
-from exp.engine.checkpoint_writer import CheckpointWriter
 from exp.engine.distributed import Distributed
 from exp.engine.fsdp import FullyShard
 from exp.engine.optim import BackendOptimWrapper
@@ -47,18 +47,6 @@ class Stack(torch.nn.Module):
         for layer in self.net:
             x = layer(x)
         return x.square().mean()
-
-
-class TimedWriter(CheckpointWriter):
-    """Adds up what an optimizer's step waits."""
-
-    waited = 0.0
-
-    def settle(self) -> None:
-        """Wait, and take the time."""
-        begun = time.perf_counter()
-        super().settle()
-        self.waited += time.perf_counter() - begun
 
 
 def measure(rank: int, arguments: argparse.Namespace) -> None:

@@ -13,15 +13,13 @@ from exp.backends_registry import create_backend
 from exp.config.batch import derive_batch_sizes
 from exp.doctor.facts import size
 from exp.doctor.record import FAILED, WARNING
-from exp.doctor.verdict import value_of
+from exp.doctor.verdict import finding_of, value_of
 from exp.raised import message_of
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
 
 __all__ = ["add_training_memory"]
-
-_HEADROOM = 0.1
 
 
 def add_training_memory(report: dict[str, Any], config: ExpConfig) -> None:
@@ -41,30 +39,30 @@ def add_training_memory(report: dict[str, Any], config: ExpConfig) -> None:
     free, rank = min(known)
     name = config.name
     try:
-        estimated, advice = _estimated(config, backend, free)
+        estimated, fits, advice = _estimated(config, backend, free)
     except Exception as error:  # noqa: BLE001 - a model may raise anything, and cards are examined here
         reason = message_of(error).splitlines()[0]
         report["training"] = {"memory_peak": None, "free": free, "text": f"{name} is not estimated: {reason}"}
         return
     text = f"{name} takes about {size(estimated)} of a card (estimated); rank {rank} has {size(free)} free"
     report["training"] = {"memory_peak": estimated, "free": free, "text": text}
-    if estimated > free * (1 - _HEADROOM):
+    if not fits:
         do = "smaller batches, more cards, precision=bf16 or wrapper=fsdp"
         if advice is not None:
             do = f"batch_size={advice['batch_size']} accumulate={advice['accumulate']} keeps the global batch"
-        finding = {"check": "training", "status": WARNING, "ranks": [rank], "finding": text, "advice": do}
-        report["findings"].append(finding)
+        report["findings"].append(finding_of([rank], "training", WARNING, text, do))
         report["verdict"] = WARNING
 
 
-def _estimated(config: ExpConfig, backend: Any, free: int) -> tuple[int, dict[str, int] | None]:
-    """Bytes of a rank at the worst moment, and the batch that fits."""
+def _estimated(config: ExpConfig, backend: Any, free: int) -> tuple[int, bool, dict[str, int] | None]:
+    """Bytes of a rank at the worst moment, whether they fit, and the batch that does."""
     from exp.compat import supports_estimates
     from exp.engine.registries import choose_code
     from exp.errors import UnavailableError
 
     if not supports_estimates():
         raise UnavailableError("it needs torch 2.1 or newer")
+    from exp.estimate.advice import HEADROOM
     from exp.estimate.figures import fitting_batch
     from exp.estimate.trace import Tracer
 
@@ -77,4 +75,5 @@ def _estimated(config: ExpConfig, backend: Any, free: int) -> tuple[int, dict[st
     tracer = Tracer(config, backend)
     validation = tracer.validate()
     peak = max(each.total for each in (tracer.peak, validation) if each is not None)
-    return peak, fitting_batch(tracer, int(free * (1 - _HEADROOM)))
+    budget = int(free * (1 - HEADROOM))
+    return peak, peak <= budget, fitting_batch(tracer, budget)

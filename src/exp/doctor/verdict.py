@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from exp.launcher.outcome import Outcome
     from exp.runfolder import RunFolder
 
-__all__ = ["assemble", "clear", "value_of"]
+__all__ = ["assemble", "clear", "finding_of", "value_of"]
 
 _SLOW = 0.25
 _OTHER_NODES_S = 5.0
@@ -54,11 +54,11 @@ def assemble(config: ExpConfig, folder: RunFolder, outcome: Outcome, started: fl
     if outcome.unkillable:
         pids = ", ".join(map(str, outcome.unkillable))
         stuck = f"still running, stuck in the kernel: {pids}"
-        findings.append(_finding([], "teardown", FAILED, stuck, "reboot the node"))
+        findings.append(finding_of([], "teardown", FAILED, stuck, "reboot the node"))
     free = shutil.disk_usage(folder.path).free
     if len(records) < world_size and free < _NO_SPACE:
         finding = f"no space for the records of the ranks: {size(free)} free for {folder.path}"
-        findings.insert(0, _finding([], "output", FAILED, finding, "make space, or set output_dir to another disk"))
+        findings.insert(0, finding_of([], "output", FAILED, finding, "make space, or set output_dir to another disk"))
     statuses = {finding["status"] for finding in findings}
     verdict = FAILED if FAILED in statuses else WARNING if WARNING in statuses else OK
     return {
@@ -259,8 +259,9 @@ def _grouped(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 if check["status"] == status:
                     key = (name, status, check["finding"], check["advice"] or "")
                     found.setdefault(key, []).append(rank["rank"])
-    return [_finding(numbers, *key) for key, numbers in found.items()]
+    return [finding_of(numbers, *key) for key, numbers in found.items()]
 
 
-def _finding(ranks: list[int], check: str, status: str, finding: str, advice: str) -> dict[str, Any]:
+def finding_of(ranks: list[int], check: str, status: str, finding: str, advice: str) -> dict[str, Any]:
+    """One of ``findings`` in ``doctor.json``."""
     return {"ranks": ranks, "check": check, "status": status, "finding": finding, "advice": advice}

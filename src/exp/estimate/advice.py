@@ -10,11 +10,12 @@ from exp.compat import supports_estimates
 if TYPE_CHECKING:
     from exp.backend import Backend
 
-__all__ = ["what_fits"]
+__all__ = ["HEADROOM", "what_fits"]
 
 logger = logging.getLogger(__name__)
 
-_HEADROOM = 0.1
+HEADROOM = 0.1
+"""The share of a card that is left to what is not counted, where nobody has said another."""
 
 
 def what_fits(config: Any, backend: Backend, memory: int | None) -> dict[str, int] | None:
@@ -35,7 +36,7 @@ def what_fits(config: Any, backend: Backend, memory: int | None) -> dict[str, in
         from exp.estimate.trace import Tracer
 
         tracer = Tracer(config, backend)
-        return fitting_batch(tracer, int(memory * (1 - _HEADROOM)), more_than=config.accumulate)
+        return fitting_batch(tracer, int(memory * (1 - HEADROOM)), more_than=config.accumulate)
     except Exception:  # the run has failed already, of something else; this is an extra
         logger.exception("no estimate of what fits")
         return None
