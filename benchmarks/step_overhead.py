@@ -1,10 +1,10 @@
 """Time per training step of our engine on a tiny model, against a hand-written PyTorch loop and MMEngine's own Runner.
 
 All three train the same model with the same optimizer on the same batches (of a plain DataLoader; ours has exp's), in
-one process, in turns (A B C A B C ...); the medians over the turns are compared, so that a drift of the machine's speed
-touches all three alike.
+one process, in turns (A B C A B C ...). What counts is the median, over the turns, of the time against the loop by hand
+of the same turn: a machine whose speed drifts, as shared ones do by a fifth within a minute, touches both alike.
 
-    python benchmarks/step_overhead.py [--steps 2000] [--rounds 5]
+    python benchmarks/step_overhead.py [--steps 2000] [--rounds 15]
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=15)
     arguments = parser.parse_args()
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
@@ -178,10 +178,13 @@ def main() -> None:
         for _ in range(arguments.rounds):
             for name, contender in contenders.items():
                 times[name].append(contender())
-    reference = statistics.median(times["by hand"])
     for name, seconds in times.items():
-        median = statistics.median(seconds)
-        print(f"{name:<16} {median * 1e6:8.1f} us/step   {median / reference:.2f} x by hand")
+        ratios = sorted(own / reference for own, reference in zip(seconds, times["by hand"]))
+        lower, upper = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
+        print(
+            f"{name:<16} {statistics.median(seconds) * 1e6:8.1f} us/step   {statistics.median(ratios):.2f} x by hand "
+            f"(half of the turns: {lower:.2f} to {upper:.2f})"
+        )
 
 
 if __name__ == "__main__":

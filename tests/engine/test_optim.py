@@ -171,3 +171,32 @@ def test_a_step_is_ended_with_losses_that_keep_no_graph():
         wrapper.update_params(line.w.sum() + add)
     assert [loss.item() for loss in ended] == [1.0, 2.0]
     assert not any(loss.requires_grad for loss in ended)
+
+
+def _profiled(optimizer):
+    """Names of the profiler's ranges while a model's gradients are dropped; they are gone afterwards, all groups'."""
+    wrapper = BackendOptimWrapper(optimizer, CpuBackend(name="cpu"))
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    with torch.autograd.profiler.profile() as profile:
+        wrapper.zero_grad()
+    assert all(parameter.grad is None for parameter in parameters)
+    return [event.name for event in profile.function_events]
+
+
+def test_gradients_are_dropped_without_torchs_range_of_the_profiler():
+    made = torch.optim.Adam([torch.nn.Parameter(torch.ones(2))])
+    made.add_param_group({"params": [torch.nn.Parameter(torch.ones(3))]})  # as a hook may, once training goes on
+    assert _profiled(made) == []
+
+
+def test_a_zero_grad_of_an_optimizers_own_is_called():
+    class Noting(torch.optim.SGD):
+        def zero_grad(self, set_to_none=False):
+            self.noted = set_to_none
+            super().zero_grad(set_to_none=set_to_none)
+
+    made = Noting([torch.nn.Parameter(torch.ones(2))], lr=1.0)
+    assert any("zero_grad" in name for name in _profiled(made))
+    assert made.noted is True
