@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from exp.errors import RunError
 from exp.vision.dinov3 import SceneClassifier
 from exp.vision.predict.features import FeatureWriter, feature_picture, image_features
 from exp.vision.predict.inputs import named
@@ -67,6 +68,16 @@ def test_files_hold_the_features_and_say_of_what(make_session, model, tmp_path):
     picture, colors = feature_picture(session.folder.path, entry, images["a.png"], components)
     assert picture.shape == colors.shape
     assert colors.std() > 10
+
+
+@pytest.mark.parametrize(
+    ("scale", "said"), [(1e6, "are too large for float16; take task.feature"), (float("nan"), "are not finite")]
+)
+def test_features_that_no_file_should_hold_are_refused(make_session, model, scale, said):
+    model.backbone.norm.weight.data *= scale
+    writer = FeatureWriter(make_session(named="features"), model, lambda path: noise(32, 32))
+    with pytest.raises(RunError, match=rf"features \(cls of a.png\) {said}"):
+        writer.add(0, named([Path("a.png")])[0])
 
 
 def test_a_rank_without_images_takes_part(make_session, model):

@@ -13,7 +13,7 @@ import torch
 from exp.errors import ConfigError, RunError
 from exp.vision.data.scenes import SceneData
 from exp.vision.dinov3 import SceneClassifier
-from exp.vision.probe.keep import _narrowed
+from exp.vision.narrowing import narrowed
 from exp.vision.probe.linear import Scale, fit_logistic
 from exp.vision.probe.rows import patch_labels, rows_of
 from exp.vision.probe.scoring import of_pixels
@@ -220,10 +220,10 @@ def test_a_damaged_store_is_named_and_refused(tmp_path):
 
 def test_features_that_are_not_finite_say_why():
     with pytest.raises(RunError, match=r"\(cls\) are not finite: values of the weights"):
-        _narrowed("cls", np.array([np.nan], np.float32), "float32")
+        narrowed("cls", np.array([np.nan], np.float32), "float32")
     with pytest.raises(RunError, match=r"are too large for float16; take task.feature_dtype=float32"):
-        _narrowed("cls", np.array([1e6], np.float32), "float16")
-    assert _narrowed("cls", np.array([1.0], np.float32), "float16").dtype == np.float16
+        narrowed("cls", np.array([1e6], np.float32), "float16")
+    assert narrowed("cls", np.array([1.0], np.float32), "float16").dtype == np.float16
 
 
 def test_a_store_of_something_else(tmp_path):

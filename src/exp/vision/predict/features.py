@@ -16,6 +16,7 @@ from exp.csvfile import csv_content
 from exp.runfolder import to_json, write_atomically
 from exp.vision.draw.components import Components, Moments
 from exp.vision.draw.pictures import enlarged, shrunk, to_rgb
+from exp.vision.narrowing import narrowed
 
 if TYPE_CHECKING:
     from exp.engine.distributed import Distributed
@@ -68,7 +69,7 @@ class FeatureWriter:
         self.moments: Moments | None = None
         self.written: dict[int, FeatureFile] = {}
         task = session.config.task
-        self.dtype = np.dtype(task.feature_dtype)
+        self.dtype: str = task.feature_dtype
         self.window: int = task.window or _WINDOW
 
     def add(self, number: int, entry: Input) -> None:
@@ -76,16 +77,18 @@ class FeatureWriter:
 
         Raises:
             DataError: the image cannot be read.
+            RunError: features are not finite, or too large for ``task.feature_dtype``.
         """
         pixels = resized(self.read(entry.path), self.session.config.task.resize)
         cls, patches = image_features(self.session, self.model, pixels, self.window)
+        found = {"cls": cls.numpy(), "patches": patches.numpy()}
+        tensors = {key: narrowed(f"{key} of {entry.path}", value, self.dtype) for key, value in found.items()}
         if self.moments is None:
             self.moments = Moments(patches.shape[-1])
         self.moments.add(patches)
         height, width = pixels.shape[:2]
         about = {"file": str(entry.path), "height": height, "width": width, "patch_size": patch_size(self.model)}
         path = self.session.folder.path / "features" / f"{entry.name}.safetensors"
-        tensors = {"cls": cls.numpy().astype(self.dtype), "patches": patches.numpy().astype(self.dtype)}
         write_atomically(path, save(tensors, {key: to_json(value) for key, value in about.items()}))
         name = path.relative_to(self.session.folder.path).as_posix()
         self.written[number] = FeatureFile(str(entry.path), name, height, width, *patches.shape[:2])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from exp.data.base import Prediction
 from exp.errors import ConfigError, UnavailableError
 from exp.vision.data.segmentation import SegmentationData
+from exp.vision.narrowing import FEATURE_DTYPES
 from exp.vision.predict.inputs import Input, find_images, named, report_failures
 from exp.vision.predict.scenes import predict_scenes
 from exp.vision.predict.segmentation import predict_segmentation
@@ -77,8 +78,8 @@ def check(task: Any) -> None:
     """
     if task.on_error not in ("raise", "skip"):
         raise ConfigError(f"task.on_error={task.on_error} is not one of raise, skip")
-    if task.get("feature_dtype", "float16") not in ("float16", "float32"):
-        raise ConfigError(f"task.feature_dtype={task.feature_dtype} is not one of float16, float32")
+    if task.get("feature_dtype", FEATURE_DTYPES[0]) not in FEATURE_DTYPES:
+        raise ConfigError(f"task.feature_dtype={task.feature_dtype} is not one of {', '.join(FEATURE_DTYPES)}")
     if not 0.0 <= task.get("overlap", 0.0) < 1.0:
         raise ConfigError(f"task.overlap={task.overlap} must be from 0 to below 1")
     for key in ("window", "resize", "metres_per_pixel"):

@@ -15,9 +15,10 @@ from omegaconf import OmegaConf
 from exp import console
 from exp.data.loader import device_loader
 from exp.engine.building import fingerprint_of, make_result
-from exp.errors import ConfigError, RunError
+from exp.errors import ConfigError
 from exp.runfolder import to_json
 from exp.runlock import RunLock
+from exp.vision.narrowing import narrowed
 from exp.vision.probe.store import BLOCK, ArraySpec, Store
 
 if TYPE_CHECKING:
@@ -258,25 +259,7 @@ def _of_batch(session: Session, model: Any, batch: Any, kinds: list[str]) -> dic
         values["patches"] = torch.cat(patches, dim=-1).float()
     held = {name: value.cpu().numpy() for name, value in values.items()}
     session.backend.end_batch()
-    arrays = {name: _narrowed(name, value, session.config.task.feature_dtype) for name, value in held.items()}
+    arrays = {name: narrowed(name, value, session.config.task.feature_dtype) for name, value in held.items()}
     labels = batch["label"].cpu().numpy()
     arrays["labels"] = labels if labels.ndim != 3 or "patches" in kinds else np.full(len(labels), -1, np.int64)
     return arrays
-
-
-def _narrowed(name: str, value: np.ndarray, dtype: str) -> np.ndarray:
-    """Features in the dtype of the store.
-
-    Raises:
-        RunError: they are not finite, or too large for it.
-    """
-    if not np.isfinite(value).all():
-        raise RunError(
-            f"features ({name}) are not finite: values of the weights are not, or their training diverged; check "
-            "init_from and precision"
-        )
-    with np.errstate(over="ignore"):
-        narrow: np.ndarray = value.astype(dtype)
-    if not np.isfinite(narrow).all():
-        raise RunError(f"features ({name}) are too large for {dtype}; take task.feature_dtype=float32")
-    return narrow
