@@ -151,8 +151,9 @@ class IntervalKeys:
     intervals_from: Optional[str] = None
     """``residuals``: of the validation part, for any model; ``model``: its own quantiles or standard deviations;
     null: its quantiles where it has some, else residuals."""
-    intervals_rescaled: bool = False
-    """Whether what the model says is corrected on the validation part."""
+    intervals_rescaled: Optional[bool] = None
+    """Whether what the model says is corrected on the validation part; null: standard deviations are, which no loss
+    need have fitted to errors, and quantile heads are not."""
     intervals_signed: bool = False
     """Whether both ends get a quantile of their own, not that of the absolute residual."""
     intervals_memory_mb: int = 256
