@@ -94,9 +94,24 @@ def test_every_schedule_keeps_the_ratio_of_the_groups_rates(name, make_runner):
         assert seen[:, 0].max() > 1.5 * seen[-1, 0]
 
 
+@pytest.mark.parametrize("name", ["warmup_cosine", "warmup_poly"])
+@pytest.mark.parametrize(("steps", "first"), [(0, 1.0), (1, 1.0), (2, 1e-3), (3, 1e-3)])
+def test_a_short_warm_up_ends_at_the_learning_rate(name, steps, first, make_runner):
+    content = OmegaConf.load(CONF / f"{name}.yaml")
+    root = OmegaConf.create(
+        {"schedule": {"warmup_steps": steps, **content}, "max_epochs": 3, "max_steps": 48, "optim": {"lr": 2e-3}}
+    )
+    seen = rates(groups(), make_runner, OmegaConf.to_container(root.schedule.param_scheduler, resolve=True))[:, 0]
+    assert seen[0] <= 2e-3 * first
+    assert seen[max(steps - 1, 0)] == pytest.approx(2e-3, rel=0.02)
+    assert seen[-1] < 1e-4
+
+
 @pytest.mark.parametrize(
     ("schedulers", "text"),
     [
+        ({"type": "LinearLR", "end": 1}, "begin=0 to end=1 takes one epoch, .* set end=2 or more, or convert_to_iter"),
+        ({"type": "LinearLR", "by_epoch": False, "end": 5, "begin": 4, "end_factor": 0.1}, "takes one step, .* end=6"),
         ({"type": "CosineAnnealingLR", "T_max": 3, "eta_min": 1e-4, "convert_to_iter_based": True},
          "eta_min=0.0001 lies above .* 1 of 3 .* use eta_min_ratio"),
         ({"type": "PolyLR", "eta_min": 1e-4, "by_epoch": False}, "eta_min=0.0001 lies above .* lower eta_min"),
@@ -104,9 +119,18 @@ def test_every_schedule_keeps_the_ratio_of_the_groups_rates(name, make_runner):
          "OneCycleLR gives all groups .* eta_max=0.002; .* type TorchOneCycle"),
     ],
 )  # fmt: skip
-def test_an_absolute_rate_that_would_undo_the_groups_is_refused(schedulers, text, make_runner):
+def test_a_scheduler_that_would_do_something_else_is_refused(schedulers, text, make_runner):
     with pytest.raises(ConfigError, match=text):
         rates(groups(), make_runner, [schedulers])
+
+
+def test_a_warm_up_that_the_training_does_not_see_the_end_of_is_told(make_runner, caplog):
+    with caplog.at_level("INFO"):
+        rates(groups(), make_runner, [{"type": "LinearLR", "end": 48, "by_epoch": False}])
+        assert "warms up" not in caplog.text
+        seen = rates(groups(), make_runner, [{"type": "LinearLR", "end": 96, "by_epoch": False}])
+    assert seen[-1, 0] < 2e-3
+    assert "until step 96, and the training ends after 48: it never comes to optim.lr" in caplog.text
 
 
 def test_an_absolute_end_below_every_group_is_mmengines(make_runner):

@@ -16,6 +16,7 @@ from exp.config.families import check_family
 from exp.config.figures import check_figures
 from exp.config.hardware import check_available, check_processes, runs_elsewhere
 from exp.config.hooks import check_hooks
+from exp.config.ranges import check_ranges
 from exp.config.targets import check_target, find_module
 from exp.config.walk import nodes
 from exp.console import shown
@@ -179,23 +180,13 @@ def _check_values(config: ExpConfig) -> None:
         value = config.precision if key == "precision" else config.wrapper.kind
         if value not in choices and not (key == "wrapper.kind" and config.wrapper._target_):
             raise ConfigError(f"{key}={value} is not one of {', '.join(choices)}{nearest(value, choices)}")
-    for key in ("nproc", "accumulate", "log_every"):
-        if getattr(config, key) < 1:
-            raise ConfigError(f"{key}={getattr(config, key)} must be at least 1")
+    check_ranges(config)
     if config.max_epochs is None and config.max_steps is None:
         raise ConfigError("neither max_epochs nor max_steps is set; give one of them")
-    limits = {key: getattr(config, key) for key in ("max_epochs", "max_steps", "val_every", "patience")}
-    for key in ("train_batches", "val_batches", "test_batches", "restart_after"):
-        limits[f"debug.{key}"] = getattr(config.debug, key)
-    for key, value in limits.items():
-        if value is not None and value < 1:
-            raise ConfigError(f"{key}={value} must be at least 1, or null")
     if config.debug.overfit and config.debug.train_batches is None:
         raise ConfigError("debug.overfit=true needs debug.train_batches: how many batches are to be learned")
     check_figures(config.figures)
     check_hooks(config.hooks)
-    if config.launcher.nnodes < 1:
-        raise ConfigError(f"launcher.nnodes={config.launcher.nnodes} must be at least 1")
 
 
 def _check_wrapper(config: ExpConfig, task: Task) -> None:

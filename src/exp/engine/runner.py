@@ -194,9 +194,11 @@ class Runner(CheckpointingRunner):
             if isinstance(config, dict):
                 schedule.check_groups(config, self.optim_wrapper.optimizer)
                 config.setdefault("epoch_length", self.train_loop.steps_per_epoch)
-                end = self.max_epochs if config.get("by_epoch", True) else self.max_iters
-                if config.get("begin", 0) >= min(end, config.get("end", end)):
-                    continue  # MMEngine refuses one that begins after the end of a short run, and a warm-up of 0 steps
+                if not schedule.is_reached(config, self.max_epochs, self.max_iters):
+                    continue
+                warning = schedule.unfinished(config, self.max_epochs, self.max_iters)
+                if warning is not None:
+                    self.session.say(warning)
             reached.append(config)
         return super().build_param_scheduler(reached)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Mapping
 
 from mmengine.optim import OptimWrapper
@@ -10,7 +11,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 from exp.errors import ConfigError
 
-__all__ = ["TorchOneCycle", "check_groups"]
+__all__ = ["TorchOneCycle", "check_groups", "is_reached", "unfinished"]
 
 
 @PARAM_SCHEDULERS.register_module(force=True)
@@ -91,7 +92,7 @@ def check_groups(scheduler: Mapping[str, Any], optimizer: Any) -> None:
     Raises:
         ConfigError: groups with different rates would be driven to one, or would rise to the end of a decay.
     """
-    kind = str(scheduler.get("type")).rpartition(".")[2]
+    kind = _kind(scheduler)
     begin = _initial_rates(optimizer)
     if len(set(begin)) == 1 or not kind.endswith("LR"):
         return
@@ -108,6 +109,72 @@ def check_groups(scheduler: Mapping[str, Any], optimizer: Any) -> None:
             f"schedule: {kind} eta_min={end} lies above the learning rate of {above} of {len(begin)} groups of "
             f"parameters (optim.layer_decay, optim.backbone_lr_scale), which would rise; {advice}"
         )
+
+
+def is_reached(scheduler: Mapping[str, Any], epochs: int, steps: int) -> bool:
+    """Whether a stock scheduler changes anything in a training.
+
+    MMEngine refuses one that begins after the end of a short run. A linear change over a single step, such as a warm-up
+    of one, leaves its ``start_factor`` in place for ever there; a warm-up of one step or none is none here.
+
+    Args:
+        scheduler: its configuration, with ``epoch_length``.
+        epochs: of the training.
+        steps: likewise.
+
+    Raises:
+        ConfigError: a linear change that is no warm-up by step takes one step only.
+    """
+    begin, end = _span(scheduler)
+    if begin >= min(end, epochs if scheduler.get("by_epoch", True) else steps):
+        return False
+    kind = _kind(scheduler)
+    converted = bool(scheduler.get("convert_to_iter_based"))
+    by_epoch = scheduler.get("by_epoch", True) and not converted
+    length = (end - begin) * (scheduler["epoch_length"] if converted else 1)
+    if not kind.startswith("Linear") or length != 1:
+        return True
+    if not by_epoch and scheduler.get("end_factor", 1.0) == 1.0:
+        return False
+    unit = "epoch" if by_epoch else "step"
+    raise ConfigError(
+        f"schedule: {kind} from begin={begin:g} to end={end:g} takes one {unit}, and MMEngine's then stays at its "
+        f"start_factor for ever; set end={begin + 2:g} or more"
+        + (", or convert_to_iter_based: true" if by_epoch else "")
+    )
+
+
+def unfinished(scheduler: Mapping[str, Any], epochs: int, steps: int) -> str | None:
+    """What to tell of a warm-up that is longer than the training; None: it is not.
+
+    Args:
+        scheduler: the configuration of a stock scheduler.
+        epochs: of the training.
+        steps: likewise.
+    """
+    _, end = _span(scheduler)
+    by_epoch = scheduler.get("by_epoch", True)
+    last = epochs if by_epoch else steps
+    warms_up = _kind(scheduler) == "LinearLR" and scheduler.get("end_factor", 1.0) >= scheduler.get(
+        "start_factor", 1 / 3
+    )
+    if not warms_up or end == math.inf or end <= last:
+        return None
+    units = "epochs" if by_epoch else "steps"
+    return (
+        f"warning: the learning rate warms up until {units[:-1]} {end:g}, and the training ends after {last}: it never "
+        "comes to optim.lr; set schedule.warmup_steps"
+    )
+
+
+def _kind(scheduler: Mapping[str, Any]) -> str:
+    return str(scheduler.get("type")).rpartition(".")[2]
+
+
+def _span(scheduler: Mapping[str, Any]) -> tuple[float, float]:
+    """``begin`` and ``end``, in epochs or steps."""
+    end = scheduler.get("end")
+    return scheduler.get("begin", 0), math.inf if end is None else end
 
 
 def _initial_rates(optimizer: Any) -> list[float]:
