@@ -76,7 +76,7 @@ def session():
 def scores(noise, spread=None, factor=1.0, count=1000, budget=2**20):
     model, here = Signal(spread, factor), session()
     said = None if spread is None else Spread(here, model)
-    return Scores(here, SimpleNamespace(eval_batch_size=64), Windows(count, noise), model, budget, said)
+    return Scores(here, SimpleNamespace(eval_batch_size=64, names=["a", "b"], scored=[0, 1]), Windows(count, noise), model, budget, said)
 
 
 def measured(intervals, model, noise, size=256, detailed=False):
@@ -150,13 +150,25 @@ def test_a_forecast_that_is_worse_than_in_validation_is_found_out():
 def test_ranks_are_those_of_the_definition_where_truth_is_missing_too():
     values = np.random.default_rng(0).normal(size=(40, 2, 3)).astype(np.float32)
     values[:7, 1, 2] = np.nan
-    ordered = OrderedScores(values.copy())
+    ordered = OrderedScores(values.copy(), ["a", "b", "c"], [0, 1, 2])
+    assert ordered.fewest == 33
     for level in (0.5, 0.8, 0.9, 0.95):
         for place in np.ndindex(2, 3):
             known = sorted(value for value in values[(slice(None), *place)] if value == value)
             rank = math.ceil((len(known) + 1) * level - 1e-9)
             assert ordered.bound(level)[place] == known[rank - 1]
             assert ordered.lower_bound(level)[place] == known[-rank]
+
+
+def test_a_series_that_is_forecast_needs_truth_and_others_do_not():
+    values = np.random.default_rng(0).normal(size=(40, 2, 3)).astype(np.float32)
+    values[:, :, 0] = np.nan
+    values[6:, 1, 2] = np.nan
+    assert (OrderedScores(values.copy(), ["a", "b", "c"], [1]).bound(0.9)[:, 0] == 0).all()
+    with pytest.raises(ConfigError, match=r"6 of 40 validation windows have a truth of c at step 2 .* and 9 are needed"):
+        OrderedScores(values.copy(), ["a", "b", "c"], [1, 2]).bound(0.9)
+    with pytest.raises(ConfigError, match=r"0 of 40 validation windows have a truth of a at step 1 "):
+        OrderedScores(values.copy(), ["a", "b", "c"], [0, 1]).bound(0.9)
 
 
 def test_too_few_windows_say_how_many_would_do():

@@ -36,12 +36,14 @@ class Calibration(NamedTuple):
         offsets: float32 (K, H, C).
         windows: that it is made of.
         of: windows of the part.
+        fewest: of those windows, at the step and series whose truth is known least often.
     """
 
     taus: list[float]
     offsets: np.ndarray
     windows: int
     of: int
+    fewest: int
 
 
 class Scores(NamedTuple):
@@ -49,7 +51,7 @@ class Scores(NamedTuple):
 
     Attributes:
         session: the session; every rank takes part.
-        data: gives the size of a batch.
+        data: an :class:`exp.forecasting.data.dataset.ForecastingData`.
         val: the windows, indexed by a whole batch.
         model: on the session's device, in eval mode.
         budget: bytes of scores.
@@ -62,6 +64,10 @@ class Scores(NamedTuple):
     model: Any
     budget: int
     spread: Spread | None
+
+    def ordered(self, scores: np.ndarray) -> OrderedScores:
+        """Those of one part, in order."""
+        return OrderedScores(scores, self.data.names, self.data.scored)
 
     def collect(self, score: _Score, parts: int) -> np.ndarray:
         """Scores (parts, N, H, C) of windows spread evenly over the validation part, the same on every rank.
@@ -111,7 +117,7 @@ def calibrated_residuals(
         return [error if signed else error.abs()]
 
     (scores,) = given.collect(score, 1)
-    ordered = OrderedScores(scores)
+    ordered = given.ordered(scores)
     wanted = {round(level, 6) for level in levels}
     taus = quantile_levels([*wanted, *also, *GRID])
     offsets = []
@@ -122,7 +128,7 @@ def calibrated_residuals(
             offsets.append(ordered.bound(tau, exact) if tau >= 0.5 else ordered.lower_bound(1.0 - tau, exact))
         else:
             offsets.append(np.sign(tau - 0.5) * ordered.bound(level, exact) if level else np.zeros_like(scores[0]))
-    return Calibration(taus, np.stack(offsets).astype(np.float32), len(scores), len(given.val))
+    return Calibration(taus, np.stack(offsets).astype(np.float32), len(scores), len(given.val), ordered.fewest)
 
 
 def calibrated_quantiles(given: Scores, levels: Sequence[float]) -> Calibration:
@@ -143,8 +149,11 @@ def calibrated_quantiles(given: Scores, levels: Sequence[float]) -> Calibration:
     scores = given.collect(score, len(pairs))
     wanted = {round(level, 6) for level in levels}
     offsets = np.zeros((len(taus), *scores.shape[2:]), dtype=np.float32)
+    fewest = scores.shape[1]
     for (low, high), part in zip(pairs, scores):
         level = round(taus[high] - taus[low], 6)
-        bound = OrderedScores(part).bound(level, exact=level in wanted)
+        ordered = given.ordered(part)
+        fewest = ordered.fewest
+        bound = ordered.bound(level, exact=level in wanted)
         offsets[low], offsets[high] = -bound, bound
-    return Calibration(taus, offsets, scores.shape[1], len(given.val))
+    return Calibration(taus, offsets, scores.shape[1], len(given.val), fewest)

@@ -57,16 +57,21 @@ class OrderedScores:
     """Scores of windows at each place, in order.
 
     Args:
-        scores: float32 (N, H, C); sorted in place; nan where the truth is missing. A channel without any truth is
-            one that is not forecast: its bounds are 0, and it does not count.
+        scores: float32 (N, H, C); sorted in place; nan where the truth is missing.
+        names: of the C channels.
+        scored: positions of those that are forecast; the others do not count, and their bounds are 0 where they have no
+            truth.
+
+    Attributes:
+        fewest: scores at the place that has the fewest.
     """
 
-    def __init__(self, scores: np.ndarray) -> None:
+    def __init__(self, scores: np.ndarray, names: Sequence[str], scored: Sequence[int]) -> None:
         scores.sort(axis=0)  # nan last
         self.scores = scores
         self.counts = len(scores) - np.isnan(scores).sum(axis=0)  # (H, C)
-        forecast = self.counts[:, self.counts.any(axis=0)]
-        self.fewest = int(forecast.min()) if forecast.size else 0
+        self.names, self.scored = names, list(scored)
+        self.fewest = int(self.counts[:, self.scored].min())
 
     def bound(self, level: float, exact: bool = True) -> np.ndarray:
         """What a new score does not exceed with probability ``level``, (H, C).
@@ -89,11 +94,18 @@ class OrderedScores:
     def _ranks(self, level: float, exact: bool) -> np.ndarray:
         if exact and rank_of(self.fewest, level) > self.fewest:
             raise ConfigError(
-                f"task.intervals: there are {self.fewest} validation windows to tell a quantile of {level:g} from, and "
+                f"task.intervals: {self._what_there_is()} to tell a quantile of {level:g} from, and "
                 f"{windows_needed(level)} are needed; ask for a lower level, or give the validation part more rows"
             )
         ranks = np.ceil(np.round((self.counts + 1) * level, 6)).astype(np.int64)
         return np.clip(ranks, 1, self.counts)
+
+    def _what_there_is(self) -> str:
+        if self.fewest == len(self.scores):
+            return f"there are {self.fewest} validation windows"
+        step, number = np.argwhere(self.counts[:, self.scored] == self.fewest)[0]
+        name = self.names[self.scored[number]]
+        return f"{self.fewest} of {len(self.scores)} validation windows have a truth of {name} at step {step + 1}"
 
     def _at(self, places: np.ndarray) -> np.ndarray:
         found: np.ndarray = np.take_along_axis(self.scores, places[None], axis=0)[0]

@@ -184,11 +184,11 @@ def _calibration(
 
 
 def _has(kept: Calibration, levels: Sequence[float], signed: bool) -> bool:
-    """Whether it tells these levels, of windows enough."""
+    """Whether it tells these levels, of windows enough at every step of every series."""
     if set(quantile_levels(levels)) - {round(tau, 6) for tau in kept.taus}:
         return False
     highest = max((1.0 + level) / 2.0 if signed else level for level in levels)
-    return rank_of(kept.windows, highest) <= kept.windows
+    return rank_of(kept.fewest, highest) <= kept.fewest
 
 
 def _kept_levels(kept: Calibration) -> list[float]:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["digest_of", "file_name", "folders", "not_as_trained", "read", "settings_of", "trained_on", "write"]
 
+_COUNTS = ("windows", "of", "fewest")  # of a calibration
 _UNSAFE = re.compile(r"[^\w.+-]+")
 
 
@@ -117,7 +118,7 @@ def write(session: Session, name: str, about: Mapping[str, Any], found: Calibrat
         The file; None: there is no folder to write to.
     """
     content = io.BytesIO()
-    text = to_json({**about, "windows": found.windows, "of": found.of})
+    text = to_json({**about, **{key: getattr(found, key) for key in _COUNTS}})
     np.savez_compressed(content, taus=np.asarray(found.taus), offsets=found.offsets, about=np.asarray(text))
     for folder in folders(session):
         try:
@@ -134,7 +135,7 @@ def read(path: Path) -> tuple[dict[str, Any], Calibration] | None:
     try:
         with np.load(path, allow_pickle=False) as file:
             about = json.loads(str(file["about"]))
-            found = Calibration(file["taus"].tolist(), file["offsets"], about.pop("windows"), about.pop("of"))
+            found = Calibration(file["taus"].tolist(), file["offsets"], *map(about.pop, _COUNTS))
     except (OSError, KeyError, ValueError, zipfile.BadZipFile):
         return None
     return about, found
