@@ -90,3 +90,16 @@ def test_a_loss_that_does_not_know_of_it_is_refused(trained):
     )
     with pytest.raises(AssertionError, match="loss is nan"):
         trained.run("mine", "model._target_=mine.Mean")
+
+
+def test_a_part_without_truth_is_refused_before_the_training(trained):
+    lines = (trained.folder / "plant.csv").read_text().splitlines()
+    lines[490:561] = [",".join([*line.split(",")[:3], "", ""]) for line in lines[490:561]]
+    file = trained.folder / "unknown.csv"
+    file.write_text("\n".join(lines))
+    done = run_exp(trained.folder, *TINY, "data=csv", "data.name=plant", f"data.file={file}", "data.channels=4",
+                   "data.horizon=24", "data.targets=[OT,b b]", "data.missing=mask", "output_dir=unknown")  # fmt: skip
+    assert done.returncode == 2
+    said = done.stderr.splitlines()[0]
+    assert f"{file}: b b, OT has no value where the val part is forecast (rows 490 to 560 of 700" in said
+    assert not (trained.folder / "unknown" / "metrics.jsonl").exists()

@@ -155,5 +155,55 @@ def test_what_no_value_stands_for_is_refused_all_the_same(path):
     with pytest.raises(DataError, match="column flow: 'broken' is not a finite number"):
         made(path)
     path.write_text("date,a,b\n" + "".join(f"2020-01-01 {n // 60:02d}:{n % 60:02d},{n},\n" for n in range(200)))
-    with pytest.raises(DataError, match="column b: all its cells in the training rows are empty"):
+    with pytest.raises(DataError, match=r"plant.csv, column b: all its cells in the training rows are empty"):
         made(path, channels=2)
+
+
+def test_rows_that_are_known_ahead_are_in_no_part(path):
+    before = made(path, covariates=["temp"])
+    with path.open("a") as file:
+        file.writelines(f"2020-02-{1 + row // 24:02d} {row % 24:02d}:00:00,,0.5,\n" for row in range(60))
+    after = made(path, covariates=["temp"])
+    assert after.rows == before.rows
+    assert after.num_past == 200
+    assert torch.equal(after.mean, before.mean)
+    new = made(path, covariates=["temp"], split="new")
+    new.adopt(before.state())
+    assert new.rows == {"test": range(260)}
+
+
+def emptied(path, column, begin, end):
+    """Without the cells of a column in some rows."""
+    lines = path.read_text().splitlines()
+    for number in range(begin + 1, end + 1):
+        cells = lines[number].split(",")
+        lines[number] = ",".join([*cells[: column + 1], "", *cells[column + 2 :]])
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_a_part_without_any_truth_is_refused_and_a_series_without_is_told(path):
+    data = made(emptied(path, 2, 140, 160))  # all of validation's rows
+    (note,) = (note for note in data.notes if "flow" in note)
+    assert "no value of flow where the val part is forecast" in note
+    data.check_truth(["train", "val", "test"])
+    assert note in data.record(lambda each: [each])["notes"]
+    data = made(path, targets=["flow"])
+    data.check_truth(["train", "test"])
+    with pytest.raises(DataError, match=r"flow has no value where the val part is forecast \(rows 141 to 160 of 200"):
+        data.check_truth(["train", "val", "test"])
+
+
+def test_what_makes_standardised_figures_mean_little_is_told(path):
+    lines = path.read_text().splitlines()
+    rng = np.random.default_rng(1)
+    rows = [",".join([line.split(",")[0], "5.0", repr(20 + 1e-7 * rng.normal()), "1.0"]) for line in lines[1:]]
+    rows[190] = ",".join([*rows[190].split(",")[:2], "21.0", "1.0"])
+    path.write_text("\n".join([lines[0], *rows]) + "\n")
+    data = made(path)
+    assert any("constant in the training rows: pump, flow; the standard deviation is taken as 1" in note
+               for note in data.notes)  # fmt: skip
+    assert any("plant.csv row 192, column temp: '21.0' is 1" in note and "e+07 standard deviations" in note
+               for note in data.notes)  # fmt: skip
+    data.adopt({**data.state(), "mean": [0.0, 20.0, 0.0], "std": [1.0, 1.0, 1.0]})
+    assert data.notes == []  # by another series' training rows it is nothing of the kind

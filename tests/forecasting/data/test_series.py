@@ -65,11 +65,11 @@ def test_numbers_only(write, name):
 @pytest.mark.parametrize(
     ("old", "new", "where"),
     [
-        ("4.5", "n/a", "row 3, column b: 'n/a' is not a finite number"),
-        ("4.5", "", "row 3, column b: '' is not a finite number"),
+        ("4.5", "n/a", "row 3, column b: 'n/a' is not a finite number; fill the gap"),
+        ("4.5", "", "row 3, column b: '' is not a finite number; fill the gap"),
         ("4.5", "inf", "row 3, column b: 'inf' is not a finite number"),
         ("4.5", "NaN", "row 3, column b: 'NaN' is not a finite number"),
-        ("4.5", "True", "row 3, column b: 'True' is not a finite number"),
+        ("4.5", "True", "row 3, column b: 'True' is not a finite number; write it with digits"),
         ("1,2\n", "True,2\n", "row 2, column a: 'True' is not a finite number"),
         ("01:00:00", "25:00:00", "row 3, column date: '2020-01-01 25:00:00' is not a date"),
         ("2020-01-01 01:00:00", "", "row 3, column date: '' is not a date"),

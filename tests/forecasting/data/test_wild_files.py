@@ -181,6 +181,8 @@ def test_a_quote_that_opens_in_the_last_line(write):
     ("content", "what"),
     [
         ("date,a\n2020-01-01,1\n".encode("utf-16"), "it is UTF-16"),
+        (b"PAR1\x15\4\x15", "it is Parquet"),
+        (b"PK\3\4\x14\0", "it is a zip archive or a workbook"),
         ("date,a\n2020-01-01,1\n".encode("utf-16-le"), "row 1 holds NUL bytes"),
         ("date,Temp\u00e9rature\n".encode("latin-1"), "row 1 is not UTF-8 text"),
         ("date,a\n2020-01-01,1\n2020-01-02,2\u00b0\n".encode("latin-1"), "row 3 is not UTF-8 text"),

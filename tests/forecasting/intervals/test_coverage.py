@@ -76,7 +76,14 @@ def session():
 def scores(noise, spread=None, factor=1.0, count=1000, budget=2**20):
     model, here = Signal(spread, factor), session()
     said = None if spread is None else Spread(here, model)
-    return Scores(here, SimpleNamespace(eval_batch_size=64, names=["a", "b"], scored=[0, 1]), Windows(count, noise), model, budget, said)
+    return Scores(
+        here,
+        SimpleNamespace(eval_batch_size=64, names=["a", "b"], scored=[0, 1]),
+        Windows(count, noise),
+        model,
+        budget,
+        said,
+    )
 
 
 def measured(intervals, model, noise, size=256, detailed=False):
@@ -165,7 +172,9 @@ def test_a_series_that_is_forecast_needs_truth_and_others_do_not():
     values[:, :, 0] = np.nan
     values[6:, 1, 2] = np.nan
     assert (OrderedScores(values.copy(), ["a", "b", "c"], [1]).bound(0.9)[:, 0] == 0).all()
-    with pytest.raises(ConfigError, match=r"6 of 40 validation windows have a truth of c at step 2 .* and 9 are needed"):
+    with pytest.raises(
+        ConfigError, match=r"6 of 40 validation windows have a truth of c at step 2 .* and 9 are needed"
+    ):
         OrderedScores(values.copy(), ["a", "b", "c"], [1, 2]).bound(0.9)
     with pytest.raises(ConfigError, match=r"0 of 40 validation windows have a truth of a at step 1 "):
         OrderedScores(values.copy(), ["a", "b", "c"], [0, 1]).bound(0.9)

@@ -159,6 +159,7 @@ class ForecastingData(StandardisedSeries, Data):
         """
         task = session.config.task
         check_task(task)
+        self.check_truth({"train": tuple(self.rows), "eval": ("test",)}.get(task.name, ()))
         if task.name != "predict" and list(self.rows) == ["test"] and not len(self.test):
             raise DataError(
                 f"{self.path} has {self.num_rows} rows, and task={task.name} needs {self.lookback + self.horizon} "
@@ -218,8 +219,8 @@ class ForecastingData(StandardisedSeries, Data):
         if self.rhythm is not None:
             content["time_step"] = self.rhythm.step
             content["irregular_steps"] = self.rhythm.irregular
-            if self.rhythm.irregular:
-                content["notes"] = self.notes
+        if self.notes:
+            content["notes"] = list(self.notes)
         if self.intervals is not None:
             content["intervals"] = self.intervals.record
         return content
@@ -247,16 +248,15 @@ class ForecastingData(StandardisedSeries, Data):
         rows = self._values if self._truth is None else self._truth
         return rows[begin : begin + self.lookback]
 
-    @cached_property
+    @property
     def num_past(self) -> int:
-        """Rows that are past: all; where covariates are known ahead and cells may be empty, those up to the last one
-        with a value that is to be forecast.
+        """Rows that are past (:class:`exp.forecasting.data.source.SeriesFile`).
+
+        Raises:
+            DataError: they are too few for a forecast.
         """
         self._require()
-        if self._truth is None or self._future is None or not self._file.roles.masks:
-            return self.num_rows
-        past = (self._truth == self._truth).any(dim=1).nonzero()
-        rows = int(past[-1]) + 1 if len(past) else 0
+        rows = self._file.num_past
         if rows < self.lookback:
             raise DataError(
                 f"{self.path}: only {rows} rows up to the last value of {shortened(self.target_names)}; a forecast "

@@ -15,12 +15,16 @@ if TYPE_CHECKING:
 __all__ = ["numbered_rows"]
 
 _TEXT: dict[str, Any] = {"encoding": "utf-8-sig", "newline": ""}
+_SAVE = "save it as comma-separated UTF-8"
 _OPEN_QUOTE = "a quote opens here that is not closed on this line; remove it, or close it"
 _MAGIC = (
     (b"\xff\xfe", "UTF-16", ""),
     (b"\xfe\xff", "UTF-16", ""),
     (b"\x1f\x8b", "compressed by gzip", "let its name end in .gz"),
-    (b"PK", "a zip archive or a workbook", ""),
+    (b"PK\3\4", "a zip archive or a workbook", ""),
+    (b"PAR1\x15", "Parquet", ""),
+    (b"ARROW1\0", "Arrow or Feather", ""),
+    (b"\x89HDF\r\n", "HDF5", ""),
 )
 
 
@@ -41,6 +45,7 @@ def numbered_rows(path: Path, header: bool = True) -> Iterator[tuple[int, list[s
     width = None  # cells of the first row
     blank: list[int] = []  # lines that are rows if another one follows
     try:
+        _refuse_binary(path)
         with gzip.open(path, "rt", **_TEXT) if path.suffix == ".gz" else path.open(**_TEXT) as file:
             reader = csv.reader(file, strict=True)
             for cells in reader:
@@ -68,16 +73,21 @@ def numbered_rows(path: Path, header: bool = True) -> Iterator[tuple[int, list[s
         raise DataError(f"{path} cannot be read: {error}; check its permissions, or copy it anew") from error
 
 
+def _refuse_binary(path: Path) -> None:
+    """Raise where the first bytes are those of a format that is no text."""
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        first = file.read(8)
+    for begin, what, do in _MAGIC:
+        if first.startswith(begin):
+            raise DataError(f"{path} is not UTF-8 text: it is {what}; {do or _SAVE}")
+
+
 def _not_utf8(path: Path, error: UnicodeDecodeError) -> DataError:
-    """Which row is not text, or what the file is instead."""
-    save = "save it as comma-separated UTF-8"
+    """Which row is not text."""
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         for row, line in enumerate(file, 1):
-            for begin, what, do in _MAGIC if row == 1 else ():
-                if line.startswith(begin):
-                    return DataError(f"{path} is not UTF-8 text: it is {what}; {do or save}")
             try:
                 line.decode()
             except UnicodeDecodeError:
-                return DataError(f"{path} row {row} is not UTF-8 text ({error.reason}); {save}")
-    return DataError(f"{path} is not UTF-8 text ({error.reason}); {save}")
+                return DataError(f"{path} row {row} is not UTF-8 text ({error.reason}); {_SAVE}")
+    return DataError(f"{path} is not UTF-8 text ({error.reason}); {_SAVE}")

@@ -208,10 +208,11 @@ def _to_numbers(path: Path, table: pd.DataFrame, header: bool, may_be_empty: boo
         problem = "is not a finite number, nor is the cell empty; write a number, or nothing"
         _refuse(~np.isfinite(values) & ~empty, path, table, header, problem)
     else:
-        problem = (
-            "is not a finite number; fill the gap, leave the row out, or take empty cells for such (data.missing=mask)"
-        )
-        _refuse(~np.isfinite(values), path, table, header, problem)
+        bad = ~np.isfinite(values)
+        gap = bool(bad.any() and empty.flat[int(bad.argmax())])
+        do = "fill the gap, leave the row out, or take empty cells for such (data.missing=mask)"
+        do = do if gap else "write it with digits and a point"
+        _refuse(bad, path, table, header, f"is not a finite number; {do}")
     size = np.abs(values)
     if np.fmax.reduce(size, axis=None) > _FLOAT32.max:
         problem = f"is beyond what float32 carries ({_FLOAT32.max:.4g}); correct it, or use a larger unit"
@@ -250,7 +251,11 @@ def _to_dates(path: Path, column: pd.Series, index: int, date_format: str | None
         if backwards.any():
             row = int(backwards.argmax()) + 1
             kind = "repeats" if dates[row] == dates[row - 1] else "is earlier than"
-            raise DateError(row, f"{kind} the date before it; sort the rows by date and keep one per date")
+            raise DateError(
+                row,
+                f"{kind} the date before it; sort the rows by date and keep one per date, or, where the clock was put "
+                "back, write times in UTC",
+            )
     except DateError as error:
         message = f"{_place(path, error.row, index, True)} {error.problem}"
         if error.formats:

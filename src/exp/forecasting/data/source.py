@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from exp.errors import DataError
 from exp.forecasting.data.rhythm import find_rhythm, gap_notes
 from exp.forecasting.data.roles import Roles
@@ -31,6 +33,8 @@ class SeriesFile:
         roles: what its series are for.
         names: of the C series.
         num_rows: of the file.
+        num_past: rows that are past: all; where covariates are known ahead and cells may be empty, those up to the last
+            one with a value that is to be forecast.
         dates: of the rows; None where the file has none, or as long as they are ambiguous.
         date_format: that they are read in.
         rhythm: how far apart they are; None where that is not known.
@@ -77,6 +81,7 @@ class SeriesFile:
             series = self._read_as_one_of(error)
         self.names = list(series.names)
         self.num_rows = len(series.values)
+        self.num_past = self._count_past(series)
         self._first: Series | None = series
 
     def read(self) -> Series:
@@ -97,6 +102,12 @@ class SeriesFile:
         self._first = self._read(date_format)
         self._take_dates(self._first)
         self.ambiguous = None
+
+    def _count_past(self, series: Series) -> int:
+        if self.roles.covariates is None or not self.roles.masks:
+            return len(series.values)
+        known = ~np.isnan(series.values[:, self.roles.scored(series.names)]).all(axis=1)
+        return len(known) - int(known[::-1].argmax()) if known.any() else 0
 
     def _take_dates(self, series: Series) -> None:
         self.dates, self.date_format = series.dates, series.date_format

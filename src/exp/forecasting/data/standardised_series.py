@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any, Mapping, Sequence
 import numpy as np
 import torch
 
+from exp.data.places import shortened
 from exp.errors import DataError
 from exp.forecasting.data.splits import TooFewRowsError, borders
 from exp.forecasting.data.standardise import filled, standardised, statistics
 from exp.forecasting.data.timefeatures import time_features
+from exp.forecasting.data.value_notes import notes_on_constants, notes_on_extremes, without_truth
 
 if TYPE_CHECKING:
     from exp.forecasting.data.series import Series
@@ -60,12 +62,15 @@ class StandardisedSeries:
         self._file = file
         self.path, self.names, self.num_rows = file.path, file.names, file.num_rows
         self.scored = file.roles.scored(file.names)
+        self._notes_on_values: list[str] = []
         self._take_dates()
         self._scaled = False
+        self._lacking: dict[str, list[str]] = {}
         self._too_few: DataError | None = None
         self._rows: dict[str, range] = {}
         try:
-            self._rows = borders(split, self.num_rows, lookback, horizon)
+            # What is known ahead of the last truth is no part to measure errors in.
+            self._rows = borders(split, self.num_rows if split == "new" else file.num_past, lookback, horizon)
         except TooFewRowsError as error:
             hint = (
                 f". To forecast with trained weights, data.lookback={lookback} rows suffice: task=predict "
@@ -73,8 +78,12 @@ class StandardisedSeries:
             )
             self._too_few = DataError(f"{self.path}: {error}{hint * (self.num_rows >= lookback)}")
         if self._trains:
-            series = file.read()
-            self._standardise(series, *statistics(series.values[: len(self._rows["train"])], self.names))
+            series, train = file.read(), len(self._rows["train"])
+            try:
+                mean, std = statistics(series.values[:train], self.names)
+            except DataError as error:
+                raise DataError(f"{self.path}, {error}") from error
+            self._standardise(series, mean, std, notes_on_constants(series, train))
 
     @property
     def _trains(self) -> bool:
@@ -82,7 +91,8 @@ class StandardisedSeries:
         return "train" in self._rows and self._file.ambiguous is None
 
     def _take_dates(self) -> None:
-        self.dates, self.rhythm, self.notes = self._file.dates, self._file.rhythm, self._file.notes
+        self.dates, self.rhythm = self._file.dates, self._file.rhythm
+        self.notes = [*self._file.notes, *self._notes_on_values]
 
     def notes_on_foreign_weights(self) -> list[str]:
         """What to know where weights do not tell the series that they were trained on."""
@@ -146,24 +156,51 @@ class StandardisedSeries:
                 rows = borders("new", self.num_rows, self.lookback, self.horizon)
             except TooFewRowsError as error:
                 raise DataError(f"{self.path}: {error}") from error
-        self._standardise(self._file.read(), mean, std)
         self._rows, self._too_few = rows, None
+        self._standardise(self._file.read(), mean, std)
 
-    def _standardise(self, series: Series, mean: np.ndarray, std: np.ndarray) -> None:
+    def _standardise(self, series: Series, mean: np.ndarray, std: np.ndarray, notes: Sequence[str] = ()) -> None:
         values = standardised(series, mean, std)
+        self._notes_on_values = [*notes, *notes_on_extremes(series, values)]
         self._mean, self._std = torch.from_numpy(mean), torch.from_numpy(std)
         seen = filled(values)
         marks = time_features(series.dates, len(values))
         self._values, self._marks = series_contiguous(seen), series_contiguous(marks)
         self._truth = self._future = None
+        self._lacking = {}
         roles = self._file.roles
         if roles.hides(self.names):
             truth = np.full_like(values, np.nan)
             truth[:, self.scored] = values[:, self.scored]
             self._truth = series_contiguous(truth)
+            self._lacking = without_truth(self._truth[:, self.scored], self.target_names, self._rows, self.lookback)
+            self._notes_on_values += [
+                f"{self.path}: no value of {shortened(names)} where the {part} part is forecast: what is measured "
+                "there is of the other series"
+                for part, names in self._lacking.items()
+                if len(names) < len(self.scored)
+            ]
         if roles.covariates is not None:
             self._future = series_contiguous(np.concatenate([seen[:, roles.ahead(self.names)], marks], axis=1))
         self._scaled = True
+        self._take_dates()
+
+    def check_truth(self, parts: Sequence[str]) -> None:
+        """Refuse a part in which nothing that is forecast has a value.
+
+        Args:
+            parts: those that something will be measured in.
+
+        Raises:
+            DataError: names the part and the series.
+        """
+        for part in parts:
+            if len(self._lacking.get(part, ())) == len(self.scored):
+                raise DataError(
+                    f"{self.path}: {shortened(self.target_names)} has no value where the {part} part is forecast (rows "
+                    f"{self.rows[part].start + self.lookback + 1} to {self.rows[part].stop} of {self.num_rows} below "
+                    "the header), so that there is nothing to measure errors of; give values, or another data.split"
+                )
 
     @property
     def target_names(self) -> list[str]:
