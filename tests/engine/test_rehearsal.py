@@ -93,6 +93,7 @@ def begin(session: Session) -> None:
 
 DATA = [
     ("adopt", None, {"state": lambda self: {"mean": 1}}, "has state(), and no adopt(state) that takes it"),
+    ("adopt", lambda self, state: state["std"], {"state": lambda self: {"mean": 1}}, ".adopt(state()) raises KeyError"),
     ("state", lambda self: [1], {"adopt": print}, ".state must give a dict of numbers, text, lists, dicts and tensors"),
     ("state", lambda self: {"a": {1}}, {"adopt": print}, "a builtins.set cannot go into a checkpoint"),
     ("notes", "careful", {}, ".notes must be a list of lines, not 'careful'"),

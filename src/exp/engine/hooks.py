@@ -11,7 +11,7 @@ from mmengine.hooks import Hook
 
 from exp.engine.left_device import LeftDevice
 from exp.engine.losses import mean_over_ranks
-from exp.engine.soundness import what_to_do
+from exp.engine.soundness import nan_in, what_to_do
 from exp.engine.staged import staged_bytes
 from exp.engine.stock_hooks import EveryStepHook
 from exp.errors import RunError
@@ -86,7 +86,7 @@ class MetricsHook(Hook):
             runner.backend.synchronize()
             self.time_to_first_step = time.time() - self.started
         if step % self.log_every == 0 or step == self._loop.max_iters:
-            self._read(runner, step)
+            self._read(runner, step, data_batch)
         self.progress.step(step)
 
     def after_train_epoch(self, runner: Any) -> None:
@@ -94,7 +94,7 @@ class MetricsHook(Hook):
         if self._steps_since_mark:
             self._read(runner, runner.iter)
 
-    def _read(self, runner: Any, step: int) -> None:
+    def _read(self, runner: Any, step: int, batch: Any = None) -> None:
         losses, by_rank = mean_over_ranks(runner.losses.read(), runner.distributed_group)
         now = time.perf_counter()
         seconds, steps = now - self._mark, self._steps_since_mark
@@ -111,7 +111,7 @@ class MetricsHook(Hook):
                 ranks = ", ".join(str(rank) for rank, own in enumerate(by_rank) if not math.isfinite(own.get(name, 0)))
                 raise RunError(
                     f"{name} is {value} on rank {ranks} within the {steps} steps before step {step} (epoch "
-                    f"{runner.epoch + 1}); {what_to_do(runner)}"
+                    f"{runner.epoch + 1}){nan_in(batch)}; {what_to_do(runner)}"
                 )
         if not losses:
             return

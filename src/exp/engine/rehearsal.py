@@ -6,6 +6,7 @@ exp's own models, data and metrics are not: their tests have done it.
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 from typing import TYPE_CHECKING, Any, Iterator
 
@@ -40,6 +41,8 @@ _OFF = "; rehearsal=false leaves this check out"
 def rehearse(session: Session, data: Data, model: nn.Module) -> None:
     """Take the first validation batch through model and metrics, and ask the data what is asked at the end of a run.
 
+    What belongs to the weights is adopted by a copy of the data, as an evaluation does it.
+
     The first test batch takes the same way where its dataset gives samples one by one, so that a bad test split does
     not show only after the training.
 
@@ -59,6 +62,7 @@ def rehearse(session: Session, data: Data, model: nn.Module) -> None:
         return
     with _undone(session, model), torch.no_grad():
         _check_record(session, data)
+        _check_adoption(session, data)
         evaluator.reset()
         _take_a_batch(session, data, model.eval(), evaluator, "val")
         _compute(session, evaluator)
@@ -100,6 +104,15 @@ def _check_record(session: Session, data: Data) -> None:
         to_json(record)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{place}: {error}; see {EXPERIMENT_PAGE}") from error
+
+
+def _check_adoption(session: Session, data: Data) -> None:
+    """An evaluation hands these data what the weights keep of them: as well said now as after the training."""
+    if session.data_state is None:
+        return
+    like = copy.copy(data)
+    with asked("data", like, ".adopt(state())", EXPERIMENT_PAGE + _OFF):
+        like.adopt(session.data_state)
 
 
 def _take_a_batch(session: Session, data: Data, model: nn.Module, evaluator: Evaluator, split: str) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from exp import console
 from exp.advice import to_continue
+from exp.data.transfer import tensors_of
 from exp.engine import checkpoint
 from exp.engine.fsdp import local_part
 from exp.engine.wrapper import unwrapped
@@ -18,13 +19,13 @@ from exp.errors import RunError
 if TYPE_CHECKING:
     from exp.session import Session
 
-__all__ = ["check_finite", "not_finite", "refuse_nan", "what_to_do"]
+__all__ = ["check_finite", "nan_in", "not_finite", "refuse_nan", "what_to_do"]
 
 logger = logging.getLogger(__name__)
 _Key = TypeVar("_Key")
 
 
-def not_finite(state: Mapping[str, Any], parameters: Container[str]) -> list[str]:
+def not_finite(state: Mapping[_Key, Any], parameters: Container[_Key]) -> list[_Key]:
     """Names of the tensors in a state dict that hold what no sound training leaves there.
 
     For parameters that is NaN or infinity; a buffer may hold infinity, as masks of attention
@@ -118,6 +119,21 @@ def refuse_nan(runner: Any, sums: Sequence[Sequence[torch.Tensor]], stage: str) 
             f"predictions are NaN in {total} of {batches}, first in batch {first + 1} of rank {rank}; "
             f"{advice if runner.train_loop is None else what_to_do(runner)}"
         )
+
+
+def nan_in(batch: Any) -> str:
+    """What to add where a loss is not finite and this batch, the latest, is not, either; else nothing.
+
+    Args:
+        batch: of the loader; its tensors are read.
+    """
+    parts = batch.items() if isinstance(batch, Mapping) else ()
+    tensors = {(key, place): value for key, part in parts for place, value in enumerate(tensors_of(part))}
+    found = list(dict.fromkeys(key for key, _ in not_finite(tensors, ())))
+    if not found:
+        return ""
+    names = ", ".join(map(repr, found))
+    return f"; the latest batch has nan in {names}: leave those values out of the loss, or mend the data"
 
 
 def what_to_do(runner: Any) -> str:
