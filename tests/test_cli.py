@@ -67,6 +67,7 @@ def test_cfg_job_shows_the_configuration(exp):
         (["plots.format=pdf"], 2, ["no key 'plots.format'", "'plots' has none below it", "'figures.format'"]),
         (["seed.x=1"], 2, ["no key 'seed.x'", "'seed' has none below it"]),
         (["model.d_modle=64"], 2, ["d_modle", "did you mean 'model.d_model'"]),
+        (["data.inputs=OT"], 2, ["data.inputs=OT: a list is expected: 'data.inputs=[OT]'"]),
         (["nproc=two"], 2, ["nproc", "two"]),
         (["model.d_model=wide"], 2, ["d_model", "wide"]),
         (["backend=cudaa"], 2, ["backend=cudaa", "did you mean 'cuda'"]),

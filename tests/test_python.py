@@ -27,7 +27,8 @@ assert list(means.n) == [1, 1] and means.metric_std.isna().all() and list(means.
 for wrong, says in (
     (lambda: exp.run("seed=1"), "exp.run(['seed=1'])"),
     (lambda: exp.open_run("outputs/rates"), "open_sweep"),
-    (lambda: exp.run(["seeed=1"]), "ended with code 2"),
+    (lambda: exp.run(["seeed=1"]), "ended with code 2: there is no key 'seeed'"),
+    (lambda: run.predict(["seeed=1"]), "ended with code 2: there is no key 'seeed'"),
     (lambda: run.model(device="cuda:99"), "there is no device 'cuda:99' here: "),
 ):
     try:

@@ -118,16 +118,17 @@ class OpenRun:
             fit_weights(model, weights, self.config, as_it_is=True)
         return model.to(device).eval()
 
-    def predict(self, *overrides: str) -> OpenRun:
+    def predict(self, *overrides: str | Sequence[str]) -> OpenRun:
         """``task=predict`` with this run's weights, in a run folder of its own.
 
         Args:
-            *overrides: as on the command line: ``"task.input=new.csv"``, ``"backend=cpu"``.
+            *overrides: as on the command line: ``"task.input=new.csv"``, ``"backend=cpu"``; or a list of such.
 
         Raises:
-            RunError: it failed; what it said stands above.
+            RunError: it failed, with the first line of why; all that it said stands above.
         """
-        predicted: OpenRun = run(["task=predict", f"init_from={self.path}", *overrides])
+        given = [each for some in overrides for each in ([some] if isinstance(some, str) else some)]
+        predicted: OpenRun = run(["task=predict", f"init_from={self.path}", *given])
         return predicted
 
 
@@ -181,7 +182,7 @@ def run(overrides: Sequence[str] = ()) -> Any:
 
     Raises:
         ConfigError: ``overrides`` is one string.
-        RunError: its exit code is not 0; what it said stands above.
+        RunError: its exit code is not 0, with the first line of why; all that it said stands above.
     """
     if isinstance(overrides, str):
         raise ConfigError(f"exp.run takes a list of overrides; write exp.run([{overrides!r}])")
@@ -194,14 +195,17 @@ def run(overrides: Sequence[str] = ()) -> Any:
         [sys.executable, "-m", "exp", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     assert process.stdout is not None
+    reason = ""
     try:
         for line in process.stdout:  # to wherever a notebook shows what is printed
             sys.stdout.write(line)
+            if not reason and line.startswith("error: "):
+                reason = f": {line[len('error: ') :].strip()}"
         code = process.wait()
     finally:
         if process.poll() is None:
             process.terminate()
             process.wait()
     if code != 0:
-        raise RunError(f"python -m exp {' '.join(arguments)} ended with code {code}")
+        raise RunError(f"python -m exp {' '.join(arguments)} ended with code {code}{reason}")
     return open_sweep(given[-1]) if _MULTIRUN.intersection(arguments) else open_run(given[-1])

@@ -56,13 +56,17 @@ def explain(error: Exception, known_keys: Iterable[str]) -> str:
         )
     unknown = _unknown_key(text, cause)
     if unknown is not None:
-        return f"there is no key '{unknown}'{nearest(unknown, known_keys)}\n  --cfg job shows all keys"
+        return f"there is no key '{unknown}'{_hint(unknown, known_keys)}\n  --cfg job shows all keys"
     match = re.match(r"Error merging override (.*)", text)
     if match and isinstance(cause, OmegaConfBaseException):
         below_a_value = _below_a_value(match.group(1).partition("=")[0], cause, list(known_keys))
         if below_a_value is not None:
             return below_a_value
-        return f"{match.group(1)}: {str(cause.msg).splitlines()[0]}"
+        complaint = str(cause.msg).splitlines()[0]
+        if "is not a ListConfig, list or tuple" in complaint:
+            key, _, value = match.group(1).partition("=")
+            complaint = f"a list is expected: '{key}=[{value}]'"
+        return f"{match.group(1)}: {complaint}"
     if isinstance(error, (ConfigCompositionException, HydraException)):
         lines = [line for line in text.splitlines() if line.strip()]
         details = [str(cause).splitlines()[0]] if cause is not None and str(cause) else []
@@ -70,6 +74,15 @@ def explain(error: Exception, known_keys: Iterable[str]) -> str:
     if isinstance(error, OmegaConfBaseException):
         return f"{error.full_key or 'configuration'}: {str(error.msg or error).splitlines()[0]}"
     return text
+
+
+def _hint(unknown: str, known_keys: Iterable[str]) -> str:
+    """The nearest key; or, where other choices have a key of this name, that the one chosen has not."""
+    known = list(known_keys)
+    if unknown not in known:
+        return nearest(unknown, known)
+    group = unknown.partition(".")[0]
+    return f": the {group} that is chosen has none of this name; leave it out, or choose another {group}"
 
 
 def _below_a_value(key: str, cause: OmegaConfBaseException, known_keys: Sequence[str]) -> str | None:

@@ -150,16 +150,23 @@ def _write_csv(
     known = None if truth is None else shortest_texts(truth, mean, std)
     # Columns side by side, not by name: a series may be called "step", or as another one with "_truth".
     columns: list[Any] = [range(1, len(forecast) + 1) if dates is None else dates]
-    titles = ["step" if dates is None else "date"]
+    titles = [_free("step" if dates is None else "date", names)]
     for channel, name in enumerate(names):
         columns.append(written[:, channel])
         titles.append(name)
         for level, lower, upper in ends:
             columns += [lower[:, channel], upper[:, channel]]
-            titles += [f"{name}_{end}{level}" for end in ("lo", "hi")]
+            titles += [_free(f"{name}_{end}{level}", names) for end in ("lo", "hi")]
         if known is not None:
             columns.append(known[:, channel])
-            titles.append(f"{name}_truth")
+            titles.append(_free(f"{name}_truth", names))
     table = pd.concat([pd.Series(column) for column in columns], axis=1)
     titles = [str(as_text(title)) for title in titles]  # of somebody's file; the rest are dates and numbers
     write_atomically(path, table.to_csv(index=False, header=titles).encode())
+
+
+def _free(title: str, names: Sequence[str]) -> str:
+    """A title of a column that no series has: the series keep their names."""
+    while title in names:
+        title += "_"
+    return title
