@@ -82,7 +82,11 @@ def test_a_refusal_names_both_values_and_the_ways_out():
     assert "data.horizon=96" in first
     assert "this run has 48" in first
     assert "init_from=outputs/a" in first
-    assert "resume_changed_data=true" in first
+    assert "resume_changed_data=true" not in first  # it would not do
     assert more == ["  also optim.type=SGD (was Adam)"]
+    assert "resume_changed_data=true" in refusal(changed(data__horizon=48).refused, "outputs/a")
+    follows = refusal(changed(model__horizon=48, data__horizon=48).refused, "outputs/a").splitlines()
+    assert "trained with data.horizon=96" in follows[0]  # which model.horizon follows
+    assert follows[1:] == ["  also model.horizon=48 (was 96)"]
     accepted = changed(data__horizon=48, resume_changed_data=True)
     assert accepted == Changes((Change("data.horizon", 96, 48),))

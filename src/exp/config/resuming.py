@@ -106,8 +106,10 @@ def refusal(refused: tuple[Change, ...], source: object) -> str:
         refused: of :func:`changes`; not empty.
         source: the checkpoint or run folder that was to be continued.
     """
+    # Of the data first: keys of the model follow some of them.
+    refused = tuple(sorted(refused, key=lambda change: _DATA.fullmatch(change.key) is None))
     first = refused[0]
-    data = any(_DATA.fullmatch(change.key) for change in refused)
+    data = all(_DATA.fullmatch(change.key) for change in refused)
     lines = [
         f"resume: {source} was trained with {first.key}={text_of(first.old)}, this run has {text_of(first.new)}; "
         f"set {first.key}={text_of(first.old)}, or begin anew from its weights with init_from={source} and another "

@@ -154,11 +154,18 @@ class ForecastingData(StandardisedSeries, Data):
         """Refuse, before the model is built, keys of the task that cannot be, and new rows that cannot be scored.
 
         Raises:
-            ConfigError: see :func:`exp.forecasting.data.preflight.check_task`.
+            ConfigError: see :func:`exp.forecasting.data.preflight.check_task`; or a model of exp's has a window that is
+                not the data's.
             DataError: there is no window with truth, and the task is not to forecast what follows the rows.
         """
-        task = session.config.task
+        task, model = session.config.task, session.config.model
         check_task(task)
+        for key in ("lookback", "horizon") if str(model.get("_target_")).startswith("exp.") else ():
+            if model.get(key, getattr(self, key)) != getattr(self, key):
+                raise ConfigError(
+                    f"model.{key}={model[key]} and data.{key}={getattr(self, key)} must be the same; set data.{key}, "
+                    f"which model.{key} follows"
+                )
         self.check_truth({"train": tuple(self.rows), "eval": ("test",)}.get(task.name, ()))
         if task.name != "predict" and list(self.rows) == ["test"] and not len(self.test):
             raise DataError(
