@@ -19,6 +19,7 @@ from exp.config import explain, paths, structures, trained
 from exp.config.dictionaries import replace_given
 from exp.config.families import check_weights
 from exp.config.names import check_names
+from exp.config.overruled import overruled
 from exp.config.schema import ExpConfig
 from exp.config.validate import refuse_device_arguments, validate
 from exp.config.walk import plain
@@ -125,6 +126,8 @@ def _take_note(config: ExpConfig, overrides: list[str]) -> None:
         earlier = structures.load(RunFolder(folder).config)
         check_weights(config, earlier, folder)
         record.differs = trained.different(config, earlier, "trained with")
+    else:
+        record.overruled = overruled(config, overrides, _alone, record.chosen.get("experiment"))
     if config.data.get("horizon") in config.published:
         changed = record.trained_in is not None or any(re.match(r"[+~]*(data|model)\b", each) for each in overrides)
         if changed:  # else there is nothing to compare, and composing takes a moment
@@ -154,6 +157,12 @@ def _note_choices(config: ExpConfig, overrides: list[str]) -> None:
     for key, value in noted.items():
         if plain(record[key]) != value:  # new nodes take their time, and jobs of a sweep have the same here
             record[key] = value
+
+
+@functools.lru_cache(maxsize=None)
+def _alone(primary: str) -> Any:
+    """What one file says, such as ``data/illness``; jobs of a sweep share it."""
+    return compose([], primary)
 
 
 @functools.lru_cache(maxsize=None)

@@ -194,6 +194,8 @@ class RecordConfig:
     """What is not as in that run."""
     published_differs: List[str] = field(default_factory=list)
     """What is not as in the experiment that published figures are of."""
+    overruled: List[str] = field(default_factory=list)
+    """What the experiment has changed of choices that the command line names."""
     weights: Dict[str, Any] = field(default_factory=dict)
     """Of weights by name: repository, commit, digests of the files, licence (:mod:`exp.hub`)."""
 

@@ -1,0 +1,62 @@
+"""Where an experiment departs from a choice that the user has named: it is composed after that, and wins. No torch."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Callable, Iterator, Mapping, Sequence
+
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from exp.config.schema import ExpConfig
+from exp.config.trained import text_of
+
+__all__ = ["overruled"]
+
+_CHOICE = re.compile(r"(data|model|optim|schedule|wrapper)=([\w.-]+)")
+
+
+def overruled(
+    config: ExpConfig, overrides: Sequence[str], compose: Callable[[str], Any], experiment: str | None
+) -> list[str]:
+    """A line for each choice of the command line of which the experiment changes something.
+
+    Args:
+        config: composed, with its types.
+        overrides: the user's; keys that they set are his own business.
+        compose: gives the configuration of a primary file, such as ``data/illness``.
+        experiment: its name; None: there is none.
+    """
+    lines = []
+    for group, choice in filter(None, map(_chosen, overrides)):
+        try:
+            alone = compose(f"{group}/{choice}")[group]
+        except (HydraException, OmegaConfBaseException, KeyError):
+            continue  # a file that cannot stand alone
+        own = {each.lstrip("+~").partition("=")[0] for each in overrides}
+        changed = []
+        for key, value in _values(alone, f"{group}."):
+            mine = OmegaConf.select(config, key, default=value)  # type: ignore[arg-type]
+            if not any(key == each or key.startswith(f"{each}.") for each in own - {group}) and text_of(mine) != value:
+                changed.append(f"{key}={text_of(mine)} ({group}={choice}: {value})")
+        if changed and experiment is not None:
+            lines.append(f"experiment={experiment} sets {', '.join(changed)}")
+    return lines
+
+
+def _chosen(override: str) -> tuple[str, str] | None:
+    match = _CHOICE.fullmatch(override)
+    return None if match is None else (match.group(1), match.group(2))
+
+
+def _values(node: DictConfig, prefix: str) -> Iterator[tuple[str, str]]:
+    """Plain values that are set, as text, by their dotted key; what follows another key, or is null, is not."""
+    for key in map(str, node):
+        inner = node._get_node(key)
+        if isinstance(inner, Mapping):
+            yield from _values(inner, f"{prefix}{key}.")
+        elif not OmegaConf.is_interpolation(node, key) and not OmegaConf.is_missing(node, key):
+            value = OmegaConf.select(node, key)
+            if isinstance(value, (int, float, str)):
+                yield f"{prefix}{key}", text_of(value)
