@@ -126,7 +126,7 @@ class SegmentationDataConfig(ImageDataConfig):
     mask_values: Optional[Dict[int, int]] = field(default_factory=dict)
     """Masks of numbers: value in the file -> class number; none: they are the class numbers."""
     ignore_values: List[int] = field(default_factory=lambda: [255])
-    """Masks of numbers: values that do not count."""
+    """Masks of numbers: values that do not count; -1 in those of 32 bits, too."""
 
 
 @dataclass
@@ -134,7 +134,8 @@ class PredictKeys:
     """Of task=predict, for images."""
 
     window: Optional[int] = None
-    """Larger images are cut into windows of so many pixels a side; null: ``model.window``."""
+    """Larger images are cut into windows of so many pixels a side; null: ``model.window``, or ``data.size`` for a model
+    without one."""
     overlap: float = 0.25
     """Share of a window that the next one covers again; where they overlap, scores fade into one another."""
     metres_per_pixel: Optional[float] = None

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["export", "input_of"]
 
 _BATCH = 2  # that a program is recorded with; compared are others, too
+_DTYPES = {"huggingface": "float32", "torchscript": "uint8 or float32", "torch_export": "float32"}
+"""What a form takes: files of 8 bits give whole numbers, all others fractions of 0..255."""
 
 
 class _Scores(nn.Module):
@@ -43,12 +45,36 @@ class _Scores(nn.Module):
         return self.model(image=image, mode="tensor")
 
 
+class _Sized(nn.Module):
+    """A recorded program that takes images of the size that it was recorded with alone: others it would get wrong.
+
+    Args:
+        program: of ``torch.jit.trace``.
+        image: that it was recorded with, (B, C, H, W).
+    """
+
+    def __init__(self, program: Any, image: torch.Tensor) -> None:
+        super().__init__()
+        self.program = program
+        self.channels, self.height, self.width = (int(extent) for extent in image.shape[1:])
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        """The program's; compiled by ``torch.jit.script``, so in the words that it knows."""
+        if image.dim() != 4 or image.size(1) != self.channels:
+            raise ValueError("images must be (B, C, H, W) with the channels of export.json")
+        if image.size(2) != self.height or image.size(3) != self.width:
+            raise ValueError("images must have the size of export.json: resize or cut them, or export with task.size")
+        result: torch.Tensor = self.program(image)
+        return result
+
+
 def export(session: Session) -> dict[str, Any]:
     """Write ``export/`` below the run folder, in the forms of ``task.formats``; low-rank updates are merged.
 
     ``huggingface/`` has the backbone, ``model.torchscript.pt`` and ``model.pt2`` have backbone and head with the
-    normalisation in them: raw images (B, C, H, W) of ``task.size`` pixels a side, 0..255, go in. ``export.json`` says
-    what goes in and comes out. Computed on the CPU, in float32, whatever the backend.
+    normalisation in them: raw images (B, C, H, W) of ``task.size`` pixels a side, 0..255, go in, and no others.
+    ``model.pt2`` takes float32, the other one uint8, too. ``export.json`` says what goes in and comes out.
+    Computed on the CPU, in float32, whatever the backend.
 
     Raises:
         ConfigError: the model has no DINOv3 backbone, or this torch cannot write a form.
@@ -65,7 +91,8 @@ def export(session: Session) -> dict[str, Any]:
     if not isinstance(getattr(model, "backbone", None), VisionTransformer):
         raise ConfigError(f"task=export: model {session.config.model._target_} has no DINOv3 backbone to export")
     side = task.size or int(session.config.data.size)
-    image = torch.randint(0, 256, (_BATCH, data.read.channels, side, side), dtype=torch.uint8)
+    # Fractions, as files give them that are not of 8 bits.
+    image = torch.rand(_BATCH, data.read.channels, side, side) * 255.0
     with torch.no_grad():
         expected = model(image=image, mode="tensor")
         model.backbone.merge_updates()
@@ -92,7 +119,11 @@ def export(session: Session) -> dict[str, Any]:
     write_json(
         folder / "export.json",
         {
-            "input": {"shape": ["B", *image.shape[1:]], **input_of(data)},
+            "input": {
+                "shape": ["B", *image.shape[1:]],
+                **input_of(data),
+                "dtypes": {name: _DTYPES[name] for name in task.formats},
+            },
             "output": {"shape": ["B", *expected.shape[1:]], "dtype": "float32"},
             "classes": list(data.classes),
             "checkpoint": str(session.weights.path) if session.weights else None,
@@ -111,16 +142,16 @@ def input_of(data: Any) -> dict[str, Any]:
         data: an :class:`exp.vision.data.base.ImageData`, as the weights were trained on it.
 
     Returns:
-        ``dtype`` and ``range`` of what goes in; ``bands`` of a file, by name or number (null: all); ``value_range``,
-        what becomes 0 and 255, clipped, a number each or one for each band (null: nothing is scaled), and whether
-        that goes for ``bytes_too``; the percentiles and the scope of a ``stretch`` (null: there is none); what values
-        without data become, by band (``no_data``).
+        ``dtype`` (which every form takes) and ``range`` of what goes in; ``bands`` of a file, by name or number (null:
+        all); ``value_range``, what becomes 0 and 255, clipped, a number each or one for each band (null: nothing is
+        scaled), and whether that goes for ``bytes_too``; the percentiles and the scope of a ``stretch`` (null: there is
+        none); what values without data become, by band (``no_data``).
     """
     reader, names = data.read, data.normalisation.names
     limits = limits_of(reader.value_range)
     scope = "image" if reader.by_image else "train"
     told: dict[str, Any] = {
-        "dtype": "uint8 or float32",
+        "dtype": "float32",
         "range": [0, 255],
         "bands": None if reader.bands is None else list(names or reader.bands.wanted),
         "value_range": limits,
@@ -177,9 +208,9 @@ def _torch_script(model: nn.Module, path: Path, image: torch.Tensor) -> float:
     scores = _Scores(model).eval()
     with _quietly():
         traced: Any = torch.jit.trace(scores, image, check_trace=False)
-        traced.save(str(path))
+        torch.jit.script(_Sized(traced, image)).save(str(path))
         loaded: Any = torch.jit.load(str(path))
-    return _compared(loaded, scores, image)
+    return max(_compared(loaded, scores, image), _compared(loaded, scores, image.to(torch.uint8)))
 
 
 def _torch_export(model: nn.Module, path: Path, image: torch.Tensor) -> float:

@@ -16,7 +16,7 @@ from exp.vision.draw.pictures import beside
 from exp.vision.draw.sheet import Tile, sheet, spread
 from exp.vision.predict.features import FeatureWriter, feature_picture, index_csv, resized
 from exp.vision.predict.images import check, chosen
-from exp.vision.predict.inputs import each_of_mine, report_failures
+from exp.vision.predict.inputs import each_of_mine, report_failures, tell_inputs
 
 if TYPE_CHECKING:
     from exp.session import Session
@@ -74,6 +74,7 @@ def write_features(session: Session) -> dict[str, Any]:
         {"images": len(files), "failed": len(failed)},
         None,
         files=report,
+        data=tell_inputs(session, inputs, failed),
         measured_on="features",
         published=None,
     )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Sequence
 
 import torch
 
+from exp.errors import DataError
 from exp.metrics import Metric, SampleMetric, Table
 
 if TYPE_CHECKING:
@@ -108,8 +109,17 @@ class SegmentationMetrics(_ClassMetrics):
         self.confusion.update(outputs, batch["label"])
 
     def compute(self, distributed: Distributed) -> dict[str, float]:
-        """``{"mIoU", "mDice", "mFscore", "pixel_accuracy"}`` over all ranks; means over the classes that occur."""
+        """``{"mIoU", "mDice", "mFscore", "pixel_accuracy"}`` over all ranks; means over the classes that occur.
+
+        Raises:
+            DataError: no pixel counts on any rank.
+        """
         self._sum(distributed)
+        if not self.confusion.counts.any():
+            raise DataError(
+                "mIoU cannot be measured: no pixel of these masks has a class; all are ignored (data.ignore_values, "
+                "data.ignore_colours), of unknown colours, or without data"
+            )
         values = self.confusion.per_class()
         means = {name: _mean(values[key]) for name, key in (("mIoU", "iou"), ("mDice", "dice"), ("mFscore", "fscore"))}
         return {**means, "pixel_accuracy": self.confusion.accuracy()}
@@ -130,8 +140,14 @@ class SceneMetrics(_ClassMetrics):
         self.confusion.update(outputs.argmax(dim=-1), batch["label"])
 
     def compute(self, distributed: Distributed) -> dict[str, float]:
-        """``{"accuracy", "macro_f1"}`` over all ranks; its mean is over the classes that occur."""
+        """``{"accuracy", "macro_f1"}`` over all ranks; its mean is over the classes that occur.
+
+        Raises:
+            DataError: no image counts on any rank.
+        """
         self._sum(distributed)
+        if not self.confusion.counts.any():
+            raise DataError("accuracy cannot be measured: no image has a class; all were left out (data.on_error=skip)")
         return {"accuracy": self.confusion.accuracy(), "macro_f1": _mean(self.confusion.per_class()["fscore"])}
 
 

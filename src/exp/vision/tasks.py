@@ -135,7 +135,7 @@ class Probe(Task):
     """knn: a neighbour votes with the weight exp(cosine similarity / temperature)."""
     strengths: List[float] = field(default_factory=lambda: [1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0])
     """logistic: inverse strengths of the regularisation (C of scikit-learn), of the sum of the losses."""
-    iterations: int = 500
+    iterations: int = 1000
     """logistic: of L-BFGS, at most."""
     learning_rates: List[float] = field(
         default_factory=lambda: [1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1]

@@ -11,6 +11,7 @@ from PIL import Image
 
 from exp.errors import DataError
 from exp.vision.data.decode import read_image
+from exp.vision.data.labels import ColourMasks, IndexMasks
 from exp.vision.data.reader import ImageReader
 from exp.vision.data.values import convert
 from exp.vision.predict.raster import open_image
@@ -299,3 +300,28 @@ def test_what_is_no_image_is_named(tmp_path, name):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(DataError, match=r"x.jpg cannot be read: No such file"):
         read_image(tmp_path / "x.jpg")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_jpeg_2000_is_read_whole_and_by_rows_but_no_lossy_mask(tmp_path, monkeypatch):
+    """Sentinel-2's own form."""
+    rasterio = pytest.importorskip("rasterio")
+    bands = np.random.default_rng(0).integers(0, 4000, (4, 30, 40)).astype(np.uint16)
+    labels = np.random.default_rng(1).integers(0, 3, (1, 30, 40)).astype(np.uint8)
+    for name, values, exact in (("x", bands, "YES"), ("mask", labels, "YES"), ("lossy", labels, "NO")):
+        profile = {"driver": "JP2OpenJPEG", "height": 30, "width": 40, "count": len(values), "dtype": values.dtype}
+        quality = {"QUALITY": 100} if exact == "YES" else {}
+        with rasterio.open(tmp_path / f"{name}.jp2", "w", REVERSIBLE=exact, **quality, **profile) as file:
+            file.write(values)
+    reader = ImageReader(4, (0, 25500))
+    expected = np.moveaxis(bands, 0, -1) / np.float32(100)
+    np.testing.assert_allclose(reader(tmp_path / "x.jp2"), expected, rtol=1e-5)
+    with open_image(tmp_path / "x.jp2", reader) as image:
+        np.testing.assert_allclose(image.read(10, 5, 8, 20), expected[10:18, 5:25], rtol=1e-5)
+    np.testing.assert_array_equal(IndexMasks(3).read(tmp_path / "mask.jp2").values, labels[0])
+    for masks in (IndexMasks(3), ColourMasks(["000000"])):
+        with pytest.raises(DataError, match=r"lossy.jp2 is a lossy JPEG 2000 file, which changes values"):
+            masks.read(tmp_path / "lossy.jp2")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(DataError, match="JPEG 2000 files of more than three channels need rasterio"):
+        reader(tmp_path / "x.jp2")

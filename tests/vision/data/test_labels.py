@@ -115,3 +115,14 @@ def test_masks_of_one_bit(tmp_path, numbers):
     with Image.open(tmp_path / "x.png") as written:
         assert written.mode == "1"
     np.testing.assert_array_equal(IndexMasks(2).read(tmp_path / "x.png").values, numbers > 2)
+
+
+def test_masks_of_32_bits_may_hold_minus_one(tmp_path):
+    values = np.array([[-1, 0, 1], [70000, 1, 0]], np.int32)
+    Image.fromarray(values).save(tmp_path / "x.tif")
+    read = IndexMasks(2, ignored=[-1, 70000]).read(tmp_path / "x.tif")
+    assert read.values.tolist() == [[IGNORED, 0, 1], [IGNORED, 1, 0]]
+    mapped = IndexMasks(2, {-1: 1, 0: 0, 1: 0}, ignored=[70000]).read(tmp_path / "x.tif")
+    assert mapped.values.tolist() == [[1, 0, 0], [IGNORED, 0, 0]]
+    with pytest.raises(DataError, match=r"x.tif holds -1, 70000, which is no class"):
+        IndexMasks(2).read(tmp_path / "x.tif")

@@ -59,17 +59,18 @@ def test_classes_may_be_given_in_an_order(tmp_path, noise, scenes):
         scenes(root=str(tmp_path), classes=["a", "b"])
 
 
-def test_classes_that_cannot_be_learned_or_measured_are_noted(tmp_path, noise, scenes, caplog):
+def test_classes_that_cannot_be_learned_or_measured_are_noted(tmp_path, noise, scenes):
     """A folder of another case in test; and one that train alone has."""
     for name in ("train/a", "train/b", "train/rare", "val/a", "val/b", "test/a", "test/B"):
         noise(tmp_path / name / "0.png", 4, 4)
-    record = scenes(root=str(tmp_path)).record(one)
+    data = scenes(root=str(tmp_path))
+    record = data.record(one)
     assert record["classes_without_training_images"] == ["B"]
     assert record["classes_not_measured"] == ["rare"]
-    said = [line.getMessage() for line in caplog.records]
-    assert "no training image of class B (test: 1), so it cannot be learned; do you mean b?" in said
-    assert "no image of class rare in val or test, so no figure tells of it" in said
-    caplog.clear()
+    assert data.notes == [
+        "warning: no training image of class B (test: 1), so it cannot be learned; do you mean b?",
+        "warning: no image of class rare in val or test, so no figure tells of it",
+    ]
     given = scenes(root=str(tmp_path), classes=["a", "b", "B", "rare"]).record(one)
     assert given["classes_without_training_images"] == ["B"]
     for number in range(20):
@@ -335,7 +336,7 @@ def test_wrong_values_of_scenes_are_told(scenes, tmp_path, values, said):
         ({"palette": {"a": "aaaaaa"}, "mask_values": {1: 0}}, "data.mask_values is for masks of class numbers"),
         ({"classes": ["a", "b", "a"]}, r"data.classes=\['a', 'b', 'a'\] names a twice"),
         ({"classes": ["a", "b"], "mask_values": {255: 1}}, "255 is in data.mask_values and in data.ignore_values"),
-        ({"classes": ["a"], "ignore_values": [-1]}, "data.ignore_values names -1, which no mask can hold"),
+        ({"classes": ["a"], "ignore_values": [2**31]}, "data.ignore_values names 2147483648, which no mask can hold"),
         ({"classes": ["a"], "layout": "loveda"}, "data.classes names a, but LoveDA has the classes background"),
         ({"palette": {"a": "aaaaaa", "b": "AAAAAA"}}, "b and a have the same colour AAAAAA"),
         ({"palette": {"a": "aaaaaa"}, "ignore_colours": ["AAAAAA"]}, "ignore_colours and a have the same colour"),

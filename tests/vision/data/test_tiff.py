@@ -116,3 +116,13 @@ def test_masks_of_few_bits_keep_their_numbers_in_tiffs(tmp_path, bits, photometr
     with rasterio.open(tmp_path / "x.tif", "w", nbits=bits, photometric=photometric, **profile) as file:
         file.write(values[None])
     np.testing.assert_array_equal(IndexMasks(count).read(tmp_path / "x.tif").values, values)
+
+
+@pytest.mark.parametrize("read", [read_image, opened, ColourMasks(["000000"]).read])
+def test_colours_of_cielab_are_refused(tmp_path, read, monkeypatch):
+    Image.fromarray(np.full((24, 30, 3), 50, np.uint8)).convert("LAB").save(tmp_path / "x.tif")
+    with pytest.raises(DataError, match=r"x.tif has colours of CIELAB, which decoders turn .*: convert it to RGB"):
+        read(tmp_path / "x.tif")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)  # without rasterio
+    with pytest.raises(DataError, match=r"x.tif has colours of CIELAB"):
+        read(tmp_path / "x.tif")

@@ -58,14 +58,22 @@ def test_programs_give_the_scores_of_any_batch(runs, name):
         programs.append(torch.export.load(str(folder / "model.pt2")).module())
     about = json.loads((folder / "export.json").read_text())
     assert about["input"]["shape"] == ["B", 3, 64, 64]
+    assert about["input"]["dtype"] == "float32"
+    assert about["input"]["dtypes"]["torchscript"] == "uint8 or float32"
     assert about["input"]["no_data"] == pytest.approx(model.pixel_mean.flatten().tolist())
     assert set(about["differences"]) == {"merging", *FORMATS}
     with torch.no_grad():
         for count in (1, 5):
-            expected = model(image=images(count), mode="tensor")
+            fractions = images(count) * 0.997  # as files of 16 bits give them
+            expected = model(image=fractions, mode="tensor")
             assert list(expected.shape[1:]) == about["output"]["shape"][1:]
             for program in programs:
-                torch.testing.assert_close(program(images(count)), expected, rtol=1e-4, atol=1e-5)
+                torch.testing.assert_close(program(fractions), expected, rtol=1e-4, atol=1e-5)
+            whole = model(image=images(count), mode="tensor")
+            torch.testing.assert_close(programs[0](images(count)), whole, rtol=1e-4, atol=1e-5)
+    for shape in ((2, 3, 60, 64), (2, 3, 64, 128), (2, 4, 64, 64)):
+        with pytest.raises(Exception, match=r"images must|Guard failed|size|shape"):
+            programs[0](torch.zeros(shape))
 
 
 @pytest.mark.parametrize("name", ["scenes", "tiles"])

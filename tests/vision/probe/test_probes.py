@@ -54,7 +54,8 @@ def matrix(part):
 def test_logistic_regression_is_scikit_learns(store, strength):
     train, test = rows(store, "train"), rows(store, "test", resident=0)
     scale = Scale(train)
-    weights = fit_logistic(train, scale, COUNT, strength, 500)
+    weights, converged = fit_logistic(train, scale, COUNT, strength, 500)
+    assert converged
     mean, std = (each.numpy().astype(np.float64) for each in scale.moments)
     reference = linear_model.LogisticRegression(C=strength, max_iter=5000, tol=1e-8)
     reference.fit((matrix(train) - mean) / std, train.labels)
@@ -65,6 +66,46 @@ def test_logistic_regression_is_scikit_learns(store, strength):
     theirs = reference.coef_.T - reference.coef_.T.mean(axis=1, keepdims=True)
     apart = np.abs(weights[:-1].numpy() - weights[:-1].numpy().mean(axis=1, keepdims=True) - theirs).max()
     assert apart < 1e-2 * np.abs(theirs).max(), "the same minimum"
+
+
+def objective(made, weights, strength):
+    """In float64."""
+    matrix, weights = next(made.blocks(10**6))[0].double(), weights.double()
+    loss = torch.nn.functional.cross_entropy(
+        matrix @ weights[:-1] + weights[-1], torch.from_numpy(made.labels), reduction="sum"
+    )
+    return float(strength * loss + 0.5 * (weights[:-1] ** 2).sum())
+
+
+@pytest.mark.parametrize("shift", [0.0, 30.0])
+def test_features_that_are_nearly_the_same_are_no_obstacle(shift):
+    """Columns of other sizes, far from zero, that the others nearly tell; and next to no regularisation."""
+    generator = np.random.default_rng(0)
+    hidden = generator.normal(size=(400, 6))
+    labels = (hidden[:, :COUNT] + generator.normal(size=(400, COUNT))).argmax(axis=1)
+    matrix = hidden @ generator.normal(size=(6, 24)) + 1e-2 * generator.normal(size=(400, 24))
+    matrix = (matrix * np.logspace(-1, 1, 24) + shift).astype(np.float32)
+    made = Rows([matrix], labels, np.arange(400), CPU, 2**30)
+    weights, converged = fit_logistic(made, Scale(None), COUNT, 100.0, 1000)
+    reference = linear_model.LogisticRegression(C=100.0, max_iter=10**5, tol=1e-10, solver="newton-cg")
+    reference.fit(matrix.astype(np.float64), labels)
+    theirs = torch.from_numpy(np.concatenate([reference.coef_.T, reference.intercept_[None]]))
+    assert converged
+    assert objective(made, weights, 100.0) == pytest.approx(objective(made, theirs, 100.0), rel=1e-5)
+    assert not fit_logistic(made, Scale(None), COUNT, 100.0, 5)[1]
+
+
+def test_a_probe_that_has_not_converged_says_so(tmp_path, store):
+    done = run_exp(
+        tmp_path, *PROBE, f"task.store={store.folder}", "task.probes=[logistic]", "task.strengths=[1e-4,100]",
+        "task.iterations=8", "output_dir=run",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    said = "logistic: not converged after task.iterations=8: C=100; allow more, or take smaller task.strengths"
+    assert f"warning: {said}" in done.stdout
+    assert read_strictly((tmp_path / "run" / "result.json").read_text())["notes"] == [said]
+    with (tmp_path / "run" / "probes.csv").open() as file:
+        assert [row["note"] for row in csv.DictReader(file)] == ["", "not converged"]
 
 
 def test_neighbours_are_scikit_learns(store, monkeypatch):
@@ -86,7 +127,7 @@ def test_several_labels(tmp_path):
     store = make_store(tmp_path / "store", {"train": 400, "test": 300}, labels="several")
     train, test = rows(store, "train"), rows(store, "test")
     scale = Scale(train)
-    said = scores(test, scale, fit_logistic(train, scale, COUNT, 1.0, 500))
+    said = scores(test, scale, fit_logistic(train, scale, COUNT, 1.0, 500)[0])
     mean, std = (each.numpy() for each in scale.moments)
     found = []
     for column in range(COUNT):

@@ -139,7 +139,7 @@ def test_patches_and_pixels(tmp_path):
     rows = rows_of(store, "train", "patches", torch.device("cpu"), 0, 2, images=np.arange(1, 20))
     assert len(rows) == 19 * 9
     scale = Scale(rows)
-    weights = fit_logistic(rows, scale, 2, 10.0, 100)
+    weights, _ = fit_logistic(rows, scale, 2, 10.0, 100)
     found = of_pixels(store, "val", np.arange(20), scale, [weights, -weights], torch.device("cpu"))
     assert found[0]["mIoU"] > 0.75
     assert found[1]["mIoU"] < 0.25

@@ -18,6 +18,8 @@ from exp.vision.data.modality import Modalities, ModalityDraw
 from exp.vision.data.normalisation import Normalisation, earlier_folders, keep, limits_of, share_of
 from exp.vision.data.pipeline import Pipeline
 from exp.vision.data.reader import ImageReader
+from exp.vision.data.remarks import remarks
+from exp.vision.data.sketching import sketch_of
 
 if TYPE_CHECKING:
     import os
@@ -27,8 +29,6 @@ if TYPE_CHECKING:
     from exp.data.fingerprint import Fingerprint
 
 __all__ = ["ImageData"]
-
-_ASSUMED_CLASSES = 50
 
 
 class ImageData(Data):
@@ -44,6 +44,7 @@ class ImageData(Data):
         classes_key: the key of the configuration that orders the classes.
         ignore_index: the label that does not count.
         learns_classes: whether a model for these data tells classes.
+        input_record: what ``task=predict`` has found of the files of ``task.input``, for the record.
 
     Args:
         listing: the samples, and what else the layout knows.
@@ -107,7 +108,8 @@ class ImageData(Data):
         self.eval_batch_size = eval_batch_size
         self.num_workers = num_workers
         self._skip_errors = on_error == "skip"
-        self._notes = listing.notes
+        self.input_record: dict[str, Any] = {}
+        self._notes, self.notes = remarks(listing, name, wanted)
         self._eval_pipeline = Pipeline("data.eval_pipeline", eval_pipeline)
         training = Pipeline("data.train_pipeline", train_pipeline)
         self._make = functools.partial(make, read=self.read, size=size, seed=seed, skip_errors=on_error == "skip")
@@ -123,7 +125,7 @@ class ImageData(Data):
         if modality_weights:
             groups = [self.read.modalities.of(path) for path, _ in listing.parts["train"]]
             draw = self._parts["train"].draw = ModalityDraw(groups, modality_weights, seed)
-            self._notes = {**listing.notes, "modality_shares": draw.shares}
+            self._notes["modality_shares"] = draw.shares
         self.tested_on = "test" if "test" in self._parts else "val"
 
     @property
@@ -161,17 +163,7 @@ class ImageData(Data):
     @classmethod
     def sketch(cls, **keys: Any) -> Sketch:
         """Images of ``data.size``; the classes of ``data.palette`` or ``data.classes``."""
-        wanted = keys.get("bands") or keys.get("band_names")
-        size, channels = int(keys["size"]), len(wanted) if wanted else int(keys["channels"])
-        classes = len(keys.get("palette") or keys.get("classes") or ())
-        notes = [f"validation images are taken to be {size} x {size}"]
-        if not classes:
-            classes = _ASSUMED_CLASSES
-            notes.append(f"how many classes the data have is not known; taken are {classes}")
-        image = torch.zeros(1, channels, size, size, dtype=torch.uint8)
-        sample = {"image": image, **{name: torch.zeros(1, dtype=torch.int64) for name in ("label", "index")}}
-        arguments = {"num_classes": classes, "in_channels": channels, "ignore_index": cls.ignore_index}
-        return Sketch(sample, sample, arguments, int(keys["eval_batch_size"]), notes)
+        return sketch_of(keys, cls.ignore_index)
 
     def state(self) -> dict[str, Any]:
         """What belongs to the weights trained on these data.
@@ -297,4 +289,9 @@ class ImageData(Data):
     def record(self, gather: Callable[[Any], list[Any]]) -> dict[str, Any]:
         """What ``result.json`` says of the data; all ranks call it, with ``gather`` of their ``Distributed``."""
         told = {"tested_on": self.tested_on, **record_of(self.read, self.normalisation), **self._notes}
-        return {**{part: len(data) for part, data in self._parts.items()}, **told, **findings(self._parts, gather)}
+        told.update(self.found_in(gather({part: data.met() for part, data in self._parts.items()})))
+        return {**{part: len(data) for part, data in self._parts.items()}, **told, **self.input_record}
+
+    def found_in(self, gathered: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """For the record, of what the datasets of all parts have met on each rank (:meth:`ImageDataset.met`)."""
+        return findings(self._parts, gathered)

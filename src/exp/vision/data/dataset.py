@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 from exp.data.seeding import preserved_generators, seed_sample
 from exp.errors import ConfigError, DataError
 from exp.vision.data.labels import NO_DATA
+from exp.vision.data.listing import NAMED_FILES
 from exp.vision.data.pipeline import Pipeline
 from exp.vision.data.reader import ImageReader
 
@@ -169,6 +170,15 @@ class ImageDataset(Dataset):
         """A batch of samples, of which some are None: those get an image of zeros and a label that does not count."""
         raise NotImplementedError
 
+    def met(self) -> dict[str, Any]:
+        """What this rank and its workers have found so far, for :func:`findings`.
+
+        Returns:
+            ``skipped``: numbers of the samples left out; ``unknown``: pixels of no known class, by sample.
+        """
+        skipped, unknown = (torch.nonzero(flags)[:, 0].tolist() for flags in (self.skipped, self.unknown))
+        return {"skipped": skipped, "unknown": {number: int(self.unknown[number]) for number in unknown}}
+
     def reason(self, number: int) -> str:
         """Why a sample is left out, in one line."""
         try:
@@ -211,36 +221,29 @@ def stacked(images: Sequence[np.ndarray | None], blank: tuple[int, int, int], ke
 
 
 def findings(
-    datasets: Mapping[str, ImageDataset], gather: Callable[[Any], list[Any]], most: int = 20
+    datasets: Mapping[str, ImageDataset], gathered: Sequence[Mapping[str, Mapping[str, Any]]], most: int = NAMED_FILES
 ) -> dict[str, Any]:
     """What was left out while loading, over all ranks and loader workers.
 
     Args:
         datasets: by part.
-        gather: of :class:`exp.engine.distributed.Distributed`.
+        gathered: of each rank: what :meth:`ImageDataset.met` gives, by part.
         most: files named, at most.
 
     Returns:
         ``{"skipped": {"count", "files"}, "unknown_pixels": {part: count}}``; only what there is.
     """
-    gathered = gather({part: _met(data) for part, data in datasets.items()})
     found: dict[str, Any] = {}
-    skipped = sorted({(part, number) for rank in gathered for part, (numbers, _) in rank.items() for number in numbers})
+    skipped = sorted({(part, number) for rank in gathered for part, met in rank.items() for number in met["skipped"]})
     if skipped:
         files = [datasets[part].reason(number) for part, number in skipped[:most]]
         found["skipped"] = {"count": len(skipped), "files": files}
     unknown = {}
     for part in datasets:
         # By sample: several ranks may have met the same one, in different epochs.
-        pixels = {number: count for rank in gathered for number, count in rank[part][1].items()}
+        pixels = {number: count for rank in gathered for number, count in rank[part]["unknown"].items()}
         if pixels:
             unknown[part] = sum(pixels.values())
     if unknown:
         found["unknown_pixels"] = unknown
     return found
-
-
-def _met(data: ImageDataset) -> tuple[list[int], dict[int, int]]:
-    """The samples that this rank has left out, and pixels of no known class by sample."""
-    skipped, unknown = (torch.nonzero(flags)[:, 0].tolist() for flags in (data.skipped, data.unknown))
-    return skipped, {number: int(data.unknown[number]) for number in unknown}

@@ -17,11 +17,13 @@ import numpy as np
 from exp.errors import DataError
 from exp.vision.data.bands import colour_names
 from exp.vision.data.jpeg import is_jpeg, lacks_end, truncated
-from exp.vision.data.tiff import refuse_complex, refuse_pages
+from exp.vision.data.tiff import check_tiff, refuse_complex
 from exp.vision.data.values import Raw, convert, split_alpha
 
-__all__ = ["decoded", "has_mask", "marks_alpha", "names_in", "read_bytes", "read_image", "read_raw"]
+__all__ = ["BY_RASTERIO", "decoded", "has_mask", "marks_alpha", "names_in", "read_bytes", "read_image", "read_raw"]
 
+BY_RASTERIO = (".tif", ".tiff", ".jp2")
+"""Suffixes of what rasterio reads, where it is installed."""
 _COLOURS = ("red", "green", "blue", "alpha")
 
 # One thread for each process that loads images: ranks and loader workers are the parallelism. And what OpenCV would
@@ -39,8 +41,8 @@ def read_image(
     """Read an image.
 
     Args:
-        path: PNG, JPEG, TIFF or whatever else OpenCV decodes. TIFFs are read by rasterio where it is installed, and
-            only so with more than three channels.
+        path: PNG, JPEG, TIFF or whatever else OpenCV decodes. TIFFs and JPEG 2000 files are read by rasterio where it
+            is installed, and only so with more than three channels.
         channels: see :func:`convert`.
         value_range: see :func:`convert`.
         alpha: see :func:`split_alpha`.
@@ -77,10 +79,10 @@ def read_raw(path: str | os.PathLike[str]) -> Raw:
     """Decode a file.
 
     Raises:
-        DataError: it is missing, corrupt or truncated, has several pages, or complex values.
+        DataError: it is missing, corrupt or truncated, has several pages, complex values, or colours of CIELAB.
     """
-    if str(path).lower().endswith((".tif", ".tiff")) and importlib.util.find_spec("rasterio") is not None:
-        return _read_tiff(path)
+    if str(path).lower().endswith(BY_RASTERIO) and importlib.util.find_spec("rasterio") is not None:
+        return _read_raster(path)
     _, pixels = decoded(path)
     if pixels.ndim == 2:
         return Raw(pixels[..., None], names=colour_names(1))
@@ -95,7 +97,8 @@ def read_bytes(path: str | os.PathLike[str]) -> np.ndarray:
     """The content of a file that is whole: uint8 (size,).
 
     Raises:
-        DataError: it cannot be read, is empty, ends before the end of its JPEG or PNG, or is a TIFF of several pages.
+        DataError: it cannot be read, is empty, ends before the end of its JPEG or PNG, or is a TIFF that
+            :func:`exp.vision.data.tiff.check_tiff` refuses.
     """
     try:
         content = np.fromfile(path, np.uint8)  # any path, which cv2.imread cannot do everywhere
@@ -111,11 +114,11 @@ def read_bytes(path: str | os.PathLike[str]) -> np.ndarray:
         and content.tobytes().rfind(b"IEND") < 0
     ):
         raise DataError(f"{path} is truncated: the end of the PNG is missing; copy it anew")
-    refuse_pages(path, content)
+    check_tiff(path, content)
     return content
 
 
-def _read_tiff(path: str | os.PathLike[str]) -> Raw:
+def _read_raster(path: str | os.PathLike[str]) -> Raw:
     """As it is in the file; colour numbers become colours."""
     import rasterio
     from rasterio.enums import ColorInterp
@@ -125,7 +128,7 @@ def _read_tiff(path: str | os.PathLike[str]) -> Raw:
         warnings.simplefilter("ignore", NotGeoreferencedWarning)  # plain TIFFs are welcome
         try:
             with rasterio.open(Path(path)) as file:
-                refuse_pages(path)
+                check_tiff(path)
                 refuse_complex(path, file.dtypes[0])
                 bands = file.read()
                 if file.colorinterp[0] == ColorInterp.palette:
@@ -162,6 +165,6 @@ def names_in(file: Any) -> tuple[str, ...]:
 
 
 def _tiff_hint(path: str | os.PathLike[str]) -> str:
-    if not str(path).lower().endswith((".tif", ".tiff")):
+    if not str(path).lower().endswith(BY_RASTERIO):
         return ""
-    return "; TIFFs of more than three channels need rasterio (pip install 'exp[geo]')"
+    return "; TIFFs and JPEG 2000 files of more than three channels need rasterio (pip install 'exp[geo]')"

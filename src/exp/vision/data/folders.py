@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import logging
 from collections import Counter
 from pathlib import Path
 from typing import Any, Mapping, Sequence
@@ -21,8 +20,6 @@ from exp.vision.data.listing import (
 )
 
 __all__ = ["HELD_OUT", "check", "find", "part_folders"]
-
-logger = logging.getLogger(__name__)
 
 HELD_OUT = (0.9, 0.1, 0.0)
 """Shares of train and val where a data set comes without a validation split."""
@@ -50,7 +47,8 @@ def check(root: Path, unlabelled: bool = False) -> None:
     folders = folders_in(place)
     if any(image_files(folder) for folder in folders):  # the first that is not empty ends the search
         return
-    hints = [f"a level deeper there is one: data.root={folder}" for folder in folders if _is_root(folder)]
+    hints = _taken_for_parts(root, parts)
+    hints += [f"a level deeper there is one: data.root={folder}" for folder in folders if _is_root(folder)]
     if not unlabelled and image_files(root):
         hints.append(f"data.root seems to be the folder of one class: data.root={root.parent}")
     raise DataError(
@@ -83,21 +81,36 @@ def find(root: Path, fractions: Sequence[float], classes: Sequence[str] | None, 
     empty = sorted({name for folders in found.values() for name in folders} - filled - {_LOOSE})
     names = list(sorted(filled) if unlabelled else classes or sorted(filled))
     notes: dict[str, Any] = {}
+    said = [f"warning: {hint}" for hint in _taken_for_parts(root, places)]
     for title, left_out in (("empty_folders", empty), ("classes_without_images", sorted(set(names) - filled))):
         if left_out:
             notes[title] = left_out
-            logger.warning("%s of %s: %s", title.replace("_", " "), root, ", ".join(left_out))
+            said.append(f"warning: {title.replace('_', ' ')} of {root}: {', '.join(left_out)}")
     labelled = {place: _labelled(place, folders, names) for place, folders in found.items()}
     if not places:
         parts = split(labelled[root], fractions, root, by_class=True)
-        return Listing(names, parts, notes if unlabelled else {**notes, **_uneven(names, parts)})
+        return Listing(names, parts, notes if unlabelled else {**notes, **_uneven(names, parts, said)}, said)
     parts = {part: labelled[place] for part, place in places.items()}
     if "val" not in parts:
         parts.update(split(parts["train"], HELD_OUT, root, by_class=True))
     for part, samples in parts.items():
         if not samples:
             raise DataError(f"{places.get(part, root)} holds no images; {_EXPECTED}")
-    return Listing(names, parts, notes if unlabelled else {**notes, **_uneven(names, parts)})
+    return Listing(names, parts, notes if unlabelled else {**notes, **_uneven(names, parts, said)}, said)
+
+
+def _taken_for_parts(root: Path, parts: Mapping[str, Path]) -> list[str]:
+    """What to say where folders with images lie beside those that were taken for parts: these may be classes."""
+    if not parts:
+        return []
+    beside = [folder.name for folder in folders_in(root) if folder not in parts.values() and image_files(folder)]
+    if not beside:
+        return []
+    taken = ", ".join(f"{folder.name} ({part})" for part, folder in parts.items())
+    return [
+        f"{root}: folders were taken for parts of the data: {taken}; {', '.join(beside)} beside them is not used: if "
+        "all of them are classes, rename those that have a part's name"
+    ]
 
 
 def part_folders(root: Path) -> dict[str, Path]:
@@ -134,12 +147,13 @@ def _labelled(place: Path, folders: Mapping[str, Sequence[str]], classes: Sequen
     return samples
 
 
-def _uneven(classes: Sequence[str], parts: Mapping[str, Sequence[tuple[str, int]]]) -> dict[str, Any]:
+def _uneven(classes: Sequence[str], parts: Mapping[str, Sequence[tuple[str, int]]], said: list[str]) -> dict[str, Any]:
     """Classes that cannot be learned, or that no figure knows of; said, and noted.
 
     Args:
         classes: names.
         parts: (path, class number) of each sample, by part.
+        said: gets a line for each.
 
     Returns:
         ``classes_without_training_images`` and ``classes_not_measured``, as far as there are such.
@@ -154,9 +168,9 @@ def _uneven(classes: Sequence[str], parts: Mapping[str, Sequence[tuple[str, int]
         folded = [other for other in trained if other.lower() == name.lower()]
         near = folded or difflib.get_close_matches(name, trained, 1, 0.8)
         hint = f"; do you mean {near[0]}?" if near else ""
-        logger.warning("no training image of class %s (%s), so it cannot be learned%s", name, there, hint)
+        said.append(f"warning: no training image of class {name} ({there}), so it cannot be learned{hint}")
     for name in unmeasured:
-        logger.warning("no image of class %s in %s, so no figure tells of it", name, " or ".join(held))
+        said.append(f"warning: no image of class {name} in {' or '.join(held)}, so no figure tells of it")
     found = {"classes_without_training_images": unknown, "classes_not_measured": unmeasured}
     return {title: names for title, names in found.items() if names}
 

@@ -22,6 +22,7 @@ NO_DATA = 254
 """In a pipeline: the label of pixels whose image holds no data; afterwards they do not count."""
 _UNKNOWN = 254
 _SHOWN = 5  # colours in a message
+_JP2, _CODESTREAM, _COD = b"\0\0\0\x0cjP  \r\n\x87\n", b"\xff\x4f\xff\x51", b"\xff\x52"
 _BITS, _PHOTOMETRIC = 258, 262  # tags of TIFF
 
 
@@ -48,9 +49,36 @@ class IndexMasks:
 
     def __init__(self, num_classes: int, values: Mapping[int, int] | None = None, ignored: Sequence[int] = ()) -> None:
         self.table = np.full(65536, _UNKNOWN, np.uint8)
-        for value, label in (values or {number: number for number in range(num_classes)}).items():
-            self.table[value] = label
-        self.table[list(ignored)] = IGNORED
+        told = {**(values or {number: number for number in range(num_classes)}), **dict.fromkeys(ignored, IGNORED)}
+        self._beyond = {value: label for value, label in told.items() if not 0 <= value < len(self.table)}
+        for value, label in told.items():
+            if value not in self._beyond:
+                self.table[value] = label
+        self.num_classes = num_classes
+        self.ignored = list(ignored)
+
+    def left_out(self) -> str:
+        """Why pixels do not count, and which key says so, for messages."""
+        return f"all hold values that are ignored (data.ignore_values={self.ignored}), or no data"
+
+    def hint(self, found: Sequence[int]) -> str:
+        """What may be meant where a class lacks pixels: that 255, which is left out, is this class.
+
+        Args:
+            found: class numbers that masks hold, and 255 where some pixels do not count.
+
+        Returns:
+            Empty where nothing suggests it.
+        """
+        lacking = [number for number in range(self.num_classes) if number not in found]
+        if not lacking or IGNORED not in found or self.ignored != [IGNORED]:
+            return ""
+        values = {int(np.flatnonzero(self.table == number)[0]): number for number in found if number < self.num_classes}
+        told = ", ".join(f"{value}: {number}" for value, number in {**values, IGNORED: lacking[0]}.items())
+        return (
+            f"; the masks hold 255, which data.ignore_values leaves out: if it is a class, set "
+            f"'data.mask_values={{{told}}}' 'data.ignore_values=[]'"
+        )
 
     def read(self, path: str | os.PathLike[str]) -> Labels:
         """Read a mask.
@@ -64,6 +92,7 @@ class IndexMasks:
                 f"{path} is a JPEG, which changes values: no class number in it is certain; write masks as PNG, from "
                 "what this file was made of"
             )
+        _refuse_lossy(path, content)
         try:
             with Image.open(path) as file:
                 values = _as_stored(file, content)
@@ -74,9 +103,7 @@ class IndexMasks:
                 f"{path} is no mask of class numbers: it holds {values.dtype} values of shape {values.shape}; "
                 "masks of colours need data.palette (class: RRGGBB)"
             )
-        if values.size and (values.min() < 0 or values.max() > 65535):
-            raise DataError(f"{path} holds class numbers from {values.min()} to {values.max()}; at most 65535 can be")
-        labels = np.take(self.table, values)
+        labels = self._labels_of(values)
         if (labels == _UNKNOWN).any():
             unknown = np.unique(values[labels == _UNKNOWN])
             raise DataError(
@@ -84,6 +111,33 @@ class IndexMasks:
                 "data.mask_values (value in the file: class number) or data.ignore_values"
             )
         return Labels(labels, 0)
+
+    def _labels_of(self, values: np.ndarray) -> np.ndarray:
+        """uint8 (H, W); masks of 32 bits may hold what is not in the table, such as -1."""
+        if values.dtype.kind == "b" or (values.dtype.itemsize <= 2 and values.dtype.kind == "u"):
+            return np.take(self.table, values)
+        inside = (values >= 0) & (values < len(self.table))
+        labels = np.where(inside, np.take(self.table, np.where(inside, values, 0)), np.uint8(_UNKNOWN))
+        for value, label in self._beyond.items():
+            labels[values == value] = label
+        return labels
+
+
+def _refuse_lossy(path: str | os.PathLike[str], content: np.ndarray) -> None:
+    """Refuse a JPEG 2000 file whose wavelet is the irreversible one: ITU-T T.800, A.6.1 (marker COD).
+
+    Raises:
+        DataError: it is.
+    """
+    if content[:12].tobytes() != _JP2 and content[:4].tobytes() != _CODESTREAM:
+        return
+    head = content.tobytes()
+    at = head.find(_COD, head.find(_CODESTREAM))
+    if at >= 0 and head[at + 13 : at + 14] == b"\0":
+        raise DataError(
+            f"{path} is a lossy JPEG 2000 file, which changes values: no class in it is certain; write masks as PNG, "
+            "from what this file was made of"
+        )
 
 
 def _as_stored(file: Image.Image, content: np.ndarray) -> np.ndarray:
@@ -128,6 +182,15 @@ class ColourMasks:
             self.table[int(colour, 16)] = number
         for colour in ignored:
             self.table[int(colour, 16)] = IGNORED
+        self.ignored = list(ignored)
+
+    def left_out(self) -> str:
+        """Why pixels do not count, and which key says so, for messages."""
+        return f"all have colours that are ignored (data.ignore_colours={self.ignored}), unknown ones, or no data"
+
+    def hint(self, found: Sequence[int]) -> str:
+        """None: no colour suggests what is meant."""
+        return ""
 
     def read(self, path: str | os.PathLike[str]) -> Labels:
         """Read a mask; pixels of another colour do not count, but are counted.
@@ -136,6 +199,7 @@ class ColourMasks:
             DataError: it cannot be read, has no colours, or more pixels of no known one than ``max_unknown``.
         """
         content, pixels = decoded(path)
+        _refuse_lossy(path, content)
         if pixels.ndim != 3 or pixels.dtype != np.uint8:
             raise DataError(
                 f"{path} is no mask of colours: it holds {pixels.dtype} values of shape {pixels.shape}; "

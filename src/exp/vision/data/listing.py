@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Sequence
+from typing import Any, Iterable, Sequence
 
 from exp.data.places import content_of, sample_folder
 from exp.errors import DataError
 
 __all__ = [
+    "NAMED_FILES",
     "PARTS",
     "SUFFIXES",
     "Listing",
@@ -20,12 +21,22 @@ __all__ = [
     "files_below",
     "folders_in",
     "image_files",
+    "other_files",
     "refuse_twins",
     "split",
 ]
 
 PARTS = ("train", "val", "test")
-SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp")
+SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".jp2", ".bmp", ".webp")
+NAMED_FILES = 20
+"""Of files that could not be used, so many are named in a record or a message."""
+# Files that lie beside images, and are none: texts, tables, and what tells where on Earth an image is.
+_BESIDE = {
+    ".txt", ".md", ".rst", ".csv", ".tsv", ".xls", ".xlsx", ".json", ".jsonl", ".geojson", ".xml", ".html", ".htm",
+    ".yaml", ".yml", ".toml", ".ini", ".cfg", ".log", ".pdf", ".doc", ".docx", ".py", ".ipynb", ".sh", ".db",
+    ".dbf", ".shp", ".shx", ".gpkg", ".kml", ".tfw", ".tifw", ".jgw", ".j2w", ".pgw", ".bpw", ".wld", ".prj",
+    ".cpg", ".ovr", ".msk", ".rrd", ".aux", ".lock", ".md5", ".sha1", ".sha256",
+}  # fmt: skip
 
 
 @dataclass
@@ -36,6 +47,7 @@ class Listing:
         classes: names.
         parts: (image path, class number or mask path) of each sample, by part; no ``test``: tested on ``val``.
         notes: for the record of a run.
+        said: what the user is told before a run, a line each.
         mask_values: file value -> class number, where the layout says so.
         ignored: file values that do not count, likewise.
     """
@@ -43,6 +55,7 @@ class Listing:
     classes: list[str]
     parts: dict[str, list[tuple[str, Any]]]
     notes: dict[str, Any] = field(default_factory=dict)
+    said: list[str] = field(default_factory=list)
     mask_values: dict[int, int] | None = None
     ignored: list[int] = field(default_factory=list)
 
@@ -102,6 +115,24 @@ def files_below(folder: Path) -> list[str]:
         folders[:] = kept
         found += [os.path.join(place, name) for name in names if _is_image(name)]  # noqa: PTH118 - a million of them
     return sorted(found)
+
+
+def other_files(paths: Iterable[str]) -> dict[str, int]:
+    """How many files beside these have suffixes that are not read, by suffix; texts and the like do not count.
+
+    Args:
+        paths: of the files that are taken; looked at are the folders in which they lie.
+    """
+    found: Counter[str] = Counter()
+    for folder in {os.path.dirname(path) for path in paths}:  # noqa: PTH120 - of a million
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                suffix = os.path.splitext(entry.name)[1].lower()  # noqa: PTH122 - likewise
+                if suffix in SUFFIXES or suffix in _BESIDE or not suffix or entry.name.startswith("."):
+                    continue
+                if entry.is_file():
+                    found[suffix] += 1
+    return dict(sorted(found.items()))
 
 
 def refuse_twins(folders: Sequence[Path], what: str) -> None:

@@ -73,9 +73,10 @@ def find(
         )
     for line in lone:
         logger.warning("left out: %s", line)
+    said = [f"warning: {len(lone)} files have no partner and are left out, such as: {lone[0]}"] if lone else []
     notes: dict[str, Any] = {"without_partner": len(lone)} if lone else {}
     if not patterns:
-        return Listing([], split(pairs, fractions, root, by_class=False), notes)
+        return Listing([], split(pairs, fractions, root, by_class=False), notes, said)
     parts: dict[str, list[tuple[str, str]]] = {}
     for part, wanted in patterns.items():
         parts[part] = [pair for pair in pairs if any(fnmatch(_below(pair[0], root), pattern) for pattern in wanted)]
@@ -88,7 +89,7 @@ def find(
     unused = set(pairs) - {pair for members in parts.values() for pair in members}
     if unused:
         notes["in_no_part"] = len(unused)
-    return Listing([], {part: list(members) for part, members in parts.items()}, notes)
+    return Listing([], {part: list(members) for part, members in parts.items()}, notes, said)
 
 
 def pairs_below(root: Path, images: str, mask_folders: Sequence[str]) -> list[tuple[str, str]]:

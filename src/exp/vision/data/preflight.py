@@ -160,9 +160,9 @@ def _check_numbers(config: Mapping[str, Any], count: int) -> None:
     if wrong:
         raise DataError(f"data.mask_values: {', '.join(wrong)} is no class number; there are {count} classes")
     for key, numbers in (("mask_values", list(values or {})), ("ignore_values", list(config["ignore_values"]))):
-        beyond = [number for number in numbers if number not in range(65536)]
+        beyond = [number for number in numbers if not -(2**31) <= number < 2**31]
         if beyond:
-            raise DataError(f"data.{key} names {beyond[0]}, which no mask can hold: values are 0 to 65535")
+            raise DataError(f"data.{key} names {beyond[0]}, which no mask can hold: values have 32 bits at most")
     both = sorted(set(values or {}) & set(config["ignore_values"]))
     if both:
         raise DataError(

@@ -17,6 +17,7 @@ from exp.vision.data.colors import distinct_colors, rgb
 from exp.vision.data.dataset import ImageDataset, stacked
 from exp.vision.data.labels import IGNORED, NO_DATA, ColourMasks, IndexMasks
 from exp.vision.data.listing import data_root
+from exp.vision.data.presence import Presence, values_in
 
 if TYPE_CHECKING:
     from exp.vision.metrics import PixelsRight, SegmentationMetrics
@@ -43,6 +44,14 @@ class SegmentationDataset(ImageDataset):
     def __init__(self, *arguments: Any, masks: IndexMasks | ColourMasks, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
         self.masks = masks
+        # Shared with loader workers, as what was left out is.
+        self._read = torch.zeros(len(self.samples), dtype=torch.bool).share_memory_()
+        self._values = torch.zeros(256, dtype=torch.bool).share_memory_()
+
+    def met(self) -> dict[str, Any]:
+        """And ``read``: the samples whose masks were read; ``values``: the labels that these hold."""
+        read, values = (torch.nonzero(flags)[:, 0].tolist() for flags in (self._read, self._values))
+        return {**super().met(), "read": read, "values": values}
 
     def load(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         """Image and labels, decoded."""
@@ -53,7 +62,11 @@ class SegmentationDataset(ImageDataset):
             here, there = (f"{shape[1]}x{shape[0]}" for shape in (labels.values.shape, image.shape))
             raise DataError(f"{mask} is {here} pixels, but its image {path} is {there}; make the mask anew")
         self.unknown[number] = labels.unknown
-        return image, labels.values if missing is None else np.where(missing, np.uint8(NO_DATA), labels.values)
+        values = labels.values if missing is None else np.where(missing, np.uint8(NO_DATA), labels.values)
+        if not self._read[number]:
+            self._read[number] = True
+            self._values[values_in(values)] = True
+        return image, values
 
     def transform(self, number: int, loaded: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """Image and labels, transformed."""
@@ -139,6 +152,32 @@ class SegmentationData(ImageData):
             modality=modality,
             **common,
         )
+        self._presence = Presence(self.classes, reader)
+
+    def settle(self, session: Any) -> None:
+        """As of all images; and before a training rank 0 looks at some masks, for classes without a pixel.
+
+        Raises:
+            DataError: see :meth:`exp.vision.data.base.ImageData.settle`; or no mask of a part has a pixel that counts.
+        """
+        super().settle(session)
+        self._presence.say = session.say
+        if session.config.task.name != "train":
+            return
+        trouble = None
+        if session.distributed.is_main:
+            try:
+                self._presence.look(self._parts)  # type: ignore[arg-type]
+            except DataError as error:
+                trouble = error
+        trouble = session.distributed.gather(trouble)[0]
+        if trouble is not None:
+            raise trouble
+
+    def found_in(self, gathered: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """And the classes without a pixel, as far as masks were read."""
+        sizes = {part: len(data) for part, data in self._parts.items()}
+        return {**super().found_in(gathered), **self._presence.record(sizes, self.tested_on, gathered)}
 
     @classmethod
     def sketch(cls, **keys: Any) -> Sketch:

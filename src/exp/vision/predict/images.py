@@ -10,7 +10,7 @@ from exp.data.base import Prediction
 from exp.errors import ConfigError, UnavailableError
 from exp.vision.data.segmentation import SegmentationData
 from exp.vision.narrowing import FEATURE_DTYPES
-from exp.vision.predict.inputs import Input, find_images, named, report_failures
+from exp.vision.predict.inputs import Input, find_images, named, report_failures, tell_inputs
 from exp.vision.predict.scenes import predict_scenes
 from exp.vision.predict.segmentation import predict_segmentation
 
@@ -49,6 +49,7 @@ def predict(session: Session, data: Any, model: Any) -> Prediction:
     else:
         metrics, files, failures = predict_scenes(session, data, model, inputs, truths)
     report_failures(failures, len(inputs), task.on_error)
+    data.input_record = tell_inputs(session, inputs, failures)
     return Prediction(metrics, files, "predictions")
 
 

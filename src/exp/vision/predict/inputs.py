@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Sequence
 
 from exp.errors import ConfigError, DataError, RunError
-from exp.vision.data.listing import SUFFIXES, files_below
+from exp.vision.data.listing import NAMED_FILES, SUFFIXES, files_below, other_files
 
 if TYPE_CHECKING:
     from exp.session import Session
 
-__all__ = ["Failure", "Input", "each_of_mine", "find_images", "named", "report_failures"]
+__all__ = ["Failure", "Input", "each_of_mine", "find_images", "named", "report_failures", "tell_inputs"]
 
-_SHOWN = 20
+_SAID = 3  # failures on the terminal
 
 logger = logging.getLogger(__name__)
 
@@ -119,6 +119,39 @@ def each_of_mine(session: Session, inputs: Sequence[Input], work: Callable[[int,
     return failures
 
 
+def tell_inputs(session: Session, inputs: Sequence[Input], failures: Sequence[Failure]) -> dict[str, Any]:
+    """Say what of ``task.input`` could not be used, and what was not looked at for its suffix.
+
+    Args:
+        session: has the task.
+        inputs: all files.
+        failures: of all ranks.
+
+    Returns:
+        For the record: ``skipped`` (``count``, and the first of the ``files`` with their reasons) and ``other_files``
+        (count by suffix), as far as there are such.
+    """
+    found: dict[str, Any] = {}
+    wanted = session.config.task.input
+    if wanted is not None and Path(wanted).expanduser().is_dir():
+        others = other_files(str(entry.path) for entry in inputs)
+        if others:
+            found["other_files"] = others
+            told = ", ".join(f"{count} {suffix}" for suffix, count in others.items())
+            session.say(
+                f"warning: files in task.input={wanted} are not read, as exp reads {' '.join(SUFFIXES)}: {told}"
+            )
+    if failures:
+        lines = [each.reason if each.path in each.reason else f"{each.path}: {each.reason}" for each in failures]
+        found["skipped"] = {"count": len(failures), "files": lines[:NAMED_FILES]}
+        session.say(f"warning: {len(failures)} of {len(inputs)} images could not be used, and are left out")
+        for line in lines[:_SAID]:
+            session.say(f"  {line}")
+        if len(lines) > _SAID:
+            session.say(f"  and {len(lines) - _SAID} more, see result.json (data.skipped) and the logs")
+    return found
+
+
 def report_failures(failures: Sequence[Failure], total: int, on_error: str) -> None:
     """Refuse to call a run successful in which images failed.
 
@@ -134,7 +167,7 @@ def report_failures(failures: Sequence[Failure], total: int, on_error: str) -> N
         return
     hint = "" if len(failures) == total else "; the others are done. Repair or remove these, or set task.on_error=skip"
     lines = [f"{len(failures)} of {total} images could not be used{hint}"]
-    lines += [f"  {failure.path}: {failure.reason}" for failure in failures[:_SHOWN]]
-    if len(failures) > _SHOWN:
-        lines.append(f"  and {len(failures) - _SHOWN} more; all are in the logs")
+    lines += [f"  {failure.path}: {failure.reason}" for failure in failures[:NAMED_FILES]]
+    if len(failures) > NAMED_FILES:
+        lines.append(f"  and {len(failures) - NAMED_FILES} more; all are in the logs")
     raise RunError("\n".join(lines))

@@ -11,8 +11,8 @@ import numpy as np
 
 from exp.errors import DataError
 from exp.vision.data.bands import is_measured_band
-from exp.vision.data.decode import has_mask, marks_alpha, names_in
-from exp.vision.data.tiff import refuse_complex, refuse_pages
+from exp.vision.data.decode import BY_RASTERIO, has_mask, marks_alpha, names_in
+from exp.vision.data.tiff import check_tiff, refuse_complex
 from exp.vision.data.values import Raw, convert, no_data, split_alpha
 from exp.vision.draw.pictures import shrunk, to_rgb
 from exp.vision.predict.ground import row_areas
@@ -66,7 +66,7 @@ class DecodedImage:
 
 
 class RasterImage:
-    """A TIFF or a PNG on disk, which may be far larger than the memory: only the rows in work are held.
+    """A TIFF, a JPEG 2000 file or a PNG on disk, maybe far larger than the memory: only the rows in work are held.
 
     Rows are read once, in the order of the windows: files in strips, and compressed ones, would be decoded again for
     each window.
@@ -196,7 +196,7 @@ class RasterImage:
 
 @contextmanager
 def open_image(path: Path, reader: ImageReader) -> Iterator[DecodedImage | RasterImage]:
-    """Open an image: where rasterio is installed a TIFF and a large PNG by rows, everything else decoded whole.
+    """Open an image: where rasterio is installed TIFFs, JPEG 2000 files and large PNGs by rows, all else decoded whole.
 
     Args:
         path: of the file.
@@ -219,7 +219,7 @@ def open_image(path: Path, reader: ImageReader) -> Iterator[DecodedImage | Raste
         except (RasterioError, OSError) as error:  # its own I/O error is no RasterioError before 1.4
             raise DataError(f"{path} cannot be read: {error}; copy it anew") from error
         with dataset:
-            refuse_pages(path)
+            check_tiff(path)
             refuse_complex(path, dataset.dtypes[0])
             if dataset.colorinterp[0] == ColorInterp.palette:  # colour numbers are no colours
                 yield _decoded(path, reader)
@@ -230,7 +230,7 @@ def open_image(path: Path, reader: ImageReader) -> Iterator[DecodedImage | Raste
 def _by_rows(path: Path) -> bool:
     if importlib.util.find_spec("rasterio") is None:
         return False
-    if path.suffix.lower() in (".tif", ".tiff"):
+    if path.suffix.lower() in BY_RASTERIO:
         return True
     with path.open("rb") as file:
         head = file.read(24)

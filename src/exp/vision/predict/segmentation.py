@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Callable, Sequence
 import numpy as np
 
 from exp.engine.plots import PictureWriter
+from exp.errors import ConfigError
 from exp.runfolder import write_atomically
 from exp.vision.draw.overlay import overlay_with_legend
 from exp.vision.predict.areas import Area, areas_csv, shares, total_csv
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from exp.session import Session
     from exp.vision.predict.raster import DecodedImage
 
-__all__ = ["OVERLAY_PIXELS", "SegmentationWriter", "predict_segmentation"]
+__all__ = ["OVERLAY_PIXELS", "SegmentationWriter", "predict_segmentation", "window_of"]
 
 OVERLAY_PIXELS = 4096
 """The longer side of an overlay, at most."""
@@ -72,6 +73,22 @@ def predict_segmentation(
     return metrics, files, failed
 
 
+def window_of(config: Any) -> int:
+    """Side of the windows in pixels: what the task says, or the model, or the side of its training images.
+
+    Raises:
+        ConfigError: none of them says it.
+    """
+    given = (config.task.window, config.model.get("window"), config.data.get("size"))
+    found = next((int(side) for side in given if side), None)
+    if found is None:
+        raise ConfigError(
+            "task.window is not set, and neither model.window nor data.size tell how large the windows are in which an "
+            "image is predicted; set task.window to the side of the training images in pixels"
+        )
+    return found
+
+
 class SegmentationWriter:
     """Predicts one image after the other.
 
@@ -92,9 +109,7 @@ class SegmentationWriter:
         self.areas: dict[int, Area] = {}
         self.files: list[str] = []
         self.overruled = 0
-        task = session.config.task
-        window = task.window or session.config.model.window
-        self.tiling = Tiling(window, task.overlap)
+        self.tiling = Tiling(window_of(session.config), session.config.task.overlap)
 
     def predict(self, number: int, entry: Input) -> None:
         """Predict an image and write what is to be known of it, rows as they are done.

@@ -18,6 +18,7 @@ from exp.engine.building import fingerprint_of, make_result
 from exp.errors import ConfigError
 from exp.runfolder import to_json
 from exp.runlock import RunLock
+from exp.vision.data.listing import NAMED_FILES
 from exp.vision.narrowing import narrowed
 from exp.vision.probe.store import BLOCK, ArraySpec, Store
 
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from exp.session import Session
 
 __all__ = ["keep_features"]
-
-_NAMED = 20  # files that could not be used, as in the result of a training
 
 
 def keep_features(session: Session, data: Any, model: Any) -> dict[str, Any]:
@@ -105,7 +104,7 @@ def _told_skipped(session: Session, parts: dict[str, Any]) -> dict[str, Any]:
     numbers = [(part, number) for part, found in store.skipped().items() if part in parts for number in found]
     if not numbers:
         return {}
-    files = [parts[part].reason(number) for part, number in numbers[:_NAMED]]
+    files = [parts[part].reason(number) for part, number in numbers[:NAMED_FILES]]
     store.tell_skipped(len(numbers), files)
     session.say(f"{len(numbers)} images could not be used, and are left out: {files[0]}")
     return store.told_skipped()

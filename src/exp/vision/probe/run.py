@@ -36,6 +36,7 @@ class Found(NamedTuple):
         setting: such as ``k=20 temperature=0.07``.
         val: metrics by name, by which the setting is chosen.
         test: likewise, of the chosen one reported.
+        converged: whether a minimum that is looked for was reached.
     """
 
     probe: str
@@ -44,6 +45,7 @@ class Found(NamedTuple):
     setting: str
     val: dict[str, float]
     test: dict[str, float]
+    converged: bool = True
 
 
 class _Job(NamedTuple):
@@ -81,6 +83,13 @@ def run_probes(session: Session) -> dict[str, Any]:
     # Of the settings of one probe, the order in which the user gave them decides between equals.
     everything.sort(key=lambda each: (order[each.probe, each.shots, each.seed], bench.place_of(each)))
     metrics, chosen, best = _chosen(everything, bench.metric)
+    short = ", ".join(dict.fromkeys(each.setting for each in everything if not each.converged))
+    if short:
+        bench.notes.append(
+            f"logistic: not converged after task.iterations={task.iterations}: {short}; allow more, or take smaller "
+            "task.strengths"
+        )
+        session.say(f"warning: {bench.notes[-1]}")
     for each in chosen:
         shots = f", {each.shots} of each class, seed {each.seed}" if each.shots else ""
         session.say(f"{each.probe}: {each.setting}{shots}: {bench.metric} {100 * each.test[bench.metric]:.2f} %")
@@ -207,15 +216,17 @@ class _Bench:
     def _linear(self, train: Rows, job: _Job) -> list[Any]:
         task, count = self.task, len(self.classes)
         scale = Scale(train if task.standardize else None)
+        converged = True
         if job.strength is not None:
-            weights = [fit_logistic(train, scale, count, job.strength, task.iterations)]
+            fitted, converged = fit_logistic(train, scale, count, job.strength, task.iterations)
+            weights = [fitted]
             settings = [f"C={job.strength:g}"]
         else:
             rates = list(task.learning_rates)
             weights = list(fit_sgd(train, scale, count, rates, task.epochs, task.batch_size, job.seed))
             settings = self._settings("sgd")
         val, test = (self._scored(part, scale, weights) for part in ("val", "test"))
-        return list(zip(settings, val, test))
+        return list(zip(settings, val, test, [converged] * len(settings)))
 
     def _scored(self, part: str, scale: Scale, weights: list[torch.Tensor]) -> list[dict[str, float]]:
         rows, name = (self.val, self.chosen_on) if part == "val" else (self.test, self.tested_on)
@@ -272,9 +283,13 @@ def _csv(everything: list[Found]) -> bytes:
         "setting",
         *(f"val_{name}" for name in names),
         *(f"test_{name}" for name in names),
+        "note",
     ]
     rows = [
-        [each.probe, each.shots or "all", each.seed, each.setting, *each.val.values(), *each.test.values()]
+        [
+            *(each.probe, each.shots or "all", each.seed, each.setting, *each.val.values(), *each.test.values()),
+            "" if each.converged else "not converged",
+        ]
         for each in everything
     ]
     return csv_content([head, *rows])
