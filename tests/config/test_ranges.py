@@ -28,7 +28,7 @@ def test_defaults_are_within_their_ranges():
     [
         ("optim.clip_grad_norm", -1.0, "-1.0 must be above 0, or null for no clipping"),  # would climb
         ("optim.clip_grad_norm", 0.0, "0.0 must be above 0"),
-        ("optim.lr", float("nan"), "nan must be at least 0"),
+        ("min_delta", float("nan"), "nan must be at least 0"),
         ("schedule.warmup_steps", -1, "-1 must be at least 0"),
         ("checkpoint.keep_last", 0, "0 must be at least 1"),
         ("min_delta", -1.0, "-1.0 must be at least 0"),

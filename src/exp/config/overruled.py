@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Callable, Iterator, Mapping, Sequence
+from typing import Any, Callable, Iterator, Sequence
 
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
@@ -53,10 +53,10 @@ def _chosen(override: str) -> tuple[str, str] | None:
 def _values(node: DictConfig, prefix: str) -> Iterator[tuple[str, str]]:
     """Plain values that are set, as text, by their dotted key; what follows another key, or is null, is not."""
     for key in map(str, node):
-        inner = node._get_node(key)
-        if isinstance(inner, Mapping):
-            yield from _values(inner, f"{prefix}{key}.")
-        elif not OmegaConf.is_interpolation(node, key) and not OmegaConf.is_missing(node, key):
-            value = OmegaConf.select(node, key)
-            if isinstance(value, (int, float, str)):
-                yield f"{prefix}{key}", text_of(value)
+        if OmegaConf.is_interpolation(node, key) or OmegaConf.is_missing(node, key):
+            continue
+        value = node[key]
+        if isinstance(value, DictConfig):
+            yield from _values(value, f"{prefix}{key}.")
+        elif isinstance(value, (int, float, str)):
+            yield f"{prefix}{key}", text_of(value)
