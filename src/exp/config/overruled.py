@@ -28,19 +28,22 @@ def overruled(
         compose: gives the configuration of a primary file, such as ``data/illness``.
         experiment: its name; None: there is none.
     """
+    if experiment is None:
+        return []
     lines = []
+    own = tuple(each.lstrip("+~").partition("=")[0] for each in overrides)
     for group, choice in filter(None, map(_chosen, overrides)):
         try:
             alone = compose(f"{group}/{choice}")[group]
         except (HydraException, OmegaConfBaseException, KeyError):
             continue  # a file that cannot stand alone
-        own = {each.lstrip("+~").partition("=")[0] for each in overrides}
         changed = []
         for key, value in _values(alone, f"{group}."):
             mine = OmegaConf.select(config, key, default=value)  # type: ignore[arg-type]
-            if not any(key == each or key.startswith(f"{each}.") for each in own - {group}) and text_of(mine) != value:
-                changed.append(f"{key}={text_of(mine)} ({group}={choice}: {value})")
-        if changed and experiment is not None:
+            set_by_user = any(f"{key}.".startswith(f"{each}.") for each in own if each != group)
+            if mine != value and not set_by_user:
+                changed.append(f"{key}={text_of(mine)} ({group}={choice}: {text_of(value)})")
+        if changed:
             lines.append(f"experiment={experiment} sets {', '.join(changed)}")
     return lines
 
@@ -50,8 +53,8 @@ def _chosen(override: str) -> tuple[str, str] | None:
     return None if match is None else (match.group(1), match.group(2))
 
 
-def _values(node: DictConfig, prefix: str) -> Iterator[tuple[str, str]]:
-    """Plain values that are set, as text, by their dotted key; what follows another key, or is null, is not."""
+def _values(node: DictConfig, prefix: str) -> Iterator[tuple[str, Any]]:
+    """Plain values that are set, by their dotted key; what follows another key, or is null, is not."""
     for key in map(str, node):
         if OmegaConf.is_interpolation(node, key) or OmegaConf.is_missing(node, key):
             continue
@@ -59,4 +62,4 @@ def _values(node: DictConfig, prefix: str) -> Iterator[tuple[str, str]]:
         if isinstance(value, DictConfig):
             yield from _values(value, f"{prefix}{key}.")
         elif isinstance(value, (int, float, str)):
-            yield f"{prefix}{key}", text_of(value)
+            yield f"{prefix}{key}", value

@@ -13,19 +13,12 @@ if TYPE_CHECKING:
 
 __all__ = ["check_ranges"]
 
+# A key that a launcher of the user's own does not have is not looked at.
 _LEAST: Mapping[str, int] = {
     "nproc": 1,
     "accumulate": 1,
     "log_every": 1,
-    "max_epochs": 1,
-    "max_steps": 1,
-    "val_every": 1,
-    "patience": 1,
     "min_delta": 0,
-    "debug.train_batches": 1,
-    "debug.val_batches": 1,
-    "debug.test_batches": 1,
-    "debug.restart_after": 1,
     "optim.backbone_lr_scale": 0,
     "optim.layer_decay": 0,
     "schedule.warmup_steps": 0,
@@ -34,19 +27,21 @@ _LEAST: Mapping[str, int] = {
     "checkpoint.keep_last": 1,
     "launcher.nnodes": 1,
     "launcher.max_restarts": 0,
-    "launcher.step_timeout_s": 0,
     "wrapper.bucket_cap_mb": 1,
     "logger.patience_s": 0,
+}
+_LEAST_OR_NULL: Mapping[str, int] = {
+    "max_epochs": 1,
+    "max_steps": 1,
+    "val_every": 1,
+    "patience": 1,
+    "debug.train_batches": 1,
+    "debug.val_batches": 1,
+    "debug.test_batches": 1,
+    "debug.restart_after": 1,
+    "launcher.step_timeout_s": 0,
     "sweep.parallel_jobs": 1,
 }
-"""A value of None is none, and a key that a launcher of the user's own does not have is not looked at."""
-
-_MAY_BE_NULL = frozenset(
-    [
-        "max_epochs", "max_steps", "val_every", "patience", "debug.train_batches", "debug.val_batches",
-        "debug.test_batches", "debug.restart_after", "launcher.step_timeout_s", "sweep.parallel_jobs",
-    ]
-)  # fmt: skip
 
 
 def check_ranges(config: ExpConfig) -> None:
@@ -55,11 +50,11 @@ def check_ranges(config: ExpConfig) -> None:
     Raises:
         ConfigError: names the first key, its value, and what is the least.
     """
-    for key, least in _LEAST.items():
-        value = OmegaConf.select(config, key)  # type: ignore[arg-type]
-        if value is not None and not value >= least:  # nan is not, either
-            null = ", or null" if key in _MAY_BE_NULL else ""
-            raise ConfigError(f"{key}={value} must be at least {least}{null}")
+    for limits, or_null in ((_LEAST, ""), (_LEAST_OR_NULL, ", or null")):
+        for key, least in limits.items():
+            value = OmegaConf.select(config, key)  # type: ignore[arg-type]
+            if value is not None and not value >= least:  # nan is not, either
+                raise ConfigError(f"{key}={value} must be at least {least}{or_null}")
     clip = config.optim.clip_grad_norm
     if clip is not None and not clip > 0:
         raise ConfigError(f"optim.clip_grad_norm={clip} must be above 0, or null for no clipping")

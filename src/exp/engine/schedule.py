@@ -155,14 +155,13 @@ def unfinished(scheduler: Mapping[str, Any], epochs: int, steps: int) -> str | N
     _, end = _span(scheduler)
     by_epoch = scheduler.get("by_epoch", True)
     last = epochs if by_epoch else steps
-    warms_up = _kind(scheduler) == "LinearLR" and scheduler.get("end_factor", 1.0) >= scheduler.get(
-        "start_factor", 1 / 3
-    )
+    first, full = scheduler.get("start_factor", 1 / 3), scheduler.get("end_factor", 1.0)
+    warms_up = _kind(scheduler) == "LinearLR" and full >= first
     if not warms_up or end == math.inf or end <= last:
         return None
-    units = "epochs" if by_epoch else "steps"
+    unit = "epoch" if by_epoch else "step"
     return (
-        f"warning: the learning rate warms up until {units[:-1]} {end:g}, and the training ends after {last}: it never "
+        f"warning: the learning rate warms up until {unit} {end:g}, and the training ends after {last}: it never "
         "comes to optim.lr; set schedule.warmup_steps"
     )
 

@@ -11,7 +11,7 @@ from exp.errors import DataError
 if TYPE_CHECKING:
     from exp.forecasting.data.series import Series
 
-__all__ = ["filled", "standardised", "statistics"]
+__all__ = ["filled", "peaks", "standardised", "statistics"]
 
 
 def standardised(series: Series, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
@@ -43,12 +43,18 @@ def _check_statistics(series: Series, mean: np.ndarray, std: np.ndarray) -> None
 
 
 def _check_range(series: Series, values: np.ndarray) -> None:
-    if max(np.fmax.reduce(values, axis=None), -np.fmin.reduce(values, axis=None)) > np.finfo(np.float32).max:
+    if np.fmax.reduce(peaks(values)) > np.finfo(np.float32).max:
         row, channel = divmod(int(np.nanargmax(np.abs(values))), values.shape[1])
         raise DataError(
             f"{series.place(row, channel)} is {abs(values[row, channel]):.3g} standard deviations of the training rows "
             "from their mean, which is beyond what float32 carries; correct it"
         )
+
+
+def peaks(values: np.ndarray) -> np.ndarray:
+    """The largest size of a value of each series, (C,); of an array (T, C) that may have NaN."""
+    found: np.ndarray = np.fmax(np.fmax.reduce(values, axis=0), -np.fmin.reduce(values, axis=0))
+    return found
 
 
 def filled(values: np.ndarray) -> np.ndarray:

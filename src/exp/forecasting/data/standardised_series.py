@@ -83,7 +83,7 @@ class StandardisedSeries:
                 mean, std = statistics(series.values[:train], self.names)
             except DataError as error:
                 raise DataError(f"{self.path}, {error}") from error
-            self._standardise(series, mean, std, notes_on_constants(series, train))
+            self._standardise(series, mean, std, notes_on_constants(series, train, std))
 
     @property
     def _trains(self) -> bool:

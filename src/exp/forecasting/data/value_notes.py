@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Mapping, Sequence
 import numpy as np
 
 from exp.data.places import shortened
+from exp.forecasting.data.standardise import peaks
 
 if TYPE_CHECKING:
     import torch
@@ -18,16 +19,18 @@ __all__ = ["notes_on_constants", "notes_on_extremes", "without_truth"]
 _FAR = 1000.0  # standard deviations; float32 tells values of that size apart by 6e-5
 
 
-def notes_on_constants(series: Series, train: int) -> list[str]:
+def notes_on_constants(series: Series, train: int, std: np.ndarray) -> list[str]:
     """Series without a standard deviation.
 
     Args:
         series: as it was read.
         train: rows for training, the first ones.
+        std: of these, float64 (C,): 1 where there is none, and by chance.
     """
-    rows = series.values[:train]
+    ones = np.flatnonzero(std == 1.0)
+    rows = series.values[:train, ones]
     constant = np.fmax.reduce(rows, axis=0) == np.fmin.reduce(rows, axis=0)
-    names = [name for name, is_so in zip(series.names, constant) if is_so]
+    names = [series.names[channel] for channel in ones[constant]]
     if not names:
         return []
     return [
@@ -43,15 +46,15 @@ def notes_on_extremes(series: Series, values: np.ndarray) -> list[str]:
         series: as it was read.
         values: standardised, float64 (T, C).
     """
-    peaks = np.fmax(np.fmax.reduce(values, axis=0), -np.fmin.reduce(values, axis=0))
-    far = int((peaks > _FAR).sum())
+    sizes = peaks(values)
+    far = int((sizes > _FAR).sum())
     if not far:
         return []
-    channel = int(np.nanargmax(peaks))
+    channel = int(np.nanargmax(sizes))
     row = int(np.nanargmax(np.abs(values[:, channel])))
     more = f" (and {far - 1} more series)" if far > 1 else ""
     return [
-        f"{series.place(row, channel)} is {peaks[channel]:.3g} standard deviations of the training rows from their mean"
+        f"{series.place(row, channel)} is {sizes[channel]:.3g} standard deviations of the training rows from their mean"
         f"{more}: standardised errors will be of such values alone; correct them, or leave the column out"
     ]
 

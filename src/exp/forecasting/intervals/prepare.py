@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["prepare"]
 
-_STD, _QUANTILES = "std", "quantiles"  # what a model's ``spread`` can be
+_KINDS = ("std", "quantiles")
 
 
 def prepare(session: Session, data: Any, model: Any) -> Intervals | None:
@@ -43,12 +43,12 @@ def prepare(session: Session, data: Any, model: Any) -> Intervals | None:
     model = unwrapped(model).to(session.device).eval()
     kind = _kind(task, model)
     rate = _rate(task, kind)
-    if task.intervals_signed and kind == _QUANTILES:
+    if task.intervals_signed and kind == "quantiles":
         raise ConfigError("task.intervals_signed=true is for residuals; a model's own quantiles differ by side anyway")
     spread = None if kind == RESIDUALS else Spread(session, model)
-    if kind == _QUANTILES:
+    if kind == "quantiles":
         _check_quantiles(levels, model.quantiles)
-    rescaled = kind == _STD if task.intervals_rescaled is None else task.intervals_rescaled
+    rescaled = kind == "std" if task.intervals_rescaled is None else task.intervals_rescaled
     if spread is not None and not rescaled:
         if task.intervals_signed:
             raise ConfigError(
@@ -82,13 +82,13 @@ def _kind(task: Any, model: Any) -> str:
     """What the intervals are made of."""
     offered = getattr(model, "spread", None)
     wanted = task.intervals_from
-    if wanted == MODEL and offered not in (_STD, _QUANTILES):
+    if wanted == MODEL and offered not in _KINDS:
         raise ConfigError(
             f"task.intervals_from=model: {shown(model)} says nothing of how sure it is; set model.quantiles for the "
             f"training, or task.intervals_from={RESIDUALS}"
         )
     if wanted is None:
-        kind = _QUANTILES if offered == _QUANTILES else RESIDUALS
+        kind = "quantiles" if offered == "quantiles" else RESIDUALS
     else:
         kind = RESIDUALS if wanted == RESIDUALS else str(offered)
     if kind == RESIDUALS and task.intervals_rescaled:
@@ -112,9 +112,9 @@ def _check_quantiles(levels: Sequence[float], quantiles: Sequence[float]) -> Non
 
 
 def _uncalibrated(kind: str, levels: Sequence[float], model: Any) -> tuple[list[float], torch.Tensor]:
-    taus = [float(tau) for tau in model.quantiles] if kind == _QUANTILES else quantile_levels([*levels, *GRID])
+    taus = [float(tau) for tau in model.quantiles] if kind == "quantiles" else quantile_levels([*levels, *GRID])
     normal = NormalDist()
-    offsets = [0.0 if kind == _QUANTILES else normal.inv_cdf(tau) for tau in taus]
+    offsets = [0.0 if kind == "quantiles" else normal.inv_cdf(tau) for tau in taus]
     return taus, torch.tensor(offsets).view(-1, 1, 1)
 
 
@@ -166,7 +166,7 @@ def _calibration(
         )
     session.wait_for("calibrating the intervals")
     scores = Scores(session, data, val, model, budget, spread)
-    if kind == _QUANTILES:
+    if kind == "quantiles":
         found = calibrated_quantiles(scores, levels)
     else:  # what could be asked for before can be still
         also = {level for each in known if each for level in each}
