@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import signal
 import socket
 
@@ -17,24 +18,18 @@ from exp.errors import ConfigError
 from exp.hub import parse
 from tests.conftest import Forked, clean_environment, read_strictly, run_exp
 from tests.hub.server import COMMIT, Hub
+from tests.hub.small import SMALL, backbone
+from tests.terminal import on_a_terminal
 
 pytest.importorskip("huggingface_hub")
 
-SMALL = ["experiment=dinov3_eurosat", "backend=cpu", "plots=false", "model.embed_dim=32", "model.depth=2",
-         "model.num_heads=2", "model.layer_scale=1.0", "max_steps=1", "max_epochs=null", "log_every=1",
-         "schedule.warmup_steps=0", "data.size=32", "global_batch_size=8", "data.split=[0.4,0.3,0.3]",
-         "rehearsal=false"]  # fmt: skip
 CARD = b"---\nlicense: other\nlicense_name: open-earth-1\n---\n# Weights\nlicense: none\n"
 
 
 @pytest.fixture(scope="module")
 def weights():
-    """A backbone of the size of :data:`SMALL`, as a whole and in two parts."""
-    from exp.vision.dinov3 import SceneClassifier
-
-    torch.manual_seed(3)
-    model = SceneClassifier(num_classes=10, size="tiny", patch_size=8, embed_dim=32, depth=2, num_heads=2)
-    return {name: value.clone() for name, value in model.backbone.state_dict().items()}
+    """Of :func:`tests.hub.small.backbone`, as a whole and in two parts."""
+    return backbone()
 
 
 @pytest.fixture
@@ -116,6 +111,15 @@ def test_a_download_that_is_killed_goes_on_where_it_was(tmp_path, hub, weights):
     about = read_strictly((tmp_path / "run" / "result.json").read_text())["weights"]
     assert about["files"]["model.safetensors"] == hashlib.sha256(save(weights)).hexdigest()
     assert about["licence"] is None
+
+
+def test_a_terminal_sees_how_far_it_is(tmp_path, hub, weights):
+    hub.repositories["owner/large"] = {"model.safetensors": save({**weights, "filler": torch.zeros(2**20)})}
+    environment = hub.environment(tmp_path / "cache")
+    code, drawn = on_a_terminal(tmp_path, *SMALL, "init_from=hf:owner/large", "output_dir=run", **environment)
+    assert code == 0, drawn
+    bars = [line for line in re.split(r"[\r\n]+", drawn) if line.startswith("fetching owner/large model.safetensors")]
+    assert re.search(r"4\.\d/4\.\d MiB", bars[-1]), drawn
 
 
 @pytest.mark.slow

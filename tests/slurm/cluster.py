@@ -1,7 +1,8 @@
 """A real, private Slurm on this machine: pretended nodes with more cores than there are, and eight cards each.
 
 Needs root and Debian's slurmctld, slurmd, slurm-client and munge. Everything lies in one folder and nothing in /etc is
-touched. A node is a slurmd in a mount and UTS namespace of its own, with a host name of its own that resolves there.
+touched. A node is a slurmd in a mount and UTS namespace of its own, with a host name of its own that resolves there,
+and a disk of its own at :attr:`Cluster.scratch`.
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ class Cluster:
     def __init__(self, nodes: int = 2, cpus: int = 4, cards: int = 8, send_signal: bool = True) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="slurm-"))  # short: it holds sockets
         self.folder.chmod(0o755)  # munge refuses a socket that not everyone could reach
+        self.scratch = self.folder / "scratch"
         self.nodes = [f"n{number + 1}" for number in range(nodes)]
         self.environment = {"SLURM_CONF": str(self.folder / "slurm.conf")}
         self._daemons: list[subprocess.Popen[bytes]] = []
@@ -84,7 +86,7 @@ class Cluster:
     def start(self) -> None:
         """Start all daemons, and wait until the nodes are idle."""
         folder = self.folder
-        for name in ("ctld", "spool", "log"):
+        for name in ("ctld", "spool", "log", "scratch"):
             (folder / name).mkdir()
         key = folder / "munge.key"
         key.write_bytes(os.urandom(128))
@@ -101,7 +103,10 @@ class Cluster:
         self._daemon("slurmctld", "slurmctld", "-D")
         self._wait("slurmctld", lambda: self.run("scontrol", "ping", check=False).returncode == 0)
         for node in self.nodes:
-            script = 'mount --bind "$1/hosts" /etc/hosts && hostname "$2" && exec slurmd -D -N "$2"'
+            script = (
+                'mount --bind "$1/hosts" /etc/hosts && mount -t tmpfs -o size=64m scratch "$1/scratch" '
+                '&& hostname "$2" && exec slurmd -D -N "$2"'
+            )
             self._daemon(node, "unshare", "--mount", "--uts", "sh", "-c", script, "sh", str(folder), node)
         self._wait("slurmd", lambda: self.states().count("idle") == len(self.nodes))
 

@@ -35,9 +35,9 @@ def cluster(one_cluster):
 class Submitted:
     """``python -m exp launcher=submitit`` in the background."""
 
-    def __init__(self, cluster: Cluster, folder: Path, *arguments: str) -> None:
+    def __init__(self, cluster: Cluster, folder: Path, *arguments: str, **extra: str) -> None:
         self.cluster, self.place = cluster, folder
-        self.process = Forked(folder, *arguments, new_session=True, **cluster.environment)
+        self.process = Forked(folder, *arguments, new_session=True, **cluster.environment, **extra)
 
     def wait_for(self, condition, seconds: float = 280) -> None:
         deadline = time.monotonic() + seconds
@@ -82,9 +82,9 @@ class Submitted:
 def submit(cluster, tmp_path):
     started = []
 
-    def begin(*arguments: str, run: str = "run", sweep: bool = False) -> Submitted:
-        settings = [*TINY, "launcher=submitit", "launcher.poll_s=0.5", f"output_dir={run}", *arguments]
-        started.append(Submitted(cluster, tmp_path, *(["-m"] * sweep), *settings))
+    def begin(*arguments: str, run: str = "run", sweep: bool = False, small=TINY, **extra: str) -> Submitted:
+        settings = [*small, "launcher=submitit", "launcher.poll_s=0.5", f"output_dir={run}", *arguments]
+        started.append(Submitted(cluster, tmp_path, *(["-m"] * sweep), *settings, **extra))
         return started[-1]
 
     yield begin
