@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import cv2
 import numpy as np
 import pytest
@@ -132,3 +134,18 @@ def test_a_band_that_is_named_twice_is_said(tmp_path, noise, scenes):
         noise(tmp_path / "ab"[number % 2] / f"{number}.png", 4, 4)
     data = scenes(root=str(tmp_path), bands=["red", "green", "red"])
     assert data.notes == ["note: data.bands names red more than once: the model gets it as often"]
+
+
+def test_folders_with_nothing_but_other_files_are_not_called_empty_alone(tmp_path, noise, scenes):
+    for number in range(20):
+        noise(tmp_path / "a" / f"{number}.png", 4, 4)
+    for name in ("b/x.gif", "b/y.gif", "c/z.npy"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"?")
+    assert any(
+        "in empty folders there are files that exp does not read: 2 .gif, 1 .npy; convert them to one of .png" in note
+        for note in scenes(root=str(tmp_path)).notes
+    )
+    shutil.rmtree(str(tmp_path / "a"))
+    with pytest.raises(DataError, match=r"no folders of images by class(.|\n)*does not read: 2 .gif, 1 .npy; convert"):
+        scenes(root=str(tmp_path))

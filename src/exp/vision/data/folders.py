@@ -15,6 +15,7 @@ from exp.vision.data.listing import (
     files_below,
     folders_in,
     image_files,
+    not_read,
     refuse_twins,
     split,
 )
@@ -51,6 +52,7 @@ def check(root: Path, unlabelled: bool = False) -> None:
     hints += [f"a level deeper there is one: data.root={folder}" for folder in folders if _is_root(folder)]
     if not unlabelled and image_files(root):
         hints.append(f"data.root seems to be the folder of one class: data.root={root.parent}")
+    hints += not_read([place, *folders])
     raise DataError(
         "\n  ".join([f"data.root={root} has no folders of images by class", _EXPECTED, content_of(root), *hints])
     )
@@ -86,6 +88,8 @@ def find(root: Path, fractions: Sequence[float], classes: Sequence[str] | None, 
         if left_out:
             notes[title] = left_out
             said.append(f"warning: {title.replace('_', ' ')} of {root}: {', '.join(left_out)}")
+    unread = not_read(folder for place in above for folder in folders_in(place) if folder.name in empty)
+    said += [f"warning: in empty folders {line}" for line in unread]
     labelled = {place: _labelled(place, folders, names) for place, folders in found.items()}
     if not places:
         parts = split(labelled[root], fractions, root, by_class=True)
@@ -95,7 +99,9 @@ def find(root: Path, fractions: Sequence[float], classes: Sequence[str] | None, 
         parts.update(split(parts["train"], HELD_OUT, root, by_class=True))
     for part, samples in parts.items():
         if not samples:
-            raise DataError(f"{places.get(part, root)} holds no images; {_EXPECTED}")
+            place = places.get(part, root)
+            hints = not_read([place, *folders_in(place)])
+            raise DataError("\n  ".join([f"{place} holds no images; {_EXPECTED}", *hints]))
     return Listing(names, parts, notes if unlabelled else {**notes, **_uneven(names, parts, said)}, said)
 
 

@@ -21,6 +21,7 @@ __all__ = [
     "files_below",
     "folders_in",
     "image_files",
+    "not_read",
     "other_files",
     "refuse_twins",
     "split",
@@ -117,22 +118,27 @@ def files_below(folder: Path) -> list[str]:
     return sorted(found)
 
 
-def other_files(paths: Iterable[str]) -> dict[str, int]:
-    """How many files beside these have suffixes that are not read, by suffix; texts and the like do not count.
-
-    Args:
-        paths: of the files that are taken; looked at are the folders in which they lie.
-    """
+def other_files(folders: Iterable[str | os.PathLike[str]]) -> dict[str, int]:
+    """How many files directly in these have suffixes that are not read, by suffix; texts and the like do not count."""
     found: Counter[str] = Counter()
-    for folder in {os.path.dirname(path) for path in paths}:  # noqa: PTH120 - of a million
+    for folder in folders:
         with os.scandir(folder) as entries:
             for entry in entries:
-                suffix = os.path.splitext(entry.name)[1].lower()  # noqa: PTH122 - likewise
+                suffix = os.path.splitext(entry.name)[1].lower()  # noqa: PTH122 - of a million
                 if suffix in SUFFIXES or suffix in _BESIDE or not suffix or entry.name.startswith("."):
                     continue
                 if entry.is_file():
                     found[suffix] += 1
     return dict(sorted(found.items()))
+
+
+def not_read(folders: Iterable[str | os.PathLike[str]]) -> list[str]:
+    """A line on such files directly in these, where there are some, for a refusal of folders without images."""
+    others = other_files(folders)
+    if not others:
+        return []
+    told = ", ".join(f"{count} {suffix}" for suffix, count in others.items())
+    return [f"there are files that exp does not read: {told}; convert them to one of {' '.join(SUFFIXES)}"]
 
 
 def refuse_twins(folders: Sequence[Path], what: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, Sequence
 
 from exp.vision.data.listing import SUFFIXES, Listing, other_files
@@ -22,7 +23,8 @@ def remarks(listing: Listing, name: str, bands: Sequence[int | str] | None) -> t
     """
     notes, said = dict(listing.notes), list(listing.said)
     samples = [sample for members in listing.parts.values() for sample in members]
-    others = other_files(path for sample in samples for path in sample if isinstance(path, str))
+    folders = {os.path.dirname(path) for sample in samples for path in sample if isinstance(path, str)}  # noqa: PTH120
+    others = other_files(folders)
     if others:
         notes["other_files"] = others
         told = ", ".join(f"{count} {suffix}" for suffix, count in others.items())

@@ -134,7 +134,7 @@ def tell_inputs(session: Session, inputs: Sequence[Input], failures: Sequence[Fa
     found: dict[str, Any] = {}
     wanted = session.config.task.input
     if wanted is not None and Path(wanted).expanduser().is_dir():
-        others = other_files(str(entry.path) for entry in inputs)
+        others = other_files({entry.path.parent for entry in inputs})
         if others:
             found["other_files"] = others
             told = ", ".join(f"{count} {suffix}" for suffix, count in others.items())
