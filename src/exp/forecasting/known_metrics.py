@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, Sequence
 
 import torch
 
-from exp.errors import DataError
 from exp.forecasting.known import known_difference
 from exp.forecasting.metrics import ForecastMetrics
 
@@ -27,6 +26,11 @@ class KnownForecastMetrics(ForecastMetrics):
         series: of all series that the model gives; see :class:`ForecastMetrics`.
         std: of all series.
     """
+
+    _nothing = (
+        "there is no cell with a truth to measure errors of: too few rows for a window (data.lookback + data.horizon), "
+        "or the columns that are forecast are empty there; give more rows, or task=predict"
+    )
 
     def __init__(
         self, scored: Sequence[int], series: Sequence[str] | None = None, std: torch.Tensor | None = None
@@ -67,27 +71,8 @@ class KnownForecastMetrics(ForecastMetrics):
             self._positions.append(torch.stack([squared.sum(dim=0), absolute.sum(dim=0)]))
             self._position_counts.append(known.sum(dim=0))
 
-    def compute(self, distributed: Distributed) -> dict[str, float]:
-        """See :class:`ForecastMetrics`.
-
-        Raises:
-            DataError: there was no cell with a truth on any rank.
-        """
-        totals = torch.zeros(len(self.names) + 1, dtype=torch.float64)
-        if self._windows:
-            totals[:-1] = torch.cat(self._windows, dim=1).cpu().double().sum(dim=1)
-            totals[-1] = torch.cat(self._counts).cpu().double().sum()
-        distributed.sum(totals)
-        count = totals[-1].item()
-        if count == 0:
-            raise DataError(
-                "there is no cell with a truth to measure errors of: too few rows for a window (data.lookback + "
-                "data.horizon), or the columns that are forecast are empty there; give more rows, or task=predict"
-            )
-        if self.series is not None:
-            self._compute_positions(distributed, count)
-        scale = {"mse_file_units": self._largest**2, "mae_file_units": self._largest}
-        return {name: total / count * scale.get(name, 1.0) for name, total in zip(self.names, totals.tolist())}
+    def _count(self) -> float:
+        return float(torch.cat(self._counts).cpu().double().sum())
 
     def _compute_positions(self, distributed: Distributed, count: float) -> None:
         del count  # each series and step has its own

@@ -31,6 +31,11 @@ class ForecastMetrics(Metric):
         std: by which the series were divided, float64 (C,) on the CPU; None: the values are in the units of the file.
     """
 
+    _nothing = (
+        "there is no window with truth to measure errors of: the part has fewer rows than data.lookback + "
+        "data.horizon; give more rows, or forecast with task=predict"
+    )
+
     def __init__(self, series: Sequence[str] | None = None, std: torch.Tensor | None = None) -> None:
         self.series = series
         self.names = ("mse", "mae") if std is None else ("mse", "mae", "mse_file_units", "mae_file_units")
@@ -75,19 +80,20 @@ class ForecastMetrics(Metric):
         """
         totals = torch.zeros(len(self.names) + 1, dtype=torch.float64)
         if self._windows:
-            windows = torch.cat(self._windows, dim=1).cpu().double()
-            totals[:-1], totals[-1] = windows.sum(dim=1), windows.shape[1]
+            totals[:-1] = torch.cat(self._windows, dim=1).cpu().double().sum(dim=1)
+            totals[-1] = self._count()
         distributed.sum(totals)
         count = totals[-1].item()
         if count == 0:
-            raise DataError(
-                "there is no window with truth to measure errors of: the part has fewer rows than "
-                "data.lookback + data.horizon; give more rows, or forecast with task=predict"
-            )
+            raise DataError(self._nothing)
         if self.series is not None:
             self._compute_positions(distributed, count)
         scale = {"mse_file_units": self._largest**2, "mae_file_units": self._largest}
         return {name: total / count * scale.get(name, 1.0) for name, total in zip(self.names, totals.tolist())}
+
+    def _count(self) -> float:
+        """What the sums over this rank's windows are divided by, with those of the other ranks."""
+        return sum(windows.shape[1] for windows in self._windows)
 
     def _compute_positions(self, distributed: Distributed, count: float) -> None:
         shape = tuple(self._positions[0].shape) if self._positions else None
