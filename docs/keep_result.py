@@ -43,7 +43,8 @@ def record_of(folder: Path) -> dict[str, Any]:
         folder: the run folder.
 
     Raises:
-        ConfigError: it is not completed, or was not computed by a commit (its sources had been changed).
+        ConfigError: it is not completed, began in another folder, or was not computed by a commit (its sources had
+            been changed).
     """
     run = exp.open_run(folder)
     files = RunFolder(folder)
@@ -53,6 +54,10 @@ def record_of(folder: Path) -> dict[str, Any]:
     revision = env.get("git_revision")
     if revision is None or revision.endswith("-dirty"):
         raise ConfigError(f"{folder} was computed by sources that no commit has ({revision}); commit, and run it again")
+    log = _log(files.metrics)
+    began = next((line["epoch"] for line in log if line["split"] == "train"), 0)
+    if began > 0:
+        raise ConfigError(f"{folder} has no log of its first {began} epochs: it went on from another run; run it whole")
     config: Any = OmegaConf.to_container(OmegaConf.load(files.config), resolve=True)
     overrides: Any = OmegaConf.to_container(OmegaConf.load(files.overrides))
     weights = None
@@ -64,7 +69,7 @@ def record_of(folder: Path) -> dict[str, Any]:
         "versions": {key: env.get(key) for key in ("exp", "git_revision", "python", "packages")},
         "devices": [device["name"] for device in result.get("devices", [])],
         "config": _without_paths({key: value for key, value in config.items() if key not in _SILENT_KEYS}),
-        "log": _log(files.metrics),
+        "log": log,
         "sha256": {"weights": weights, "metrics.jsonl": _sha256(files.metrics)},
         "data": create(run.config.data, "data").fingerprint(),
     }

@@ -6,6 +6,7 @@ import hashlib
 import importlib.util
 import json
 import re
+import statistics
 
 import pytest
 import yaml
@@ -17,7 +18,8 @@ from tests.vision.dinov3.test_backbone import PUBLISHED, num_parameters
 
 FOLDERS = ("conf/experiment", "examples/forecasting/linear_forecasting/conf/experiment")
 FORECAST = re.compile(r"^\| `(\w+)` \| (\d+) \| (\S+ / \S+|none) \| (.+) \|$", re.MULTILINE)
-FIGURES = re.compile(r"0\.\d{3} / 0\.\d{3}")
+FIGURES = re.compile(r"(0\.\d{3})(?: ± (0\.\d{3}))? / (0\.\d{3})(?: ± (0\.\d{3}))?")
+"""MSE / MAE, either of one run or as mean ± standard deviation of several."""
 BACKBONE = re.compile(r"^\| `(\w+)` \| (\d[\d.]*) \| (\d[\d.]*) \|$", re.MULTILINE)
 
 
@@ -60,7 +62,8 @@ def test_published_forecasts_are_those_of_the_configuration(page):
 
 def test_ours_are_runs_that_are_told_of(page):
     ours = {(name, int(horizon)): figures for name, horizon, _, figures in FORECAST.findall(page)}
-    measured = {key: FIGURES.search(cell).group() for key, cell in ours.items() if cell != "not run"}
+    figures = {key: FIGURES.search(cell).groups() for key, cell in ours.items() if cell != "not run"}
+    measured = {key: f"{mse} / {mae}" for key, (mse, _, mae, _) in figures.items()}
     prior = (ROOT / "docs" / "prior.md").read_text(encoding="utf-8")
     linear = (ROOT / "examples" / "forecasting" / "README.md").read_text(encoding="utf-8")
     assert f"| TimeBridge | {measured['timebridge_etth1', 96].replace(' / ', ' | ')} |" in prior
@@ -70,7 +73,7 @@ def test_ours_are_runs_that_are_told_of(page):
 
 
 def test_records_are_those_of_their_rows(page):
-    """A figure is the mean of the records that its row links to, and none of them has been changed."""
+    """A figure is the mean of the records that its row links to, ± their deviation; none of them has been changed."""
     linked = set()
     for name, horizon, _, cell in FORECAST.findall(page):
         records = [read(ROOT / "docs" / file) for file in re.findall(r"\]\((results/[^)]+)\)", cell)]
@@ -81,9 +84,12 @@ def test_records_are_those_of_their_rows(page):
             assert (record["config"]["name"], record["config"]["data"]["horizon"]) == (name, int(horizon))
             assert record["result"]["differs"] == []
             assert not any(part in json.dumps(record) for part in ("/home", "/root", "/work", "/tmp")), name
-        metrics = [record["result"]["metrics"] for record in records]
-        means = {key: sum(each[key] for each in metrics) / len(metrics) for key in ("mse", "mae")}
-        assert shown(means) == FIGURES.search(cell).group()
+        expected = []
+        for metric in ("mse", "mae"):
+            values = [record["result"]["metrics"][metric] for record in records]
+            expected.append(f"{statistics.mean(values):.3f}")
+            expected.append(f"{statistics.stdev(values):.3f}" if len(values) > 1 else None)
+        assert list(FIGURES.search(cell).groups()) == expected, (name, horizon)
     folder = ROOT / "docs" / "results"
     assert linked == {file.name for file in folder.iterdir()}
     assert keep_result().check(folder) == []
@@ -113,6 +119,12 @@ def test_a_record_of_a_run_and_what_is_refused(tmp_path, capsys):
     assert script.main(["--check", str(file.parent)]) == 0
     file.write_text(file.read_text().replace('"mse": 0.', '"mse": 0.0', 1))
     assert script.main(["--check", str(file.parent)]) == 1
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    whole = metrics.read_text()
+    metrics.write_text(whole.replace('"epoch": 0', '"epoch": 3'))
+    assert script.main([str(tmp_path / "run")]) == 2
+    assert "no log of its first 3 epochs" in capsys.readouterr().err
+    metrics.write_text(whole)
     env["git_revision"] += "-dirty"
     (tmp_path / "run" / "env.json").write_text(json.dumps(env))
     assert script.main([str(tmp_path / "run")]) == 2
