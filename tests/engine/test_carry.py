@@ -80,6 +80,7 @@ def test_rates_are_those_of_a_training_that_always_had_the_new_ones(make_runner,
     train(straight, step)
     later = parts(make_runner, SCHEDULES, **new)
     later.model.load_state_dict(first.model.state_dict())
+    later.train_loop.restore(step // PER_EPOCH, step, step % PER_EPOCH * 4)
     carry_over(later, content)
     ours, theirs = (each.optim_wrapper.state_dict() for each in (later, straight))
     assert ours["param_groups"] == theirs["param_groups"]

@@ -60,7 +60,7 @@ def groups(make=torch.optim.Adam, lr=2e-3, **options):
     return make(parts, lr=lr, **options)
 
 
-def rates(optimizer, make_runner, schedulers, epochs=3):
+def rates(optimizer, make_runner, schedulers, epochs=3, steps=None):
     """Rates of every group at each optimizer step of a real run, in which MMEngine's own hook steps the schedulers."""
     seen = []
 
@@ -72,7 +72,9 @@ def rates(optimizer, make_runner, schedulers, epochs=3):
 
     model = Line()
     model.others = torch.nn.ParameterList([p for group in optimizer.param_groups for p in group["params"]])
-    runner = make_runner(model, hooks=[Look()], max_epochs=epochs, schedulers=schedulers, optimizer=optimizer)
+    runner = make_runner(model, hooks=[Look()], max_epochs=epochs, schedulers=schedulers, optimizer=optimizer,
+                         max_steps=steps)  # fmt: skip
+    runner.session.config.max_epochs = epochs
     runner.train_loop._validate = lambda: None
     runner.param_schedulers = runner.build_param_scheduler(runner.param_schedulers)
     runner.train_loop.run()
@@ -92,6 +94,23 @@ def test_every_schedule_keeps_the_ratio_of_the_groups_rates(name, make_runner):
         torch.testing.assert_close(seen[:, number], seen[:, 0] * scale, rtol=1e-9, atol=1e-18)
     if name != "constant":
         assert seen[:, 0].max() > 1.5 * seen[-1, 0]
+
+
+@pytest.mark.parametrize("epochs", [None, 3])
+@pytest.mark.parametrize("name", sorted({path.stem for path in CONF.glob("*.yaml")} - {"constant", "halving"}))
+def test_a_schedule_ends_with_the_training_whether_that_is_given_in_epochs_or_steps(name, epochs, make_runner):
+    """20 steps are an epoch and a quarter."""
+    content = OmegaConf.load(CONF / f"{name}.yaml")
+    steps = 20 if epochs is None else None
+    root = OmegaConf.create(
+        {"schedule": {"warmup_steps": 5, **content}, "max_epochs": epochs, "max_steps": steps, "optim": {"lr": 2e-3}}
+    )
+    schedulers = OmegaConf.to_container(root.schedule.param_scheduler, resolve=True)
+    seen = rates(groups(), make_runner, schedulers, epochs, steps)[:, 0]
+    assert len(seen) == (steps or 48)
+    assert seen.max() > 1.8e-3
+    # The last value of all is that after the last step; a straight line is 1 / 15 above it a step before.
+    assert seen[-1] < 2e-3 / 14
 
 
 @pytest.mark.parametrize("name", ["warmup_cosine", "warmup_poly"])

@@ -86,6 +86,44 @@ def test_what_may_not_is_refused_and_so_are_other_data_until_they_are_asked_for(
     assert f"changed: contents of data={said}"[:40] in done.stdout
 
 
+def before_the_end(steps):
+    """The rate of the last step but one of a half cosine: MMEngine leaves the last value out."""
+    return 5e-4 / 2 * (1 - math.cos(math.pi / steps))
+
+
+@pytest.mark.parametrize(
+    ("rows", "settings", "steps", "rate"),
+    [
+        (700, ["schedule=cosine", "max_epochs=3"], 14 + 13, before_the_end(3 * 13)),
+        (700, ["schedule=halving", "max_epochs=4"], 14 + 2 * 13, 5e-4 / 4),
+        pytest.param(
+            250, ["schedule=cosine", "max_epochs=5"], 14 + 3 * 4, before_the_end(5 * 4), marks=pytest.mark.slow
+        ),
+        pytest.param(
+            700, ["schedule=cosine", "max_epochs=null", "max_steps=20"], 20, before_the_end(20), marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_files_with_more_or_fewer_rows_take_the_epochs_that_are_left(exp, rows, settings, steps, rate):
+    """Two epochs of 7 steps each; those of the new file have 13 or 4."""
+    (exp.folder / "mine.py").write_text(MINE)
+    (exp.folder / "ETTh1.csv").write_text("".join(ROWS[:401]))
+    command = [*SETTINGS, "data.root=.", "max_steps=null"]
+    exp.train("run", *command, settings[0])
+    (exp.folder / "ETTh1.csv").write_text("".join(ROWS[: rows + 1]))
+    done = exp(*command, *settings, "resume=auto", "resume_changed_data=true")
+    assert done.returncode == 0, done.stderr
+    result = exp.result("run")
+    assert result["steps"] == steps
+    content = newest(exp)
+    assert content["optimizer"]["param_groups"][0]["lr"] == pytest.approx(rate, rel=1e-6)
+    if "max_epochs=null" not in settings:
+        last = int(settings[1].partition("=")[2])
+        assert result["epochs"] == last
+        assert f"epoch {last}/{last}  " in done.stdout
+        assert f"epoch {last - 1}/{last}  " in done.stdout or last == 3
+
+
 @pytest.mark.slow
 def test_a_checkpoint_of_an_older_version_goes_on_and_that_is_said(first):
     (path,) = checkpoint.list_checkpoints(first.path("run") / "checkpoints")

@@ -199,6 +199,24 @@ def test_early_stopping_stops_and_a_resumed_run_goes_on_counting(mine):
     assert straight["steps"] == 3  # the first is better than nothing
     mine.train("halves", *settings, "max_steps=2")
     assert mine.train("halves", *settings, "resume=auto")["steps"] == 3
+    again = mine.train("halves", *settings, "resume=auto")
+    assert (again["steps"], again["metrics"]) == (3, straight["metrics"]), "it had been stopped"
+    more = hook.replace("patience: 2", "patience: 4")
+    assert mine.train("halves", *[more if each == hook else each for each in settings], "resume=auto")["steps"] == 5
+
+
+def test_a_run_that_was_stopped_early_and_killed_before_its_test_tests_what_it_would_have(mine):
+    settings = [*NORMED, "val_every=1", "patience=1", "min_delta=100", "checkpoint.every_steps=1"]
+    straight = mine.train("straight", *settings)
+    assert straight["steps"] == 2
+    (mine.path("straight") / "result.json").unlink()
+    done = mine(*TINY, *settings, "output_dir=straight", "resume=auto")
+    assert done.returncode == 0, done.stderr
+    assert "resume: this training was stopped early; with a larger patience it would go on" in done.stdout
+    again = mine.result("straight")
+    assert (again["steps"], again["tested_step"]) == (2, straight["tested_step"])
+    assert again["metrics"] == straight["metrics"]
+    assert mine.train("straight", *settings, "resume=auto", "patience=3")["steps"] == 4
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, Iterator, Mapping
+from typing import Any, Iterable, Iterator, Mapping
 
 from omegaconf import OmegaConf
 
@@ -16,7 +16,7 @@ from exp.config.schema import ExpConfig
 from exp.config.structures import structure_of
 from exp.config.trained import NEUTRAL, text_of
 
-__all__ = ["Change", "Changes", "as_plain", "changes", "of_training", "refusal"]
+__all__ = ["Change", "Changes", "as_plain", "changes", "of_training", "refusal", "trains_on"]
 
 # Of no meaning for a training: where it is, what is noted of it, what other tasks are told, what is derived.
 _SILENT = re.compile(
@@ -32,6 +32,8 @@ _FIXED = re.compile(
     r"(?:model|data)(?:\..*)?|optim\.type|seed|global_batch_size|init_from|metric|task\.name|debug\.(?:train_batches|overfit)"
 )
 _DATA = re.compile(r"data(?:\..*)?")
+# How long is trained, and with what: who changes it wants more of a training that had been stopped early.
+_COURSE = re.compile(r"patience|min_delta|max_epochs|max_steps|val_every|metric|(?:optim|schedule|hooks)(?:\..*)?")
 # Groups of which another choice has other keys: one line says it all.
 _CHOICES = ("backend", "launcher", "wrapper", "model", "data")
 
@@ -116,6 +118,11 @@ def refusal(refused: tuple[Change, ...], source: object) -> str:
         "output_dir" + (", or go on with other data with resume_changed_data=true" if data else "")
     ]
     return "\n".join(lines + [f"  also {change}" for change in refused[1:]])
+
+
+def trains_on(changed: Iterable[Change]) -> bool:
+    """Whether a training that was stopped early goes on with these changes: they say how, or how long, to train."""
+    return any(_COURSE.fullmatch(change.key) for change in changed)
 
 
 def _is_fixed(change: Change, other_data: bool) -> bool:

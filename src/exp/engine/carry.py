@@ -19,17 +19,22 @@ if TYPE_CHECKING:
 __all__ = ["carry_over", "changes_course", "saved_order"]
 
 _COURSE = ("optim.", "schedule.")
-_LENGTH = ("max_epochs", "max_steps")
+_LENGTH = frozenset({"max_epochs", "max_steps"})
 
 
-def changes_course(changed: Iterable[Change], schedulers: list[Any]) -> bool:
+def changes_course(changed: Iterable[Change], schedulers: list[Any], other_epochs: bool = False) -> bool:
     """Whether optimizer or schedule have other settings than those that their state was saved with.
 
     The length of a training counts where there are schedules, which may end with it.
+
+    Args:
+        changed: keys.
+        schedulers: of the run.
+        other_epochs: whether an epoch has another number of steps now.
     """
     keys = [change.key for change in changed]
     planned = any(not _follows_validation(scheduler) for scheduler in schedulers)
-    return any(key.startswith(_COURSE) or (planned and key in _LENGTH) for key in keys)
+    return any(key.startswith(_COURSE) for key in keys) or (planned and (other_epochs or not _LENGTH.isdisjoint(keys)))
 
 
 def _follows_validation(scheduler: Any) -> bool:
@@ -40,7 +45,7 @@ def carry_over(runner: Any, content: Mapping[str, Any]) -> None:
     """Give the optimizer its moments from a checkpoint, and its groups the rates that they would have by now.
 
     Args:
-        runner: with optimizer and schedulers as they are at step 0.
+        runner: with optimizer and schedulers as they are at step 0, and the loop where the training goes on.
         content: of the checkpoint; it has the configuration that it was written with.
 
     Raises:
@@ -51,8 +56,9 @@ def carry_over(runner: Any, content: Mapping[str, Any]) -> None:
     old = _settings(content)
     if any(map(_follows_validation, runner.param_schedulers or [])):
         raise ConfigError(
-            "resume: the schedule follows the validations so far (ReduceOnPlateau), so optim, schedule, max_epochs and "
-            "max_steps cannot change with it; set them as they were, or begin anew from the weights with init_from"
+            "resume: the schedule follows the validations so far (ReduceOnPlateau), so optim, schedule, max_epochs, "
+            "max_steps and the number of samples cannot change with it; set them as they were, or begin anew from the "
+            "weights with init_from"
         )
     _try_state(old, config)
     before = parameter_groups(unwrapped(runner.model), old)
@@ -63,7 +69,8 @@ def carry_over(runner: Any, content: Mapping[str, Any]) -> None:
     place = {id(each): index for index, each in enumerate(each for group in groups for each in group["params"])}
     state = {place[id(order[index])]: value for index, value in saved["state"].items()}
     wrapper.load_state_dict({**saved, "state": state, "param_groups": wrapper.optimizer.state_dict()["param_groups"]})
-    _replay(runner, content["meta"]["step"], content["meta"]["epoch"])
+    loop = runner.train_loop
+    _replay(runner, loop.iter + (0 if loop.ends_by_steps else loop.ahead), loop.epoch)
 
 
 def saved_order(runner: Any, content: Mapping[str, Any]) -> list[nn.Parameter]:
@@ -77,19 +84,31 @@ def _settings(content: Mapping[str, Any]) -> Any:
 
 
 def _replay(runner: Any, steps: int, epochs: int) -> None:
-    """Step the schedulers as MMEngine's ParamSchedulerHook does, up to where the training goes on."""
+    """Step the schedulers as MMEngine's ParamSchedulerHook does, up to where the training goes on.
+
+    Args:
+        runner: the runner.
+        steps: those that schedules by step have behind them. With data of another size these are those that the epochs
+            would have had, as the schedule ends with the last one; or, where ``max_steps`` ends it, those taken.
+        epochs: completed.
+    """
     schedulers = runner.param_schedulers or []
     by_epoch = [each for each in schedulers if each.by_epoch]
     by_step = [each for each in schedulers if not each.by_epoch]
     if not schedulers:
         return
     per_epoch = runner.train_loop.steps_per_epoch
+    ended = 0
     for step in range(1, steps + 1):
         for scheduler in by_step:
             scheduler.step()
-        if step % per_epoch == 0 and step // per_epoch <= epochs:
+        if step % per_epoch == 0 and ended < epochs:
+            ended += 1
             for scheduler in by_epoch:
                 scheduler.step()
+    for _ in range(ended, epochs):
+        for scheduler in by_epoch:
+            scheduler.step()
 
 
 def _try_state(old: Any, new: Any) -> None:

@@ -62,7 +62,7 @@ class CheckpointHook(TestedWeights):
         self._known: set[str] = set()  # names of checkpoints in the folder that it has written or read
         self._due: dict[Path, dict[str, Any]] = {}  # what this rank is to write, by file
         self._writes: dict[Path, Callable[[Path, Any], None]] = {}  # and how, where it is a part
-        self._saved = (-1, False)
+        self._saved = (-1, False, False)  # step, whether a validation is due, whether the training was stopped
 
     def before_train(self, runner: Any) -> None:
         """Remove what a killed writer left; once the run has started, set aside what it does not go on from."""
@@ -160,8 +160,9 @@ class CheckpointHook(TestedWeights):
             RunError: the weights are not finite.
             OSError: this checkpoint (where ``waits``), or the one before, could not be written.
         """
-        if (step, validation_due) != self._saved:
-            self._saved = (step, validation_due)
+        state = (step, validation_due, runner.train_loop.stop_training)
+        if state != self._saved:
+            self._saved = state
             content = runner.training_checkpoint(step, self.state_dict(), validation_due)
             if epoch_ended:
                 content["meta"].update(epoch=runner.epoch + 1, samples=0)

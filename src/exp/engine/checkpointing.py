@@ -11,7 +11,7 @@ import torch
 from mmengine.hooks import ParamSchedulerHook
 from mmengine.runner import Runner as MMEngineRunner
 
-from exp.config.resuming import of_training
+from exp.config.resuming import of_training, trains_on
 from exp.engine import rng
 from exp.engine.batchnorm import average_buffers
 from exp.engine.carry import carry_over, changes_course, saved_order
@@ -220,6 +220,8 @@ class CheckpointingRunner(MMEngineRunner):
             "iter": step,  # as MMEngine's hooks call it
             "epoch": self.epoch if trains else 0,
             "samples": self.train_loop.sampler.samples if trains else 0,
+            "steps_per_epoch": self.train_loop.steps_per_epoch if trains else 0,
+            "stopped": self.train_loop.stop_training if trains else False,
             "global_batch_size": self.session.config.global_batch_size,
             "world_size": self.world_size,
             "seed": self.seed,
@@ -253,7 +255,9 @@ class CheckpointingRunner(MMEngineRunner):
                 "into the checkpoint; set hooks as it was, or start from its weights with init_from"
             )
         schedulers: Any = self.param_schedulers or []
-        changed = changes_course(self.session.changed, schedulers)
+        per_epoch = self.train_loop.steps_per_epoch
+        other_epochs = meta.get("steps_per_epoch", per_epoch) != per_epoch
+        changed = changes_course(self.session.changed, schedulers, other_epochs)
         content = complete(content, unwrapped(self.model), saved_order(self, content) if changed else self._trained())
         self.call_hook("after_load_checkpoint", checkpoint=content)
         for key, value in content.get("message_hub", {}).items():
@@ -262,16 +266,17 @@ class CheckpointingRunner(MMEngineRunner):
             unwrapped(self.model).load_state_dict(content["state_dict"])
         except RuntimeError as error:
             raise CheckpointError(f"{source} does not fit the model of this run: {error}") from error
+        samples = min(meta["samples"], per_epoch * meta["global_batch_size"])  # an epoch of other data may be shorter
+        self.train_loop.restore(meta["epoch"], meta["step"], samples, meta.get("validation_due", False))
         if changed:
             carry_over(self, content)
         else:
             self.optim_wrapper.load_state_dict(content["optimizer"])
             for scheduler, state in zip(schedulers, content["param_schedulers"]):
                 scheduler.load_state_dict(state)
-        samples = meta["samples"]
-        if self.session.config.resume_changed_data:  # an epoch may be shorter now
-            samples = min(samples, self.train_loop.steps_per_epoch * meta["global_batch_size"])
-        self.train_loop.restore(meta["epoch"], meta["step"], samples, meta.get("validation_due", False))
+        if meta.get("stopped") and not trains_on(self.session.changed):
+            self.train_loop.stop_training = True
+            self.session.say("resume: this training was stopped early; with a larger patience it would go on")
         states = content["rng"]
         if self.world_size == len(states):
             rng.set_rng_state(states[self.rank], self.backend)

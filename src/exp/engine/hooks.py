@@ -68,7 +68,7 @@ class MetricsHook(Hook):
         self.left_device = LeftDevice(runner.backend)
         self._every_step = any(isinstance(hook, EveryStepHook) for hook in runner.hooks)
         first = "compiling, first step ..." if runner.session.config.compile else "first step ..."
-        self.progress.start(loop.max_iters, loop.max_epochs, loop.iter, loop.steps_per_epoch, first)
+        self.progress.start(loop.max_iters, loop.max_epochs, loop.iter, loop.steps_per_epoch, loop.ahead, first)
 
     def before_train_epoch(self, runner: Any) -> None:
         """Time training only, not the evaluation before it."""

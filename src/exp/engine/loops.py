@@ -58,19 +58,19 @@ class TrainLoop(BaseLoop):
         self.accumulate = accumulate
         self.steps_per_epoch = self.sampler.steps_per_epoch
         self.val_every = val_every
-        if max_epochs is None:
-            assert max_steps is not None
-            max_epochs = -(-max_steps // self.steps_per_epoch)
-        self._max_epochs = max_epochs
-        self._max_iters: int = max_epochs * self.steps_per_epoch
-        if max_steps is not None:
-            self._max_iters = min(self._max_iters, max_steps)
+        self._limits = max_epochs, max_steps
+        self._set_length(0, 0, 0)
         self._epoch = 0
         self._iter = 0
         self._validated = 0
         self.validation_due = False
         """Whether a validation comes before any further step."""
         self.stop_training = False
+
+    ahead: int
+    """Steps that the epochs so far have with these data, less those taken: not 0 where the data were others."""
+    ends_by_steps: bool
+    """Whether ``max_steps`` ends the training, not ``max_epochs``."""
 
     @property
     def epoch(self) -> int:
@@ -119,6 +119,23 @@ class TrainLoop(BaseLoop):
         self._epoch, self._iter = epoch, step
         self.validation_due = validation_due
         self.sampler.set_position(epoch, samples)
+        self._set_length(epoch, step, samples // self.sampler.global_batch_size)
+
+    def _set_length(self, epoch: int, step: int, within: int) -> None:
+        """How far to train from ``within`` steps into ``epoch`` on, after ``step`` steps in all.
+
+        These are not those of as many epochs where earlier ones had another length: a run that goes on with other data.
+        """
+        max_epochs, max_steps = self._limits
+        if max_epochs is None:
+            assert max_steps is not None
+            max_epochs = epoch - (step - within - max_steps) // self.steps_per_epoch
+        self._max_epochs = max_epochs
+        self.ahead = epoch * self.steps_per_epoch + within - step
+        self._max_iters: int = max_epochs * self.steps_per_epoch - self.ahead
+        self.ends_by_steps = max_steps is not None and max_steps <= self._max_iters
+        if max_steps is not None:
+            self._max_iters = min(self._max_iters, max_steps)
 
     def run(self) -> torch.nn.Module:
         """Train and validate, epoch by epoch."""

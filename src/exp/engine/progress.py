@@ -34,12 +34,23 @@ class Progress:
         self._steps_per_epoch = 1
         self._max_steps = 0
         self._begun: tuple[float, int] = (0.0, 0)
-        self._step = 0
+        self._step = self._ahead = 0
 
-    def start(self, max_steps: int, max_epochs: int, step: int, steps_per_epoch: int, first: str = "") -> None:
-        """Begin at ``step`` of ``max_steps``; until the first step is done, ``first`` says what it waits for."""
+    def start(
+        self, max_steps: int, max_epochs: int, step: int, steps_per_epoch: int, ahead: int = 0, first: str = ""
+    ) -> None:
+        """Begin.
+
+        Args:
+            max_steps: to train in all.
+            max_epochs: likewise.
+            step: those that are done.
+            steps_per_epoch: of the data.
+            ahead: :attr:`exp.engine.loops.TrainLoop.ahead`.
+            first: says what is waited for until the first step is done.
+        """
         self._max_epochs, self._steps_per_epoch, self._max_steps = max_epochs, steps_per_epoch, max_steps
-        self._step = step
+        self._step, self._ahead = step, ahead
         self._begun = (time.monotonic(), step)
         if self.console is None or not self.console.is_terminal:
             return
@@ -72,7 +83,7 @@ class Progress:
             self._draw()
 
     def _draw(self) -> None:
-        epoch = min(self._step // self._steps_per_epoch + 1, self._max_epochs)
+        epoch = min((self._step + self._ahead) // self._steps_per_epoch + 1, self._max_epochs)
         bar = self._bar
         bar.update(
             self._task,
@@ -110,7 +121,7 @@ class Progress:
         said = {name: f" ({unit})" for name, unit in (units or {}).items()}
         shown = "  ".join(f"val_{name} {number_text(value)}{said.get(name, '')}" for name, value in metrics.items())
         if self._bar is None:
-            epochs, rest = divmod(self._step, self._steps_per_epoch)
+            epochs, rest = divmod(self._step + self._ahead, self._steps_per_epoch)
             place = f"epoch {epochs + bool(rest)}/{self._max_epochs}" + (f"  step {self._step}" if rest else "")
             self.console.print(f"{place}  {self._text}  {shown}  {self.eta()}", soft_wrap=True)
         else:

@@ -11,7 +11,10 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 from exp.errors import ConfigError
 
-__all__ = ["TorchOneCycle", "check_groups", "is_reached", "unfinished"]
+__all__ = ["TorchOneCycle", "check_groups", "is_reached", "over_the_training", "unfinished"]
+
+
+_LENGTHS = ("end", "T_max", "total_steps")
 
 
 @PARAM_SCHEDULERS.register_module(force=True)
@@ -30,6 +33,7 @@ class TorchOneCycle:
         total_steps: steps of the whole cycle.
         pct_start: part of them in which the rate rises.
         cycle_momentum: cycle the momentum against the rate.
+        by_epoch: false: there is no cycle by epoch.
 
     Raises:
         ConfigError: the optimizer has no momentum to cycle.
@@ -45,7 +49,10 @@ class TorchOneCycle:
         pct_start: float = 0.3,
         end: int | None = None,
         cycle_momentum: bool = True,
+        by_epoch: bool = False,
     ) -> None:
+        if by_epoch:
+            raise ConfigError("schedule: TorchOneCycle goes by step; set its convert_to_iter_based: true")
         del end  # MMEngine sets it for every scheduler; this one ends with its cycle
         inner = optimizer.optimizer if isinstance(optimizer, OptimWrapper) else optimizer
         if cycle_momentum and not {"momentum", "betas"} & set(inner.defaults):
@@ -109,6 +116,34 @@ def check_groups(scheduler: Mapping[str, Any], optimizer: Any) -> None:
             f"schedule: {kind} eta_min={end} lies above the learning rate of {above} of {len(begin)} groups of "
             f"parameters (optim.layer_decay, optim.backbone_lr_scale), which would rise; {advice}"
         )
+
+
+def over_the_training(
+    scheduler: Mapping[str, Any], epochs: int, steps: int, counts_epochs: bool = True
+) -> dict[str, Any]:
+    """A scheduler with the length of the training where it says none: ``end``, ``T_max`` or ``total_steps`` are null.
+
+    One by epoch that is converted to steps would end with the last epoch, which a training of ``max_steps`` alone does
+    not come to the end of: it becomes one by step.
+
+    Args:
+        scheduler: its configuration.
+        epochs: of the training.
+        steps: likewise.
+        counts_epochs: whether the training is given in epochs.
+    """
+    config = dict(scheduler)
+    open_keys = [key for key in _LENGTHS if key in config and config[key] is None]
+    converted = config.get("by_epoch", True) and config.get("convert_to_iter_based")
+    if converted and not counts_epochs and all(config.get(key) is None for key in _LENGTHS):
+        del config["convert_to_iter_based"]
+        config["by_epoch"] = False
+        if "begin" in config:
+            config["begin"] *= config["epoch_length"]
+    length = epochs if config.get("by_epoch", True) else steps
+    for key in open_keys:
+        config[key] = length - (config.get("begin", 0) if key == "T_max" else 0)
+    return config
 
 
 def is_reached(scheduler: Mapping[str, Any], epochs: int, steps: int) -> bool:
