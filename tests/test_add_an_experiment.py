@@ -63,6 +63,7 @@ def test_everything_works_with_it(oil, exp):
         ("    def __len__(self):\n        return len(self.table)\n", "", "OilTemperature.train (Rows) has no length"),
         ("return AbsoluteError()", "return [AbsoluteError(), SquaredError()]", "two metrics give squared_error"),
         ("return AbsoluteError()", "return Rows([])", "my_experiment.Rows has no reset(...); a metric inherits"),
+        ('names = ("error",)', 'names = ("step",)', "calls a figure step, as metrics.jsonl calls something else"),
         ('names = ("error",)', 'names = "error"', "AbsoluteError.names must be a list of the names"),
         ("def metrics(", "def metric(", "data: my_experiment.OilTemperature has no metrics(...)"),
         ("self.table[number]", "self.tables[number]", "OilTemperature.val[0] raises AttributeError"),

@@ -14,7 +14,10 @@ from exp.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from exp.engine.distributed import Distributed
 
-__all__ = ["Evaluator", "Metric", "SampleMetric", "Table"]
+__all__ = ["LINE_KEYS", "Evaluator", "Metric", "SampleMetric", "Table"]
+
+LINE_KEYS = ("split", "step", "epoch", "units")
+"""What a line of ``metrics.jsonl`` has besides its figures, which cannot be called so."""
 
 
 class Table(NamedTuple):
@@ -42,7 +45,7 @@ class Metric(abc.ABC):
     :meth:`compute`. An average of averages of batches would depend on the batch size and on the number of ranks.
 
     Attributes:
-        names: what :meth:`compute` gives.
+        names: what :meth:`compute` gives; none of :data:`LINE_KEYS`.
         greater_is_better: whether larger values are better.
         units: what values a figure is of, by name, where the name does not say it.
     """
@@ -159,6 +162,11 @@ class Evaluator:
         self.greater_is_better = bool(owner[self.metric_name].greater_is_better)
 
     @property
+    def names(self) -> list[str]:
+        """Of all figures."""
+        return [name for metric in self.metrics for name in metric.names]
+
+    @property
     def units(self) -> dict[str, str]:
         """What values a figure is of, by name."""
         return {name: unit for metric in self.metrics for name, unit in metric.units.items()}
@@ -218,4 +226,10 @@ def _check(metric: Any) -> None:
         raise ConfigError(
             f"metric: {shown(metric)}.names must be a list of the names of its figures, not {names!r}; see "
             f"{EXPERIMENT_PAGE}"
+        )
+    taken = [name for name in names if name in LINE_KEYS]
+    if taken:
+        raise ConfigError(
+            f"metric: {shown(metric)} calls a figure {taken[0]}, as metrics.jsonl calls something else "
+            f"({', '.join(LINE_KEYS)}); rename it"
         )

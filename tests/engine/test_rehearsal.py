@@ -115,6 +115,7 @@ MODEL = [
     ("forward", lambda self, x, y, mode: x.mean(), "gives one number for all samples, not a prediction for each"),
     ("forward", lambda self, x, y, mode: x, "mode='loss') must give a dict of 0-dim tensors such as"),
     ("forward", lambda self, x, y, mode: x if mode != "loss" else {"mse": x.sum()}, "no name that contains 'loss'"),
+    ("forward", lambda self, x, y, mode: x if mode != "loss" else {"loss": x.sum(), "lr": x.sum()}, "gives lr, as met"),
     ("forward", lambda self, x, y, mode: x if mode != "loss" else {"loss": x}, "a tensor of shape (4,) as loss: take"),
     ("forward", lambda self, x, y, mode: x if mode != "loss" else {"loss": 1.0}, "gives a float as loss"),
     ("forward", lambda self, x, y, mode: x if mode != "loss" else {"loss": x.sum()}, "no gradient leads back from"),

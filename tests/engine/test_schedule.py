@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from exp.engine import schedule
 from exp.errors import ConfigError
-from tests.engine.conftest import Line
+from tests.engine.conftest import Line, Mse
 
 
 def trajectory(scheduler, optimizer, steps):
@@ -136,11 +136,36 @@ def test_a_short_warm_up_ends_at_the_learning_rate(name, steps, first, make_runn
         ({"type": "PolyLR", "eta_min": 1e-4, "by_epoch": False}, "eta_min=0.0001 lies above .* lower eta_min"),
         ({"type": "OneCycleLR", "eta_max": 2e-3, "total_steps": 48, "by_epoch": False},
          "OneCycleLR gives all groups .* eta_max=0.002; .* type TorchOneCycle"),
+        ({"type": "SteppLR", "step_size": 1}, "there is no scheduler SteppLR; did you mean 'StepLR'"),
+        ({"type": "StepLR", "stepsize": 1}, "StepLR does not take these settings: .*stepsize"),
+        ({"type": "TorchOneCycle", "eta_max": 1e-3, "total_steps": 3, "by_epoch": True},
+         "goes by step; set its convert"),
     ],
 )  # fmt: skip
 def test_a_scheduler_that_would_do_something_else_is_refused(schedulers, text, make_runner):
     with pytest.raises(ConfigError, match=text):
         rates(groups(), make_runner, [schedulers])
+
+
+class Judge(Mse):
+    """Metrics that tell their names, of which larger ones are better."""
+
+    names, metric_name, greater_is_better = ("mse", "acc"), "acc", True
+
+    def compute(self, distributed):
+        return {**super().compute(distributed), "acc": 1.0}
+
+
+def test_what_follows_the_validations_follows_the_metric_that_decides(make_runner):
+    config = {"type": "ReduceOnPlateauLR", "factor": 0.1, "patience": 1}
+    runner = make_runner(max_epochs=4, schedulers=[config], evaluator=Judge())
+    runner.train()
+    assert runner.param_schedulers[0].monitor == "acc"
+    assert runner.param_schedulers[0].rule == "greater"
+    assert runner.optim_wrapper.optimizer.param_groups[0]["lr"] == pytest.approx(0.01), "it never becomes better"
+    runner = make_runner(max_epochs=2, schedulers=[{**config, "monitor": "ac"}], evaluator=Judge())
+    with pytest.raises(ConfigError, match=r"monitor=ac; did you mean 'acc'\?, but what is measured is mse, acc"):
+        runner.train()
 
 
 def test_a_warm_up_that_the_training_does_not_see_the_end_of_is_told(make_runner, caplog):

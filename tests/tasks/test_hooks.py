@@ -237,13 +237,19 @@ def test_the_profiler_writes_into_the_run_folder(mine):
         ("{type: LoggerHook}", "hooks: LoggerHook cannot be used here: "),
         ("{type: mmengine.hooks.CheckpointHook, interval: 1}", "set checkpoint.every_epochs"),
         ("{interval: 1}", "hooks[0] has no type"),
+        ("{milestones: [1]}", "schedule.param_scheduler[0] has no type"),
         ("{type: EMAHok}", "there is no hook EMAHok; did you mean 'EMAHook'?"),
         ("{type: EMAHook, begin_iter: 100}", "hooks: EMAHook: self.begin_iter should be smaller"),
         ("{type: EMAHook, begin_iter: -1}", "hooks: EMAHook does not take these settings: `begin_iter`"),
         ("{type: EarlyStoppingHook, monitor: size}", "rule must be specified"),
+        ("{type: EarlyStoppingHook, monitor: msee, rule: less}", "has monitor=msee; did you mean 'mse'?, but what is"),
+        ("{type: EMAHook, priority: SILLY}", "EMAHook has priority SILLY, but it is one of HIGHEST, "),
+        ("{type: EMAHook, momentm: 1}", "hooks: EMAHook: "),
+        ("{type: EMAHook, ema_type: MomentumAnealing}", "hooks: EMAHook: "),
     ],
 )
 def test_a_hook_that_cannot_work_is_a_usage_error(mine, hook, says):
-    done = mine(*TINY, *NORMED, f"hooks=[{hook}]", "output_dir=run")
+    key = "schedule.param_scheduler" if "milestones" in hook else "hooks"
+    done = mine(*TINY, *NORMED, f"{key}=[{hook}]", "output_dir=run")
     assert done.returncode == 2, done.stderr
     assert says in done.stderr.splitlines()[0]

@@ -7,7 +7,7 @@ from typing import Any, Sequence
 
 from exp.errors import ConfigError
 
-__all__ = ["REFUSED", "check_hooks", "refusal"]
+__all__ = ["REFUSED", "check_hooks", "check_schedulers", "refusal"]
 
 REFUSED = {
     "Hook": "it is the base class and does nothing; name a class derived from it",
@@ -51,3 +51,20 @@ def check_hooks(hooks: Sequence[Any]) -> None:
         trace = hook.get("json_trace_path")
         if isinstance(trace, str) and (Path(trace).is_absolute() or ".." in Path(trace).parts):
             raise ConfigError(f"hooks[{index}].json_trace_path={trace} is to lie below the run folder")
+
+
+def check_schedulers(schedulers: Sequence[Any]) -> None:
+    """Refuse what is no scheduler.
+
+    Args:
+        schedulers: ``config.schedule.param_scheduler``; each has ``type``, the name of one of MMEngine's.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    for index, scheduler in enumerate(schedulers):
+        if not isinstance(scheduler.get("type") if hasattr(scheduler, "get") else None, str):
+            raise ConfigError(
+                f"schedule.param_scheduler[{index}] has no type; write it as {{type: <name of a scheduler>, <its "
+                "arguments>}"
+            )

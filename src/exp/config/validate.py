@@ -15,7 +15,7 @@ from exp.config.explain import nearest
 from exp.config.families import check_family
 from exp.config.figures import check_figures
 from exp.config.hardware import check_available, check_processes, runs_elsewhere
-from exp.config.hooks import check_hooks
+from exp.config.hooks import check_hooks, check_schedulers
 from exp.config.ranges import check_ranges
 from exp.config.targets import check_target, find_module
 from exp.config.walk import nodes
@@ -187,6 +187,7 @@ def _check_values(config: ExpConfig) -> None:
         raise ConfigError("debug.overfit=true needs debug.train_batches: how many batches are to be learned")
     check_figures(config.figures)
     check_hooks(config.hooks)
+    check_schedulers(config.schedule.param_scheduler)
 
 
 def _check_wrapper(config: ExpConfig, task: Task) -> None:

@@ -23,7 +23,7 @@ from exp.engine.rng import rng_state, set_rng_state
 from exp.engine.together import Together
 from exp.engine.wrapper import forward, predictions, preprocessed
 from exp.errors import ConfigError, DataError, ExpError, RunError
-from exp.metrics import SampleMetric
+from exp.metrics import LINE_KEYS, SampleMetric
 from exp.runfolder import to_json
 
 if TYPE_CHECKING:
@@ -222,6 +222,8 @@ def check_losses(model: nn.Module, call: str, losses: Any) -> None:
                 found = f"a {type(value).__name__} as {name}"
             elif isinstance(value, torch.Tensor) and value.dim():
                 found = f"a tensor of shape {tuple(value.shape)} as {name}: take its mean"
+            elif name in (*LINE_KEYS, "lr", "grad_norm", "samples_per_second"):
+                found = f"{name}, as metrics.jsonl calls something else: rename it"
         if found is None and _tensors(losses) and not any(value.requires_grad for value in _tensors(losses)):
             found = "losses that no gradient leads back from: something detaches them, or all parameters are frozen"
     if found is not None:

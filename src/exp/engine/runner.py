@@ -188,12 +188,18 @@ class Runner(CheckpointingRunner):
             super()._init_model_weights()
 
     def build_param_scheduler(self, scheduler: Any) -> Any:
-        """Build the schedulers; an epoch is its optimizer steps, however many micro-batches those take."""
-        reached = []
+        """Build the schedulers; an epoch is its optimizer steps, however many micro-batches those take.
+
+        Raises:
+            ConfigError: one is unknown, does not take its settings, or would do something else than it says.
+        """
+        evaluator = getattr(self.val_loop, "evaluator", None)
+        built: list[Any] = []
         for config in scheduler:
             if isinstance(config, dict):
                 schedule.check_groups(config, self.optim_wrapper.optimizer)
                 config.setdefault("epoch_length", self.train_loop.steps_per_epoch)
+                schedule.follow(config, evaluator)
                 in_epochs = self.session.config.max_epochs is not None
                 config = schedule.over_the_training(config, self.max_epochs, self.max_iters, in_epochs)
                 if not schedule.is_reached(config, self.max_epochs, self.max_iters):
@@ -201,8 +207,9 @@ class Runner(CheckpointingRunner):
                 warning = schedule.unfinished(config, self.max_epochs, self.max_iters)
                 if warning is not None:
                     self.session.say(warning)
-            reached.append(config)
-        return super().build_param_scheduler(reached)
+            with schedule.settings_of(config):
+                built += super().build_param_scheduler([config])
+        return built
 
     def close(self) -> None:
         """Let go of the data loaders, so that their worker processes end now.
@@ -256,8 +263,13 @@ class Runner(CheckpointingRunner):
         for call in calls:
             try:
                 call(self, **kwargs)
-            except (AssertionError, ImportError, ValueError) as error:
-                # Where MMEngine's hooks check their settings against the run.
-                if fn_name not in ("before_run", "before_train") or type(call.__self__).__module__.startswith("exp."):
+            except (AssertionError, ImportError, KeyError, TypeError, ValueError) as error:
+                # Where MMEngine's hooks check their settings against the run, or build what these name.
+                place = type(call.__self__).__module__
+                of_its_settings = isinstance(error, (AssertionError, ImportError, ValueError)) or place.startswith(
+                    "mmengine."
+                )
+                if fn_name not in ("before_run", "before_train") or place.startswith("exp.") or not of_its_settings:
                     raise
-                raise ConfigError(f"hooks: {type(call.__self__).__name__}: {error}") from error
+                said = str(error.args[0] if error.args else error).splitlines()
+                raise ConfigError(f"hooks: {type(call.__self__).__name__}: {said[0] if said else error}") from error

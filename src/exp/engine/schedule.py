@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from typing import Any, Mapping
+from typing import Any, Iterator, Mapping, Sequence
 
 from mmengine.optim import OptimWrapper
 from mmengine.registry import PARAM_SCHEDULERS
 from torch.optim.lr_scheduler import OneCycleLR
 
+from exp.config.explain import nearest
 from exp.errors import ConfigError
 
-__all__ = ["TorchOneCycle", "check_groups", "is_reached", "over_the_training", "unfinished"]
+__all__ = [
+    "TorchOneCycle",
+    "check_groups",
+    "check_monitor",
+    "follow",
+    "is_reached",
+    "over_the_training",
+    "settings_of",
+    "unfinished",
+]
 
 
 _LENGTHS = ("end", "T_max", "total_steps")
@@ -115,6 +126,59 @@ def check_groups(scheduler: Mapping[str, Any], optimizer: Any) -> None:
         raise ConfigError(
             f"schedule: {kind} eta_min={end} lies above the learning rate of {above} of {len(begin)} groups of "
             f"parameters (optim.layer_decay, optim.backbone_lr_scale), which would rise; {advice}"
+        )
+
+
+@contextlib.contextmanager
+def settings_of(scheduler: Any) -> Iterator[None]:
+    """Where a scheduler is built: what its class does not take is an error of the configuration.
+
+    Args:
+        scheduler: its configuration.
+
+    Raises:
+        ConfigError: its type is unknown, or does not take its settings.
+    """
+    kind = scheduler.get("type") if isinstance(scheduler, Mapping) else scheduler
+    if isinstance(kind, str) and PARAM_SCHEDULERS.get(kind) is None:
+        raise ConfigError(f"schedule: there is no scheduler {kind}{nearest(kind, list(PARAM_SCHEDULERS.module_dict))}")
+    try:
+        yield
+    except (AssertionError, KeyError, TypeError, ValueError) as error:
+        said = str(error.args[0] if error.args else error).splitlines()
+        raise ConfigError(f"schedule: {kind} does not take these settings: {said[0] if said else error}") from error
+
+
+def follow(scheduler: dict[str, Any], evaluator: Any) -> None:
+    """Let a scheduler that follows the validations (ReduceOnPlateau) look at the metric that decides, if at no other.
+
+    Args:
+        scheduler: its configuration, which gets ``monitor`` and ``rule`` where it lacks them.
+        evaluator: of the validation; one of a user's own loop need not tell its metrics.
+
+    Raises:
+        ConfigError: it looks at a metric that is not measured.
+    """
+    kind = scheduler.get("type")
+    cls = PARAM_SCHEDULERS.get(kind) if isinstance(kind, str) else None
+    names = getattr(evaluator, "names", None)
+    if not names or not getattr(cls, "need_val_args", False):
+        return
+    monitor = scheduler.setdefault("monitor", evaluator.metric_name)
+    check_monitor(f"schedule: {kind}", monitor, names)
+    if monitor == evaluator.metric_name:
+        scheduler.setdefault("rule", "greater" if evaluator.greater_is_better else "less")
+
+
+def check_monitor(place: str, monitor: str, names: Sequence[str]) -> None:
+    """Refuse to look at a metric that is not measured.
+
+    Raises:
+        ConfigError: names those that are.
+    """
+    if monitor not in names:
+        raise ConfigError(
+            f"{place} has monitor={monitor}{nearest(monitor, list(names))}, but what is measured is {', '.join(names)}"
         )
 
 

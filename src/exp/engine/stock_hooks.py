@@ -14,10 +14,12 @@ import torch
 from mmengine.hooks import Hook
 from mmengine.hooks.hook import DATA_BATCH
 from mmengine.registry import HOOKS
+from mmengine.runner import Priority, get_priority
 from omegaconf import OmegaConf
 
 from exp.config.explain import nearest
 from exp.config.hooks import REFUSED, refusal
+from exp.engine.schedule import check_monitor
 from exp.errors import ConfigError, UnavailableError
 
 __all__ = ["EveryStepHook", "RuntimeInfoHook", "build_hooks"]
@@ -153,19 +155,26 @@ _INSTEAD = {
 }
 
 
-def build_hooks(configs: Sequence[Mapping[str, Any]], metric: str, greater_is_better: bool) -> list[Hook]:
+def build_hooks(
+    configs: Sequence[Mapping[str, Any]], metric: str, greater_is_better: bool, names: Sequence[str] = ()
+) -> list[Hook]:
     """The hooks of a configuration.
 
     Args:
         configs: each has ``type`` (a registered name or a dotted path), perhaps ``priority``, and arguments.
         metric: the validation metric of the data.
         greater_is_better: its rule, for an EarlyStoppingHook that monitors it and gives none.
+        names: of all metrics that are measured; empty: not known.
 
     Raises:
         ConfigError: a hook is unknown, refused, or does not take its arguments.
         UnavailableError: it needs a package that is not installed.
     """
-    return [_build(dict(config), metric, greater_is_better) for config in configs]
+    hooks = [_build(dict(config), metric, greater_is_better) for config in configs]
+    for hook in hooks:
+        if isinstance(hook, mmengine.hooks.EarlyStoppingHook) and names:
+            check_monitor(f"hooks: {type(hook).__name__}", hook.monitor, names)
+    return hooks
 
 
 def _build(config: dict[str, Any], metric: str, greater_is_better: bool) -> Hook:
@@ -177,7 +186,7 @@ def _build(config: dict[str, Any], metric: str, greater_is_better: bool) -> Hook
     for base in cls.__mro__:
         if base is not Hook and base.__module__.startswith("mmengine.") and base.__name__ in REFUSED:
             raise ConfigError(refusal(base.__name__))
-    if cls is mmengine.hooks.EarlyStoppingHook and config.get("monitor") == metric:
+    if cls is mmengine.hooks.EarlyStoppingHook and config.setdefault("monitor", metric) == metric:
         config.setdefault("rule", "greater" if greater_is_better else "less")
     try:
         hook: Hook = _INSTEAD.get(cls, cls)(**config)
@@ -186,5 +195,12 @@ def _build(config: dict[str, Any], metric: str, greater_is_better: bool) -> Hook
     except (AssertionError, TypeError, ValueError) as error:
         raise ConfigError(f"hooks: {name} does not take these settings: {error}") from error
     if priority is not None:
+        try:
+            get_priority(priority)
+        except (KeyError, TypeError, ValueError) as error:
+            names = ", ".join(Priority.__members__)
+            raise ConfigError(
+                f"hooks: {name} has priority {priority}, but it is one of {names}, or 0 to 100"
+            ) from error
         hook.priority = priority
     return hook

@@ -150,7 +150,8 @@ class Training:
             model=model,
         )
         hooks: Any = OmegaConf.to_container(config.hooks, resolve=True)
-        user_hooks = build_hooks(hooks, self.evaluator.metric_name, self.evaluator.greater_is_better)
+        judge = self.evaluator
+        user_hooks = build_hooks(hooks, judge.metric_name, judge.greater_is_better, judge.names)
         if is_sharded(model):
             refuse_hooks(user_hooks)
         schedulers = OmegaConf.to_container(config.schedule.param_scheduler, resolve=True)
