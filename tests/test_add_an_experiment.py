@@ -62,6 +62,7 @@ def test_everything_works_with_it(oil, exp):
         ('setattr(self, split, Rows', 'setattr(self, split[:3], Rows', "my_experiment.OilTemperature has no train"),
         ("    def __len__(self):\n        return len(self.table)\n", "", "OilTemperature.train (Rows) has no length"),
         ("return AbsoluteError()", "return [AbsoluteError(), SquaredError()]", "two metrics give squared_error"),
+        ("return len(self.table)", "return str(len(self.table))", "train (Rows): len() of it raises TypeError"),
         ("return AbsoluteError()", "return Rows([])", "my_experiment.Rows has no reset(...); a metric inherits"),
         ('names = ("error",)', 'names = ("step",)', "calls a figure step, as metrics.jsonl calls something else"),
         ('names = ("error",)', 'names = "error"', "AbsoluteError.names must be a list of the names"),

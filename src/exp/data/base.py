@@ -247,6 +247,11 @@ def split_of(data: Data, split: str, seed: int) -> Any:
     for member, what in (("__len__", "no length"), ("__getitem__", "no [index]")):
         if not hasattr(dataset, member):
             raise ConfigError(f"{place} has {what}; see {PAGE}")
-    if not len(dataset):
+    try:
+        length = len(dataset)
+    except Exception as error:  # whatever its code raises, or what it gives is no length
+        said = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ConfigError(f"{place}: len() of it raises {said}; see {PAGE}") from error
+    if not length:
         raise DataError(f"{place} has no sample; give it some, or make another split of these data; see {PAGE}")
     return batched(dataset, data.collate, seed, f"{shown(data)}.{split}")
