@@ -166,7 +166,7 @@ def _job(config: ExpConfig) -> float | None:
         launcher.take_place(config, list(state.overrides.task))
         run = freeze(config, list(state.overrides.task), folder)
         if not launcher.joins:
-            drop_stale_variables()
+            drop_stale_variables(config.launcher.nnodes)
         finished = _execute(run)
     except (ExpError, OmegaConfBaseException, OSError, MemoryError, ImportError) as error:
         # Told here, not raised: Hydra would print a line of its own, and end the sweep that this job is part of.
