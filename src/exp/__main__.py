@@ -1,8 +1,24 @@
-"""``python -m exp``."""
+"""``python -m exp``, and the command ``exp``."""
+
+from __future__ import annotations
 
 import sys
 
-from exp.cli import main
+from exp import early
+
+__all__ = ["main"]
+
+
+def main() -> int:
+    """Run the command line in ``sys.argv``; returns the exit code (docs/exit-codes.md)."""
+    with early.listening():
+        try:
+            from exp.cli import main as run  # takes most of a second
+
+            return run()
+        except KeyboardInterrupt as interrupt:
+            return early.tell(interrupt)
+
 
 if __name__ == "__main__":
     sys.exit(main())

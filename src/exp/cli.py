@@ -20,7 +20,7 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf.errors import OmegaConfBaseException
 
-from exp import __version__, console
+from exp import __version__, console, early
 from exp.advice import remember
 from exp.config import choices, explain, fields, paths, structures, trained
 from exp.config.targets import use_working_directory
@@ -105,10 +105,9 @@ def _main() -> int:
             traceback.print_exc()
         console.error(str(ours or f"{type(error).__name__}: {error}"))
         return EXIT_FAILED if ours is None else ours.exit_code
-    except KeyboardInterrupt:
-        number = _finish_sweep()
-        console.error(f"interrupted by {number}" if number else "interrupted")
-        return max([130, *(code for code in _exit_codes if code > 128)])  # a sweep may not have begun any job
+    except KeyboardInterrupt as interrupt:
+        code = early.tell(interrupt, _finish_sweep())
+        return max([code, *(code for code in _exit_codes if code > 128)])  # a sweep may not have begun any job
     return max(_exit_codes, default=EXIT_OK)
 
 
@@ -158,6 +157,7 @@ def _job(config: ExpConfig) -> float | None:
     of_hydra = Path(state.runtime.output_dir)  # the current folder, unless the user asks Hydra for another one
     try:
         if task_class(config).in_parent:
+            early.begin()
             finished = create_task(config).run_in_parent(config, list(state.overrides.task))
             _exit_codes.append(finished.exit_code)
             return finished.metric
@@ -166,7 +166,7 @@ def _job(config: ExpConfig) -> float | None:
         launcher.take_place(config, list(state.overrides.task))
         run = freeze(config, list(state.overrides.task), folder)
         if not launcher.joins:
-            drop_stale_variables()
+            drop_stale_variables(config.launcher.nnodes)
         finished = _execute(run)
     except (ExpError, OmegaConfBaseException, OSError, MemoryError, ImportError) as error:
         # Told here, not raised: Hydra would print a line of its own, and end the sweep that this job is part of.
@@ -202,6 +202,10 @@ def _execute(run: FrozenRun) -> Finished:
                 print(f"  run folder: {console.shown(run.folder.path)}", file=sys.stderr)  # noqa: T201
     except ExpError as error:
         if error.exit_code in REFUSED:
+            run.take_back()
+        raise
+    except KeyboardInterrupt:
+        if not early.has_begun():
             run.take_back()
         raise
     finally:

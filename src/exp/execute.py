@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from exp import console, hub, launcher, summary
+from exp import console, early, hub, launcher, summary
 from exp.backends_registry import create_backend
 from exp.contract import TASK_PAGE, shown
 from exp.errors import EXIT_OK, RunError
@@ -48,6 +48,7 @@ def execute(run: FrozenRun) -> Finished:
         return Finished(chosen.take_part(run))
     run.write(chosen.job_token())
     summary.begin(config, folder, backend)
+    early.begin()
     if run.reference is not None:
         return _parity(run, run.reference, chosen)
     if chosen.submits:

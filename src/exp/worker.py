@@ -20,11 +20,12 @@ from exp.heartbeat import Stage
 from exp.launcher.failures import is_of_peer
 from exp.launcher.monitor import go_on_monitored
 from exp.launcher.outcome import error_record
-from exp.launcher.processes import AGENT_VARIABLE, keep_sockets_in, name_process, start_resource_tracker
+from exp.launcher.processes import AGENT_VARIABLE, name_process, start_resource_tracker
 from exp.launcher.rank import SCRATCH_VARIABLE, RankInfo
 from exp.preemption import record_preempted
 from exp.raised import message_of, told
 from exp.runfolder import RunFolder, write_json
+from exp.sockets import keep_sockets_in
 from exp.system_errors import as_ours
 
 __all__ = ["describe_error", "main", "run_worker", "work_to_end"]

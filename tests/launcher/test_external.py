@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from exp.errors import ConfigError
-from exp.launcher.place import Place, given_group
+from exp.launcher.place import Place, given_group, suggested_group
 from exp.launcher.processes import stat_of
 from tests.conftest import TINY, clean_environment
 
@@ -77,6 +77,78 @@ def test_leftovers_are_told_from_a_living_group():
     assert given_group({**gone, "TORCHELASTIC_RUN_ID": "none"}) is not None
     with subprocess.Popen([sys.executable, "-c", "input()"], env={**gone, "RANK": "2"}, stdin=subprocess.PIPE):
         assert given_group(gone) is not None
+
+
+OMPI = {
+    "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+}  # fmt: skip
+MPICH = {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"}
+SRUN = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "2",
+        "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2"}  # fmt: skip
+SBATCH = {name: value for name, value in SRUN.items() if "STEP" not in name}  # as a batch script has it
+
+
+@pytest.mark.parametrize(
+    ("given", "refused", "suggested"),
+    [
+        (OMPI, True, True),
+        (MPICH, True, True),
+        ({**OMPI, "OMPI_COMM_WORLD_SIZE": "1"}, False, False),
+        ({**MPICH, "PMI_SIZE": "1"}, False, False),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, False, False),
+        ({**OMPI, "OMPI_COMM_WORLD_SIZE": "two"}, False, False),
+        # Left over of torch's, below an mpirun of one process.
+        ({**OMPI, "OMPI_COMM_WORLD_SIZE": "1", **TORCH, **MASTER, "MASTER_ADDR": "192.0.2.1"}, False, False),
+        (SRUN, False, True),
+        ({**SRUN, "PMI_RANK": "0", "PMI_SIZE": "2"}, False, True),  # srun --mpi=pmi2
+        ({**SRUN, "SLURM_STEP_NUM_TASKS": "1"}, False, False),  # srun -n1 --pty bash
+        (SBATCH, False, False),
+        ({}, False, False),
+    ],
+)
+def test_groups_of_mpi_and_srun_are_known_without_a_master(given, refused, suggested):
+    assert (given_group(given) is not None) is refused
+    assert (suggested_group(given) is not None) is suggested
+    assert given_group(given, 2) is None, "one agent on each of two nodes is as it should be"
+    assert suggested_group(given, 2) is None
+
+
+@pytest.mark.parametrize("given", [OMPI, MPICH])
+def test_one_of_a_group_of_mpi_is_refused(exp, given):
+    done = exp(*TINY, **given)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("error: this process was started as one of several (")
+    assert "launcher=external takes this place" in done.stderr
+    assert list(exp.folder.iterdir()) == []
+
+
+def test_tasks_of_srun_are_refused_where_they_are_several(start, exp):
+    """Each sees the other, though they do not begin at one time; one that is alone runs, with a warning."""
+    processes = [start("exp", *TINY, **{**SRUN, "SLURM_PROCID": "0"})]
+    time.sleep(0.5)
+    processes.append(start("exp", *TINY, **{**SRUN, "SLURM_PROCID": "1"}))
+    for process in processes:
+        _, errors = process.communicate(timeout=100)
+        assert process.returncode == 2, errors
+        assert errors.startswith("error: this process was started as one of several (SLURM_PROCID="), errors
+    assert list(exp.folder.iterdir()) == []
+    done = exp(*TINY, "max_steps=1", **SRUN)
+    assert done.returncode == 0, done.stderr
+    assert "SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=0 SLURM_STEP_TASKS_PER_NODE=2 tell of several" in done.stderr
+
+
+@pytest.mark.slow
+def test_mpirun_may_start_one_agent_on_each_node(start, exp):
+    settings = ["launcher=torchrun", "launcher.nnodes=2", f"launcher.rdzv_endpoint=127.0.0.1:{free_port()}"]
+    ranks = ("0", "1")
+    processes = [
+        start("exp", *TINY, *settings, "output_dir=run", **{**OMPI, "OMPI_COMM_WORLD_RANK": rank}) for rank in ranks
+    ]
+    for process in processes:
+        said = process.communicate(timeout=200)
+        assert process.returncode == 0, said
+    assert exp.result("run")["world_size"] == 2
 
 
 def free_port() -> int:

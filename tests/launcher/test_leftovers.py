@@ -44,9 +44,25 @@ def files_in(temporary: Path) -> list[Path]:
     return [path for path in temporary.iterdir() if not path.name.startswith("torchinductor_")]
 
 
-@pytest.mark.parametrize("victim", [None, *(pytest.param(one, marks=pytest.mark.slow) for one in ("parent", "agent"))])
-def test_nothing_is_left_behind(tmp_path, victim):
-    temporary = tmp_path / "t"
+def scratch_of(pids) -> set[Path]:
+    """The private folder of the job that the processes belong to."""
+    found = set()
+    for pid in pids:
+        try:
+            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        found |= {Path(each[len("EXP_SCRATCH=") :].decode()) for each in variables if each.startswith(b"EXP_SCRATCH=")}
+    return found
+
+
+# Below a folder with a name of 100 letters no socket can be made: neither the fork server's nor those of the loaders.
+@pytest.mark.parametrize(
+    ("victim", "letters"),
+    [(None, 1), ("parent", 100), *(pytest.param(one, 1, marks=pytest.mark.slow) for one in ("parent", "agent"))],
+)
+def test_nothing_is_left_behind(tmp_path, victim, letters):
+    temporary = tmp_path / ("t" * letters)
     temporary.mkdir()
     mark = f"TEST_MARK={tmp_path}"
     steps = ["max_steps=4"] if victim is None else ["max_steps=4000", "max_epochs=1000", "val_every=1000"]
@@ -67,13 +83,17 @@ def test_nothing_is_left_behind(tmp_path, victim):
         semaphores |= semaphores_of(processes_of(mark))
     running = processes_of(mark)
     assert semaphores, "the workers' agent uses some"
+    scratch = scratch_of(running)
+    assert victim is None or len(scratch) == 1
+    assert {path.parent == temporary for path in scratch} <= {letters == 1}
+    assert {path.stat().st_mode & 0o777 for path in scratch if path.exists()} <= {0o700}
     if victim is not None:
         agent = next(pid for pid in running if Path(f"/proc/{pid}/comm").read_text() == "exp-agent\n")
         os.kill(process.pid if victim == "parent" else agent, signal.SIGKILL)
     _, said = process.communicate(timeout=120)
     assert process.returncode == {None: 0, "parent": -signal.SIGKILL, "agent": 1}[victim], said
     deadline = time.monotonic() + 30
-    while left := [*processes_of(mark).items(), *files_in(temporary), *filter(Path.exists, semaphores)]:
+    while left := [*processes_of(mark).items(), *files_in(temporary), *filter(Path.exists, {*semaphores, *scratch})]:
         assert time.monotonic() < deadline, left
         time.sleep(0.1)
 

@@ -17,6 +17,7 @@ from exp.data.transfer import DeviceLoader
 from exp.errors import ConfigError
 from exp.preemption import PREEMPT_SIGNAL, held_back
 from exp.raised import message_of
+from exp.sockets import make_sockets_possible
 
 if TYPE_CHECKING:
     from exp.data.base import Data
@@ -35,6 +36,8 @@ class _Loader(DataLoader[Any]):
     """
 
     def __iter__(self) -> Any:
+        if self.num_workers > 0:
+            make_sockets_possible()
         with held_back((PREEMPT_SIGNAL,)):
             try:
                 return super().__iter__()

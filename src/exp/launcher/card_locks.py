@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import socket
 from typing import TYPE_CHECKING, Iterator
@@ -38,10 +39,11 @@ def locked_cards(backend: Backend, nproc: int) -> Iterator[None]:
     with contextlib.ExitStack() as locks:
         mine: list[int] = []
         for card in range(count):
-            name = f"\0exp-card/{this_host()}/{backend.only([card], 1)}"
+            # In place of host and card, whose names can be longer than a socket's may be, their digest.
+            known_as = hashlib.sha256(f"{this_host()}/{backend.only([card], 1)}".encode()).hexdigest()
             lock = locks.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             with contextlib.suppress(OSError):  # somebody else's
-                lock.bind(name.encode())
+                lock.bind(f"\0exp-card/{known_as}".encode())
                 mine.append(card)
             if len(mine) == nproc:
                 break

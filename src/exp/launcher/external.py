@@ -36,6 +36,7 @@ from exp.launcher.rank import SCRATCH_VARIABLE, this_host
 from exp.launcher.start import start_module
 from exp.preemption import PreemptionFlag, held_back, preempted_at
 from exp.runfolder import RunFolder, read_json, to_json
+from exp.sockets import folder_for_sockets
 from exp.task import task_class
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ class ExternalLauncher(Launcher):
     def _launch(self, folder: RunFolder, config: ExpConfig, overrides: list[str], saves: bool = True) -> Outcome:
         place, job = self.place, secrets.token_hex(8)
         backend = create_backend(config.backend)
-        with tempfile.TemporaryDirectory(prefix="exp-") as scratch:
+        with tempfile.TemporaryDirectory(prefix="exp-", dir=folder_for_sockets()) as scratch:
             order = {
                 "folder": str(folder.path) if self.leads else None,
                 "digest": _digest(config),

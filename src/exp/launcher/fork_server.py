@@ -23,9 +23,10 @@ from omegaconf import OmegaConf
 
 from exp.backends_registry import create_backend
 from exp.config.names import allow
-from exp.launcher.processes import keep_sockets_in, name_process, start_resource_tracker
+from exp.launcher.processes import name_process, start_resource_tracker
 from exp.launcher.rank import SCRATCH_VARIABLE
 from exp.runfolder import RunFolder
+from exp.sockets import keep_sockets_in
 from exp.task import task_class
 
 __all__ = ["PRELOAD_VARIABLE", "START_METHOD", "start_fork_server", "work"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Mapping
@@ -12,7 +13,7 @@ from typing import Mapping
 from exp.errors import ConfigError
 from exp.launcher.ports import is_here
 
-__all__ = ["Place", "given_group", "local_rank_of"]
+__all__ = ["Place", "given_group", "local_rank_of", "suggested_group"]
 
 # What tells rank, world size, local rank and local world size; the first family that is complete counts, else the
 # first of which anything is set (srun sets some of PMI's).
@@ -22,7 +23,9 @@ _FAMILIES = (
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # MPICH, Intel MPI
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),  # srun
 )
-_ALIVE = ("TORCHELASTIC_RUN_ID", "KUBERNETES_SERVICE_HOST", "OMPI_COMM_WORLD_SIZE")
+_ALIVE = ("TORCHELASTIC_RUN_ID", "KUBERNETES_SERVICE_HOST")
+_STEP = ("SLURM_JOB_ID", "SLURM_STEP_ID", "PMI_JOBID")  # what the processes of one group have in common
+_STAYS_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -110,28 +113,64 @@ class Place:
         }
 
 
-def given_group(environ: Mapping[str, str]) -> str | None:
+def given_group(environ: Mapping[str, str], nnodes: int = 1) -> str | None:
     """What says that this process is one of several that a launcher has started; None: nothing does.
 
-    Variables that were left over in a shell look the same, but they are seldom complete, and nobody else is there: no
-    scheduler's or launcher's own variables, no process of another rank. Where this machine is to be the master that is
-    not asked for: its rank 0 may be this process, and each other one would be started by hand.
+    The launchers of MPI give their variables to what they start, and to nothing else. Those of torch are also set by
+    hand, and left over in a shell; then they are seldom complete, and nobody else is there: no scheduler's or
+    launcher's own variables, no process of another rank. Where this machine is to be the master that is not asked for:
+    its rank 0 may be this process, and each other one would be started by hand. Those of srun are also in a shell
+    that it has started (``srun --pty``), of whatever size: there has to be another task with the same command line.
+
+    Args:
+        environ: the environment.
+        nnodes: nodes that the user asks for: as many processes are one agent on each, which is what is wanted.
     """
+    place = _torch_place(environ)
+    if place is not None and place.world_size not in (1, nnodes):
+        told = any(name in environ for name in _ALIVE)
+        if told or _is_this_machine(place.master_addr) or _has_sibling(place):
+            return _shown(environ, _FAMILIES[0])
+    for names in _FAMILIES[1:]:
+        if _size(environ, names) not in (1, nnodes) and (_is_of_mpi(environ, names) or _has_twin(environ, names)):
+            return _shown(environ, names)
+    return None
+
+
+def suggested_group(environ: Mapping[str, str], nnodes: int = 1) -> str | None:
+    """Variables of MPI or srun that tell of several processes, where none but this one is seen; None: there are none.
+
+    Args:
+        environ: the environment.
+        nnodes: nodes that the user asks for.
+    """
+    several = (names for names in _FAMILIES[1:] if _size(environ, names) not in (1, nnodes))
+    return next((_shown(environ, names) for names in several), None)
+
+
+def _torch_place(environ: Mapping[str, str]) -> Place | None:
+    """As torch's own variables tell it; None: they do not, or do not go together."""
+    if not all(name in environ for name in _FAMILIES[0][:3]):
+        return None
     try:
-        place = Place.of(environ)
+        return Place.of(environ)
     except ConfigError:
         # Without LOCAL_WORLD_SIZE the place is not complete for us, but the group is.
         try:
-            place = Place.of({**environ, "LOCAL_WORLD_SIZE": environ["WORLD_SIZE"], "LOCAL_RANK": environ["RANK"]})
+            return Place.of({**environ, "LOCAL_WORLD_SIZE": environ["WORLD_SIZE"], "LOCAL_RANK": environ["RANK"]})
         except (ConfigError, KeyError):
             return None
-    known = [names for names in _FAMILIES[:2] if all(name in environ for name in names[:3])]
-    if place.world_size == 1 or not known:
-        return None
-    told = any(name in environ for name in _ALIVE)
-    if not (told or _is_this_machine(place.master_addr) or _has_sibling(place)):
-        return None
-    return _shown(environ, known[0])
+
+
+def _size(environ: Mapping[str, str], names: tuple[str, ...]) -> int:
+    """Of the group; 1 where the variables tell none."""
+    rank, size = (environ.get(name, "") for name in names[:2])
+    return int(size) if rank.isdigit() and size.isdigit() and int(rank) < int(size) else 1
+
+
+def _is_of_mpi(environ: Mapping[str, str], names: tuple[str, ...]) -> bool:
+    """Whether a launcher of MPI has set them: srun may set some of PMI's, but not the local rank."""
+    return names in _FAMILIES[1:3] and names[2] in environ
 
 
 def _is_this_machine(host: str) -> bool:
@@ -154,6 +193,28 @@ def _has_sibling(place: Place) -> bool:
         ranks = [each for each in own if each.startswith(b"RANK=")]
         if same <= own and ranks and ranks != [f"RANK={place.rank}".encode()]:
             return True
+    return False
+
+
+def _has_twin(environ: Mapping[str, str], names: tuple[str, ...]) -> bool:
+    """Whether another task of the same step of a job runs the same command line on this machine.
+
+    Where one does this process stays for a while: the others, too, have to see it.
+    """
+    rank = f"{names[0]}=".encode()
+    same = {f"{name}={environ[name]}".encode() for name in (*_STEP, names[1]) if name in environ}
+    mine = Path("/proc/self/cmdline").read_bytes()
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            own = set((entry / "environ").read_bytes().split(b"\0"))
+            ranks = [each for each in own if each.startswith(rank)]
+            if not same <= own or ranks in ([], [rank + environ[names[0]].encode()]):
+                continue
+            if (entry / "cmdline").read_bytes() == mine:
+                time.sleep(_STAYS_S)
+                return True
+        except OSError:
+            continue  # it has ended, or is somebody else's
     return False
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import multiprocessing
 import os
 import signal
 import time
@@ -21,7 +20,6 @@ __all__ = [
     "handle_signals",
     "is_alive",
     "job_processes",
-    "keep_sockets_in",
     "kill_job",
     "name_process",
     "signal_name",
@@ -37,7 +35,6 @@ AGENT_VARIABLE = "EXP_AGENT_PID"
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
-_LONGEST_SOCKET_NAME = 108
 
 
 def die_with_parent(death_signal: int, parent: int) -> None:
@@ -154,18 +151,6 @@ def _is_tracker(pid: int) -> bool:
         return b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
-
-
-def keep_sockets_in(scratch: str) -> bool:
-    """Have multiprocessing put its sockets into the private folder of the job, which is removed with the job.
-
-    Its own folder below the temporary one is left behind by every process that is killed, or ends without clean-up.
-
-    Returns:
-        Whether the folder's name is short enough for sockets.
-    """
-    multiprocessing.current_process()._config["tempdir"] = scratch  # type: ignore[attr-defined]
-    return len(os.fsencode(scratch)) + len("/listener-12345678") < _LONGEST_SOCKET_NAME
 
 
 def signal_name(number: int) -> str:

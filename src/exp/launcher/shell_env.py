@@ -7,7 +7,7 @@ from typing import MutableMapping
 
 from exp import console
 from exp.errors import ConfigError
-from exp.launcher.place import given_group
+from exp.launcher.place import given_group, suggested_group
 
 __all__ = ["drop_stale_variables", "take_stale_variables"]
 
@@ -23,18 +23,27 @@ def take_stale_variables(environ: MutableMapping[str, str]) -> list[str]:
     return sorted(stale)
 
 
-def drop_stale_variables() -> None:
+def drop_stale_variables(nnodes: int = 1) -> None:
     """Remove them from this process's environment, with a warning.
+
+    Args:
+        nnodes: nodes that the user asks for: as many processes may have been started, one on each.
 
     Raises:
         ConfigError: they are no leftovers: this process is one of several.
     """
-    group = given_group(os.environ)
+    group = given_group(os.environ, nnodes)
     if group is not None:
         raise ConfigError(
             f"this process was started as one of several ({group}), and each would be a run of its own in one folder; "
             "launcher=external takes this place; launcher=torchrun nproc=N, started once on each node without them, "
             "starts the processes itself"
+        )
+    several = suggested_group(os.environ, nnodes)
+    if several is not None:
+        console.warn(
+            f"{several} tell of several processes, but no other one with this command is seen here: this is a run of "
+            "its own; launcher=external makes them one"
         )
     stale = take_stale_variables(os.environ)
     if stale:

@@ -25,6 +25,7 @@ from exp.launcher.rank import SCRATCH_VARIABLE, this_host
 from exp.launcher.start import start_module
 from exp.preemption import PREEMPT_SIGNAL, PreemptionFlag, held_back, preempted_at
 from exp.runfolder import read_json, to_json
+from exp.sockets import folder_for_sockets
 
 if TYPE_CHECKING:
     from exp.runfolder import RunFolder
@@ -64,7 +65,7 @@ class TorchrunLauncher(Launcher):
         if report.exists():
             report.unlink()  # an earlier launch's; an agent that is killed leaves none
         job = secrets.token_hex(8)
-        with tempfile.TemporaryDirectory(prefix="exp-") as scratch:
+        with tempfile.TemporaryDirectory(prefix="exp-", dir=folder_for_sockets()) as scratch:
             order = self._order(folder, nproc, scratch, report)
             heartbeat.make_file(scratch, nproc)
             pulse = Pulse(folder, scratch, self.nnodes, self.timeout_s, self.step_timeout_s)

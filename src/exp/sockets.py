@@ -1,0 +1,82 @@
+"""Where multiprocessing makes its sockets: in a private folder whose name is short enough for them.
+
+A tensor comes from a loader process as an open file, handed over by a socket; so is a fork server reached. Linux takes
+107 bytes for a socket's whole path (unix(7)). Below a longer temporary folder none can be made; the thread of the
+loader process that would hand over the first batch dies of that, and the training waits for it for ever.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+from pathlib import Path
+
+from exp.errors import ConfigError
+
+__all__ = ["folder_for_sockets", "keep_sockets_in", "make_sockets_possible"]
+
+_LONGEST = 107
+_SOCKET = "/listener-12345678"
+_PRIVATE = "/pymp-12345678"  # multiprocessing's own folder; ours has a shorter name
+_OTHERS = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - what is made there is private
+_LEAST_BYTES = 2**16
+_kept: list[tempfile.TemporaryDirectory[str]] = []  # removed when this process ends
+
+
+def folder_for_sockets() -> str | None:
+    """The folder to make private ones in: the temporary one (TMPDIR), or where that is too long a short one.
+
+    Returns:
+        None where none is short and can be written.
+    """
+    given = tempfile.gettempdir()
+    if _fits(given + _PRIVATE):
+        return given
+    return next((folder for folder in _OTHERS if _can_be_written(folder)), None)
+
+
+def keep_sockets_in(scratch: str) -> bool:
+    """Have multiprocessing put its sockets into the private folder of the job, which is removed with the job.
+
+    Its own folder below the temporary one is left behind by every process that is killed, or ends without clean-up.
+
+    Returns:
+        Whether the folder's name is short enough for sockets.
+    """
+    multiprocessing.current_process()._config["tempdir"] = scratch  # type: ignore[attr-defined]
+    return _fits(scratch)
+
+
+def make_sockets_possible() -> None:
+    """Where the folder for sockets has too long a name, have a short one, until this process ends.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    chosen = multiprocessing.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
+    given = tempfile.gettempdir()
+    if _fits(given + _PRIVATE if chosen is None else chosen):
+        return
+    base = folder_for_sockets()
+    if base is None:
+        raise ConfigError(
+            f"TMPDIR={given} is too long for the sockets of loader processes, and none of {', '.join(_OTHERS)} can be "
+            f"written; set TMPDIR to a folder of at most {_LONGEST - len(_PRIVATE + _SOCKET)} bytes, or "
+            "data.num_workers=0"
+        )
+    _kept.append(tempfile.TemporaryDirectory(prefix="exp-", dir=base))
+    keep_sockets_in(_kept[-1].name)
+
+
+def _fits(private: str) -> bool:
+    return len(os.fsencode(private + _SOCKET)) <= _LONGEST
+
+
+def _can_be_written(folder: str) -> bool:
+    try:
+        with tempfile.TemporaryDirectory(prefix="exp-", dir=folder) as private:
+            Path(private, "probe").write_bytes(bytes(_LEAST_BYTES))
+    except OSError:
+        return False
+    return True
