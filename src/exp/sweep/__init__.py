@@ -26,7 +26,7 @@ from exp.sweep import records
 from exp.sweep.display import SweepDisplay, progress
 from exp.sweep.earlier import Finished, find_finished, identity
 from exp.sweep.packing import pack
-from exp.sweep.sweeper import all_refused, refuse_without_run
+from exp.sweep.sweeper import all_refused, other_folder, refuse_without_run
 
 if TYPE_CHECKING:
     from exp.compare.run import Run
@@ -121,10 +121,7 @@ class Sweep:
         except (HydraException, OmegaConfBaseException) as error:
             job.outcome = Outcome(EXIT_CONFIG, detail=explain.explain(error, choices.default_keys()))
         if elsewhere is not None:
-            raise ConfigError(
-                f"{elsewhere}: output_dir is the folder of the whole sweep, in which each job gets one of its own; it "
-                "cannot differ between jobs. Sweep other keys, or start a sweep for each folder"
-            )
+            raise other_folder(elsewhere)
 
     def _place(self, job: Job, run: FrozenRun) -> None:
         same = self._earlier.get(identity(run.config)) if self._earlier else None

@@ -9,7 +9,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ValueType
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
-from omegaconf import ListConfig
+from omegaconf import ListConfig, OmegaConf
 
 from exp.config.paths import refuse_empty
 from exp.errors import ConfigError, ExpError
@@ -19,7 +19,16 @@ if TYPE_CHECKING:
     from exp.compare.run import Run
     from exp.launcher.outcome import Outcome
 
-__all__ = ["NoMetric", "all_refused", "check_direction", "check_settings", "no_job", "refuse_without_run", "sweeper_of"]
+__all__ = [
+    "NoMetric",
+    "all_refused",
+    "check_direction",
+    "check_settings",
+    "no_job",
+    "other_folder",
+    "refuse_without_run",
+    "sweeper_of",
+]
 
 
 class NoMetric(float):
@@ -48,7 +57,7 @@ def check_settings(config: Any) -> None:
         ConfigError: the folder is empty, jobs are to lie elsewhere, or several metrics are to be searched for.
     """
     refuse_empty({"output_dir": config.get("output_dir"), "hydra.sweep.dir": config.hydra.sweep.dir})
-    if config.hydra.sweep._get_node("subdir")._value() != "${hydra.job.num}":
+    if OmegaConf.to_container(config.hydra.sweep)["subdir"] != "${hydra.job.num}":
         raise ConfigError(
             "hydra.sweep.subdir is not for sweeps of exp, whose jobs lie in <output_dir>/0, 1, 2, ...; leave it out "
             "(sweep.csv tells which is which)"
@@ -104,6 +113,14 @@ def all_refused(refused: Sequence[Outcome]) -> ExpError:
     error = ExpError("\n".join(said))
     error.exit_code = max(outcome.exit_code for outcome in refused)
     return error
+
+
+def other_folder(override: str) -> ConfigError:
+    """Of a job whose ``output_dir``, as this override has it, is not that of the sweep."""
+    return ConfigError(
+        f"{override}: output_dir is the folder of the whole sweep, in which each job gets one of its own; it cannot "
+        "differ between jobs. Sweep other keys, or start a sweep for each folder"
+    )
 
 
 def no_job(overrides: Sequence[str], loader: Any) -> ConfigError:
