@@ -6,7 +6,6 @@ import traceback
 from typing import TYPE_CHECKING, Any, Sequence
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ValueType
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from omegaconf import ListConfig, OmegaConf
@@ -20,15 +19,9 @@ if TYPE_CHECKING:
     from exp.launcher.outcome import Outcome
 
 __all__ = [
-    "NoMetric",
-    "all_refused",
-    "check_direction",
-    "check_settings",
-    "no_job",
-    "other_folder",
-    "refuse_without_run",
+    "NoMetric", "all_refused", "check_direction", "check_settings", "no_job", "other_folder", "refuse_without_run",
     "sweeper_of",
-]
+]  # fmt: skip
 
 
 class NoMetric(float):
@@ -57,7 +50,8 @@ def check_settings(config: Any) -> None:
         ConfigError: the folder is empty, jobs are to lie elsewhere, or several metrics are to be searched for.
     """
     refuse_empty({"output_dir": config.get("output_dir"), "hydra.sweep.dir": config.hydra.sweep.dir})
-    if OmegaConf.to_container(config.hydra.sweep)["subdir"] != "${hydra.job.num}":
+    written: Any = OmegaConf.to_container(config.hydra.sweep)
+    if written["subdir"] != "${hydra.job.num}":
         raise ConfigError(
             "hydra.sweep.subdir is not for sweeps of exp, whose jobs lie in <output_dir>/0, 1, 2, ...; leave it out "
             "(sweep.csv tells which is which)"
@@ -133,7 +127,7 @@ def no_job(overrides: Sequence[str], loader: Any) -> ConfigError:
     for override in OverridesParser.create(config_loader=loader).parse_overrides(list(overrides)):
         if override.is_discrete_sweep() and next(iter(override.sweep_iterator()), None) is None:
             why = f"{override.input_line} stands for no value"
-            if override.value_type == ValueType.GLOB_CHOICE_SWEEP:
+            if "=glob(" in str(override.input_line):
                 why = (
                     f"{override.input_line} matches nothing: glob() is for the choices of a config group, as in "
                     "model=glob(*), not for files; list those, with commas between them"
