@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 import subprocess
 import sys
@@ -9,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import exp
 from tests.conftest import clean_environment
 
 PAGE = Path(__file__).parents[1] / "docs" / "python.md"
@@ -24,8 +27,14 @@ assert list(forecast.tables["forecasts/future.csv"])[:2] == ["date", "HUFL"] and
 assert torch.equal(next(forecast.model().parameters()), next(model.parameters()))  # of a run with others' weights
 assert forecast.result["files"] and list(sweep["optim.lr"]) and best.result["metric"] == min(sweep.metric)
 assert list(means.n) == [1, 1] and means.metric_std.isna().all() and list(means.metric_mean) == list(sweep.metric)
+report = exp.run(["task=report", "run=outputs/rates"])
+assert list(report.folder) == list(sweep.folder) and pathlib.Path("outputs/rates/report.html").is_file()
+quoted = exp.run(["hydra.mode=MULTIRUN", "task=env", "backend=cpu", "output_dir='outputs/my ${name}'"])
+assert [run.path.name for run in quoted] == ["0"] and quoted[0].path.parent.name == "my timebridge_small"
+assert exp.run(["--cfg", "job"]) is None
 for wrong, says in (
     (lambda: exp.run("seed=1"), "exp.run(['seed=1'])"),
+    (lambda: exp.run(["seed=1", 2]), "2 is none"),
     (lambda: exp.open_run("outputs/rates"), "open_sweep"),
     (lambda: exp.run(["seeed=1"]), "ended with code 2: there is no key 'seeed'"),
     (lambda: run.predict(["seeed=1"]), "ended with code 2: there is no key 'seeed'"),
@@ -38,6 +47,25 @@ for wrong, says in (
     else:
         raise AssertionError(says)
 """
+
+
+def test_metrics_are_what_the_file_says(tmp_path):
+    """Every digit; a column is no date, whatever its name; what is missing is nan; a line that is cut is none."""
+    (tmp_path / "config.yaml").write_text("seed: 1\n")
+    lines = [
+        '{"split": "train", "step": 1, "loss": 0.1234567890123456789, "recall_at": 32000000.0, "modified": 20240101}',
+        '{"split": "val", "step": 1, "error": 1e-17, "timestamp_error": 5e8, "odd": null}',
+        '{"split": "val", "st',
+    ]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    metrics = exp.open_run(tmp_path).metrics
+    for number, line in enumerate(lines[:2]):
+        for key, value in json.loads(line).items():
+            found = metrics[key][number]
+            assert math.isnan(found) if value is None else found == value, key
+    assert len(metrics) == 2
+    assert metrics.modified.isna().tolist() == [False, True]
+    assert {str(metrics[key].dtype) for key in ("loss", "recall_at", "modified", "error", "odd")} == {"float64"}
 
 
 @pytest.mark.timeout(600)

@@ -5,13 +5,14 @@ Imports neither torch nor pandas before they are needed.
 
 from __future__ import annotations
 
-import secrets
+import json
+import math
 import subprocess
 import sys
-from datetime import datetime
+import tempfile
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Iterator, Mapping, Sequence
 
 from exp.config import structures
 from exp.config.names import allow
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
 
 __all__ = ["OpenRun", "open_run", "open_sweep", "run"]
-
-_MULTIRUN = {"-m", "--multirun"}
 
 
 class OpenRun:
@@ -69,8 +68,20 @@ class OpenRun:
         """
         import pandas as pd
 
+        # Not pandas' reader of JSON, which rounds, and takes columns for dates by their names.
+        rows = [{key: math.nan if value is None else value for key, value in record.items()}
+                for record in self._records()]  # fmt: skip
+        return pd.DataFrame(rows) if rows else pd.DataFrame(columns=["split", "step"])
+
+    def _records(self) -> Iterator[dict[str, Any]]:
         file = RunFolder(self.path).metrics
-        return pd.read_json(file, lines=True) if file.is_file() else pd.DataFrame(columns=["split", "step"])
+        for line in file.read_bytes().splitlines() if file.is_file() else ():
+            try:
+                record = json.loads(line)
+            except ValueError:  # the last line of a run that is going on, or was killed
+                continue
+            if isinstance(record, dict):
+                yield record
 
     @property
     def tables(self) -> Mapping[str, pd.DataFrame]:
@@ -81,7 +92,10 @@ class OpenRun:
 
         listed = [self.path / file for file in self.result.get("files") or () if file.endswith(".csv")]
         found = [file for file in [*listed, *sorted(self.path.glob("*.csv"))] if file.is_file()]
-        return {file.relative_to(self.path).as_posix(): pd.read_csv(file) for file in dict.fromkeys(found)}
+        return {
+            file.relative_to(self.path).as_posix(): pd.read_csv(file, float_precision="round_trip")
+            for file in dict.fromkeys(found)
+        }
 
     def model(self, device: str = "cpu") -> nn.Module:
         """The model with the weights that were tested, in eval mode.
@@ -162,13 +176,7 @@ def open_sweep(path: str | os.PathLike[str], average_seeds: bool = False) -> pd.
     Raises:
         ConfigError: there is no run.
     """
-    import pandas as pd
-
-    from exp.compare.runs import find_runs
-    from exp.compare.table import as_rows, as_seed_rows
-
-    runs = find_runs([Path(path).expanduser()])
-    return pd.DataFrame(as_seed_rows(runs) if average_seeds else as_rows(runs))
+    return _table([Path(path).expanduser()], average_seeds)
 
 
 def run(overrides: Sequence[str] = ()) -> Any:
@@ -178,34 +186,58 @@ def run(overrides: Sequence[str] = ()) -> Any:
         overrides: such as ``["experiment=mine", "backend=cpu"]``.
 
     Returns:
-        The run, an :class:`OpenRun`; of a sweep (``-m``) the DataFrame of :func:`open_sweep`.
+        The run, an :class:`OpenRun`. Of a sweep (``-m``) and of ``task=report`` the runs, as the DataFrame that
+        :func:`open_sweep` gives of them; a list of :class:`OpenRun` where jobs of a sweep leave no result, as those of
+        ``task=doctor``. None where there is no run to be opened: of ``task=estimate``, ``--help``,
+        ``--cfg job`` and the like, which print what they have to say.
 
     Raises:
-        ConfigError: ``overrides`` is one string.
+        ConfigError: ``overrides`` is one string, or has something that is none.
         RunError: its exit code is not 0, with the first line of why; all that it said stands above.
     """
     if isinstance(overrides, str):
         raise ConfigError(f"exp.run takes a list of overrides; write exp.run([{overrides!r}])")
-    given = [override.partition("=")[2] for override in overrides if override.startswith("output_dir=")]
     arguments = list(overrides)
-    if not given:
-        given = [f"outputs/python/{datetime.now():%Y-%m-%d_%H-%M-%S}-{secrets.token_hex(3)}"]
-        arguments.append(f"output_dir={given[0]}")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "exp", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    for argument in arguments:
+        if not isinstance(argument, str):
+            raise ConfigError(f"exp.run takes a list of strings, as on the command line; {argument!r} is none")
+    with tempfile.TemporaryDirectory() as folder:
+        note = Path(folder, "runs.json")
+        code, reason = _shown([sys.executable, "-m", "exp.child", str(note), *arguments])
+        if code != 0:
+            raise RunError(f"python -m exp {' '.join(arguments)} ended with code {code}{reason}")
+        left = read_json(note) or {"runs": [], "several": False}  # none: it has ended by itself, as --help does
+    runs = [open_run(path) for path in left["runs"]]
+    if not left["several"] and len(runs) < 2:
+        return runs[0] if runs else None
+    try:
+        return _table([run.path for run in runs]) if runs else None
+    except ConfigError:  # there is no result in any of them
+        return runs
+
+
+def _shown(command: list[str]) -> tuple[int, str]:
+    """Run a command, its output wherever a notebook shows what is printed; the exit code, and ``: <its error>``."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert process.stdout is not None
     reason = ""
     try:
-        for line in process.stdout:  # to wherever a notebook shows what is printed
+        for line in process.stdout:
             sys.stdout.write(line)
             if not reason and line.startswith("error: "):
                 reason = f": {line[len('error: ') :].strip()}"
-        code = process.wait()
+        return process.wait(), reason
     finally:
         if process.poll() is None:
             process.terminate()
             process.wait()
-    if code != 0:
-        raise RunError(f"python -m exp {' '.join(arguments)} ended with code {code}{reason}")
-    return open_sweep(given[-1]) if _MULTIRUN.intersection(arguments) else open_run(given[-1])
+
+
+def _table(paths: Sequence[str | Path], average_seeds: bool = False) -> pd.DataFrame:
+    import pandas as pd
+
+    from exp.compare.runs import find_runs
+    from exp.compare.table import as_rows, as_seed_rows
+
+    runs = find_runs(paths)
+    return pd.DataFrame(as_seed_rows(runs) if average_seeds else as_rows(runs))

@@ -10,6 +10,7 @@ import contextlib
 import os
 import sys
 import traceback
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Iterator
 
@@ -24,13 +25,14 @@ from exp import __version__, console, early
 from exp.advice import remember
 from exp.config import choices, explain, fields, paths, structures, trained
 from exp.config.targets import use_working_directory
-from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, REFUSED, ExpError
+from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, REFUSED, ConfigError, ExpError, RunError
 from exp.execute import execute
 from exp.footprint import remove_empty
 from exp.freezing import freeze
 from exp.launcher.base import launcher_class
 from exp.launcher.external import be_quiet
 from exp.launcher.shell_env import drop_stale_variables
+from exp.runfolder import RunFolder
 from exp.system_errors import as_ours
 from exp.task import create_task, task_class
 from hydra_plugins.exp_plugins import PluginConfigs
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
     from exp.frozen import FrozenRun
     from exp.summary import Finished
 
-__all__ = ["main", "wants_tracebacks"]
+__all__ = ["Left", "left", "main", "wants_tracebacks"]
 
 _TAKE_A_VALUE = (
     "--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd",
@@ -51,6 +53,19 @@ _TAKE_A_VALUE = (
 _exit_codes: list[int] = []
 _full_error: list[bool] = []
 """Not empty: the user wants tracebacks."""
+
+
+@dataclass
+class Left:
+    """What a command line has left, for whoever started it from Python."""
+
+    runs: list[Path] = field(default_factory=list)
+    """Run folders: its own, those of a sweep, or those that it reported on."""
+    several: bool = False
+    """They are to be seen as a table, even if there is only one."""
+
+
+left = Left()
 
 
 def main() -> int:
@@ -86,20 +101,27 @@ def _main() -> int:
         sys.argv[1:] = paths.expand_arguments(sys.argv[1:])
         sys.argv[1:] = fields.admit(sys.argv[1:])
         primary, sys.argv[1:] = trained.begin(sys.argv[1:])
-        with _errors_reach_us():
+        with _errors_reach_us(), _told_of_sweepers():
             hydra.main(version_base="1.3", config_path="pkg://exp.conf", config_name=primary)(_job)()
+        if "exp.sweep" in sys.modules:
+            from exp import sweep
+
+            sweep.refuse_empty()
         _finish_sweep()
     except (HydraException, OmegaConfBaseException) as error:
+        _finish_sweep()
         if _full_error:
             traceback.print_exc()
         console.error(explain.explain(error, choices.default_keys(sys.argv[1:])))
         return EXIT_CONFIG
     except ExpError as error:
+        _finish_sweep()
         console.error(str(error))
         return error.exit_code
     except BrokenPipeError:
         raise
     except (OSError, MemoryError, ImportError) as error:
+        _finish_sweep()
         ours = as_ours(error, usage=True)
         if ours is None or _full_error:
             traceback.print_exc()
@@ -132,8 +154,9 @@ def _finish_sweep() -> str | None:
         return None
     from exp import sweep
 
-    code, number = sweep.finish()
+    code, number, runs = sweep.finish()
     _exit_codes.append(code)
+    left.runs, left.several = [*left.runs, *runs], True
     return number
 
 
@@ -151,15 +174,42 @@ def _errors_reach_us() -> Iterator[None]:
             os.environ["HYDRA_FULL_ERROR"] = before
 
 
+@contextlib.contextmanager
+def _told_of_sweepers() -> Iterator[None]:
+    """One line for what a sweeper raises, such as Optuna's where no trial has come to a value."""
+    try:
+        yield
+    except (ExpError, HydraException, OmegaConfBaseException, OSError, MemoryError, ImportError):
+        raise  # which are explained
+    except Exception as error:
+        if "exp.sweep" not in sys.modules:
+            raise
+        from exp import sweep
+        from exp.sweep.sweeper import sweeper_of
+
+        if sweep.is_dry():
+            return  # it misses the results
+        sweeper = sweeper_of(error)
+        if sweeper is None:
+            raise
+        if _full_error:
+            traceback.print_exc()
+        kind = ConfigError if sweep.expected else RunError  # before any job it can only be what it was given
+        said = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise kind(f"{sweeper} has ended the sweep: {said}; see hydra.sweeper.*") from error
+
+
 def _job(config: ExpConfig) -> float | None:
     """One job of Hydra's: the run, or one of a sweep's."""
     state = HydraConfig.get()
     of_hydra = Path(state.runtime.output_dir)  # the current folder, unless the user asks Hydra for another one
     try:
+        paths.refuse_empty({"output_dir": config.output_dir})
         if task_class(config).in_parent:
             early.begin()
             finished = create_task(config).run_in_parent(config, list(state.overrides.task))
             _exit_codes.append(finished.exit_code)
+            _leave(config.output_dir, finished)
             return finished.metric
         folder = Path(config.output_dir) if of_hydra == Path.cwd() else of_hydra
         launcher = launcher_class(config)
@@ -168,6 +218,7 @@ def _job(config: ExpConfig) -> float | None:
         if not launcher.joins:
             drop_stale_variables(config.launcher.nnodes)
         finished = _execute(run)
+        _leave(run.folder.path, finished)
     except (ExpError, OmegaConfBaseException, OSError, MemoryError, ImportError) as error:
         # Told here, not raised: Hydra would print a line of its own, and end the sweep that this job is part of.
         job = f"job {' '.join(state.overrides.task)}: " if state.mode == RunMode.MULTIRUN else ""
@@ -189,6 +240,14 @@ def _job(config: ExpConfig) -> float | None:
     if finished.interrupted_by is not None and state.mode == RunMode.MULTIRUN:
         raise KeyboardInterrupt  # it was meant for the sweep, not only for this job of it
     return finished.metric
+
+
+def _leave(folder: str | Path, finished: Finished) -> None:
+    """Note what runs there are now."""
+    if finished.runs:
+        left.runs, left.several = [*finished.runs], True
+    elif RunFolder(folder).config.is_file():
+        left.runs.append(RunFolder(folder).path)
 
 
 def _execute(run: FrozenRun) -> Finished:

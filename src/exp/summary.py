@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Sequence
 
 from exp import console
 from exp.advice import to_continue
@@ -75,6 +75,8 @@ class Finished:
     """nan where the run failed."""
     interrupted_by: str | None = None
     """Name of the signal that ended it."""
+    runs: Sequence[Path] = ()
+    """Folders of other runs, of which it has made a table."""
 
 
 def end(config: ExpConfig, folder: RunFolder, outcome: Outcome) -> Finished:

@@ -54,6 +54,44 @@ def test_runs_of_different_metrics_have_a_rank_each(make_run, tmp_path):
     assert [(row["config.steps"], row["steps"]) for row in rows] == [("3", "40"), ("4", "40")]
 
 
+def test_a_metric_keeps_its_value_whatever_its_name_is(make_run, tmp_path):
+    """Beside it stands what exp tells of the run: neither has the other's column."""
+    metrics = {"error": 0.25, "steps": 7.5, "metric": 8.5, "wall_s": 9.5, "n": 10.5}
+    for seed in (1, 2):
+        config = {"seed": seed, "model.error": seed}
+        overrides = [f"seed={seed}", f"model.error={seed}"]
+        make_run(f"r/{seed}", 0.25, overrides, config, metric_name="error", metrics=metrics)
+    make_run("r/3", error="it is broken", overrides=["seed=3", "model.error=3"], config={"seed": 3, "model.error": 3})
+    runs = find_runs([tmp_path / "r"])
+    write_table(runs, tmp_path)
+    names = ["metrics.error", "metrics.steps", "metrics.metric", "metrics.wall_s", "n"]
+    with (tmp_path / "sweep.csv").open(newline="") as file:
+        for row in list(csv.DictReader(file))[:2]:
+            assert [float(row[name]) for name in names] == list(metrics.values())
+            assert (row["error"], row["steps"], row["wall_s"]) == ("", "40", "12.3456")
+    first, _, failed = json.loads((tmp_path / "sweep.json").read_text())
+    assert [first[name] for name in names] == list(metrics.values())
+    assert (first["metric_name"], first["metric"], first["error"]) == ("error", 0.25, None)
+    assert failed["error"] == "rank 0: RunError: it is broken"
+    assert failed["metrics.error"] is None
+    head = results_table(runs, "error", {run: n for n, run in enumerate(runs)})
+    assert ">error</button>" in head
+    assert ">model.error</button>" in head
+
+
+def test_means_of_metrics_keep_their_values_too(make_run, tmp_path):
+    metrics = {"error": 0.25, "metric": 8.5, "wall_s": 9.5, "n": 10.5}
+    for seed in (1, 2):
+        make_run(f"r/{seed}", 0.25, [f"seed={seed}"], {"seed": seed}, metric_name="error", metrics=metrics)
+    write_table(find_runs([tmp_path / "r"]), tmp_path)
+    with (tmp_path / "sweep_seeds.csv").open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    means = ["error_mean", "metrics.metric_mean", "metrics.wall_s_mean", "n_mean"]
+    assert [float(row[name]) for name in means] == list(metrics.values())
+    assert (row["n"], row["wall_s_mean"]) == ("2", "12.3456")
+    assert printed(find_runs([tmp_path / "r"]))[0].split() == ["runs", "error", "n", "seconds"]
+
+
 def test_values_that_json_and_csv_do_not_know(make_run, tmp_path):
     import datetime
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Sequence
 from omegaconf import ListConfig
 
 from exp import console
+from exp.config.paths import refuse_empty
 from exp.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ __all__ = ["write_report"]
 _ROWS = 40  # of a table as papers print it; longer ones are in the files
 
 
-def write_report(config: ExpConfig, overrides: Sequence[str]) -> None:
+def write_report(config: ExpConfig, overrides: Sequence[str]) -> list[Path]:
     """Find the runs, print their table and what is published beside it, and write the files.
 
     They go to ``output_dir`` where the user gives one; else into the sweep's folder, if ``run`` is one; else into a new
@@ -28,8 +29,11 @@ def write_report(config: ExpConfig, overrides: Sequence[str]) -> None:
         config: with ``run`` and ``output_dir``.
         overrides: the user's.
 
+    Returns:
+        The folders of the runs.
+
     Raises:
-        ConfigError: ``run`` is not set, or there are no runs.
+        ConfigError: ``run`` is not set or empty, or there are no runs.
     """
     from exp.compare import write_report as write
     from exp.compare.paper import paper_tables
@@ -39,6 +43,7 @@ def write_report(config: ExpConfig, overrides: Sequence[str]) -> None:
 
     if config.run is None:
         raise ConfigError("task=report needs run=<a run folder, a sweep's folder, a glob, or a list [a,b] of them>")
+    refuse_empty({"run": config.run})
     paths = [str(path) for path in config.run] if isinstance(config.run, ListConfig) else [str(config.run)]
     runs = find_runs(paths)
     folder = Path(config.output_dir)
@@ -56,3 +61,4 @@ def write_report(config: ExpConfig, overrides: Sequence[str]) -> None:
             for note in table.notes:
                 terminal.print(note, style="dim", soft_wrap=True, markup=False)
     terminal.print(f"report: {page}", soft_wrap=True)
+    return [run.folder for run in runs]

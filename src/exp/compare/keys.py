@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any, Hashable, Sequence
+from typing import TYPE_CHECKING, Any, Collection, Hashable, Sequence
 
 if TYPE_CHECKING:
     from exp.compare.run import Run
 
-__all__ = ["column", "differing", "is_seed", "is_silent", "meaning", "short_names", "unlike", "value_text"]
+__all__ = [
+    "apart", "column", "differing", "is_seed", "is_silent", "meaning", "short_names", "unlike", "value_text",
+]  # fmt: skip
 
 # Config groups, and the key that names the choice where no override does. None: nothing does.
 _GROUPS: dict[str, str | None] = {
@@ -120,16 +122,34 @@ def meaning(value: Any) -> Hashable:
     return type(value), json.dumps(value, sort_keys=True, default=str)
 
 
-def short_names(keys: Sequence[str]) -> dict[str, str]:
-    """Every key's last part, or as many of its last parts as tell it from the others."""
+def apart(names: Sequence[str], taken: Collection[str], prefix: str) -> dict[str, str]:
+    """A title for each name that nothing else has: the name, or, where that is taken, the name behind a prefix.
+
+    Args:
+        names: of metrics, or of keys; none twice.
+        taken: titles that mean something else.
+        prefix: ``metrics.`` or ``config.``, as the name stands in ``result.json`` or ``config.yaml``.
+    """
+    found = {}
+    others = {*taken, *names}
+    for name in names:
+        title = name
+        while title in taken or (title != name and title in others):
+            title = f"{prefix}{title}"
+        found[name] = title
+    return found
+
+
+def short_names(keys: Sequence[str], taken: Collection[str] = ()) -> dict[str, str]:
+    """Every key's last part, or as many of its last parts as tell it from the others, and from what is ``taken``."""
     names = {}
     for key in keys:
         parts = key.split(".")
         for count in range(1, len(parts) + 1):
             name = ".".join(parts[-count:])
-            if sum(other == name or other.endswith(f".{name}") for other in keys) == 1:
+            if name not in taken and sum(other == name or other.endswith(f".{name}") for other in keys) == 1:
                 break
-        names[key] = name
+        names[key] = f"config.{name}" if name in taken else name
     return names
 
 

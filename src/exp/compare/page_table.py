@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, Any, Sequence
 
-from exp.compare.keys import column, differing, short_names, value_text
+from exp.compare.keys import apart, column, differing, short_names, value_text
 from exp.compare.paper import paper_tables
 from exp.compare.paper_formats import cells_of, heads_of
 from exp.compare.runs import greater_is_better
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["device_text", "results_table"]
 
 _TALL = 25  # rows; more scroll below their header, so that the curves stay near
+_HEADINGS = ("run", "status", "seconds", "samples/s", "device")
 _VALUE = 60  # characters of a value of the configuration
 
 
@@ -30,8 +31,9 @@ def results_table(runs: Sequence[Run], metric: str | None, identifiers: dict[Run
     """
     keys = differing(runs)
     values = {key: column(runs, key) for key in keys}
-    titles = short_names(keys)
     metrics = [name for name in dict.fromkeys([metric, *(name for run in runs for name in run.metrics)]) if name]
+    headings = apart(metrics, _HEADINGS, "metrics.")
+    titles = short_names(keys, {*_HEADINGS, *headings.values()})
     numeric = {key: all(isinstance(value, (int, float)) for value in each) for key, each in values.items()}
     rates = any(run.number("samples_per_second") for run in runs)
     rank = ranks(runs)
@@ -40,7 +42,7 @@ def results_table(runs: Sequence[Run], metric: str | None, identifiers: dict[Run
     descending = metric is not None and greater_is_better(runs)
     units = units_of(runs)
     for name in metrics:
-        title = f"{name} ({units[name]})" if name in units else name
+        title = f"{headings[name]} ({units[name]})" if name in units else headings[name]
         head.append(_header(title, "number", first="descending" if name == metric and descending else ""))
     head += [_header("status", "text"), _header("seconds", "number", title="wall-clock time of the run")]
     head += [_header("samples/s", "number")] if rates else []

@@ -95,7 +95,11 @@ def paper_tables(runs: Sequence[Run]) -> list[PaperTable]:
 def _table(groups: list[SeedGroup], metric: str) -> PaperTable:
     runs = [run for group in groups for run in group.runs]
     keys = _label_keys(runs)
-    titles = {**short_names(keys), **({_DATA: "data"} if _DATA in keys and "data" not in keys else {})}
+    measured = dict.fromkeys(name for run in runs for name in run.metrics)
+    titles = {
+        **short_names(keys, {metric, *measured}),
+        **({_DATA: "data"} if _DATA in keys and "data" not in keys else {}),
+    }
     firsts = [group.runs[0] for group in groups]
     values = list(zip(*(column(firsts, key) for key in keys))) if keys else [() for _ in groups]
     labels = [[_label(value) for value in each] for each in values]
@@ -106,7 +110,6 @@ def _table(groups: list[SeedGroup], metric: str) -> PaperTable:
         labels = [[group.names, *each] for group, each in zip(groups, labels)]
         places = [[_order(group.names), *place] for group, place in zip(groups, places)]
     found = [_published(group) for group in groups]
-    measured = dict.fromkeys(name for run in runs for name in run.metrics)
     published = [name for name in measured if any(name in figures for figures, _ in found)]
     metrics = list(dict.fromkeys([metric, *published]))
     rows = [

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import TYPE_CHECKING, Any, Collection, Sequence
 
 from exp import result
-from exp.compare.keys import column, differing, is_seed, value_text
+from exp.compare.keys import apart, column, differing, is_seed, value_text
 from exp.compare.runs import by_metric, ranked
 from exp.compare.seeds import groups_by_metric, is_averaged
 from exp.csvfile import csv_content
@@ -15,11 +15,14 @@ from exp.runfolder import write_atomically, write_json
 if TYPE_CHECKING:
     from exp.compare.run import Run
 
-__all__ = ["as_rows", "as_seed_rows", "number_text", "ranks", "units_of", "write_table"]
+__all__ = ["as_rows", "as_seed_rows", "metric_columns", "number_text", "ranks", "units_of", "write_table"]
 
-_SEED_COLUMNS = {"rank", "runs", "folders", "n", "left_out", "metric_name"}
 _STATISTICS = ("_mean", "_std")
 _LAST = ("steps", "wall_s", "samples_per_second")
+_COLUMNS = {"rank", "run", "folder", "status", "metric_name", "metric", *_LAST, "error"}
+_SEED_COLUMNS = {"rank", "runs", "folders", "n", "left_out", "metric_name", "wall_s_mean"}
+# Not in the CSV files: each metric has a column of its own name there.
+_JSON_ONLY = ("folder", "folders", "metric_name", "metric", "metric_mean", "metric_std")
 
 
 def write_table(runs: Sequence[Run], folder: Path) -> None:
@@ -30,6 +33,9 @@ def write_table(runs: Sequence[Run], folder: Path) -> None:
     does not have are nan in the CSV and null in the JSON. The CSV has six digits, for reading; the JSON has all of
     them, and also the folder of each run, ``metric_name`` and ``metric``.
 
+    A metric of which another of these columns has the name already is ``metrics.<name>`` (``metrics.error``), as it
+    stands in ``result.json``; a key of the configuration is ``config.<key>`` then.
+
     Where runs differ in nothing but the seed, ``sweep_seeds.csv`` has a row for each group of them
     (:func:`as_seed_rows`). It is a file of its own: among the rows of runs, means would be counted as further runs by
     whoever reads the file.
@@ -39,16 +45,16 @@ def write_table(runs: Sequence[Run], folder: Path) -> None:
     """
     rows = as_rows(runs)
     write_json(folder / "sweep.json", _plain(rows))
-    metrics = _metric_names(runs)
-    left_out = ("folder", "folders", "metric_name", "metric", "metric_mean", "metric_std")
-    names = [name for name in rows[0] if name not in left_out] if rows else []
+    metrics = set(metric_columns(runs).values())
+    names = [name for name in rows[0] if name not in _JSON_ONLY] if rows else []
     cells = [[_cell(row[name], name in metrics) for name in names] for row in rows]
     write_atomically(folder / "sweep.csv", csv_content([names, *cells]))
     averages = folder / "sweep_seeds.csv"
     if any(map(is_averaged, groups_by_metric(runs).values())):
         rows = as_seed_rows(runs)
-        names = [name for name in rows[0] if name not in left_out]
-        cells = [[_cell(row[name], name.endswith(_STATISTICS)) for name in names] for row in rows]
+        metrics = {f"{name}{kind}" for name in _seed_columns(runs).values() for kind in _STATISTICS}
+        names = [name for name in rows[0] if name not in _JSON_ONLY]
+        cells = [[_cell(row[name], name in metrics) for name in names] for row in rows]
         write_atomically(averages, csv_content([names, *cells]))
     elif averages.is_file():  # of an earlier report on other runs
         averages.unlink()
@@ -79,15 +85,15 @@ def number_text(value: float | None) -> str:
 def as_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """What :func:`write_table` writes, a dict for each run, the best first."""
     order, rank = ranked(runs), ranks(runs)
-    metrics = _metric_names(runs)
-    taken = {"rank", "run", "folder", "status", "metric_name", "metric", "error", *metrics, *_LAST}
-    columns = {(f"config.{key}" if key in taken else key): column(order, key) for key in differing(runs)}
+    metrics = metric_columns(runs)
+    keys = apart(differing(runs), {*_COLUMNS, *metrics.values()}, "config.")
+    columns = {title: column(order, key) for key, title in keys.items()}
     rows = []
     for number, run in enumerate(order):
         row: dict[str, Any] = {"rank": rank[run], "run": run.name, "folder": str(run.folder)}
         row.update((key, values[number]) for key, values in columns.items())
         row.update(status=run.status, metric_name=run.metric_name, metric=run.metric)
-        row.update((name, run.metrics.get(name)) for name in metrics)
+        row.update((title, run.metrics.get(name)) for name, title in metrics.items())
         row.update((key, run.number(key)) for key in _LAST)
         row["error"] = run.error
         rows.append(row)
@@ -100,20 +106,22 @@ def as_seed_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
     ``rank`` (by the mean, among those of the same metric), ``runs`` (their names), ``folders``, every key that differs
     besides the seed, ``n`` (seeds that count), ``left_out`` (what became of the others), ``metric_name``,
     ``metric_mean`` and ``metric_std`` of the metric that ranks them, and the same for all metrics under their own
-    names. ``_std`` is the sample standard deviation (n - 1); None for a single seed.
+    names (``metrics.<name>_mean`` where this row has that already). ``_std`` is the sample standard deviation (n - 1);
+    None for a single seed.
     """
     by_name = groups_by_metric(runs)
     scored = [(number, group) for each in by_name.values() for number, group in enumerate(each, 1) if group.score]
     order = [*scored, *((None, group) for each in by_name.values() for group in each if group.score is None)]
-    firsts, metrics = [group.runs[0] for _, group in order], _metric_names(runs)
-    columns = {f"config.{key}" if key in _SEED_COLUMNS else key: column(firsts, key)
-               for key in differing(runs) if not is_seed(key)}  # fmt: skip
+    firsts, metrics = [group.runs[0] for _, group in order], _seed_columns(runs)
+    taken = _SEED_COLUMNS | {f"{name}{kind}" for name in ("metric", *metrics.values()) for kind in _STATISTICS}
+    keys = apart([key for key in differing(runs) if not is_seed(key)], taken, "config.")
+    columns = {title: column(firsts, key) for key, title in keys.items()}
     rows = []
     for number, (rank, group) in enumerate(order):
         row: dict[str, Any] = {"rank": rank, "runs": group.names, "folders": [str(run.folder) for run in group.runs]}
         row.update((key, values[number]) for key, values in columns.items())
         row.update(n=group.n, left_out=group.left_out, metric_name=group.metric_name)
-        means = {"metric": group.score, **{name: group.mean(name) for name in metrics}}
+        means = {"metric": group.score, **{title: group.mean(name) for name, title in metrics.items()}}
         for name, mean in means.items():
             row[f"{name}_mean"], row[f"{name}_std"] = (None, None) if mean is None else (mean.value, mean.std)
         row["wall_s_mean"] = group.mean_number("wall_s")
@@ -121,10 +129,20 @@ def as_seed_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
     return rows
 
 
-def _metric_names(runs: Sequence[Run]) -> list[str]:
-    """Those that rank the runs first."""
+def metric_columns(runs: Sequence[Run], taken: Collection[str] = frozenset(_COLUMNS)) -> dict[str, str]:
+    """The titles of the metrics' columns by name, those that rank the runs first.
+
+    Args:
+        runs: any number.
+        taken: titles of columns that have something else; None is given to a metric.
+    """
     names = [name for name in by_metric(runs) if name is not None]
-    return list(dict.fromkeys([*names, *(name for run in runs for name in run.metrics)]))
+    return apart(list(dict.fromkeys([*names, *(name for run in runs for name in run.metrics)])), taken, "metrics.")
+
+
+def _seed_columns(runs: Sequence[Run]) -> dict[str, str]:
+    """The same for the means over seeds, less ``_mean`` and ``_std`` behind them."""
+    return metric_columns(runs, ("metric", "wall_s"))  # which have means, too
 
 
 def _cell(value: Any, is_metric: bool) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Sequence
 
-from exp.compare.keys import column, differing, is_seed, short_names, value_text
+from exp.compare.keys import apart, column, differing, is_seed, short_names, value_text
 from exp.compare.seeds import SeedGroup, groups_by_metric, is_averaged, mean_text
 from exp.compare.table import units_of
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["as_rich_table"]
 
 _WIDTH = 100  # characters of a terminal
+_HEADINGS = ("run", "runs", "n", "seconds")
 _ALL = 40  # rows: of more, a terminal gets the best and those that failed
 _BEST = 15
 _OTHERS = 10
@@ -46,14 +47,15 @@ def as_rich_table(runs: Sequence[Run], keys: Sequence[str] | None = None, most: 
         keys = [key for key in differing(runs) if not (averaged and is_seed(key))]
     firsts = [group.runs[0] for group in order]
     values = {key: [_clipped(value_text(value), 24) for value in column(firsts, key)] for key in keys}
-    titles = short_names(keys)
+    headings = apart(metrics, _HEADINGS, "metrics.")
+    titles = short_names(keys, {*_HEADINGS, *headings.values()})
     names = [_clipped(group.names, 28) for group in order]
     counts = [group.n_text for group in order]
     scores = {name: [mean_text(group.score) if group.metric_name == name else "" for group in order]
               for name in metrics}  # fmt: skip
     last = [_outcome(group) for group in order]
     # Two columns lie between neighbours. What the last one says of a failed run is shortened to the room it has.
-    widths = [_width("runs", names) + 5, *(_width(name, scores[name]) + 2 for name in metrics)]
+    widths = [_width("runs", names) + 5, *(_width(headings[name], scores[name]) + 2 for name in metrics)]
     widths += [_width("n", counts) + 2] if averaged else []
     room = _WIDTH - sum(widths) - max(_width("seconds", [text for text, _ in last if len(text) < 12]), 12)
     shown: list[str] = []
@@ -65,7 +67,7 @@ def as_rich_table(runs: Sequence[Run], keys: Sequence[str] | None = None, most: 
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("", no_wrap=True)
     table.add_column("runs" if averaged else "run", no_wrap=True)
-    for title in [*(titles[key] for key in shown), *metrics, *(["n"] if averaged else [])]:
+    for title in [*(titles[key] for key in shown), *headings.values(), *(["n"] if averaged else [])]:
         table.add_column(title, justify="right", no_wrap=True)
     complete = not any(group.left_out for group in order)
     table.add_column("seconds", justify="right" if complete else "left", no_wrap=True, max_width=12 + max(room, 0))

@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Any, Sequence
+from typing import Any, Mapping, Sequence
 
-from omegaconf import OmegaConf
+from omegaconf import ListConfig, OmegaConf
 
 from exp.config.walk import nodes
+from exp.errors import ConfigError
 from exp.hub import is_name
 from exp.task import task_class
 
-__all__ = ["expand", "expand_arguments"]
+__all__ = ["expand", "expand_arguments", "refuse_empty"]
 
 _RELATIVE = ("data.root", "init_from", "resume", "task.input")
 
@@ -31,12 +32,32 @@ def expand(config: Any) -> None:
 
     Args:
         config: typed.
+
+    Raises:
+        ConfigError: one of these is empty.
     """
     _expand_home(config)
-    for key in (*_RELATIVE, *(f"task.{name}" for name in task_class(config).paths)):
+    keys = (*_RELATIVE, *(f"task.{name}" for name in task_class(config).paths))
+    refuse_empty({key: OmegaConf.select(config, key) for key in keys})
+    for key in keys:
         value = OmegaConf.select(config, key)
         if isinstance(value, str) and value != "auto" and not (key == "init_from" and is_name(value)):
             OmegaConf.update(config, key, os.path.abspath(value))  # noqa: PTH100 - pathlib leaves `..` in it
+
+
+def refuse_empty(values: Mapping[str, Any]) -> None:
+    """Refuse paths that are empty, as of a shell's variable that is not set: they would stand for the current folder.
+
+    Args:
+        values: a path, a list of them, or None, by key.
+
+    Raises:
+        ConfigError: one is empty.
+    """
+    for key, value in values.items():
+        each = value if isinstance(value, (list, ListConfig)) else [value]
+        if not each or any(isinstance(path, str) and not path.strip() for path in each):
+            raise ConfigError(f"{key} is empty, where a path is expected ('.' is the current folder)")
 
 
 def _expand_home(config: Any) -> None:

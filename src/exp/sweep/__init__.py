@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Collection
+from typing import TYPE_CHECKING, Any, Callable, Collection
 
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
@@ -26,14 +26,17 @@ from exp.sweep import records
 from exp.sweep.display import SweepDisplay, progress
 from exp.sweep.earlier import Finished, find_finished, identity
 from exp.sweep.packing import pack
+from exp.sweep.sweeper import all_refused, other_folder, refuse_without_run
 
 if TYPE_CHECKING:
     from exp.compare.run import Run
     from exp.sweep.composing import Composer
 
-__all__ = ["Job", "Sweep", "current", "finish"]
+__all__ = ["Job", "Sweep", "current", "expected", "finish", "is_dry", "refuse_empty"]
 
 _current: list[Sweep] = []
+expected: list[Callable[[], None]] = []
+"""Not empty: a sweeper has begun, and not asked for any job yet; what says so."""
 
 
 @dataclass
@@ -75,9 +78,10 @@ class Sweep:
         self.began = time.monotonic()
         self.interrupted_by: str | None = None
         self.dry = False
+        self.launched = False
         self.runs: list[Run] = []
         """As they were after the last batch."""
-        self._earlier: dict[str, Finished] = {}
+        self._earlier: dict[str, list[Finished]] = {}
         self._taken: set[str] = set()
         existing = records.run_folders(folder)
         if settings.resume:
@@ -96,12 +100,19 @@ class Sweep:
             overrides: of the job.
             composer: makes its configuration.
             master: the configuration of the whole sweep.
+
+        Raises:
+            ConfigError: it would lie elsewhere than in the sweep's folder.
         """
         job = Job(number)
         self.batch.append(job)
+        elsewhere = None
         try:
             job.overrides = composer.task_overrides(overrides)
             config = composer.prepared(master, overrides, number)
+            refuse_without_run(config)
+            given = [each for each in job.overrides if each.lstrip("+").startswith("output_dir=")]
+            elsewhere = given[-1] if given and str(config.output_dir) != str(master.output_dir) else None
             # Where it goes depends on what it is: a folder of its own, or that of the same job in an earlier sweep.
             job.run = complete(config, job.overrides, self.folder / "new")
             self._place(job, job.run)
@@ -109,12 +120,15 @@ class Sweep:
             job.outcome = Outcome(error.exit_code, detail=str(error))
         except (HydraException, OmegaConfBaseException) as error:
             job.outcome = Outcome(EXIT_CONFIG, detail=explain.explain(error, choices.default_keys()))
+        if elsewhere is not None:
+            raise other_folder(elsewhere)
 
     def _place(self, job: Job, run: FrozenRun) -> None:
-        earlier = self._earlier.get(identity(run.config)) if self._earlier else None
-        if earlier is None:
+        same = self._earlier.get(identity(run.config)) if self._earlier else None
+        if not same:
             path = self.folder / str(self._free_number(job.number))
         else:
+            earlier = same.pop(0)  # a job that is there twice has been run twice
             path = earlier.folder
             job.skipped, job.metric = earlier.completed, earlier.metric
             run.config.resume = run.config.resume or "auto"
@@ -137,7 +151,7 @@ class Sweep:
         batch, self.batch = self.batch, []
         refused = [job.outcome for job in batch if job.run is None and job.outcome is not None]
         if len(refused) == len(batch) and not self.jobs:
-            raise _all_refused(refused)
+            raise all_refused(refused)
         drop_stale_variables()
         self.jobs += batch
         to_run = [job for job in batch if job.run is not None and not job.skipped]
@@ -158,6 +172,7 @@ class Sweep:
         return [job.metric for job in batch]
 
     def _launch(self, batch: list[Job], to_run: list[Job], chosen: Launcher | None) -> None:
+        self.launched = True
         runs = [job.run for job in to_run if job.run is not None]
         with progress("writing", len(runs)) as advance:
             for job, run in zip(to_run, runs):
@@ -204,14 +219,6 @@ class Sweep:
         return failed.pop() if everyone and len(codes) == 1 else EXIT_FAILED
 
 
-def _all_refused(refused: list[Outcome]) -> ExpError:
-    """One error for a batch of which no job can run; what is said of all of them is said once."""
-    said = list(dict.fromkeys(outcome.detail or "" for outcome in refused))
-    error = ExpError("\n".join(said))
-    error.exit_code = max(outcome.exit_code for outcome in refused)
-    return error
-
-
 def _common_launcher(jobs: list[Job]) -> Launcher | None:
     """The cluster's launcher, if that is where these jobs run.
 
@@ -255,20 +262,38 @@ def current(config: Any, missing: list[Path]) -> Sweep:
     return _current[0]
 
 
-def finish() -> tuple[int, str | None]:
+def is_dry() -> bool:
+    """Whether the sweep only shows what it would submit."""
+    return any(sweep.dry for sweep in _current)
+
+
+def refuse_empty() -> None:
+    """After a sweeper has ended.
+
+    Raises:
+        ConfigError: it has not asked for a single job.
+    """
+    if expected:
+        expected.pop()()
+
+
+def finish() -> tuple[int, str | None, list[Path]]:
     """After the last batch: the table, the files, the report.
 
     Returns:
-        The exit code, and the name of the signal that ended the sweep.
+        The exit code, the name of the signal that ended the sweep, and the run folders that there are.
     """
     if not _current:
-        return EXIT_OK, None
+        return EXIT_OK, None, []
     sweep = _current.pop()
+    if not (sweep.launched or sweep.dry):  # it was refused
+        return EXIT_OK, None, []
     code = sweep.exit_code()
     taken_back = [job.run is None or job.run.take_back() for job in sweep.jobs if code in REFUSED]
     refused = code in REFUSED and all(taken_back)
-    if sweep.dry or refused or not records.run_folders(sweep.folder):
+    runs = records.run_folders(sweep.folder)
+    if sweep.dry or refused or not runs:
         records.remove_unused(sweep.folder, sweep.missing)
-    else:
-        records.finish(sweep, console.make_console())
-    return code, sweep.interrupted_by
+        return code, sweep.interrupted_by, []
+    records.finish(sweep, console.make_console())
+    return code, sweep.interrupted_by, runs

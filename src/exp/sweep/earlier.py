@@ -38,9 +38,9 @@ def identity(config: ExpConfig) -> str:
     return hashlib.sha256(to_json(kept, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def find_finished(folders: Sequence[Path]) -> dict[str, Finished]:
-    """The jobs in these run folders by identity; of two that are the same, one that is completed counts."""
-    found: dict[str, Finished] = {}
+def find_finished(folders: Sequence[Path]) -> dict[str, list[Finished]]:
+    """The jobs in these run folders by identity; of those that are the same, the completed ones first."""
+    found: dict[str, list[Finished]] = {}
     for path in folders:
         folder = RunFolder(path)
         result = read_result(folder) or {}
@@ -49,6 +49,5 @@ def find_finished(folders: Sequence[Path]) -> dict[str, Finished]:
             key = identity(load(folder.config))  # typed, so that keys which are new since then have their defaults
         except OmegaConfBaseException:
             continue  # written by another version of exp, with keys that are no more
-        if key not in found or job.completed:
-            found[key] = job
-    return found
+        found.setdefault(key, []).append(job)
+    return {key: sorted(jobs, key=lambda job: not job.completed) for key, jobs in found.items()}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from exp import console
 from exp.advice import to_continue_sweep
-from exp.errors import EXIT_OK, EXIT_PREEMPTED
+from exp.errors import EXIT_OK, EXIT_PREEMPTED, ConfigError
 from exp.footprint import remove_empty
 from exp.trackers.following import close_sweep
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from exp.compare.run import Run
     from exp.sweep import Sweep
 
 __all__ = ["finish", "remove_unused", "run_folders", "write"]
@@ -49,26 +50,37 @@ def remove_unused(folder: Path, missing: list[Path]) -> None:
 
 def write(sweep: Sweep) -> None:
     """``sweep.csv`` and ``sweep.json`` of the jobs so far."""
-    from exp.compare.runs import find_runs
     from exp.compare.table import write_table
 
-    if run_folders(sweep.folder):
-        sweep.runs = find_runs([sweep.folder])
+    sweep.runs = _results(sweep.folder)
+    if sweep.runs:
         write_table(sweep.runs, sweep.folder)
+
+
+def _results(folder: Path) -> list[Run]:
+    """Runs that can be compared; none where all jobs examine something, as those of ``task=doctor``."""
+    from exp.compare.runs import find_runs
+
+    try:
+        return find_runs([folder]) if run_folders(folder) else []
+    except ConfigError:
+        return []
 
 
 def finish(sweep: Sweep, terminal: Console) -> None:
     """Print the table of results and what became of the jobs; draw the plots and write the report."""
-    from exp.compare.runs import find_runs
     from exp.compare.terminal import as_rich_table
 
-    runs = sweep.runs or find_runs([sweep.folder])
+    runs = sweep.runs or _results(sweep.folder)
     terminal.print()
-    terminal.print(as_rich_table(runs))
+    if runs:
+        terminal.print(as_rich_table(runs))
     waiting = sum(job.outcome is not None and job.outcome.left for job in sweep.jobs)
     ended = [job.outcome for job in sweep.jobs if job.outcome is not None and job.outcome.begun]
     counts = {
-        "completed": sum(run.status == "completed" for run in runs),
+        "completed": sum(run.status == "completed" for run in runs)
+        if runs
+        else sum(each.exit_code == EXIT_OK and not each.left for each in ended),
         "done before": sum(job.skipped for job in sweep.jobs),
         "submitted": waiting,
         "failed": sum(
@@ -85,7 +97,7 @@ def finish(sweep: Sweep, terminal: Console) -> None:
     )
     if sweep.interrupted_by is not None or counts["preempted"] or counts["not begun"]:
         terminal.print(f"to do the rest: {to_continue_sweep(sweep.folder)}", soft_wrap=True, markup=False)
-    if sweep.settings.plots and counts["completed"] and not waiting and sweep.interrupted_by is None:
+    if runs and sweep.settings.plots and counts["completed"] and not waiting and sweep.interrupted_by is None:
         from exp.compare import write_report
 
         page = write_report(runs, sweep.folder, sweep.name)

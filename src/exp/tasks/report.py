@@ -29,5 +29,4 @@ class Report(Task):
         from exp.compare.command import write_report
         from exp.summary import Finished
 
-        write_report(config, overrides)
-        return Finished()
+        return Finished(runs=write_report(config, overrides))

@@ -35,6 +35,7 @@ class Track(Task):
             ConfigError: there is no run, or no tracker.
         """
         from exp.compare.runs import find_runs
+        from exp.config.paths import refuse_empty
         from exp.lock_holder import holder_of
         from exp.runfolder import RunFolder
         from exp.summary import Finished
@@ -42,6 +43,7 @@ class Track(Task):
 
         if config.run is None:
             raise ConfigError("task=track needs run=<a run folder, a sweep's folder, a glob, or a list [a,b] of them>")
+        refuse_empty({"run": config.run})
         if not config.logger.trackers:
             raise ConfigError("task=track needs logger=<a tracker, or a list [a,b] of them>; --help lists them")
         check(config.logger)

@@ -5,6 +5,7 @@ It freezes them, so that nothing that is edited while they wait changes them, an
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Sequence
 
@@ -30,10 +31,14 @@ class ExpLauncher(Launcher):
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Keep what the jobs' configurations are composed from."""
+        from exp import sweep
         from exp.config.names import check_path_part
         from exp.sweep.composing import Composer
+        from exp.sweep.sweeper import check_settings
 
         check_path_part("name", config.get("name"))  # of which Hydra makes the sweep's folder next
+        check_settings(config)
+        sweep.expected[:] = [self._refuse_empty]
         self._config, self._context = config, hydra_context
         if not isinstance(hydra_context.config_loader, Composer):  # the sweeper composes all jobs, too, to check them
             hydra_context.config_loader = Composer(hydra_context.config_loader)
@@ -47,14 +52,21 @@ class ExpLauncher(Launcher):
             initial_job_idx: number of the first.
 
         Returns:
-            The metric of each; nan for one that failed.
+            The metric of each; :class:`exp.sweep.sweeper.NoMetric` for one that failed.
+
+        Raises:
+            ExpError: nothing of it can be run, or it searches in the wrong direction.
         """
         from exp import sweep
         from exp.errors import ExpError
         from exp.sweep.display import progress
         from exp.sweep.records import remove_unused
+        from exp.sweep.sweeper import NoMetric, check_direction
 
         setup_globals()
+        sweep.expected.clear()
+        if not job_overrides:
+            self._refuse_empty()
         try:
             current = sweep.current(self._config, self._missing)
             with progress("freezing", len(job_overrides)) as advance:
@@ -62,12 +74,21 @@ class ExpLauncher(Launcher):
                     current.add(number, list(overrides), self._context.config_loader, self._config)
                     advance()
             metrics = current.run_batch()
+            check_direction(self._config, current.runs)
         except ExpError:
             remove_unused(Path(str(self._config.hydra.sweep.dir)).absolute(), self._missing)
             raise
         returns = []
         for metric in metrics:
             job = JobReturn(status=JobStatus.COMPLETED)
-            job.return_value = metric
+            job.return_value = NoMetric() if metric is None or math.isnan(metric) else metric
             returns.append(job)
         return returns
+
+    def _refuse_empty(self) -> None:
+        """Raise ConfigError: the sweeper has no job to run."""
+        from exp.sweep.records import remove_unused
+        from exp.sweep.sweeper import no_job
+
+        remove_unused(Path(str(self._config.hydra.sweep.dir)).absolute(), self._missing)
+        raise no_job(self._config.hydra.overrides.task, self._context.config_loader)
