@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from exp import cli
+from exp.__main__ import main as command_line
 from exp.runfolder import write_json
 
 __all__ = ["main"]
@@ -21,7 +21,9 @@ def main() -> int:
         The exit code of the command line.
     """
     note = Path(sys.argv.pop(1)).absolute()
-    code = cli.main()
+    code = command_line()
+    from exp import cli  # once signals are listened to, as __main__ does
+
     write_json(note, {"runs": list(map(str, cli.left.runs)), "several": cli.left.several})
     return code
 
