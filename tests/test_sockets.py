@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -49,6 +50,7 @@ def test_a_folder_for_sockets_goes_with_its_process(letters, tmp_path):
 
 
 def test_where_no_short_folder_is_to_be_had_it_is_said(monkeypatch, tmp_path):
+    monkeypatch.delitem(multiprocessing.current_process()._config, "tempdir", raising=False)  # as in a fresh process
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("t" * 100)))
     monkeypatch.setattr(sockets, "_OTHERS", (str(tmp_path / "none"), os.devnull))
     with pytest.raises(ConfigError, match=r"^TMPDIR=/.*t is too long for the sockets of loader processes.* set TMPDIR"):

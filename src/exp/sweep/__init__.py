@@ -286,7 +286,8 @@ def finish() -> tuple[int, str | None, list[Path]]:
     if not _current:
         return EXIT_OK, None, []
     sweep = _current.pop()
-    if not (sweep.launched or sweep.dry):  # it was refused
+    if not (sweep.launched or sweep.dry):  # it was refused, or ended before its first job
+        records.remove_unused(sweep.folder, sweep.missing)
         return EXIT_OK, None, []
     code = sweep.exit_code()
     taken_back = [job.run is None or job.run.take_back() for job in sweep.jobs if code in REFUSED]
