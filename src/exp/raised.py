@@ -18,7 +18,7 @@ from typing import Any, Sequence
 from exp.errors import ExpError
 from exp.system_errors import as_ours
 
-__all__ = ["is_of_user", "message_of", "place_of", "shown", "told"]
+__all__ = ["first_line", "is_of_user", "message_of", "place_of", "shown", "told"]
 
 _KINDS = {
     "exp.backend.Backend": "backend",
@@ -51,6 +51,12 @@ def message_of(error: BaseException) -> str:
         # torch puts its own words and a traceback in front
         return text.rpartition(f"{type(error).__name__}: ")[2].strip()
     return text
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what a library's error says, without the quotes that Python puts around a KeyError's."""
+    said = str(error.args[0] if error.args else error).splitlines()
+    return said[0] if said else str(error)
 
 
 def is_of_user(error: BaseException) -> bool:

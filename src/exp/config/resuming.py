@@ -33,7 +33,7 @@ _FIXED = re.compile(
 )
 _DATA = re.compile(r"data(?:\..*)?")
 # How long is trained, and with what: who changes it wants more of a training that had been stopped early.
-_COURSE = re.compile(r"patience|min_delta|max_epochs|max_steps|val_every|metric|(?:optim|schedule|hooks)(?:\..*)?")
+_COURSE = re.compile(r"patience|min_delta|max_epochs|max_steps|val_every|(?:optim|schedule|hooks)(?:\..*)?")
 # Groups of which another choice has other keys: one line says it all.
 _CHOICES = ("backend", "launcher", "wrapper", "model", "data")
 

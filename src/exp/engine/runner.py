@@ -26,6 +26,7 @@ from exp.engine.placement import check_optimizer, check_placement, placement_rep
 from exp.engine.stock_hooks import RuntimeInfoHook
 from exp.engine.wrapper import unwrapped, wrap_as_configured
 from exp.errors import ConfigError
+from exp.raised import first_line
 
 if TYPE_CHECKING:
     from exp.session import Session
@@ -271,5 +272,4 @@ class Runner(CheckpointingRunner):
                 )
                 if fn_name not in ("before_run", "before_train") or place.startswith("exp.") or not of_its_settings:
                     raise
-                said = str(error.args[0] if error.args else error).splitlines()
-                raise ConfigError(f"hooks: {type(call.__self__).__name__}: {said[0] if said else error}") from error
+                raise ConfigError(f"hooks: {type(call.__self__).__name__}: {first_line(error)}") from error

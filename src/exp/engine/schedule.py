@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 from exp.config.explain import nearest
 from exp.errors import ConfigError
+from exp.raised import first_line
 
 __all__ = [
     "TorchOneCycle",
@@ -145,8 +146,7 @@ def settings_of(scheduler: Any) -> Iterator[None]:
     try:
         yield
     except (AssertionError, KeyError, TypeError, ValueError) as error:
-        said = str(error.args[0] if error.args else error).splitlines()
-        raise ConfigError(f"schedule: {kind} does not take these settings: {said[0] if said else error}") from error
+        raise ConfigError(f"schedule: {kind} does not take these settings: {first_line(error)}") from error
 
 
 def follow(scheduler: dict[str, Any], evaluator: Any) -> None:
