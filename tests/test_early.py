@@ -52,6 +52,29 @@ def test_while_the_command_line_is_imported(name, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+# Python itself ends by SIGINT, whatever its exit code, once a KeyboardInterrupt has passed through such an exec: that
+# of a dataclass, for instance, of which importing the command line makes hundreds.
+WITHIN_TEXT = """
+import os, signal, sys, time
+from exp import early
+
+with early.listening():
+    try:
+        exec("os.kill(os.getpid(), signal.SIGINT); time.sleep(60)")
+    except KeyboardInterrupt as interrupt:
+        sys.exit(early.tell(interrupt))
+"""
+
+
+def test_while_python_executes_text(tmp_path):
+    (tmp_path / "within_text.py").write_text(WITHIN_TEXT)
+    done = subprocess.run(
+        [sys.executable, "-m", "within_text"], cwd=tmp_path, env=clean_environment(), text=True, capture_output=True,
+        timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (130, "error: interrupted\n")
+
+
 @pytest.mark.parametrize(
     ("name", "when"),
     [("SIGUSR2", "before"), ("SIGUSR2", "after"), ("SIGTERM", "after"), ("SIGHUP", "before"), ("SIGINT", "after")],

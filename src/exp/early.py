@@ -21,7 +21,11 @@ _begun: list[bool] = []
 
 
 class _Ended(KeyboardInterrupt):
-    """A signal has come: wherever Ctrl-C is heard, so is this."""
+    """A signal has come: wherever Ctrl-C is heard, so is this.
+
+    Not KeyboardInterrupt itself: once one has passed through an ``exec`` of text (that of a dataclass is enough),
+    Python ends by SIGINT whatever exit code it is given.
+    """
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -30,20 +34,20 @@ class _Ended(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def listening() -> Iterator[None]:
-    """Have SIGTERM, SIGHUP and the signal of preemption raise a ``KeyboardInterrupt``, for the life of a command line.
+    """Have the signals that end a run raise a kind of ``KeyboardInterrupt``, for the life of a command line.
 
-    Those that this process was started to ignore stay ignored, but for the last. The first that comes counts: while it
-    is answered another one would break off the clean-up.
+    Those that this process was started to ignore stay ignored, but for that of preemption. The first that comes
+    counts: while it is answered another one would break off the clean-up, which Ctrl-C alone may.
     """
     came: list[int] = []
 
     def hear(number: int, _frame: object) -> None:
-        if not came:
+        if not came or number == signal.SIGINT:
             came.append(number)
             raise _Ended(number)
 
     _begun.clear()
-    for number in (signal.SIGTERM, signal.SIGHUP, PREEMPT_SIGNAL):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, PREEMPT_SIGNAL):
         if number == PREEMPT_SIGNAL or signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, hear)
     try:
@@ -69,7 +73,7 @@ def tell(interrupt: KeyboardInterrupt, by: str | None = None) -> int:
         interrupt: how it was heard.
         by: name of the signal, where somebody else has heard it.
     """
-    if not isinstance(interrupt, _Ended):
+    if not isinstance(interrupt, _Ended) or interrupt.number == signal.SIGINT:
         console.error(f"interrupted by {by}" if by else "interrupted")
         return 128 + signal.SIGINT
     lost = "" if has_begun() else " before anything was begun; give the same command again"
