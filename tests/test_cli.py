@@ -238,7 +238,10 @@ def test_an_interrupted_local_run_says_so_and_can_be_continued(exp):
         process = Forked(exp.folder, *settings, "resume=auto")
         _, errors = interrupt_when_saved(process, exp.path("run"), number)
         assert errors.startswith("error: ")
-        assert exp.result("run")["error"]["type"] == "Interrupted"
+        result = exp.result("run")
+        assert result["error"]["type"] == "Interrupted"
+        saved = max(int(path.stem[5:]) for path in exp.path("run/checkpoints").glob("step_*.pth"))
+        assert result["steps"] >= saved > 0
     advice = errors.partition("to continue from the last checkpoint: ")[2].strip()
     assert advice.endswith("output_dir=run resume=auto")
     done = in_bash(exp.folder, f"{advice} max_steps=100")  # as copied

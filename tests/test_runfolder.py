@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from exp.runfolder import RunFolder, to_json, write_json
+from exp.runfolder import RunFolder, last_known, to_json, write_json
 from tests.conftest import TINY, read_strictly, run_exp
 
 INF, NAN = math.inf, math.nan
@@ -98,3 +98,19 @@ def test_a_sweep_gets_nan_and_writes_null(trained):
     rows = read_strictly((trained / "sweep" / "sweep.json").read_text())
     assert sorted(row["status"] for row in rows) == ["completed", "failed"]
     assert [row["mse"] is None for row in rows] == [row["status"] == "failed" for row in rows]
+
+
+def test_how_far_a_training_came_that_was_killed(tmp_path):
+    folder = RunFolder(tmp_path)
+    assert last_known(folder) == {"steps": 0, "epochs": 0}
+    lines = [
+        {"split": "train", "step": 20, "epoch": 0, "loss": 1.0},
+        {"split": "val", "step": 30, "epoch": 1, "mse": 1.0},
+        {"split": "test", "step": 10, "epoch": 0, "mse": 1.0},
+    ]
+    folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"split": "train", "st')
+    assert last_known(folder) == {"steps": 30, "epochs": 1}
+    folder.checkpoints.mkdir()
+    for name in ("step_00000040.pth", "step_00000050.pth.tmp", "best.pth", "step_x.pth"):
+        (folder.checkpoints / name).touch()
+    assert last_known(folder) == {"steps": 40, "epochs": 1}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import math
@@ -13,9 +14,10 @@ from typing import Any, BinaryIO, Callable, Mapping
 
 from exp.errors import ConfigError, RunError
 
-__all__ = ["RunFolder", "read_json", "read_result", "to_json", "write_atomically", "write_json"]
+__all__ = ["RunFolder", "last_known", "read_json", "read_result", "to_json", "write_atomically", "write_json"]
 
 _LEAST_BYTES = 2**16  # what the records of the shortest run may need
+_TAIL = 2**16  # bytes at the end of metrics.jsonl, more than its last line has
 _OUTPUTS = (  # of all tasks; logs stay, and are added to
     "checkpoints", "differences.csv", "doctor", "doctor.json", "env.json", "features", "features.csv", "forecasts",
     "metrics.jsonl", "metrics_*.csv", "parity.json", "plots", "predictions", "predictions.csv", "probes.csv",
@@ -218,3 +220,21 @@ def read_result(folder: RunFolder) -> dict[str, Any] | None:
     if result is not None and not isinstance(result, dict):
         raise ConfigError(f"{folder.result} is not the result of a run; remove it, or use another output_dir")
     return result
+
+
+def last_known(folder: RunFolder) -> dict[str, int]:
+    """How far a training has come that cannot tell it any more: what it last logged, or has saved since.
+
+    Returns:
+        Optimizer ``steps`` and completed ``epochs``; of a folder without either, zeros.
+    """
+    known = {"steps": 0, "epochs": 0}
+    with contextlib.suppress(OSError), folder.metrics.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
+        for text in file.read().splitlines():
+            with contextlib.suppress(ValueError, TypeError, KeyError):  # the first and the last may be half a line
+                line = json.loads(text)
+                if line["split"] in ("train", "val"):
+                    known = {"steps": int(line["step"]), "epochs": int(line["epoch"])}
+    saved = [int(path.stem[5:]) for path in folder.checkpoints.glob("step_*.pth") if path.stem[5:].isdigit()]
+    return {**known, "steps": max(known["steps"], *saved, 0)}

@@ -12,7 +12,7 @@ from exp.doctor.facts import flops, size
 from exp.errors import EXIT_OK, EXIT_PREEMPTED
 from exp.launcher import describe_failure
 from exp.result import blank_result, number_text
-from exp.runfolder import read_json, write_json
+from exp.runfolder import last_known, read_json, write_json
 from exp.task import create_task
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def end(config: ExpConfig, folder: RunFolder, outcome: Outcome) -> Finished:
     if outcome.exit_code != EXIT_OK:
         first = outcome.failures[0] if outcome.failures else None
         failed = blank_result(config)
-        failed["restarts"] = outcome.restarts
+        failed.update(restarts=outcome.restarts, **last_known(folder))
         if outcome.interrupted_by is not None:
             failed["error"] = {"rank": None, "type": "Interrupted", "message": f"by {outcome.interrupted_by}"}
         elif first is not None:
