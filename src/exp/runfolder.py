@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import math
 import os
+import re
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any, BinaryIO, Callable, Mapping
+from typing import Any, BinaryIO, Callable, Iterator, Mapping
 
 from exp.errors import ConfigError, RunError
 
-__all__ = ["RunFolder", "last_known", "read_json", "read_result", "to_json", "write_atomically", "write_json"]
+__all__ = [
+    "CHECKPOINT_NAME",
+    "RunFolder",
+    "last_known",
+    "last_records",
+    "read_json",
+    "read_result",
+    "to_json",
+    "write_atomically",
+    "write_json",
+]
+
+CHECKPOINT_NAME = re.compile(r"^step_(\d+)\.pth$")
+"""What a checkpoint is called that a training goes on from: by the optimizer steps behind it."""
 
 _LEAST_BYTES = 2**16  # what the records of the shortest run may need
-_TAIL = 2**16  # bytes at the end of metrics.jsonl, more than its last line has
+_TAIL_BYTES = 2**16  # of metrics.jsonl: many of its lines
 _OUTPUTS = (  # of all tasks; logs stay, and are added to
     "checkpoints", "differences.csv", "doctor", "doctor.json", "env.json", "features", "features.csv", "forecasts",
     "metrics.jsonl", "metrics_*.csv", "parity.json", "plots", "predictions", "predictions.csv", "probes.csv",
@@ -222,19 +235,31 @@ def read_result(folder: RunFolder) -> dict[str, Any] | None:
     return result
 
 
+def last_records(folder: RunFolder) -> Iterator[dict[str, Any]]:
+    """The last lines of ``metrics.jsonl``, from the end on; none of those that are cut off."""
+    try:
+        with folder.metrics.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - _TAIL_BYTES, 0))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return
+    for line in reversed(lines):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue  # cut off, at either end
+        if isinstance(record, dict):
+            yield record
+
+
 def last_known(folder: RunFolder) -> dict[str, int]:
     """How far a training has come that cannot tell it any more: what it last logged, or has saved since.
 
     Returns:
         Optimizer ``steps`` and completed ``epochs``; of a folder without either, zeros.
     """
-    known = {"steps": 0, "epochs": 0}
-    with contextlib.suppress(OSError), folder.metrics.open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
-        for text in file.read().splitlines():
-            with contextlib.suppress(ValueError, TypeError, KeyError):  # the first and the last may be half a line
-                line = json.loads(text)
-                if line["split"] in ("train", "val"):
-                    known = {"steps": int(line["step"]), "epochs": int(line["epoch"])}
-    saved = [int(path.stem[5:]) for path in folder.checkpoints.glob("step_*.pth") if path.stem[5:].isdigit()]
-    return {**known, "steps": max(known["steps"], *saved, 0)}
+    whole = (record for record in last_records(folder) if {"split", "step", "epoch"} <= record.keys())
+    last = next((record for record in whole if record["split"] in ("train", "val")), {"step": 0, "epoch": 0})
+    names = [CHECKPOINT_NAME.match(path.name) for path in folder.checkpoints.glob("step_*")]
+    return {"steps": max([last["step"], *(int(name.group(1)) for name in names if name)]), "epochs": last["epoch"]}

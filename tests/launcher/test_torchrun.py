@@ -233,9 +233,8 @@ def listening(pids) -> list[tuple[str, int]]:
 
 def agents_log(pids, port: int) -> Path:
     """The log of that agent among the given processes which listens on the port."""
-    hosts = [pid for pid in pids if port in [number for _, number in listening([pid])]]
-    assert len(hosts) == 1, pids
-    return Path(os.readlink(f"/proc/{hosts[0]}/fd/2"))
+    (host,) = [pid for pid in pids if port in [number for _, number in listening([pid])]]
+    return Path(os.readlink(f"/proc/{host}/fd/2"))
 
 
 @pytest.mark.parametrize(("max_restarts", "body"), [(0, "late"), (1, "SIGKILL")])

@@ -20,7 +20,7 @@ from exp.engine import sharded
 from exp.engine.unpickle import load_plain
 from exp.errors import CheckpointError
 from exp.hub import shards_of
-from exp.runfolder import write_atomically
+from exp.runfolder import CHECKPOINT_NAME, write_atomically
 
 __all__ = [
     "SET_ASIDE",
@@ -39,7 +39,6 @@ __all__ = [
 SET_ASIDE = "set_aside"
 """Folder below ``checkpoints/`` of what no run goes on from: damaged, foreign, or of steps that one went back from."""
 
-_NAME = re.compile(r"^step_(\d+)\.pth$")
 _HOLDERS = ("state_dict", "model", "teacher", "student")
 # torch.compile, FSDP and activation checkpointing wrap any module of a model, not only the whole.
 _WRAPPER = re.compile(r"(?:(?<=\.)|^)(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
@@ -179,13 +178,13 @@ def list_checkpoints(folder: Path) -> list[Path]:
     """The ``step_*.pth`` in ``folder``, newest (largest step) first."""
     if not folder.is_dir():
         return []
-    found = [path for path in folder.iterdir() if _NAME.match(path.name)]
+    found = [path for path in folder.iterdir() if CHECKPOINT_NAME.match(path.name)]
     return sorted(found, key=step_of, reverse=True)
 
 
 def step_of(path: Path) -> int:
     """The step in the name of one of :func:`list_checkpoints`."""
-    found = _NAME.match(path.name)
+    found = CHECKPOINT_NAME.match(path.name)
     assert found is not None
     return int(found.group(1))
 

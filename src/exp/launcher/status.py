@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
 import time
-from typing import TYPE_CHECKING, Any, Iterator
+from typing import TYPE_CHECKING, Any
 
 from exp import console
 from exp.launcher.base import Watcher
 from exp.launcher.outcome import Outcome
+from exp.runfolder import last_records
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
@@ -17,12 +16,10 @@ if TYPE_CHECKING:
 
 __all__ = ["StatusLine", "clock", "progress_of", "time_left"]
 
-_TAIL_BYTES = 8000
-
 
 def progress_of(folder: RunFolder) -> str:
     """``step 120  loss 0.4312`` from the last reading in ``metrics.jsonl``; empty before the first."""
-    for record in _last_records(folder):
+    for record in last_records(folder):
         values = [f"{name} {value:.4f}" for name, value in record.items() if name in ("loss", "metric")]
         if record.get("split") == "train" and values:
             return f"step {record['step']}  {'  '.join(values)}"
@@ -31,28 +28,12 @@ def progress_of(folder: RunFolder) -> str:
     return ""
 
 
-def _last_records(folder: RunFolder) -> Iterator[dict[str, Any]]:
-    """The last lines of ``metrics.jsonl``, from the end on."""
-    try:
-        with folder.metrics.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(size - _TAIL_BYTES, 0))
-            lines = file.read().decode(errors="replace").splitlines()
-    except OSError:
-        return
-    for line in reversed(lines):
-        try:
-            yield json.loads(line)
-        except ValueError:
-            continue  # cut off, at either end
-
-
 def time_left(folder: RunFolder, config: ExpConfig) -> str:
     """``0:12:30 left`` of a training at its last speed, validations aside; empty where that is not known yet.
 
     How many steps an epoch has is known once one is complete, where ``max_steps`` does not say how many there are.
     """
-    records = list(_last_records(folder))
+    records = list(last_records(folder))
     trained = next((each for each in records if each.get("split") == "train"), None)
     if trained is None or not trained.get("samples_per_second") or not config.global_batch_size:
         return ""
