@@ -26,7 +26,6 @@ from exp.config.structures import load
 from exp.console import make_console, wait_for, waited
 from exp.contract import check_result
 from exp.errors import ConfigError
-from exp.runfolder import write_json
 from exp.task import create_task
 
 if TYPE_CHECKING:
@@ -288,4 +287,4 @@ def run(folder: RunFolder, info: RankInfo) -> None:
     session.close()
     if info.rank == 0:
         folder.check_there()
-        write_json(folder.result, result)
+        folder.write_result(result)

@@ -12,7 +12,7 @@ from exp.doctor.facts import flops, size
 from exp.errors import EXIT_OK, EXIT_PREEMPTED
 from exp.launcher import describe_failure
 from exp.result import blank_result, number_text
-from exp.runfolder import last_known, read_json, write_json
+from exp.runfolder import last_known, read_json
 from exp.task import create_task
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def end(config: ExpConfig, folder: RunFolder, outcome: Outcome) -> Finished:
     if outcome.exit_code == EXIT_OK and result is not None:
         if outcome.restarts != result["restarts"]:
             result["restarts"] = outcome.restarts
-            write_json(folder.result, result)
+            folder.write_result(result)
         _print_table(config, folder, result)
         return Finished(metric=result["metric"])
     if outcome.preempted is not None:
@@ -126,7 +126,7 @@ def _record(folder: RunFolder, result: dict[str, Any], outcome: Outcome) -> str:
         if folder.pending:
             folder.drop_start()
         else:
-            write_json(folder.result, result)
+            folder.write_result(result)
     except OSError as error:
         return f"\n  {folder.result} could not be written: {error.strerror}"
     return ""

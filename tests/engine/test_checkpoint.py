@@ -39,6 +39,23 @@ def test_an_optimizer_state_comes_back_the_same(tmp_path):
     assert torch.equal(fresh.state_dict()["state"][0]["exp_avg"], optimizer.state_dict()["state"][0]["exp_avg"])
 
 
+def test_no_flipped_bit_changes_what_is_read(tmp_path):
+    path, content = tmp_path / "step_1.pth", {"state_dict": {"a": torch.arange(8.0)}, "meta": {"step": 3}}
+    checkpoint.write(path, content)
+    whole = path.read_bytes()
+    taken = []
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+        try:
+            read = checkpoint.read(path)
+        except CheckpointError:
+            continue
+        assert torch.equal(read["state_dict"]["a"], content["state_dict"]["a"])
+        assert read["meta"] == content["meta"]
+        taken.append(place)
+    assert len(taken) <= 9  # of the mark before the digest: such a file has none
+
+
 class _Bomb:
     def __reduce__(self):
         return (os.system, ("touch /tmp/exp-test-bomb-went-off",))

@@ -60,10 +60,15 @@ def test_a_resumed_run_that_finds_nothing_better_tests_the_other_runs_best(first
 @pytest.mark.slow
 def test_best_weights_that_are_lost_no_longer_count(first):
     best = first.path("first") / "checkpoints" / "best.pth"
-    best.write_bytes(best.read_bytes()[:100])
+    content = best.read_bytes()
+    best.unlink()
     after = first.train("second", *DRIFTS, "max_steps=4", "resume=first")
     assert named(after) == ["checkpoints/best.pth", 3, 0, 0]
     assert after["validation"] == {"mse": validations(first, "second")[3]}
+    best.write_bytes(content[:100])
+    done = first(*TINY, *DRIFTS, "max_steps=2", "resume=auto", "output_dir=first")
+    assert done.returncode == 1
+    assert str(best) in done.stderr.splitlines()[0]
     best.unlink()
     done = first(*TINY, *DRIFTS, "max_steps=2", "resume=auto", "output_dir=first")  # nothing is left to train
     assert done.returncode == 0, done.stderr

@@ -124,7 +124,7 @@ def _outcome(group: SeedGroup) -> tuple[str, str]:
 
 
 def _outcome_of_run(run: Run) -> tuple[str, str]:
-    if run.status == "completed":
+    if run.status == "completed" and run.error is None:
         return _seconds(run.number("wall_s")), ""
     error = (run.result or {}).get("error")
     if isinstance(error, dict) and error.get("type") == "Interrupted":

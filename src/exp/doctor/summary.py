@@ -65,7 +65,7 @@ def end(config: ExpConfig, folder: RunFolder, outcome: Outcome, where: str) -> i
     unwritten = None
     try:
         write_json(folder.path / "doctor.json", report)
-        write_json(folder.result, result)
+        folder.write_result(result)
     except OSError as error:  # the disk that the doctor complains of; the table must still be seen
         unwritten = error.strerror
     print_report(console.make_console(), report, f"{where}/doctor.json" if unwritten is None else "no file")

@@ -141,6 +141,8 @@ def fit_weights(model: nn.Module, weights: Weights, config: ExpConfig, as_it_is:
         )
     model.load_state_dict(fit.fitting, strict=False)
     report = f"init_from: {fit.count()} from {weights.path}"
+    if weights.path.is_file() and checkpoint.digest_in(weights.path) is None:
+        report += f" ({checkpoint.NO_DIGEST})"
     if made_to_fit:
         report += f"\n  made to fit the model: {', '.join(made_to_fit)}"
     if not as_it_is:

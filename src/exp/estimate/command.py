@@ -56,7 +56,7 @@ def write_estimate(config: ExpConfig, overrides: list[str], task: Estimate) -> F
         write_json(folder.path / "estimate.json", content)
         result: dict[str, Any] = {**blank_result(config), "status": "completed", "measured_on": "paper"}
         result.update(memory_peak=[content["memory_peak"]] * content["world_size"], estimate=content)
-        write_json(folder.result, result)
+        folder.write_result(result)
     finally:
         run.release()
     terminal = console.make_console()

@@ -96,7 +96,7 @@ def finish(
     if first is not None:
         message = _message(config, first, allowed[first.kind], report["random_modules"])
         result["error"] = {"rank": None, "type": RunError.__name__, "message": message}
-    write_json(folder.result, result)
+    folder.write_result(result)
     _print(config, report, largest, allowed, where)
     if first is None:
         for part in (tested, reference):
