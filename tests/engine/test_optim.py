@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 from exp.config.schema import OptimConfig
 from exp.engine.optim import BackendOptimWrapper, build_optimizer
 from exp.errors import ConfigError
+from exp.forecasting.timebridge.prior_model import TimeBridgePrior
 from exp.vision.dinov3 import SceneClassifier
 from tests.engine.conftest import Line
 
@@ -56,11 +57,19 @@ def test_the_rate_that_is_logged_is_that_of_optim_lr(scale):
     assert wrapper.learning_rate == 0.5
 
 
-def test_norms_and_biases_can_go_without_decay():
+def test_norms_biases_tokens_and_regimes_can_go_without_decay():
     model = SceneClassifier(3, **SMALL)
     for name, (_, decay) in rates(model, optimizer(model, decay_norm_and_bias=False)).items():
-        plain = name.endswith(("bias", "gamma")) or "norm" in name
+        plain = name.endswith(("bias", "gamma", "token", "tokens")) or "norm" in name
         assert decay == (0.0 if plain else 0.5), name
+    model = TimeBridgePrior(horizon=4, channels=2, lookback=24, d_model=8, d_ff=8, num_heads=2, period=12)
+    found = rates(model, optimizer(model, decay_norm_and_bias=False))
+    without = {name for name, (_, decay) in found.items() if decay == 0.0}
+    assert {name for name in found if name.startswith("regimes.")} <= without
+    stacked = {name for name, p in model.named_parameters() if name.endswith("bias") and p.dim() > 1}
+    assert stacked
+    assert stacked <= without
+    assert {name for name in found if name.endswith("weight") and "norm" not in name} - without
 
 
 def test_frozen_parameters_are_left_out():

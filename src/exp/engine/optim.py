@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["BackendOptimWrapper", "build_optimizer", "make_optimizer", "parameter_groups"]
 
 _NOTHING: ContextManager[Any] = contextlib.nullcontext()
+_UNDECAYED = ("bias", "token", "tokens")  # ends of names, of parameters with several axes, too
 _FORMS = ("foreach", "fused")  # of one step of torch's optimizers, with the same numbers
 
 
@@ -257,6 +258,7 @@ def parameter_groups(model: nn.Module, config: Any) -> list[dict[str, Any]]:
             f"optim.backbone_lr_scale={config.backbone_lr_scale} and optim.layer_decay={config.layer_decay} are for "
             f"models with a backbone, and {type(model).__name__} has none; leave them at 1"
         )
+    left_out = set(getattr(model, "no_weight_decay", tuple)())
     groups: dict[tuple[float, bool], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
@@ -265,7 +267,9 @@ def parameter_groups(model: nn.Module, config: Any) -> list[dict[str, Any]]:
         layer = model.layer_of(name) if by_depth else None  # type: ignore[operator]
         if layer is not None:
             scale = config.backbone_lr_scale * config.layer_decay ** (model.num_layers - 1 - layer)  # type: ignore[operator]
-        decays = config.decay_norm_and_bias or parameter.dim() > 1
+        decays = config.decay_norm_and_bias or (
+            parameter.dim() > 1 and not name.endswith(_UNDECAYED) and name not in left_out
+        )
         groups.setdefault((scale, decays), []).append(parameter)
     if not groups:
         raise ConfigError("no parameter of the model is trainable; set model.freeze to less")
