@@ -102,7 +102,7 @@ def test_a_report_of_a_sweep(make_sweep, tmp_path):
     page = Page(path)
     assert asks_nothing(page)
     assert page.all("h1")[0]["text"] == "Learning rates"
-    assert "6 runs: 5 completed, 1 failed; best is 2 with mse 0.4100 (lr=0.001 seed=1)" in page.text
+    assert "6 runs: 5 completed, 1 failed; best on validation is 2 with mse 0.4100 (lr=0.001 seed=1)" in page.text
     assert page.column("run") == ["2", "3", "0", "4", "1", "5"]
     assert page.column("lr") == ["0.001", "0.001", "0.0001", "0.01", "0.0001", "0.01"]
     assert page.column("mse") == ["0.4100", "0.4200", "0.5100", "0.5100", "0.5200", ""]

@@ -27,7 +27,8 @@ def test_a_row_for_each_run_the_best_first(make_sweep, tmp_path):
     write_table(find_runs([make_sweep()]), tmp_path)
     rows = list(csv.DictReader((tmp_path / "sweep.csv").open()))
     assert list(rows[0]) == [
-        "rank", "run", "optim.lr", "seed", "status", "mse", "mae", "steps", "wall_s", "samples_per_second", "error",
+        "rank", "run", "optim.lr", "seed", "status", "selected_by", "mse", "mae", "steps", "wall_s",
+        "samples_per_second", "error",
     ]  # fmt: skip
     assert [row["run"] for row in rows] == ["2", "3", "0", "4", "1", "5"]
     assert [row["rank"] for row in rows] == ["1", "2", "3", "4", "5", ""]
@@ -89,7 +90,7 @@ def test_means_of_metrics_keep_their_values_too(make_run, tmp_path):
     means = ["error_mean", "metrics.metric_mean", "metrics.wall_s_mean", "n_mean"]
     assert [float(row[name]) for name in means] == list(metrics.values())
     assert (row["n"], row["wall_s_mean"]) == ("2", "12.3456")
-    assert printed(find_runs([tmp_path / "r"]))[0].split() == ["runs", "error", "n", "seconds"]
+    assert printed(find_runs([tmp_path / "r"]))[0].split() == ["runs", "validation", "error", "n", "seconds"]
 
 
 def test_values_that_json_and_csv_do_not_know(make_run, tmp_path):
@@ -109,19 +110,19 @@ def test_values_that_json_and_csv_do_not_know(make_run, tmp_path):
 
 def test_the_terminal_s_table_fits_and_marks_the_best(make_sweep):
     lines = printed(find_runs([make_sweep(seeds=(1,), failed=(2,))]))
-    assert lines[0].split() == ["run", "lr", "mse", "seconds"]
-    assert lines[2].split() == ["*", "1", "0.001", "0.4100", "12"]
+    assert lines[0].split() == ["run", "lr", "validation", "mse", "seconds"]
+    assert lines[2].split() == ["*", "1", "0.001", "0.4100", "0.4100", "12"]
     assert sum("*" in line for line in lines) == 1
     assert "failed: rank 0: RunError: loss is nan" in lines[4]
 
 
 def test_seeds_are_one_row_of_the_terminal_s_table(make_sweep):
     lines = printed(find_runs([make_sweep()]))
-    assert lines[0].split() == ["runs", "lr", "mse", "n", "seconds"]
-    assert lines[2].split() == ["*", "2", "3", "0.001", "0.4150", "±", "0.0071", "2", "12"]
-    failed = "4 5 0.01 0.5100 1 of 2 1 failed: rank 0: RunError: loss is nan"
+    assert lines[0].split() == ["runs", "lr", "validation", "mse", "n", "seconds"]
+    assert lines[2].split() == ["*", "2", "3", "0.001", *["0.4150", "±", "0.0071"] * 2, "2", "12"]
+    failed = "4 5 0.01 0.5100 0.5100 1 of 2 1 failed: rank 0: RunError: loss is nan"
     assert lines[3].split() == failed.split(), "a single seed has no deviation"
-    assert lines[4].split() == ["0", "1", "0.0001", "0.5150", "±", "0.0071", "2", "12"]
+    assert lines[4].split() == ["0", "1", "0.0001", *["0.5150", "±", "0.0071"] * 2, "2", "12"]
     assert "sample standard deviation" in lines[5]
 
 
@@ -173,7 +174,9 @@ def some_runs(tmp_path, completed: int, failed: int) -> list:
 
     runs = []
     for number in range(completed + failed):
-        result = {"status": "completed", "metric_name": "mse", "metric": (number * 7 % completed) / 1000, "wall_s": 1.0}
+        score = (number * 7 % completed) / 1000
+        result = {"status": "completed", "metric_name": "mse", "metric": score, "wall_s": 1.0,
+                  "selected_by": {"value": score}}  # fmt: skip
         if number >= completed:
             result = {"status": "failed", "error": {"rank": None, "type": "RunError", "message": f"of {number}"}}
         place = tmp_path / str(number)
@@ -189,7 +192,7 @@ def test_of_many_runs_the_best_and_those_that_failed(tmp_path):
     assert [row[0] for row in rows[:15]] == [run.name for run in best]
     assert [row[0] for row in rows[15:25]] == [run.name for run in runs[61:71]]
     assert "failed: RunError: of 61" in lines[17]
-    assert [line.strip() for line in lines[27:]] == ["46 more completed, 2 more failed", "all 73 runs: sweep.csv"]
+    assert [line.strip() for line in lines[28:]] == ["46 more completed, 2 more failed", "all 73 runs: sweep.csv"]
     assert sum("*" in line for line in lines) == 1
     few = printed(some_runs(tmp_path, completed=36, failed=4))
-    assert len(few) == 2 + 40, "all of them"
+    assert len(few) == 2 + 40 + 1, "all of them"

@@ -13,6 +13,7 @@ from typing import Any, Iterator
 import yaml
 
 from exp.errors import RunError
+from exp.result import selecting_value
 from exp.runfolder import RunFolder, read_json
 
 __all__ = ["Run", "flattened", "is_number", "is_run_folder", "natural", "numbers_of", "read_run"]
@@ -63,15 +64,21 @@ class Run:
 
     @property
     def metric_name(self) -> str | None:
-        """The metric that a sweep optimises; None where the run has not come to say."""
+        """The metric that is reported, and that runs are chosen by; None where the run has not come to say."""
         name = (self.result or {}).get("metric_name")
         return None if name is None else str(name)
 
     @property
     def metric(self) -> float | None:
-        """Its value; None where there is none, or none that is finite."""
+        """Its value on test; None where there is none, or none that is finite."""
         value: Any = (self.result or {}).get("metric")
         return float(value) if is_number(value) else None
+
+    @property
+    def selected_by(self) -> float | None:
+        """The same metric on validation, by which runs are ranked; None: the run has none."""
+        value = selecting_value(self.result)
+        return float(value) if value is not None and is_number(value) else None
 
     @property
     def metrics(self) -> dict[str, float]:

@@ -22,7 +22,7 @@ from exp.environment import describe_environment
 from exp.errors import ConfigError, RunError
 from exp.hub import pinned
 from exp.metrics import Evaluator
-from exp.result import blank_result
+from exp.result import blank_result, in_role
 from exp.runfolder import write_json
 from exp.task import task_class
 
@@ -182,18 +182,24 @@ def build_evaluator(session: Session, data: Data, detailed: bool = False) -> Eva
 
 
 def make_result(
-    session: Session, metrics: dict[str, float], evaluator: Evaluator | None, **extra: Any
+    session: Session,
+    metrics: dict[str, float],
+    evaluator: Evaluator | None,
+    selected_by: float | None = None,
+    **extra: Any,
 ) -> dict[str, Any]:
     """The content of ``result.json`` for a completed task.
 
     Args:
         session: the session.
         metrics: all metrics by name.
-        evaluator: knows which of them a sweeper optimises; None: none.
+        evaluator: knows which of them is reported; None: none.
+        selected_by: that metric on validation data: what sweeps, reports and sweepers choose by. None: the task has
+            measured none, and its runs are not put in an order.
         **extra: further keys, such as steps and epochs.
 
     Raises:
-        RunError: the metric that a sweeper optimises is not finite. Others may be, and are null in the file: a class
+        RunError: the metric that is reported is not finite. Others may be, and are null in the file: a class
             that does not occur has no precision.
     """
     config = session.config
@@ -224,6 +230,8 @@ def make_result(
     result.update(extra)
     if part:
         result["measured_on"] += f" ({part})"
+    result["selected_by"] = in_role(result["metric_name"], "validation", selected_by)
+    result["reported"] = in_role(result["metric_name"], result["measured_on"], result["metric"])
     return result
 
 

@@ -227,6 +227,7 @@ class Training:
             session,
             metrics,
             self.evaluator,
+            tested["validation"][self.evaluator.metric_name],
             steps=runner.iter,
             epochs=runner.epoch,
             measured_on=self.data.tested_on,

@@ -10,7 +10,7 @@ from exp import console
 from exp.csvfile import csv_content
 from exp.errors import EXIT_FAILED, EXIT_OK, RunError
 from exp.parity.compare import EARLY_STEPS, Difference, compare, read_losses, tolerances
-from exp.result import blank_result
+from exp.result import blank_result, in_role
 from exp.runfolder import read_json, write_atomically, write_json
 
 if TYPE_CHECKING:
@@ -90,6 +90,8 @@ def finish(
         metrics={"loss_difference": metric},
         metric_name="loss_difference",
         metric=metric,
+        selected_by=in_role("loss_difference", "parity", metric),
+        reported=in_role("loss_difference", "parity", metric),
         steps=len(losses),
     )
     message = ""
