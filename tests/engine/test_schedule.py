@@ -5,50 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 from mmengine.hooks import Hook
-from mmengine.registry import PARAM_SCHEDULERS
 from omegaconf import OmegaConf
 
 from exp.engine import schedule
 from exp.errors import ConfigError
 from tests.engine.conftest import Line, Mse
-
-
-def trajectory(scheduler, optimizer, steps):
-    seen = []
-    for _ in range(steps):
-        optimizer.step()
-        scheduler.step()
-        seen.append((optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["betas"][0]))
-    return seen
-
-
-def make():
-    return torch.optim.Adam([torch.nn.Parameter(torch.ones(1))], lr=2e-4)
-
-
-def test_one_cycle_is_torchs_and_continues_from_its_state():
-    reference_optimizer = make()
-    reference = torch.optim.lr_scheduler.OneCycleLR(reference_optimizer, max_lr=2e-4, total_steps=20, pct_start=0.2)
-    expected = trajectory(reference, reference_optimizer, 20)
-    config = {"type": "TorchOneCycle", "eta_max": 2e-4, "total_steps": 4, "pct_start": 0.2, "by_epoch": True,
-              "convert_to_iter_based": True}  # fmt: skip
-
-    def build(optimizer):
-        arguments = {key: value for key, value in config.items() if key not in ("type", "convert_to_iter_based")}
-        cls = PARAM_SCHEDULERS.get("TorchOneCycle")
-        return cls.build_iter_from_epoch(optimizer=optimizer, epoch_length=5, **arguments)
-
-    optimizer = make()
-    first = build(optimizer)
-    seen = trajectory(first, optimizer, 8)
-    resumed_optimizer = make()
-    resumed = build(resumed_optimizer)
-    resumed_optimizer.load_state_dict(optimizer.state_dict())
-    resumed.load_state_dict(first.state_dict())
-    seen += trajectory(resumed, resumed_optimizer, 12)
-    assert seen == expected
-    assert min(beta for _, beta in seen) < 0.86
-
 
 CONF = Path(__file__).parents[2] / "conf" / "schedule"
 SCALES = (1.0, 0.1, 0.01)
@@ -178,23 +139,6 @@ def test_what_follows_the_validations_follows_the_metric_that_decides(make_runne
         runner.train()
 
 
-def test_a_warm_up_that_the_training_does_not_see_the_end_of_is_told(make_runner, caplog):
-    with caplog.at_level("INFO"):
-        rates(groups(), make_runner, [{"type": "LinearLR", "end": 48, "by_epoch": False}])
-        assert "warms up" not in caplog.text
-        seen = rates(groups(), make_runner, [{"type": "LinearLR", "end": 96, "by_epoch": False}])
-    assert seen[-1, 0] < 2e-3
-    assert "until step 96, and the training ends after 48: it never comes to optim.lr" in caplog.text
-
-
-def test_an_absolute_end_below_every_group_is_mmengines(make_runner):
-    schedulers = [{"type": "CosineAnnealingLR", "T_max": 3, "eta_min": 1e-6, "convert_to_iter_based": True}]
-    seen = rates(groups(), make_runner, schedulers)
-    assert seen[-1].tolist() == pytest.approx([1e-6] * 3, rel=5)
-    seen = rates(groups(), make_runner, [{**schedulers[0], "eta_min": None, "eta_min_ratio": 0.1}])
-    assert (seen[-1] / seen[0]).tolist() == pytest.approx([0.1] * 3, rel=0.02)
-
-
 @pytest.mark.parametrize(
     ("make_one", "momentum"),
     [
@@ -227,10 +171,3 @@ def test_one_cycle_of_several_groups_continues_exactly(make_one, momentum):
     second.load_state_dict(first.state_dict())
     resumed.load_state_dict(scheduler.state_dict())
     assert seen + run(second, resumed, 11) == whole
-
-
-def test_one_cycle_says_what_an_optimizer_without_momentum_can_do():
-    optimizer = groups(torch.optim.Adagrad)
-    with pytest.raises(ConfigError, match=r"Adagrad has no momentum .* cycle_momentum: false"):
-        schedule.TorchOneCycle(optimizer, eta_max=1.0, total_steps=4)
-    schedule.TorchOneCycle(optimizer, eta_max=1.0, total_steps=4, cycle_momentum=False)
