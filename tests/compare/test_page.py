@@ -123,9 +123,7 @@ def test_a_report_of_a_sweep(make_sweep, tmp_path):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "name", ["<script>alert(1)", '"><img src=x onerror=alert(1)>', "</title>", "&amp;", "${title}", "\u2028"]
-)
+@pytest.mark.parametrize("name", ["</script><script>alert(1)</title>", '"><img src=x onerror=alert(1)>&amp;${title}'])
 def test_names_are_harmless(make_run, tmp_path, name):
     folder = name.replace("/", "\u2215")
     for number in range(2):
@@ -222,23 +220,20 @@ class TestPictures:
         assert self.shown(page) == [f"{run}: plots/val_{each}.png" for run in (2, 1, 0) for each in range(6)]
         assert "6 more are in the run folders" in page.text
 
-    @pytest.mark.parametrize("mode", ["RGBA", "P", "L", "I;16", "1", "CMYK", "LA"])
+    @pytest.mark.parametrize("mode", ["RGBA", "P", "I;16", "CMYK"])
     def test_pictures_of_any_mode(self, tmp_path, mode):
         path = tmp_path / ("a.jpg" if mode == "CMYK" else "a.png")
-        Image.new("L", (1000, 10), 60).convert(mode).save(path) if mode != "I;16" else Image.new(
-            mode, (1000, 10), 600
-        ).save(path)
+        image = Image.new(mode, (1000, 10), 600) if mode == "I;16" else Image.new("L", (1000, 10), 60).convert(mode)
+        image.save(path)
         assert thumbnails.thumbnail(path, "a").width == 640
 
-    def test_what_is_no_picture_is_counted(self, make_run, tmp_path, monkeypatch):
+    def test_what_is_no_picture_is_counted(self, make_run, tmp_path):
         folder = make_run("run", metric=1.0, pictures=["plots/a.png", "plots/b.png"])
         (folder / "plots" / "b.png").write_bytes((folder / "plots" / "b.png").read_bytes()[:100])
         (folder / "plots" / "c.png").write_text("no picture")
         page = written(find_runs([folder]), tmp_path)
         assert self.shown(page) == ["run: plots/a.png"]
         assert "2 could not be read, or are too large" in page.text
-        monkeypatch.setattr(thumbnails, "_PIXELS", 1000)
-        assert "3 could not be read" in written(find_runs([folder]), tmp_path).text
 
 
 def test_100_runs_fit_into_one_page(make_sweep, tmp_path):
@@ -262,6 +257,3 @@ def test_the_library_is_the_one_that_was_published():
         digest, name = line.split()
         assert hashlib.sha256((LIBRARY / name).read_bytes()).hexdigest() == digest, name
     assert {"LICENSE", "NOTICE", "echarts.min.js"} < {file.name for file in LIBRARY.iterdir()}
-
-
-# What a person would do, in the page; each entry of the title is what came of it.
