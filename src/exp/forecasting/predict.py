@@ -122,7 +122,7 @@ def _bands(data: Any, outputs: torch.Tensor, batch: dict[str, Any]) -> list[Band
     if intervals is None:
         return []
     spread = intervals.spread(batch)
-    found = intervals.bands(outputs.float(), None if spread is None else spread.cpu())
+    found = intervals.bands(dict(intervals.quantiles(outputs.float(), None if spread is None else spread.cpu())))
     return [Band(level, *(_in_file_units(data, end) for end in (lower, upper))) for level, lower, upper in found]
 
 
