@@ -113,6 +113,8 @@ def _windows(
 
 
 def _draw(writer: PictureWriter, name: str, window: Forecast, names: list[str], drawn: Sequence[Page]) -> list[str]:
+    if not writer.session.config.plots:  # drawing takes longer than writing
+        return []
     return writer.write_all({f"{name}_{page.name}.png": draw_forecast(window, names, page.channels) for page in drawn})
 
 
