@@ -67,6 +67,7 @@ def test_weights_are_fetched_recorded_and_used_without_a_network(exp, hub):
         "endpoint": hub.url,
     }
     trained = torch.load(str(exp.path("run") / "checkpoints" / "best.pth"))["state_dict"]
+    assert torch.allclose(trained["pixel_mean"].flatten() / 255, torch.tensor(SATELLITE["image_mean"]))
     assert (trained["backbone.cls_token"] - hub.weights["cls_token"]).abs().max() < 1e-2, "one step from the weights"
     hub.close()
     asked = len(hub.gets)
