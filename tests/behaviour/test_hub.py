@@ -79,7 +79,10 @@ def test_weights_are_fetched_recorded_and_used_without_a_network(exp, hub):
 
 def test_a_connection_that_breaks_is_made_again(exp, hub):
     hub.cut = 1000
-    done = exp(*SCENE, "init_from=timm:small", "output_dir=run", **hub.environment(exp.folder / "cache"))
+    command = [*SCENE, "init_from=timm:small", "output_dir=run"]
+    done = exp(*command, **hub.environment(exp.folder / "cache"))
+    if done.returncode == 3:  # of the library's versions before 1, which go on at the next start
+        done = exp(*command, **hub.environment(exp.folder / "cache"))
     assert done.returncode == 0, done.stderr
     assert hub.cut is None
     assert [file for file, _ in hub.gets].count(WHOLE) == 2
