@@ -24,7 +24,6 @@ from omegaconf.errors import OmegaConfBaseException
 from exp import __version__, console, early
 from exp.advice import remember
 from exp.config import choices, explain, fields, paths, structures, trained
-from exp.config.targets import use_working_directory
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, REFUSED, ConfigError, ExpError, RunError
 from exp.execute import execute
 from exp.footprint import remove_empty
@@ -86,7 +85,6 @@ def _main() -> int:
         return EXIT_OK
     sys.argv[1:] = _overrides_last(sys.argv[1:])
     be_quiet(sys.argv[1:])
-    use_working_directory()
     remember(sys.argv[1:])
     structures.register()
     choices.register_resolvers()

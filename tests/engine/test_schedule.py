@@ -136,7 +136,7 @@ def test_a_short_warm_up_ends_at_the_learning_rate(name, steps, first, make_runn
         ({"type": "PolyLR", "eta_min": 1e-4, "by_epoch": False}, "eta_min=0.0001 lies above .* lower eta_min"),
         ({"type": "OneCycleLR", "eta_max": 2e-3, "total_steps": 48, "by_epoch": False},
          "OneCycleLR gives all groups .* eta_max=0.002; .* type TorchOneCycle"),
-        ({"type": "SteppLR", "step_size": 1}, "there is no scheduler SteppLR; did you mean 'StepLR'"),
+        ({"type": "SteppLR", "step_size": 1}, "SteppLR.*'StepLR'"),
         ({"type": "StepLR", "stepsize": 1}, "StepLR does not take these settings: .*stepsize"),
         ({"type": "TorchOneCycle", "eta_max": 1e-3, "total_steps": 3, "by_epoch": True},
          "goes by step; set its convert"),

@@ -19,7 +19,9 @@ from hydra.errors import HydraException
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryValue, OmegaConfBaseException
 
+from exp.config import fields
 from exp.config.dictionaries import opened
+from exp.config.names import distrust
 from exp.config.schema import ExpConfig
 from exp.config.structures import structure_of, task_named
 from exp.config.walk import REFERENCE, nodes
@@ -40,6 +42,8 @@ NEUTRAL = re.compile(
     r"^(data\.(num_workers|eval_batch_size|cache_megabytes|on_device)|model\.activation_checkpointing)$"
 )
 """Keys that say how fast something is computed, not what."""
+_own_files: list[Path] = []
+"""Folders of configurations on the command line: what they name is the user's choice, in the run's file, too."""
 
 
 def run_folder_of(weights: str | None) -> Path | None:
@@ -67,6 +71,7 @@ def begin(arguments: Sequence[str], needs_weights: bool | None = None) -> tuple[
     Raises:
         ConfigError: the run's configuration cannot be read.
     """
+    _own_files[:] = fields.folders(arguments)
     given = {key: values for key, values in map(_parsed, arguments) if key is not None}
     if needs_weights is None:
         needs_weights = any(getattr(task_named(task), "needs_weights", False) for task in given.get("task", []))
@@ -123,6 +128,7 @@ def offer(folder: Path) -> None:
 
 
 def _offer(folder: Path, config: DictConfig) -> None:
+    distrust(config, "\n".join(file.read_text() for own in _own_files for file in own.rglob("*.yaml")))
     for key, target in (OmegaConf.select(config, "record.follows") or {}).items():
         OmegaConf.update(config, key, f"${{{target}}}")
     store = ConfigStore.instance()

@@ -58,7 +58,7 @@ class Follower:
         allow(self.config.plugins)
         self.state = State.of(folder.path, name)
         self.tracker: Tracker | None = None
-        for module in type(create(chosen, f"logger.trackers.{name}")).requires:
+        for module in type(create(chosen, Tracker, f"logger.trackers.{name}")).requires:
             importlib.import_module(module)  # while the run starts: some take as long
         self._offset = 0
         self._sent: dict[str, int] = {}
@@ -77,7 +77,7 @@ class Follower:
         if self.tracker is None:
             self.state = State.of(self.folder.path, self.name)  # with overwrite=true that of the earlier run is gone
             self._sent = self._still_there(self.state.sent)
-            tracker: Tracker = create(self.chosen, f"logger.trackers.{self.name}")
+            tracker: Tracker = create(self.chosen, Tracker, f"logger.trackers.{self.name}")
             self.state.run_id = tracker.open(self._run(), self.state.run_id)
             self.state.address, self.state.closed = tracker.address, False
             self.tracker = tracker
@@ -181,7 +181,7 @@ def main(folder: str, name: str) -> int:
     given = json.loads(_first_line())
     if not RunFolder(folder).in_use(RunFolder(folder).config).is_file():
         allow(given["plugins"])
-        _close_sweep(Path(folder), name, create(given["tracker"], f"logger.trackers.{name}"))
+        _close_sweep(Path(folder), name, create(given["tracker"], Tracker, f"logger.trackers.{name}"))
         return 0
     follower = Follower(RunFolder(folder), name, given["tracker"])
     pause, not_before = _POLL_S, 0.0

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Iterator, Mapping
 
 from exp import console
 from exp.config.create import create
-from exp.config.targets import find_module, load_target
+from exp.config.targets import find_module, resolve
 from exp.errors import ConfigError, UnavailableError
 from exp.runfolder import to_json
 from exp.trackers.base import Tracker
@@ -41,13 +41,11 @@ def check(chosen: LoggerConfig) -> None:
         target = tracker.get("_target_") if isinstance(tracker, Mapping) else None
         if target is None:
             raise ConfigError(f"{key} must be {{_target_: <path of a class>, <arguments>}}, not {tracker}")
-        cls = load_target(f"{key}._target_", target)
-        if not (isinstance(cls, type) and issubclass(cls, Tracker)):
-            raise ConfigError(f"{key}._target_={target} is no subclass of exp.trackers.Tracker")
+        cls = resolve(f"{key}._target_", target, Tracker)
         for module, package in cls.requires.items():
             if find_module(module) is None:
                 raise UnavailableError(f"logger={name} needs {module}, which is not installed: pip install {package}")
-        create(tracker, key)  # which does nothing but take its arguments
+        create(tracker, Tracker, key)  # which does nothing but take its arguments
 
 
 class Followers:
