@@ -7,9 +7,11 @@ import pickle
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
+import torch
 
 import exp as api
 from tests.behaviour.conftest import FORECAST, TILES, result
@@ -177,3 +179,26 @@ def test_the_current_folder_gives_what_is_named_and_stands_in_for_nothing(tmp_pa
     assert done.returncode == 0, done.stderr
     assert result(tmp_path / "run")["status"] == "completed"
     assert not (tmp_path / "executed").exists()
+
+
+def _pickle(path: Path) -> None:
+    torch.save({"state_dict": Payload()}, str(path))
+
+
+def _script(path: Path) -> None:
+    torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), str(path))
+
+
+def _tar(path: Path) -> None:
+    """The oldest form of torch's, which is unpacked wherever its names lead."""
+    with tarfile.open(path, "w") as archive:
+        for name in ("storages", "tensors", "pickle", "../../executed"):
+            archive.addfile(tarfile.TarInfo(name))
+
+
+@pytest.mark.parametrize(
+    "write", [_pickle, *(pytest.param(each, marks=pytest.mark.extended) for each in (_script, _tar))]
+)
+def test_weights_are_plain_data(refused, exp, write):
+    write(exp.path("weights.pth"))
+    refused(*FORECAST, "init_from=weights.pth", says="weights.pth", code=1)

@@ -83,6 +83,8 @@ def check_type(key: str, name: str) -> None:
     for module in _REGISTERING:
         importlib.import_module(module)
     registries = [each for each in vars(mmengine.registry).values() if isinstance(each, Registry)]
+    if _without_scope(name) in ("Pretrained", "PretrainedInit"):
+        raise ConfigError(f"{key}={name} would open a file that may run code; use init_from, which reads plain data")
     if key.endswith("_scope_"):
         check_name(key, name)
     elif any(_without_scope(name) in each.module_dict for each in registries):
