@@ -31,7 +31,7 @@ from exp.freezing import freeze
 from exp.launcher.base import launcher_class
 from exp.launcher.external import be_quiet
 from exp.launcher.shell_env import drop_stale_variables
-from exp.runfolder import RunFolder
+from exp.runfolder import UMASK, RunFolder
 from exp.system_errors import as_ours
 from exp.task import create_task, task_class
 from hydra_plugins.exp_plugins import PluginConfigs
@@ -79,7 +79,7 @@ def main() -> int:
 
 
 def _main() -> int:
-    os.umask(os.umask(0) | 0o022)  # nothing that a run writes may be changed by others
+    os.umask(UMASK)
     if "--version" in sys.argv[1:]:  # Hydra's would tell Hydra's
         print(f"exp {__version__}")  # noqa: T201
         return EXIT_OK

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import pickle
 import shutil
 import subprocess
@@ -167,18 +168,42 @@ def test_so_is_a_transform(refused, transform, key):
     refused(*TILES, f"data.eval_pipeline=[{transform}]", says=key)
 
 
-@pytest.mark.parametrize("command", ["-m", pytest.param("exp", marks=pytest.mark.extended)])
-def test_the_current_folder_gives_what_is_named_and_stands_in_for_nothing(tmp_path, command):
+@pytest.mark.parametrize(("command", "umask"), [("-m", 0), pytest.param("exp", 0o077, marks=pytest.mark.extended)])
+def test_the_current_folder_gives_what_is_named_and_others_of_the_group_may_read_the_run(tmp_path, command, umask):
+    """And it stands in for nothing."""
     for name in ("mmengine", "pandas", "typing", "sqlite3", "rasterio", "random"):
         (tmp_path / f"{name}.py").write_text(EVIL)
     (tmp_path / "neighbour.py").write_text("from exp.forecasting.timebridge import TimeBridge\n")
     (tmp_path / "mine.py").write_text("import neighbour\nclass Mine(neighbour.TimeBridge):\n    pass\n")
     start = [sys.executable, "-m", "exp"] if command == "-m" else [str(Path(sys.executable).with_name("exp"))]
     settings = [*FORECAST, "model._target_=mine.Mine", "nproc=2", "output_dir=run"]
-    done = subprocess.run([*start, *settings], cwd=tmp_path, env=clean_environment(), capture_output=True, text=True)
+    done = subprocess.run(
+        [*start, *settings],
+        cwd=tmp_path,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: os.umask(umask),
+    )
     assert done.returncode == 0, done.stderr
     assert result(tmp_path / "run")["status"] == "completed"
+    modes = {path: path.stat().st_mode & 0o777 for path in [tmp_path / "run", *(tmp_path / "run").rglob("*")]}
+    assert {path: oct(mode) for path, mode in modes.items() if mode != (0o750 if path.is_dir() else 0o640)} == {}
     assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "backend.env={https_proxy: 'http://me:PASSWORD@host:80'}",
+        pytest.param("init_from=hf:owner/name", marks=pytest.mark.extended),
+    ],
+)
+def test_passwords_in_addresses_are_not_recorded(exp, override):
+    done = exp(*FORECAST, override, "output_dir=run", HF_ENDPOINT="http://me:PASSWORD@127.0.0.1:9")
+    assert done.returncode in (2, 3), done.stderr
+    assert "PASSWORD" not in done.stdout + done.stderr
+    assert not exp.path("run").exists()
 
 
 def _pickle(path: Path) -> None:

@@ -24,7 +24,7 @@ from exp.contract import TASK_PAGE, asked
 from exp.errors import ConfigError, UnavailableError
 from exp.launcher.base import launcher_class
 from exp.lock_holder import holder_of
-from exp.runfolder import RunFolder, read_result
+from exp.runfolder import RunFolder, read_result, without_credentials
 from exp.task import create_task
 from exp.torch_version import FULL_SHARDING_SINCE, installed_torch
 from exp.trackers import following
@@ -59,6 +59,7 @@ def validate(config: ExpConfig, overrides: Sequence[str], backend: Backend) -> N
     """
     check_family(config)
     _check_missing(config)
+    _check_credentials(config)
     _check_values(config)
     launcher_class(config)
     task = create_task(config)
@@ -165,6 +166,16 @@ def _check_targets(config: ExpConfig) -> None:
         # The nodes of a cluster may have other folders on their path (launcher.setup).
         if target.startswith("exp.") or not elsewhere:
             check_target(f"{part}._target_", target)
+
+
+def _check_credentials(config: ExpConfig) -> None:
+    for key, _, _, node in nodes(config):
+        value = node._value()
+        if isinstance(value, str) and value != without_credentials(value):
+            raise ConfigError(
+                f"{key}={without_credentials(value)} has a password, which config.yaml would keep; give the address "
+                "without it, and the password as its library reads it from the environment"
+            )
 
 
 def _check_missing(config: ExpConfig) -> None:

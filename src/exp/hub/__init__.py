@@ -29,6 +29,7 @@ from exp.hub.cache import (
 )
 from exp.hub.download import fetch_blob
 from exp.hub.refusal import refusal
+from exp.runfolder import without_credentials
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
@@ -126,7 +127,7 @@ def _fetch(source: Source) -> dict[str, Any]:
     library.utils.disable_progress_bars()  # of the small files; a large one has ours
     before = cached(source)
     if before is None or not COMMIT.match(source.revision):
-        console.wait_for(f"asking {endpoint()} for {source.repository}")
+        console.wait_for(f"asking {without_credentials(endpoint())} for {source.repository}")
         try:
             _download(library, source)
         except (ConfigError, UnavailableError):
@@ -151,7 +152,7 @@ def _fetch(source: Source) -> dict[str, Any]:
         "commit": path.parent.name,
         "files": {name: digest(path.parent / name) for name in names},
         "licence": licence(path.parent / "README.md"),
-        "endpoint": endpoint(),
+        "endpoint": without_credentials(endpoint()),
     }
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from exp.errors import ConfigError, UnavailableError
 from exp.hub.cache import Source, cache_folder, endpoint
+from exp.runfolder import without_credentials
 
 __all__ = ["refusal"]
 
@@ -15,7 +16,8 @@ def refusal(library: Any, source: Source, error: Exception) -> ConfigError | Una
     """What a failure of the library means, in one line."""
     errors, begin = library.errors, f"init_from={source.name}: "
     status = getattr(getattr(error, "response", None), "status_code", None)
-    where = f"{endpoint()}/{source.repository}"
+    hub = without_credentials(endpoint())
+    where = f"{hub}/{source.repository}"
     if isinstance(error, errors.OfflineModeIsEnabled):
         return UnavailableError(
             f"{begin}HF_HUB_OFFLINE is set, and the cache {cache_folder(source)} does not have it; unset that, or copy "
@@ -41,8 +43,8 @@ def refusal(library: Any, source: Source, error: Exception) -> ConfigError | Una
     if status is not None:
         return UnavailableError(f"{begin}{where} answers {status}; try again later, or another HF_ENDPOINT")
     said = str(error).strip().splitlines()
-    reason = f"{type(error).__name__}: {said[0][:120] if said else ''}".rstrip(": ")
+    reason = without_credentials(f"{type(error).__name__}: {said[0][:120] if said else ''}".rstrip(": "))
     return UnavailableError(
-        f"{begin}cannot fetch it from {endpoint()} ({reason}); set HF_ENDPOINT to a mirror, or give a file that you "
+        f"{begin}cannot fetch it from {hub} ({reason}); set HF_ENDPOINT to a mirror, or give a file that you "
         "have; what was fetched is kept"
     )
