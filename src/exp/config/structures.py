@@ -15,9 +15,11 @@ from yaml import YAMLError
 
 from exp import plugins
 from exp.config.dictionaries import opened
+from exp.config.explain import nearest
 from exp.config.schema import ExpConfig, LauncherConfig
 from exp.config.slurm import SubmititConfig
 from exp.config.targets import resolve
+from exp.config.walk import nodes
 from exp.errors import ConfigError
 from exp.launcher.base import Launcher
 from exp.task import task_class
@@ -74,7 +76,7 @@ def typed(config: Any, of_others: bool = False) -> ExpConfig:
 
     Raises:
         OmegaConfBaseException: a key or a type is wrong.
-        ConfigError: the task is none.
+        ConfigError: the task is none, or a key is none.
     """
     root = OmegaConf.structured(ExpConfig)
     target = str(config.launcher.get("_target_", "auto"))
@@ -84,6 +86,13 @@ def typed(config: Any, of_others: bool = False) -> ExpConfig:
     if task != MISSING and (structure_of(task) or task.startswith("exp.") or not of_others):
         root.task = structure_of(task) or task_class(config)
     merged = OmegaConf.merge(root, config)
+    for place, _, _, node in [("", None, "", merged), *nodes(merged)]:
+        kind: Any = OmegaConf.get_type(node) if isinstance(node, DictConfig) else None
+        if dataclasses.is_dataclass(kind):
+            known = [field.name for field in dataclasses.fields(kind)]
+            for key in node:
+                if key not in known:  # merging takes in what +KEY=VALUE has added
+                    raise ConfigError(f"there is no key '{f'{place}.{key}'.lstrip('.')}'{nearest(str(key), known)}")
     return cast(ExpConfig, merged)  # whose types it has
 
 
