@@ -57,7 +57,7 @@ def add_training_memory(report: dict[str, Any], config: ExpConfig) -> None:
 def _estimated(config: ExpConfig, backend: Any, free: int) -> tuple[int, bool, dict[str, int] | None]:
     """Bytes of a rank at the worst moment, whether they fit, and the batch that does."""
     from exp.compat import supports_estimates
-    from exp.engine.registries import choose_code
+    from exp.engine.registries import import_plugins
     from exp.errors import UnavailableError
 
     if not supports_estimates():
@@ -71,7 +71,7 @@ def _estimated(config: ExpConfig, backend: Any, free: int) -> tuple[int, bool, d
     config.batch_size, config.global_batch_size = derive_batch_sizes(
         config.batch_size, config.global_batch_size, config.accumulate, parts
     )
-    choose_code(config)
+    import_plugins(config.plugins)
     tracer = Tracer(config, backend)
     validation = tracer.validate()
     peak = max(each.total for each in (tracer.peak, validation) if each is not None)
