@@ -36,13 +36,24 @@ TINY = [
     "plots=false",  # matplotlib takes longer than the training
 ]
 
-# Files that take minutes, most of them waiting; they begin first, or all others would wait for the last of them.
-LONG = ("tests/slurm/", "tests/docs/", "tests/test_cli.py", "tests/sweep/", "tests/tasks/")
+# The lane of a test follows from where it stands and what it uses. `make test` leaves out what is `extended`; the old
+# Python and torch run what `make test` runs, and the `legacy` ones of the others. Files that mostly wait come first.
+EXTENDED = ("tests/simulators/", "tests/slurm/", "tests/trackers/", "tests/docs/", "examples/")
+LEGACY = ("tests/simulators/legacy/",)
+PROCESSES = {"exp", "ranks", "cluster", "run_exp", "Forked", "subprocess"}
+FIRST = ("tests/slurm/", "tests/docs/", "tests/behaviour/")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    order = [*LONG, ""]
+    order = [*FIRST, ""]
     items.sort(key=lambda item: next(place for place, start in enumerate(order) if item.nodeid.startswith(start)))
+    for item in items:
+        uses = PROCESSES & {*item.fixturenames, *vars(item.module)}
+        if item.nodeid.startswith(EXTENDED) or (uses and not item.nodeid.startswith("tests/behaviour/")):
+            item.add_marker("extended")
+        if item.nodeid.startswith(LEGACY):
+            item.add_marker("legacy")
 
 
 def read_strictly(text: str) -> Any:
