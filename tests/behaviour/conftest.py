@@ -139,7 +139,7 @@ def start(tmp_path) -> Iterable[Callable[..., Forked]]:
 
 @pytest.fixture
 def page(tmp_path) -> Callable[..., None]:
-    """Writes the files whose contents stand in a page of docs: its blocks of a language, in order, under these names."""
+    """Writes the listings of a page of docs: its blocks of a language, in order, under these names."""
 
     def write(name: str, **files: list[str]) -> None:
         text = (ROOT / "docs" / f"{name}.md").read_text()

@@ -1,4 +1,4 @@
-"""Code from outside the repository: the pages' own listings, a folder with a module and YAML, and installed packages."""
+"""Code from outside the repository: the pages' own listings, a folder with a module and YAML, installed packages."""
 
 from __future__ import annotations
 

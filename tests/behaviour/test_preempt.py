@@ -57,7 +57,7 @@ def test_a_second_signal_ends_at_once_and_what_saves_no_state_has_nothing_to_wai
 def test_ctrl_c_and_a_closed_terminal_say_how_to_go_on(exp, start):
     for name, number in (("int", signal.SIGINT), ("hup", signal.SIGHUP)):
         process = start(*LONG, "checkpoint.every_steps=2", f"output_dir={name}")
-        wait_for(lambda: list(exp.path(name).glob("checkpoints/step_*.pth")), process)
+        wait_for(lambda run=exp.path(name): list(run.glob("checkpoints/step_*.pth")), process)
         process.send_signal(number)
         output, errors = process.communicate(timeout=280)
         assert process.returncode == 128 + number, errors

@@ -1,4 +1,4 @@
-"""What strangers, accidents and their files may hold: no code of theirs runs, and no wrong number leaves with code 0."""
+"""What files of strangers may hold, and spoilt ones: no code of theirs runs, no wrong number leaves with code 0."""
 
 from __future__ import annotations
 
