@@ -27,7 +27,7 @@ from exp.lock_holder import holder_of
 from exp.runfolder import RunFolder, read_result
 from exp.task import create_task
 from exp.torch_version import FULL_SHARDING_SINCE, installed_torch
-from exp.trackers import following
+from exp.trackers import reporting
 
 if TYPE_CHECKING:
     from exp.backend import Backend
@@ -84,7 +84,7 @@ def validate(config: ExpConfig, overrides: Sequence[str], backend: Backend) -> N
     _check_targets(config)
     check_processes(config, backend, task)
     _check_wrapper(config, task)
-    following.check(config.logger)
+    reporting.check(config.logger)
     for package in config.logger.requires:
         if find_module(package) is None:  # without importing what is above it
             raise UnavailableError(

@@ -33,7 +33,6 @@ from exp.preemption import PREEMPT_SIGNAL
 from exp.runfolder import RunFolder, read_json, write_json
 from exp.runlock import RunLock
 from exp.task import task_class
-from exp.trackers.following import followed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -105,15 +104,12 @@ class NodeTask:
             return error.exit_code
         run = FrozenRun.load(folder)
         restarts = int(os.environ.get("SLURM_RESTART_COUNT", 0)) if self.on_slurm else 0
-        with followed(run.config, folder) as followers:
-            outcome = self._run(run)
-            outcome.restarts += restarts
-            lost = lock.check()
-            if lost is not None:
-                outcome = Outcome(EXIT_FAILED, detail=f"{lost}; what it computed is lost", recorded=True)
-            code = summary.end(run.config, folder, outcome).exit_code
-            if code != EXIT_OK:
-                followers.hurry()  # the scheduler may be about to kill; the next start tells the rest
+        outcome = self._run(run)
+        outcome.restarts += restarts
+        lost = lock.check()
+        if lost is not None:
+            outcome = Outcome(EXIT_FAILED, detail=f"{lost}; what it computed is lost", recorded=True)
+        code = summary.end(run.config, folder, outcome).exit_code
         write_json(word, asdict(dataclasses.replace(outcome, recorded=True)))
         signals = (outcome.preempted or {}).get("signals", [])
         if self.on_slurm and PREEMPT_SIGNAL.name in signals:
