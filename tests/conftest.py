@@ -38,7 +38,7 @@ TINY = [
 
 # The lane of a test follows from where it stands and what it uses. `make test` leaves out what is `extended`; the old
 # Python and torch run what `make test` runs, and the `legacy` ones of the others. Files that mostly wait come first.
-EXTENDED = ("tests/simulators/", "tests/slurm/", "tests/trackers/", "tests/docs/", "examples/")
+EXTENDED = ("tests/simulators/", "tests/slurm/", "tests/docs/", "examples/")
 LEGACY = ("tests/simulators/legacy/",)
 PROCESSES = {"exp", "ranks", "cluster", "run_exp", "Forked", "subprocess"}
 FIRST = ("tests/slurm/", "tests/docs/", "tests/behaviour/")

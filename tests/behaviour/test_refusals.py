@@ -37,7 +37,7 @@ REFUSED = [
     (["backend=cpu", "backend.simulate=true"], 2, "backend"),
     (["backend=gcu"], 3, "torch_gcu"),
     (["backend=cuda"], 3, "backend=cuda"),
-    (["logger=swanlab"], 3, "pip install swanlab"),
+    (["logger.requires=[nonesuch]"], 3, "nonesuch"),
 ]
 
 
