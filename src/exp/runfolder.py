@@ -17,8 +17,8 @@ from exp.errors import ConfigError, RunError
 
 __all__ = [
     "CHECKPOINT_NAME",
-    "Digesting",
     "UMASK",
+    "Digesting",
     "RunFolder",
     "digest_of",
     "last_known",
