@@ -38,7 +38,7 @@ TINY = [
 
 # The lane of a test follows from where it stands and what it uses. `make test` leaves out what is `extended`; the old
 # Python and torch run what `make test` runs, and the `legacy` ones of the others. Files that mostly wait come first.
-EXTENDED = ("tests/simulators/", "tests/slurm/", "tests/trackers/", "tests/docs/", "examples/")
+EXTENDED = ("tests/simulators/", "tests/slurm/", "tests/docs/", "examples/")
 LEGACY = ("tests/simulators/legacy/",)
 PROCESSES = {"exp", "ranks", "cluster", "run_exp", "Forked", "subprocess"}
 FIRST = ("tests/slurm/", "tests/docs/", "tests/behaviour/")
@@ -169,8 +169,9 @@ def _be_exp(
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = ["exp" if script is None else "-c", *arguments]
-    # As the interpreter does it: with -m the folder, and then what the variable names.
-    sys.path[:0] = [folder, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
+    # As the interpreter does it: with -c the folder, and then what the variable names.
+    here = [] if script is None else [folder]
+    sys.path[:0] = [*here, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
     if script is None:
         runpy.run_module("exp", run_name="__main__")
     else:

@@ -17,6 +17,7 @@ from exp.errors import ConfigError, RunError
 
 __all__ = [
     "CHECKPOINT_NAME",
+    "UMASK",
     "Digesting",
     "RunFolder",
     "digest_of",
@@ -25,13 +26,17 @@ __all__ = [
     "read_json",
     "read_result",
     "to_json",
+    "without_credentials",
     "write_atomically",
     "write_json",
 ]
 
+UMASK = 0o027
+"""Of all processes of a run, whatever the user's: folders 0750, files 0640."""
 CHECKPOINT_NAME = re.compile(r"^step_(\d+)\.pth$")
 """What a checkpoint is called that a training goes on from: by the optimizer steps behind it."""
 
+_CREDENTIALS = re.compile(r"(?<=://)[^\s/@?#\"']+(?=@)")
 _LEAST_BYTES = 2**16  # what the records of the shortest run may need
 _PIECE = 2**22  # bytes
 _TAIL_BYTES = 2**16  # of metrics.jsonl: many of its lines
@@ -50,7 +55,7 @@ class RunFolder:
     comes to nothing leaves the record as it was, however it ends.
 
     Args:
-        path: the folder; made by :meth:`create`, with the permissions of the user's umask less those of others.
+        path: the folder; made by :meth:`create`.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -232,7 +237,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def to_json(value: Any, **options: Any) -> str:
-    """``value`` as JSON, which has neither infinity nor nan: such numbers are null.
+    """``value`` as JSON, which has neither infinity nor nan: such numbers are null. Addresses lose their credentials.
 
     What they were is told beside them, in the outermost object that holds them (of a list of records: in each of them),
     under ``not_finite``: by dotted path ``"nan"``, ``"inf"`` or ``"-inf"``, such as ``{"metrics.mse": "nan"}``.
@@ -263,7 +268,12 @@ def _finite(value: Any, path: str, found: dict[str, str]) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         found[path] = str(float(value))
         return None
-    return value
+    return without_credentials(value) if isinstance(value, str) else value
+
+
+def without_credentials(text: str) -> str:
+    """A text whose addresses have ``***`` in place of user name and password."""
+    return _CREDENTIALS.sub("***", text) if "://" in text else text
 
 
 def read_json(path: Path) -> Any:

@@ -286,9 +286,9 @@ def run(folder: RunFolder, info: RankInfo) -> None:
     try:
         with _collector_paused():
             session.open()
-            from exp.engine.registries import choose_code  # MMEngine's, and so torch
+            from exp.engine.registries import import_plugins  # MMEngine's, and so torch
 
-            choose_code(config)
+            import_plugins(config.plugins)
             for module in task.modules:
                 importlib.import_module(module)
         result = task.run(session)

@@ -21,7 +21,14 @@ from tests.conftest import TINY, Forked, read_strictly, run_exp
 ROOT = Path(__file__).parents[2]
 
 BACKBONE = ["model.embed_dim=16", "model.depth=2", "model.num_heads=2", "model.patch_size=16"]
-SHORT = ["max_steps=4", "log_every=1", "schedule.warmup_steps=2", "checkpoint.every_steps=2", "checkpoint.keep_last=2", "plots=false"]
+SHORT = [
+    "max_steps=4",
+    "log_every=1",
+    "schedule.warmup_steps=2",
+    "checkpoint.every_steps=2",
+    "checkpoint.keep_last=2",
+    "plots=false",
+]
 
 FORECAST = [*TINY, "log_every=1", "checkpoint.every_steps=2"]
 """A forecasting training of seconds: ETTh1 in short windows, a small TimeBridge."""
@@ -57,7 +64,11 @@ TILES = [
 ]
 """Segmentation of Dubai's tiles, a small DINOv3."""
 
+CARDS = [*(word for word in STEADY if word != "backend=cpu"), "backend=gcu", "backend.simulate=true"]
+"""The steady training on simulated cards of this torch's generation."""
+
 _SHARED = {
+    "eight_cards": [*CARDS, "nproc=8", "report_placement=true"],
     "forecast": FORECAST,
     "forecast_bf16": [*FORECAST, "precision=bf16", "optim.clip_grad_norm=1.0"],
     "steady": STEADY,
@@ -128,7 +139,7 @@ def start(tmp_path) -> Iterable[Callable[..., Forked]]:
 
 @pytest.fixture
 def page(tmp_path) -> Callable[..., None]:
-    """Writes the files whose contents stand in a page of docs: its blocks of a language, in order, under these names."""
+    """Writes the listings of a page of docs: its blocks of a language, in order, under these names."""
 
     def write(name: str, **files: list[str]) -> None:
         text = (ROOT / "docs" / f"{name}.md").read_text()

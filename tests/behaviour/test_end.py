@@ -18,7 +18,8 @@ def shared_memory() -> set[str]:
 
 
 @pytest.mark.parametrize("how", [
-    "SIGTERM", "kill the parent", *(pytest.param(how, marks=pytest.mark.extended) for how in ("SIGINT", "kill the agent"))
+    "SIGTERM", "kill the parent",
+    *(pytest.param(how, marks=pytest.mark.extended) for how in ("SIGINT", "kill the agent")),
 ])  # fmt: skip
 def test_nothing_is_left_behind(exp, start, how):
     (exp.folder / "tmp").mkdir()

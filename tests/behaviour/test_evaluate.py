@@ -15,7 +15,9 @@ def test_an_evaluation_over_three_ranks_is_that_of_the_training_to_the_last_digi
     run = trained("forecast")
     before = snapshot(run)
     # 2785 windows divide neither over 3 ranks nor into batches of 50.
-    done = exp("task=eval", f"init_from={run}", "backend=cpu", "nproc=3", "data.eval_batch_size=50", "output_dir=tested")
+    done = exp(
+        "task=eval", f"init_from={run}", "backend=cpu", "nproc=3", "data.eval_batch_size=50", "output_dir=tested"
+    )
     assert done.returncode == 0, done.stderr
     tested = exp.result("tested")
     assert tested["metrics"] == pytest.approx(result(run)["metrics"], rel=1e-6)
@@ -36,7 +38,9 @@ def test_an_evaluation_over_three_ranks_is_that_of_the_training_to_the_last_digi
 
 def test_forecasts_are_the_model_s_in_the_units_and_at_the_dates_of_the_file(trained, exp):
     run = trained("forecast")
-    done = exp("task=predict", f"init_from={run}", "backend=cpu", "task.num_windows=1", "plots=false", "output_dir=said")
+    done = exp(
+        "task=predict", f"init_from={run}", "backend=cpu", "task.num_windows=1", "plots=false", "output_dir=said"
+    )
     assert done.returncode == 0, done.stderr
     source = pd.read_csv(ETTH1)
     said = pd.read_csv(exp.path("said") / "forecasts" / "window_00000.csv")
@@ -49,7 +53,7 @@ def test_forecasts_are_the_model_s_in_the_units_and_at_the_dates_of_the_file(tra
     future = pd.read_csv(exp.path("said") / "forecasts" / "future.csv")
     assert len(future) == 96
     assert pd.to_datetime(future["date"][0]) == pd.to_datetime(source["date"].iloc[-1]) + pd.Timedelta(hours=1)
-    # A model of four steps is no worse than the mean of the training rows by much: what is forecast is of the data's size.
+    # What is forecast is of the data's size.
     columns = list(source.columns[1:])
     middle, spread = source[columns].iloc[:TRAIN].mean(), source[columns].iloc[:TRAIN].std()
     assert ((future[columns] - middle) / spread).abs().to_numpy().max() < 6

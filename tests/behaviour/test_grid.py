@@ -52,7 +52,14 @@ def test_a_sweep_that_is_refused_or_only_shown_leaves_nothing(exp):
 
 @pytest.mark.extended
 def test_notice_saves_all_jobs_and_a_kill_leaves_none(exp, start):
-    settings = [*SWEEP, "seed=1,2,3", "max_steps=300", "max_epochs=10", "checkpoint.every_steps=0", "sweep.parallel_jobs=2"]
+    settings = [
+        *SWEEP,
+        "seed=1,2,3",
+        "max_steps=300",
+        "max_epochs=10",
+        "checkpoint.every_steps=0",
+        "sweep.parallel_jobs=2",
+    ]
     process = start(*settings)
     wait_for(lambda: all(exp.path(f"sweep/{job}/metrics.jsonl").is_file() for job in (0, 1)), process)
     os.kill(process.pid, signal.SIGUSR2)

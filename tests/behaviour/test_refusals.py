@@ -25,12 +25,18 @@ REFUSED = [
     (["data.horizon=5000"], 2, "data.horizon"),
     (["data=csv"], 2, "data.file"),
     (["model=dinov3_scenes"], 2, "experiment=dinov3_eurosat"),
-    (["experiment=dinov3_dubai", "task=predict", "task.intervals=[0.8]", "init_from=x"], 2, "task.intervals"),
     (["output_dir=file/run"], 2, "file"),
+    (["+foo=1"], 2, "foo"),
+    (["+model.foo=1"], 2, "model.foo"),
+    (["+optim.foo=1"], 2, "optim.foo"),
+    (["task=eval", "init_from=outputs/typo"], 2, "init_from=outputs/typo"),
+    (["task=predict", "init_from=typo", "experiment=dinov3_loveda", "model.size=tiny"], 2, "init_from=typo"),
+    (["task=eval", "init_from=."], 2, "init_from=."),
+    (["resume=typo"], 2, "resume=typo"),
     (["backend=cpu", "backend.simulate=true"], 2, "backend"),
     (["backend=gcu"], 3, "torch_gcu"),
     (["backend=cuda"], 3, "backend=cuda"),
-    (["logger=swanlab"], 3, "pip install swanlab"),
+    (["logger.requires=[nonesuch]"], 3, "nonesuch"),
 ]
 
 

@@ -107,7 +107,7 @@ def test_an_absolute_eta_min_is_that_of_the_full_rate_and_keeps_the_ratio(schedu
         ({"type": "LinearLR", "by_epoch": False, "end": 5, "begin": 4, "end_factor": 0.1}, "takes one step, .* end=6"),
         ({"type": "OneCycleLR", "eta_max": 2e-3, "total_steps": 48, "by_epoch": False},
          "OneCycleLR gives all groups .* eta_max=0.002; .* type TorchOneCycle"),
-        ({"type": "SteppLR", "step_size": 1}, "there is no scheduler SteppLR; did you mean 'StepLR'"),
+        ({"type": "SteppLR", "step_size": 1}, "SteppLR.*'StepLR'"),
         ({"type": "StepLR", "stepsize": 1}, "StepLR does not take these settings: .*stepsize"),
         ({"type": "TorchOneCycle", "eta_max": 1e-3, "total_steps": 3, "by_epoch": True},
          "goes by step; set its convert"),

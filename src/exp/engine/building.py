@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from exp.config.create import create
 from exp.contract import EXPERIMENT_PAGE, asked, shown
-from exp.data.base import check_data
+from exp.data.base import Data, check_data
 from exp.engine import deferred
 from exp.engine.checkpoint import plain
 from exp.engine.debug import measured_part
@@ -21,7 +21,7 @@ from exp.engine.fit import Weights, fit_weights, read_weights
 from exp.environment import describe_environment
 from exp.errors import ConfigError, RunError
 from exp.hub import pinned
-from exp.metrics import Evaluator
+from exp.metrics import Evaluator, Metric
 from exp.result import blank_result, in_role
 from exp.runfolder import write_json
 from exp.task import task_class
@@ -29,7 +29,6 @@ from exp.task import task_class
 if TYPE_CHECKING:
     from torch import nn
 
-    from exp.data.base import Data
     from exp.data.fingerprint import Fingerprint
     from exp.session import Session
 
@@ -47,7 +46,7 @@ def build_data(session: Session) -> Data:
         DataError: the data do not go with the weights.
     """
     session.wait_for("loading the data")
-    data: Data = create(session.config.data, "data")
+    data: Data = create(session.config.data, Data, "data")
     check_data(data)
     notes: list[str] = []
     if session.config.init_from:
@@ -137,13 +136,7 @@ def build_model(session: Session, data: Data, to_place: bool = False) -> nn.Modu
 
 
 def _make(config: Any, arguments: Mapping[str, Any]) -> nn.Module:
-    made = create(config, "model", **arguments)
-    if not isinstance(made, BaseModel):
-        raise ConfigError(
-            f"model._target_: {shown(made)} is no subclass of exp.models.base.Model, nor of MMEngine's BaseModel; see "
-            f"{EXPERIMENT_PAGE}"
-        )
-    model: nn.Module = made
+    model: nn.Module = create(config, BaseModel, "model", **arguments)
     return model
 
 
@@ -177,7 +170,7 @@ def build_evaluator(session: Session, data: Data, detailed: bool = False) -> Eva
         raise ConfigError(
             f"data: {shown(data)}.metrics gives {own}, not a metric or a list of some; see {EXPERIMENT_PAGE}"
         )
-    further = [create(config, f"metrics[{number}]") for number, config in enumerate(session.config.metrics)]
+    further = [create(config, Metric, f"metrics[{number}]") for number, config in enumerate(session.config.metrics)]
     return Evaluator([*(own if isinstance(own, (list, tuple)) else [own]), *further], session.config.metric)
 
 

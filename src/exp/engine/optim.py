@@ -13,6 +13,7 @@ from torch import nn
 
 from exp.backend import FLOAT32
 from exp.engine.fsdp import clip_grad_norm
+from exp.engine.registries import registered
 from exp.errors import ConfigError
 from exp.heartbeat import Stage, beat
 from exp.models.dropout import backward_begins
@@ -225,10 +226,7 @@ def make_optimizer(
     Raises:
         ConfigError: its type or one of its options is unknown.
     """
-    cls = OPTIMIZERS.get(config.type)
-    if cls is None:
-        known = sorted(name for name in OPTIMIZERS.module_dict if not name.startswith("_"))
-        raise ConfigError(f"optim.type={config.type} is not known; known are {', '.join(known)}")
+    cls = registered("optim.type", config.type, OPTIMIZERS, torch.optim.Optimizer)
     options = _plain(config.options)
     if options.get("fused") and f"_fused_{config.type.lower()}_" in lacking:
         options.update(fused=False, foreach=True)

@@ -7,10 +7,13 @@ import math
 from typing import Any, Iterator, Mapping, Sequence
 
 from mmengine.optim import OptimWrapper, PolyLR
+from mmengine.optim.scheduler.lr_scheduler import LRSchedulerMixin
+from mmengine.optim.scheduler.momentum_scheduler import MomentumSchedulerMixin
 from mmengine.registry import PARAM_SCHEDULERS
 from torch.optim.lr_scheduler import OneCycleLR
 
 from exp.config.explain import nearest
+from exp.engine.registries import registered
 from exp.errors import ConfigError
 from exp.raised import first_line
 
@@ -27,6 +30,7 @@ __all__ = [
 ]
 
 
+_KINDS = (LRSchedulerMixin, MomentumSchedulerMixin)
 _LENGTHS = ("end", "T_max", "total_steps")
 
 
@@ -162,8 +166,6 @@ def settings_of(scheduler: Any) -> Iterator[None]:
         ConfigError: its type is unknown, or does not take its settings.
     """
     kind = scheduler.get("type") if isinstance(scheduler, Mapping) else scheduler
-    if isinstance(kind, str) and PARAM_SCHEDULERS.get(kind) is None:
-        raise ConfigError(f"schedule: there is no scheduler {kind}{nearest(kind, list(PARAM_SCHEDULERS.module_dict))}")
     try:
         yield
     except (AssertionError, KeyError, TypeError, ValueError) as error:
@@ -180,8 +182,8 @@ def follow(scheduler: dict[str, Any], evaluator: Any) -> None:
     Raises:
         ConfigError: it looks at a metric that is not measured.
     """
-    kind = scheduler.get("type")
-    cls = PARAM_SCHEDULERS.get(kind) if isinstance(kind, str) else None
+    kind = scheduler["type"]
+    cls = registered("schedule.param_scheduler.type", kind, PARAM_SCHEDULERS, _KINDS)
     names = getattr(evaluator, "names", None)
     if not names or not getattr(cls, "need_val_args", False):
         return

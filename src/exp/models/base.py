@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Collection, Mapping
+from typing import Any, Collection, Mapping, Sequence
 
 import torch
 from mmengine.model import BaseModel
@@ -58,6 +58,10 @@ class Model(BaseModel):
     changed_by_optimizer_alone: bool = False
     """Whether nothing but the optimizer's step changes parameters that are trained: no :meth:`forward`, and no
     :meth:`start_epoch`. On the CPU they are then copied for a checkpoint while the next step computes its gradients."""
+
+    taken_on_trust: Sequence[str] = ()
+    """Keys of ``model`` that matter and that neither names nor shapes of weights tell, such as the number of heads: for
+    files without a configuration it is said which values are taken."""
 
     def __init__(self) -> None:
         super().__init__(data_preprocessor=_PassThrough())

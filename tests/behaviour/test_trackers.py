@@ -8,104 +8,59 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import TINY, Forked, clean_environment
-from tests.docs.reader import write_files
+from tests.behaviour.conftest import TINY, first_line, losses, wait_for
+from tests.conftest import clean_environment
 
-PAGE = Path(__file__).parents[2] / "docs" / "trackers.md"
 CLIENTS = Path(sys.prefix) / "trackers"
 needs_clients = pytest.mark.skipif(
     not (CLIENTS / "mlflow").is_dir(),
-    reason=f"no {CLIENTS}: make installs the clients there, where Python is 3.10 or newer",
+    reason=f"no {CLIENTS}: make test-all installs the clients there, where Python is 3.10 or newer",
 )
 LINES = ["--config-dir", "my_conf", "logger=lines"]
 
 
 @pytest.fixture
-def lines(exp):
+def lines(exp, page):
     """What the tracker of the page has written."""
-    write_files(PAGE, exp.folder, python=["my_tracker.py"], yaml=["my_conf/logger/lines.yaml"])
+    page("trackers", python=["my_tracker.py"], yaml=["my_conf/logger/lines.yaml"])
     return lambda: exp.path("lines.txt").read_text().splitlines()
 
 
-def test_a_tracker_of_ones_own_is_told_of_a_run_that_goes_on(exp, lines):
-    def train(*arguments):
-        done = exp(*LINES, *TINY, "output_dir=run", *arguments)
-        assert done.returncode == 0, done.stdout + done.stderr
-
-    train()
+def test_a_tracker_of_ones_own_receives_a_run_and_what_goes_on_with_it(exp, lines):
+    assert exp(*LINES, *TINY, "output_dir=run").returncode == 0
     said = lines()
     assert said[0].startswith("run: lr 0.0005")
     assert [line.split()[:2] for line in said if "train/loss" in line] == [["2", "train/loss"], ["4", "train/loss"]]
-    assert f"4 test/mse {exp.result('run')['metric']:.4f}" in said
     assert said[-1] == f"completed: {exp.result('run')['metric']:.4f}"
-    train("max_steps=6", "resume=auto")
+    assert exp(*LINES, *TINY, "output_dir=run", "max_steps=6", "resume=auto").returncode == 0
     later = lines()[len(said) :]
-    assert later[0] == "run goes on"
     assert [line.split()[:2] for line in later if "train/loss" in line] == [["6", "train/loss"]]
-    train("overwrite=true")
-    assert "run: lr 0.0005" in lines()[len(said) + len(later)]
+    for words, code, named in (
+        (["logger.trackers.lines._target_=exp.metrics.Evaluator"], 2, "logger.trackers.lines"),
+        (["+logger.trackers.lines.colour=red"], 2, "colour"),
+        (["task=track", "run=null"], 2, "run"),
+        (["logger.requires=[nonesuch]"], 3, "nonesuch"),
+    ):
+        done = exp(*LINES, *TINY, *words, "output_dir=new")
+        assert (done.returncode, named in first_line(done)) == (code, True), done.stderr
+    assert not exp.path("new").exists()
 
 
+@pytest.mark.extended
 def test_what_a_tracker_raises_is_a_warning_and_can_be_made_up_for(exp, lines):
-    (exp.folder / "lines.txt").mkdir()
+    exp.path("lines.txt").mkdir()
     done = exp(*LINES, *TINY, "logger.patience_s=1", "output_dir=run")
     assert done.returncode == 0, done.stderr
-    assert "IsADirectoryError" in done.stdout
     assert "python -m exp task=track logger=lines run=" in done.stdout
-    (exp.folder / "lines.txt").rmdir()
-    again = [*LINES, "task=track", "run=run"]
-    assert exp(*again).returncode == 0
-    said = lines()
-    assert [line.split()[0] for line in said if "train/loss" in line] == ["2", "4"]
-    assert exp(*again).returncode == 0
-    assert [line for line in lines()[len(said) :] if "/" in line] == []  # nothing twice
-
-
-@pytest.mark.slow
-def test_a_run_that_is_killed_is_closed_afterwards(exp, lines):
-    process = Forked(
-        exp.folder, *LINES, *TINY, "max_steps=100000", "max_epochs=null", "val_every=1000", "output_dir=run"
-    )
-    while not exp.path("lines.txt").exists() or "train/loss" not in exp.path("lines.txt").read_text():
-        time.sleep(0.2)
-        assert process.poll() is None
-    process.kill()
-    process.communicate(60)
-    assert json.loads(exp.path("run/trackers/lines.json").read_text())["closed"] is False
-    done = exp(*LINES, "task=track", "run=run")
-    assert done.returncode == 1, "the page's tracker asks for the metric of a run that has none"
-    assert "KeyError" in json.loads(exp.path("run/trackers/lines.json").read_text())["trouble"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "code", "words"),
-    [
-        (["logger.trackers.lines._target_=my_tracker.Line"], 2, "my_tracker"),
-        (["logger.trackers.lines._target_=exp.metrics.Evaluator"], 2, "no subclass of exp.trackers.Tracker"),
-        (["+logger.trackers.lines.colour=red"], 2, "colour"),
-        (["task=track", "run=null"], 2, "task=track needs run="),
-        (["task=track", "run=here", "logger=none"], 2, "task=track needs logger="),
-    ],
-)
-def test_what_cannot_be_is_said_before_anything_starts(exp, lines, arguments, code, words):
-    done = exp(*LINES, *TINY, *arguments, "output_dir=run")
-    assert (done.returncode, words in done.stderr.splitlines()[0]) == (code, True), done.stderr
-    assert not exp.path("run").exists()
-
-
-def test_a_client_that_is_missing_is_told_with_the_command_that_brings_it(exp):
-    done = exp(*TINY, "logger=swanlab", "output_dir=run", fresh=True)
-    assert done.returncode == 3
-    assert "pip install swanlab" in done.stderr.splitlines()[0]
-
-
-# -- the vendors' clients ---------------------------------------------------------------------------------------------
+    exp.path("lines.txt").rmdir()
+    for again in (2, 0):
+        before = len(lines()) if exp.path("lines.txt").exists() else 0
+        assert exp(*LINES, "task=track", "run=run").returncode == 0
+        assert sum("train/loss" in line for line in lines()[before:]) == again  # nothing twice
 
 
 def with_clients(**extra):
@@ -154,23 +109,20 @@ print(json.dumps([rows, keys]))
 
 
 @needs_clients
-@pytest.mark.slow
-def test_files_of_clients_that_work_without_a_server_are_read_back(exp, tmp_path):
-    done = exp(
-        *TINY, "logger=[tensorboard,wandb,swanlab]", "plots=true", "output_dir=run", **with_clients(home=str(tmp_path))
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    losses = exp.losses("run")
+@pytest.mark.extended
+def test_files_of_clients_that_work_without_a_server_are_read_back(exp):
+    loggers = ["logger=[tensorboard,wandb,swanlab]", "plots=true", "output_dir=run"]
+    done = exp(*TINY, *loggers, **with_clients(home=str(exp.folder)))
+    assert (done.returncode, done.stderr) == (0, "")
+    trained = losses(exp.path("run"))
     scalars, images, names = python(READ_EVENTS, str(exp.path("run/tensorboard")))
-    assert dict(scalars) == pytest.approx(losses)
+    assert dict(scalars) == pytest.approx(trained)
     assert "plots/curves" in images
     assert {"val/mse", "test/mse"} <= set(names)
     (offline,) = exp.path("run/trackers/wandb").glob("offline-run-*/*.wandb")
     rows, keys = python(READ_OFFLINE, str(offline))
-    assert {row["step"]: row["train/loss"] for row in rows if "train/loss" in row} == pytest.approx(losses)
+    assert {row["step"]: row["train/loss"] for row in rows if "train/loss" in row} == pytest.approx(trained)
     assert keys["optim.lr"] == 0.0005
-    assert any("plots/curves" in row for row in rows)
     assert any(exp.path("run/trackers/swanlab").glob("run-*"))
 
 
@@ -194,15 +146,12 @@ class Server:
                 ],
                 env=clean_environment(**with_clients()), stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
-        deadline = time.monotonic() + 240
-        while True:
-            try:
-                with socket.create_connection(("127.0.0.1", self.port), timeout=1):
-                    return
-            except OSError:
-                lost = time.monotonic() > deadline or self.process.poll() is not None
-                assert not lost, (self.folder / "server.log").read_text()
-                time.sleep(0.3)
+        wait_for(self.answers, seconds=240)
+
+    def answers(self) -> bool:
+        assert self.process.poll() is None, (self.folder / "server.log").read_text()
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
     def kill(self) -> None:
         os.killpg(self.process.pid, signal.SIGKILL)
@@ -235,34 +184,29 @@ print(json.dumps(found))
 
 
 @needs_clients
-@pytest.mark.slow
-def test_a_server_that_dies_costs_a_warning_and_is_told_the_rest_later(exp, server):
+@pytest.mark.extended
+def test_a_server_that_dies_costs_a_warning_and_has_the_rest_later(exp, server, start):
     environment = with_clients(MLFLOW_TRACKING_URI=server.uri)
-    process = Forked(
-        exp.folder, *TINY, "logger=mlflow", "logger.patience_s=4", "max_steps=600", "max_epochs=null", "val_every=300",
-        "output_dir=run", **environment,
-    )  # fmt: skip
-    state = exp.path("run/trackers/mlflow.json")
-    while not state.is_file():
-        time.sleep(0.1)
-        assert process.poll() is None, process.communicate()
+    words = [*TINY, "max_steps=600", "max_epochs=null", "val_every=300", "logger=mlflow", "logger.patience_s=4"]
+    process = start(*words, "output_dir=run", **environment)
+    wait_for(exp.path("run/trackers/mlflow.json").is_file, process)
     server.kill()
     output, errors = process.communicate(280)
     assert process.returncode == 0, errors
-    assert "mlflow is switched off for this run" in output
+    assert "task=track logger=mlflow" in output
     assert "Traceback" not in output + errors
     server.start()
     done = exp("task=track", "logger=mlflow", "run=run", **environment)
     assert done.returncode == 0, done.stderr
-    ((_, name, status, losses, keys, tags, files, metrics),) = python(READ_MLFLOW, server.uri)
-    assert {int(step): loss for step, loss in losses.items()} == pytest.approx(exp.losses("run"))
+    ((_, name, status, found, keys, tags, files, metrics),) = python(READ_MLFLOW, server.uri)
+    assert {int(step): loss for step, loss in found.items()} == pytest.approx(losses(exp.path("run")))
     assert (name, status, keys["optim.lr"], tags["status"]) == ("run", "FINISHED", "0.0005", "completed")
     assert {"config.yaml", "result.json", "env.json"} <= set(files)
     assert metrics["metric"] == pytest.approx(exp.result("run")["metric"])
 
 
 @needs_clients
-@pytest.mark.slow
+@pytest.mark.extended
 def test_without_a_server_the_jobs_of_a_sweep_share_a_database_and_a_tag(exp):
     done = exp("-m", *TINY, "logger=mlflow", "seed=1,2", "output_dir=sweep", **with_clients())
     assert done.returncode == 0, done.stdout + done.stderr
