@@ -173,7 +173,9 @@ def start(config: ExpConfig, folder: RunFolder, warn: Callable[[str], object]) -
     if not trackers:
         return []
     run = _tracked(config, folder)
-    return [Reporter(name, create(tracker, Tracker, f"logger.trackers.{name}"), run, warn) for name, tracker in trackers]
+    return [
+        Reporter(name, create(tracker, Tracker, f"logger.trackers.{name}"), run, warn) for name, tracker in trackers
+    ]
 
 
 def hand_over(chosen: LoggerConfig, folder: RunFolder, warn: Callable[[str], object]) -> list[Reporter]:
