@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import time
 from pathlib import Path
 from typing import Any, Callable
@@ -93,6 +94,12 @@ def copy_of(trained, tmp_path) -> Callable[..., Path]:
         return Path(shutil.copytree(trained(name), tmp_path / to))
 
     return copy
+
+
+@pytest.fixture
+def python() -> list[str]:
+    """``python -m exp`` as a command of its own, for what has to begin anew."""
+    return [sys.executable, "-m", "exp"]
 
 
 def result(run: Path) -> Any:

@@ -12,7 +12,7 @@ from typing import Any, Iterator
 
 import yaml
 
-from exp.runfolder import RunFolder
+from exp.runfolder import RunFolder, read_records
 
 __all__ = ["Run", "flattened", "is_number", "is_run_folder", "natural", "numbers_of", "read_run"]
 
@@ -116,13 +116,7 @@ class Run:
         except OSError:
             return
         with file:
-            for line in file:
-                try:
-                    record = json.loads(line)
-                except ValueError:
-                    continue
-                if isinstance(record, dict) and is_number(record.get("step")) and "split" in record:
-                    yield record
+            yield from read_records(file)
 
     def pictures(self) -> list[Path]:
         """The PNG and JPEG files of the run: those of ``plots`` first, curves last among them, then any others."""

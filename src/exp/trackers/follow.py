@@ -24,7 +24,7 @@ from omegaconf import OmegaConf
 from exp.config import structures
 from exp.config.create import create
 from exp.config.names import allow
-from exp.runfolder import RunFolder, read_json
+from exp.runfolder import RunFolder, read_json, read_records
 from exp.trackers.base import TrackedRun, Tracker, flat_keys
 from exp.trackers.state import State
 
@@ -152,11 +152,8 @@ def records(path: Path, offset: int = 0) -> Iterator[tuple[dict[str, Any], int]]
             if not line.endswith(b"\n"):
                 return
             place += len(line)
-            try:
-                record = json.loads(line)
-            except ValueError:
-                continue  # cut off in mid-line when the run was killed, and gone on with
-            yield record, place
+            for record in read_records([line]):
+                yield record, place
 
 
 def _figures(record: dict[str, Any]) -> dict[str, float]:
