@@ -21,7 +21,6 @@ __all__ = [
     "is_transformed",
     "pinned_by",
     "recompute_in_backward",
-    "safe_globals",
     "serving_store",
     "supports_compilation",
     "supports_composite_process_groups",
@@ -35,9 +34,6 @@ __all__ = [
 TORCH_VERSION: tuple[int, int] = tuple(  # type: ignore[assignment]
     int(part) for part in torch.__version__.split(".")[:2]
 )
-
-safe_globals: Any = getattr(torch.serialization, "safe_globals", None)
-"""Context in which ``weights_only=True`` admits more classes (torch >= 2.5); None: there is none."""
 
 
 def serving_store(host: str, port: int, listener: socket, timeout: timedelta, world_size: int | None = None) -> Any:

@@ -67,6 +67,7 @@ class FrozenRun:
                 check_folder(self.config, task_class(self.config).saves_state)  # another run may have left it meanwhile
             self._check_resumed()
         except ConfigError:
+            self.release()  # its lock is a file of the folder
             remove_empty(missing)
             raise
         self.footprint = Footprint(folder, missing)

@@ -124,8 +124,7 @@ class RunLock:
 
     def _write(self, holder: Holder) -> Path:
         path = self.folder / f".lock.{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(2)}"
-        with os.fdopen(os.open(str(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640), "wb") as file:
-            file.write(encoded(holder))
+        path.write_bytes(encoded(holder))
         return path
 
     def _take(self, mine: Path, replace: bool) -> bool:
