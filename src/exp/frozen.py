@@ -13,6 +13,7 @@ from exp.config import resuming, structures, trained
 from exp.config.names import allow, distrust
 from exp.config.schema import ExpConfig
 from exp.config.text import to_yaml
+from exp.config.validate import check_folder
 from exp.errors import ConfigError, RunError
 from exp.footprint import Footprint, missing_folders, remove_empty
 from exp.launcher.base import launcher_class
@@ -62,6 +63,8 @@ class FrozenRun:
         try:
             joined = lock.acquire()
             self.lock = lock
+            if not joined:
+                check_folder(self.config, task_class(self.config).saves_state)  # another run may have left it meanwhile
             self._check_resumed()
         except ConfigError:
             self.release()  # its lock is a file of the folder
