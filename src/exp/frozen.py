@@ -64,6 +64,7 @@ class FrozenRun:
             self.lock = lock
             self._check_resumed()
         except ConfigError:
+            self.release()  # its lock is a file of the folder
             remove_empty(missing)
             raise
         self.footprint = Footprint(folder, missing)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Mapping, Sequence
+from typing import Any, Collection, Mapping, Sequence
 
 import torch
 from mmengine.model import BaseModel
@@ -108,6 +108,10 @@ class Model(BaseModel):
         """
         del state
         return {}
+
+    def no_weight_decay(self) -> Collection[str]:
+        """Parameters that are no weights besides norms, biases and tokens, for ``optim.decay_norm_and_bias=false``."""
+        return ()
 
     def start_epoch(self, epoch: int) -> None:
         """Called before each epoch of a training, and when one goes on in the middle of an epoch.

@@ -10,7 +10,6 @@ from exp import console
 from exp.advice import to_continue_sweep
 from exp.errors import EXIT_OK, EXIT_PREEMPTED, ConfigError
 from exp.footprint import remove_empty
-from exp.trackers.following import close_sweep
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -102,6 +101,3 @@ def finish(sweep: Sweep, terminal: Console) -> None:
 
         page = write_report(runs, sweep.folder, sweep.name)
         terminal.print(f"report: {console.shown(page)}", soft_wrap=True)
-    if not waiting and sweep.interrupted_by is None:
-        for run in [job.run for job in sweep.jobs if job.run is not None][:1]:
-            close_sweep(sweep.folder, run.config)

@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 
 from exp.config.create import create
 from exp.contract import shown
+from exp.data.base import Data
 from exp.engine import checkpoint
 from exp.engine.debug import split_in_use
 from exp.engine.wrapper import unwrapped
@@ -166,7 +167,7 @@ def _trained_on(session: Session, data: Any) -> Any:
         keys[key] = theirs[key]
     keys.inputs = list(data.names)  # in the order of the weights
     try:
-        own = create(keys, "data")
+        own = create(keys, Data, "data")
     except DataError as error:
         raise ConfigError(f"{problem}, nor can those of {run} be read: {error}") from error
     if list(own.fingerprint().values()) != list(files.values()):

@@ -147,6 +147,10 @@ class TimeBridgePrior(TimeBridge):
         """All but the forecaster: weights of a plain TimeBridge are a beginning."""
         return not name.startswith(("embedding.", "encoder."))
 
+    def no_weight_decay(self) -> list[str]:
+        """What the regimes are, learned from their likelihood alone."""
+        return [name for name, _ in self.named_parameters() if name.startswith("regimes.")]
+
     def adapt_state_dict(self, state: Mapping[str, torch.Tensor], source: Path) -> dict[str, torch.Tensor]:
         """As those of TimeBridge, and the offset of the log-variance."""
         adapted = super().adapt_state_dict(state, source)
