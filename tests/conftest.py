@@ -169,8 +169,9 @@ def _be_exp(
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = ["exp" if script is None else "-c", *arguments]
-    # As the interpreter does it: with -m the folder, and then what the variable names.
-    sys.path[:0] = [folder, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
+    # As the interpreter does it: with -c the folder, and then what the variable names.
+    here = [] if script is None else [folder]
+    sys.path[:0] = [*here, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
     if script is None:
         runpy.run_module("exp", run_name="__main__")
     else:

@@ -24,7 +24,6 @@ from omegaconf.errors import OmegaConfBaseException
 from exp import __version__, console, early
 from exp.advice import remember
 from exp.config import choices, explain, fields, paths, structures, trained
-from exp.config.targets import use_working_directory
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, REFUSED, ConfigError, ExpError, RunError
 from exp.execute import execute
 from exp.footprint import remove_empty
@@ -32,7 +31,7 @@ from exp.freezing import freeze
 from exp.launcher.base import launcher_class
 from exp.launcher.external import be_quiet
 from exp.launcher.shell_env import drop_stale_variables
-from exp.runfolder import RunFolder
+from exp.runfolder import UMASK, RunFolder
 from exp.system_errors import as_ours
 from exp.task import create_task, task_class
 from hydra_plugins.exp_plugins import PluginConfigs
@@ -80,13 +79,12 @@ def main() -> int:
 
 
 def _main() -> int:
-    os.umask(os.umask(0) | 0o022)  # nothing that a run writes may be changed by others
+    os.umask(UMASK)
     if "--version" in sys.argv[1:]:  # Hydra's would tell Hydra's
         print(f"exp {__version__}")  # noqa: T201
         return EXIT_OK
     sys.argv[1:] = _overrides_last(sys.argv[1:])
     be_quiet(sys.argv[1:])
-    use_working_directory()
     remember(sys.argv[1:])
     structures.register()
     choices.register_resolvers()

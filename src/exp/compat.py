@@ -19,7 +19,6 @@ __all__ = [
     "is_transformed",
     "pinned_by",
     "recompute_in_backward",
-    "safe_globals",
     "supports_compilation",
     "supports_composite_process_groups",
     "supports_estimates",
@@ -32,9 +31,6 @@ __all__ = [
 TORCH_VERSION: tuple[int, int] = tuple(  # type: ignore[assignment]
     int(part) for part in torch.__version__.split(".")[:2]
 )
-
-safe_globals: Any = getattr(torch.serialization, "safe_globals", None)
-"""Context in which ``weights_only=True`` admits more classes (torch >= 2.5); None: there is none."""
 
 
 def supports_compilation() -> bool:

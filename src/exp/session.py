@@ -26,7 +26,6 @@ from exp.config.structures import load
 from exp.console import make_console, wait_for, waited
 from exp.contract import check_result
 from exp.errors import ConfigError, Preempted
-from exp.runfolder import write_json
 from exp.task import create_task
 from exp.trackers import reporting
 
@@ -287,9 +286,9 @@ def run(folder: RunFolder, info: RankInfo) -> None:
     try:
         with _collector_paused():
             session.open()
-            from exp.engine.registries import choose_code  # MMEngine's, and so torch
+            from exp.engine.registries import import_plugins  # MMEngine's, and so torch
 
-            choose_code(config)
+            import_plugins(config.plugins)
             for module in task.modules:
                 importlib.import_module(module)
         result = task.run(session)
@@ -305,5 +304,5 @@ def run(folder: RunFolder, info: RankInfo) -> None:
     session.close()
     if info.rank == 0:
         folder.check_there()
-        write_json(folder.result, result)
+        folder.write_result(result)
         session.close_reporters("completed", result, config.logger.patience_s)

@@ -87,7 +87,7 @@ def test_optuna_searches_with_trials_side_by_side(exp):
     assert done.returncode == 0, done.stderr
     rows = table(exp.path("sweep/sweep.csv"))
     assert len(rows) == 3
-    assert float(rows[0]["mse"]) == min(float(row["mse"]) for row in rows)
+    assert float(rows[0]["selected_by"]) == min(float(row["selected_by"]) for row in rows)
     assert "optim.lr" in exp.path("sweep/optimization_results.yaml").read_text()
 
 

@@ -52,7 +52,7 @@ NOT_HERE = {
     r"launcher=submitit(?!.*dry_run)": "no Slurm here (tests/slurm starts one)",
     r"task=attach": "no job here (tests/launcher/test_attach.py submits one)",
     r"launcher=external": "started by a launcher outside (tests/launcher/test_external.py)",
-    r"init_from=(timm|hf):": "no network here (tests/hub has a hub of its own)",
+    r"init_from=(timm|hf):": "no network here (tests/behaviour has a hub of its own)",
     r"task\.store=outputs/m_eurosat": "features of weights that are not here",
     r"launcher\.nnodes=2": "several nodes (tests/test_cli.py starts two on one machine)",
 }

@@ -108,12 +108,6 @@ def test_what_is_derived_from_a_refused_hook_is_refused_as_well():
         stock_hooks.build_hooks([{"type": "MyLogger"}], "mse", greater_is_better=False)
 
 
-def test_a_priority_and_the_rule_of_the_metric_are_taken():
-    config = {"type": "EarlyStoppingHook", "monitor": "accuracy_of_mine", "priority": "HIGH"}
-    (hook,) = stock_hooks.build_hooks([config], "accuracy_of_mine", greater_is_better=True)
-    assert (hook.priority, hook.rule) == ("HIGH", "greater")
-
-
 def test_a_checkpoint_of_a_cut_validation_holds_the_weights_of_the_training(make_runner):
     """Where a hook has put others in their place until the validation's end."""
     hooks = stock_hooks.build_hooks([{"type": "EMAHook", "momentum": 0.2}], "mse", greater_is_better=False)

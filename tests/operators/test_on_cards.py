@@ -36,7 +36,8 @@ class Model(nn.Module):
         self.norm = nn.LayerNorm(16)
         self.heads = nn.MultiheadAttention(16, 2, batch_first=True)
         self.mix = nn.Sequential(
-            nn.ConvTranspose2d(16, 8, 2, 2), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1, bias=False),
+            nn.ConvTranspose2d(16, 8, 2, 2, 2, 2, dilation=3), nn.BatchNorm2d(8), nn.ReLU(),
+            nn.Conv2d(8, 8, 3, padding=1, bias=False),
             nn.GroupNorm(2, 8), nn.GELU(), nn.MaxPool2d(2), nn.Conv2d(8, 5, 1)
         )
 

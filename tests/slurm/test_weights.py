@@ -6,21 +6,25 @@ import hashlib
 import json
 
 import pytest
+import torch
 from safetensors.torch import save
 
-from tests.hub.server import Hub
-from tests.hub.small import SMALL, backbone
+from exp.vision.dinov3 import SceneClassifier
+from tests.behaviour.conftest import SCENES
+from tests.behaviour.hub import Hub
 
 pytest.importorskip("huggingface_hub")
 
 
 def test_each_node_fetches_once_and_all_use_the_same_commit(cluster, submit, result, tmp_path):
-    weights = save(backbone())
+    torch.manual_seed(3)
+    model = SceneClassifier(num_classes=10, size="vits16", embed_dim=16, depth=2, num_heads=2)
+    weights = save({name: value.clone() for name, value in model.backbone.state_dict().items()})
     hub = Hub()
     hub.repositories = {"owner/small": {"model.safetensors": weights}}
     try:
         environment = hub.environment(cluster.scratch)
-        job = submit("launcher.nodes=2", "nproc=2", "init_from=hf:owner/small", small=SMALL, **environment)
+        job = submit("launcher.nodes=2", "nproc=2", "init_from=hf:owner/small", small=SCENES, **environment)
         code, said = job.end()
     finally:
         hub.close()

@@ -47,25 +47,3 @@ def test_they_are_of_what_is_forecast_alone(exp, holes):
         with (exp.path(f"measured_{source}") / "metrics_intervals_per_channel.csv").open(encoding="utf-8") as file:
             assert [row["channel"] for row in csv.DictReader(file)] == sorted(TARGETS)
         assert 0 < exp.result(f"measured_{source}")["metrics"]["coverage_80"] < 1
-
-
-@pytest.mark.slow
-def test_what_is_kept_tells_no_level_that_a_series_has_too_few_truths_for(exp, holes):
-    with (exp.folder / "holes.csv").open(encoding="utf-8") as file:
-        head, *rows = csv.reader(file)
-    column = head.index("OT")
-    for row in rows[1060:1200]:  # validation has rows 1050 to 1199
-        row[column] = ""
-    with (exp.folder / "holes.csv").open("w", encoding="utf-8") as file:
-        csv.writer(file).writerows([head, *rows])
-    done = exp(*TINY, *holes, "data.horizon=2", "output_dir=run")
-    assert done.returncode == 0, done.stderr
-    said = []
-    for number, level in enumerate((0.9, 0.5, 0.9)):
-        done = exp("init_from=run", "backend=cpu", "task=eval", f"task.intervals=[{level}]", "plots=false",
-                   f"output_dir=at_{number}")  # fmt: skip
-        said.append((done.returncode, done.stderr.splitlines()[:1]))
-    assert said[0] == said[2], said
-    assert said[0][0] == 2
-    assert "validation windows have a truth of OT at step" in said[0][1][0]
-    assert said[1][0] == 0

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import importlib
 
 import numpy as np
 import pytest
+import torch
 
 # Small pictures and a small network: a run takes seconds.
 TINY = [
@@ -46,3 +48,13 @@ def test_with_the_data_and_the_metrics_of_exp(run, exp):
     run("experiment=unet_dubai", "backend=cpu", *small, "model.width=4", "global_batch_size=2", "max_steps=1",
         "plots=false", "output_dir=run")  # fmt: skip
     assert exp.result("run")["metric_name"] == "mIoU"
+
+
+def test_the_loss_does_not_depend_on_which_rank_has_the_known_pixels(site, monkeypatch):
+    monkeypatch.syspath_prepend(str(site))
+    model = importlib.import_module("dubai_unet.model").UNet(num_classes=3, width=4, depth=2).eval()
+    image, label = torch.randint(0, 256, (4, 3, 16, 16)), torch.randint(0, 3, (4, 16, 16))
+    label[:2] = 255  # what a rank of two has
+    whole = model(image, label, mode="loss")["loss"]
+    ranks = [model(image[part], label[part], mode="loss")["loss"] for part in (slice(2), slice(2, 4))]
+    torch.testing.assert_close(sum(ranks) / 2, whole)

@@ -121,7 +121,8 @@ class OptimConfig:
     layer_decay: float = 1.0
     """And for each layer of the backbone below its last this times that of the layer above."""
     decay_norm_and_bias: bool = True
-    """Whether weight decay is also for parameters of one axis: norms, biases, layer scales."""
+    """Whether weight decay is also for norms, biases (stacked ones, too), layer scales, tokens, and what the model's
+    ``no_weight_decay()`` names."""
     options: Dict[str, Any] = field(default_factory=dict)
     """Further arguments of the optimizer."""
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Sequence
 
 from omegaconf import MISSING, OmegaConf
 
 from exp import hub
 from exp.backend import PRECISIONS
+from exp.config import trained
 from exp.config.batch import derive_batch_sizes
 from exp.config.explain import nearest
 from exp.config.families import check_family
@@ -19,12 +19,11 @@ from exp.config.hooks import check_hooks, check_schedulers
 from exp.config.ranges import check_ranges
 from exp.config.targets import check_target, find_module
 from exp.config.walk import nodes
-from exp.console import shown
 from exp.contract import TASK_PAGE, asked
 from exp.errors import ConfigError, UnavailableError
 from exp.launcher.base import launcher_class
 from exp.lock_holder import holder_of
-from exp.runfolder import RunFolder, read_result
+from exp.runfolder import RunFolder, read_result, without_credentials
 from exp.task import create_task
 from exp.torch_version import FULL_SHARDING_SINCE, installed_torch
 from exp.trackers import reporting
@@ -59,6 +58,7 @@ def validate(config: ExpConfig, overrides: Sequence[str], backend: Backend) -> N
     """
     check_family(config)
     _check_missing(config)
+    _check_credentials(config)
     _check_values(config)
     launcher_class(config)
     task = create_task(config)
@@ -167,6 +167,16 @@ def _check_targets(config: ExpConfig) -> None:
             check_target(f"{part}._target_", target)
 
 
+def _check_credentials(config: ExpConfig) -> None:
+    for key, _, _, node in nodes(config):
+        value = node._value()
+        if isinstance(value, str) and value != without_credentials(value):
+            raise ConfigError(
+                f"{key}={without_credentials(value)} has a password, which config.yaml would keep; give the address "
+                "without it, and the password as its library reads it from the environment"
+            )
+
+
 def _check_missing(config: ExpConfig) -> None:
     missing = sorted(key for key, _, _, child in nodes(config) if child._value() == MISSING)
     # The data's first: the model's values refer to them.
@@ -250,14 +260,14 @@ def _derive_batch(config: ExpConfig, overrides: Sequence[str]) -> None:
 
 
 def _check_files(config: ExpConfig, task: Task) -> None:
+    if hub.is_name(config.init_from):
+        hub.parse(str(config.init_from))
+    elif config.init_from is not None:
+        trained.check_weights_there(config.init_from)
+    if config.resume is not None and config.resume != "auto":
+        trained.check_weights_there(config.resume, "resume")
     if task.uses_data and not task.on_paper:
         check_data(config.data)
-    for key in ("init_from", "resume"):
-        value = getattr(config, key)
-        if key == "init_from" and hub.is_name(value):
-            hub.parse(value)
-        elif value is not None and value != "auto" and not Path(value).exists():
-            raise ConfigError(f"{key}={shown(Path(value))}: there is no such file or folder ({value})")
     if task.needs_weights and config.init_from is None and has_weights(config):
         raise ConfigError(
             f"task={config.task.name} needs weights; set init_from to a checkpoint or a run folder, "

@@ -141,6 +141,11 @@ def fit_weights(model: nn.Module, weights: Weights, config: ExpConfig, as_it_is:
         )
     model.load_state_dict(fit.fitting, strict=False)
     report = f"init_from: {fit.count()} from {weights.path}"
+    if weights.path.is_file() and checkpoint.digest_in(weights.path) is None:
+        report += f" ({checkpoint.NO_DIGEST})"
+    trusted = [f"model.{key}={_word(config.model.get(key))}" for key in getattr(model, "taken_on_trust", ())]
+    if trusted and config.record.trained_in is None:
+        report += f"\n  taken on trust, since the weights do not tell them: {', '.join(trusted)}"
     if made_to_fit:
         report += f"\n  made to fit the model: {', '.join(made_to_fit)}"
     if not as_it_is:
@@ -204,8 +209,11 @@ def _mend(model: nn.Module, state: Mapping[str, torch.Tensor], config: ExpConfig
         return f"; set {' '.join(keys)}"
     if config.record.differs:
         return f"; not as in the run: {', '.join(config.record.differs)}"
-    if fit.fitting and all(map(fit.may_be_new, (key for key in fit.own if key not in state))):
-        return "; its head is not in the file: train it first (task=train), then use that run"
+    missing = [key for key in fit.own if key not in state]
+    if fit.fitting and missing and all(map(fit.may_be_new, missing)):
+        others = [f"{key} {tuple(value.shape)}" for key, value in state.items() if key not in fit.own]
+        lacks = f"the file has another head ({_first(others, 2)})" if others else "its head is not in the file"
+        return f"; {lacks}: train it first (task=train), then use that run"
     return "; use the settings that they were trained with"
 
 

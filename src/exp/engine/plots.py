@@ -43,9 +43,11 @@ class PictureWriter:
             picture: a figure, pixels, or a PNG file.
 
         Returns:
-            The files, below the run folder.
+            The files, below the run folder; none with ``plots=false``.
         """
-        files = []
+        files: list[str] = []
+        if not self.session.config.plots:
+            return files
         for form, content in encoded(picture, self.session.config.figures).items():
             files.append(str(PurePosixPath(name).with_suffix(f".{form}")))
             write_atomically(self.session.folder.path / files[-1], content)

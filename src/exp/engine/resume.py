@@ -62,7 +62,7 @@ def find_checkpoint(session: Session, wanted: str, parameters: Container[str]) -
     if wanted != "auto" and Path(wanted).is_file():
         path = Path(wanted)
         try:
-            content = checkpoint.read(path, whole=False)
+            content = checkpoint.read(path, whole=False, check=session.distributed.is_main)
         except CheckpointError as error:
             raise ConfigError(f"resume: {error}") from error
         trouble = trouble_with(content, parameters)
@@ -82,7 +82,7 @@ def find_checkpoint(session: Session, wanted: str, parameters: Container[str]) -
             raise ConfigError(f"resume={wanted} is neither a checkpoint nor a run folder with one that opens")
         session.say(f"resume=auto: no checkpoint in {folder}; starting anew")
         return None, None
-    return path, checkpoint.read(path, whole=False) if content is None else content
+    return path, checkpoint.read(path, whole=False, check=False) if content is None else content
 
 
 def compare(session: Session, content: Mapping[str, Any], source: Path) -> tuple[Change, ...]:

@@ -30,7 +30,7 @@ from exp.launcher.rank import REQUEUES_VARIABLE, this_host
 from exp.launcher.shell_env import take_stale_variables
 from exp.launcher.torchrun import TorchrunLauncher
 from exp.preemption import PREEMPT_SIGNAL
-from exp.runfolder import RunFolder, read_json, write_json
+from exp.runfolder import UMASK, RunFolder, read_json, write_json
 from exp.runlock import RunLock
 from exp.task import task_class
 
@@ -69,7 +69,7 @@ class NodeTask:
 
     def __call__(self) -> int:
         """Run this node's workers to the end; returns the exit code, or exits with it where Slurm looks at that."""
-        os.umask(os.umask(0) | 0o022)
+        os.umask(UMASK)
         take_stale_variables(os.environ)
         for name, value in self.visible.items() if not self.on_slurm else ():
             os.environ.pop(name, None)

@@ -21,6 +21,7 @@ from exp.hub import bring
 from exp.launcher.base import Launcher
 from exp.launcher.outcome import Outcome
 from exp.launcher.shell_env import drop_stale_variables
+from exp.result import selecting_value
 from exp.runfolder import RunFolder, read_json, to_json
 from exp.sweep import records
 from exp.sweep.display import SweepDisplay, progress
@@ -241,8 +242,7 @@ def _metric_of(job: Job) -> float | None:
     assert job.outcome is not None
     if job.outcome.exit_code != EXIT_OK or job.run is None:
         return float("nan")
-    result = read_json(job.run.folder.result)
-    return None if result is None else result["metric"]
+    return selecting_value(read_json(job.run.folder.result))
 
 
 def current(config: Any, missing: list[Path]) -> Sweep:

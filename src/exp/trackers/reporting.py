@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping
 from omegaconf import OmegaConf
 
 from exp.config.create import create
-from exp.config.targets import find_module, load_target
+from exp.config.targets import find_module, resolve
 from exp.errors import ConfigError, UnavailableError
 from exp.runfolder import read_json, write_json
 from exp.trackers.base import TrackedRun, Tracker
@@ -154,13 +154,11 @@ def check(chosen: LoggerConfig) -> None:
         target = tracker.get("_target_") if isinstance(tracker, Mapping) else None
         if target is None:
             raise ConfigError(f"{key} must be {{_target_: <path of a class>, <arguments>}}, not {tracker}")
-        cls = load_target(f"{key}._target_", target)
-        if not (isinstance(cls, type) and issubclass(cls, Tracker)):
-            raise ConfigError(f"{key}._target_={target} is no subclass of exp.trackers.Tracker")
+        cls = resolve(f"{key}._target_", target, Tracker)
         for module, package in cls.requires.items():
             if find_module(module) is None:
                 raise UnavailableError(f"logger={name} needs {module}, which is not installed: pip install {package}")
-        create(tracker, key)
+        create(tracker, Tracker, key)
 
 
 def start(config: ExpConfig, folder: RunFolder, warn: Callable[[str], object]) -> list[Reporter]:
@@ -173,7 +171,7 @@ def start(config: ExpConfig, folder: RunFolder, warn: Callable[[str], object]) -
     """
     run = _tracked(config, folder)
     return [
-        Reporter(name, create(tracker, f"logger.trackers.{name}"), run, warn)
+        Reporter(name, create(tracker, Tracker, f"logger.trackers.{name}"), run, warn)
         for name, tracker in _trackers(config.logger)
     ]
 
@@ -198,7 +196,7 @@ def hand_over(chosen: LoggerConfig, folder: RunFolder, warn: Callable[[str], obj
         state = _State.of(folder.path, name)
         if state.closed and newest <= max(state.sent.values(), default=-1):
             continue
-        reporter = Reporter(name, create(tracker, f"logger.trackers.{name}"), run, warn)
+        reporter = Reporter(name, create(tracker, Tracker, f"logger.trackers.{name}"), run, warn)
         for record in records:
             if record["step"] > state.sent.get(record["split"], -1):
                 reporter.log(_figures(record), record["step"])

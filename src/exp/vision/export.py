@@ -20,8 +20,8 @@ from exp.errors import ConfigError, RunError
 from exp.runfolder import write_atomically, write_json
 from exp.vision.data.normalisation import limits_of
 from exp.vision.dinov3.backbone import VisionTransformer
-from exp.vision.dinov3.huggingface import model_config, model_tensors, processor_config
-from exp.vision.dinov3.weights import adapt_published
+from exp.vision.dinov3.huggingface import beside, model_config, model_tensors, processor_config
+from exp.vision.dinov3.weights import adapt_published, with_periods
 
 if TYPE_CHECKING:
     from exp.session import Session
@@ -176,17 +176,23 @@ def _hugging_face(session: Session, model: Any, folder: Path, image: torch.Tenso
     backbone, side = model.backbone, image.shape[-1]
     folder.mkdir(exist_ok=True)
     channels = image.shape[1]
-    tensors = model_tensors(backbone.state_dict(), backbone.size.gated)
-    write_atomically(folder / "model.safetensors", save(tensors, {"format": "pt"}))
+    path = folder / "model.safetensors"
+    write_atomically(path, save(model_tensors(backbone.state_dict(), backbone.size.gated), {"format": "pt"}))
     layer_scale = float(session.config.model.layer_scale)
-    write_json(folder / "config.json", model_config(backbone.size, backbone.patch_size, channels, side, layer_scale))
+    config = model_config(
+        backbone.size, backbone.patch_size, model.band_names, channels, side, layer_scale, backbone.rope.periods
+    )
+    write_json(folder / "config.json", config)
     mean, std = (values.flatten().tolist() for values in (model.pixel_mean, model.pixel_std))
     write_json(folder / "preprocessor_config.json", processor_config(mean, std, side))
 
+    about = beside(path)
     read = VisionTransformer(backbone.size, backbone.patch_size, channels).eval()
-    read.load_state_dict(adapt_published(load_file(str(folder / "model.safetensors"))))
+    read.load_state_dict(with_periods(adapt_published(load_file(str(path))), about))
+    assert about.statistics is not None
+    mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in about.statistics)
     pixels = (image.float() - model.pixel_mean) / model.pixel_std
-    expected, found = (_tokens(each, pixels) for each in (backbone, read))
+    expected, found = _tokens(backbone, pixels), _tokens(read, (image.float() - mean) / std)
     if not torch.equal(backbone.rope.periods, read.rope.periods):
         by_periods = _difference(found, expected)
         same = copy.deepcopy(backbone)

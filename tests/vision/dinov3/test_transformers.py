@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
+from exp.engine.fit import read_weights
+from exp.errors import ConfigError
+from exp.vision.dinov3 import SceneClassifier
 from exp.vision.dinov3.backbone import VisionTransformer
 from exp.vision.dinov3.sizes import SIZES
 from exp.vision.dinov3.weights import adapt_published
@@ -63,3 +68,41 @@ def test_gradients(pair):
         if name.endswith("qkv.bias"):  # the bias of keys, which the reference has not
             assert mine[name].grad.chunk(3)[1].abs().max() == 0
         torch.testing.assert_close(mine[name].grad, grad, rtol=1e-4, atol=1e-7)
+
+
+def test_what_stands_beside_the_weights_counts(transformers, tmp_path):
+    """Heads, the base of the rotary embedding and the normalization, which no tensor tells."""
+    torch.manual_seed(0)
+    config = transformers.DINOv3ViTConfig(hidden_size=48, intermediate_size=192, num_hidden_layers=2,
+                                          num_attention_heads=4, rope_theta=20.0, num_register_tokens=4)  # fmt: skip
+    reference = transformers.DINOv3ViTModel(config).eval()
+    for parameter in reference.parameters():
+        parameter.data.add_(torch.randn_like(parameter), alpha=0.3)
+    reference.save_pretrained(tmp_path)
+    mean, std = [0.430, 0.411, 0.296], [0.213, 0.156, 0.143]
+    processor = {"image_mean": mean, "image_std": std, "rescale_factor": 1 / 128}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(processor))
+    weights = read_weights(tmp_path)
+
+    def model(heads, **settings):
+        ours = SceneClassifier(3, embed_dim=48, depth=2, num_heads=heads, **settings).eval()
+        ours.load_state_dict(ours.adapt_state_dict(weights.state, weights.path), strict=False)
+        return ours
+
+    image = torch.randint(0, 256, (1, 3, 32, 48))
+    pixels = (image / 128 - torch.tensor(mean).view(1, 3, 1, 1)) / torch.tensor(std).view(1, 3, 1, 1)
+    with torch.no_grad():
+        expected = reference(pixels).last_hidden_state
+        (features,) = model(4).features(image)
+    torch.testing.assert_close(features.cls, expected[:, 0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(features.patches.flatten(1, 2), expected[:, 5:], rtol=1e-4, atol=1e-5)
+    assert model(4, normalization="web").pixel_mean[0, 0] == pytest.approx(255 * 0.485)
+    with pytest.raises(ConfigError, match=r"model\.num_heads=4"):
+        model(2)
+    for key, value in (("model_type", "dinov2"), ("layer_norm_eps", 1e-6), ("hidden_act", "relu")):
+        (tmp_path / "config.json").write_text(json.dumps({**config.to_dict(), key: value}))
+        with pytest.raises(ConfigError, match=f"{key}={value}"):
+            model(4)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        model(4)

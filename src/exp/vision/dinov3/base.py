@@ -15,15 +15,20 @@ from exp.models.base import Model
 from exp.models.names import under_own_names
 from exp.vision.dinov3.backbone import Features, VisionTransformer
 from exp.vision.dinov3.bands import check_band_init, embedded, statistics_for
+from exp.vision.dinov3.blocks import rope_periods
+from exp.vision.dinov3.huggingface import beside
 from exp.vision.dinov3.lora import is_of_lora, lora_settings, merged, settings_in
 from exp.vision.dinov3.sizes import SIZES
 from exp.vision.dinov3.weights import (
     adapt_published,
     backbone_settings,
     check_backbone,
+    is_of_head,
     pretraining_of,
     published_prefix,
     refuse_other_families,
+    refuse_unclaimed,
+    with_periods,
 )
 
 __all__ = ["ImageModel"]
@@ -188,27 +193,51 @@ class ImageModel(Model):
         Raises:
             ConfigError: they are of another family, size or patch size.
         """
-        refuse_other_families(state, source)
         names = self.state_dict()
+        refuse_other_families(state, names, source)
         prefix = published_prefix(state)
         if prefix is None or (prefix.endswith(_PREFIX) and prefix[: -len(_PREFIX)] + "pixel_mean" in state):  # ours
-            own = under_own_names(state, names)
+            own, masked = under_own_names(state, names), True
             if self.normalization != "auto" or self._given is not None:
                 own.update(pixel_mean=self.pixel_mean, pixel_std=self.pixel_std)
+            if any(key.startswith(_PREFIX) for key in own):
+                own.setdefault(f"{_PREFIX}rope.periods", rope_periods(self.backbone.rope.head_dim))
         else:
-            rest = {key: value for key, value in state.items() if not key.startswith(prefix) and key not in names}
-            inner = {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
-            pretraining = pretraining_of(inner, source)
-            if self.normalization == "auto" and pretraining is not None:
-                self._normalise_like(pretraining)
-            own = {**rest, **{_PREFIX + key: value for key, value in adapt_published(inner).items()}}
-            own.update(pixel_mean=self.pixel_mean, pixel_std=self.pixel_std)
-            if _EMBEDDING in own and own[_EMBEDDING].shape[1] == self.backbone.patch_embed.proj.in_channels == 3:
-                own[_EMBEDDING] = embedded(own[_EMBEDDING], 3, self.band_names, self.band_init, source)
-        if any(key.startswith(_PREFIX) for key in own):
-            own.setdefault(f"{_PREFIX}rope.periods", self.backbone.rope.computed_periods())
-        check_backbone(_backbone_of(own), self.backbone.state_dict(), source)
+            own, masked = self._of_published(state, prefix, source), any(key.endswith("bias_mask") for key in state)
+        backbone, mine = _backbone_of(own), self.backbone.state_dict()
+        check_backbone(backbone, mine, source)
+        left = {key: value for key, value in backbone.items() if not is_of_lora(key)}
+        refuse_unclaimed(left, mine, source, masked)
         return self._with_own_updates(own)
+
+    def _of_published(self, state: Mapping[str, torch.Tensor], prefix: str, source: Path) -> dict[str, torch.Tensor]:
+        """Published weights by this model's names, with the architecture and the statistics that stand beside them."""
+        names, about = self.state_dict(), beside(source)
+        inner = {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
+        heads = {key for key in inner if not prefix and is_of_head(key)}
+        rest = {key: value for key, value in state.items() if not key.startswith(prefix) or key in heads}
+        inner = {key: value for key, value in inner.items() if key not in heads}
+        adapted = with_periods(adapt_published(inner), about, self.size.num_heads)
+        own = {f"{key} of the file" if key in names else key: value for key, value in rest.items()}
+        own.update({_PREFIX + key: value for key, value in adapted.items()})
+        channels = self.backbone.patch_embed.proj.in_channels
+        pretraining = pretraining_of(inner, source)
+        mean, std = self.pixel_mean, self.pixel_std
+        if self.normalization == "auto" and self._given is None:
+            if about.statistics is not None:
+                mean, std = (self._of_bands(torch.tensor(values), about.ours) for values in about.statistics)
+            elif pretraining is not None:
+                self._normalise_like(pretraining)
+                mean, std = self.pixel_mean, self.pixel_std
+        own.update(pixel_mean=mean, pixel_std=std)
+        if not about.ours and _EMBEDDING in own and own[_EMBEDDING].shape[1] == channels == 3:
+            own[_EMBEDDING] = embedded(own[_EMBEDDING], 3, self.band_names, self.band_init, source)
+        return own
+
+    def _of_bands(self, values: torch.Tensor, ours: bool) -> torch.Tensor:
+        if not ours and len(values) == 3:
+            values = statistics_for(values, self.backbone.patch_embed.proj.in_channels, self.band_names)
+        return values.reshape(1, -1, 1, 1).clone()
 
     def _with_own_updates(self, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Weights whose low-rank updates are such as this model has, or are merged."""

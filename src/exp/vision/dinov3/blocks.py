@@ -17,12 +17,30 @@ from exp.models.dropout import draws_by_sample, sample_mask
 from exp.vision.dinov3.lora import NO_UPDATES, LoraSettings, updates
 from exp.vision.dinov3.sizes import Size
 
-__all__ = ["NORM_EPS", "Attention", "Block", "LayerScale", "Mlp", "PatchEmbedding", "RotaryEmbedding", "SwiGlu"]
+__all__ = [
+    "NORM_EPS",
+    "ROPE_BASE",
+    "Attention",
+    "Block",
+    "LayerScale",
+    "Mlp",
+    "PatchEmbedding",
+    "RotaryEmbedding",
+    "SwiGlu",
+    "rope_periods",
+]
 
 NORM_EPS = 1e-5
 """Of all layer norms."""
 
-_ROPE_BASE = 100.0
+ROPE_BASE = 100.0
+"""The longest period of the rotary embedding, nearly."""
+
+
+def rope_periods(head_dim: int, base: float = ROPE_BASE) -> torch.Tensor:
+    """(head_dim / 4,), float32: base ** (2 k / (head_dim / 2))."""
+    quarter = head_dim // 4
+    return base ** (torch.arange(quarter, dtype=torch.float32) / quarter)
 
 
 class RotaryEmbedding(nn.Module):
@@ -46,18 +64,13 @@ class RotaryEmbedding(nn.Module):
         self.head_dim = head_dim
         self.rescale = rescale
         self.draws_by_itself = rescale is not None
-        self.register_buffer("periods", self.computed_periods())
+        self.register_buffer("periods", rope_periods(head_dim))
         # On the CPU too: tables are made there, and asking a device for its copy would wait for it.
-        self._periods = self.computed_periods()
+        self._periods = rope_periods(head_dim)
         self._kept: dict[tuple[int, int, int, str], tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def computed_periods(self) -> torch.Tensor:
-        """(head_dim / 4,), float32: 100 ** (2 k / (head_dim / 2))."""
-        quarter = self.head_dim // 4
-        return _ROPE_BASE ** (torch.arange(quarter, dtype=torch.float32) / quarter)
-
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        state_dict.setdefault(f"{prefix}periods", self.computed_periods())  # checkpoints of before they were kept
+        state_dict.setdefault(f"{prefix}periods", rope_periods(self.head_dim))  # checkpoints of before they were kept
         super()._load_from_state_dict(state_dict, prefix, *args)
         self._periods = self.periods.detach().cpu().float().clone()
         self._kept.clear()

@@ -1,16 +1,24 @@
-"""Writes a backbone in the form of Hugging Face's transformers (DINOv3ViTModel): the way back of ``weights.py``."""
+"""A backbone in the form of Hugging Face's transformers (DINOv3ViTModel): writes it, the way back of ``weights.py``.
+
+Also reads what stands beside published tensors, whose names and shapes do not tell all.
+"""
 
 from __future__ import annotations
 
+import json
 import re
-from typing import Any, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Mapping, NamedTuple, Sequence
 
 import torch
 
-from exp.vision.dinov3.blocks import NORM_EPS
+from exp.errors import ConfigError
+from exp.vision.dinov3.blocks import NORM_EPS, ROPE_BASE, rope_periods
 from exp.vision.dinov3.sizes import Size
 
-__all__ = ["model_config", "model_tensors", "processor_config"]
+__all__ = ["Beside", "beside", "model_config", "model_tensors", "processor_config"]
+
+_MODEL_TYPE = "dinov3_vit"
 
 _RENAMED = [
     (r"^patch_embed\.proj\.", "embeddings.patch_embeddings."),
@@ -25,6 +33,69 @@ _FEED_FORWARD = {
     False: [(r"\.mlp\.fc1\.", ".mlp.up_proj."), (r"\.mlp\.fc2\.", ".mlp.down_proj.")],
 }
 _PACKED = re.compile(r"^layer\.(\d+)\.attn\.qkv\.(weight|bias)$")
+
+
+class Beside(NamedTuple):
+    """What ``config.json`` and ``preprocessor_config.json`` say of the weights that they stand beside.
+
+    Attributes:
+        num_heads: attention heads; 0: they do not say.
+        rope_base: the base of the rotary embedding's periods.
+        statistics: mean and standard deviation of each channel, of values in 0..255; None: they do not say.
+        ours: whether ``task=export`` has written them: their channels are bands of the data, in their order.
+    """
+
+    num_heads: int = 0
+    rope_base: float = ROPE_BASE
+    statistics: tuple[list[float], list[float]] | None = None
+    ours: bool = False
+
+
+def beside(source: Path) -> Beside:
+    """What stands beside a ``.safetensors``, as transformers and timm write it; nothing beside other files.
+
+    Raises:
+        ConfigError: it is of another model, or cannot be read.
+    """
+    if ".safetensors" not in source.name:
+        return Beside()
+    files = [source.parent / name for name in ("config.json", "preprocessor_config.json")]
+    try:
+        config, processor = (json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {} for file in files)
+        told: dict[str, Any] = {"model_type": config.get("model_type", _MODEL_TYPE)}
+        known: dict[str, Any] = {"model_type": _MODEL_TYPE}
+        if "model_type" in config:
+            known.update(layer_norm_eps=NORM_EPS, hidden_act="silu" if config.get("use_gated_mlp") else "gelu")
+            told.update({key: config[key] for key in known if key in config})
+        other = [f"{key}={value}" for key, value in told.items() if value != known[key]]
+        rope = config.get("rope_parameters") or config
+        of_timm = config.get("pretrained_cfg") or {}
+        statistics = _statistics(processor) or _statistics(
+            {f"image_{key}": of_timm[key] for key in ("mean", "std") if key in of_timm}
+        )
+        heads, base = int(config.get("num_attention_heads", 0)), float(rope.get("rope_theta", ROPE_BASE))
+    except (AttributeError, TypeError, ValueError, OSError) as error:
+        names = " or ".join(file.name for file in files)
+        raise ConfigError(
+            f"init_from: {names} beside {source} cannot be read ({error}); put the weights where they have their own"
+        ) from error
+    if other:
+        raise ConfigError(
+            f"init_from: {source} holds another model, as {files[0].name} beside it says ({', '.join(other)}); the "
+            f"backbones here are DINOv3's ViTs ({_MODEL_TYPE})"
+        )
+    return Beside(heads, base, statistics, ours="band_names" in config)
+
+
+def _statistics(processor: Mapping[str, Any]) -> tuple[list[float], list[float]] | None:
+    """Of a processor that multiplies values of 0..255 by a factor, takes off a mean, and divides by a deviation."""
+    if "image_mean" not in processor or "image_std" not in processor:
+        return None
+    factor = float(processor.get("rescale_factor", 1 / 255)) if processor.get("do_rescale", True) else 1.0
+    mean, std = ([float(value) for value in processor[key]] for key in ("image_mean", "image_std"))
+    if not processor.get("do_normalize", True):
+        mean, std = [0.0] * len(mean), [1.0] * len(std)
+    return [value / factor for value in mean], [value / factor for value in std]
 
 
 def model_tensors(state: Mapping[str, torch.Tensor], gated: bool) -> dict[str, torch.Tensor]:
@@ -56,19 +127,26 @@ def model_tensors(state: Mapping[str, torch.Tensor], gated: bool) -> dict[str, t
     return found
 
 
-def model_config(size: Size, patch_size: int, channels: int, image_size: int, layer_scale: float) -> dict[str, Any]:
+def model_config(
+    size: Size, patch_size: int, band_names: Sequence[str], channels: int, image_size: int, layer_scale: float,
+    periods: torch.Tensor,
+) -> dict[str, Any]:  # fmt: skip
     """``config.json``.
 
     Args:
         size: of the backbone.
         patch_size: pixels along a patch.
+        band_names: of the image's channels, as far as they are known: transformers does not read them.
         channels: of the image.
         image_size: that it was trained at; others go in, too.
         layer_scale: initial value; of a model that is made anew.
+        periods: of the rotary embedding; rounded ones count as what they were rounded from.
     """
+    usual = rope_periods(4 * len(periods)).to(periods)
+    base = ROPE_BASE if torch.allclose(periods, usual, rtol=1e-2) else float(periods[1]) ** len(periods)
     return {
         "architectures": ["DINOv3ViTModel"],
-        "model_type": "dinov3_vit",
+        "model_type": _MODEL_TYPE,
         "hidden_size": size.embed_dim,
         "intermediate_size": size.hidden_dim,
         "num_hidden_layers": size.depth,
@@ -78,9 +156,10 @@ def model_config(size: Size, patch_size: int, channels: int, image_size: int, la
         "hidden_act": "silu" if size.gated else "gelu",
         "patch_size": patch_size,
         "num_channels": channels,
+        "band_names": list(band_names),
         "image_size": image_size,
         "layer_norm_eps": NORM_EPS,
-        "rope_theta": 100.0,
+        "rope_theta": base,
         "layerscale_value": layer_scale,
         "query_bias": True,
         "key_bias": False,

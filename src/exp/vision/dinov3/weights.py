@@ -3,27 +3,33 @@
 Three forms are known: the authors' ``.pth`` files, Hugging Face's safetensors (transformers' DINOv3ViTModel), timm's.
 All hold the same numbers; only names and the packing of query, key and value differ. The periods of the rotary
 embedding are in the authors' alone: transformers and timm compute them in float32, and so it is done for their files.
+Every tensor of a backbone is used, known not to count, or refused.
 """
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Mapping
+from typing import Any, Container, Mapping
 
 import torch
 
 from exp.errors import ConfigError
 from exp.models.names import best_prefix
+from exp.vision.dinov3.blocks import rope_periods
+from exp.vision.dinov3.huggingface import Beside
 from exp.vision.dinov3.sizes import SIZES, Size
 
 __all__ = [
     "adapt_published",
     "backbone_settings",
     "check_backbone",
+    "is_of_head",
     "pretraining_of",
     "published_prefix",
     "refuse_other_families",
+    "refuse_unclaimed",
+    "with_periods",
 ]
 
 _State = Mapping[str, torch.Tensor]
@@ -34,6 +40,10 @@ _LANDMARK = re.compile(r"^(|.*\.)(?:storage_tokens|reg_token|embeddings\.registe
 _INVERSE_PERIODS = re.compile(r"^(?:.*\.)?(?:rope|rope_embed|rope_embeddings)\.inv_freq$")
 # Of the authors, of timm and of Hugging Face.
 _CONVNEXT = re.compile(r"(?:^|\.)stages\.\d+\.(?:blocks\.|layers\.)?\d+\.(?:dwconv|conv_dw|depthwise_conv)\.")
+_MMCV = re.compile(r"(?:^|\.)layers\.\d+\.attn\.attn\.in_proj_weight$")
+_LEARNED = re.compile(r"(?:.*\.)?(?:pos_embed|position_embeddings|positional_embedding)$")
+_SCALED = re.compile(r"(?:\.ls1\.gamma|\.gamma_1|\.layer_scale1\.lambda1)$")
+_HEAD = re.compile(r"(?:\w*head\w*|classifier|fc|fc_norm|neck|decoder)\.")
 
 _RENAMED = [
     (r"^rope_embed\.periods$", "rope.periods"),
@@ -71,17 +81,87 @@ def published_prefix(state: _State) -> str | None:
     return best_prefix(found) if found else None
 
 
-def refuse_other_families(state: _State, source: Path) -> None:
-    """Refuse the convolutional models of the family by their name.
+def refuse_other_families(state: _State, own: Container[str], source: Path) -> None:
+    """Refuse other backbones by their name, as far as they are known.
+
+    Args:
+        state: as it was read.
+        own: names of the model's tensors.
+        source: where they were read.
 
     Raises:
-        ConfigError: these are the weights of a ConvNeXt.
+        ConfigError: these are the weights of a ConvNeXt, or of a ViT with learned positions, such as DINOv2's.
     """
-    if any(_CONVNEXT.search(key) for key in state):
+    prefix = published_prefix(state)
+    learned = [key for key in state if _LEARNED.match(key) and key not in own]
+    if prefix is not None:  # what lies deeper, or elsewhere, belongs to another part
+        learned = [key for key in learned if key[len(prefix) :] in ("pos_embed", "embeddings.position_embeddings")
+                   and key.startswith(prefix)]  # fmt: skip
+    if any(map(_CONVNEXT.search, state)):
+        found = "a ConvNeXt"
+    elif any(map(_MMCV.search, state)):
+        found = "a ViT of mmcv's layers, such as the class DINOv3ViT of MMSegmentation models, which is not DINOv3's"
+    elif learned:
+        kind = "DINOv2's ViT" if any(map(_SCALED.search, state)) else "a ViT"
+        found = f"{kind} with learned positions ({learned[0]})"
+    else:
+        return
+    raise ConfigError(
+        f"init_from: {source} holds {found}, but the backbones here are DINOv3's ViTs, whose positions are rotary; "
+        "take weights such as dinov3_vitl16_pretrain_sat493m-eadcf0ff.pth"
+    )
+
+
+def is_of_head(name: str) -> bool:
+    """Whether a tensor that lies beside those of a bare backbone belongs to a head, by its published name."""
+    return _HEAD.match(name) is not None
+
+
+def refuse_unclaimed(state: _State, own: _State, source: Path, masked: bool = True) -> None:
+    """Refuse a backbone with tensors that this one has not: what they do would be left out.
+
+    Args:
+        state: adapted weights.
+        own: the backbone's.
+        source: where they were read.
+        masked: whether the biases of keys are multiplied by zero, as in the authors' files.
+
+    Raises:
+        ConfigError: there are some.
+    """
+    left = [key for key in state if key not in own]
+    if not masked:
+        left += [key for key in state if key.endswith("attn.qkv.bias") and state[key].chunk(3)[1].any()]
+    if left:
         raise ConfigError(
-            f"init_from: {source} holds a ConvNeXt, but the backbones here are vision transformers (ViT); "
-            "take a ViT's weights, such as dinov3_vitl16_pretrain_sat493m-eadcf0ff.pth"
+            f"init_from: {source} holds a backbone of another kind than DINOv3's, which has no {', '.join(left[:4])}"
+            f"{' and others' if len(left) > 4 else ''}; take weights of DINOv3"
         )
+
+
+def with_periods(state: _State, about: Beside, num_heads: int = 0) -> dict[str, torch.Tensor]:
+    """Adapted weights with the periods of the rotary embedding: those of the file, else as transformers makes them.
+
+    Args:
+        state: adapted weights.
+        about: what stands beside them.
+        num_heads: where neither that nor the size tells it.
+
+    Raises:
+        ConfigError: so many heads cannot be.
+    """
+    size, token = size_of(state), state.get("cls_token")
+    if "rope.periods" in state or token is None:
+        return dict(state)
+    heads = about.num_heads or (size.num_heads if size is not None else 0) or num_heads
+    if heads < 1 or token.shape[-1] % (4 * heads):
+        if not about.num_heads:
+            return dict(state)  # of another size than the model, which will be said
+        raise ConfigError(
+            f"init_from: config.json beside the weights says {heads} attention heads, which do not divide tokens of "
+            f"{token.shape[-1]} elements"
+        )
+    return {**state, "rope.periods": rope_periods(token.shape[-1] // heads, about.rope_base)}
 
 
 def adapt_published(state: _State) -> dict[str, torch.Tensor]:

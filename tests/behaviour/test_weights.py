@@ -1,0 +1,57 @@
+"""Weights of DINOv3 backbones: what stands beside them counts, and what is another backbone is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.behaviour.conftest import BACKBONE
+
+IMAGES = Path(__file__).parents[2] / "data" / "eurosat_rgb"
+FEATURES = ["task=features", f"task.input={IMAGES}/River/*1.jpg", "task.max_images=0", "task.feature_dtype=float32"]
+ANEW = ["experiment=dinov3_eurosat", "backend=cpu", "data.size=32", *BACKBONE]
+
+
+def first_line(done):
+    return next(line for line in done.stderr.splitlines() if line.strip())
+
+
+def features(run):
+    return {file.name: load_file(str(file)) for file in sorted((run / "features").glob("*.safetensors"))}
+
+
+def test_an_export_keeps_normalization_and_heads(exp, trained):
+    run = [f"init_from={trained('scenes')}", "backend=cpu", "model.normalization=satellite"]
+    for task, out in ((["task=export", "task.formats=[huggingface]"], "out"), (FEATURES, "direct")):
+        done = exp(*run, *task, f"output_dir={out}")
+        assert done.returncode == 0, done.stderr
+    exported = [*ANEW, *FEATURES, "init_from=out/export/huggingface"]
+    done = exp(*exported, "output_dir=again")
+    assert done.returncode == 0, done.stderr
+    direct, again = features(exp.path("direct")), features(exp.path("again"))
+    assert direct.keys() == again.keys()
+    assert direct
+    for name in direct:
+        torch.testing.assert_close(again[name]["patches"], direct[name]["patches"], rtol=1e-5, atol=1e-5)
+    done = exp(*exported, "model.num_heads=4", "output_dir=refused")
+    assert done.returncode == 2
+    assert "model.num_heads=2" in first_line(done)
+
+
+def test_other_backbones_and_other_heads_are_named(exp, trained):
+    state = torch.load(str(trained("scenes") / "checkpoints" / "best.pth"))["state_dict"]
+    backbone = {key[len("backbone.") :]: value for key, value in state.items() if key.startswith("backbone.")}
+    backbone["reg_token"] = backbone.pop("storage_tokens")  # as timm calls it
+    del backbone["rope.periods"]
+    save_file({**backbone, "pos_embed": torch.zeros(1, 5, 16)}, str(exp.folder / "dinov2.safetensors"))
+    save_file({**backbone, "head.weight": torch.zeros(7, 16)}, str(exp.folder / "classifier.safetensors"))
+    done = exp(*ANEW, "init_from=dinov2.safetensors", "max_steps=1", "output_dir=run")
+    assert done.returncode == 2
+    assert "DINOv2" in first_line(done)
+    done = exp(*ANEW, "task=eval", "init_from=classifier.safetensors", "output_dir=run")
+    assert done.returncode == 2
+    assert "head.weight" in first_line(done)
+    done = exp(*ANEW, *FEATURES, "init_from=classifier.safetensors", "output_dir=run")
+    assert done.returncode == 0, done.stderr
