@@ -9,6 +9,7 @@ import socket
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -41,7 +42,9 @@ def test_a_stranger_at_the_meeting_point_runs_no_code(exp, start):
     if int(torch.__version__.split(".")[0]) >= 2:  # older torch listens on every interface
         assert listening(port) == {"0100007F"}
     store = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=60))
-    assert not store.check(["torch.rendezvous.exp"])
+    store.set_timeout(timedelta(seconds=1))
+    with pytest.raises(RuntimeError):
+        store.get("torch.rendezvous.exp")  # what torch calls it, where the job's id is the default
     if not hasattr(store, "list_keys"):  # where a name that is not known cannot be attacked
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=60)
