@@ -8,6 +8,7 @@ import torch
 
 from exp.errors import ConfigError
 from exp.forecasting.timebridge import TimeBridge
+from exp.forecasting.timebridge.quantiles import quantile_loss
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))
 from reference_timebridge import PlainTimeBridge, plain_loss
@@ -138,6 +139,27 @@ def test_a_model_tells_its_own_settings(layers):
         "num_patches_out": None,
         "quantiles": None,
     }
+
+
+def test_quantile_heads_have_the_pinball_loss_and_do_not_cross():
+    levels = [0.1, 0.5, 0.9]
+    model, batch = TimeBridge(**settings((1, 1, 0), quantiles=levels)).eval(), batch_of()
+    model.quantile_decoder[1].weight.data.mul_(-3.0)  # any order
+    forecast, quantiles = (model(batch["x"], batch["marks"], mode=mode) for mode in ("predict", "spread"))
+    torch.testing.assert_close(quantiles[..., 1], forecast)
+    assert (quantiles.diff(dim=-1) >= 0).all()
+    low, high = quantile_loss([forecast], batch["y"], [0.1]), quantile_loss([forecast], batch["y"], [0.9])
+    error = batch["y"] - forecast
+    torch.testing.assert_close(low, 2 * torch.where(error > 0, 0.1 * error, -0.9 * error).mean())
+    torch.testing.assert_close((low + high) / 2, plain_loss(forecast, batch["y"], 0.0))  # symmetric: absolute error
+    known = (torch.rand(error.shape) < 0.5).float()
+    known[0] = 0.0
+    y = torch.where(known > 0, batch["y"], torch.tensor(float("nan")))
+    each = [(e.abs() * k).sum() / max(k.sum(), 1) for e, k in zip(error, known)]
+    torch.testing.assert_close(quantile_loss([forecast], y, [0.5], known), torch.stack(each).mean())
+    losses = model(**{**batch, "y": y}, known=known, mode="loss")
+    assert sorted(losses) == ["loss_forecast", "loss_quantiles"]
+    assert all(torch.isfinite(loss) for loss in losses.values())
 
 
 def test_losses_are_in_float32_and_gradients_finite_also_of_constant_series():
