@@ -25,7 +25,6 @@ REFUSED = [
     (["data.horizon=5000"], 2, "data.horizon"),
     (["data=csv"], 2, "data.file"),
     (["model=dinov3_scenes"], 2, "experiment=dinov3_eurosat"),
-    (["experiment=dinov3_dubai", "task=predict", "task.intervals=[0.8]", "init_from=x"], 2, "task.intervals"),
     (["output_dir=file/run"], 2, "file"),
     (["+foo=1"], 2, "foo"),
     (["+model.foo=1"], 2, "model.foo"),
