@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["REPORTED", "cautions", "counting", "is_counting", "is_on"]
+__all__ = ["INDUCTOR", "REPORTED", "cautions", "counting", "is_counting", "is_on", "unset_wide_integers"]
 
 _OF_ECCL = (
     "DEBUG", "TIMEOUT", "SOCKET_IFNAME", "MAX_NCHANNELS", "MIN_NCHANNELS", "ASYNC_DISABLE", "RUNTIME_3_0_ENABLE",
@@ -23,6 +23,11 @@ _UNREAD = ("GCU_VISIBLE_DEVICES",)
 _DEBUG = "ENFLAME_PT_OP_DEBUG_CONFIG"
 _STATISTICS = "op_statistics=true"
 _INT64 = "TORCH_GCU_ENABLE_INT64_AND_UINT64"
+INDUCTOR = "TORCHGCU_INDUCTOR_ENABLE"
+"""1 before the plug-in is imported: torch compiles for these cards."""
+
+_unset: list[str] = []
+"""What this process has taken out of its environment, as it was."""
 
 REPORTED = (
     "TOPS_VISIBLE_DEVICES",
@@ -36,7 +41,7 @@ REPORTED = (
     "USE_GCU_DEFAULT_STREAM",
     "TOPS_LAUNCH_BLOCKING",
     "TOPS_HOME",
-    "TORCHGCU_INDUCTOR_ENABLE",
+    INDUCTOR,
     "TORCHDYNAMO_DISABLE",
     _DEBUG,
     "ENFLAME_PT_ENABLE_LINEAR_OVERRIDE",
@@ -57,22 +62,28 @@ REPORTED = (
 """What changes how these cards behave, on either generation."""
 
 
-def cautions(major: int | None) -> list[str]:
-    """Variables of this process that do nothing, or harm.
+def unset_wide_integers(major: int | None) -> None:
+    """Take out of the environment what ends the process on an S60; the plug-in reads it at each operator.
 
     Args:
         major: the card's generation as the plug-in counts them (3: S60); None: an older one, or not known.
     """
+    if major == 3 and is_on(_INT64):
+        _unset.append(f"{_INT64}={os.environ.pop(_INT64)}")
+
+
+def cautions() -> list[str]:
+    """Variables of this process that do nothing, or would have done harm."""
     found = [
         f"{name}={os.environ[name]}: nothing reads it; TOPS_VISIBLE_DEVICES chooses the cards"
         for name in _UNREAD
         if name in os.environ
     ]
-    if major == 3 and is_on(_INT64):
-        found.append(
-            f"{_INT64}={os.environ[_INT64]}: this card has no kernels for 64-bit integers, and adding them ends the "
-            "process; unset it"
-        )
+    found += [
+        f"{each} was unset for this process: this card has no kernels for 64-bit integers, and adding them ends it; "
+        "unset it yourself"
+        for each in _unset
+    ]
     return found
 
 

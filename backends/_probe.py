@@ -16,6 +16,7 @@ from typing import Any, Iterator, Sequence
 __all__ = [
     "AUTOLOAD",
     "ask_python",
+    "built_for_another",
     "count_by_torch",
     "count_visible",
     "nvml_device_count",
@@ -30,6 +31,7 @@ AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 """Whether torch loads the plug-ins that announce themselves to it: 1 (the default) or not."""
 
 _COUNT_TIMEOUT_S = 60
+_NO_SYMBOL = "undefined symbol"
 _VERSION_LENGTH = 80  # NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE of nvml.h
 
 
@@ -101,7 +103,23 @@ def ask_python(
         if found:
             return found.group(1), None
     said = done.stderr.strip().splitlines()
-    return None, said[-1] if said else f"exit status {done.returncode}"
+    cause = [line for line in said if _NO_SYMBOL in line]  # torch's own last line does not have it
+    return None, (cause or said or [f"exit status {done.returncode}"])[-1].strip()
+
+
+def built_for_another(problem: str, version: str | None = None) -> str | None:
+    """What to do where a plug-in does not load because it was built for another torch; None: not because of that.
+
+    Args:
+        problem: what was raised.
+        version: of a plug-in that is numbered as torch is; None: not known, or it is numbered otherwise.
+    """
+    torch = torch_build()["version"] or ""
+    release, own = ((each or "").split(".")[:2] for each in (version, torch))
+    if _NO_SYMBOL not in problem and (version is None or release == own):
+        return None
+    which = f" {version}" if version else ""
+    return f"the plug-in{which} was built for another torch than {torch}: install the two that go together"
 
 
 @contextlib.contextmanager

@@ -76,7 +76,8 @@ class AcceleratorBackend(Backend):
         off = os.environ.get(AUTOLOAD, "1") != "1" and not self.imports
         hint = f"; {AUTOLOAD}={os.environ[AUTOLOAD]} keeps plug-ins from loading: unset it" if off else ""
         if problem:
-            return f"torch cannot tell its accelerator ({problem}); check the vendor's driver and library path{hint}"
+            check = _probe.built_for_another(problem) or "check the vendor's driver and library path"
+            return f"torch cannot tell its accelerator ({problem}); {check}{hint}"
         if kind is None:
             return f"torch.accelerator names no device{hint or '; install the plug-in that goes with this torch'}"
         if kind in _NAMED:
@@ -177,16 +178,6 @@ class AcceleratorBackend(Backend):
         wait = getattr(self._module, "synchronize", None)
         if wait is not None:
             wait()
-
-    @property
-    def pins_memory(self) -> bool:  # type: ignore[override]
-        """Whether the plug-in locks memory."""
-        import torch
-
-        try:
-            return torch.empty(1).pin_memory().is_pinned()
-        except (NotImplementedError, RuntimeError):
-            return False
 
     def memory(self) -> dict[str, int]:
         """Bytes on the current card, as far as its module tells."""

@@ -27,6 +27,7 @@ class CpuBackend(Backend):
     precisions = ("fp32", "bf16")
     default_process_group = "gloo"
     gloo_carries_device = True
+    reduces_means = True
     loads_plugins = False
     variables = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "GOMP_SPINCOUNT", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 
@@ -66,6 +67,10 @@ class CpuBackend(Backend):
         if "MemAvailable" not in sizes:
             return None
         return sizes["MemAvailable"], sizes["MemTotal"]
+
+    def fused_attention(self, precision: str) -> bool:
+        """In every precision."""
+        return True
 
     def ddp_kwargs(self, device: torch.device) -> dict[str, Any]:
         """No device arguments: DDP refuses them for CPU modules."""

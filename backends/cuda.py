@@ -30,6 +30,7 @@ class CudaBackend(Backend):
     default_process_group = "cpu:gloo,cuda:nccl"
     gloo_carries_device = True
     pins_memory = True
+    reduces_means = True
     loads_plugins = False
     supports_sync_batchnorm = True
     visible_variables = ("CUDA_VISIBLE_DEVICES",)
@@ -121,6 +122,10 @@ class CudaBackend(Backend):
             )
         torch.cuda.set_device(local_rank)
         return torch.device(self.device_type, local_rank)
+
+    def fused_attention(self, precision: str) -> bool:
+        """In every precision."""
+        return True
 
     def supports(self, precision: str) -> bool:
         """bf16 and tf32 only where the card has them."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Mapping
 
 from exp.backends import _efml, _gcu_operators, _monitor, _probe
 from exp.backends._gcu_cards import VISIBLE, count_cards, how_to_install, is_legacy, visible_cards
-from exp.backends._gcu_environment import REPORTED, cautions, counting, is_counting
+from exp.backends._gcu_environment import INDUCTOR, REPORTED, cautions, counting, is_counting, unset_wide_integers
 
 from exp.backend import FLOAT32, Backend
 from exp.environment import version_of
@@ -61,7 +61,6 @@ class GcuBackend(Backend):
     device_type = "gcu"
     precisions = ("fp32", "bf16", "fp16")
     default_process_group = "cpu:gloo,gcu:eccl"
-    reduces_means = False  # before ECCL 2.10
     has_simulator = True
     pins_memory = True
     visible_variables = ("TOPS_VISIBLE_DEVICES",)
@@ -97,7 +96,7 @@ class GcuBackend(Backend):
         if problem:
             return (
                 f"torch_gcu is installed, but cannot count its cards ({problem}); "
-                "check the driver, and that LD_LIBRARY_PATH has the TOPS libraries"
+                f"{self._remedy(problem, 'check the driver, and that')}"
             )
         if count == 0:
             return "torch_gcu is installed, but counts no card; check TOPS_VISIBLE_DEVICES and efsmi"
@@ -130,9 +129,12 @@ class GcuBackend(Backend):
         except Exception as error:  # it changes torch as it loads: one that does not fit may raise anything
             said = (str(error).splitlines() or ["no message"])[0]
             raise UnavailableError(
-                f"torch_gcu does not import ({type(error).__name__}: {said}); check that "
-                "LD_LIBRARY_PATH has the TOPS libraries, and that torch is of the version that it was built for"
+                f"torch_gcu does not import ({type(error).__name__}: {said}); {self._remedy(said, 'check that')}"
             ) from error
+
+    def _remedy(self, problem: str, check: str) -> str:
+        version = None if self.simulate else self.packages()["torch_gcu"]
+        return _probe.built_for_another(problem, version) or f"{check} LD_LIBRARY_PATH has the TOPS libraries"
 
     def set_device(self, local_rank: int) -> torch.device:
         """Select the card; imports the plug-in, which must be there before the process group is made."""
@@ -142,6 +144,7 @@ class GcuBackend(Backend):
         count = _gcu().device_count()
         self._check_rank(local_rank, count)
         _gcu().set_device(local_rank)
+        unset_wide_integers(getattr(_gcu().get_device_properties(local_rank), "major", None))
         return torch.device(self.device_type, local_rank)
 
     @staticmethod
@@ -227,8 +230,11 @@ class GcuBackend(Backend):
 
     def why_not_compiled(self) -> str | None:
         """S60: compiled kernels fail there, or end the process, where they have 64-bit integers."""
-        s60 = _gcu().get_device_capability()[0] == 3
-        return "compiled kernels fail, or end the process, on cards of this architecture (3: S60)" if s60 else None
+        if _gcu().get_device_capability()[0] == 3:
+            return "compiled kernels fail, or end the process, on cards of this architecture (3: S60)"
+        if not self.simulate and os.environ.get(INDUCTOR) != "1":
+            return f"the plug-in compiles only with {INDUCTOR}=1 before it is imported (+backend.env.{INDUCTOR}=1)"
+        return None
 
     def fallbacks(self) -> Mapping[str, tuple[int, int]] | None:
         """Simulated cards count them; real ones where ENFLAME_PT_OP_DEBUG_CONFIG asks for ``op_statistics=true``."""
@@ -256,8 +262,7 @@ class GcuBackend(Backend):
 
     def cautions(self) -> list[str]:
         """Variables that nothing reads, and the one that breaks the S60."""
-        properties = _gcu().get_device_properties(_gcu().current_device())
-        return cautions(getattr(properties, "major", None))
+        return cautions()
 
     def describe(self, device: torch.device) -> dict[str, Any]:
         """Name, index and total memory in bytes of the card, and what tells it from the others of its host."""

@@ -72,10 +72,6 @@ class LegacyGcuBackend(GcuBackend):
     def set_precision(self, precision: str) -> None:
         """Nothing: the environment has done it."""
 
-    def cautions(self) -> list[str]:
-        """Variables that nothing reads."""
-        return _gcu_environment.cautions(None)
-
     def set_device(self, local_rank: int) -> torch.device:
         """Select the card through the plug-in itself; torch has no module for it."""
         import torch

@@ -18,6 +18,7 @@ from hydra import compose, initialize_config_module
 
 from exp.config.create import create
 from exp.config.structures import register
+from exp.data.base import Data
 
 BATCH = 8
 
@@ -27,7 +28,7 @@ def make_data(experiment: str, overrides: list[str]) -> Any:
     register()
     with initialize_config_module("exp.conf", version_base="1.3"):
         config = compose("config", [f"experiment={experiment}", "data.cache_megabytes=0", *overrides])
-    return create(config.data)
+    return create(config.data, Data, "data")
 
 
 def pipeline(data: Any) -> int:

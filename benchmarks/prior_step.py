@@ -17,6 +17,7 @@ from typing import Any, Callable
 
 import torch
 from hydra import compose, initialize_config_module
+from torch import nn
 
 from exp.config.create import create
 from exp.config.structures import register
@@ -31,7 +32,7 @@ def configuration(*overrides: str) -> Any:
 def stepper(config: Any, epoch: int = 0) -> Callable[[], None]:
     """One training step: loss, gradients and Adam."""
     torch.manual_seed(0)
-    model = create(config.model)
+    model = create(config.model, nn.Module, "model")
     if hasattr(model, "start_epoch"):
         model.start_epoch(epoch)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)

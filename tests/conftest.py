@@ -36,13 +36,24 @@ TINY = [
     "plots=false",  # matplotlib takes longer than the training
 ]
 
-# Files that take minutes, most of them waiting; they begin first, or all others would wait for the last of them.
-LONG = ("tests/slurm/", "tests/docs/", "tests/test_cli.py", "tests/sweep/", "tests/tasks/")
+# The lane of a test follows from where it stands and what it uses. `make test` leaves out what is `extended`; the old
+# Python and torch run what `make test` runs, and the `legacy` ones of the others. Files that mostly wait come first.
+EXTENDED = ("tests/simulators/", "tests/slurm/", "tests/docs/", "examples/")
+LEGACY = ("tests/simulators/legacy/",)
+PROCESSES = {"exp", "ranks", "cluster", "run_exp", "Forked", "subprocess"}
+FIRST = ("tests/slurm/", "tests/docs/", "tests/behaviour/")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    order = [*LONG, ""]
+    order = [*FIRST, ""]
     items.sort(key=lambda item: next(place for place, start in enumerate(order) if item.nodeid.startswith(start)))
+    for item in items:
+        uses = PROCESSES & {*item.fixturenames, *vars(item.module)}
+        if item.nodeid.startswith(EXTENDED) or (uses and not item.nodeid.startswith("tests/behaviour/")):
+            item.add_marker("extended")
+        if item.nodeid.startswith(LEGACY):
+            item.add_marker("legacy")
 
 
 def read_strictly(text: str) -> Any:
@@ -158,8 +169,9 @@ def _be_exp(
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = ["exp" if script is None else "-c", *arguments]
-    # As the interpreter does it: with -m the folder, and then what the variable names.
-    sys.path[:0] = [folder, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
+    # As the interpreter does it: with -c the folder, and then what the variable names.
+    here = [] if script is None else [folder]
+    sys.path[:0] = [*here, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
     if script is None:
         runpy.run_module("exp", run_name="__main__")
     else:

@@ -55,9 +55,3 @@ def test_every_package_is_in_the_wheel():
         ".".join(path.parent.relative_to(ROOT / "src").parts) for path in (ROOT / "src" / "exp").rglob("__init__.py")
     }
     assert there <= set(listed)
-
-
-def test_a_module_is_read_in_one_sitting():
-    folders = ("src", "backends", "simulators", "benchmarks", "examples")
-    lines = {path: len(path.read_text().splitlines()) for folder in folders for path in (ROOT / folder).rglob("*.py")}
-    assert {str(path.relative_to(ROOT)): count for path, count in lines.items() if count > 300} == {}

@@ -5,19 +5,18 @@ Imports neither torch nor pandas before they are needed.
 
 from __future__ import annotations
 
-import json
 import math
 import subprocess
 import sys
 import tempfile
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 from exp.config import structures
-from exp.config.names import allow
+from exp.config.names import allow, distrust, names_in
 from exp.errors import ConfigError, RunError, UnavailableError
-from exp.runfolder import RunFolder, read_json
+from exp.runfolder import RunFolder, read_json, read_records
 
 if TYPE_CHECKING:
     import os
@@ -69,19 +68,10 @@ class OpenRun:
         import pandas as pd
 
         # Not pandas' reader of JSON, which rounds, and takes columns for dates by their names.
-        rows = [{key: math.nan if value is None else value for key, value in record.items()}
-                for record in self._records()]  # fmt: skip
-        return pd.DataFrame(rows) if rows else pd.DataFrame(columns=["split", "step"])
-
-    def _records(self) -> Iterator[dict[str, Any]]:
         file = RunFolder(self.path).metrics
-        for line in file.read_bytes().splitlines() if file.is_file() else ():
-            try:
-                record = json.loads(line)
-            except ValueError:  # the last line of a run that is going on, or was killed
-                continue
-            if isinstance(record, dict):
-                yield record
+        records = read_records(file.read_bytes().splitlines() if file.is_file() else ())
+        rows = [{key: math.nan if value is None else value for key, value in record.items()} for record in records]
+        return pd.DataFrame(rows) if rows else pd.DataFrame(columns=["split", "step"])
 
     @property
     def tables(self) -> Mapping[str, pd.DataFrame]:
@@ -109,9 +99,11 @@ class OpenRun:
             ExpError: there is no such device, the data are not there, there is no checkpoint, or it does not fit.
         """
         import torch
+        from mmengine.model import BaseModel
 
         from exp.config.create import create
         from exp.config.validate import has_weights
+        from exp.data.base import Data
         from exp.engine.fit import fit_weights, read_weights
         from exp.hub import pinned
 
@@ -120,14 +112,16 @@ class OpenRun:
         except Exception as error:  # whatever a device's module raises
             said = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise UnavailableError(f"there is no device {device!r} here: {said}; use device='cpu'") from error
-        allow(self.config.plugins)
+        distrust(self.config)
+        # In Python the user has chosen what he has imported.
+        allow([top for _, name in names_in(self.config) for top in [name.partition(".")[0]] if top in sys.modules])
         # An evaluation has none of its own.
         source = self.path if RunFolder(self.path).has_checkpoint() else Path(pinned(self.config) or self.path)
         weights = read_weights(source) if has_weights(self.config) else None
-        data = create(self.config.data, "data")
+        data = create(self.config.data, Data, "data")
         if weights is not None and weights.data is not None:
             data.adopt(weights.data)
-        model: nn.Module = create(self.config.model, "model", **data.model_arguments())
+        model: nn.Module = create(self.config.model, BaseModel, "model", **data.model_arguments())
         if weights is not None:
             fit_weights(model, weights, self.config, as_it_is=True)
         return model.to(device).eval()

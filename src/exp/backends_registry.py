@@ -10,7 +10,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from exp import console
 from exp.backend import Backend
 from exp.config.schema import BackendConfig
-from exp.config.targets import load_target
+from exp.config.targets import resolve
 from exp.contract import made
 from exp.errors import ConfigError, ExpError, UnavailableError
 from exp.plugins import entry_points
@@ -41,10 +41,7 @@ def create_backend(config: BackendConfig | Mapping[str, Any]) -> Backend:
     target = plain.pop("_target_", MISSING)
     if target == MISSING:
         raise ConfigError("backend._target_ must be set: the path of a class, or the name of an installed backend")
-    cls = _load(target)
-    if not (inspect.isclass(cls) and issubclass(cls, Backend)):
-        raise ConfigError(f"backend._target_={target} is no subclass of exp.backend.Backend")
-    backend: Backend = made(cls, "backend", **plain)
+    backend: Backend = made(_load(target), "backend", **plain)
     return backend
 
 
@@ -56,12 +53,15 @@ def _load(target: str) -> Any:
                 f"backend._target_={target} is not installed; installed are {', '.join(sorted(points)) or 'none'}"
             )
         try:
-            return points[target].load()
+            found = points[target].load()
         except Exception as error:  # another's package may raise anything while it loads
             raise UnavailableError(
                 f"backend '{target}' is installed, but does not load ({type(error).__name__}: {error})"
             ) from error
-    return load_target("backend._target_", target)
+        if not (inspect.isclass(found) and issubclass(found, Backend)):
+            raise ConfigError(f"backend._target_={target} is no subclass of exp.backend.Backend")
+        return found
+    return resolve("backend._target_", target, Backend)
 
 
 def choose(candidates: Sequence[str]) -> str:

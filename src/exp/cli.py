@@ -24,7 +24,6 @@ from omegaconf.errors import OmegaConfBaseException
 from exp import __version__, console, early
 from exp.advice import remember
 from exp.config import choices, explain, fields, paths, structures, trained
-from exp.config.targets import use_working_directory
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, REFUSED, ConfigError, ExpError, RunError
 from exp.execute import execute
 from exp.footprint import remove_empty
@@ -32,7 +31,7 @@ from exp.freezing import freeze
 from exp.launcher.base import launcher_class
 from exp.launcher.external import be_quiet
 from exp.launcher.shell_env import drop_stale_variables
-from exp.runfolder import RunFolder
+from exp.runfolder import UMASK, RunFolder
 from exp.system_errors import as_ours
 from exp.task import create_task, task_class
 from hydra_plugins.exp_plugins import PluginConfigs
@@ -50,6 +49,8 @@ _TAKE_A_VALUE = (
     "--experimental-rerun",
 )  # fmt: skip
 """Hydra's options that are followed by a word."""
+_MODES = (("--multirun", "-m"), ("--run", "-r"), ("--cfg", "-c"), ("--info", "-i"))
+"""Hydra's options of which it takes one."""
 _exit_codes: list[int] = []
 _full_error: list[bool] = []
 """Not empty: the user wants tracebacks."""
@@ -80,13 +81,17 @@ def main() -> int:
 
 
 def _main() -> int:
-    os.umask(os.umask(0) | 0o022)  # nothing that a run writes may be changed by others
+    os.umask(UMASK)
     if "--version" in sys.argv[1:]:  # Hydra's would tell Hydra's
         print(f"exp {__version__}")  # noqa: T201
         return EXIT_OK
     sys.argv[1:] = _overrides_last(sys.argv[1:])
     be_quiet(sys.argv[1:])
-    use_working_directory()
+    try:
+        _check_usage(sys.argv[1:])
+    except ConfigError as error:
+        console.error(str(error))
+        return EXIT_CONFIG
     remember(sys.argv[1:])
     structures.register()
     choices.register_resolvers()
@@ -131,6 +136,21 @@ def _main() -> int:
         code = early.tell(interrupt, _finish_sweep())
         return max([code, *(code for code in _exit_codes if code > 128)])  # a sweep may not have begun any job
     return max(_exit_codes, default=EXIT_OK)
+
+
+def _check_usage(arguments: list[str]) -> None:
+    """Refuse what would end in a traceback.
+
+    Raises:
+        ConfigError: the current folder was deleted, or two options exclude each other.
+    """
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise ConfigError("the current folder was deleted; change to another one") from None
+    given = [each for each in arguments if any(each.partition("=")[0] in mode for mode in _MODES)]
+    if len(given) > 1:
+        raise ConfigError(f"{given[0]} and {given[1]} exclude each other; leave one out")
 
 
 def _overrides_last(arguments: list[str]) -> list[str]:

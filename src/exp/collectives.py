@@ -26,7 +26,7 @@ class Collectives(abc.ABC):
     staged: bool
     """Whether the device's tensors go through the CPU."""
 
-    reduces_means: bool = True
+    reduces_means: bool = False
     """Whether the process group itself takes means over ranks, not only sums."""
 
     @property

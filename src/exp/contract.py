@@ -24,6 +24,7 @@ __all__ = [
     "is_own",
     "made",
     "missing_members",
+    "page_of",
     "shown",
 ]
 
@@ -51,6 +52,11 @@ def missing_members(cls: Any) -> list[str]:
     return sorted(getattr(cls, "__abstractmethods__", ())) if inspect.isclass(cls) else []
 
 
+def page_of(key: str) -> str:
+    """The page that describes the interface of a key, such as ``metrics[0]``."""
+    return _PAGES.get(re.split(r"[.\[]", key)[0], EXPERIMENT_PAGE)
+
+
 def made(cls: Any, key: str, *arguments: Any, **keywords: Any) -> Any:
     """An object of a class, or what a function gives, named in a configuration.
 
@@ -64,7 +70,7 @@ def made(cls: Any, key: str, *arguments: Any, **keywords: Any) -> Any:
         ConfigError: the class lacks members that its interface asks for, or its constructor raises; that of a class of
             exp's own raises what it likes.
     """
-    page = _PAGES.get(re.split(r"[.\[]", key)[0], EXPERIMENT_PAGE)
+    page = page_of(key)
     key = key or "configuration"
     missing = missing_members(cls)
     if missing:

@@ -12,7 +12,6 @@ from exp.launcher.base import launcher_class
 from exp.launcher.outcome import Outcome
 from exp.lock_holder import holder_of
 from exp.summary import Finished
-from exp.trackers.following import followed
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
@@ -51,10 +50,7 @@ def execute(run: FrozenRun) -> Finished:
     early.begin()
     if run.reference is not None:
         return _parity(run, run.reference, chosen)
-    if chosen.submits:
-        return _launched(run, chosen)  # the job has them followed
-    with followed(config, folder):
-        return _launched(run, chosen)
+    return _launched(run, chosen)
 
 
 def _launched(run: FrozenRun, chosen: launcher.Launcher) -> Finished:

@@ -25,7 +25,7 @@ from exp.config.validate import refuse_device_arguments, validate
 from exp.config.walk import plain
 from exp.errors import ConfigError
 from exp.frozen import FrozenRun
-from exp.runfolder import RunFolder
+from exp.runfolder import RunFolder, read_result
 from exp.task import task_class
 
 if TYPE_CHECKING:
@@ -125,7 +125,9 @@ def _take_note(config: ExpConfig, overrides: list[str]) -> None:
         record.trained_in = str(folder)
         earlier = structures.load(RunFolder(folder).config)
         check_weights(config, earlier, folder)
-        record.differs = trained.different(config, earlier, "trained with")
+        altered = RunFolder(folder).altered(read_result(RunFolder(folder)) or {})
+        record.differs = [f"{name} is not as it was written" for name in altered if name == "config.yaml"]
+        record.differs += trained.different(config, earlier, "trained with")
     else:
         record.overruled = overruled(config, overrides, _alone, record.chosen.get("experiment"))
     if config.data.get("horizon") in config.published:

@@ -28,7 +28,7 @@ class Numerics(abc.ABC):
     # -- Operators -----------------------------------------------------------------------------------------------------
 
     def lacking_operators(self) -> frozenset[str]:
-        """What this rank's device has no kernel for, as ATen names such as ``"convolution_backward"``.
+        """What this rank's device has no kernel for, as ATen names of overloads such as ``"convolution_backward"``.
 
         Such an operator runs on the CPU, tensor by tensor, or not at all. Asked once, after :meth:`set_device`.
         """
@@ -37,7 +37,7 @@ class Numerics(abc.ABC):
     def fused_attention(self, precision: str) -> bool:
         """Whether ``scaled_dot_product_attention`` may take its fused forms on this device in ``precision``."""
         del precision
-        return True
+        return False
 
     def why_not_compiled(self) -> str | None:
         """Why ``compile=true`` is refused on this device; None: torch is asked, with a first small computation."""

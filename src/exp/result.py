@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Mapping
 
 from exp.config.walk import plain
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
 
-__all__ = ["blank_result", "number_text"]
+__all__ = ["blank_result", "in_role", "number_text", "selecting_value"]
+
+
+def in_role(metric: str | None, measured_on: str, value: float | None) -> dict[str, Any] | None:
+    """A figure of a run in one of its two roles, ``selected_by`` or ``reported``; None: there is none."""
+    return None if value is None else {"metric": metric, "measured_on": measured_on, "value": value}
+
+
+def selecting_value(result: Mapping[str, Any] | None) -> float | None:
+    """The figure by which a run is chosen among others: never one of the test part. None: it has none.
+
+    Args:
+        result: content of ``result.json``; of older versions, too.
+    """
+    result = result or {}
+    key: Any = "value" if "selected_by" in result else result.get("metric_name")
+    chosen = result.get("selected_by", result.get("validation"))
+    return chosen.get(key) if isinstance(chosen, dict) else None
 
 
 def number_text(value: float) -> str:
@@ -30,6 +47,8 @@ def blank_result(config: ExpConfig) -> dict[str, Any]:
         "metrics": {},
         "metric_name": None,
         "metric": None,
+        "selected_by": None,
+        "reported": None,
         "metric_units": {},
         "greater_is_better": False,
         "measured_on": "test",

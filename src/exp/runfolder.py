@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import math
 import os
@@ -10,26 +11,35 @@ import re
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any, BinaryIO, Callable, Iterator, Mapping
+from typing import Any, BinaryIO, Callable, Iterable, Iterator, Mapping
 
 from exp.errors import ConfigError, RunError
 
 __all__ = [
     "CHECKPOINT_NAME",
+    "UMASK",
+    "Digesting",
     "RunFolder",
+    "digest_of",
     "last_known",
     "last_records",
     "read_json",
+    "read_records",
     "read_result",
     "to_json",
+    "without_credentials",
     "write_atomically",
     "write_json",
 ]
 
+UMASK = 0o027
+"""Of all processes of a run, whatever the user's: folders 0750, files 0640."""
 CHECKPOINT_NAME = re.compile(r"^step_(\d+)\.pth$")
 """What a checkpoint is called that a training goes on from: by the optimizer steps behind it."""
 
+_CREDENTIALS = re.compile(r"(?<=://)[^\s/@?#\"']+(?=@)")
 _LEAST_BYTES = 2**16  # what the records of the shortest run may need
+_PIECE = 2**22  # bytes
 _TAIL_BYTES = 2**16  # of metrics.jsonl: many of its lines
 _OUTPUTS = (  # of all tasks; logs stay, and are added to
     "checkpoints", "differences.csv", "doctor", "doctor.json", "env.json", "features", "features.csv", "forecasts",
@@ -46,7 +56,7 @@ class RunFolder:
     comes to nothing leaves the record as it was, however it ends.
 
     Args:
-        path: the folder; made by :meth:`create`, with the permissions of the user's umask less those of others.
+        path: the folder; made by :meth:`create`.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -133,6 +143,27 @@ class RunFolder:
         """Forget a start that has come to nothing."""
         shutil.rmtree(str(self.start), ignore_errors=True)
 
+    def write_result(self, result: Mapping[str, Any]) -> None:
+        """Write ``result.json``, with the digests of what :meth:`altered` looks at, and its own."""
+        beside = {path.name: digest_of(path) for path in self._recorded if path.is_file()}
+        content = json.loads(to_json({**result, "digests": beside}))
+        content["digests"][self.result.name] = _digest_without_own(content, self.result.name)
+        write_json(self.result, content)
+
+    @property
+    def _recorded(self) -> tuple[Path, ...]:
+        return self.config, self.metrics
+
+    def altered(self, result: Mapping[str, Any]) -> list[str]:
+        """Names of the files that are not as they were when ``result.json`` was written.
+
+        Args:
+            result: its content; one of an older version has no digests.
+        """
+        digests = result.get("digests") or {}
+        kept = [path for path in self._recorded if path.name in digests]
+        return [path.name for path in kept if not path.is_file() or digest_of(path) != digests[path.name]]
+
     def has_checkpoint(self) -> bool:
         """Whether a training has saved its state here."""
         return any(self.checkpoints.glob("step_*.pth"))
@@ -166,13 +197,48 @@ def write_atomically(path: Path, content: bytes | Callable[[BinaryIO], object]) 
             temporary.unlink()
 
 
+class Digesting:
+    """A file to write to that digests what is written.
+
+    Attributes:
+        sha256: of what has been written so far.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.sha256 = hashlib.sha256()
+
+    def write(self, data: Any) -> int:
+        """Write and digest bytes."""
+        self.sha256.update(data)
+        return self._file.write(data)
+
+
+def digest_of(path: Path, less: int = 0, then: bytes = b"") -> str:
+    """SHA-256 of a file, hexadecimal; without so many bytes at its end, and with ``then`` in their place."""
+    digest, left = hashlib.sha256(), path.stat().st_size - less
+    with path.open("rb") as file:
+        while left > 0:
+            piece = file.read(min(left, _PIECE))
+            digest.update(piece)
+            left -= len(piece) or left  # cut off since
+    digest.update(then)
+    return digest.hexdigest()
+
+
+def _digest_without_own(value: Mapping[str, Any], name: str) -> str:
+    """SHA-256 of a JSON object that keeps its digest under ``digests``, by the name of its file."""
+    digests = {file: digest for file, digest in value["digests"].items() if file != name}
+    return hashlib.sha256(to_json({**value, "digests": digests}, sort_keys=True).encode()).hexdigest()
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write ``value`` as JSON, atomically; see :func:`to_json`."""
     write_atomically(path, (to_json(value, indent=2) + "\n").encode())
 
 
 def to_json(value: Any, **options: Any) -> str:
-    """``value`` as JSON, which has neither infinity nor nan: such numbers are null.
+    """``value`` as JSON, which has neither infinity nor nan: such numbers are null. Addresses lose their credentials.
 
     What they were is told beside them, in the outermost object that holds them (of a list of records: in each of them),
     under ``not_finite``: by dotted path ``"nan"``, ``"inf"`` or ``"-inf"``, such as ``{"metrics.mse": "nan"}``.
@@ -203,21 +269,36 @@ def _finite(value: Any, path: str, found: dict[str, str]) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         found[path] = str(float(value))
         return None
-    return value
+    return without_credentials(value) if isinstance(value, str) else value
+
+
+def without_credentials(text: str) -> str:
+    """A text whose addresses have ``***`` in place of user name and password."""
+    return _CREDENTIALS.sub("***", text) if "://" in text else text
 
 
 def read_json(path: Path) -> Any:
     """The JSON value in ``path``, or None where there is no such file.
 
     Raises:
-        RunError: the file is not JSON.
+        RunError: the file is not JSON, or not as :meth:`RunFolder.write_result` has written it.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except ValueError as error:
         raise RunError(f"{path} is not valid JSON ({error}); remove it, or use another output_dir") from error
+    digests = value.get("digests") if isinstance(value, dict) else None
+    if (
+        isinstance(digests, dict)
+        and path.name in digests
+        and digests[path.name] != _digest_without_own(value, path.name)
+    ):
+        raise RunError(
+            f"{path} is damaged: its digest is not that of what it holds; remove it, or use another output_dir"
+        )
+    return value
 
 
 def read_result(folder: RunFolder) -> dict[str, Any] | None:
@@ -235,8 +316,19 @@ def read_result(folder: RunFolder) -> dict[str, Any] | None:
     return result
 
 
+def read_records(lines: Iterable[str | bytes]) -> Iterator[dict[str, Any]]:
+    """The records in lines of a ``metrics.jsonl``; a line that was cut off, or is none, is left out."""
+    for line in lines:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict) and "split" in record and isinstance(record.get("step"), int):
+            yield record
+
+
 def last_records(folder: RunFolder) -> Iterator[dict[str, Any]]:
-    """The last lines of ``metrics.jsonl``, from the end on; none of those that are cut off."""
+    """The last records of ``metrics.jsonl``, from the end on."""
     try:
         with folder.metrics.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -244,13 +336,7 @@ def last_records(folder: RunFolder) -> Iterator[dict[str, Any]]:
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return
-    for line in reversed(lines):
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue  # cut off, at either end
-        if isinstance(record, dict):
-            yield record
+    yield from read_records(reversed(lines))
 
 
 def last_known(folder: RunFolder) -> dict[str, int]:
@@ -259,7 +345,7 @@ def last_known(folder: RunFolder) -> dict[str, int]:
     Returns:
         Optimizer ``steps`` and completed ``epochs``; of a folder without either, zeros.
     """
-    whole = (record for record in last_records(folder) if {"split", "step", "epoch"} <= record.keys())
-    last = next((record for record in whole if record["split"] in ("train", "val")), {"step": 0, "epoch": 0})
+    trained = (record for record in last_records(folder) if record["split"] in ("train", "val") and "epoch" in record)
+    last = next(trained, {"step": 0, "epoch": 0})
     names = [CHECKPOINT_NAME.match(path.name) for path in folder.checkpoints.glob("step_*")]
     return {"steps": max([last["step"], *(int(name.group(1)) for name in names if name)]), "epochs": last["epoch"]}

@@ -13,8 +13,9 @@ import os
 import socket
 import time
 import uuid
+import warnings
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Sequence
 
 from exp.backend import PRECISIONS
 from exp.backends_registry import create_backend
@@ -25,9 +26,9 @@ from exp.config.schema import ExpConfig
 from exp.config.structures import load
 from exp.console import make_console, wait_for, waited
 from exp.contract import check_result
-from exp.errors import ConfigError
-from exp.runfolder import write_json
+from exp.errors import ConfigError, Preempted
 from exp.task import create_task
+from exp.trackers import reporting
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,10 +43,13 @@ if TYPE_CHECKING:
     from exp.engine.fit import Weights
     from exp.launcher.rank import RankInfo
     from exp.runfolder import RunFolder
+    from exp.trackers.reporting import Reporter
 
 __all__ = ["Session", "run"]
 
 logger = logging.getLogger(__name__)
+
+_TRACKERS_AFTER_FAILURE_S = 2.0  # less than the launcher waits for ranks after one has failed
 
 
 class Session:
@@ -70,6 +74,7 @@ class Session:
         resumed_from: the checkpoint that a training goes on from; None: it began anew.
         changed: what a continued training does not do as before.
         pending: whether this start has not taken the place of an earlier run's record yet (:meth:`begin`).
+        reporters: connections to the trackers, on rank 0, once the run has begun.
         unique_name: tells this run from others of the same process.
         restarted_here: whether this process has done a part of the run before (:meth:`start_anew`).
     """
@@ -95,6 +100,7 @@ class Session:
         self.changed: Sequence[Change] = ()
         self.pending = folder.pending
         self.restarted_here = False
+        self.reporters: list[Reporter] = []
         self._begun = False
         self._when_started: list[Callable[[], object]] = []
 
@@ -199,6 +205,8 @@ class Session:
             self.folder.begin(self.config.overwrite)
             for action in self._when_started:
                 action()
+            if not self.reporters:
+                self.reporters = reporting.start(self.config, self.folder, self.say)
         self.forget()
         if self.pending:
             self.distributed.barrier()
@@ -215,6 +223,13 @@ class Session:
         self.weights = self.data_state = self.data_files = None
         gc.collect()  # of the data-parallel wrapper, before there is another
         seed_everything(self.config.seed, self.backend)
+
+    def close_reporters(self, status: str, result: Mapping[str, Any], patience_s: float) -> None:
+        """Tell the trackers that the run has ended, and the user where to find it."""
+        for reporter in self.reporters:
+            if reporter.close(status, result, patience_s) and status == "completed" and reporter.state.address:
+                self.say(f"{reporter.name}: {reporter.state.address}")
+        self.reporters = []
 
     def forget(self) -> None:
         """Let go of what waits for the start: it holds the runner, and with it the wrapped model."""
@@ -272,20 +287,25 @@ def run(folder: RunFolder, info: RankInfo) -> None:
     try:
         with _collector_paused():
             session.open()
-            from exp.engine.registries import choose_code  # MMEngine's, and so torch
+            from exp.engine.registries import import_plugins  # MMEngine's, and so torch
 
-            choose_code(config)
+            import_plugins(config.plugins)
+            # Of torch's losses: (64, 1) against (64,) is 64 x 64 differences. No number that comes of it is right.
+            warnings.filterwarnings("error", message="Using a target size")
             for module in task.modules:
                 importlib.import_module(module)
         result = task.run(session)
         if info.rank == 0:
             check_result(task, result)
         session.begin()  # of a task that has not said so
-    except BaseException:
+    except BaseException as error:
         session.forget()
         waited()
+        status = "preempted" if isinstance(error, Preempted) else "failed"
+        session.close_reporters(status, {"error": {"message": str(error)}}, _TRACKERS_AFTER_FAILURE_S)
         raise
     session.close()
     if info.rank == 0:
         folder.check_there()
-        write_json(folder.result, result)
+        folder.write_result(result)
+        session.close_reporters("completed", result, config.logger.patience_s)

@@ -11,8 +11,8 @@ from exp.advice import to_continue
 from exp.doctor.facts import flops, size
 from exp.errors import EXIT_OK, EXIT_PREEMPTED
 from exp.launcher import describe_failure
-from exp.result import blank_result, number_text
-from exp.runfolder import last_known, read_json, write_json
+from exp.result import blank_result, number_text, selecting_value
+from exp.runfolder import last_known, read_json
 from exp.task import create_task
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Finished:
 
     exit_code: int = EXIT_OK
     metric: float | None = None
-    """nan where the run failed."""
+    """What a sweeper is given, measured on validation; nan where the run failed."""
     interrupted_by: str | None = None
     """Name of the signal that ended it."""
     runs: Sequence[Path] = ()
@@ -82,7 +82,7 @@ class Finished:
 def end(config: ExpConfig, folder: RunFolder, outcome: Outcome) -> Finished:
     """Print the outcome, and record one that is no success."""
     if outcome.left or outcome.reported:
-        metric = (read_json(folder.result) or {}).get("metric") if outcome.reported else None
+        metric = selecting_value(read_json(folder.result)) if outcome.reported else None
         return Finished(outcome.exit_code, metric, outcome.interrupted_by)
     told = create_task(config).tell_end(config, folder, outcome)
     if told is not None:
@@ -91,9 +91,9 @@ def end(config: ExpConfig, folder: RunFolder, outcome: Outcome) -> Finished:
     if outcome.exit_code == EXIT_OK and result is not None:
         if outcome.restarts != result["restarts"]:
             result["restarts"] = outcome.restarts
-            write_json(folder.result, result)
+            folder.write_result(result)
         _print_table(config, folder, result)
-        return Finished(metric=result["metric"])
+        return Finished(metric=selecting_value(result))
     if outcome.preempted is not None:
         return _preempted(config, folder, outcome)
     if outcome.exit_code != EXIT_OK:
@@ -126,7 +126,7 @@ def _record(folder: RunFolder, result: dict[str, Any], outcome: Outcome) -> str:
         if folder.pending:
             folder.drop_start()
         else:
-            write_json(folder.result, result)
+            folder.write_result(result)
     except OSError as error:
         return f"\n  {folder.result} could not be written: {error.strerror}"
     return ""

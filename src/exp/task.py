@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Sequence
 
 from omegaconf import MISSING, OmegaConf
 
-from exp.config.targets import load_target
+from exp.config.targets import resolve
 from exp.contract import TASK_PAGE
 from exp.errors import ConfigError
 
@@ -116,8 +115,8 @@ def task_class(config: ExpConfig) -> type[Task]:
     target = config.task.get("_target_")
     if not target or target == MISSING:
         raise ConfigError(f"task._target_ must be set: the path of a subclass of exp.task.Task; see {TASK_PAGE}")
-    cls = load_target("task._target_", target)
-    if not (inspect.isclass(cls) and issubclass(cls, Task) and _is_dataclass(cls)):
+    cls: type[Task] = resolve("task._target_", target, Task)
+    if not _is_dataclass(cls):
         raise ConfigError(f"task._target_={target} is no dataclass that inherits exp.task.Task; see {TASK_PAGE}")
     wanted = "run_in_parent" if cls.in_parent else "diagnose" if cls.diagnoses else "run"
     if getattr(cls, wanted) is getattr(Task, wanted):

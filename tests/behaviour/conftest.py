@@ -5,21 +5,40 @@ These tests know exp by its command line, its files and ``exp.open_run/open_swee
 
 from __future__ import annotations
 
+import csv
 import os
+import re
 import shutil
+import signal
+import sys
 import time
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, Iterable
 
 import pytest
 
-from tests.conftest import TINY, read_strictly, run_exp
+from tests.conftest import TINY, Forked, read_strictly, run_exp
+
+ROOT = Path(__file__).parents[2]
 
 BACKBONE = ["model.embed_dim=16", "model.depth=2", "model.num_heads=2", "model.patch_size=16"]
-SHORT = ["max_steps=4", "log_every=1", "schedule.warmup_steps=2", "checkpoint.every_steps=2", "plots=false"]
+SHORT = [
+    "max_steps=4",
+    "log_every=1",
+    "schedule.warmup_steps=2",
+    "checkpoint.every_steps=2",
+    "checkpoint.keep_last=2",
+    "plots=false",
+]
 
-FORECAST = TINY
+FORECAST = [*TINY, "log_every=1", "checkpoint.every_steps=2"]
 """A forecasting training of seconds: ETTh1 in short windows, a small TimeBridge."""
+
+STEADY = [*FORECAST, "model.attention_dropout=0"]
+"""The same without dropout: its numbers do not depend on how many ranks there are."""
+
+LONG = [*TINY, "max_steps=4000", "max_epochs=1000", "val_every=1000", "checkpoint.every_epochs=0"]
+"""A forecasting training that ends only when somebody ends it."""
 
 SCENES = [
     "experiment=dinov3_eurosat",
@@ -46,9 +65,14 @@ TILES = [
 ]
 """Segmentation of Dubai's tiles, a small DINOv3."""
 
+CARDS = [*(word for word in STEADY if word != "backend=cpu"), "backend=gcu", "backend.simulate=true"]
+"""The steady training on simulated cards of this torch's generation."""
+
 _SHARED = {
+    "eight_cards": [*CARDS, "nproc=8", "report_placement=true"],
     "forecast": FORECAST,
-    "forecast_bf16": [*FORECAST, "precision=bf16"],
+    "forecast_bf16": [*FORECAST, "precision=bf16", "optim.clip_grad_norm=1.0"],
+    "steady": STEADY,
     "scenes": SCENES,
     "tiles": TILES,
 }
@@ -93,6 +117,109 @@ def copy_of(trained, tmp_path) -> Callable[..., Path]:
         return Path(shutil.copytree(trained(name), tmp_path / to))
 
     return copy
+
+
+@pytest.fixture
+def python() -> list[str]:
+    """``python -m exp`` as a command of its own, for what has to begin anew."""
+    return [sys.executable, "-m", "exp"]
+
+
+@pytest.fixture
+def start(tmp_path) -> Iterable[Callable[..., Forked]]:
+    """Starts ``python -m exp`` in the test's own folder, in a session of its own; what is left in the end is killed."""
+    started: list[Forked] = []
+
+    def begin(*arguments: str, **options: Any) -> Forked:
+        started.append(Forked(tmp_path, *arguments, new_session=True, **options))
+        return started[-1]
+
+    yield begin
+    for process in started:
+        for pid in family(process.pid):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        process.communicate()
+
+
+@pytest.fixture
+def page(tmp_path) -> Callable[..., None]:
+    """Writes the listings of a page of docs: its blocks of a language, in order, under these names."""
+
+    def write(name: str, **files: list[str]) -> None:
+        text = (ROOT / "docs" / f"{name}.md").read_text()
+        for language, paths in files.items():
+            blocks = re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+            assert len(blocks) == len(paths), f"{name}.md has {len(blocks)} blocks of {language}"
+            for path, block in zip(paths, blocks):
+                (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+                (tmp_path / path).write_text(block)
+
+    return write
+
+
+def wait_for(condition: Callable[[], Any], *processes: Any, seconds: float = 240) -> None:
+    """Until it holds; none of the processes may end before."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        for process in processes:
+            assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def has_steps(run: Path, at_least: int = 1) -> Callable[[], bool]:
+    """Whether the run has logged as many training steps."""
+    file = run / "metrics.jsonl"
+    return lambda: file.is_file() and file.read_text().count('"train"') >= at_least
+
+
+def family(pid: int) -> dict[int, str]:
+    """A process and all below it that live, and what each calls itself."""
+    parents, names = {}, {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            head, _, rest = (entry / "stat").read_text().rpartition(")")
+        except OSError:
+            continue
+        if rest.split()[0] != "Z":
+            parents[int(entry.name)], names[int(entry.name)] = int(rest.split()[1]), head.partition("(")[2]
+    found = [pid]
+    for each in found:
+        found += [child for child, parent in parents.items() if parent == each]
+    return {each: names[each] for each in found if each in names}
+
+
+def gone(pids: Iterable[int]) -> bool:
+    """Whether none of the processes lives; one that nobody has waited for does not."""
+
+    def lives(pid: int) -> bool:
+        try:
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        except OSError:
+            return False
+
+    return not any(map(lives, pids))
+
+
+def snapshot(folder: Path) -> dict[str, tuple[int, int]]:
+    """Size and time of change of every file below."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in files}
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file."""
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def first_line(done: Any) -> str:
+    """What a failed command says first; it is no traceback."""
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.stderr.splitlines()[0]
 
 
 def result(run: Path) -> Any:

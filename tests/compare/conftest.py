@@ -50,7 +50,8 @@ def make_run(tmp_path):
         if metric is not None:
             name = result.setdefault("metric_name", "mse")
             # As many digits as training leaves: reports have to round them themselves.
-            result = {"status": "completed", "metric": metric, "metrics": {name: metric, "mae": metric / 2}, **result}
+            result = {"status": "completed", "metric": metric, "metrics": {name: metric, "mae": metric / 2},
+                      "selected_by": {"metric": name, "value": metric}, **result}  # fmt: skip
         if error is not None:
             failed = {"rank": 0, "type": "RunError", "message": error}
             result = {"status": "failed", "metric": None, "metric_name": None, "metrics": {}, "error": failed, **result}

@@ -4,7 +4,7 @@ import pytest
 
 from exp.compare.curves import Curve, history_of, thinned
 from exp.compare.runs import find_runs
-from exp.compare.scale import is_logarithmic, scale_of
+from exp.compare.scale import is_logarithmic
 
 pytestmark = pytest.mark.slow  # nothing here depends on the version of torch
 
@@ -19,13 +19,6 @@ pytestmark = pytest.mark.slow  # nothing here depends on the version of torch
 )  # fmt: skip
 def test_which_numbers_are_logarithmic(numbers, log):
     assert is_logarithmic(numbers) is log
-
-
-def test_scales_of_numbers_and_of_anything_else():
-    assert scale_of("optim.lr", [1e-3, 1e-5, 1e-3]) == ("log", [], [1e-3, 1e-5, 1e-3])
-    assert scale_of("model.key", ["b", 10, None, 2, "b"]) == ("category", ["2", "10", "b", "null"], [2, 1, 3, 0, 2])
-    assert scale_of("model.key", [True, False]).categories == ["false", "true"]
-    assert scale_of("data.seed", [3, 1]) == ("category", ["1", "3"], [1, 0])
 
 
 def test_curves_of_losses_in_parts_and_of_broken_values(make_run):

@@ -1,125 +1,166 @@
-"""What a configuration may name, and where: each place through the command line, with nothing executed."""
+"""What a configuration may name: each key a class of its interface, in a package that the user has chosen."""
 
 from __future__ import annotations
 
-import os
+import sys
 
 import pytest
+from mmengine.hooks import EMAHook, Hook
+from mmengine.registry import HOOKS
 from omegaconf import OmegaConf
+from torch import nn
 
+from exp.config.create import create
 from exp.config.hooks import check_hooks
-from exp.config.names import allow, check_object, check_path_part
-from exp.config.targets import load_target
-from exp.errors import ConfigError
-from tests.conftest import TINY
+from exp.config.names import allow, check_names, check_path_part
+from exp.config.targets import check_target, resolve
+from exp.engine.registries import check_type, registered
+from exp.errors import ConfigError, UnavailableError
 
-# What would be left if a module of this name, or a command, had been run.
-EVIL = """
-open("executed", "w").close()
-class Evil:
-    def __init__(self, *_, **__):
-        open("executed", "w").close()
+# A module that tells when it is imported, and what it is asked to do.
+MINE = """
+import builtins, torch
+from os import system
+builtins.executed.append("import")
+class Part(torch.nn.Module):
+    def __init__(self, *args, **keys):
+        super().__init__()
+        builtins.executed.append(keys)
+def part(**keys):
+    builtins.executed.append(keys)
 """
 
-PLACES = {
-    "model._target_=os.system": "model._target_=os.system",
-    "launcher._target_=subprocess.Popen": "launcher._target_=subprocess.Popen",
-    "backend._target_=shutil.rmtree": "backend._target_=shutil.rmtree",
-    "+model.inner={_target_: pandas.read_pickle, path: x}": "model.inner._target_=pandas.read_pickle",
-    "+launcher.more=[{_target_: hydra.utils.get_method, path: os.system}]": "launcher.more[0]._target_=hydra.utils",
-    "hooks=[{type: os.system, command: touch executed}]": "hooks[0].type=os.system",
-    "hooks=[{type: EMAHook, ema_type: evil.Evil}]": "hooks[0].ema_type=evil.Evil",
-    "hooks=[{type: EMAHook, _scope_: evil}]": "hooks[0]._scope_=evil",
-    "optim.type=evil.Evil": "optim.type=evil.Evil",
-    "schedule.param_scheduler=[{type: evil.Evil}]": "schedule.param_scheduler[0].type=evil.Evil",
-    "logger.vis_backends=[{type: evil.Evil}]": "logger.vis_backends[0].type=evil.Evil",
-    "+data.pipeline=[{type: RandomChoice, transforms: [[{type: os.system}]]}]": "transforms[0][0].type=os.system",
-    "task.name=../evil": "task.name=../evil",
-    "name=../../elsewhere": "name='../../elsewhere'",
-    "data.name=a/b": "data.name='a/b'",
+
+@pytest.fixture
+def executed(tmp_path, monkeypatch):
+    """What ``mine.py``, in the current folder, has executed."""
+    (tmp_path / "mine.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    done: list = []
+    monkeypatch.setattr("builtins.executed", done, raising=False)
+    before = list(sys.path)
+    yield done
+    sys.path[:] = before
+    sys.modules.pop("mine", None)
+    allow([])
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "os.system",
+        "exp.cli.os.system",  # what a module has imported
+        "exp.config.text.to_yaml",  # no class
+        "exp.forecasting.timebridge.TimeBridge.__init__.__globals__",
+        "exp.backends.cpu.CpuBackend",  # a class of another key's
+        "torch.nn",
+        "Linear",
+        "torch.nn.Linear\n",
+        "mine.system",
+        "mine.part",
+        "nonesuch.Part",
+    ],
+)
+def test_nothing_but_a_class_of_the_interface_is_called(executed, target):
+    with pytest.raises(ConfigError, match=r"model\._target_"):
+        create({"_target_": target, "command": "touch x", "config": {}}, nn.Module, "model")
+    assert executed in ([], ["import"])
+
+
+def test_arguments_are_those_of_the_configuration_and_parts_are_modules(executed):
+    made = create({"_target_": "torch.nn.Linear", "in_features": 2, "bias": False}, nn.Module, "model", out_features=3)
+    assert made.weight.shape == (3, 2)
+    part = {"_target_": "torch.nn.ReLU", "inplace": True}
+    create({"_target_": "mine.Part", "head": part, "heads": [part], "mask_type": "random"}, nn.Module, "model")
+    given = executed[-1]
+    assert given["head"].inplace
+    assert isinstance(given["heads"][0], nn.ReLU)
+    wrong = [
+        ({"_target_": "torch.nn.Linear", "in_features": 2, "out_features": 3, "outs": 3}, "outs"),
+        ({"_target_": "torch.nn.ReLU", "_partial_": True}, "_partial_"),
+        ({"_target_": "torch.nn.ReLU", "_args_": [1]}, "_args_"),
+        ({"_target_": "mine.Part", "head": {"_target_": "exp.backends.cpu.CpuBackend"}}, r"model\.head\._target_"),
+        ({"_target_": "mine.Part", "head": {"type": "mine.part"}}, r"model\.head\.type"),
+        ({"_target_": "mine.Part", "head": {"_scope_": "mine"}}, r"model\.head\._scope_"),
+    ]
+    for config, key in wrong:
+        with pytest.raises(ConfigError, match=key):
+            create(config, nn.Module, "model")
+    with pytest.raises(ConfigError, match=r"data\.part\._target_"):
+        create({"_target_": "torch.nn.Identity", "part": part}, nn.Module, "data")
+
+
+def test_registries_import_nothing(executed):
+    assert registered("hooks[0].type", "EMAHook", HOOKS, Hook) is EMAHook
+    assert registered("hooks[0].type", "mmengine.EMAHook", HOOKS, Hook) is EMAHook
+    assert registered("hooks[0].type", "mmengine.hooks.EMAHook", HOOKS, Hook) is EMAHook
+    for name in ("mine", "mine.Part", "os.system", "exp.config.text.to_yaml", "torch.nn.Linear", "EMAHok"):
+        with pytest.raises(ConfigError, match=r"hooks\[0\]\.type"):
+            registered("hooks[0].type", name, HOOKS, Hook)
+    sys.path.append(".")
+    for name in ("mine", "mine.Part", "exp.config.text.to_yaml"):
+        with pytest.raises(ConfigError, match=r"model\.head\.type"):
+            check_type("model.head.type", name)
+    for name in ("random", "no module", "ExponentialMovingAverage", "torch.nn.ReLU"):
+        check_type("model.head.type", name)
+    assert executed == []
+
+
+def test_files_may_not_choose_for_the_user():
+    wrong = [
+        {"plugins": ["evil"]},
+        {"model": {"_target_": "os.system"}},
+        {"model": {"_target_": "${there}"}, "there": "os.system"},
+        {"hooks": [{"type": "evil.Hook"}]},
+        {"hooks": [{"type": "EMAHook", "ema_type": "evil.Average"}]},
+        {"hooks": [{"type": "EMAHook", "_scope_": "evil"}]},
+        {"data": {"pipeline": [{"type": "RandomChoice", "transforms": [[{"type": "os.system"}]]}]}},
+        {"task": {"name": "../evil"}},
+        {"name": "../../elsewhere"},
+        {"data": {"name": "a/b"}},
+    ]
+    for more in wrong:
+        config = OmegaConf.create({"task": {"name": "train"}, "name": "x", "data": {"name": "y"}, **more})
+        with pytest.raises(ConfigError):
+            check_names(config, [])
+    check_path_part("data.name", "MMRS-1M 2")
+    for part in ("/tmp/a", "..", ".hidden", "-rf", "a\tb", "", "a\\b", "~"):
+        with pytest.raises(ConfigError, match="name"):
+            check_path_part("name", part)
+    for path in ("../trace.json", "/tmp/trace.json"):
+        with pytest.raises(ConfigError, match=r"hooks\[0\]\.json_trace_path"):
+            check_hooks([{"type": "ProfilerHook", "json_trace_path": path}])
+
+
+SOURCES = {
+    "made": "globals()['Made'] = int\n",
+    "lazy": "def __getattr__(name):\n    return int\n",
+    "tried": "try:\n    from nonesuch import Made\nexcept ImportError:\n    Made = int\n",
+    "assigned": "if True:\n    Other, (Made, *rest) = int, [float, 1]\n",
+    "function": "def fill():\n    global Made\n    Made = int\nfill()\n",
+    "package/__init__": "from package.inner import Made as Made\n",
+    "package/inner": "class Made: pass\n",
+    "space/inner": "class Made: pass\n",
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("override", PLACES)
-def test_code_that_nobody_has_chosen_is_refused_before_anything_runs(exp, override):
-    (exp.folder / "evil.py").write_text(EVIL)
-    done = exp(*TINY, override)
-    first = done.stderr.splitlines()[0]
-    assert done.returncode == 2, done.stderr
-    assert first.startswith(f"error: {PLACES[override]}") or PLACES[override] in first, first
-    assert "Traceback" not in done.stderr
-    assert sorted(path.name for path in exp.folder.iterdir() if path.name != "__pycache__") == ["evil.py"]
-
-
-@pytest.mark.slow
-def test_a_file_cannot_name_plugins_for_the_user(exp):
-    folder = exp.folder / "conf" / "experiment"
-    folder.mkdir(parents=True)
-    (exp.folder / "evil.py").write_text(EVIL)
-    (folder / "theirs.yaml").write_text(
-        "# @package _global_\nplugins: [evil]\nname: theirs\nhooks: [{type: evil.Evil}]\n"
-    )
-    done = exp(*TINY, "hydra.searchpath=[file://conf]", "experiment=theirs")
-    assert done.returncode == 2
-    assert "plugins=[evil] stands in a file" in done.stderr.splitlines()[0]
-    sweep = exp("-m", *TINY, "name=../elsewhere,../there")
-    assert sweep.returncode == 2
-    assert "name='../elsewhere' is no name for a folder" in sweep.stderr
-    assert sorted(path.name for path in exp.folder.iterdir()) == ["conf", "evil.py"]
-
-
-@pytest.mark.slow
-def test_workers_refuse_what_no_text_shows(exp):
-    (exp.folder / "evil.py").write_text(EVIL)
-    for override, says in (
-        ("model._target_=exp.cli.os.getcwd", "model._target_=os.getcwd"),
-        ("optim.type=evil", "optim.type=evil is neither"),  # a module, which a registry would import
-        ("optim.type=exp.config.targets.load_target", "optim"),
-        ("hooks=[{type: exp.cli.os.system, command: touch executed}]", "hooks"),
-    ):
-        done = exp(*TINY, override)
-        first = done.stderr.splitlines()[0]
-        assert done.returncode == 2, done.stderr
-        assert says in first
-        assert "executed" not in {path.name for path in exp.folder.iterdir()}
-
-
-@pytest.mark.slow
-def test_what_the_user_names_is_his_word(exp):
-    (exp.folder / "mine.py").write_text(
-        "import torch\nfrom mmengine.hooks import Hook\nfrom mmengine.registry import OPTIMIZERS\n"
-        "class Looks(Hook):\n    def after_run(self, runner):\n        open('seen', 'w').close()\n"
-        "@OPTIMIZERS.register_module()\nclass Slow(torch.optim.SGD):\n    pass\n"
-    )
-    hooks = "hooks=[{type: mine.Looks}, {type: mmengine.hooks.EMAHook}]"
-    exp.train("run", "plugins=[mine]", hooks, "optim.type=Slow")
-    assert exp.path("seen").exists()
-    missing = exp(*TINY, "plugins=[nonesuch]")
-    assert (missing.returncode, "there is no module nonesuch" in missing.stderr) == (2, True)
-
-
-def test_a_setting_may_be_called_as_a_module_of_pythons_is():
-    from exp.engine.registries import choose_code
-
-    choose_code(OmegaConf.create({"plugins": [], "model": {"mask_type": "random"}, "data": {"type": "array"}}))
-    for wrong in ({"optim": {"type": "random"}}, {"data": {"train_pipeline": [{"type": "array"}]}}):
-        with pytest.raises(ConfigError, match="is neither of exp nor in a registry"):
-            choose_code(OmegaConf.create({"plugins": [], **wrong}))
-
-
-def test_what_a_name_leads_to_counts_too():
-    allow([])
-    for name in ("exp.config.create.instantiate", "exp.forecasting.timebridge.TimeBridge.__init__.__globals__"):
-        with pytest.raises(ConfigError):
-            load_target("model._target_", name)
-    assert load_target("model._target_", "torch.nn.Linear").__name__ == "Linear"
-    with pytest.raises(ConfigError, match=r"plugins=\[posix\]"):
-        check_object("hooks[0].type", "exp.cli.os.system", os.system)
-    check_path_part("data.name", "MMRS-1M 2")
-    for wrong in ("/tmp/a", "..", ".hidden", "-rf", "a\tb", "", "a\\b", "~"):
-        with pytest.raises(ConfigError, match="no name for a folder"):
-            check_path_part("name", wrong)
-    for wrong in ("../trace.json", "/tmp/trace.json"):
-        with pytest.raises(ConfigError, match=r"hooks\[0\].json_trace_path"):
-            check_hooks([{"type": "ProfilerHook", "json_trace_path": wrong}])
+def test_names_are_found_in_files_however_they_come_about(tmp_path, monkeypatch):
+    for file, text in SOURCES.items():
+        path = tmp_path / f"{file}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    (tmp_path / "broken.py").write_text("class Model(:\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for module in (file.replace("/", ".").replace(".__init__", "") for file in SOURCES):
+        check_target("model._target_", f"{module}.Made")
+    for there in ("exp.vision.dinov3.Segmenter", "exp.backends.cpu.CpuBackend", "torch.nn.Linear"):
+        check_target("model._target_", there)
+    for module in ("tried", "package.inner", "space.inner"):
+        with pytest.raises(ConfigError, match="'Made'"):
+            check_target("model._target_", f"{module}.Maid")
+    for wrong in ("exp.forecasting.timebrige.TimeBridge", "exp.forecasting.timebridge", "TimeBridge", "nonesuch.Model"):
+        with pytest.raises(ConfigError, match=f"model._target_={wrong}"):
+            check_target("model._target_", wrong)
+    for look in (check_target, lambda key, name: resolve(key, name, object)):
+        with pytest.raises(UnavailableError, match=r"broken does not import \(SyntaxError"):
+            look("model._target_", "broken.Model")

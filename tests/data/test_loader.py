@@ -5,20 +5,15 @@ import os
 import re
 import signal
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
-from exp.backends.cpu import CpuBackend
 from torch.utils.data import Dataset
 
-from exp.data import loader
 from exp.data.loader import eval_loader, train_loader
 from exp.data.sampler import EvalBatchSampler, TrainBatchSampler
 from exp.engine.debug import _Part
 from exp.forecasting.data.windows import WindowDataset
-from exp.launcher import rank
-from exp.launcher.rank import RankInfo
 from exp.preemption import PREEMPT_SIGNAL
 
 
@@ -61,32 +56,11 @@ def test_continues_at_the_position(dataset, workers):
     assert_equal_batches(batches_of, [dataset[index] for index in other])
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_leaves_the_global_random_generator_alone(dataset, workers):
-    state = torch.get_rng_state()
-    list(train_loader(dataset, TrainBatchSampler(51, 4), workers, 0))
-    list(eval_loader(dataset, EvalBatchSampler(51, 4), workers))
-    assert torch.equal(torch.get_rng_state(), state)
-
-
 class Probe(Dataset):
     """Tells who cuts the batch, with how many threads."""
 
     def __getitem__(self, index):
         return {"pid": torch.tensor(os.getpid()), "threads": torch.tensor(torch.get_num_threads())}
-
-
-def test_workers_are_kept_and_have_one_thread():
-    probes = eval_loader(Probe(), EvalBatchSampler(8, 1), 2)
-    batches = list(probes) + list(probes)
-    assert {int(batch["threads"]) for batch in batches} == {1}
-    pids = {int(batch["pid"]) for batch in batches}
-    assert len(pids) == 2
-    assert os.getpid() not in pids
-
-
-def test_a_rank_without_samples(dataset):
-    assert list(eval_loader(dataset, EvalBatchSampler(1, 8, 0, 2), 0)) == []
 
 
 def test_new_processes_share_the_series():
@@ -99,18 +73,6 @@ def test_new_processes_share_the_series():
     # A worker that had a copy of its own would not see this; it is at most two batches ahead.
     values.fill_(1.0)
     assert float(list(batches)[-1]["x"].min()) == 1.0
-
-
-def test_no_more_workers_than_the_share_of_the_cores(dataset, monkeypatch):
-    session = SimpleNamespace(
-        config=SimpleNamespace(seed=0), device=torch.device("cpu"), backend=CpuBackend(name="cpu"), info=None
-    )
-    monkeypatch.setattr(rank, "usable_cores", lambda: 12)
-    sampler = EvalBatchSampler(8, 1)
-    for bound, most in ((None, 3), (8, 8)):
-        session.info = RankInfo(local_world_size=4, own_cores=bound)
-        made = [loader.device_loader(dataset, sampler, asked, session) for asked in (0, 3, 8)]
-        assert [each.num_workers for each in made] == [0, 3, most]
 
 
 def test_its_processes_never_see_the_signal_of_preemption(dataset):

@@ -59,40 +59,12 @@ def test_order_is_a_fixed_one():
     assert steps(8, 8, 1, 1, seed=2023) == [[1, 7, 4, 6, 2, 0, 3, 5]]
 
 
-def test_iterating_does_not_move_the_position():
-    sampler = TrainBatchSampler(20, 2, rank=0, world_size=2, accumulate=2, seed=1)
-    list(sampler)
-    assert sampler.state_dict() == {"epoch": 0, "samples": 0}
-    assert sampler.steps_per_epoch == 2
-    sampler.advance()
-    assert sampler.state_dict() == {"epoch": 0, "samples": 8}
-    assert len(list(sampler)) == 2
-    assert len(sampler) == 2, "steps of the whole epoch, as MMEngine's hooks take it"
-
-
 def test_the_position_is_that_of_iter():
     sampler = TrainBatchSampler(20, 4, seed=1)
     expected = list(sampler)
     batches = iter(sampler)
     sampler.advance()  # as the trainer does, while a worker has not asked for its first batch
     assert torch.equal(next(batches), expected[0])
-
-
-def test_state_round_trip():
-    first = TrainBatchSampler(40, 4, seed=1)
-    first.set_position(3, 8)
-    other = TrainBatchSampler(40, 2, rank=1, world_size=2, seed=1)
-    other.load_state_dict(first.state_dict())
-    assert torch.equal(next(iter(other)), next(iter(first))[2:])
-
-
-def test_nothing_is_left_at_the_end():
-    sampler = TrainBatchSampler(10, 4)
-    sampler.advance()
-    sampler.advance()
-    assert list(sampler) == []
-    with pytest.raises(ConfigError, match="cannot continue at epoch 0 after 12 of 10 samples"):
-        sampler.advance()
 
 
 @pytest.mark.parametrize(("epoch", "samples"), [(0, 3), (0, 12), (-1, 0), (0, -4)])

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import torch
 from torch.nn.utils.rnn import pack_sequence
 
-from exp.data import transfer
 from exp.data.transfer import DeviceLoader, move, tensors_of
 
 Pair = namedtuple("Pair", ["left", "right"])
@@ -73,8 +72,3 @@ class Nothing:
 
     def __exit__(self, *given):
         pass
-
-
-def test_a_flat_batch_costs_no_look_below_it(monkeypatch):
-    monkeypatch.setattr(transfer, "_moved", None)
-    assert move({"x": torch.ones(2), "y": torch.ones(1)}, META)["x"].device.type == "meta"

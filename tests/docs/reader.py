@@ -42,7 +42,7 @@ ELSEWHERE = {
     "estimate": "tests/estimate/test_estimate.py",
     "scale": "tests/estimate/test_estimate.py",
     "qualify": "tests/tasks/test_qualify.py",
-    "trackers": "tests/trackers/test_trackers.py",
+    "trackers": "tests/behaviour/test_trackers.py",
     "results": "tests/config/test_published.py",
 }
 # Why a command is not run here, by what is in it.

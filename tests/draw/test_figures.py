@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from exp.config.figures import FiguresConfig, check_figures
-from exp.draw import fonts
+from exp.config.figures import FiguresConfig
 from exp.draw.figure import as_it_is, figure_png, label, new_figure, title_and_legend
 from exp.draw.files import encoded
-from exp.errors import ConfigError
 
 ELSEWHERE = "\u24b6"  # a letter in a circle: in STIX, which comes with matplotlib, and not in DejaVu Sans
 NOWHERE = "\U000e0fff"  # will never be a character
@@ -72,27 +70,3 @@ def test_names_are_drawn_letter_by_letter():
     ]
     assert widths[0][-1] - widths[0][0] == pytest.approx(widths[1][-1] - widths[1][0], abs=6)
     figure_png(figure)  # an odd number of dollars, too
-
-
-def test_letters_come_from_the_font_that_has_them():
-    (face,) = fonts.faces_for(f"load {ELSEWHERE}")
-    assert face.family != "DejaVu Sans"
-    assert ELSEWHERE not in fonts.undrawable()
-    pictures = []
-    for text in (ELSEWHERE, NOWHERE):
-        figure = new_figure(2, 1)
-        figure.text(0.3, 0.3, text, fontsize=40)
-        pictures.append(np.asarray(image(figure_png(figure)).convert("L")))
-    assert (pictures[0] != pictures[1]).sum() > 300
-    assert fonts.faces_for(f"x {NOWHERE}") == ()
-    assert NOWHERE in fonts.undrawable()
-    assert fonts.faces_for("load, Größe, нагрузка") == ()
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "said"),
-    [("format", "pgn", "did you mean 'png'"), ("width", 0.0, "inches"), ("dpi", 5, "pixels per inch")],
-)
-def test_what_cannot_be_drawn_is_refused(key, value, said):
-    with pytest.raises(ConfigError, match=rf"^figures\.{key}={value}.*{said}"):
-        check_figures(FiguresConfig(**{key: value}))

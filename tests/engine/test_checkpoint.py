@@ -26,30 +26,26 @@ def test_plain_data_comes_back_the_same(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["step_7.pth"], "a temporary file was left behind"
 
 
-def test_an_optimizer_state_comes_back_the_same(tmp_path):
-    model = torch.nn.Linear(3, 2)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
-    model(torch.ones(1, 3)).sum().backward()
-    optimizer.step()
-    checkpoint.write(tmp_path / "a.pth", optimizer.state_dict())
-    read = checkpoint.read(tmp_path / "a.pth")
-    fresh = torch.optim.Adam(model.parameters(), lr=0.2)
-    fresh.load_state_dict(read)
-    assert fresh.param_groups[0]["lr"] == 0.1
-    assert torch.equal(fresh.state_dict()["state"][0]["exp_avg"], optimizer.state_dict()["state"][0]["exp_avg"])
+def test_no_flipped_bit_changes_what_is_read(tmp_path):
+    path, content = tmp_path / "step_1.pth", {"state_dict": {"a": torch.arange(8.0)}, "meta": {"step": 3}}
+    checkpoint.write(path, content)
+    whole = path.read_bytes()
+    taken = []
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+        try:
+            read = checkpoint.read(path)
+        except CheckpointError:
+            continue
+        assert torch.equal(read["state_dict"]["a"], content["state_dict"]["a"])
+        assert read["meta"] == content["meta"]
+        taken.append(place)
+    assert len(taken) <= 9  # of the mark before the digest: such a file has none
 
 
 class _Bomb:
     def __reduce__(self):
         return (os.system, ("touch /tmp/exp-test-bomb-went-off",))
-
-
-def test_a_file_that_would_run_code_is_refused(tmp_path):
-    path = tmp_path / "bomb.pth"
-    torch.save({"state_dict": {}, "x": _Bomb()}, str(path))
-    with pytest.raises(CheckpointError, match="cannot read the checkpoint"):
-        checkpoint.read(path)
-    assert not Path("/tmp/exp-test-bomb-went-off").exists()
 
 
 def test_a_refusal_names_the_culprit_and_advises_nothing_unsafe(tmp_path):
@@ -175,25 +171,6 @@ def test_what_is_not_plain_is_refused_when_written(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_safetensors_are_read(tmp_path):
-    from safetensors.torch import save_file
-
-    save_file({"a": torch.arange(3.0)}, str(tmp_path / "w.safetensors"))
-    assert checkpoint.weights_of(checkpoint.read(tmp_path / "w.safetensors"))["a"].tolist() == [0, 1, 2]
-
-
-def test_the_newest_that_opens_is_taken_and_the_damaged_named(tmp_path):
-    for step in (1, 2, 10):
-        checkpoint.write(tmp_path / f"step_{step:08d}.pth", {"step": step})
-    damaged = tmp_path / "step_00000010.pth"
-    damaged.write_bytes(damaged.read_bytes()[:100])
-    path, content, skipped = checkpoint.newest_that_opens(tmp_path)
-    assert path.name == "step_00000002.pth"
-    assert content == {"step": 2}
-    assert len(skipped) == 1
-    assert "step_00000010.pth" in skipped[0]
-
-
 def test_pruning_keeps_what_was_written_or_read_and_never_everything_else_instead(tmp_path):
     for step in (1, 2, 8, 10):
         checkpoint.write(tmp_path / f"step_{step:08d}.pth", {"step": step})
@@ -206,14 +183,3 @@ def test_pruning_keeps_what_was_written_or_read_and_never_everything_else_instea
     checkpoint.set_aside(checkpoint.list_checkpoints(tmp_path))
     assert checkpoint.list_checkpoints(tmp_path) == []
     assert checkpoint.read(tmp_path / "set_aside" / "step_00000002.pth") == {"step": 2}
-
-
-def test_stale_temporaries_are_removed(tmp_path):
-    (tmp_path / ".step_00000001.pth.123.tmp").write_bytes(b"half")
-    checkpoint.remove_stale_temporaries(tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(CheckpointError, match=r"no checkpoint at .*nothing\.pth"):
-        checkpoint.read(tmp_path / "nothing.pth")

@@ -7,10 +7,9 @@ import pytest
 import torch
 from exp.backends.cpu import CpuBackend
 
-from exp.engine import checkpoint, checkpoint_writer
+from exp.engine import checkpoint
 from exp.engine.checkpoint_writer import CheckpointWriter
 from exp.engine.optim import BackendOptimWrapper
-from exp.engine.soundness import not_finite
 
 
 @pytest.fixture
@@ -61,49 +60,6 @@ def test_what_is_written_is_the_state_at_the_call_while_training_goes_on(tmp_pat
         assert not _same(written, _state(model, wrapper))
 
 
-def test_an_update_waits_for_the_copy_of_its_state_and_for_nothing_else(tmp_path, training, monkeypatch):
-    model, wrapper, step, writer = training
-    copying, written = threading.Event(), threading.Event()
-    finish, order = checkpoint_writer._Copies.finish, []
-
-    def slow(self):
-        assert copying.wait(60)
-        finish(self)
-        order.append("copied")
-
-    monkeypatch.setattr(checkpoint_writer._Copies, "finish", slow)
-    writer.start({tmp_path / "a.pth": _state(model, wrapper)}, wrapper, True, write=lambda *_: written.wait(60))
-    stepping = threading.Thread(target=lambda: (step(), order.append("updated")))
-    stepping.start()
-    stepping.join(0.2)
-    assert not order, "an update did not wait for the copy"
-    copying.set()
-    stepping.join(60)
-    assert order == ["copied", "updated"]
-    assert not written.is_set(), "an update waited for the disk"
-    written.set()
-    writer.wait()
-
-
-def test_one_at_a_time_and_older_files_go_when_the_new_one_is_there(tmp_path, training):
-    model, wrapper, _, writer = training
-    order, go_on = [], threading.Event()
-
-    def write(path, _):
-        assert go_on.wait(60)
-        order.append(path.name)
-
-    both = {tmp_path / "a": _state(model, wrapper), tmp_path / "b": _state(model, wrapper)}
-    writer.start(both, wrapper, write=write, then=lambda: order.append("then"))
-    assert order == []
-    second = threading.Thread(target=lambda: writer.start({tmp_path / "c": {}}, wrapper, write=write))
-    second.start()
-    go_on.set()
-    second.join(60)
-    writer.wait()
-    assert order == ["a", "b", "then", "c"]
-
-
 def test_tensors_that_files_and_names_share_are_copied_once(tmp_path):
     writer, shared, got = CheckpointWriter(CpuBackend(name="cpu")), torch.ones(3), {}
     contents = {tmp_path / "a": {"x": shared, "tied": shared}, tmp_path / "b": {"x": shared, "other": torch.ones(3)}}
@@ -144,16 +100,6 @@ def test_a_file_that_outgrows_the_disk_leaves_the_former_one(tmp_path):
     assert error.value.errno == errno.EFBIG
     assert [each.name for each in tmp_path.iterdir()] == ["a.pth"]
     assert checkpoint.read(path) == {"step": 1}
-
-
-def test_a_sum_that_overflows_is_not_taken_for_weights_that_are_not_finite():
-    state = {
-        "large": torch.full((4,), 3e38),
-        "mask": torch.tensor([float("-inf")]),
-        "nan": torch.tensor([float("nan")]),
-    }
-    state["opposite"] = torch.tensor([float("inf"), float("-inf")])
-    assert not_finite(state, {"large", "opposite"}) == ["nan", "opposite"]
 
 
 def test_a_copy_of_mapped_weights_is_what_the_file_holds(tmp_path):

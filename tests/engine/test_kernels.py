@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from exp.backends.cpu import CpuBackend
@@ -14,34 +11,11 @@ from exp import compat
 from exp.config.schema import OptimConfig
 from exp.engine.kernels import settle_kernels
 from exp.engine.optim import build_optimizer
-from tests.conftest import clean_environment
-
-NOTHING_LACKS = """
-import sys
-import torch
-from exp.backends.cpu import CpuBackend
-from exp.engine.kernels import settle_kernels
-assert settle_kernels(CpuBackend(name="cpu"), torch.device("cpu"), "fp32") == frozenset()
-assert "exp.operators" not in sys.modules
-"""
 
 
 class Unfused(CpuBackend):
     def fused_attention(self, precision: str) -> bool:
         return precision != "fp32"
-
-
-class Lacking(CpuBackend):
-    def lacking_operators(self) -> frozenset[str]:
-        return frozenset({"_fused_adam_", "an_operator_of_nobody"})
-
-
-def test_where_nothing_lacks_nothing_is_imported():
-    subprocess.run([sys.executable, "-c", NOTHING_LACKS], check=True, env=clean_environment())
-
-
-def test_what_has_no_portable_kernel_is_left_to_the_device():
-    assert settle_kernels(Lacking(name="cpu"), torch.device("cpu"), "fp32") == frozenset()
 
 
 @pytest.mark.skipif(not compat.TORCH_VERSION >= (2, 3), reason="attention has no switches")

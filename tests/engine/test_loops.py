@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 from mmengine.hooks import Hook
@@ -66,32 +64,10 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(make_runner):
     assert torch.allclose(accumulated.model.w, w, atol=1e-6)
 
 
-def test_losses_are_logged_as_means_of_their_interval(make_runner):
-    runner = make_runner(log_every=8)
-    runner.run_steps()
-    records = [json.loads(line) for line in (runner.session.folder.metrics).read_text().splitlines()]
-    assert [record["step"] for record in records] == [8, 16]
-    assert records[0]["loss"] > records[1]["loss"] > 0
-    assert runner.message_hub.get_scalar("train/loss").current() == pytest.approx(records[1]["loss"])
-
-
 def test_a_loss_that_is_not_finite_ends_the_run_with_the_steps_named(make_runner):
     runner = make_runner(model=Line(poison=7), log_every=5)
     with pytest.raises(RunError, match=r"loss is (inf|nan) on rank 0 within the 5 steps before step 10"):
         runner.run_steps()
-
-
-def test_mmengines_schedulers_count_optimizer_steps(make_runner):
-    schedule = [{"type": "LinearLR", "start_factor": 0.5, "end": 4, "by_epoch": False}]
-    runner = make_runner(accumulate=4, schedulers=schedule)
-    runner.param_schedulers = runner.build_param_scheduler(runner.param_schedulers)
-    runner.run_steps()
-    assert runner.optim_wrapper.get_lr()["lr"] == [pytest.approx(0.1)]
-
-
-def test_a_scheduler_that_would_begin_after_the_end_is_left_out(make_runner):
-    runner = make_runner(schedulers=[{"type": "ExponentialLR", "gamma": 0.5, "begin": 1}])
-    assert runner.build_param_scheduler(runner.param_schedulers) == []
 
 
 class Validations(BaseLoop):
@@ -147,18 +123,6 @@ def test_a_checkpoint_after_an_epoch_does_not_end_it_again(make_runner):
     assert (content["meta"]["epoch"], content["meta"]["samples"]) == (1, 0)
 
 
-def test_more_can_be_better(make_runner):
-    runner = make_runner(max_epochs=4, val=Validations, values=[0.5, 0.6, 0.605, 0.55])
-    saving = runner.parts.saving
-    saving.sign, saving.patience, saving.min_delta = -1.0, 2, 0.01
-    runner.train_loop.run()
-    assert saving.best == 0.605
-    assert saving.best_epoch == 3
-    assert saving.reference == 0.6
-    assert runner.val_loop.steps == [16, 32, 48, 64]
-    assert runner.train_loop.stop_training
-
-
 def test_weights_that_are_not_finite_are_not_saved(make_runner):
     class Breaks(Hook):
         def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
@@ -208,14 +172,3 @@ def test_predictions_that_are_nan_end_the_run_whatever_the_metric_makes_of_them(
     runner = make_runner(model=Broken(), evaluator=Blind())
     with pytest.raises(RunError, match=r"predictions are NaN in \d of \d+ validation batches, first in batch \d+ of "):
         runner.val_loop.run()
-
-
-class Adds(Hook):
-    def before_save_checkpoint(self, runner, checkpoint):
-        checkpoint["mine"] = {"count": 1, "how": [1, print]}
-
-
-def test_what_a_hook_adds_and_cannot_be_saved_is_named_with_hook_and_key(make_runner):
-    runner = make_runner(hooks=[Adds()])
-    with pytest.raises(RunError, match=r"hooks: before_save_checkpoint of Adds: a .+function.* \(key mine\.how\.1\)"):
-        runner.train()

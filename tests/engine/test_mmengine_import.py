@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import threading
 
 import pytest
-
-from tests.conftest import TINY, run_exp
 
 
 @pytest.fixture
@@ -37,12 +34,3 @@ def test_half_a_cache_is_waited_for(cache):
     output, _ = importing.communicate(timeout=60)
     writer.join()
     assert (output, importing.returncode) == (b"imported\n", 0)
-
-
-def test_a_cache_that_stays_damaged_is_named(cache, tmp_path):
-    for path in cache:
-        path.write_bytes(b"")
-    ended = run_exp(tmp_path, *TINY, fresh=True, XDG_CACHE_HOME=os.environ["XDG_CACHE_HOME"])
-    assert ended.returncode == 2
-    assert "remove the folder YAPF in your cache" in ended.stderr.splitlines()[0]
-    assert "Traceback" not in ended.stderr

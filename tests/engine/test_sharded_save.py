@@ -113,22 +113,6 @@ def test_the_state_at_the_call_is_written_while_training_goes_on(ranks, backend)
         assert found["files"] == expected
 
 
-def test_who_writes_what_is_agreed_on_once(ranks):
-    script = """
-    made, inner = [], sharded_files.plan_shards
-    sharded_files.plan_shards = lambda *arguments: made.append(1) or inner(*arguments)
-    counts = []
-    for number in range(4):
-        save(folder / f"step_{number:08d}.pth", saver.training)
-        writer.wait()
-        group.barrier()
-        counts.append(len(made))
-        step()  # the optimizer's state comes with the first
-    end(counts)
-    """
-    assert ranks(BEGIN + script.replace("\n    ", "\n"), world_size=2) == [[1, 2, 2, 2]] * 2
-
-
 def test_a_rank_that_cannot_write_is_named_and_the_former_checkpoint_stays(ranks):
     script = """
     path = folder / "step_00000001.pth"
@@ -156,22 +140,3 @@ def test_a_rank_that_cannot_write_is_named_and_the_former_checkpoint_stays(ranks
         assert told == f"rank 1: {own}"
         assert own.startswith("cannot write ")
         assert own.endswith("No space left on device")
-
-
-def test_at_the_end_nobody_waits_for_a_rank_that_is_gone(ranks):
-    script = """
-    sharded_save._GIVE_UP = 0.2
-    if rank == 1:
-        sharded_files.write_part = lambda *_: time.sleep(1000)
-    save(folder / "step_00000001.pth", saver.training)
-    found = None
-    if rank == 0:
-        writer.closing.set()
-        try:
-            writer.wait()
-        except RunError as error:
-            found = str(error)
-    end(found)
-    """
-    first, _ = ranks(BEGIN + script.replace("\n    ", "\n"), world_size=2)
-    assert first == "the last checkpoint is not saved: nothing is heard of the part of rank 1"

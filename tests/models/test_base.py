@@ -20,13 +20,6 @@ class Line(Model):
         return {"loss": (prediction - y).square().mean()} if mode == "loss" else prediction
 
 
-def test_a_single_loss_is_passed_on_as_it_is():
-    loss = torch.tensor(2.0, requires_grad=True)
-    total, logged = Line().parse_losses({"loss": loss})
-    assert total is loss
-    assert logged == {"loss": loss}
-
-
 def test_several_losses_are_summed_by_name():
     losses = {"time_loss": torch.tensor(2.0), "loss_kl": torch.tensor(3.0), "accuracy": torch.tensor(7.0)}
     total, logged = Line().parse_losses(losses)
@@ -51,11 +44,6 @@ def test_train_step_fits_a_line_and_steps_predict():
     assert logged["loss"] < 1e-6
     for predict in (model.val_step, model.test_step):
         torch.testing.assert_close(predict(batch), batch["y"], rtol=1e-3, atol=1e-3)
-
-
-def test_the_batch_is_neither_copied_nor_moved():
-    batch = {"x": torch.ones(2)}
-    assert Line().data_preprocessor(batch, training=True) is batch
 
 
 @pytest.fixture

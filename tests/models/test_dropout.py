@@ -66,13 +66,6 @@ def test_the_probability_is_kept_and_the_mean_is_one():
     assert by_row.sub(0.1).abs().max() < 5e-3
 
 
-def test_without_a_stream_it_is_torchs():
-    torch.manual_seed(0)
-    mine = Dropout(0.4)(torch.ones(100))
-    torch.manual_seed(0)
-    assert torch.equal(mine, torch.nn.Dropout(0.4)(torch.ones(100)))
-
-
 def test_a_module_that_is_used_twice_has_two_masks_and_the_same_ones_when_computed_anew():
     net = Net()
     ones = torch.ones(8, 100)
@@ -88,11 +81,6 @@ def test_a_module_that_is_used_twice_has_two_masks_and_the_same_ones_when_comput
             net.a(ones)
         stream.end()
     backward_begins()  # without a stream, nothing
-
-
-def test_torchs_own_dropout_is_named():
-    net = torch.nn.Sequential(Dropout(0.1), torch.nn.Dropout(0.1), torch.nn.Dropout(0.0))
-    assert DropoutStream(net, TrainBatchSampler(8, 8), 0).left_out == ["1"]
 
 
 @pytest.mark.slow

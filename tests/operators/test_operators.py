@@ -12,53 +12,28 @@ import torch
 
 from tests.conftest import clean_environment
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(torch.__version__.startswith("1."), reason="no kernels can be registered from Python"),
-]
+pytestmark = pytest.mark.skipif(torch.__version__.startswith("1."), reason="no kernels can be registered from Python")
 
 ROOT = Path(__file__).parents[2]
-# Of the largest number: rounding of the type itself, twice where the two add up in another order.
-LARGEST = {"float64": 1e-12, "float32": 1e-6, "float16": 2.0**-9, "bfloat16": 2.0**-6}
 
 
-@pytest.fixture(scope="module")
-def compared():
+def test_torchs_own_samples_give_the_numbers_of_torchs_own_kernels():
+    """Results, first and second derivatives, their shapes and types, of all operators that reach a portable kernel."""
+    pytest.importorskip("expecttest", reason="torch's samples import it")
     done = subprocess.run(
         [sys.executable, "-m", "tests.operators.compare"],
         cwd=ROOT,
         env=clean_environment(),
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=560,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-def test_values_and_gradients_are_those_of_torchs_own_kernels(compared):
-    assert len(compared) > 80
-    off = {
-        (name, kind): difference
-        for name, found in compared.items()
-        for kind, difference in found["differences"].items()
-        if not difference <= LARGEST[kind.split()[0]]
-    }
-    assert off == {}
-
-
-def test_each_case_runs_the_kernel_that_it_is_named_after_and_all_have_one(compared):
-    from exp.operators import KERNELS
-    from exp.operators.separable import TELLING
-    from tests.operators.compare import CASES
-
-    assert [name for name, found in compared.items() if name.split(":")[0] not in found["kernels"]] == []
-    assert set(KERNELS) - set(CASES) == TELLING | {"bincount"}
-
-
-def test_double_backward_is_that_of_torchs_formulas(compared):
-    assert {name: found["twice"] for name, found in compared.items() if found["twice"]} == {}
+    found = json.loads(done.stdout)
+    assert found["wrong"] == {}
+    assert found["never"] == ["bincount"]  # below
+    assert found["cases"] > 2000
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.uint8])

@@ -57,9 +57,14 @@ class UNet(Model):
     def forward(
         self, image: torch.Tensor, label: torch.Tensor | None = None, mode: str = "tensor", **_: Any
     ) -> torch.Tensor | dict[str, torch.Tensor]:
-        """``loss``: cross entropy over the pixels that count; ``predict``: classes (B, H, W); ``tensor``: logits."""
+        """``loss``: cross entropy; ``predict``: classes (B, H, W); ``tensor``: logits.
+
+        The loss is summed over the pixels that count and divided by all: one that each rank divided by its own known
+        pixels would depend on how a batch is spread over ranks, and be NaN where a rank has none.
+        """
         logits = self.logits(image)
         if mode == "loss":
             assert label is not None
-            return {"loss": F.cross_entropy(logits, label.long(), ignore_index=self.ignore_index)}
+            total = F.cross_entropy(logits, label.long(), ignore_index=self.ignore_index, reduction="sum")
+            return {"loss": total / label.numel()}
         return logits.argmax(dim=1) if mode == "predict" else logits

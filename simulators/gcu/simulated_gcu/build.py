@@ -40,10 +40,15 @@ def _sources() -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.suffix in (".cpp", ".h"))
 
 
+def _table() -> Path:
+    """Of operators, of the vendor's plug-in; the legacy generation has none."""
+    return simulated_gcu.path() / "operators.txt"
+
+
 def cached_extension() -> Path:
     """Where the compiled extension lies, whether or not it is there yet: one for each torch, Python and source text."""
     digest = hashlib.sha256(" ".join(_FLAGS).encode())
-    for source in _sources():
+    for source in filter(Path.is_file, (*_sources(), _table())):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
     tag = f"{simulated_gcu.generation()}-torch{metadata.version('torch')}-{sys.implementation.cache_tag}"
     return cache_folder() / f"{tag}-{digest.hexdigest()[:12]}" / "_C.so"
@@ -151,11 +156,14 @@ def _compile_here(folder: str, sources: list[str]) -> None:
     from torch.utils import cpp_extension
 
     headers = simulated_gcu.path() / "csrc"
+    if _table().is_file():
+        text = _table().read_text(encoding="ascii")
+        Path(folder, "operators.inc").write_text(f'constexpr char kOperators[] = R"({text})";\n', encoding="ascii")
     cpp_extension.load(
         "_C",
         [source for source in sources if source.endswith(".cpp")],
         build_directory=folder,
-        extra_include_paths=[str(headers), str(headers / "stub")],
+        extra_include_paths=[str(headers), str(headers / "stub"), folder],
         extra_cflags=_FLAGS,
         is_python_module=False,
         verbose=True,

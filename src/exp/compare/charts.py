@@ -41,6 +41,20 @@ class Section(NamedTuple):
     runs: Sequence[Run]
     histories: dict[Run, History]
 
+    @property
+    def ranked(self) -> bool:
+        """Whether there are figures on validation, which are drawn over the settings then."""
+        return any(run.selected_by is not None for run in self.runs)
+
+    @property
+    def title(self) -> str | None:
+        """Of the figure that is drawn over the settings."""
+        return f"{self.metric} on validation" if self.ranked else self.metric
+
+    def score(self, run: Run) -> float | None:
+        """What is drawn over the settings."""
+        return run.selected_by if self.ranked else run.metric
+
 
 def section_of(metric: str | None, runs: Sequence[Run]) -> Section:
     """Read the curves of runs of one metric, the best of which come first."""
@@ -80,8 +94,8 @@ def charts(section: Section, place: int) -> str:
             f'<div class="legend" data-section="{place}"></div>'
             '<noscript><p class="note">Charts need scripts, which are switched off here.</p></noscript>'
         )
-    keys, metric = differing(section.runs), section.metric
-    if metric is not None and keys and any(run.metric is not None for run in section.runs):
+    keys, metric = differing(section.runs), section.title
+    if metric is not None and keys and any(section.score(run) is not None for run in section.runs):
         titles = short_names(keys)
         figures = _figure(place, "parallel", f"{metric}, all keys", wide=True) if len(keys) > 1 else ""
         pair = _map_keys(section.runs)
@@ -90,7 +104,7 @@ def charts(section: Section, place: int) -> str:
         for number, key in enumerate(keys[:_KEYS]):
             if len(scale_of(key, column(section.runs, key)).categories) <= _CATEGORIES:
                 figures += _figure(place, f"over {number}", f"{metric} over {titles[key]}", log=True)
-        missing = sum(run.metric is None for run in section.runs)
+        missing = sum(section.score(run) is None for run in section.runs)
         note = f" <small>{missing} of {len(section.runs)} runs have no result: crosses</small>" if missing else ""
         parts.append(f'<h3>{escape(metric)} by setting{note}</h3>\n<div class="charts">{figures}</div>')
     return "\n".join(parts)
@@ -110,7 +124,7 @@ def chart_data(sections: Sequence[Section], numbers: dict[Run, int]) -> dict[str
         titles = short_names(keys)
         scales = [scale_of(key, column(runs, key)) for key in keys]
         described.append(
-            {"metric": section.metric, "greater": greater_is_better(runs), "runs": [numbers[run] for run in runs],
+            {"metric": section.title, "greater": greater_is_better(runs), "runs": [numbers[run] for run in runs],
              "keys": [{"name": titles[key], "seed": is_seed(key), "kind": scale.kind, "categories": scale.categories}
                       for key, scale in zip(keys, scales)],
              "map": [keys.index(key) for key in _map_keys(runs)]}
@@ -122,7 +136,7 @@ def chart_data(sections: Sequence[Section], numbers: dict[Run, int]) -> dict[str
             clocks = {"epoch": history.epochs, "time": history.seconds}
             drawn.append(
                 {"id": numbers[run], "name": run.name, "settings": settings[run], "score": score, "place": place,
-                 "metric": run.metric, "at": [scale.places[place] for scale in scales],
+                 "metric": section.score(run), "at": [scale.places[place] for scale in scales],
                  "clocks": {name: _rounded(clock, _CLOCK) for name, clock in clocks.items() if clock is not None},
                  "curves": {_identity(kind): _rounded(curve, _points(kind, section, kinds))
                             for kind, curve in history.curves.items()}}

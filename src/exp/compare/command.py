@@ -60,5 +60,10 @@ def write_report(config: ExpConfig, overrides: Sequence[str]) -> list[Path]:
             terminal.print(as_rich(table))
             for note in table.notes:
                 terminal.print(note, style="dim", soft_wrap=True, markup=False)
+    unknown = sum(run.result is not None and "digests" not in run.result for run in runs)
+    if unknown:
+        terminal.print(
+            f"note: {unknown} of {len(runs)} results have no digests: nobody can tell whether they are as written"
+        )
     terminal.print(f"report: {page}", soft_wrap=True)
     return [run.folder for run in runs]

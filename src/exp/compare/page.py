@@ -66,7 +66,9 @@ def _summary(runs: Sequence[Run]) -> str:
     for metric, group in by_metric(runs).items():
         best = group[0]
         if metric is not None and best.metric is not None:
-            which = f"best is {escape(best.name)} with" if len(group) > 1 else ""
+            if len(group) > 1 and best.selected_by is None:
+                continue  # nothing tells which is the best
+            which = f"best on validation is {escape(best.name)} with" if len(group) > 1 else ""
             peculiar = settings_of(group)[best]
             settings = f" ({escape(peculiar)})" if peculiar else ""
             text += f"; {which} <b>{escape(metric)} {number_text(best.metric)}</b>{settings}"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["device_text", "results_table"]
 
 _TALL = 25  # rows; more scroll below their header, so that the curves stay near
-_HEADINGS = ("run", "status", "seconds", "samples/s", "device")
+_HEADINGS = ("run", "validation", "status", "seconds", "samples/s", "device")
 _VALUE = 60  # characters of a value of the configuration
 
 
@@ -41,9 +41,14 @@ def results_table(runs: Sequence[Run], metric: str | None, identifiers: dict[Run
     head += [_header(titles[key], "number" if numeric[key] else "text", title=key) for key in keys]
     descending = metric is not None and greater_is_better(runs)
     units = units_of(runs)
+    ranked = any(run.selected_by is not None for run in runs)
+    first = "descending" if descending else ""
+    head += (
+        [_header("validation", "number", f"{metric} on validation, by which runs are ranked", first)] if ranked else []
+    )
     for name in metrics:
         title = f"{headings[name]} ({units[name]})" if name in units else headings[name]
-        head.append(_header(title, "number", first="descending" if name == metric and descending else ""))
+        head.append(_header(title, "number", first=first if name == metric else ""))
     head += [_header("status", "text"), _header("seconds", "number", title="wall-clock time of the run")]
     head += [_header("samples/s", "number")] if rates else []
     head.append(_header("device", "text"))
@@ -55,11 +60,11 @@ def results_table(runs: Sequence[Run], metric: str | None, identifiers: dict[Run
             text = value_text(values[key][number])
             short = text if len(text) <= _VALUE else f"{text[: _VALUE - 1]}…"
             cells.append(_cell(short, text, "n plain" if numeric[key] else "plain", text if short != text else ""))
+        if ranked:
+            cells.append(_score_cell(run.selected_by, "n plain"))
         for name in metrics:
             score = run.metric if name == metric and run.metric is not None else run.metrics.get(name)
-            kind = "n score" if name == metric else "n plain"
-            exact = "" if score is None else repr(score)
-            cells.append(_cell("" if score is None else number_text(score), exact, kind, exact))
+            cells.append(_score_cell(score, "n score" if name == metric else "n plain"))
         cells.append(_status_cell(run))
         for key in ["wall_s", "samples_per_second"] if rates else ["wall_s"]:
             value = run.number(key)
@@ -128,6 +133,11 @@ def _header(text: str, kind: str, title: str = "", first: str = "") -> str:
 def _cell(text: str, sort: Any, classes: str, title: str = "") -> str:
     hint = f' title="{escape(title)}"' if title else ""
     return f'<td class="{classes}" data-sort="{escape(str(sort))}"{hint}>{escape(text)}</td>'
+
+
+def _score_cell(score: float | None, classes: str) -> str:
+    exact = "" if score is None else repr(score)
+    return _cell("" if score is None else number_text(score), exact, classes, exact)
 
 
 def _name_cell(run: Run, identifier: int) -> str:

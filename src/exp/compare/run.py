@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -12,7 +11,9 @@ from typing import Any, Iterator
 
 import yaml
 
-from exp.runfolder import RunFolder
+from exp.errors import RunError
+from exp.result import selecting_value
+from exp.runfolder import RunFolder, read_json, read_records
 
 __all__ = ["Run", "flattened", "is_number", "is_run_folder", "natural", "numbers_of", "read_run"]
 
@@ -62,15 +63,21 @@ class Run:
 
     @property
     def metric_name(self) -> str | None:
-        """The metric that a sweep optimises; None where the run has not come to say."""
+        """The metric that is reported, and that runs are chosen by; None where the run has not come to say."""
         name = (self.result or {}).get("metric_name")
         return None if name is None else str(name)
 
     @property
     def metric(self) -> float | None:
-        """Its value; None where there is none, or none that is finite."""
+        """Its value on test; None where there is none, or none that is finite."""
         value: Any = (self.result or {}).get("metric")
         return float(value) if is_number(value) else None
+
+    @property
+    def selected_by(self) -> float | None:
+        """The same metric on validation, by which runs are ranked; None: the run has none."""
+        value = selecting_value(self.result)
+        return float(value) if value is not None and is_number(value) else None
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -116,13 +123,7 @@ class Run:
         except OSError:
             return
         with file:
-            for line in file:
-                try:
-                    record = json.loads(line)
-                except ValueError:
-                    continue
-                if isinstance(record, dict) and is_number(record.get("step")) and "split" in record:
-                    yield record
+            yield from read_records(file)
 
     def pictures(self) -> list[Path]:
         """The PNG and JPEG files of the run: those of ``plots`` first, curves last among them, then any others."""
@@ -161,6 +162,7 @@ def read_run(folder: Path, name: str) -> Run:
     if result is not None and not isinstance(result, dict):
         problems.append(f"{place.result.name} holds no record of a run")
         result = None
+    problems += [f"{name} is not as it was written" for name in place.altered(result or {})]
     return Run(
         folder=place.path,
         name=name,
@@ -220,9 +222,11 @@ def _first_line(text: Any) -> str:
 
 def _parsed(path: Path, problems: list[str]) -> Any:
     try:
-        text = path.read_text(encoding="utf-8")
-        return json.loads(text) if path.suffix == ".json" else yaml.load(text, _LOADER)  # noqa: S506
+        return read_json(path) if path.suffix == ".json" else yaml.load(path.read_text("utf-8"), _LOADER)  # noqa: S506
     except FileNotFoundError:
+        return None
+    except RunError as error:
+        problems.append(_first_line(error))
         return None
     except (OSError, ValueError, yaml.YAMLError) as error:
         problems.append(f"{path.name} cannot be read: {_first_line(error)}")

@@ -55,10 +55,10 @@ def find_runs(paths: Sequence[str | Path]) -> list[Run]:
 
 
 def by_metric(runs: Sequence[Run]) -> dict[str | None, list[Run]]:
-    """Runs whose metrics can be compared, by the name of the metric, each group with the best first.
+    """Runs whose metrics can be compared, by the name of the metric, each group with the best on validation first.
 
-    A run that did not come to say what its metric is goes with those of the same experiment and task; None has those
-    that go with nobody.
+    Those without a figure on validation, such as evaluations, come after them in their order. A run that did not come
+    to say what its metric is goes with those of the same experiment and task; None has those that go with nobody.
     """
     kinds = {_kind(run): run.metric_name for run in runs if run.metric_name is not None}
     groups: dict[str | None, list[Run]] = {}
@@ -68,7 +68,7 @@ def by_metric(runs: Sequence[Run]) -> dict[str | None, list[Run]]:
 
 
 def ranked(runs: Sequence[Run]) -> list[Run]:
-    """The best first, then those without a metric; equals stay in their order.
+    """The best on validation first, then those without a metric; equals stay in their order.
 
     Metrics of different names cannot be compared: there the runs of the metric that occurs first come first.
     """
@@ -84,8 +84,10 @@ def greater_is_better(runs: Sequence[Run]) -> bool:
 def _best_first(runs: Sequence[Run]) -> list[Run]:
     sign = -1.0 if greater_is_better(runs) else 1.0
     known = [run for run in runs if run.metric is not None]
-    known.sort(key=lambda run: sign * (run.metric or 0.0))
-    return known + [run for run in runs if run.metric is None]
+    chosen = sorted(
+        (run for run in known if run.selected_by is not None), key=lambda run: sign * (run.selected_by or 0)
+    )
+    return chosen + [run for run in known if run.selected_by is None] + [run for run in runs if run.metric is None]
 
 
 def _kind(run: Run) -> tuple[object, object]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Hashable, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Hashable, NamedTuple, Sequence
 
 from exp.compare.keys import is_seed, is_silent, meaning
 from exp.compare.runs import by_metric, greater_is_better
@@ -79,7 +79,12 @@ class SeedGroup:
 
     @cached_property
     def score(self) -> Mean | None:
-        """Its mean; None where no run counts."""
+        """Its mean on validation, which the groups are ranked by; None where no run counts, or one has none."""
+        return self._mean(lambda run: run.selected_by)
+
+    @cached_property
+    def reported(self) -> Mean | None:
+        """Its mean on test; None where no run counts."""
         return None if self.metric_name is None else self.mean(self.metric_name)
 
     def mean(self, metric: str) -> Mean | None:
@@ -89,9 +94,12 @@ class SeedGroup:
             None where no run counts, or where one of those that do lacks this metric: a mean over other seeds than
             the row says would look the same.
         """
+        return self._mean(lambda run: run.metric if metric == run.metric_name else run.metrics.get(metric))
+
+    def _mean(self, value_of: Callable[[Run], float | None]) -> Mean | None:
         by_seed: dict[Hashable, list[float]] = {}
         for run in self.counted:
-            value = run.metric if metric == run.metric_name else run.metrics.get(metric)
+            value = value_of(run)
             if value is None:
                 return None
             by_seed.setdefault(_seeds(run), []).append(value)
@@ -116,7 +124,7 @@ def groups_by_metric(runs: Sequence[Run]) -> dict[str | None, list[SeedGroup]]:
         runs: any number.
 
     Returns:
-        As :func:`exp.compare.runs.by_metric`; groups of which no run counts are last.
+        As :func:`exp.compare.runs.by_metric`, by means on validation; groups of which no run counts are last.
     """
     found = {}
     place = {run: number for number, run in enumerate(runs)}
@@ -126,7 +134,8 @@ def groups_by_metric(runs: Sequence[Run]) -> dict[str | None, list[SeedGroup]]:
         scores = {group: group.score for group in groups}
         known = [(sign * score.value, number, group) for number, (group, score) in enumerate(scores.items()) if score]
         best_first = [group for _, _, group in sorted(known, key=lambda each: each[:2])]
-        found[metric] = best_first + [group for group, score in scores.items() if score is None]
+        others = [group for group, score in scores.items() if score is None]
+        found[metric] = best_first + sorted(others, key=lambda group: group.reported is None)
     return found
 
 

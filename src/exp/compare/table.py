@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 __all__ = ["as_rows", "as_seed_rows", "metric_columns", "number_text", "ranks", "units_of", "write_table"]
 
 _STATISTICS = ("_mean", "_std")
+_MEANS = ("selected_by", "metric")
 _LAST = ("steps", "wall_s", "samples_per_second")
-_COLUMNS = {"rank", "run", "folder", "status", "metric_name", "metric", *_LAST, "error"}
+_COLUMNS = {"rank", "run", "folder", "status", "selected_by", "metric_name", "metric", *_LAST, "error"}
 _SEED_COLUMNS = {"rank", "runs", "folders", "n", "left_out", "metric_name", "wall_s_mean"}
 # Not in the CSV files: each metric has a column of its own name there.
 _JSON_ONLY = ("folder", "folders", "metric_name", "metric", "metric_mean", "metric_std")
@@ -28,10 +29,11 @@ _JSON_ONLY = ("folder", "folders", "metric_name", "metric", "metric_mean", "metr
 def write_table(runs: Sequence[Run], folder: Path) -> None:
     """Write ``sweep.csv`` and ``sweep.json``: a row for each run, the best first.
 
-    Columns: rank (among the runs of the same metric), run, every key that differs, status, the metric under its own
-    name, all further metrics, steps, wall_s, samples_per_second and the first line of the error. Metrics that a run
-    does not have are nan in the CSV and null in the JSON. The CSV has six digits, for reading; the JSON has all of
-    them, and also the folder of each run, ``metric_name`` and ``metric``.
+    Columns: rank (among the runs of the same metric), run, every key that differs, status, ``selected_by`` (the metric
+    on validation, which ranks), the metric under its own name as it is reported, all further metrics, steps, wall_s,
+    samples_per_second and the first line of the error. Metrics that a run does not have are nan in the CSV and null in
+    the JSON. The CSV has six digits, for reading; the JSON has all of them, and also the folder of each run,
+    ``metric_name`` and ``metric``.
 
     A metric of which another of these columns has the name already is ``metrics.<name>`` (``metrics.error``), as it
     stands in ``result.json``; a key of the configuration is ``config.<key>`` then.
@@ -45,14 +47,14 @@ def write_table(runs: Sequence[Run], folder: Path) -> None:
     """
     rows = as_rows(runs)
     write_json(folder / "sweep.json", _plain(rows))
-    metrics = set(metric_columns(runs).values())
+    metrics = {"selected_by", *metric_columns(runs).values()}
     names = [name for name in rows[0] if name not in _JSON_ONLY] if rows else []
     cells = [[_cell(row[name], name in metrics) for name in names] for row in rows]
     write_atomically(folder / "sweep.csv", csv_content([names, *cells]))
     averages = folder / "sweep_seeds.csv"
     if any(map(is_averaged, groups_by_metric(runs).values())):
         rows = as_seed_rows(runs)
-        metrics = {f"{name}{kind}" for name in _seed_columns(runs).values() for kind in _STATISTICS}
+        metrics = {f"{name}{kind}" for name in ("selected_by", *_seed_columns(runs).values()) for kind in _STATISTICS}
         names = [name for name in rows[0] if name not in _JSON_ONLY]
         cells = [[_cell(row[name], name in metrics) for name in names] for row in rows]
         write_atomically(averages, csv_content([names, *cells]))
@@ -70,10 +72,10 @@ def units_of(runs: Sequence[Run]) -> dict[str, str]:
 
 
 def ranks(runs: Sequence[Run]) -> dict[Run, int | None]:
-    """The place of each run among those of its metric, from 1; None: it has no metric."""
+    """The place of each run among those of its metric by validation, from 1; None: it has no figure on validation."""
     found: dict[Run, int | None] = {}
     for group in by_metric(runs).values():
-        found.update((run, number if run.metric is not None else None) for number, run in enumerate(group, 1))
+        found.update((run, None if run.selected_by is None else number) for number, run in enumerate(group, 1))
     return found
 
 
@@ -92,7 +94,7 @@ def as_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
     for number, run in enumerate(order):
         row: dict[str, Any] = {"rank": rank[run], "run": run.name, "folder": str(run.folder)}
         row.update((key, values[number]) for key, values in columns.items())
-        row.update(status=run.status, metric_name=run.metric_name, metric=run.metric)
+        row.update(status=run.status, selected_by=run.selected_by, metric_name=run.metric_name, metric=run.metric)
         row.update((title, run.metrics.get(name)) for name, title in metrics.items())
         row.update((key, run.number(key)) for key in _LAST)
         row["error"] = run.error
@@ -105,15 +107,15 @@ def as_seed_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
     ``rank`` (by the mean, among those of the same metric), ``runs`` (their names), ``folders``, every key that differs
     besides the seed, ``n`` (seeds that count), ``left_out`` (what became of the others), ``metric_name``,
-    ``metric_mean`` and ``metric_std`` of the metric that ranks them, and the same for all metrics under their own
-    names (``metrics.<name>_mean`` where this row has that already). ``_std`` is the sample standard deviation (n - 1);
-    None for a single seed.
+    ``selected_by_mean`` and ``_std`` (on validation, which ranks them), ``metric_mean`` and ``metric_std`` on test, and
+    the same for all metrics under their own names (``metrics.<name>_mean`` where this row has that already). ``_std``
+    is the sample standard deviation (n - 1); None for a single seed.
     """
     by_name = groups_by_metric(runs)
     scored = [(number, group) for each in by_name.values() for number, group in enumerate(each, 1) if group.score]
     order = [*scored, *((None, group) for each in by_name.values() for group in each if group.score is None)]
     firsts, metrics = [group.runs[0] for _, group in order], _seed_columns(runs)
-    taken = _SEED_COLUMNS | {f"{name}{kind}" for name in ("metric", *metrics.values()) for kind in _STATISTICS}
+    taken = _SEED_COLUMNS | {f"{name}{kind}" for name in (*_MEANS, *metrics.values()) for kind in _STATISTICS}
     keys = apart([key for key in differing(runs) if not is_seed(key)], taken, "config.")
     columns = {title: column(firsts, key) for key, title in keys.items()}
     rows = []
@@ -121,7 +123,11 @@ def as_seed_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
         row: dict[str, Any] = {"rank": rank, "runs": group.names, "folders": [str(run.folder) for run in group.runs]}
         row.update((key, values[number]) for key, values in columns.items())
         row.update(n=group.n, left_out=group.left_out, metric_name=group.metric_name)
-        means = {"metric": group.score, **{title: group.mean(name) for name, title in metrics.items()}}
+        means = {
+            "selected_by": group.score,
+            "metric": group.reported,
+            **{title: group.mean(name) for name, title in metrics.items()},
+        }
         for name, mean in means.items():
             row[f"{name}_mean"], row[f"{name}_std"] = (None, None) if mean is None else (mean.value, mean.std)
         row["wall_s_mean"] = group.mean_number("wall_s")
@@ -142,7 +148,7 @@ def metric_columns(runs: Sequence[Run], taken: Collection[str] = frozenset(_COLU
 
 def _seed_columns(runs: Sequence[Run]) -> dict[str, str]:
     """The same for the means over seeds, less ``_mean`` and ``_std`` behind them."""
-    return metric_columns(runs, ("metric", "wall_s"))  # which have means, too
+    return metric_columns(runs, (*_MEANS, "wall_s"))  # which have means, too
 
 
 def _cell(value: Any, is_metric: bool) -> str:

@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 __all__ = ["as_rich_table"]
 
 _WIDTH = 100  # characters of a terminal
-_HEADINGS = ("run", "runs", "n", "seconds")
+_HEADINGS = ("run", "runs", "validation", "n", "seconds")
 _ALL = 40  # rows: of more, a terminal gets the best and those that failed
 _BEST = 15
 _OTHERS = 10
 _AVERAGED = "mean ± sample standard deviation over n seeds"
+_CHOSEN = "starred: the best on validation"
 
 
 def as_rich_table(runs: Sequence[Run], keys: Sequence[str] | None = None, most: int | None = None) -> Table:
@@ -29,8 +30,8 @@ def as_rich_table(runs: Sequence[Run], keys: Sequence[str] | None = None, most: 
     Runs that differ in nothing but the seed are one row, with mean, standard deviation and number of seeds.
 
     Args:
-        runs: any number; the best of each metric is marked with a star. Of many, those of the middle are left out, and
-            the caption says how many.
+        runs: any number; the best of each metric on validation is marked with a star. Of many, those of the
+            middle are left out, and the caption says how many.
         keys: of the configuration, to be shown; None: those that differ. Those that find no room are left out from the
             last, and the caption names them.
         most: rows, the best first; None: as many as find room.
@@ -51,11 +52,14 @@ def as_rich_table(runs: Sequence[Run], keys: Sequence[str] | None = None, most: 
     titles = short_names(keys, {*_HEADINGS, *headings.values()})
     names = [_clipped(group.names, 28) for group in order]
     counts = [group.n_text for group in order]
-    scores = {name: [mean_text(group.score) if group.metric_name == name else "" for group in order]
+    scores = {name: [mean_text(group.reported) if group.metric_name == name else "" for group in order]
               for name in metrics}  # fmt: skip
+    chosen_by = [mean_text(group.score) if group.score else "" for group in order]
+    ranked = any(chosen_by)
     last = [_outcome(group) for group in order]
     # Two columns lie between neighbours. What the last one says of a failed run is shortened to the room it has.
     widths = [_width("runs", names) + 5, *(_width(headings[name], scores[name]) + 2 for name in metrics)]
+    widths += [_width("validation", chosen_by) + 2] if ranked else []
     widths += [_width("n", counts) + 2] if averaged else []
     room = _WIDTH - sum(widths) - max(_width("seconds", [text for text, _ in last if len(text) < 12]), 12)
     shown: list[str] = []
@@ -67,7 +71,8 @@ def as_rich_table(runs: Sequence[Run], keys: Sequence[str] | None = None, most: 
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("", no_wrap=True)
     table.add_column("runs" if averaged else "run", no_wrap=True)
-    for title in [*(titles[key] for key in shown), *headings.values(), *(["n"] if averaged else [])]:
+    further = ["validation"] if ranked else []
+    for title in [*(titles[key] for key in shown), *further, *headings.values(), *(["n"] if averaged else [])]:
         table.add_column(title, justify="right", no_wrap=True)
     complete = not any(group.left_out for group in order)
     table.add_column("seconds", justify="right" if complete else "left", no_wrap=True, max_width=12 + max(room, 0))
@@ -75,6 +80,7 @@ def as_rich_table(runs: Sequence[Run], keys: Sequence[str] | None = None, most: 
     for number, group in enumerate(order):
         best = group in best_ones and len(order) > 1
         cells = ["*" if best else "", names[number], *(values[key][number] for key in shown)]
+        cells += [chosen_by[number]] if ranked else []
         cells += [*(scores[name][number] for name in metrics), *([counts[number]] if averaged else [])]
         text, style = last[number]
         # As Text: a name may hold brackets, which rich would take for markup.
@@ -85,6 +91,7 @@ def as_rich_table(runs: Sequence[Run], keys: Sequence[str] | None = None, most: 
         notes.append(f"not shown: {', '.join(titles[key] for key in keys if key not in shown)}")
     caption = ["; ".join(notes)] if notes else []
     caption += [_AVERAGED] if averaged else []
+    caption += [_CHOSEN] if ranked and len(order) > 1 else []
     drawn = {run for group in order for run in group.runs}
     if most is None and len(drawn) < len(runs):
         hidden = [run.status for run in runs if run not in drawn]
@@ -98,7 +105,7 @@ def as_rich_table(runs: Sequence[Run], keys: Sequence[str] | None = None, most: 
 def _ranked(by_metric: dict[str | None, list[SeedGroup]]) -> list[SeedGroup]:
     """All groups: the best of the first metric first, and those without a score last."""
     groups = [group for each in by_metric.values() for group in each]
-    return sorted(groups, key=lambda group: group.score is None)
+    return sorted(groups, key=lambda group: group.reported is None)
 
 
 def _telling(by_metric: dict[str | None, list[SeedGroup]]) -> list[SeedGroup]:
@@ -106,8 +113,10 @@ def _telling(by_metric: dict[str | None, list[SeedGroup]]) -> list[SeedGroup]:
     order = _ranked(by_metric)
     if len(order) <= _ALL:
         return order
-    others = sorted((group for group in order if group.score is None), key=lambda each: "failed" not in each.left_out)
-    shown = {group for each in by_metric.values() for group in each[:_BEST] if group.score is not None}
+    others = sorted(
+        (group for group in order if group.reported is None), key=lambda each: "failed" not in each.left_out
+    )
+    shown = {group for each in by_metric.values() for group in each[:_BEST] if group.reported is not None}
     shown.update(others[:_OTHERS])
     return [group for group in order if group in shown]
 
@@ -119,12 +128,12 @@ def _outcome(group: SeedGroup) -> tuple[str, str]:
     if group.left_out:
         errors = [run.error for run in group.runs if run not in group.counted and run.error is not None]
         text = ": ".join([group.left_out, *errors[:1]])
-        return text, "red" if group.score is None and "failed" in group.left_out else "dim"
+        return text, "red" if group.reported is None and "failed" in group.left_out else "dim"
     return _seconds(group.mean_number("wall_s")), ""
 
 
 def _outcome_of_run(run: Run) -> tuple[str, str]:
-    if run.status == "completed":
+    if run.status == "completed" and run.error is None:
         return _seconds(run.number("wall_s")), ""
     error = (run.result or {}).get("error")
     if isinstance(error, dict) and error.get("type") == "Interrupted":

@@ -16,9 +16,11 @@ from typing import Any, Iterator, Sequence
 from omegaconf import OmegaConf
 
 from exp.config.schema import LauncherConfig
-from exp.config.targets import load_target
+from exp.config.targets import resolve
+from exp.launcher.base import Launcher
+from exp.task import Task
 
-__all__ = ["admit", "fields_of_choices", "searched"]
+__all__ = ["admit", "fields_of_choices", "folders", "searched"]
 
 _OVERRIDE = re.compile(r"(task|launcher)\.(\w+)=")
 
@@ -49,7 +51,7 @@ def fields_of_choices(arguments: Sequence[str]) -> list[str]:
     for argument in arguments:
         group, _, names = argument.partition("=")
         for name in re.findall(r"\w+", names) if group in ("task", "launcher") else ():
-            for file in (folder / group / f"{name}.yaml" for folder in _search_path(arguments)):
+            for file in (folder / group / f"{name}.yaml" for folder in folders(arguments)):
                 # Whatever is wrong with the file or its class is told where they are used.
                 with contextlib.suppress(Exception):
                     found += [f"{group}.{key}" for key in _fields(group, file)]
@@ -58,7 +60,7 @@ def fields_of_choices(arguments: Sequence[str]) -> list[str]:
 
 def _fields(group: str, file: Path) -> Iterator[str]:
     content: Any = OmegaConf.load(file)
-    cls = load_target(f"{group}._target_", content["_target_"])
+    cls = resolve(f"{group}._target_", content["_target_"], Task if group == "task" else Launcher)
     listed = {*content, *LauncherConfig.__dataclass_fields__}  # which a launcher's file takes from its schema
     for field in dataclasses.fields(getattr(cls, "keys", cls)):
         if field.name not in listed:
@@ -81,7 +83,7 @@ def searched(arguments: Sequence[str]) -> list[str]:
     return found
 
 
-def _search_path(arguments: Sequence[str]) -> list[Path]:
+def folders(arguments: Sequence[str]) -> list[Path]:
     """Those of :func:`searched` that are folders, not packages."""
     found = [each.strip(" '\"") for each in searched(arguments)]
     plain = [each[len("file://") :] if each.startswith("file://") else each for each in found]

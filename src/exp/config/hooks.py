@@ -48,9 +48,12 @@ def check_hooks(hooks: Sequence[Any]) -> None:
         module, _, last = name.rpartition(".")
         if last in REFUSED and module.split(".")[0] in ("", "mmengine"):
             raise ConfigError(refusal(last))
-        trace = hook.get("json_trace_path")
-        if isinstance(trace, str) and (Path(trace).is_absolute() or ".." in Path(trace).parts):
-            raise ConfigError(f"hooks[{index}].json_trace_path={trace} is to lie below the run folder")
+        ready = hook.get("on_trace_ready")
+        written = {"json_trace_path": hook.get("json_trace_path")}
+        written["on_trace_ready.dir_name"] = ready.get("dir_name") if hasattr(ready, "get") else None
+        for key, path in written.items():
+            if isinstance(path, str) and (Path(path).is_absolute() or ".." in Path(path).parts):
+                raise ConfigError(f"hooks[{index}].{key}={path} is to lie below the run folder")
 
 
 def check_schedulers(schedulers: Sequence[Any]) -> None:

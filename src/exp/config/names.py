@@ -1,15 +1,13 @@
-"""Which code a configuration may name: a file from a stranger is not to run what nobody here has chosen.
+"""Which packages a configuration may name: a file from a stranger is not to run what nobody here has chosen.
 
-A name becomes an object in three ways: Hydra instantiates a ``_target_``, MMEngine's registries resolve a ``type``, and
-some of MMEngine's classes take a name under another key (``ema_type``). :func:`check_names` looks at all of a
-configuration before anything of it runs; :func:`check_object` at what a name has led to, since a module gives away what
-it has imported, too. Imports neither torch nor MMEngine.
+A class is named by ``_target_`` or ``type``, and some of MMEngine's classes take a name under another key
+(``ema_type``). :func:`check_names` looks at all of a configuration before anything is imported;
+:func:`exp.config.targets.resolve` imports a class and checks its interface. Imports neither torch nor MMEngine.
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
 import re
 import sys
 import sysconfig
@@ -24,27 +22,42 @@ from exp.errors import ConfigError
 from exp.plugins import entry_points
 
 __all__ = [
+    "PATH",
     "allow",
     "check_name",
     "check_names",
-    "check_object",
     "check_path_part",
+    "distrust",
     "is_standard",
     "names_in",
     "refusal",
 ]
 
-_OPEN = ("exp", "torch.nn", "torch.optim")
-_REGISTERED = ("mmengine", "mmcv")
-"""Of these, what is registered in a registry of MMEngine's."""
-_PATH = re.compile(r"^[^\W\d]\w*(\.[^\W\d]\w*)*$")
+_OPEN = ("exp", "torch.nn", "torch.optim", "mmengine", "mmcv")
+PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+"""The form of a name of Python's."""
 _plugins: list[str] = []
 """What the user has named; of this process."""
+_of_others: set[str] = set()
+"""Names that stand in another's run folder: a module of the current folder is no choice of the user's then."""
 
 
 def allow(plugins: Sequence[str]) -> None:
     """From now on, names in these modules and packages resolve."""
     _plugins[:] = plugins
+
+
+def distrust(config: Any, chosen: str = "", groups: Sequence[str] = ("model", "data", "metrics")) -> None:
+    """From now on, what a run folder names needs ``plugins`` where it leads to the user's modules.
+
+    Args:
+        config: of the run folder.
+        chosen: text of the user's own files; the names in it are his choice.
+        groups: what of the configuration is used.
+    """
+    for group in groups:
+        names = {name for _, name in names_in(config.get(group))}
+        _of_others.update(name for name in names if not re.search(rf"(?<![\w.]){re.escape(name)}\b", chosen))
 
 
 def check_names(config: Any, overrides: Sequence[str] | None = None) -> None:
@@ -78,37 +91,12 @@ def check_name(key: str, name: str) -> None:
         ConfigError: it does.
     """
     is_target = key.endswith("_target_")
-    if not (is_target or "." in name or key.endswith("_scope_")) or not _PATH.match(name):
+    if not (is_target or "." in name or key.endswith("_scope_")) or not PATH.fullmatch(name):
         return
     dunder = any(part.startswith("__") for part in name.split("."))
-    if not dunder and (_within(name, (*_OPEN, *_REGISTERED, *_plugins)) or (is_target and _is_own(name))):
+    if not dunder and (_within(name, (*_OPEN, *_plugins)) or (is_target and name not in _of_others and _is_own(name))):
         return
     raise refusal(key, name, name.partition(".")[0])
-
-
-def check_object(key: str, name: str, found: Any) -> None:
-    """Refuse what a name has led to where it is another's: ``exp.cli.os.system`` begins with ``exp``.
-
-    Args:
-        key: that has the name, for messages.
-        name: a dotted path.
-        found: what is there.
-
-    Raises:
-        ConfigError: it is.
-    """
-    if _within(name, _plugins):
-        return  # a package that was named may hand on what it likes
-    if _within(name, _REGISTERED) and _is_registered(found):
-        return
-    made = getattr(found, "func", found)  # of a partial
-    home = str(getattr(made, "__module__", None) or "")
-    if _within(home, (*_OPEN, *_plugins)):
-        return
-    # The user's own module may hand on a class of an installed package, but nothing that Python itself can do.
-    if key.endswith("_target_") and _is_own(name) and home and not is_standard(home.partition(".")[0]):
-        return
-    raise refusal(key, f"{name} ({home}.{getattr(made, '__qualname__', made)})", home.partition(".")[0] or "...")
 
 
 def check_path_part(key: str, value: Any) -> None:
@@ -133,7 +121,7 @@ def _named_by_the_user(config: Any, overrides: Sequence[str] | None) -> list[str
             f"plugins=[{','.join(plugins)}] stands in a file, which may be a stranger's; give it on the command line"
         )
     for name in plugins:
-        if not _PATH.match(name):
+        if not PATH.fullmatch(name):
             raise ConfigError(f"plugins: {name} is no name of a module or package")
     return plugins
 
@@ -173,10 +161,10 @@ def _within(name: str, places: Sequence[str]) -> bool:
 @functools.lru_cache(maxsize=None)
 def _is_own(name: str) -> bool:
     """Whether a name lies in a module of the user's: not installed, or installed as one that gives exp backends."""
-    from exp.config.targets import find_module
+    from exp.config.targets import find_own_module
 
     top = name.partition(".")[0]
-    spec = find_module(top)
+    spec = find_own_module(top)
     if spec is None:
         return True  # there is none, which is told elsewhere
     place = spec.origin or next(iter(spec.submodule_search_locations or ()), None)
@@ -208,16 +196,6 @@ def _with_plugins() -> set[str]:
     """Packages that give exp backends or plugins: whoever has installed them has chosen them."""
     found = [point.value for group in ("exp.backends", "exp.plugins") for point in entry_points(group).values()]
     return {value.partition(":")[0].partition(".")[0] for value in found}
-
-
-def _is_registered(found: Any) -> bool:
-    """Whether a registry of MMEngine's has it. MMEngine has been imported where an object of its is at hand."""
-    from mmengine.registry import Registry, root
-
-    registries = [each for each in vars(root).values() if isinstance(each, Registry)]
-    return inspect.isclass(found) and any(
-        found is each for registry in registries for each in registry.module_dict.values()
-    )
 
 
 def refusal(key: str, name: str, top: str) -> ConfigError:

@@ -121,7 +121,8 @@ class OptimConfig:
     layer_decay: float = 1.0
     """And for each layer of the backbone below its last this times that of the layer above."""
     decay_norm_and_bias: bool = True
-    """Whether weight decay is also for parameters of one axis: norms, biases, layer scales."""
+    """Whether weight decay is also for norms, biases (stacked ones, too), layer scales, tokens, and what the model's
+    ``no_weight_decay()`` names."""
     options: Dict[str, Any] = field(default_factory=dict)
     """Further arguments of the optimizer."""
 
@@ -140,10 +141,10 @@ class LoggerConfig:
     """Where metrics go besides ``metrics.jsonl``: trackers, and MMEngine visualisation backends."""
 
     trackers: Dict[str, Any] = field(default_factory=dict)
-    """By name, {_target_: <path of a class>, <arguments>}: each follows the run folder in a process of its own
+    """By name, {_target_: <path of a class>, <arguments>}: each receives the run's figures in a thread of rank 0
     (:class:`exp.trackers.Tracker`)."""
     patience_s: float = 30.0
-    """How long the end of a run waits for trackers that have not been told everything, in seconds."""
+    """How long the end of a run waits for a tracker that has not received everything, in seconds."""
     vis_backends: List[Dict[str, Any]] = field(default_factory=list)
     """As MMEngine users write them, {type: <name>, <arguments>}; or, as {_target_: <path of a class>, <arguments>}, of
     one's own (:class:`exp.engine.logger.Logger`)."""

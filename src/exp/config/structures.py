@@ -15,10 +15,13 @@ from yaml import YAMLError
 
 from exp import plugins
 from exp.config.dictionaries import opened
+from exp.config.explain import nearest
 from exp.config.schema import ExpConfig, LauncherConfig
 from exp.config.slurm import SubmititConfig
-from exp.config.targets import load_target
+from exp.config.targets import resolve
+from exp.config.walk import nodes
 from exp.errors import ConfigError
+from exp.launcher.base import Launcher
 from exp.task import task_class
 from exp.tasks import TASKS
 
@@ -47,15 +50,8 @@ def _structures() -> Mapping[str, type]:
     found = {"launcher/common": LauncherConfig, "launcher/submitit": SubmititConfig, **own, **plugins.structures()}
     for place, keys in plugins.more_keys():
         made = dataclasses.make_dataclass(found[place].__name__, [], bases=(found[place], keys))
-        made.__module__, made.__qualname__ = __name__, place  # by which pickle asks this module for it
         found[place] = made
     return found
-
-
-def __getattr__(name: str) -> type:
-    if "/" in name and name in _structures():
-        return _structures()[name]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def structure_of(target: str | None) -> type | None:
@@ -71,23 +67,32 @@ def task_named(name: str) -> type | None:
     return _structures().get(f"task/{name}")
 
 
-def typed(config: Any) -> ExpConfig:
+def typed(config: Any, of_others: bool = False) -> ExpConfig:
     """A configuration with the types of this module.
 
     Args:
         config: composed, or read from a file.
+        of_others: it may be a stranger's: no module but exp's own is imported for its types.
 
     Raises:
         OmegaConfBaseException: a key or a type is wrong.
-        ConfigError: the task is none.
+        ConfigError: the task is none, or a key is none.
     """
     root = OmegaConf.structured(ExpConfig)
     target = str(config.launcher.get("_target_", "auto"))
-    if target not in ("auto", MISSING):
-        root.launcher = getattr(load_target("launcher._target_", target), "keys", LauncherConfig)
-    if "_target_" in (config.get("task") or {}):
-        root.task = structure_of(config.task["_target_"]) or task_class(config)
+    if target not in ("auto", MISSING) and (target.startswith("exp.") or not of_others):
+        root.launcher = resolve("launcher._target_", target, Launcher).keys
+    task = str((config.get("task") or {}).get("_target_", MISSING))
+    if task != MISSING and (structure_of(task) or task.startswith("exp.") or not of_others):
+        root.task = structure_of(task) or task_class(config)
     merged = OmegaConf.merge(root, config)
+    for place, _, _, node in [("", None, "", merged), *nodes(merged)]:
+        kind: Any = OmegaConf.get_type(node) if isinstance(node, DictConfig) else None
+        if dataclasses.is_dataclass(kind):
+            known = [field.name for field in dataclasses.fields(kind)]
+            for key in node:
+                if key not in known:  # merging takes in what +KEY=VALUE has added
+                    raise ConfigError(f"there is no key '{f'{place}.{key}'.lstrip('.')}'{nearest(str(key), known)}")
     return cast(ExpConfig, merged)  # whose types it has
 
 
@@ -105,4 +110,4 @@ def load(path: Path) -> ExpConfig:
         raise ConfigError(f"{path} is not the configuration of a run: {said}; use another run folder") from error
     if not isinstance(content, DictConfig) or "launcher" not in content:
         raise ConfigError(f"{path} is not the configuration of a run; use another run folder")
-    return typed(content)
+    return typed(content, of_others=True)

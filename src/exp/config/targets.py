@@ -1,4 +1,4 @@
-"""What a ``_target_`` names: looked for in files before anything starts, and loaded where it is wanted."""
+"""The class that a configuration names: looked for in files before anything starts, and imported where it is made."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any, Iterator
 
 from exp.config.explain import nearest
-from exp.config.names import check_name, check_object
+from exp.config.names import PATH, check_name
+from exp.contract import page_of
 from exp.errors import ConfigError, UnavailableError
 
-__all__ = ["check_target", "find_module", "load_target", "use_working_directory"]
+__all__ = ["check_target", "find_module", "find_own_module", "resolve"]
 
 # What can give a module names that are not written in it.
 _DYNAMIC = {
@@ -32,41 +33,52 @@ _DYNAMIC = {
 }
 
 
-def use_working_directory() -> None:
-    """Find modules of the current folder, as ``python -m exp`` does, also when started as ``exp``."""
+def find_own_module(name: str) -> importlib.machinery.ModuleSpec | None:
+    """As :func:`find_module`, for a name that is the user's choice: the current folder counts, too, after all others.
+
+    From then on it stays on the path, since a module of the user's may import its neighbours.
+    """
+    spec = find_module(name)
     here = str(Path.cwd())
-    if not getattr(sys.flags, "safe_path", False) and here not in sys.path and "" not in sys.path:
-        sys.path.insert(0, here)
+    if spec is not None or here in sys.path or getattr(sys.flags, "safe_path", False):
+        return spec
+    sys.path.append(here)
+    spec = find_module(name)
+    if spec is None:
+        sys.path.remove(here)
+    return spec
 
 
-def load_target(key: str, target: str) -> Any:
-    """Import what ``target`` names.
+def resolve(key: str, path: str, base: type | tuple[type, ...]) -> Any:
+    """The class that a configuration names. Nothing of it is called.
 
     Args:
         key: that has it, for messages.
-        target: ``package.module.Name``; further parts are attributes of that.
+        path: ``package.module.Class``. Only modules are imported on the way: what a module has imported, or what an
+            object has, is not reached.
+        base: the interface of the key; what inherits none is refused.
 
     Raises:
-        ConfigError: there is no such module, or no such name in it, or the user has not chosen its code.
+        ConfigError: there is no such module, or no such class in it, or the user has not chosen its code.
         UnavailableError: the module is there, and does not import.
     """
-    parts = target.split(".")
-    if not all(parts) or len(parts) < 2:
-        raise ConfigError(f"{key}={target} is no path of a class, such as package.module.Class")
-    check_name(key, target)
-    found = _import(key, target, parts[0])
-    for number, part in enumerate(parts[1:], 1):
-        name = ".".join(parts[:number])
-        if not hasattr(found, part):
-            if not hasattr(found, "__path__") or number == len(parts) - 1:
-                _refuse_name(key, target, name, part, _names_of(found))
-            found = _import(key, target, f"{name}.{part}")
-        else:
-            found = getattr(found, part)
-            if inspect.ismodule(found) and found.__name__.partition(".")[0] != parts[0]:
-                check_name(key, f"{found.__name__}.{parts[-1]}")  # a module that this one has imported
-    check_object(key, target, found)
+    module, _, name = path.rpartition(".")
+    if not PATH.fullmatch(path) or not module:
+        raise ConfigError(f"{key}={path} is no path of a class, such as package.module.Class")
+    check_name(key, path)
+    find_own_module(path.partition(".")[0])
+    found = _import(key, path, module)
+    if not hasattr(found, name):
+        _refuse_name(key, path, module, name, _names_of(found))
+    found = getattr(found, name)
+    if not (inspect.isclass(found) and issubclass(found, base)):
+        wanted = " or ".join(f"{each.__module__}.{each.__qualname__}" for each in _tuple(base))
+        raise ConfigError(f"{key}={path} is no subclass of {wanted}; see {page_of(key)}")
     return found
+
+
+def _tuple(base: type | tuple[type, ...]) -> tuple[type, ...]:
+    return base if isinstance(base, tuple) else (base,)
 
 
 def _import(key: str, target: str, name: str) -> Any:
@@ -114,7 +126,8 @@ def check_target(key: str, target: str) -> None:
     parts = target.split(".")
     if not all(parts) or len(parts) < 2:
         raise ConfigError(f"{key}={target} is no path of a class, such as package.module.Class")
-    spec, name = find_module(parts[0]), parts[0]
+    check_name(key, target)
+    spec, name = find_own_module(parts[0]), parts[0]
     if spec is None:
         raise _no_module(key, target, name)
     for number, part in enumerate(parts[1:], 2):

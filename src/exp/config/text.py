@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import pickle
 import re
 from typing import Any
 
@@ -16,6 +14,9 @@ __all__ = ["to_yaml"]
 
 _UNQUOTED = re.compile(r"[A-Za-z_/][\w./=-]*[/=][\w./=-]*", re.ASCII)
 """Paths and overrides that YAML cannot take for anything else, nor break: what is new in each job of a sweep."""
+_KEPT = 256
+_blocks: dict[str, str] = {}
+"""The text of what many jobs of a sweep share, by its ``repr``."""
 
 
 def to_yaml(config: Any) -> str:
@@ -36,10 +37,14 @@ def to_yaml(config: Any) -> str:
 
 def _part(member: Any, like: Any, value: Any) -> str:
     if type(value) is int or (type(value) is str and _UNQUOTED.fullmatch(value)):
-        return f"{_block(pickle.dumps(like))[:-2]}{value}\n"  # in the place of 0
-    return _block(pickle.dumps(member))
+        return f"{_block(like)[:-2]}{value}\n"  # in the place of 0
+    return _block(member)
 
 
-@functools.lru_cache(maxsize=256)
-def _block(pickled: bytes) -> str:
-    return OmegaConf.to_yaml(OmegaConf.create(pickle.loads(pickled)))  # noqa: S301 - of the function above
+def _block(member: Any) -> str:
+    key = repr(member)
+    if key not in _blocks:
+        if len(_blocks) >= _KEPT:
+            _blocks.clear()
+        _blocks[key] = OmegaConf.to_yaml(OmegaConf.create(member))
+    return _blocks[key]

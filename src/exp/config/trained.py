@@ -19,14 +19,30 @@ from hydra.errors import HydraException
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryValue, OmegaConfBaseException
 
+from exp.config import fields
 from exp.config.dictionaries import opened
+from exp.config.explain import nearest
+from exp.config.names import distrust
 from exp.config.schema import ExpConfig
 from exp.config.structures import structure_of, task_named
 from exp.config.walk import REFERENCE, nodes
+from exp.console import shown
 from exp.errors import ConfigError
+from exp.hub import is_name
 from exp.runfolder import RunFolder
 
-__all__ = ["GROUPS", "NEUTRAL", "OF_RUN", "begin", "different", "follows", "offer", "run_folder_of", "text_of"]
+__all__ = [
+    "GROUPS",
+    "NEUTRAL",
+    "OF_RUN",
+    "begin",
+    "check_weights_there",
+    "different",
+    "follows",
+    "offer",
+    "run_folder_of",
+    "text_of",
+]
 
 OF_RUN = "of_run"
 """Name of the primary configuration that begins with a run's own, and of the choices that it takes."""
@@ -40,6 +56,8 @@ NEUTRAL = re.compile(
     r"^(data\.(num_workers|eval_batch_size|cache_megabytes|on_device)|model\.activation_checkpointing)$"
 )
 """Keys that say how fast something is computed, not what."""
+_own_files: list[Path] = []
+"""Folders of configurations on the command line: what they name is the user's choice, in the run's file, too."""
 
 
 def run_folder_of(weights: str | None) -> Path | None:
@@ -51,6 +69,22 @@ def run_folder_of(weights: str | None) -> Path | None:
         if RunFolder(folder).config.is_file() and (folder == path or "checkpoints" in path.parts):
             return folder
     return None
+
+
+def check_weights_there(value: str, key: str = "init_from") -> None:
+    """Refuse a path that leads to nothing that a run leaves.
+
+    Raises:
+        ConfigError: there is no such file or folder, or the folder has neither a configuration nor weights.
+    """
+    path = Path(value).expanduser()
+    if not path.exists():
+        there = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise ConfigError(f"{key}={shown(path)}: there is no such file or folder{nearest(path.name, there)}")
+    if path.is_dir() and run_folder_of(value) is None:
+        kinds = ("*.pth", "*.safetensors", "*.safetensors.index.json", "checkpoints/*.pth")
+        if not any(True for kind in kinds for _ in path.glob(kind)):
+            raise ConfigError(f"{key}={shown(path)} is no run folder: it has neither config.yaml nor weights")
 
 
 def begin(arguments: Sequence[str], needs_weights: bool | None = None) -> tuple[str, list[str]]:
@@ -67,11 +101,16 @@ def begin(arguments: Sequence[str], needs_weights: bool | None = None) -> tuple[
     Raises:
         ConfigError: the run's configuration cannot be read.
     """
+    _own_files[:] = fields.folders(arguments)
     given = {key: values for key, values in map(_parsed, arguments) if key is not None}
     if needs_weights is None:
         needs_weights = any(getattr(task_named(task), "needs_weights", False) for task in given.get("task", []))
-    weights = map(str, given.get("init_from", []))
+    weights = [str(path) for path in given.get("init_from", []) if path is not None]
     folder = next((folder for folder in map(run_folder_of, weights) if folder is not None), None)
+    if folder is None and needs_weights:
+        for path in weights:
+            if not is_name(path) and "${" not in path:
+                check_weights_there(path)  # before what is composed without the run's configuration is found wanting
     if folder is None or not needs_weights:
         return "config", list(arguments)
     config = _read(folder)
@@ -123,6 +162,7 @@ def offer(folder: Path) -> None:
 
 
 def _offer(folder: Path, config: DictConfig) -> None:
+    distrust(config, "\n".join(file.read_text() for own in _own_files for file in own.rglob("*.yaml")))
     for key, target in (OmegaConf.select(config, "record.follows") or {}).items():
         OmegaConf.update(config, key, f"${{{target}}}")
     store = ConfigStore.instance()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Sequence
 
 from omegaconf import MISSING, OmegaConf
 
 from exp import hub
 from exp.backend import PRECISIONS
+from exp.config import trained
 from exp.config.batch import derive_batch_sizes
 from exp.config.explain import nearest
 from exp.config.families import check_family
@@ -19,15 +19,14 @@ from exp.config.hooks import check_hooks, check_schedulers
 from exp.config.ranges import check_ranges
 from exp.config.targets import check_target, find_module
 from exp.config.walk import nodes
-from exp.console import shown
 from exp.contract import TASK_PAGE, asked
 from exp.errors import ConfigError, UnavailableError
 from exp.launcher.base import launcher_class
 from exp.lock_holder import holder_of
-from exp.runfolder import RunFolder, read_result
+from exp.runfolder import RunFolder, read_result, without_credentials
 from exp.task import create_task
 from exp.torch_version import FULL_SHARDING_SINCE, installed_torch
-from exp.trackers import following
+from exp.trackers import reporting
 
 if TYPE_CHECKING:
     from exp.backend import Backend
@@ -59,6 +58,7 @@ def validate(config: ExpConfig, overrides: Sequence[str], backend: Backend) -> N
     """
     check_family(config)
     _check_missing(config)
+    _check_credentials(config)
     _check_values(config)
     launcher_class(config)
     task = create_task(config)
@@ -84,7 +84,7 @@ def validate(config: ExpConfig, overrides: Sequence[str], backend: Backend) -> N
     _check_targets(config)
     check_processes(config, backend, task)
     _check_wrapper(config, task)
-    following.check(config.logger)
+    reporting.check(config.logger)
     for package in config.logger.requires:
         if find_module(package) is None:  # without importing what is above it
             raise UnavailableError(
@@ -165,6 +165,16 @@ def _check_targets(config: ExpConfig) -> None:
         # The nodes of a cluster may have other folders on their path (launcher.setup).
         if target.startswith("exp.") or not elsewhere:
             check_target(f"{part}._target_", target)
+
+
+def _check_credentials(config: ExpConfig) -> None:
+    for key, _, _, node in nodes(config):
+        value = node._value()
+        if isinstance(value, str) and value != without_credentials(value):
+            raise ConfigError(
+                f"{key}={without_credentials(value)} has a password, which config.yaml would keep; give the address "
+                "without it, and the password as its library reads it from the environment"
+            )
 
 
 def _check_missing(config: ExpConfig) -> None:
@@ -250,14 +260,14 @@ def _derive_batch(config: ExpConfig, overrides: Sequence[str]) -> None:
 
 
 def _check_files(config: ExpConfig, task: Task) -> None:
+    if hub.is_name(config.init_from):
+        hub.parse(str(config.init_from))
+    elif config.init_from is not None:
+        trained.check_weights_there(config.init_from)
+    if config.resume is not None and config.resume != "auto":
+        trained.check_weights_there(config.resume, "resume")
     if task.uses_data and not task.on_paper:
         check_data(config.data)
-    for key in ("init_from", "resume"):
-        value = getattr(config, key)
-        if key == "init_from" and hub.is_name(value):
-            hub.parse(value)
-        elif value is not None and value != "auto" and not Path(value).exists():
-            raise ConfigError(f"{key}={shown(Path(value))}: there is no such file or folder ({value})")
     if task.needs_weights and config.init_from is None and has_weights(config):
         raise ConfigError(
             f"task={config.task.name} needs weights; set init_from to a checkpoint or a run folder, "
@@ -267,16 +277,27 @@ def _check_files(config: ExpConfig, task: Task) -> None:
 
 
 def _check_output_dir(config: ExpConfig, task: Task) -> None:
-    folder = RunFolder(config.output_dir)
     if config.overwrite and config.resume is not None:
         raise ConfigError("overwrite=true is for a run that begins anew; leave it out, or resume, or use init_from")
-    if holder_of(folder.path) is not None:
-        return  # whether it may come in, and what to do if not, is said by the lock
+    if holder_of(RunFolder(config.output_dir).path) is None:  # else the lock decides first
+        check_folder(config, task.saves_state)
+
+
+def check_folder(config: ExpConfig, trains: bool) -> None:
+    """Refuse a run folder that holds results which this run would overwrite unasked.
+
+    Args:
+        config: the configuration.
+        trains: whether the run could continue a training.
+
+    Raises:
+        ConfigError: it does.
+    """
+    folder = RunFolder(config.output_dir)
     previous = read_result(folder)
     if config.resume is not None or config.overwrite:
         return
     saved = folder.has_checkpoint()
-    trains = task.saves_state
     if previous is not None and previous.get("status") == "completed":
         further = ", or add resume=auto and a larger max_epochs or max_steps to train it further"
         raise ConfigError(

@@ -45,7 +45,7 @@ def describe(config: ExpConfig, folder: RunFolder, info: RankInfo, backend: Back
         lines = (part for line in lines for part in wrapped(line, terminal.width))
     terminal.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
     write_json(folder.env, environment)
-    write_json(folder.result, {**blank_result(config), "status": "completed"})
+    folder.write_result({**blank_result(config), "status": "completed"})
 
 
 def wrapped(line: str, width: int) -> list[str]:

@@ -253,7 +253,10 @@ class LocalChecks:
         finding = f"{facts.SHM} {size(shm) if shm else 'missing'}, {open_files} open files"
         advice = []
         if shm is None or shm <= _LITTLE_SHM or (values["shm_free"] or 0) <= _LITTLE_SHM // 4:
-            advice.append(f"loader workers need more {facts.SHM}: docker run --shm-size=8g, or data.num_workers=0")
+            advice.append(
+                f"loader workers, and some cards' collectives, need more {facts.SHM}: docker run --shm-size=8g; in "
+                f"Kubernetes an emptyDir of medium Memory at {facts.SHM}"
+            )
         if files is not None and files < _FEW_FILES:
             advice.append("ulimit -n 65536")
         return Findings(finding, dict(values), "; ".join(advice) or None)

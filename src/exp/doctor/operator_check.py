@@ -59,7 +59,8 @@ def check_operators(backend: Backend, device: torch.device, precision: str) -> F
         counted = f"of torch's usual layers {', '.join(names[:_SHOWN])}{more} run on the CPU{sizes}"
     else:
         counted = "of torch's usual layers none leaves the device"
-    known = f"lacks {len(lacking)} operators, {len(portable)} of them have portable kernels; " if lacking else ""
+    lacks = len({name.partition(".")[0] for name in lacking})
+    known = f"lacks {lacks} operators, {len(portable)} of them have portable kernels; " if lacking else ""
     return Findings(f"{known}{attention} in {precision}; {counted}", values)
 
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from exp import console
 from exp.doctor.record import FAILED, OK, WARNING
-from exp.doctor.table import print_report
-from exp.doctor.training_memory import add_training_memory
+from exp.doctor.table import print_report, print_training
+from exp.doctor.training_memory import training_memory
 from exp.doctor.verdict import assemble, clear, value_of
 from exp.errors import RunError
 from exp.result import blank_result
@@ -33,7 +33,7 @@ def begin(config: ExpConfig, folder: RunFolder, where: str) -> None:
 
 
 def end(config: ExpConfig, folder: RunFolder, outcome: Outcome, where: str) -> int:
-    """Judge, print and write.
+    """Judge, write and print; then advise, which may take a while and changes no verdict.
 
     Args:
         config: the frozen configuration.
@@ -45,7 +45,7 @@ def end(config: ExpConfig, folder: RunFolder, outcome: Outcome, where: str) -> i
         The exit code.
     """
     report = assemble(config, folder, outcome, started=folder.config.stat().st_mtime)
-    add_training_memory(report, config)
+    report["training"] = None
     result = blank_result(config)
     worst = next((finding for finding in report["findings"] if finding["status"] == FAILED), None)
     result.update(
@@ -65,12 +65,17 @@ def end(config: ExpConfig, folder: RunFolder, outcome: Outcome, where: str) -> i
     unwritten = None
     try:
         write_json(folder.path / "doctor.json", report)
-        write_json(folder.result, result)
+        folder.write_result(result)
     except OSError as error:  # the disk that the doctor complains of; the table must still be seen
         unwritten = error.strerror
     print_report(console.make_console(), report, f"{where}/doctor.json" if unwritten is None else "no file")
     if unwritten is not None:
         console.error(f"cannot write {folder.path / 'doctor.json'}: {unwritten}; make space, or set output_dir")
+        return int(report["exit_code"])
+    report["training"] = training_memory(report, config, folder)
+    if report["training"] is not None:
+        print_training(console.make_console(), report["training"])
+        write_json(folder.path / "doctor.json", report)
     return int(report["exit_code"])
 
 

@@ -11,7 +11,7 @@ from exp.doctor.verdict import value_of
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["print_report"]
+__all__ = ["print_report", "print_training"]
 
 _STYLES = {OK: "green", WARNING: "yellow", FAILED: "bold red", SKIPPED: "dim"}
 _MOST_RANKS = 12
@@ -42,8 +42,6 @@ def print_report(terminal: Console, report: dict[str, Any], where: str) -> None:
         table.add_row(*cells[:-1], f"[{style}]{cells[-1]}[/]")
     terminal.print()
     terminal.print(table)
-    if report["training"] is not None and all(finding["check"] != "training" for finding in report["findings"]):
-        terminal.print(f"\n{escape(report['training']['text'])}", soft_wrap=True)
     for finding in report["findings"]:
         style = _STYLES[finding["status"]]
         who = _ranks(finding["ranks"], report["world_size"])
@@ -55,6 +53,16 @@ def print_report(terminal: Console, report: dict[str, Any], where: str) -> None:
     terminal.print()
     style = _STYLES[report["verdict"]]
     terminal.print(f"[{style}]{_summary(report)}[/]; all figures in {escape(where)}", soft_wrap=True)
+
+
+def print_training(terminal: Console, training: dict[str, Any]) -> None:
+    """Print the advice on memory (:func:`exp.doctor.training_memory.training_memory`)."""
+    from rich.markup import escape
+
+    kind = f"[{_STYLES[WARNING]}]{WARNING}: training[/]: " if training["fits"] is False else ""
+    terminal.print(f"{kind}{escape(training['text'])}", soft_wrap=True)
+    if training["advice"]:
+        terminal.print(f"  do: {escape(training['advice'])}", soft_wrap=True)
 
 
 def _layout(ranks: list[dict[str, Any]], width: int) -> tuple[dict[str, tuple[int, Any, list[str]]], int]:

@@ -1,63 +1,75 @@
-"""The doctor's last look: whether the configured training fits in the memory that the cards have free.
+"""The doctor's advice: whether the configured training fits in the memory that the cards have free.
 
-Made by the parent when the ranks have ended, since it needs no card, and only of all ranks' findings it knows the
-fullest one.
+Given when the ranks have ended and are judged, since it needs no card, and only of all ranks' findings it knows the
+fullest one. Code of the user's may hang or crash: it runs in a process of its own, and for a time.
 """
 
 from __future__ import annotations
 
 import copy
+import json
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 from exp.backends_registry import create_backend
 from exp.config.batch import derive_batch_sizes
 from exp.doctor.facts import size
-from exp.doctor.record import FAILED, WARNING
-from exp.doctor.verdict import finding_of, value_of
+from exp.doctor.record import FAILED
+from exp.doctor.verdict import value_of
 from exp.raised import message_of
+from exp.runfolder import RunFolder, to_json
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
 
-__all__ = ["add_training_memory"]
+__all__ = ["training_memory"]
 
 
-def add_training_memory(report: dict[str, Any], config: ExpConfig) -> None:
-    """Put ``training`` into the report: ``{"memory_peak", "free", "text"}``; a warning where it does not fit.
+def training_memory(report: dict[str, Any], config: ExpConfig, folder: RunFolder) -> dict[str, Any] | None:
+    """What the training takes: ``{"memory_peak", "free", "rank", "fits", "text", "advice"}``.
 
-    Nothing for devices that ranks share, whose free memory says little, and where something has failed.
+    None for devices that ranks share, whose free memory says little, and where something has failed.
 
     Args:
         report: from :func:`exp.doctor.verdict.assemble`.
         config: the frozen configuration.
+        folder: the run folder.
     """
-    report["training"] = None
-    backend = create_backend(config.backend)
     known = [(value_of(rank, "memory", "free"), rank["rank"]) for rank in report["ranks"]]
-    if report["verdict"] == FAILED or not backend.exclusive_devices or any(free is None for free, _ in known):
-        return
+    exclusive = create_backend(config.backend).exclusive_devices
+    if report["verdict"] == FAILED or not exclusive or any(free is None for free, _ in known):
+        return None
     free, rank = min(known)
-    name = config.name
+    training = {"memory_peak": None, "free": free, "rank": rank, "fits": None, "advice": None}
     try:
-        estimated, fits, advice = _estimated(config, backend, free)
-    except Exception as error:  # noqa: BLE001 - a model may raise anything, and cards are examined here
-        reason = message_of(error).splitlines()[0]
-        report["training"] = {"memory_peak": None, "free": free, "text": f"{name} is not estimated: {reason}"}
-        return
-    text = f"{name} takes about {size(estimated)} of a card (estimated); rank {rank} has {size(free)} free"
-    report["training"] = {"memory_peak": estimated, "free": free, "text": text}
-    if not fits:
-        do = "smaller batches, more cards, precision=bf16 or wrapper=fsdp"
-        if advice is not None:
-            do = f"batch_size={advice['batch_size']} accumulate={advice['accumulate']} keeps the global batch"
-        report["findings"].append(finding_of([rank], "training", WARNING, text, do))
-        report["verdict"] = WARNING
+        done = subprocess.run(
+            [sys.executable, "-m", "exp.doctor.training_memory", str(folder.path), str(free)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=config.task.timeout_s,
+            check=False,
+        )
+        training.update(json.loads((done.stdout.splitlines() or [""])[-1]))
+        reason = training.pop("reason", None)
+    except subprocess.TimeoutExpired:
+        reason = f"no answer within {config.task.timeout_s} s"
+    except ValueError:  # it ended without one
+        reason = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+    if reason is None:
+        takes = f"takes about {size(training['memory_peak'])} of a card (estimated)"
+        training["text"] = f"{config.name} {takes}; rank {rank} has {size(free)} free"
+    else:
+        training["text"] = f"{config.name} is not estimated: {reason}"
+    return training
 
 
-def _estimated(config: ExpConfig, backend: Any, free: int) -> tuple[int, bool, dict[str, int] | None]:
-    """Bytes of a rank at the worst moment, whether they fit, and the batch that does."""
+def _estimated(config: ExpConfig, free: int) -> dict[str, Any]:
+    """Bytes of a rank at the worst moment, whether they fit, and what to do where they do not."""
     from exp.compat import supports_estimates
-    from exp.engine.registries import choose_code
+    from exp.engine.registries import import_plugins
     from exp.errors import UnavailableError
 
     if not supports_estimates():
@@ -71,9 +83,30 @@ def _estimated(config: ExpConfig, backend: Any, free: int) -> tuple[int, bool, d
     config.batch_size, config.global_batch_size = derive_batch_sizes(
         config.batch_size, config.global_batch_size, config.accumulate, parts
     )
-    choose_code(config)
-    tracer = Tracer(config, backend)
+    import_plugins(config.plugins)
+    tracer = Tracer(config, create_backend(config.backend))
     validation = tracer.validate()
     peak = max(each.total for each in (tracer.peak, validation) if each is not None)
     budget = int(free * (1 - HEADROOM))
-    return peak, peak <= budget, fitting_batch(tracer, budget)
+    if peak <= budget:
+        return {"memory_peak": peak, "fits": True}
+    advice = "smaller batches, more cards, precision=bf16 or wrapper=fsdp"
+    batch = fitting_batch(tracer, budget)
+    if batch is not None:
+        advice = f"batch_size={batch['batch_size']} accumulate={batch['accumulate']} keeps the global batch"
+    return {"memory_peak": peak, "fits": False, "advice": advice}
+
+
+def _main() -> None:
+    """``python -m exp.doctor.training_memory FOLDER FREE``: prints the estimate, or the reason for having none."""
+    from exp.frozen import FrozenRun
+
+    try:
+        found = _estimated(FrozenRun.load(RunFolder(sys.argv[1])).config, int(sys.argv[2]))
+    except Exception as error:  # noqa: BLE001 - a model may raise anything
+        found = {"reason": message_of(error).splitlines()[0]}
+    print(f"\n{to_json(found)}")  # noqa: T201 - to the process that has started this one
+
+
+if __name__ == "__main__":
+    _main()

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from exp.config.create import create
 from exp.contract import EXPERIMENT_PAGE, asked, shown
-from exp.data.base import check_data
+from exp.data.base import Data, check_data
 from exp.engine import deferred
 from exp.engine.checkpoint import plain
 from exp.engine.debug import measured_part
@@ -21,15 +21,15 @@ from exp.engine.fit import Weights, fit_weights, read_weights
 from exp.environment import describe_environment
 from exp.errors import ConfigError, RunError
 from exp.hub import pinned
-from exp.metrics import Evaluator
-from exp.result import blank_result
+from exp.metrics import Evaluator, Metric
+from exp.models.base import Model
+from exp.result import blank_result, in_role
 from exp.runfolder import write_json
 from exp.task import task_class
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from exp.data.base import Data
     from exp.data.fingerprint import Fingerprint
     from exp.session import Session
 
@@ -47,7 +47,7 @@ def build_data(session: Session) -> Data:
         DataError: the data do not go with the weights.
     """
     session.wait_for("loading the data")
-    data: Data = create(session.config.data, "data")
+    data: Data = create(session.config.data, Data, "data")
     check_data(data)
     notes: list[str] = []
     if session.config.init_from:
@@ -137,13 +137,7 @@ def build_model(session: Session, data: Data, to_place: bool = False) -> nn.Modu
 
 
 def _make(config: Any, arguments: Mapping[str, Any]) -> nn.Module:
-    made = create(config, "model", **arguments)
-    if not isinstance(made, BaseModel):
-        raise ConfigError(
-            f"model._target_: {shown(made)} is no subclass of exp.models.base.Model, nor of MMEngine's BaseModel; see "
-            f"{EXPERIMENT_PAGE}"
-        )
-    model: nn.Module = made
+    model: nn.Module = create(config, (Model, BaseModel), "model", **arguments)
     return model
 
 
@@ -177,23 +171,29 @@ def build_evaluator(session: Session, data: Data, detailed: bool = False) -> Eva
         raise ConfigError(
             f"data: {shown(data)}.metrics gives {own}, not a metric or a list of some; see {EXPERIMENT_PAGE}"
         )
-    further = [create(config, f"metrics[{number}]") for number, config in enumerate(session.config.metrics)]
+    further = [create(config, Metric, f"metrics[{number}]") for number, config in enumerate(session.config.metrics)]
     return Evaluator([*(own if isinstance(own, (list, tuple)) else [own]), *further], session.config.metric)
 
 
 def make_result(
-    session: Session, metrics: dict[str, float], evaluator: Evaluator | None, **extra: Any
+    session: Session,
+    metrics: dict[str, float],
+    evaluator: Evaluator | None,
+    selected_by: float | None = None,
+    **extra: Any,
 ) -> dict[str, Any]:
     """The content of ``result.json`` for a completed task.
 
     Args:
         session: the session.
         metrics: all metrics by name.
-        evaluator: knows which of them a sweeper optimises; None: none.
+        evaluator: knows which of them is reported; None: none.
+        selected_by: that metric on validation data: what sweeps, reports and sweepers choose by. None: the task has
+            measured none, and its runs are not put in an order.
         **extra: further keys, such as steps and epochs.
 
     Raises:
-        RunError: the metric that a sweeper optimises is not finite. Others may be, and are null in the file: a class
+        RunError: the metric that is reported is not finite. Others may be, and are null in the file: a class
             that does not occur has no precision.
     """
     config = session.config
@@ -224,6 +224,8 @@ def make_result(
     result.update(extra)
     if part:
         result["measured_on"] += f" ({part})"
+    result["selected_by"] = in_role(result["metric_name"], "validation", selected_by)
+    result["reported"] = in_role(result["metric_name"], result["measured_on"], result["metric"])
     return result
 
 

@@ -7,6 +7,7 @@ ever retried without the guard.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections import OrderedDict
@@ -20,10 +21,12 @@ from exp.engine import sharded
 from exp.engine.unpickle import load_plain
 from exp.errors import CheckpointError
 from exp.hub import shards_of
-from exp.runfolder import CHECKPOINT_NAME, write_atomically
+from exp.runfolder import CHECKPOINT_NAME, Digesting, digest_of, write_atomically
 
 __all__ = [
+    "NO_DIGEST",
     "SET_ASIDE",
+    "digest_in",
     "list_checkpoints",
     "newest_that_opens",
     "plain",
@@ -36,9 +39,13 @@ __all__ = [
     "write",
 ]
 
+NO_DIGEST = "it has no digest: whether it is as it was written is not known"
 SET_ASIDE = "set_aside"
 """Folder below ``checkpoints/`` of what no run goes on from: damaged, foreign, or of steps that one went back from."""
 
+_COMMENT = b"sha256 "
+_NO_COMMENT = b"\0\0"  # where a zip archive without one ends: the length of its comment
+_SEAL = len(_NO_COMMENT) + len(_COMMENT) + 64  # bytes at the end of a file that are not digested
 _HOLDERS = ("state_dict", "model", "teacher", "student")
 # torch.compile, FSDP and activation checkpointing wrap any module of a model, not only the whole.
 _WRAPPER = re.compile(r"(?:(?<=\.)|^)(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
@@ -73,6 +80,9 @@ def plain(value: Any, on_cpu: Callable[[torch.Tensor], torch.Tensor] = lambda ea
 def write(path: Path, checkpoint: Mapping[str, Any]) -> None:
     """Write a checkpoint under a temporary name, flush it to the disk and rename it.
 
+    The file ends with the SHA-256 of what ``torch.save`` writes, as the comment that a zip archive may have: every
+    torch opens it, and a copy under another name keeps it.
+
     Args:
         path: the file to be.
         checkpoint: its content; see :func:`plain`.
@@ -84,10 +94,14 @@ def write(path: Path, checkpoint: Mapping[str, Any]) -> None:
     content = plain(checkpoint)
 
     def save(file: BinaryIO) -> None:
-        stream: Any = _Stream(file)
+        digesting = Digesting(file)
+        stream: Any = _Stream(digesting)
         torch.save(content, stream)
         if stream.error is not None:
             raise stream.error
+        comment = _COMMENT + digesting.sha256.hexdigest().encode()
+        file.seek(-len(_NO_COMMENT), os.SEEK_CUR)
+        file.write(len(comment).to_bytes(2, "little") + comment)
 
     write_atomically(path, save)
     sharded.tidy(path, content)
@@ -99,7 +113,7 @@ class _Stream:
     torch would turn an error of the file system into one of its own, which does not say which it was.
     """
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: Digesting) -> None:
         self._file = file
         self.error: OSError | None = None
 
@@ -115,7 +129,23 @@ class _Stream:
         """At the end the file is."""
 
 
-def read(path: Path, mapped: bool = False, whole: bool = True) -> Any:
+def digest_in(path: Path) -> str | None:
+    """The digest at the end of a file of :func:`write`; None: others, and older versions, leave none."""
+    with path.open("rb") as file:
+        file.seek(-min(_SEAL, path.stat().st_size), os.SEEK_END)
+        end = file.read()
+    comment = end[len(_NO_COMMENT) :]
+    return comment[len(_COMMENT) :].decode("ascii", "replace") if comment.startswith(_COMMENT) else None
+
+
+def _check_digest(path: Path) -> None:
+    """Raise a CheckpointError where a file is not as :func:`write` has left it."""
+    written = digest_in(path)
+    if written is not None and digest_of(path, _SEAL, _NO_COMMENT) != written:
+        raise CheckpointError(f"{path} is damaged: its digest is not that of what it holds; remove it, or use another")
+
+
+def read(path: Path, mapped: bool = False, whole: bool = True, check: bool = True) -> Any:
     """Read a ``.pth`` of plain data, or the tensors of a ``.safetensors``, onto the CPU.
 
     Args:
@@ -124,6 +154,7 @@ def read(path: Path, mapped: bool = False, whole: bool = True) -> Any:
             and does not need them for long. Processes of one machine share the memory.
         whole: with the tensors of a sharded training, which lie beside the file; else
             :func:`exp.engine.sharded.complete` brings them.
+        check: compare digests, also of what lies beside the file; not needed where another rank has done it.
 
     Raises:
         CheckpointError: there is no such file, it is damaged, or it holds more than plain data.
@@ -137,7 +168,9 @@ def read(path: Path, mapped: bool = False, whole: bool = True) -> Any:
             return load_file(str(path))
         if path.name.endswith(".safetensors.index.json"):
             return _of_shards(path)
-        content = sharded.opened(path, load_plain(path, mapped))
+        if check:
+            _check_digest(path)
+        content = sharded.opened(path, load_plain(path, mapped), check)
         return sharded.complete(content, state=not mapped) if whole and sharded.BESIDE in content else content
     except CheckpointError:
         raise
@@ -190,13 +223,13 @@ def step_of(path: Path) -> int:
 
 
 def newest_that_opens(
-    folder: Path, trouble_with: Callable[[Any], str | None] = lambda _: None
+    folder: Path, trouble_with: Callable[[Any, Path], str | None] = lambda *_: None
 ) -> tuple[Path | None, Any, list[str]]:
     """The newest readable checkpoint.
 
     Args:
         folder: ``checkpoints/``.
-        trouble_with: says of a file's content why it is not what is looked for, or None.
+        trouble_with: says of a file's content, and its path, why it is not what is looked for, or None.
 
     Returns:
         Its path and content (both None where there is none), and one line for each newer file that is not taken.
@@ -208,7 +241,7 @@ def newest_that_opens(
         except CheckpointError as error:
             skipped.append(str(error).splitlines()[0])
             continue
-        trouble = trouble_with(content)
+        trouble = trouble_with(content, path)
         if trouble is None:
             return path, content, skipped
         skipped.append(f"{path} {trouble}")

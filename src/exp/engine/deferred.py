@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Sequence
 import torch
 from torch import nn
 
-from exp.config.targets import load_target
+from exp.config.targets import resolve
+from exp.engine.wrapper import Wrapper
 
 if TYPE_CHECKING:
     from exp.engine.distributed import Distributed
@@ -32,7 +33,7 @@ def of_wrapper(session: Session, name: str) -> bool | None:
     target = wrapper.get("_target_")
     if target is None or session.info.world_size == 1:
         return None
-    found: bool | None = getattr(load_target("wrapper._target_", target), name, None)
+    found: bool | None = getattr(resolve("wrapper._target_", target, Wrapper), name)
     return found
 
 

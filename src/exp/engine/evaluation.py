@@ -61,6 +61,7 @@ def evaluate(session: Session) -> dict[str, Any]:
         session,
         values,
         evaluator,
+        values[evaluator.metric_name] if data.tested_on.startswith("val") else None,
         measured_on=data.tested_on,
         data=data.record(session.distributed.gather),
         **details,

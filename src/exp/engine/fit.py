@@ -141,6 +141,11 @@ def fit_weights(model: nn.Module, weights: Weights, config: ExpConfig, as_it_is:
         )
     model.load_state_dict(fit.fitting, strict=False)
     report = f"init_from: {fit.count()} from {weights.path}"
+    if weights.path.is_file() and checkpoint.digest_in(weights.path) is None:
+        report += f" ({checkpoint.NO_DIGEST})"
+    trusted = [f"model.{key}={_word(config.model.get(key))}" for key in getattr(model, "taken_on_trust", ())]
+    if trusted and config.record.trained_in is None:
+        report += f"\n  taken on trust, since the weights do not tell them: {', '.join(trusted)}"
     if made_to_fit:
         report += f"\n  made to fit the model: {', '.join(made_to_fit)}"
     if not as_it_is:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Callable
 
 from exp.compat import TORCH_VERSION, forbid_fused_attention, supports_compilation, supports_portable_operators
 from exp.errors import ConfigError
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 __all__ = ["check_compilation", "settle_kernels"]
 
 logger = logging.getLogger(__name__)
+
+_LARGEST_DIFFERENCE = 1e-2
+"""Between compiled and plain code, of the largest number: products may round to 10 bits."""
 
 
 def settle_kernels(backend: Backend, device: torch.device, precision: str) -> frozenset[str]:
@@ -46,7 +50,11 @@ def settle_kernels(backend: Backend, device: torch.device, precision: str) -> fr
     portable = install(device.type, lacking)
     plugin = ", ".join(f"{name} {version}" for name, version in backend.packages().items())
     logger.info(
-        "%s (%s) lacks %d operators; %d of them have portable kernels now", device, plugin, len(lacking), len(portable)
+        "%s (%s) lacks %d overloads of operators; %d have portable kernels now",
+        device,
+        plugin,
+        len(lacking),
+        len(portable),
     )
     return portable
 
@@ -54,8 +62,9 @@ def settle_kernels(backend: Backend, device: torch.device, precision: str) -> fr
 def check_compilation(backend: Backend, device: torch.device) -> None:
     """Refuse ``compile=true`` where it cannot be had: before the data are read, and not in the middle of a first step.
 
-    Where the backend has nothing against it, torch compiles a small forward and backward pass: it finds out what is
-    missing here, such as a compiler, or a code generator for this type of device. Unless the user has said how many,
+    Where the backend has nothing against it, torch compiles a small forward and backward pass of usual layers: it finds
+    out what is missing here, such as a compiler, or a code generator for this type of device; and its result and
+    gradients must be those of the same layers uncompiled. Unless the user has said how many,
     torch gets as many compiling processes as this worker has threads; each of eight workers would have one per core.
 
     Args:
@@ -80,11 +89,40 @@ def _why_not_compiled(device: torch.device) -> str | None:
         from torch._inductor import config  # the fork server has imported it: the variable would come too late
 
         config.compile_threads = torch.get_num_threads()
-    numbers = torch.ones(2, device=device, requires_grad=True)
+    plain = _numbers_of(_usual_layers, device)
     try:
-        torch.compile(lambda each: each.square().sum())(numbers).backward()
+        compiled = _numbers_of(torch.compile(_usual_layers), device)
     except Exception as error:  # noqa: BLE001 - whatever a compiler raises
         cause = getattr(error, "inner_exception", error)  # up to torch 2.6 the error only says that there is one
         first = str(cause).strip().splitlines() or [""]
         return f"torch cannot compile here: {type(cause).__name__}: {first[0]}"
+    for name, expected in plain.items():
+        off = float((compiled.get(name, expected + math.inf) - expected).abs().max() / expected.abs().max())
+        if not off <= _LARGEST_DIFFERENCE:
+            return f"what torch compiles here computes wrongly: {name} is off by {off:.3g} of its largest number"
     return None
+
+
+def _usual_layers(tokens: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """A loss of normalised, activated and mixed tokens."""
+    import torch.nn.functional as F
+
+    hidden = F.gelu(F.layer_norm(tokens @ weight, scale.shape, scale))
+    mixed = (hidden @ hidden.transpose(1, 2)).softmax(-1) @ hidden
+    return F.mse_loss(mixed.mean(1).log_softmax(-1), tokens[:, 0])
+
+
+def _numbers_of(layers: Callable[..., torch.Tensor], device: torch.device) -> dict[str, torch.Tensor]:
+    """Result and gradients, on the CPU."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"tokens": (4, 8, 16), "weight": (16, 16), "scale": (16,)}
+    given = {name: torch.randn(shape, generator=generator).to(device) for name, shape in shapes.items()}
+    loss = layers(*(each.requires_grad_() for each in given.values()))
+    loss.backward()
+    gradients = {f"the gradient of {name}": each.grad for name, each in given.items()}
+    return {
+        "the loss": loss.detach().cpu(),
+        **{name: each.cpu() for name, each in gradients.items() if each is not None},
+    }

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import abc
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mmengine.registry import VISBACKENDS
 from mmengine.visualization.vis_backend import BaseVisBackend
 from omegaconf import OmegaConf
 
-from exp.config.create import create
-from exp.contract import LOGGER_PAGE, shown
+from exp.config.create import create, make
+from exp.engine.registries import registered
 from exp.errors import ConfigError
 
 if TYPE_CHECKING:
     from exp.session import Session
 
-__all__ = ["Logger", "build_loggers"]
+__all__ = ["Logger", "TrackerBackend", "build_loggers"]
 
 
 class Logger(BaseVisBackend):
@@ -62,25 +65,48 @@ class Logger(BaseVisBackend):
         self.log({name: float(value)}, step)
 
 
+class TrackerBackend(Logger):
+    """Hands figures to the run's trackers (:mod:`exp.trackers`), once the run has begun."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self._session = session
+
+    def log(self, values: dict[str, float], step: int) -> None:
+        """Returns at once."""
+        for reporter in self._session.reporters:
+            reporter.log(values, step)
+
+
 def build_loggers(session: Session) -> list[Any]:
     """The loggers of the configuration, on rank 0; on others there are none.
 
-    Returns:
-        Objects, and dicts for MMEngine's registry.
-
     Raises:
-        ConfigError: one is none; names class and page.
+        ConfigError: one is none, or would write outside of the run folder; names the key.
     """
     if not session.distributed.is_main:
         return []
-    found: list[Any] = []
+    folder = session.folder.path
+    found: list[Any] = [TrackerBackend(session)]
     for number, config in enumerate(session.config.logger.vis_backends):
         key = f"logger.vis_backends[{number}]"
-        if "_target_" not in config:
-            found.append(OmegaConf.to_container(config, resolve=True))
+        content: Any = OmegaConf.to_container(config, resolve=True)
+        _check_paths(key, content, folder)
+        if "_target_" in content:
+            found.append(create(content, BaseVisBackend, key))
             continue
-        made = create(config, key)
-        if not isinstance(made, BaseVisBackend):
-            raise ConfigError(f"{key}: {shown(made)} is no subclass of exp.engine.logger.Logger; see {LOGGER_PAGE}")
-        found.append(made)
+        content["save_dir"] = str(folder / (content.get("save_dir") or "vis_data"))
+        name = str(content.pop("type", None))
+        found.append(make(registered(f"{key}.type", name, VISBACKENDS, BaseVisBackend), name, key, content))
     return found
+
+
+def _check_paths(key: str, value: Any, folder: Path) -> None:
+    """Refuse a path that leads out of the run folder: a configuration may be a stranger's."""
+    if isinstance(value, (dict, list)):
+        for name, item in value.items() if isinstance(value, dict) else enumerate(value):
+            _check_paths(f"{key}.{name}" if isinstance(value, dict) else f"{key}[{name}]", item, folder)
+    elif isinstance(value, str) and (value.startswith(("/", "~", "file:")) or ".." in Path(value).parts):
+        path = folder / Path(value.partition("file:")[2] or value).expanduser()
+        if folder not in Path(os.path.normpath(path)).parents:
+            raise ConfigError(f"{key}={value} lies outside of the run folder; use a path below ${{output_dir}}")

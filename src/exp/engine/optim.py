@@ -13,6 +13,7 @@ from torch import nn
 
 from exp.backend import FLOAT32
 from exp.engine.fsdp import clip_grad_norm
+from exp.engine.registries import registered
 from exp.errors import ConfigError
 from exp.heartbeat import Stage, beat
 from exp.models.dropout import backward_begins
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["BackendOptimWrapper", "build_optimizer", "make_optimizer", "parameter_groups"]
 
 _NOTHING: ContextManager[Any] = contextlib.nullcontext()
+_UNDECAYED = ("bias", "token", "tokens")  # ends of names, of parameters with several axes, too
 _FORMS = ("foreach", "fused")  # of one step of torch's optimizers, with the same numbers
 
 
@@ -224,10 +226,7 @@ def make_optimizer(
     Raises:
         ConfigError: its type or one of its options is unknown.
     """
-    cls = OPTIMIZERS.get(config.type)
-    if cls is None:
-        known = sorted(name for name in OPTIMIZERS.module_dict if not name.startswith("_"))
-        raise ConfigError(f"optim.type={config.type} is not known; known are {', '.join(known)}")
+    cls = registered("optim.type", config.type, OPTIMIZERS, torch.optim.Optimizer)
     options = _plain(config.options)
     if options.get("fused") and f"_fused_{config.type.lower()}_" in lacking:
         options.update(fused=False, foreach=True)
@@ -257,6 +256,7 @@ def parameter_groups(model: nn.Module, config: Any) -> list[dict[str, Any]]:
             f"optim.backbone_lr_scale={config.backbone_lr_scale} and optim.layer_decay={config.layer_decay} are for "
             f"models with a backbone, and {type(model).__name__} has none; leave them at 1"
         )
+    left_out = set(getattr(model, "no_weight_decay", tuple)())
     groups: dict[tuple[float, bool], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
@@ -265,7 +265,9 @@ def parameter_groups(model: nn.Module, config: Any) -> list[dict[str, Any]]:
         layer = model.layer_of(name) if by_depth else None  # type: ignore[operator]
         if layer is not None:
             scale = config.backbone_lr_scale * config.layer_decay ** (model.num_layers - 1 - layer)  # type: ignore[operator]
-        decays = config.decay_norm_and_bias or parameter.dim() > 1
+        decays = config.decay_norm_and_bias or (
+            parameter.dim() > 1 and not name.endswith(_UNDECAYED) and name not in left_out
+        )
         groups.setdefault((scale, decays), []).append(parameter)
     if not groups:
         raise ConfigError("no parameter of the model is trainable; set model.freeze to less")

@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
+from mmengine.model import BaseModel
 
 from exp.compat import supports_estimates
 from exp.config.create import create
@@ -60,7 +61,7 @@ def _flops_per_sample(config: Any, data: Data) -> float:
 
     meta = torch.device("meta")
     with meta:
-        model = create(config.model, "model", **data.model_arguments()).to("meta")
+        model = create(config.model, BaseModel, "model", **data.model_arguments()).to("meta")
     sample = largest_sample(data, "train", config.seed)
     operations = trace_flops(model, as_batch(sample, config.batch_size), meta)
     return float(operations / config.batch_size)

@@ -1,57 +1,40 @@
 """The user's packages, and what the names of a configuration lead to where MMEngine's registries look them up.
 
-On their own these import any dotted path, and any module of a plain name that nobody has registered. So all names are
-looked at here, before MMEngine sees the first of them.
+On their own these import any dotted path, and any module of a plain name that nobody has registered. So a name is
+checked here before MMEngine sees it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import re
 from typing import Any, Sequence
 
 import mmengine.registry
+from mmengine.hooks import Hook
 from mmengine.registry import Registry
-from mmengine.utils import get_object_from_string
+from torch import nn
+from torch.optim import Optimizer
 
-from exp.config.names import allow, check_name, check_object, is_standard, names_in, refusal
-from exp.config.targets import find_module
+from exp.config.explain import nearest
+from exp.config.names import allow, check_name, is_standard, refusal
+from exp.config.targets import find_module, find_own_module, resolve
 from exp.errors import ConfigError, UnavailableError
 
-__all__ = ["choose_code"]
+__all__ = ["check_type", "import_plugins", "registered"]
 
-_SETTING = re.compile(r"(?:model|data)\.(?!\w*pipeline)")
-"""Keys of models and data, which no registry is asked for by us."""
-_REGISTERING = ("mmengine.hooks", "mmengine.optim", "mmengine.model", "mmengine.visualization", "mmcv.transforms")
+_REGISTERING = ("mmengine.hooks", "mmengine.optim", "mmengine.model", "mmengine.visualization")
 
 
-def choose_code(config: Any) -> None:
-    """Import the packages in ``plugins``, and refuse a configuration whose names lead to anything that is not chosen.
-
-    Args:
-        config: frozen, of OmegaConf.
+def import_plugins(plugins: Sequence[str]) -> None:
+    """Import the packages in ``plugins``, whose names resolve from now on.
 
     Raises:
-        ConfigError: there is no such package, or a name leads elsewhere; the key is named.
+        ConfigError: there is no such package.
         UnavailableError: a module does not import.
     """
-    _import_plugins(config.plugins)
-    for key, name in names_in(config):
-        if key.endswith(("_target_", "_scope_")):
-            continue  # checked where it is loaded; of a scope its name says all
-        if "." in name:
-            _check_dotted(key, name)
-        elif _SETTING.match(key) and is_standard(name):
-            continue  # ``model.mask_type: random`` means no code; and if it did, it would be Python's own
-        elif find_module(name) is not None and not _is_registered(name):
-            raise refusal(key, name, name)  # it would be imported, to look for a class in it
-
-
-def _import_plugins(plugins: Sequence[str]) -> None:
     allow(plugins)
     for name in plugins:
-        if find_module(name) is None:
+        if find_own_module(name) is None:
             raise ConfigError(f"plugins: there is no module {name}; is its folder on PYTHONPATH?")
         try:
             importlib.import_module(name)
@@ -61,18 +44,57 @@ def _import_plugins(plugins: Sequence[str]) -> None:
             ) from error
 
 
-def _check_dotted(key: str, name: str) -> None:
-    check_name(key, name)
-    try:
-        found = get_object_from_string(name)
-    except Exception as error:  # as above
-        raise UnavailableError(f"{key}={name} does not import ({type(error).__name__}: {error})") from error
-    if found is not None:  # or it is a registry's scope and name, or unknown, which is told where it is wanted
-        check_object(key, name, found)
+def registered(key: str, name: str, registry: Registry, base: type | tuple[type, ...]) -> Any:
+    """The class that ``type`` names: one of a registry, or by its path.
+
+    Args:
+        key: that has it, for messages.
+        name: registered, perhaps with ``mmengine.`` in front, or ``package.module.Class``.
+        registry: MMEngine's for this key.
+        base: what a class that is named by its path has to inherit.
+
+    Raises:
+        ConfigError: there is none, or it is none of the interface.
+        UnavailableError: its module does not import.
+    """
+    registry.import_from_location()
+    known = registry.module_dict
+    found = known.get(_without_scope(name))
+    if found is not None:
+        return found
+    if "." not in name:
+        public = sorted(each for each in known if not each.startswith("_"))
+        raise ConfigError(f"{key}={name} is not known{nearest(name, public)}; known are {', '.join(public)}")
+    return resolve(key, name, base)
 
 
-def _is_registered(name: str) -> bool:
+def check_type(key: str, name: str) -> None:
+    """Refuse a name that a class may hand to a registry, where that would import what is not chosen.
+
+    Args:
+        key: that has it.
+        name: of a class, or whatever else the key may hold.
+
+    Raises:
+        ConfigError: it would.
+    """
+    from mmcv.transforms import BaseTransform
+
     for module in _REGISTERING:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(module)
-    return any(name in each.module_dict for each in vars(mmengine.registry).values() if isinstance(each, Registry))
+        importlib.import_module(module)
+    registries = [each for each in vars(mmengine.registry).values() if isinstance(each, Registry)]
+    if _without_scope(name) in ("Pretrained", "PretrainedInit"):
+        raise ConfigError(f"{key}={name} would open a file that may run code; use init_from, which reads plain data")
+    if key.endswith("_scope_"):
+        check_name(key, name)
+    elif any(_without_scope(name) in each.module_dict for each in registries):
+        return
+    elif "." in name:
+        resolve(key, name, (nn.Module, BaseTransform, Hook, Optimizer))
+    elif find_module(name) is not None and not is_standard(name):  # a module of Python's own does nothing
+        raise refusal(key, name, name)
+
+
+def _without_scope(name: str) -> str:
+    scope, _, plain = name.partition(".")
+    return plain if scope in ("mmengine", "mmcv") else name

@@ -198,11 +198,10 @@ class Runner(CheckpointingRunner):
         built: list[Any] = []
         for config in scheduler:
             if isinstance(config, dict):
-                schedule.check_groups(config, self.optim_wrapper.optimizer)
                 config.setdefault("epoch_length", self.train_loop.steps_per_epoch)
                 schedule.follow(config, evaluator)
-                in_epochs = self.session.config.max_epochs is not None
-                config = schedule.over_the_training(config, self.max_epochs, self.max_iters, in_epochs)
+                config = schedule.keep_ratio(config, self.optim_wrapper.optimizer)
+                config = schedule.over_the_training(config, self.max_epochs, self.max_iters)
                 if not schedule.is_reached(config, self.max_epochs, self.max_iters):
                     continue
                 warning = schedule.unfinished(config, self.max_epochs, self.max_iters)

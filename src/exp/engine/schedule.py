@@ -6,26 +6,31 @@ import contextlib
 import math
 from typing import Any, Iterator, Mapping, Sequence
 
-from mmengine.optim import OptimWrapper
+from mmengine.optim import OptimWrapper, PolyLR
+from mmengine.optim.scheduler.lr_scheduler import LRSchedulerMixin
+from mmengine.optim.scheduler.momentum_scheduler import MomentumSchedulerMixin
 from mmengine.registry import PARAM_SCHEDULERS
 from torch.optim.lr_scheduler import OneCycleLR
 
 from exp.config.explain import nearest
+from exp.engine.registries import registered
 from exp.errors import ConfigError
 from exp.raised import first_line
 
 __all__ = [
+    "PolyLRByGroup",
     "TorchOneCycle",
-    "check_groups",
     "check_monitor",
     "follow",
     "is_reached",
+    "keep_ratio",
     "over_the_training",
     "settings_of",
     "unfinished",
 ]
 
 
+_KINDS = (LRSchedulerMixin, MomentumSchedulerMixin)
 _LENGTHS = ("end", "T_max", "total_steps")
 
 
@@ -98,36 +103,56 @@ class TorchOneCycle:
         self._scheduler.last_epoch = state_dict["last_epoch"]
 
 
-def check_groups(scheduler: Mapping[str, Any], optimizer: Any) -> None:
-    """Refuse a stock scheduler whose absolute rate would undo the different rates of the optimizer's groups.
+@PARAM_SCHEDULERS.register_module(force=True)
+class PolyLRByGroup(PolyLR):
+    """MMEngine's PolyLR, at whose end groups of parameters keep the ratio of their rates.
 
-    MMEngine's schedulers multiply each group's own rate, but for ``eta_min`` (unless it is given as ``eta_min_ratio``)
-    and for OneCycleLR's ``eta_max``, which they take for all groups alike.
+    Args:
+        optimizer: given by the runner.
+        eta_min: learning rate at the end, of a group with the optimizer's own.
+        **options: of PolyLR.
+    """
+
+    def __init__(self, optimizer: Any, *, eta_min: float, **options: Any) -> None:
+        inner = optimizer.optimizer if isinstance(optimizer, OptimWrapper) else optimizer
+        self._ends = [eta_min * scale for scale in _scales(inner)]
+        super().__init__(optimizer, eta_min=0.0, **options)  # which takes the first step
+
+    def step(self) -> None:
+        """To ``(lr - end) * c + end``, where MMEngine's makes ``lr * c`` of a rate that ends at zero."""
+        before = [group["lr"] for group in self.optimizer.param_groups]
+        super().step()
+        for group, rate, end in zip(self.optimizer.param_groups, before, self._ends):
+            group["lr"] += end * (1 - group["lr"] / rate) if rate else 0.0
+
+
+def keep_ratio(scheduler: Mapping[str, Any], optimizer: Any) -> dict[str, Any]:
+    """A stock scheduler whose absolute ``eta_min`` is that of groups with the optimizer's own rate, where rates differ.
+
+    MMEngine's schedulers multiply each group's own rate, but for ``eta_min`` and for OneCycleLR's ``eta_max``, which
+    they take for all groups alike.
 
     Args:
         scheduler: its configuration.
         optimizer: with the rates that the groups begin with.
 
     Raises:
-        ConfigError: groups with different rates would be driven to one, or would rise to the end of a decay.
+        ConfigError: it would drive groups with different rates to one.
     """
-    kind = _kind(scheduler)
-    begin = _initial_rates(optimizer)
-    if len(set(begin)) == 1 or not kind.endswith("LR"):
-        return
+    config, kind = dict(scheduler), _kind(scheduler)
+    if len(set(_initial_rates(optimizer))) == 1 or not kind.endswith("LR"):
+        return config
     if kind == "OneCycleLR":
         raise ConfigError(
             f"schedule: OneCycleLR gives all groups of parameters the one rate eta_max={scheduler.get('eta_max')}; "
             "optim.layer_decay and optim.backbone_lr_scale need type TorchOneCycle (schedule=onecycle)"
         )
-    end = scheduler.get("eta_min") or 0.0
-    above = sum(rate < end for rate in begin)
-    if above:
-        advice = "lower eta_min" if kind == "PolyLR" else "use eta_min_ratio, a part of each group's own rate"
-        raise ConfigError(
-            f"schedule: {kind} eta_min={end} lies above the learning rate of {above} of {len(begin)} groups of "
-            f"parameters (optim.layer_decay, optim.backbone_lr_scale), which would rise; {advice}"
-        )
+    if config.get("eta_min"):
+        if kind == "PolyLR":
+            config["type"] = PolyLRByGroup.__name__
+        else:
+            config["eta_min_ratio"] = config.pop("eta_min") / optimizer.defaults["lr"]
+    return config
 
 
 @contextlib.contextmanager
@@ -141,8 +166,6 @@ def settings_of(scheduler: Any) -> Iterator[None]:
         ConfigError: its type is unknown, or does not take its settings.
     """
     kind = scheduler.get("type") if isinstance(scheduler, Mapping) else scheduler
-    if isinstance(kind, str) and PARAM_SCHEDULERS.get(kind) is None:
-        raise ConfigError(f"schedule: there is no scheduler {kind}{nearest(kind, list(PARAM_SCHEDULERS.module_dict))}")
     try:
         yield
     except (AssertionError, KeyError, TypeError, ValueError) as error:
@@ -159,8 +182,8 @@ def follow(scheduler: dict[str, Any], evaluator: Any) -> None:
     Raises:
         ConfigError: it looks at a metric that is not measured.
     """
-    kind = scheduler.get("type")
-    cls = PARAM_SCHEDULERS.get(kind) if isinstance(kind, str) else None
+    kind = scheduler["type"]
+    cls = registered("schedule.param_scheduler.type", kind, PARAM_SCHEDULERS, _KINDS)
     names = getattr(evaluator, "names", None)
     if not names or not getattr(cls, "need_val_args", False):
         return
@@ -182,31 +205,26 @@ def check_monitor(place: str, monitor: str, names: Sequence[str]) -> None:
         )
 
 
-def over_the_training(
-    scheduler: Mapping[str, Any], epochs: int, steps: int, counts_epochs: bool = True
-) -> dict[str, Any]:
-    """A scheduler with the length of the training where it says none: ``end``, ``T_max`` or ``total_steps`` are null.
+def over_the_training(scheduler: Mapping[str, Any], epochs: int, steps: int) -> dict[str, Any]:
+    """A scheduler with the length of the training where its own, ``end``, ``T_max`` or ``total_steps``, is null.
 
-    One by epoch that is converted to steps would end with the last epoch, which a training of ``max_steps`` alone does
-    not come to the end of: it becomes one by step.
+    One by epoch that is converted to steps would end with the last epoch, which ``max_steps`` need not come to the end
+    of: it becomes one by step.
 
     Args:
-        scheduler: its configuration.
+        scheduler: its configuration, with ``epoch_length``.
         epochs: of the training.
         steps: likewise.
-        counts_epochs: whether the training is given in epochs.
     """
     config = dict(scheduler)
-    open_keys = [key for key in _LENGTHS if key in config and config[key] is None]
-    converted = config.get("by_epoch", True) and config.get("convert_to_iter_based")
-    if converted and not counts_epochs and all(config.get(key) is None for key in _LENGTHS):
-        del config["convert_to_iter_based"]
-        config["by_epoch"] = False
-        if "begin" in config:
-            config["begin"] *= config["epoch_length"]
+    given = [key for key in _LENGTHS if key in config]
+    is_open = given and all(config[key] is None for key in given) and config.get("by_epoch", True)
+    if is_open and config.pop("convert_to_iter_based", False):
+        config.update(by_epoch=False, begin=config.get("begin", 0) * config["epoch_length"])
     length = epochs if config.get("by_epoch", True) else steps
-    for key in open_keys:
-        config[key] = length - (config.get("begin", 0) if key == "T_max" else 0)
+    for key in given:
+        if config[key] is None:
+            config[key] = length - (config.get("begin", 0) if key == "T_max" else 0)
     return config
 
 

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 __all__ = ["adopt_best", "complete", "key_of", "sharded_tensors", "tidy", "without_sharded"]
 
 BESIDE = "beside"
-"""Key of a checkpoint that tells what lies beside it: ``{"name", "sizes", "folder"}``, the last where it was read."""
+"""Key of a checkpoint that tells what lies beside it: ``{"name", "digests", "folder"}``, the last where it was read.
+
+Older versions kept ``sizes`` in the place of ``digests``."""
 
 
 def adopt_best(content: Mapping[str, Any], folder: Path) -> None:
@@ -79,16 +81,24 @@ def _remove(path: Path) -> None:
         path.unlink()
 
 
-def opened(path: Path, content: Any) -> Any:
+def opened(path: Path, content: Any, check: bool = True) -> Any:
     """What has been read from ``path``, after a look at what lies beside it.
+
+    Args:
+        path: of the checkpoint.
+        content: of it.
+        check: whether to compare digests; else it is enough that the files are there.
 
     Raises:
         CheckpointError: it is not there, or not as it was written.
     """
     if isinstance(content, Mapping) and isinstance(content.get(BESIDE), Mapping):
         beside = {**content[BESIDE], "folder": str(path.parent)}
-        found = files.sizes(path.parent / str(beside["name"]))
-        if Path(beside["name"]).name != beside["name"] or found != beside["sizes"]:
+        place = path.parent / str(beside["name"])
+        kind = "sizes" if "sizes" in beside else "digests"
+        known = dict(beside[kind])
+        found = files.sizes(place) if kind == "sizes" else files.digests(place) if check else known
+        if place.name != beside["name"] or not place.exists() or found != known:
             raise CheckpointError(f"{path}: {beside['name']} beside it is missing or not as it was written")
         return {**content, BESIDE: beside}
     return content

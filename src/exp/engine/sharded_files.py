@@ -12,6 +12,7 @@ import io
 import math
 import pickle
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Callable, Mapping, Sequence
 
@@ -19,9 +20,10 @@ import torch
 
 from exp.engine.distributed import Distributed
 from exp.errors import CheckpointError, RunError
-from exp.runfolder import to_json, write_atomically
+from exp.runfolder import digest_of, to_json, write_atomically
 
 __all__ = [
+    "digests",
     "header",
     "load_shards",
     "part_of",
@@ -37,6 +39,7 @@ __all__ = [
 
 _INDEX = ".metadata"
 _PIECE = 2**24  # bytes
+_READERS = 8  # threads
 _CLASSES = re.compile(
     r"torch\.distributed\.checkpoint\.metadata\.(?:Metadata|TensorStorageMetadata|TensorProperties|ChunkStorageMetadata"
     r"|MetadataIndex|StorageMeta|_MEM_FORMAT_ENCODING)|torch\.distributed\.checkpoint\.storage\.WriteResult"
@@ -54,6 +57,13 @@ def sizes(path: Path) -> dict[str, int]:
     if path.is_dir():
         return {each.name: each.stat().st_size for each in sorted(path.iterdir())}
     return {path.name: path.stat().st_size} if path.is_file() else {}
+
+
+def digests(path: Path) -> dict[str, str]:
+    """SHA-256 by name of the files in a folder, or of the one file."""
+    found = sorted(path.iterdir()) if path.is_dir() else [path] if path.is_file() else []
+    with ThreadPoolExecutor(_READERS) as pool:  # hashing lets go of the interpreter's lock
+        return dict(zip((each.name for each in found), pool.map(digest_of, found)))
 
 
 class _IndexUnpickler(pickle.Unpickler):

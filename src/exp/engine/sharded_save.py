@@ -77,7 +77,7 @@ class ShardedSaver:
                 reports.send(own)
                 return
             files.write_index(folder, plan, [own, *reports.received()])
-            beside = {"name": folder.name, "sizes": files.sizes(folder)}
+            beside = {"name": folder.name, "digests": files.digests(folder)}
             checkpoint.write(path, {**copied["plain"], BESIDE: beside})
 
         return kept, write
@@ -117,7 +117,7 @@ class ShardedSaver:
                 return
             reports.received()
             files.put_together(file, header, copied["part"], rows, of_rank[1:])
-            beside = {"name": file.name, "sizes": files.sizes(file)}
+            beside = {"name": file.name, "digests": files.digests(file)}
             checkpoint.write(path, {**copied["plain"], BESIDE: beside})
 
         return kept, write

@@ -17,8 +17,9 @@ from mmengine.registry import HOOKS
 from mmengine.runner import Priority, get_priority
 from omegaconf import OmegaConf
 
-from exp.config.explain import nearest
+from exp.config.create import make
 from exp.config.hooks import REFUSED, refusal
+from exp.engine.registries import registered
 from exp.engine.schedule import check_monitor
 from exp.errors import ConfigError, UnavailableError
 
@@ -170,26 +171,25 @@ def build_hooks(
         ConfigError: a hook is unknown, refused, or does not take its arguments.
         UnavailableError: it needs a package that is not installed.
     """
-    hooks = [_build(dict(config), metric, greater_is_better) for config in configs]
+    hooks = [
+        _build(f"hooks[{number}]", dict(config), metric, greater_is_better) for number, config in enumerate(configs)
+    ]
     for hook in hooks:
         if isinstance(hook, mmengine.hooks.EarlyStoppingHook) and names:
             check_monitor(f"hooks: {type(hook).__name__}", hook.monitor, names)
     return hooks
 
 
-def _build(config: dict[str, Any], metric: str, greater_is_better: bool) -> Hook:
+def _build(key: str, config: dict[str, Any], metric: str, greater_is_better: bool) -> Hook:
     name, priority = config.pop("type"), config.pop("priority", None)
-    cls = HOOKS.get(name)
-    if cls is None:
-        known = [known for known in HOOKS.module_dict if known not in REFUSED]
-        raise ConfigError(f"hooks: there is no hook {name}{nearest(name, known)}; known are {', '.join(sorted(known))}")
+    cls = registered(f"{key}.type", name, HOOKS, Hook)
     for base in cls.__mro__:
         if base is not Hook and base.__module__.startswith("mmengine.") and base.__name__ in REFUSED:
             raise ConfigError(refusal(base.__name__))
     if cls is mmengine.hooks.EarlyStoppingHook and config.setdefault("monitor", metric) == metric:
         config.setdefault("rule", "greater" if greater_is_better else "less")
     try:
-        hook: Hook = _INSTEAD.get(cls, cls)(**config)
+        hook: Hook = make(_INSTEAD.get(cls, cls), name, key, config)
     except ImportError as error:
         raise UnavailableError(f"hooks: {name} needs a package that is not installed: {error}") from error
     except (AssertionError, TypeError, ValueError) as error:

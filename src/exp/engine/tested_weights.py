@@ -9,7 +9,6 @@ from typing import Any, Mapping
 from mmengine.hooks import Hook
 
 from exp.engine import checkpoint, sharded
-from exp.errors import CheckpointError
 
 __all__ = ["TestedWeights"]
 
@@ -98,13 +97,17 @@ class TestedWeights(Hook):
         }
 
     def _read_best(self, path: Path) -> tuple[Any, str | None]:
-        """The best weights in ``path``, or why they are not those that are remembered."""
+        """The best weights in ``path``, or why they are not those that are remembered.
+
+        Raises:
+            CheckpointError: they are damaged: what was judged would be lost without a need.
+        """
+        if not path.is_file():
+            return None, f"no checkpoint at {path}"
+        content = checkpoint.read(path, whole=False)
         try:
-            content = checkpoint.read(path, whole=False)
             meta = content["meta"]
             found = (meta["epoch"], meta["step"], meta.get("validation", {}).get(self.metric, self.best))
-        except CheckpointError as error:
-            return None, str(error).splitlines()[0]
         except (AttributeError, KeyError, TypeError):
             return None, f"{path} is not one of exp's checkpoints"
         wanted = (self.best_epoch, found[1] if self.best_step is None else self.best_step, self.best)

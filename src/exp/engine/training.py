@@ -12,6 +12,7 @@ from exp.contract import EXPERIMENT_PAGE
 from exp.data.loader import device_loader, share_loader
 from exp.data.sampler import TrainBatchSampler
 from exp.doctor.facts import size
+from exp.engine import checkpoint
 from exp.engine.building import (
     build_data,
     build_evaluator,
@@ -226,6 +227,7 @@ class Training:
             session,
             metrics,
             self.evaluator,
+            tested["validation"][self.evaluator.metric_name],
             steps=runner.iter,
             epochs=runner.epoch,
             measured_on=self.data.tested_on,
@@ -267,7 +269,8 @@ class Training:
         session.resumed_from = path
         session.changed = compare(session, content, path)
         self.runner.resume_from(content, path, self.checkpoint_hook)
-        session.say(f"resume: from {path}, after step {content['meta']['step']}")
+        unchecked = "" if checkpoint.digest_in(path) else f" ({checkpoint.NO_DIGEST})"
+        session.say(f"resume: from {path}, after step {content['meta']['step']}{unchecked}")
         for change in session.changed:
             session.say(f"  changed: {change}")
         return str(path)

@@ -2,15 +2,17 @@
 
 Beside weights, the tools of the field pickle what describes a training: histories of its log, settings, NumPy scalars.
 None of it is needed here. Names of these companions are read as inert stand-ins, which take whatever unpickling hands
-them and keep nothing; tensors and containers are read as they are; a file that names anything else is refused.
+them and keep nothing; tensors and containers are read as they are; a file that names anything else is refused. Torch's
+own restricted unpickler can be told no more names before 2.5, and be got around before 2.6 (CVE-2025-32434).
 """
 
 from __future__ import annotations
 
 import pickle
-import pickletools
 import re
+import tarfile
 import types
+import warnings
 import zipfile
 from collections import OrderedDict
 from pathlib import Path
@@ -18,13 +20,13 @@ from typing import Any
 
 import torch
 
-from exp.compat import safe_globals
+from exp.compat import TORCH_VERSION
 
 __all__ = ["load_plain"]
 
 _ADMITTED = {
     ("collections", "OrderedDict"), ("torch._utils", "_rebuild_tensor_v2"), ("torch._utils", "_rebuild_parameter"),
-    ("torch", "Size"),
+    ("torch._utils", "_rebuild_tensor_v3"), ("torch", "Size"), ("torch", "device"),
 }  # fmt: skip
 # What MMEngine, OpenMMLab's libraries, Lightning and the ViTs' training scripts leave beside the weights.
 _COMPANIONS = re.compile(
@@ -34,6 +36,8 @@ _COMPANIONS = re.compile(
     r"|(?:builtins|__builtin__)\.(?:getattr|bool|int|float|complex|str|bytes|bytearray|list|tuple|dict|set|frozenset|slice|range)"
     r"|typing\.Any|torch\.torch_version\.TorchVersion"
 )
+
+_MAPS = TORCH_VERSION >= (2, 5)
 
 
 class _Inert:
@@ -80,7 +84,7 @@ class _PlainUnpickler(pickle.Unpickler):
             return getattr(torch, name)
         if _COMPANIONS.fullmatch(f"{module}.{name}"):
             return _stand_in(module, name)
-        raise pickle.UnpicklingError(_not_plain(module, name))
+        raise pickle.UnpicklingError(f"it names {module}.{name}, which is not plain data")
 
 
 def load_plain(path: Path, mapped: bool = False) -> Any:
@@ -94,49 +98,15 @@ def load_plain(path: Path, mapped: bool = False) -> Any:
         pickle.UnpicklingError: it names what is neither plain data nor a known companion of weights.
         Exception: it is damaged; what is raised depends on where.
     """
-    if safe_globals is None:  # torch's own restricted unpickler, where there is one, cannot be told more names
-        guard = types.SimpleNamespace(Unpickler=_PlainUnpickler, load=_load_plain_pickle, __name__="exp.plain_pickle")
-        return torch.load(str(path), map_location="cpu", pickle_module=guard)
-    options: dict[str, Any] = {"mmap": True} if mapped and zipfile.is_zipfile(path) else {}
-    try:
-        return torch.load(str(path), map_location="cpu", weights_only=True, **options)
-    except pickle.UnpicklingError as error:
-        names = _names_in(path)
-        stand_ins = [_stand_in(*name) for name in names if _COMPANIONS.fullmatch(".".join(name))]
-        try:
-            with safe_globals(stand_ins):
-                return torch.load(str(path), map_location="cpu", weights_only=True, **options)
-        except pickle.UnpicklingError:
-            pass
-        raise pickle.UnpicklingError(_reason(error, names)) from None
+    if tarfile.is_tarfile(str(path)):  # torch would unpack it, wherever the names in it lead
+        raise pickle.UnpicklingError("it is a tar archive, as torch wrote them before 0.1.10")
+    guard = types.SimpleNamespace(Unpickler=_PlainUnpickler, load=_load_plain_pickle, __name__="exp.plain_pickle")
+    options: dict[str, Any] = {"mmap": True} if mapped and _MAPS and zipfile.is_zipfile(path) else {}
+    with warnings.catch_warnings():
+        # Of TorchScript, which is a program: torch warns before it hands the file on.
+        warnings.filterwarnings("error", message=".*TorchScript archive")
+        return torch.load(str(path), map_location="cpu", pickle_module=guard, **options)
 
 
 def _load_plain_pickle(file: Any, **options: Any) -> Any:
     return _PlainUnpickler(file, **options).load()
-
-
-def _names_in(path: Path) -> list[tuple[str, str]]:
-    """What the pickle in a file of torch >= 1.6 names, without loading it; nothing of an older one."""
-    if not zipfile.is_zipfile(path):
-        return []
-    with zipfile.ZipFile(path) as archive:
-        inner = next((name for name in archive.namelist() if name.endswith("data.pkl")), None)
-        if inner is None:
-            return []
-        with archive.open(inner) as stream:
-            found = {argument for code, argument, _ in pickletools.genops(stream) if code.name == "GLOBAL"}
-    pairs = (tuple(str(argument).split(" ", 1)) for argument in sorted(found, key=str))
-    return [("builtins" if module == "__builtin__" else module, name) for module, name in pairs]
-
-
-def _reason(error: Exception, names: list[tuple[str, str]]) -> str:
-    """Why torch refused, in our words: its own advise to switch the guard off."""
-    for module, name in names:
-        if module.split(".")[0] not in ("torch", "collections") and not _COMPANIONS.fullmatch(f"{module}.{name}"):
-            return _not_plain(module, name)
-    named = re.search(r"GLOBAL\s+([\w.]+)", str(error))
-    return _not_plain(*named.group(1).rpartition(".")[::2]) if named else "it holds more than plain data"
-
-
-def _not_plain(module: str, name: str) -> str:
-    return f"it names {module}.{name}, which is not plain data"

@@ -171,9 +171,7 @@ def place_as_configured(model: nn.Module, config: Any, backend: Backend, device:
 
 
 def _made(config: Any) -> Wrapper:
-    made = create({"_target_": config._target_, **config.options}, "wrapper")
-    if not isinstance(made, Wrapper):
-        raise ConfigError(f"wrapper: {shown(made)} is no subclass of exp.engine.wrapper.Wrapper; see {WRAPPER_PAGE}")
+    made: Wrapper = create({"_target_": config._target_, **config.options}, Wrapper, "wrapper")
     return made
 
 

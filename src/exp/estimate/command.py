@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from exp import console
 from exp.backends_registry import create_backend
 from exp.compat import TORCH_VERSION, supports_estimates
-from exp.engine.registries import choose_code
+from exp.engine.registries import import_plugins
 from exp.errors import UnavailableError
 from exp.estimate.table import show
 from exp.freezing import complete, prepare
@@ -46,7 +46,7 @@ def write_estimate(config: ExpConfig, overrides: list[str], task: Estimate) -> F
 
     run = complete(prepare(config, overrides), overrides, Path(config.output_dir))
     config, folder = run.config, run.folder
-    choose_code(config)
+    import_plugins(config.plugins)
     backend = create_backend(config.backend)
     memory = None if task.memory_gib is None else int(task.memory_gib * 2**30)
     content = estimate(config, backend, memory or memory_of(backend), task.headroom)
@@ -56,7 +56,7 @@ def write_estimate(config: ExpConfig, overrides: list[str], task: Estimate) -> F
         write_json(folder.path / "estimate.json", content)
         result: dict[str, Any] = {**blank_result(config), "status": "completed", "measured_on": "paper"}
         result.update(memory_peak=[content["memory_peak"]] * content["world_size"], estimate=content)
-        write_json(folder.result, result)
+        folder.write_result(result)
     finally:
         run.release()
     terminal = console.make_console()

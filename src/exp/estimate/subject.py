@@ -6,10 +6,11 @@ import contextlib
 from typing import Any, ContextManager, Mapping
 
 import torch
+from mmengine.model import BaseModel
 from torch import nn
 
 from exp.config.create import create
-from exp.config.targets import load_target
+from exp.config.targets import resolve
 from exp.contract import asked
 from exp.data.base import Data, Sketch, check_data, split_of
 from exp.data.transfer import tensors_of
@@ -47,7 +48,7 @@ class Subject:
         self._train, self._val = sketch.train, sketch.val
         self._on_meta = on_meta
         with self.context():
-            model: nn.Module = create(config.model, "model", **sketch.model_arguments)
+            model: nn.Module = create(config.model, BaseModel, "model", **sketch.model_arguments)
         self.model = model.to("meta")
 
     def context(self) -> ContextManager[Any]:
@@ -66,7 +67,7 @@ class Subject:
 def _sketch_of(config: Any, notes: list[str]) -> tuple[Sketch, int]:
     """From the files where they are there, else from the configuration; and what a card keeps of the splits."""
     try:
-        data: Data = create(config.data, "data")
+        data: Data = create(config.data, Data, "data")
         check_data(data)
         sketch = Sketch(
             largest_sample(data, "train", config.seed),
@@ -76,9 +77,9 @@ def _sketch_of(config: Any, notes: list[str]) -> tuple[Sketch, int]:
         )
         return sketch, _kept_on_device(data)
     except DataError as error:
-        cls = load_target("data._target_", config.data["_target_"])
+        cls = resolve("data._target_", config.data["_target_"], Data)
         keys = {str(key): value for key, value in config.data.items() if key != "_target_"}
-        drawn: Sketch | None = cls.sketch(**keys) if issubclass(cls, Data) else None
+        drawn: Sketch | None = cls.sketch(**keys)
         if drawn is None:
             raise
         notes.append(f"shapes are those of the keys of data, whose files are not here: {str(error).splitlines()[0]}")

@@ -48,7 +48,7 @@ class TimeBridgeConfig(ForecastingModelConfig):
     time_features: int = 4
     """Number of time-feature channels."""
     period: int = 24
-    """Patch length in time steps."""
+    """Patch length in time steps, where it divides the lookback L; else ``L // (L // period)``."""
     num_patches_out: Optional[int] = None
     """Patches after down-sampling (``num_p``); null: as many as before."""
     d_model: int = 128

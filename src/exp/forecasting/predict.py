@@ -113,6 +113,8 @@ def _windows(
 
 
 def _draw(writer: PictureWriter, name: str, window: Forecast, names: list[str], drawn: Sequence[Page]) -> list[str]:
+    if not writer.session.config.plots:  # drawing takes longer than writing
+        return []
     return writer.write_all({f"{name}_{page.name}.png": draw_forecast(window, names, page.channels) for page in drawn})
 
 
@@ -122,7 +124,7 @@ def _bands(data: Any, outputs: torch.Tensor, batch: dict[str, Any]) -> list[Band
     if intervals is None:
         return []
     spread = intervals.spread(batch)
-    found = intervals.bands(outputs.float(), None if spread is None else spread.cpu())
+    found = intervals.bands(dict(intervals.quantiles(outputs.float(), None if spread is None else spread.cpu())))
     return [Band(level, *(_in_file_units(data, end) for end in (lower, upper))) for level, lower, upper in found]
 
 

@@ -34,6 +34,6 @@ def resolve(config: LauncherConfig, nproc: int) -> Launcher:
     if settings["_target_"] == "auto":
         alone = nproc == 1 and settings["nnodes"] == 1 and settings["max_restarts"] == 0
         settings["_target_"] = _LOCAL if alone else _TORCHRUN
-    launcher: Launcher = create(settings, "launcher")
+    launcher: Launcher = create(settings, Launcher, "launcher")
     launcher.check(nproc)
     return launcher

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import abc
-import inspect
 from typing import TYPE_CHECKING, Any, ClassVar, Sequence
 
 from exp.config.schema import ExpConfig, LauncherConfig
-from exp.config.targets import load_target
+from exp.config.targets import resolve
 from exp.errors import ConfigError
 from exp.task import task_class
 
@@ -181,7 +180,5 @@ def launcher_class(config: ExpConfig) -> type[Launcher]:
     target = str(config.launcher["_target_"])
     if target == "auto":
         return Launcher
-    cls = load_target("launcher._target_", target)
-    if not (inspect.isclass(cls) and issubclass(cls, Launcher)):
-        raise ConfigError(f"launcher._target_={target} is no subclass of exp.launcher.Launcher")
+    cls: type[Launcher] = resolve("launcher._target_", target, Launcher)
     return cls

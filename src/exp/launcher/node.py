@@ -24,16 +24,15 @@ from exp.config.hardware import check_hardware
 from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, ConfigError, ExpError, UnavailableError
 from exp.frozen import FrozenRun
 from exp.launcher.card_locks import locked_cards
-from exp.launcher.failures import exit_code_of, in_order
+from exp.launcher.failures import LOST, exit_code_of, in_order
 from exp.launcher.outcome import Outcome, RankFailure
 from exp.launcher.rank import REQUEUES_VARIABLE, this_host
 from exp.launcher.shell_env import take_stale_variables
 from exp.launcher.torchrun import TorchrunLauncher
 from exp.preemption import PREEMPT_SIGNAL
-from exp.runfolder import RunFolder, read_json, write_json
+from exp.runfolder import UMASK, RunFolder, read_json, write_json
 from exp.runlock import RunLock
 from exp.task import task_class
-from exp.trackers.following import followed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -70,7 +69,7 @@ class NodeTask:
 
     def __call__(self) -> int:
         """Run this node's workers to the end; returns the exit code, or exits with it where Slurm looks at that."""
-        os.umask(os.umask(0) | 0o022)
+        os.umask(UMASK)
         take_stale_variables(os.environ)
         for name, value in self.visible.items() if not self.on_slurm else ():
             os.environ.pop(name, None)
@@ -105,15 +104,12 @@ class NodeTask:
             return error.exit_code
         run = FrozenRun.load(folder)
         restarts = int(os.environ.get("SLURM_RESTART_COUNT", 0)) if self.on_slurm else 0
-        with followed(run.config, folder) as followers:
-            outcome = self._run(run)
-            outcome.restarts += restarts
-            lost = lock.check()
-            if lost is not None:
-                outcome = Outcome(EXIT_FAILED, detail=f"{lost}; what it computed is lost", recorded=True)
-            code = summary.end(run.config, folder, outcome).exit_code
-            if code != EXIT_OK:
-                followers.hurry()  # the scheduler may be about to kill; the next start tells the rest
+        outcome = self._run(run)
+        outcome.restarts += restarts
+        lost = lock.check()
+        if lost is not None:
+            outcome = Outcome(EXIT_FAILED, detail=f"{lost}; what it computed is lost", recorded=True)
+        code = summary.end(run.config, folder, outcome).exit_code
         write_json(word, asdict(dataclasses.replace(outcome, recorded=True)))
         signals = (outcome.preempted or {}).get("signals", [])
         if self.on_slurm and PREEMPT_SIGNAL.name in signals:
@@ -222,16 +218,17 @@ class _Node:
                 if theirs is not None or time.monotonic() > deadline:
                     break
                 time.sleep(_POLL_S)
-            if theirs is not None:
-                outcomes.append(theirs)
+            lost = Outcome(EXIT_FAILED, detail=f"node {other} has left no word: it was killed, or its machine is down")
+            outcomes.append(theirs or lost)
         known: dict[int, RankFailure] = {}
         for each in outcomes:
             for failure in each.failures:
                 known.setdefault(failure.rank, failure)
         failures = in_order(known.values())
         silent = [each for each in outcomes if not each.failures]
-        if silent and all(failure.of_peer for failure in failures):
+        if silent and all(failure.of_peer or failure.type == LOST for failure in failures):
             first = silent[0]  # its agent was killed, with all its ranks: the others have only lost them
+            failures = []
         else:
             first = next(each for each in outcomes if each.failures and each.failures[0].rank == failures[0].rank)
             first.exit_code = exit_code_of(failures[0])

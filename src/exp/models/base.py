@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Mapping
+from typing import Any, Collection, Mapping, Sequence
 
 import torch
 from mmengine.model import BaseModel
@@ -59,6 +59,10 @@ class Model(BaseModel):
     """Whether nothing but the optimizer's step changes parameters that are trained: no :meth:`forward`, and no
     :meth:`start_epoch`. On the CPU they are then copied for a checkpoint while the next step computes its gradients."""
 
+    taken_on_trust: Sequence[str] = ()
+    """Keys of ``model`` that matter and that neither names nor shapes of weights tell, such as the number of heads: for
+    files without a configuration it is said which values are taken."""
+
     def __init__(self) -> None:
         super().__init__(data_preprocessor=_PassThrough())
 
@@ -104,6 +108,10 @@ class Model(BaseModel):
         """
         del state
         return {}
+
+    def no_weight_decay(self) -> Collection[str]:
+        """Parameters that are no weights besides norms, biases and tokens, for ``optim.decay_norm_and_bias=false``."""
+        return ()
 
     def start_epoch(self, epoch: int) -> None:
         """Called before each epoch of a training, and when one goes on in the middle of an epoch.

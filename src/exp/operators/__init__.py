@@ -57,7 +57,7 @@ def install(device_type: str, lacking: Iterable[str]) -> frozenset[str]:
 
     Args:
         device_type: torch's, such as ``device.type``.
-        lacking: ATen names without an overload (:meth:`exp.backend.Backend.lacking_operators`).
+        lacking: ATen names of overloads (:meth:`exp.backend.Backend.lacking_operators`).
 
     Returns:
         Those of ``lacking`` that have a portable kernel now.

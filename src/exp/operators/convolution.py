@@ -64,6 +64,8 @@ def convolution_backward(
         if transposed:
             zeros = [0] * axes
             of_input = torch.convolution(grad_output, weight, None, stride, padding, dilation, False, zeros, groups)
+            for axis, extent in enumerate(x.shape[2:], start=2):  # more with an output_padding of a stride or more
+                of_input = of_input.narrow(axis, 0, extent)
         else:
             of_input = _transposed(grad_output, weight, x.shape[2:], stride, padding, dilation, groups)
     if output_mask[1]:

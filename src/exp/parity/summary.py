@@ -10,7 +10,7 @@ from exp import console
 from exp.csvfile import csv_content
 from exp.errors import EXIT_FAILED, EXIT_OK, RunError
 from exp.parity.compare import EARLY_STEPS, Difference, compare, read_losses, tolerances
-from exp.result import blank_result
+from exp.result import blank_result, in_role
 from exp.runfolder import read_json, write_atomically, write_json
 
 if TYPE_CHECKING:
@@ -90,13 +90,15 @@ def finish(
         metrics={"loss_difference": metric},
         metric_name="loss_difference",
         metric=metric,
+        selected_by=in_role("loss_difference", "parity", metric),
+        reported=in_role("loss_difference", "parity", metric),
         steps=len(losses),
     )
     message = ""
     if first is not None:
         message = _message(config, first, allowed[first.kind], report["random_modules"])
         result["error"] = {"rank": None, "type": RunError.__name__, "message": message}
-    write_json(folder.result, result)
+    folder.write_result(result)
     _print(config, report, largest, allowed, where)
     if first is None:
         for part in (tested, reference):

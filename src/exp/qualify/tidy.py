@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Mapping, Sequence
 
-from exp.runfolder import to_json
+from exp.runfolder import to_json, without_credentials
 
 __all__ = ["Secrets", "tidy"]
 
@@ -18,7 +18,6 @@ _SECRET = re.compile(
     r"token|secret|pass(?:w|phrase|code|_|$)|credential|auth(?!or)|(?:api|access|private)_?key", re.IGNORECASE
 )
 _NESTED = re.compile(r"""['"]?([\w.]+)['"]?\s*:\s*("[^"]*"|'[^']*'|[^\s,}\]]+)""")
-_IN_ADDRESS = re.compile(r"://[^\s/@:\"']+:[^\s/@\"']+@")
 _LEAST_CHARACTERS = 6
 _LARGEST_BYTES = 2**21
 
@@ -52,7 +51,7 @@ class Secrets:
         """A text without them."""
         for each in self._hidden:
             text = text.replace(each, "***")
-        text = _IN_ADDRESS.sub("://***@", text)
+        text = without_credentials(text)
         if len(self._home) < 2:
             return text
         return re.sub(rf"(?:(?<![\w./-])|(?<=\\n)){re.escape(self._home)}(?![\w-]|\.\w)", "~", text)

@@ -13,6 +13,7 @@ from exp.launcher.base import Watcher
 from exp.launcher.failures import describe_failure
 from exp.launcher.outcome import Outcome
 from exp.launcher.status import clock, time_left
+from exp.result import selecting_value
 from exp.runfolder import read_json
 
 if TYPE_CHECKING:
@@ -145,6 +146,8 @@ class SweepDisplay(Watcher):
         text = "preempted" if outcome.exit_code == EXIT_PREEMPTED else "done"
         if result.get("metric") is not None:
             text = f"{result['metric_name']} {result['metric']:.4f}"
+            chosen_by = selecting_value(result)
+            text += "" if chosen_by is None else f" (validation {chosen_by:.4f})"
         seconds = f"  {result['wall_s']:.0f} s" if result.get("wall_s") else ""
         return f"{job.title(self._common)}: {text}{seconds}  ({self._ended} of {len(self.jobs)})"
 

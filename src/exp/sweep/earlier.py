@@ -11,6 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 from exp.config.schema import ExpConfig
 from exp.config.structures import load
 from exp.config.walk import plain
+from exp.result import selecting_value
 from exp.runfolder import RunFolder, read_result, to_json
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def find_finished(folders: Sequence[Path]) -> dict[str, list[Finished]]:
     for path in folders:
         folder = RunFolder(path)
         result = read_result(folder) or {}
-        job = Finished(path, result.get("status") == "completed", result.get("metric"))
+        job = Finished(path, result.get("status") == "completed", selecting_value(result))
         try:
             key = identity(load(folder.config))  # typed, so that keys which are new since then have their defaults
         except OmegaConfBaseException:

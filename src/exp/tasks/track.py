@@ -39,7 +39,7 @@ class Track(Task):
         from exp.lock_holder import holder_of
         from exp.runfolder import RunFolder
         from exp.summary import Finished
-        from exp.trackers.following import check, hand_over
+        from exp.trackers.reporting import check, hand_over
 
         if config.run is None:
             raise ConfigError("task=track needs run=<a run folder, a sweep's folder, a glob, or a list [a,b] of them>")
@@ -50,10 +50,13 @@ class Track(Task):
         paths = [str(path) for path in config.run] if isinstance(config.run, ListConfig) else [str(config.run)]
         runs = find_runs(paths)
         well = True
+        terminal = console.make_console()
         for run in runs:
             going_on = " goes on, and tells by itself" if holder_of(run.folder) is not None else ""
-            terminal = console.make_console()
             terminal.print(f"{console.shown(run.folder)}{going_on}", highlight=False, markup=False, soft_wrap=True)
             if not going_on:
-                well &= hand_over(config.logger, RunFolder(run.folder))
+                for reporter in hand_over(config.logger, RunFolder(run.folder), console.warn):
+                    well &= reporter.state.closed
+                    if reporter.state.address:
+                        terminal.print(f"  {reporter.name}: {reporter.state.address}", highlight=False, soft_wrap=True)
         return Finished(EXIT_OK if well else EXIT_FAILED)

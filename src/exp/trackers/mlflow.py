@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import re
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Mapping, Sequence
 
-from exp.errors import RunError
 from exp.trackers.base import TrackedRun, Tracker
-from exp.trackers.state import State
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -26,7 +24,7 @@ _LONGEST = 500  # of a value; what the oldest servers take
 
 
 class MlflowTracker(Tracker):
-    """A run of MLflow's for each run, below one for the sweep.
+    """An MLflow run for each run; those of a sweep have the tag ``sweep``.
 
     Args:
         uri: of a tracking server, such as ``http://host:5000``; None: what ``MLFLOW_TRACKING_URI`` says; without
@@ -59,19 +57,18 @@ class MlflowTracker(Tracker):
 
     @property
     def client(self) -> MlflowClient:
-        """Of MLflow. It asks a server that is gone once, not for minutes: it is asked again from outside."""
+        """MLflow's client; the database is made where it is not there."""
         if self._client is None:
-            os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
-            os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
             from mlflow import MlflowClient
 
             if not self.embedded:
                 self._client = MlflowClient(tracking_uri=self.uri)
-            else:
-                self.store.mkdir(parents=True, exist_ok=True)
-                with _alone(self.store / ".lock"):  # the first to come makes the tables
-                    self._client = MlflowClient(tracking_uri=self.uri)
-                    self._client.search_experiments(max_results=1)
+                return self._client
+            self.store.mkdir(parents=True, exist_ok=True)
+            with (self.store / ".lock").open("w") as lock:  # the first of several runs makes the tables
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                self._client = MlflowClient(tracking_uri=self.uri)
+                self._client.search_experiments(max_results=1)
         return self._client
 
     @property
@@ -91,8 +88,6 @@ class MlflowTracker(Tracker):
             return known
         self._experiment_id = self._experiment(self.experiment or run.experiment)
         tags = {**run.facts, **self.tags, "mlflow.source.name": "exp", "mlflow.user": _user()}
-        if run.sweep is not None:
-            tags["mlflow.parentRunId"] = self._parent(run.sweep, run.tracker)
         made = self.client.create_run(self._experiment_id, tags=tags, run_name=run.name)
         self.run_id = made.info.run_id
         from mlflow.entities import Param
@@ -106,11 +101,11 @@ class MlflowTracker(Tracker):
             raise
         return self.run_id
 
-    def log(self, values: Mapping[str, float], step: int, time: float) -> None:
+    def log(self, values: Mapping[str, float], step: int) -> None:
         """Gathered until :meth:`flush`."""
         from mlflow.entities import Metric
 
-        at = int(time * 1000)
+        at = int(time.time() * 1000)
         self._waiting += [Metric(_FOREIGN.sub("_", name), value, at, step) for name, value in values.items()]
 
     def flush(self) -> None:
@@ -119,18 +114,10 @@ class MlflowTracker(Tracker):
         for start in range(0, len(waiting), _MOST_METRICS):
             self.client.log_batch(self.run_id, metrics=waiting[start : start + _MOST_METRICS])
 
-    def keep_files(self, files: Sequence[Path]) -> None:
-        """As artifacts."""
-        for file in files:
-            self.client.log_artifact(self.run_id, str(file))
-
-    def keep_pictures(self, pictures: Sequence[Path], step: int) -> None:
-        """As artifacts, in ``plots``."""
-        for picture in pictures:
-            self.client.log_artifact(self.run_id, str(picture), "plots")
-
-    def close(self, status: str, result: Mapping[str, Any]) -> None:
-        """With the metric that a sweeper looks at as ``metric``, by which runs can be sorted."""
+    def close(self, status: str, result: Mapping[str, Any], files: Sequence[Path], pictures: Sequence[Path]) -> None:
+        """With files as artifacts, and the run's ``metric``, by which runs can be sorted."""
+        for path in (*files, *pictures):
+            self.client.log_artifact(self.run_id, str(path), "plots" if path in pictures else None)
         if result.get("metric") is not None:
             self.client.log_metric(self.run_id, "metric", float(result["metric"]), step=int(result.get("steps") or 0))
         self.client.set_tag(self.run_id, "status", status)
@@ -138,15 +125,6 @@ class MlflowTracker(Tracker):
         if error:
             self.client.set_tag(self.run_id, "error", str(error)[:_LONGEST])
         self.client.set_terminated(self.run_id, _STATUS.get(status, "KILLED"))
-
-    def close_sweep(self, sweep: Path, name: str, files: Sequence[Path]) -> None:
-        """The sweep's own run gets its table and page."""
-        parent = State.of(sweep, name).run_id
-        if parent is None:
-            raise RunError(f"{sweep} is not known to MLflow")
-        for file in files:
-            self.client.log_artifact(parent, str(file))
-        self.client.set_terminated(parent, "FINISHED")
 
     def _experiment(self, name: str) -> str:
         known = self.client.get_experiment_by_name(name)
@@ -162,24 +140,6 @@ class MlflowTracker(Tracker):
             if known is None:
                 raise
             return str(known.experiment_id)
-
-    def _parent(self, sweep: Path, name: str) -> str:
-        """The run of the sweep, which the first of its jobs begins."""
-        (sweep / "trackers").mkdir(exist_ok=True)
-        with _alone(sweep / "trackers" / ".lock"):
-            state = State.of(sweep, name)
-            if state.run_id is None:
-                state.run_id = self.client.create_run(self._experiment_id, run_name=sweep.name).info.run_id
-                state.write()
-            return str(state.run_id)
-
-
-@contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """While no other process of this machine is here."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _user() -> str:

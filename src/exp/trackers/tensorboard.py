@@ -50,27 +50,24 @@ class TensorboardTracker(Tracker):
             self.writer.add_text("configuration", "\n".join(["| key | value |", "|---|---|", *rows]))
         return str(self.folder)
 
-    def log(self, values: Mapping[str, float], step: int, time: float) -> None:
+    def log(self, values: Mapping[str, float], step: int) -> None:
         """Scalars."""
         for name, value in values.items():
-            self.writer.add_scalar(name, value, step, walltime=time)
+            self.writer.add_scalar(name, value, step)
 
     def flush(self) -> None:
         """To the disk."""
         self.writer.flush()
 
-    def keep_pictures(self, pictures: Sequence[Path], step: int) -> None:
-        """In the tab of images."""
+    def close(self, status: str, result: Mapping[str, Any], files: Sequence[Path], pictures: Sequence[Path]) -> None:
+        """With the pictures, and the configuration beside the final metrics in the tab of hyperparameters."""
         import numpy as np
         from PIL import Image
 
         for picture in pictures:
             with Image.open(picture) as image:
                 pixels = np.asarray(image.convert("RGB"))
-            self.writer.add_image(f"plots/{picture.stem}", pixels, step, dataformats="HWC")
-
-    def close(self, status: str, result: Mapping[str, Any]) -> None:
-        """The configuration again, beside the final metrics, in the tab of hyperparameters."""
+            self.writer.add_image(f"plots/{picture.stem}", pixels, int(result.get("steps") or 0), dataformats="HWC")
         if status == "completed":
             self.writer.add_hparams(dict(self._keys), final_metrics(result, "final/"), run_name=".")
         self.writer.add_text("status", status)

@@ -8,13 +8,12 @@ import uuid
 from pathlib import Path
 from typing import Any, ClassVar, Mapping, Sequence
 
-from exp.trackers.base import TrackedRun, final_metrics
-from exp.trackers.hosted import HostedTracker
+from exp.trackers.base import TrackedRun, Tracker, final_metrics, tags_of
 
 __all__ = ["WandbTracker"]
 
 
-class WandbTracker(HostedTracker):
+class WandbTracker(Tracker):
     """A run for each run; those of a sweep are a group.
 
     Without a key (``WANDB_API_KEY``, or what ``wandb login`` has kept) it writes to ``trackers/wandb`` of the run
@@ -27,7 +26,6 @@ class WandbTracker(HostedTracker):
         tags: of the run.
     """
 
-    mode_variable: ClassVar[str] = "WANDB_MODE"
     requires: ClassVar[Mapping[str, str]] = {"wandb": "wandb"}
 
     def __init__(
@@ -37,10 +35,16 @@ class WandbTracker(HostedTracker):
         mode: str | None = None,
         tags: Sequence[str] = (),
     ) -> None:
-        super().__init__(project, entity, mode, tags)
+        self.project, self.entity, self.mode, self.tags = project, entity, mode, tags
+        self._run: Any = None
+        self._address = ""
 
-    def has_key(self) -> bool:
-        """Whether there is a key without asking for one."""
+    @property
+    def address(self) -> str:
+        """The run's page; offline, the command that sends it."""
+        return self._address
+
+    def _has_key(self) -> bool:
         if os.environ.get("WANDB_API_KEY"):
             return True
         try:
@@ -51,53 +55,47 @@ class WandbTracker(HostedTracker):
         return server in hosts
 
     def open(self, run: TrackedRun, known: str | None) -> str:
-        """One that is known goes on."""
+        """Continues a run that is known."""
+        os.environ.setdefault("WANDB_SILENT", "true")  # the terminal is the run's
         import wandb
 
         folder = run.folder / "trackers"
         folder.mkdir(exist_ok=True)
         name = known or uuid.uuid4().hex[:12]
+        mode = self.mode or os.environ.get("WANDB_MODE") or ("online" if self._has_key() else "offline")
         self._run = wandb.init(
             project=self.project or run.experiment,
-            entity=self.owner,
+            entity=self.entity,
             id=name,
             resume="allow",
-            reinit="finish_previous",  # after an attempt that has failed halfway
             name=run.name,
-            group=run.sweep.name if run.sweep else None,
+            group=run.facts.get("sweep"),
             config=dict(run.keys),
-            notes=None,
-            tags=self.tags_of(run),
+            tags=tags_of(run, self.tags),
             dir=str(folder),
-            mode=self.chosen_mode(),
+            mode=mode,
             settings=wandb.Settings(
                 console="off", silent=True, disable_git=True, disable_code=True, x_disable_stats=True, init_timeout=60
             ),
         )
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
-        self._address = self._run.url or f"wandb sync {folder / 'wandb'}/offline-run-*-{name}"
+        self._address = self._run.url if mode == "online" else f"wandb sync {folder / 'wandb'}/offline-run-*-{name}"
         return name
 
-    def log(self, values: Mapping[str, float], step: int, time: float) -> None:
+    def log(self, values: Mapping[str, float], step: int) -> None:
         """Beside ``step``, which is the axis: W&B's own counter only ever goes up."""
         self._run.log({**values, "step": step})
 
-    def keep_files(self, files: Sequence[Path]) -> None:
-        """In the run's files; not ``config.yaml``, where W&B writes one of its own, and through the link to ours."""
-        for file in files:
-            if file.name != "config.yaml":
-                self._run.save(str(file), base_path=str(file.parent), policy="now")
-
-    def keep_pictures(self, pictures: Sequence[Path], step: int) -> None:
-        """As media."""
+    def close(self, status: str, result: Mapping[str, Any], files: Sequence[Path], pictures: Sequence[Path]) -> None:
+        """With files, pictures, and the final metrics in the summary."""
         import wandb
 
+        for file in files:
+            if file.name != "config.yaml":  # W&B writes one of its own, and would do it through the link to ours
+                self._run.save(str(file), base_path=str(file.parent), policy="now")
         shown = {f"plots/{picture.stem}": wandb.Image(str(picture)) for picture in pictures}
         if shown:
-            self._run.log({**shown, "step": step})
-
-    def close(self, status: str, result: Mapping[str, Any]) -> None:
-        """With the final metrics in the summary."""
+            self._run.log({**shown, "step": int(result.get("steps") or 0)})
         self._run.summary.update({**final_metrics(result), "metric": result.get("metric"), "status": status})
         self._run.finish(exit_code=0 if status == "completed" else 1)

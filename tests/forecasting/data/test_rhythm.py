@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from exp.forecasting.data.rhythm import continued, find_rhythm
+from exp.forecasting.data.rhythm import continued, find_rhythm, same_spacing, spacing
 
 MONTH_ENDS = [date + pd.offsets.MonthEnd(0) for date in pd.date_range("2010-01-01", periods=42, freq="MS")]
 CASES = {
@@ -38,14 +38,22 @@ def test_a_series_goes_on_by_its_calendar_though_rows_are_missing(case, missing)
     assert irregular == len(missing)
 
 
-def test_a_calendar_that_has_begun_later_is_followed():
+def test_the_recent_dates_tell_where_the_whole_follows_no_calendar():
     days = pd.date_range("2009-01-01", "2009-12-01", freq="D")
     dates = days.append(CASES["months"][0]).delete(-3)
     assert continued(dates, 2, recent=12).tolist() == [pd.Timestamp("2013-07-01"), pd.Timestamp("2013-08-01")]
-
-
-def test_dates_of_no_calendar_go_on_at_the_most_frequent_distance_of_the_recent_ones():
     hours = np.cumsum([0] + [24] * 40 + [1, 1, 5, 1, 2, 1])
     dates = pd.Timestamp("2024-01-01") + pd.to_timedelta(hours, unit="h")
     assert continued(dates, 2, recent=6).tolist() == [dates[-1] + pd.Timedelta("1h"), dates[-1] + pd.Timedelta("2h")]
     assert continued(dates[:1], 2, recent=6) is None
+
+
+def test_spacing_is_the_same_for_months_of_any_length_and_other_for_other_frequencies():
+    found = {case: spacing(dates) for case, (dates, _) in CASES.items()}
+    assert same_spacing(found["months"], found["month ends"])
+    assert same_spacing(spacing(CASES["months"][0][:3]), found["months"])  # February among them
+    assert same_spacing(spacing(CASES["business days"][0][3:8]), found["business days"])  # over a weekend
+    frequencies = ["years", "quarters", "months", "weeks", "days", "hours"]
+    assert not any(same_spacing(found[one], found[other]) for one, other in zip(frequencies, frequencies[1:]))
+    assert spacing(None) is None
+    assert spacing(pd.DatetimeIndex(["2020-01-01", "2020-01-02", "2020-02-01", "2021-01-01"])) is None

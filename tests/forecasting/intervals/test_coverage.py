@@ -241,6 +241,26 @@ def test_the_score_of_a_gaussian_in_closed_form():
         assert float(found) == pytest.approx(float(((below - (grid >= one).double()) ** 2).sum() * 2e-4), rel=1e-3)
 
 
+def test_the_score_of_a_gaussian_without_width_is_the_absolute_error():
+    error = torch.tensor([0.0, 1.5, -4.0])
+    assert gaussian_crps(error, torch.zeros(3)).tolist() == pytest.approx([0.0, 1.5, 4.0], abs=1e-5)
+
+
+def test_a_negative_correction_crosses_no_quantiles_and_all_figures_are_of_the_same_ones():
+    offsets = torch.tensor([0.2, 1.0, 0.0, -1.0, -0.2]).view(-1, 1, 1)
+    intervals = Intervals("quantiles", LEVELS, QUANTILES, offsets, lambda _: said)
+    forecast = torch.zeros(1, 1, 1)
+    said = torch.tensor([-0.6, -0.5, 0.0, 0.5, 0.6]).view(1, 1, 1, 5)
+    quantiles = dict(intervals.quantiles(forecast, said))
+    assert [round(float(quantiles[number]), 6) for number in range(5)] == [-0.4, 0.0, 0.0, 0.0, 0.4]
+    metrics = IntervalMetrics(intervals, None, torch.zeros(1).double(), torch.ones(1).double())
+    metrics.update(forecast, {"y": forecast})
+    found = metrics.compute(Distributed())
+    assert (found["coverage_80"], found["width_80"]) == (1.0, 0.0)
+    # Only the outer two miss a truth of 0, by 0.4 each, at levels 0.025 and 0.975 and with weights of 0.05 each.
+    assert found["crps"] == pytest.approx(2 * 2 * 0.05 * 0.025 * 0.4, rel=1e-5)
+
+
 def test_two_processes_measure_as_one(ranks):
     script = """
     import torch

@@ -168,9 +168,9 @@ def test_a_checkpoint_of_the_variant_loads_wholly_and_computes_the_same(batch, p
     torch.testing.assert_close(terms, variant.terms(batch), rtol=1e-5, atol=1e-5)
 
     plain = TimeBridge(channels=7, horizon=HORIZON, **SIZES).eval()
-    left = plain.load_state_dict(plain.adapt_state_dict(file, Path("checkpoint.pth")), strict=False)
-    assert left.missing_keys == []
-    assert torch.equal(plain(batch["x"], batch["marks"]), forecast)
+    for weights in (file, model.state_dict()):  # and of our own variant
+        plain.load_state_dict(plain.adapt_state_dict(weights, Path("checkpoint.pth")), strict=True)
+        assert torch.equal(plain(batch["x"], batch["marks"]), forecast)
 
 
 @pytest.mark.parametrize("channels", [120, 150])

@@ -8,6 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from exp.config.create import create
+from exp.data.base import Data
 from exp.vision.config import SceneDataConfig, SegmentationDataConfig
 from exp.vision.data.preflight import preflight
 
@@ -35,7 +36,7 @@ def make_data():
     def make(schema, **values):
         config = OmegaConf.merge(OmegaConf.structured(schema), {"name": "mine", "seed": 0, **values})
         preflight(config)
-        return create(config)
+        return create(config, Data, "data")
 
     return make
 

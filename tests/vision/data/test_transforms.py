@@ -150,8 +150,8 @@ def test_mmcv_s_transforms_take_any_number_of_channels(channels):
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ({"type": "RandomFlop"}, r"data.train_pipeline\[1\].type=RandomFlop is no transform; did you mean RandomFlip"),
-        ({"type": "RandomCrop", "crop": 3}, r"data.train_pipeline\[1\] \(RandomCrop\) does not take these arguments"),
+        ({"type": "RandomFlop"}, r"data.train_pipeline\[1\].type=RandomFlop.*'RandomFlip'"),
+        ({"type": "RandomCrop", "crop": 3}, r"data.train_pipeline\[1\]: RandomCrop needs"),
         ({"type": "RandomCrop", "crop_size": 0}, r"\(RandomCrop\) does not take these arguments: .*must be positive"),
         ({"prob": 1}, r"data.train_pipeline\[1\] must be a transform with its arguments"),
     ],

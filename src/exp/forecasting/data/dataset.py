@@ -166,6 +166,13 @@ class ForecastingData(StandardisedSeries, Data):
                     f"model.{key}={model[key]} and data.{key}={getattr(self, key)} must be the same; set data.{key}, "
                     f"which model.{key} follows"
                 )
+        period = model.get("period") if "timebridge" in str(model.get("_target_")) else None
+        if period and self.lookback % period and period < self.lookback:
+            patches = self.lookback // period
+            session.say(
+                f"model.period={period} does not divide data.lookback={self.lookback}: as in the authors' code, "
+                f"{patches} patches have {self.lookback // patches} time steps each"
+            )
         self.check_truth({"train": tuple(self.rows), "eval": ("test",)}.get(task.name, ()))
         if task.name != "predict" and list(self.rows) == ["test"] and not len(self.test):
             raise DataError(

@@ -11,10 +11,11 @@ from exp.errors import DataError
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["check_columns", "expected", "layout", "of_number", "shortened"]
+__all__ = ["check_columns", "expected", "layout", "long_table", "of_number", "shortened"]
 
 _LAYOUT_DATES = "comma-separated; header `date,<series>,<series>,...`; then one row per time step, oldest first"
 _LAYOUT_NUMBERS = "comma-separated numbers, one row per time step, oldest first; no header, no dates; plain or .gz"
+_LONG = ("unique_id", "item_id")  # of Nixtla's libraries and of AutoGluon and GluonTS
 _FEW = 8  # names that an example has
 _TIME = re.compile(r"date|time|datum|zeit|heure|fecha|^(ds|dt|ts)$", re.IGNORECASE)
 
@@ -57,6 +58,10 @@ def check_columns(
     else:
         # Before the number of series: a comma too many is no reason to set data.channels.
         _check_names(path, first)
+        columns = [cell.strip() for cell in first]
+        key = next((columns.index(name) for name in _LONG if name in columns), None)
+        if key is not None and channels is not None:
+            raise DataError(f"{path} row 1: {long_table(columns, key)}")
         if date_column is not None:
             dates = _date_index(path, first, date_column)
     count = len(first) - (dates is not None)
@@ -69,6 +74,24 @@ def check_columns(
             f"{path} row 1: has {count} series{names}, but data.channels={channels}; {of_number(series, channels, new)}"
         )
     return dates
+
+
+def long_table(names: Sequence[str], key: int, dates: int | None = None) -> str:
+    """What a long table is, and what to do about it.
+
+    Args:
+        names: of the columns.
+        key: position of the column that names the series.
+        dates: position of the column of dates; None: found by its name.
+    """
+    others = [name for index, name in enumerate(names) if index not in (key, dates)]
+    times = [name for name in others if _TIME.search(name)]
+    date = names[dates] if dates is not None else times[0] if times else "<date>"
+    value = next((name for name in others if name != date), "<value>")
+    return (
+        f"this is a long table, whose rows are of the series that {names[key]} names; write a wide one, with a column "
+        f"for each series: pandas' table.pivot(index={date!r}, columns={names[key]!r}, values={value!r})"
+    )
 
 
 def of_number(names: Sequence[str], channels: int, new: bool) -> str:

@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 
     from exp.forecasting.data.series import Series
 
-__all__ = ["Rhythm", "continued", "find_rhythm", "gap_notes"]
+__all__ = ["Rhythm", "continued", "find_rhythm", "gap_notes", "same_spacing", "spacing"]
 
 _WEEK = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _BUSINESS = [True] * 5 + [False] * 2
+_ALIKE = 1.12  # months have 28 to 31 days
 
 
 class Rhythm(NamedTuple):
@@ -73,6 +74,20 @@ def find_rhythm(dates: pd.DatetimeIndex) -> Rhythm | None:
         row = int((~departs).argmax())
         step = _duration(dates[row + 1] - dates[row])
     return Rhythm(step, int(departs.sum()), int(departs.argmax()) + 1 if departs.any() else None)
+
+
+def spacing(dates: pd.DatetimeIndex | None) -> float | None:
+    """The median distance of neighbouring rows in seconds; None where less than half of them are about so far apart."""
+    if dates is None or len(dates) < 2:
+        return None
+    steps = np.asarray((dates[1:] - dates[:-1]).total_seconds())
+    usual = float(np.median(steps))
+    return usual if np.mean(same_spacing(steps, usual)) >= 0.5 else None
+
+
+def same_spacing(step: Any, other: float) -> Any:
+    """Whether distances of rows, a number or an array, are of the same frequency: months differ by a tenth."""
+    return (step < other * _ALIKE) & (other < step * _ALIKE)
 
 
 def gap_notes(series: Series, rhythm: Rhythm | None, allow_gaps: bool) -> list[str]:

@@ -13,7 +13,7 @@ import pandas as pd  # once in the fork server, not in each worker
 
 from exp.errors import DataError
 from exp.forecasting.data.dates import DateError, parse_dates
-from exp.forecasting.data.header import check_columns
+from exp.forecasting.data.header import check_columns, long_table
 from exp.forecasting.data.npz import check_array, is_archive, read_array
 from exp.forecasting.data.roles import Roles
 from exp.forecasting.data.rows import numbered_rows
@@ -120,10 +120,13 @@ def read_series(
     table = _read_table(path, header, len(first), date_index)
     if len(table) == 0:
         raise DataError(f"{path} is empty below its header; expected one row per time step")
+    if table[len(first) - 1].isna().any():  # pandas fills short rows up
+        for line, cells in numbered_rows(path, header):
+            _check_length(path, line, cells, first)
     dates = None
-    if date_index is not None:
-        dates, date_format = _to_dates(path, table.pop(date_index), date_index, date_format)
     names = [cell.strip() if header else str(index) for index, cell in enumerate(first)]
+    if date_index is not None:
+        dates, date_format = _to_dates(path, table, names, date_index, date_format)
     series = [index for index in range(len(first)) if index != date_index]
     columns = [series[position] for position in roles.selected(path, [names[index] for index in series], channels)]
     values = _to_numbers(path, table[columns], header, roles.masks)
@@ -244,13 +247,18 @@ def _place_in_array(path: Path, row: int, series: int, value: float) -> str:
     return f"{path} data[{row}, {series}]: {value:.6g}"
 
 
-def _to_dates(path: Path, column: pd.Series, index: int, date_format: str | None) -> tuple[pd.DatetimeIndex, str]:
+def _to_dates(
+    path: Path, table: pd.DataFrame, names: Sequence[str], index: int, date_format: str | None
+) -> tuple[pd.DatetimeIndex, str]:
     try:
-        dates, found = parse_dates(column.fillna("").str.strip(), date_format)
+        dates, found = parse_dates(table[index].fillna("").str.strip(), date_format)
         backwards = dates[1:] <= dates[:-1]
         if backwards.any():
             row = int(backwards.argmax()) + 1
             kind = "repeats" if dates[row] == dates[row - 1] else "is earlier than"
+            key = _key_of_long(table, dates)
+            if key is not None:
+                raise DateError(row, f"{kind} the date before it: {long_table(names, key, index)}")
             raise DateError(
                 row,
                 f"{kind} the date before it; sort the rows by date and keep one per date, or, where the clock was put "
@@ -262,3 +270,14 @@ def _to_dates(path: Path, column: pd.Series, index: int, date_format: str | None
             raise AmbiguousDatesError(message, error.formats) from error
         raise DataError(message) from error
     return dates, found
+
+
+def _key_of_long(table: pd.DataFrame, dates: pd.DatetimeIndex) -> int | None:
+    """The column that names the series of a long table, in which every series has each date once; None: it is none."""
+    if 4 * dates.nunique() > 3 * len(dates):
+        return None
+    for column in table.columns:
+        few = 1 < table[column].nunique() <= len(table) // 2
+        if few and not pd.DataFrame({0: table[column].astype(str), 1: dates}).duplicated().any():
+            return int(column)
+    return None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Sequence
 
 import numpy as np
 
@@ -102,6 +103,12 @@ class SeriesFile:
         self._first = self._read(date_format)
         self._take_dates(self._first)
         self.ambiguous = None
+
+    def select(self, names: Sequence[str]) -> None:
+        """Read its series in the order of ``names``."""
+        self.roles = replace(self.roles, inputs=tuple(names))
+        self._read = partial(self._read, roles=self.roles)
+        self.names, self._first = list(names), None
 
     def _count_past(self, series: Series) -> int:
         if self.roles.covariates is None or not self.roles.masks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 import numpy as np
@@ -9,10 +10,16 @@ import torch
 
 from exp.data.places import shortened
 from exp.errors import DataError
+from exp.forecasting.data.rhythm import same_spacing, spacing
 from exp.forecasting.data.splits import TooFewRowsError, borders
 from exp.forecasting.data.standardise import filled, standardised, statistics
 from exp.forecasting.data.timefeatures import time_features
-from exp.forecasting.data.value_notes import notes_on_constants, notes_on_extremes, without_truth
+from exp.forecasting.data.value_notes import (
+    notes_on_constants,
+    notes_on_extremes,
+    notes_on_range,
+    without_truth,
+)
 
 if TYPE_CHECKING:
     from exp.forecasting.data.series import Series
@@ -65,6 +72,7 @@ class StandardisedSeries:
         self._notes_on_values: list[str] = []
         self._take_dates()
         self._scaled = False
+        self._range: tuple[Any, Any] = (None, None)  # of the training rows
         self._lacking: dict[str, list[str]] = {}
         self._too_few: DataError | None = None
         self._rows: dict[str, range] = {}
@@ -77,13 +85,19 @@ class StandardisedSeries:
                 f"init_from=<run folder> task.input={self.path}"
             )
             self._too_few = DataError(f"{self.path}: {error}{hint * (self.num_rows >= lookback)}")
-        if self._trains:
-            series, train = file.read(), len(self._rows["train"])
-            try:
-                mean, std = statistics(series.values[:train], self.names)
-            except DataError as error:
-                raise DataError(f"{self.path}, {error}") from error
-            self._standardise(series, mean, std, notes_on_constants(series, train, std))
+        self._standardise_by_own_rows()
+
+    def _standardise_by_own_rows(self) -> None:
+        if not self._trains:
+            return
+        series, train = self._file.read(), len(self._rows["train"])
+        rows = series.values[:train]
+        try:
+            mean, std = statistics(rows, self.names)
+        except DataError as error:
+            raise DataError(f"{self.path}, {error}") from error
+        self._range = np.fmin.reduce(rows, axis=0).tolist(), np.fmax.reduce(rows, axis=0).tolist()
+        self._standardise(series, mean, std, notes_on_constants(series, train, std))
 
     @property
     def _trains(self) -> bool:
@@ -104,17 +118,21 @@ class StandardisedSeries:
         ]
 
     def state(self) -> dict[str, Any]:
-        """What belongs to weights that were trained on these data: ``{"name", "names", "mean", "std", "date_format"}``.
+        """What belongs to weights that were trained on these data.
 
-        ``name`` is that of the data set; the next three have an element for each series; mean and standard deviation
-        are those of the training rows, in the units of the file. The format of the dates is None where there are none.
+        ``name`` is that of the data set; ``names``, ``mean``, ``std``, ``low`` and ``high`` (the range) have an element
+        for each series, of the training rows and in the units of the file; ``date_format`` and ``seconds``, how far
+        apart rows are, are None where there are no dates.
         """
         return {
             "name": self.name,
             "names": list(self.names),
             "mean": self.mean.tolist(),
             "std": self.std.tolist(),
+            "low": self._range[0],
+            "high": self._range[1],
             "date_format": self._file.date_format,
+            "seconds": spacing(self.dates),
         }
 
     def adopt(self, state: Mapping[str, Any]) -> None:
@@ -122,22 +140,28 @@ class StandardisedSeries:
 
         A data set of another name that has rows for training keeps its own standardisation, in which the figures for it
         are published; that is noted. Where the file is too short for its split, all of its rows are for testing from
-        now on. Where its dates are ambiguous, they are read as those of the other data.
+        now on. Where its dates are ambiguous, they are read as those of the other data. Series in another order are
+        matched by name.
 
         Args:
             state: of :meth:`state`.
 
         Raises:
-            DataError: the series have other names, or another order; there are not even ``lookback`` rows; a value is
-                so far from the mean that float32 cannot carry the difference; or dates are still ambiguous.
+            DataError: the series have other names; rows are at another distance in time; there are not even
+                ``lookback`` rows; a value is so far from the mean that float32 cannot carry the difference; or dates
+                are still ambiguous.
         """
         names = list(state["names"])
-        if names != self.names:
-            same = ", only their order is another one" if sorted(names) == sorted(self.names) else ""
+        if sorted(names) != sorted(self.names):
             raise DataError(
-                f"{self.path}: its series are not those that the weights were trained on{same}; name and order the "
-                f"columns as there\n  here:  {', '.join(self.names)}\n  there: {', '.join(names)}"
+                f"{self.path}: its series are not those that the weights were trained on; name the columns as there\n"
+                f"  here:  {', '.join(self.names)}\n  there: {', '.join(names)}"
             )
+        if names != self.names:
+            self._file.select(names)
+            self.names, self.scored = self._file.names, self._file.roles.scored(names)
+            self._scaled = False
+            self._standardise_by_own_rows()
         if state.get("name", self.name) != self.name and self._trains:
             self.notes = [
                 *self.notes,
@@ -147,6 +171,12 @@ class StandardisedSeries:
             return
         self._file.read_as(state.get("date_format"))
         self._take_dates()
+        mine, theirs = spacing(self.dates), state.get("seconds")
+        if mine and theirs and not same_spacing(mine, theirs):
+            raise DataError(
+                f"{self.path}: its rows are {timedelta(seconds=mine)} apart, and those that the weights were trained "
+                f"on {timedelta(seconds=theirs)}; give rows of that distance"
+            )
         mean, std = (np.asarray(state[key], dtype=np.float64) for key in ("mean", "std"))
         if self._scaled and np.array_equal(mean, self.mean) and np.array_equal(std, self.std):
             return
@@ -157,7 +187,9 @@ class StandardisedSeries:
             except TooFewRowsError as error:
                 raise DataError(f"{self.path}: {error}") from error
         self._rows, self._too_few = rows, None
-        self._standardise(self._file.read(), mean, std)
+        self._range = state.get("low"), state.get("high")
+        series = self._file.read()
+        self._standardise(series, mean, std, notes_on_range(series, *self._range))
 
     def _standardise(self, series: Series, mean: np.ndarray, std: np.ndarray, notes: Sequence[str] = ()) -> None:
         values = standardised(series, mean, std)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Mapping, Sequence
 
 import numpy as np
@@ -16,7 +17,16 @@ if TYPE_CHECKING:
 
 __all__ = ["notes_on_constants", "notes_on_extremes", "without_truth"]
 
-_FAR = 1000.0  # standard deviations; float32 tells values of that size apart by 6e-5
+_FAR = 1000.0  # standard deviations of the training rows; float32 tells values of that size apart by 6e-5
+_MANY = 20.0  # median absolute deviations
+_FEW = 0.01  # of the values
+_WIDER = 1.25  # times the standard deviation of the rest: the MSE is 1.6 times as small
+_CAN_MATTER = 6.0  # standard deviations: a few values that are nearer do not widen it by _WIDER
+_SHOWN = 5
+_NINES = re.compile(r"9{3,}(\.9+)?|9{2}\.9+")
+_LIMITS = (-32768.0, 32767.0, 65535.0, -2147483648.0, 2147483647.0)
+_HUGE = 1e15
+_DO = "correct it, or leave the cell empty and set data.missing=mask"
 
 
 def notes_on_constants(series: Series, train: int, std: np.ndarray) -> list[str]:
@@ -40,22 +50,101 @@ def notes_on_constants(series: Series, train: int, std: np.ndarray) -> list[str]
 
 
 def notes_on_extremes(series: Series, values: np.ndarray) -> list[str]:
-    """Values so far from the mean that errors of them are all that a standardised figure tells.
+    """Values that are far from all others of their series: they make its standard deviation, or the errors.
 
     Args:
         series: as it was read.
         values: standardised, float64 (T, C).
     """
-    sizes = peaks(values)
-    far = int((sizes > _FAR).sum())
-    if not far:
+    notes = []
+    low, high = np.fmin.reduce(series.values, axis=0), np.fmax.reduce(series.values, axis=0)
+    for channel, size in enumerate(peaks(values)):
+        fills = np.zeros(len(values), dtype=bool)
+        if _like_a_fill_value(low[channel]) or _like_a_fill_value(high[channel]):
+            fills = _fill_values(series.values[:, channel])
+        if fills.any():
+            notes.append(f"{_places(series, fills, channel)}: probably a fill value, which stands for none; {_DO}")
+        far = np.zeros_like(fills)
+        if size > _CAN_MATTER:
+            far = np.abs(values[:, channel]) > _FAR
+            far |= _outliers(np.where(fills, np.nan, series.values[:, channel]))
+        far &= ~fills
+        if far.any():
+            notes.append(
+                f"{_places(series, far, channel)}: far from the other values of the series. In the training rows such "
+                f"a value makes standardised errors small, elsewhere large; {_DO}"
+            )
+    rest = len(notes) - _SHOWN
+    return notes[:_SHOWN] + [f"{series.path}: {rest} more such notes"] * (rest > 0)
+
+
+def _places(series: Series, chosen: np.ndarray, channel: int) -> str:
+    """``<path> row 7, column load: '1e36'; row 9, column load: '1e20' and 3 more``."""
+    rows = np.flatnonzero(chosen).tolist()
+    first, *others = (series.place(row, channel) for row in rows[:_SHOWN])
+    more = f" and {len(rows) - _SHOWN} more" if len(rows) > _SHOWN else ""
+    return "; ".join([first, *(other.replace(f"{series.path} ", "", 1) for other in others)]) + more
+
+
+def _like_a_fill_value(value: float) -> bool:
+    return abs(value) >= _HUGE or value in _LIMITS or _NINES.fullmatch(f"{abs(value):.9g}") is not None
+
+
+def _fill_values(column: np.ndarray) -> np.ndarray:
+    """Which values are such as -999, 9999.9 or 1e20, and lie apart from the rest; bool (T,)."""
+    found = np.isnan(column)
+    known = found.copy()
+    while not found.all():
+        rest = column[~found]
+        for end in (rest.min(), rest.max()):
+            others = rest[rest != end]
+            if _like_a_fill_value(end) and len(others) and np.abs(others - end).min() > 0.1 * np.ptp(others):
+                found |= column == end
+                break
+        else:
+            break
+    return found & ~known
+
+
+def _outliers(column: np.ndarray) -> np.ndarray:
+    """A few values that widen the standard deviation, told by median and median absolute deviation; bool (T,).
+
+    A mean and a standard deviation would be made by the very values that are looked for. Where most values are equal,
+    the deviation is that of the others.
+    """
+    known = column[~np.isnan(column)]
+    distances = np.abs(column - np.median(known))
+    scale = 1.4826 * float(np.median(distances[distances > 0])) if (distances > 0).any() else 0.0
+    far = distances > _MANY * scale
+    rest = column[~far & ~np.isnan(column)]
+    few = 0 < far.sum() <= max(_FEW * len(known), 1)
+    return far if few and known.std() > _WIDER * rest.std() else np.zeros_like(far)
+
+
+def notes_on_range(series: Series, low: Sequence[float] | None, high: Sequence[float] | None) -> list[str]:
+    """Series of new rows that are far outside of the range of the training rows: of another unit or sensor, perhaps.
+
+    Args:
+        series: as it was read.
+        low: the lowest value of each series in the training rows; None: not known.
+        high: likewise.
+    """
+    if low is None or high is None:
         return []
-    channel = int(np.nanargmax(sizes))
-    row = int(np.nanargmax(np.abs(values[:, channel])))
-    more = f" (and {far - 1} more series)" if far > 1 else ""
+    found = []
+    for name, column, least, most in zip(series.names, series.values.T, low, high):
+        known = column[~np.isnan(column)]
+        if not len(known):
+            continue
+        width, middle = most - least, float(np.median(known))
+        beyond = max(known.max() - most, least - known.min())
+        if beyond > (width or 1.0) or not least <= middle <= most:
+            found.append(f"{name} ({known.min():.6g} to {known.max():.6g}; trained on {least:.6g} to {most:.6g})")
+    if not found:
+        return []
     return [
-        f"{series.place(row, channel)} is {sizes[channel]:.3g} standard deviations of the training rows from their mean"
-        f"{more}: standardised errors will be of such values alone; correct them, or leave the column out"
+        f"{series.path}: far outside of what the weights were trained on: {shortened(found)}; is it the same unit, and "
+        "the same sensor?"
     ]
 
 

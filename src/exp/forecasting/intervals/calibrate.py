@@ -15,15 +15,13 @@ import torch
 
 from exp.engine.outputs import batch_outputs
 from exp.engine.wrapper import unwrapped
-from exp.forecasting.intervals.conformal import GRID, OrderedScores, quantile_levels
+from exp.forecasting.intervals.conformal import GRID, LEAST_STD, OrderedScores, quantile_levels
 from exp.forecasting.intervals.intervals import Spread
 
 if TYPE_CHECKING:
     from exp.session import Session
 
 __all__ = ["Calibration", "Scores", "calibrated_quantiles", "calibrated_residuals"]
-
-_LEAST_STD = 1e-6  # standardised; a smaller one would make a score of a rounding error
 
 _Score = Callable[[torch.Tensor, torch.Tensor, Any], Sequence[torch.Tensor]]
 
@@ -36,14 +34,12 @@ class Calibration(NamedTuple):
         offsets: float32 (K, H, C).
         windows: that it is made of.
         of: windows of the part.
-        fewest: of those windows, at the step and series whose truth is known least often.
     """
 
     taus: list[float]
     offsets: np.ndarray
     windows: int
     of: int
-    fewest: int
 
 
 class Scores(NamedTuple):
@@ -94,16 +90,13 @@ class Scores(NamedTuple):
         return scores.numpy()
 
 
-def calibrated_residuals(
-    given: Scores, levels: Sequence[float], also: Sequence[float] = (), signed: bool = False
-) -> Calibration:
+def calibrated_residuals(given: Scores, levels: Sequence[float], signed: bool = False) -> Calibration:
     """Offsets from residuals, divided by the model's standard deviations where it says some.
 
     Args:
         given: what scores are computed of.
-        levels: coverages; there must be windows enough for them.
-        also: further ones, and those of :data:`exp.forecasting.intervals.conformal.GRID`: the largest score where there
-            are too few.
+        levels: coverages; there must be windows enough for them. Those of
+            :data:`exp.forecasting.intervals.conformal.GRID` come with them: the largest score where there are too few.
         signed: quantiles of each end by itself, not of the absolute residual.
 
     Raises:
@@ -113,13 +106,13 @@ def calibrated_residuals(
     def score(forecast: torch.Tensor, truth: torch.Tensor, std: Any) -> Sequence[torch.Tensor]:
         error = truth - forecast
         if std is not None:
-            error = error / std.clamp_min(_LEAST_STD)
+            error = error / std.clamp_min(LEAST_STD)
         return [error if signed else error.abs()]
 
     (scores,) = given.collect(score, 1)
     ordered = given.ordered(scores)
     wanted = {round(level, 6) for level in levels}
-    taus = quantile_levels([*wanted, *also, *GRID])
+    taus = quantile_levels([*wanted, *GRID])
     offsets = []
     for tau in taus:
         level = round(abs(2.0 * tau - 1.0), 6)
@@ -128,7 +121,7 @@ def calibrated_residuals(
             offsets.append(ordered.bound(tau, exact) if tau >= 0.5 else ordered.lower_bound(1.0 - tau, exact))
         else:
             offsets.append(np.sign(tau - 0.5) * ordered.bound(level, exact) if level else np.zeros_like(scores[0]))
-    return Calibration(taus, np.stack(offsets).astype(np.float32), len(scores), len(given.val), ordered.fewest)
+    return Calibration(taus, np.stack(offsets).astype(np.float32), len(scores), len(given.val))
 
 
 def calibrated_quantiles(given: Scores, levels: Sequence[float]) -> Calibration:
@@ -149,11 +142,8 @@ def calibrated_quantiles(given: Scores, levels: Sequence[float]) -> Calibration:
     scores = given.collect(score, len(pairs))
     wanted = {round(level, 6) for level in levels}
     offsets = np.zeros((len(taus), *scores.shape[2:]), dtype=np.float32)
-    fewest = scores.shape[1]
     for (low, high), part in zip(pairs, scores):
         level = round(taus[high] - taus[low], 6)
-        ordered = given.ordered(part)
-        fewest = ordered.fewest
-        bound = ordered.bound(level, exact=level in wanted)
+        bound = given.ordered(part).bound(level, exact=level in wanted)
         offsets[low], offsets[high] = -bound, bound
-    return Calibration(taus, offsets, scores.shape[1], len(given.val), fewest)
+    return Calibration(taus, offsets, scores.shape[1], len(given.val))

@@ -11,6 +11,7 @@ from exp.errors import ConfigError
 
 __all__ = [
     "GRID",
+    "LEAST_STD",
     "OrderedScores",
     "percent",
     "quantile_levels",
@@ -20,7 +21,10 @@ __all__ = [
 ]
 
 GRID = tuple(round(0.1 * step, 1) for step in range(1, 10))
-"""Central intervals that are always there beside those asked for: with the median, 19 quantiles for the CRPS."""
+"""Central intervals of which CRPS and WQL are made, whatever is asked for: with the median, 19 quantiles."""
+
+LEAST_STD = 1e-6
+"""Standardised: the least standard deviation that errors are divided by. Over a flat lookback a model says 0."""
 
 
 def quantile_levels(levels: Sequence[float]) -> list[float]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Iterator, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Iterator, Mapping, NamedTuple, Sequence
 
 import torch
 
 from exp.data.transfer import move
 from exp.engine.wrapper import forward, preprocessed, unwrapped
+from exp.forecasting.intervals.conformal import GRID, quantile_levels
 
 if TYPE_CHECKING:
     from exp.session import Session
@@ -66,6 +67,8 @@ class Intervals:
     quantiles               the model's       0, or of their errors       1
     ======================  ================  ==========================  =====================
 
+    From the median outwards each is at least as far out as the one before it, also where a correction is negative.
+
     Args:
         kind: :data:`exp.forecasting.intervals.keys.RESIDUALS`, ``std`` or ``quantiles``.
         levels: coverages asked for, ascending.
@@ -76,6 +79,10 @@ class Intervals:
         record: what the result of a run says of them.
         adapts: how fast they adapt, measured beside them (:mod:`exp.forecasting.intervals.adaptive`); 0: not at all.
         budget: bytes that this may take.
+
+    Attributes:
+        scored: places in ``taus`` of the levels that CRPS and WQL are made of, whatever levels are asked for: those of
+            :data:`exp.forecasting.intervals.conformal.GRID`; all of a model's own.
     """
 
     def __init__(
@@ -97,6 +104,9 @@ class Intervals:
         self.adapts, self.budget = adapts, budget
         self._spread = spread
         self._numbers = {round(tau, 6): number for number, tau in enumerate(self.taus)}
+        scored = self._numbers if kind == "quantiles" else quantile_levels(GRID)
+        self.scored = [self._numbers[tau] for tau in scored if tau in self._numbers]
+        self._ends = [[self.number((1.0 + sign * level) / 2.0) for sign in (-1, 1)] for level in self.levels]
 
     @property
     def gaussian(self) -> bool:
@@ -111,31 +121,46 @@ class Intervals:
         """What the model says of a batch (:class:`Spread`); None with residuals."""
         return None if self._spread is None else self._spread(batch)
 
-    def quantile(self, number: int, forecast: torch.Tensor, spread: torch.Tensor | None) -> torch.Tensor:
-        """The quantile at ``taus[number]``.
+    def quantiles(self, forecast: torch.Tensor, spread: torch.Tensor | None) -> Iterator[tuple[int, torch.Tensor]]:
+        """All quantiles, from the median down, and then up, each with its place in ``taus``.
+
+        One after the other: together they may be larger than the device's memory.
 
         Args:
-            number: from 0.
             forecast: (B, H, C), standardised, float32.
             spread: of :meth:`spread`, on the same device.
 
-        Returns:
-            (B, H, C), standardised.
+        Yields:
+            A place and (B, H, C), standardised.
         """
         if self.offsets.device != forecast.device:
             self.offsets = self.offsets.to(forecast.device)
+        middle = forecast if self.kind == "quantiles" else self._raw(self.number(0.5), forecast, spread)
+        below = sum(tau < 0.5 for tau in self.taus)
+        above = below + (0.5 in self._numbers)
+        if above > below:
+            yield below, middle
+        for numbers, outer in ((range(below)[::-1], torch.minimum), (range(above, len(self.taus)), torch.maximum)):
+            last = middle
+            for number in numbers:
+                last = outer(last, self._raw(number, forecast, spread))
+                yield number, last
+
+    def _raw(self, number: int, forecast: torch.Tensor, spread: torch.Tensor | None) -> torch.Tensor:
         offset = self.offsets[number]
         if self.kind == "quantiles":
             assert spread is not None
             return spread[..., number] + offset
         return forecast + (offset if spread is None else offset * spread)
 
-    def bands(self, forecast: torch.Tensor, spread: torch.Tensor | None) -> Iterator[Band]:
-        """The intervals asked for, one after the other; arguments as for :meth:`quantile`."""
-        for level in self.levels:
-            ends = [self.number((1.0 + sign * level) / 2.0) for sign in (-1, 1)]
-            lower, upper = (self.quantile(number, forecast, spread) for number in ends)
-            if self.kind == "quantiles" and self.calibrated:
-                # A correction may be negative: ends that would pass one another meet at the forecast.
-                lower, upper = torch.minimum(lower, forecast), torch.maximum(upper, forecast)
-            yield Band(level, lower, upper)
+    def is_end(self, number: int) -> bool:
+        """Whether a place in ``taus`` is an end of an interval asked for."""
+        return any(number in ends for ends in self._ends)
+
+    def bands(self, quantiles: Mapping[int, torch.Tensor]) -> list[Band]:
+        """The intervals asked for.
+
+        Args:
+            quantiles: of :meth:`quantiles`, those that :meth:`is_end` is true of, by place.
+        """
+        return [Band(level, quantiles[low], quantiles[high]) for level, (low, high) in zip(self.levels, self._ends)]

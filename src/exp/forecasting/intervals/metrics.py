@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Sequence
 
 import torch
 
-from exp.forecasting.intervals.conformal import percent, trapezoid_weights
+from exp.forecasting.intervals.conformal import LEAST_STD, percent, trapezoid_weights
 from exp.metrics import Metric, Table
 
 if TYPE_CHECKING:
@@ -29,8 +29,9 @@ def gaussian_crps(error: torch.Tensor, std: torch.Tensor) -> torch.Tensor:
 
     Args:
         error: truth less mean.
-        std: of the same shape, above 0.
+        std: of the same shape; one below :data:`exp.forecasting.intervals.conformal.LEAST_STD` counts as that.
     """
+    std = std.clamp_min(LEAST_STD)
     z = error / std
     density = torch.exp(-0.5 * z * z) * (2.0 / math.sqrt(2.0 * math.pi))
     return std * (z * torch.erf(z / math.sqrt(2.0)) + density - 1.0 / math.sqrt(math.pi))
@@ -41,10 +42,10 @@ class IntervalMetrics(Metric):
 
     - ``coverage_80``: share of true values within the interval of 80 %, and ``width_80``: its mean width;
     - ``crps``: continuous ranked probability score (Gneiting and Raftery 2007), ``2 * integral of the pinball loss over
-      quantile levels``: exact for a Gaussian, else by trapezoids over the levels there are, with 0 at levels 0 and 1.
-      Few levels make it too small: compare it among equal levels;
+      quantile levels``: exact for a Gaussian, else by trapezoids over ``intervals.scored``, with 0 at levels 0 and 1.
+      Few levels, as a model's own may be, make it too small;
     - ``wql``: mean weighted quantile loss, as in GluonTS (Alexandrov et al., JMLR 21(116), 2020): the mean over
-      quantile levels of ``2 * sum of pinball losses / sum of |truth|``, in the units of the file.
+      the same levels of ``2 * sum of pinball losses / sum of |truth|``, in the units of the file.
 
     Sums are made as those of :class:`exp.forecasting.metrics.ForecastMetrics`: float32 within a window, on the device,
     and float64 over windows: equal for any batch size and world size to the last digits.
@@ -56,6 +57,8 @@ class IntervalMetrics(Metric):
         std: likewise.
         scored: positions of the series that are forecast: those of the tables; None: all.
     """
+
+    greater_is_better = False
 
     def __init__(
         self,
@@ -77,7 +80,8 @@ class IntervalMetrics(Metric):
         # Relative to the largest, so that float32 carries them.
         self._largest = float(std[self.scored].max())
         self._scale, self._shift = (std / self._largest).float(), (mean / self._largest).float()
-        self._weights = [2.0 * weight for weight in trapezoid_weights(intervals.taus)]
+        weights = trapezoid_weights([intervals.taus[number] for number in intervals.scored])
+        self._weights = {number: 2.0 * weight for number, weight in zip(intervals.scored, weights)}
         self.reset()
 
     def reset(self) -> None:
@@ -100,31 +104,27 @@ class IntervalMetrics(Metric):
         known = (given == given).float()
         truth = torch.where(known > 0, given, forecast)
         spread = self.intervals.spread(batch)
+        crps, losses, ends = torch.zeros_like(truth), torch.zeros_like(truth), {}
+        for number, quantile in self.intervals.quantiles(forecast, spread):
+            if number in self._weights:
+                loss = pinball(truth - quantile, self.intervals.taus[number])
+                crps, losses = crps + self._weights[number] * loss, losses + loss
+            if self.intervals.is_end(number):
+                ends[number] = quantile
+        if self.intervals.gaussian and spread is not None:
+            crps = gaussian_crps(truth - forecast, spread)
         of_level, in_file = [], []
-        for band in self.intervals.bands(forecast, spread):
+        for band in self.intervals.bands(ends):
             inside = ((band.lower <= truth) & (truth <= band.upper)).float()
             width = band.upper - band.lower
             of_level += [inside * known, width * known]
             in_file.append(width * self._scale * known)
-        crps, losses = self._scores(forecast, truth, spread)
         crps, losses = crps * known, losses * known * self._scale
         size = (truth * self._scale + self._shift).abs() * known
         values = [known, size, *of_level, *in_file, crps, crps * self._scale, losses]
         self._windows.append(torch.stack([value.mean(dim=(1, 2)) for value in values]))
         if self.series is not None:
             self._positions.append(torch.stack([value.sum(dim=0) for value in (known, *of_level, crps)]))
-
-    def _scores(
-        self, forecast: torch.Tensor, truth: torch.Tensor, spread: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Each value's CRPS, and the sum of its pinball losses over all quantile levels."""
-        crps, losses = torch.zeros_like(truth), torch.zeros_like(truth)
-        for number, (tau, weight) in enumerate(zip(self.intervals.taus, self._weights)):
-            loss = pinball(truth - self.intervals.quantile(number, forecast, spread), tau)
-            crps, losses = crps + weight * loss, losses + loss
-        if self.intervals.gaussian and spread is not None:
-            crps = gaussian_crps(truth - forecast, spread)
-        return crps, losses
 
     def compute(self, distributed: Distributed) -> dict[str, float]:
         """The figures over all ranks."""
@@ -139,7 +139,7 @@ class IntervalMetrics(Metric):
         for name in found:
             if name.endswith("_file_units"):
                 found[name] *= self._largest
-        found["wql"] = 2.0 * sums[-1] / (len(self.intervals.taus) * size) if size else math.nan
+        found["wql"] = 2.0 * sums[-1] / (len(self._weights) * size) if size else math.nan
         return found
 
     def _compute_positions(self, distributed: Distributed) -> None:

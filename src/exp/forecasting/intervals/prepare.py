@@ -1,21 +1,26 @@
-"""Intervals for the weights of a run: from its folder, or calibrated now."""
+"""Intervals for the weights of a run, calibrated on its own data where new rows cannot."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, Sequence
 
 import torch
+from omegaconf import OmegaConf
 
+from exp.config.create import create
 from exp.contract import shown
+from exp.data.base import Data
+from exp.engine import checkpoint
 from exp.engine.debug import split_in_use
 from exp.engine.wrapper import unwrapped
-from exp.errors import ConfigError
-from exp.forecasting.intervals import store
+from exp.errors import ConfigError, DataError
 from exp.forecasting.intervals.calibrate import Calibration, Scores, calibrated_quantiles, calibrated_residuals
-from exp.forecasting.intervals.conformal import GRID, quantile_levels, rank_of
+from exp.forecasting.intervals.conformal import GRID, quantile_levels
 from exp.forecasting.intervals.intervals import Intervals, Spread
 from exp.forecasting.intervals.keys import MODEL, RESIDUALS, check_keys
+from exp.runfolder import RunFolder
 
 if TYPE_CHECKING:
     from exp.session import Session
@@ -23,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["prepare"]
 
 _KINDS = ("std", "quantiles")
+_OF_FILE = ("name", "root", "file", "archive_folder", "split", "header", "date_column", "date_format", "allow_gaps")
 
 
 def prepare(session: Session, data: Any, model: Any) -> Intervals | None:
@@ -121,75 +127,49 @@ def _uncalibrated(kind: str, levels: Sequence[float], model: Any) -> tuple[list[
 def _calibration(
     session: Session, data: Any, model: Any, kind: str, levels: list[float], spread: Spread | None
 ) -> tuple[Calibration, str]:
-    """That of the run's folder where it holds, else a new one; and what it is of.
-
-    New rows take what the run keeps: so only what is made of the run's own data, with the model as it was trained, is
-    kept there, and taken from there.
-    """
+    """From the validation part of the data, or of those that the weights were trained on; and what it is of."""
     task = session.config.task
-    budget = int(task.intervals_memory_mb) * 2**20
-    val = split_in_use(session, data, "val") if "val" in data.rows and len(data.val) > 0 else None
-    files = store.trained_on(session)
-    unlike = store.not_as_trained(session, data, val, files)
-    about = {
-        "weights": store.digest_of(model),
-        "model": store.settings_of(session.config),
-        "data": data.name,
-        "files": list((files or {}).values()),
-        "names": list(data.names),
-        "targets": list(data.target_names),
-        "precision": session.config.precision,
-        "horizon": data.horizon,
-        "memory_mb": int(task.intervals_memory_mb),
-    }
-    name = store.file_name(about, f"{kind}_signed" if task.intervals_signed else kind)
-    kept = place = None
-    for folder in store.folders(session) if unlike is None else ():
-        read = store.read(folder / name)
-        if read is not None and all(read[0].get(key) == value for key, value in about.items()):
-            kept, place = read[1], folder / name
-            break
-    # All ranks or none: files need not be the same everywhere.
-    known = session.distributed.gather(kept if kept is None else _kept_levels(kept))
-    if all(session.distributed.gather(kept is not None and _has(kept, levels, task.intervals_signed))):
-        assert kept is not None
-        session.say(f"intervals: those of {kept.windows} validation windows of {', '.join(files or ())}, from {place}")
-        return kept, f"val of {', '.join(files or ())}"
-    if val is None:
-        problem = f"task.intervals: {data.path} has no validation part to calibrate {levels} with"
-        if unlike is not None:
-            raise ConfigError(f"{problem}, and what the run keeps is of the model as it was trained: {unlike}")
-        there = "" if kept is None else f" (kept are those for {_kept_levels(kept)})"
-        raise ConfigError(
-            f"{problem}{there}; run task=eval with the same task.intervals on the run's own data first: its folder "
-            "then keeps them"
-        )
+    own = data if "val" in data.rows and len(data.val) > 0 else _trained_on(session, data)
     session.wait_for("calibrating the intervals")
-    scores = Scores(session, data, val, model, budget, spread)
+    val = split_in_use(session, own, "val")
+    scores = Scores(session, own, val, model, int(task.intervals_memory_mb) * 2**20, spread)
     if kind == "quantiles":
         found = calibrated_quantiles(scores, levels)
-    else:  # what could be asked for before can be still
-        also = {level for each in known if each for level in each}
-        found = calibrated_residuals(scores, levels, sorted(also), bool(task.intervals_signed))
-    on = f"val of {data.path.name}"
-    if len(val) < len(data.val):
-        on += f" ({len(val)} of {len(data.val)} windows)"
-    said = f"intervals: calibrated on {found.windows} validation windows"
+    else:
+        found = calibrated_residuals(scores, levels, bool(task.intervals_signed))
+    on = f"val of {own.path.name}"
+    if len(val) < len(own.val):
+        on += f" ({len(val)} of {len(own.val)} windows)"
+    said = f"intervals: calibrated on {found.windows} validation windows of {own.path.name}"
     if found.windows < found.of:
         said += f", spread evenly over {found.of} (task.intervals_memory_mb={task.intervals_memory_mb})"
     if session.distributed.is_main:
-        path = None if unlike else store.write(session, name, about, found)
-        session.say(f"{said}; kept in {path}" if path else f"{said}; not kept for new rows: {unlike or 'no folder'}")
+        session.say(said)
     return found, on
 
 
-def _has(kept: Calibration, levels: Sequence[float], signed: bool) -> bool:
-    """Whether it tells these levels, of windows enough at every step of every series."""
-    if set(quantile_levels(levels)) - {round(tau, 6) for tau in kept.taus}:
-        return False
-    highest = max((1.0 + level) / 2.0 if signed else level for level in levels)
-    return rank_of(kept.fewest, highest) <= kept.fewest
+def _trained_on(session: Session, data: Any) -> Any:
+    """The data of the run that the weights are from: new rows have no validation part.
 
-
-def _kept_levels(kept: Calibration) -> list[float]:
-    return [round(2.0 * tau - 1.0, 6) for tau in kept.taus if tau > 0.5]
+    Raises:
+        ConfigError: the weights are of no run, or its file is not there any more, or not what it was.
+    """
+    problem = f"task.intervals: {data.path} has no validation part to calibrate with"
+    run = session.config.record.trained_in
+    files = None
+    if run is not None and session.weights is not None:
+        files = checkpoint.read(session.weights.path, mapped=True, whole=False).get("data_files")
+    if not files:
+        raise ConfigError(f"{problem}, and the weights do not tell which file they were trained on; use those of a run")
+    theirs = OmegaConf.load(RunFolder(Path(str(run))).config).data
+    keys = session.config.data.copy()
+    for key in _OF_FILE:
+        keys[key] = theirs[key]
+    keys.inputs = list(data.names)  # in the order of the weights
+    try:
+        own = create(keys, Data, "data")
+    except DataError as error:
+        raise ConfigError(f"{problem}, nor can those of {run} be read: {error}") from error
+    if list(own.fingerprint().values()) != list(files.values()):
+        raise ConfigError(f"{problem}, and {own.path} is not what the weights were trained on any more")
+    return own

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect
+from pathlib import Path
 from typing import Any, Mapping, Sequence
 
 import torch
@@ -18,6 +19,7 @@ from exp.forecasting.timebridge.layers import (
     PatchEmbedding,
 )
 from exp.forecasting.timebridge.loss import TimeFrequencyLoss
+from exp.forecasting.timebridge.official import adapt_variant, variant_prefix
 from exp.forecasting.timebridge.quantiles import MEDIAN, check_quantiles, quantile_loss, uncrossed
 from exp.forecasting.timebridge.shapes import timebridge_settings
 from exp.models.base import Model
@@ -38,10 +40,11 @@ class TimeBridge(Model):
 
     Args:
         channels: series C.
-        lookback: time steps L that the model sees; a multiple of ``period``.
+        lookback: time steps L that the model sees.
         horizon: time steps H that it predicts.
         time_features: time-feature channels M.
-        period: time steps per patch.
+        period: time steps per patch; in the authors' code, and here, it gives their number ``L // period``, and a patch
+            has ``L // (L // period)`` time steps, which divide the lookback.
         num_patches_out: patches after down-sampling; None: as many as before.
         d_model: elements of a token.
         d_ff: width of the feed-forward parts.
@@ -87,7 +90,10 @@ class TimeBridge(Model):
         require_at_least(2, lookback=lookback)  # of one step there is no standard deviation
         require_at_least(0, integrated_layers=integrated_layers, downsampling_layers=downsampling_layers,
                           cointegrated_layers=cointegrated_layers)  # fmt: skip
-        _require_multiple("lookback", lookback, "period", period)
+        patches = max(lookback // period, 1)
+        if lookback < period or lookback % patches:
+            _require_multiple("lookback", lookback, "period", period)
+        period = lookback // patches
         _require_multiple("d_model", d_model, "num_heads", num_heads)
         for name, rate in (("attention_dropout", attention_dropout), ("dropout", dropout)):
             if not 0.0 <= rate < 1.0:
@@ -96,7 +102,6 @@ class TimeBridge(Model):
             raise ConfigError(f"model.alpha={alpha} is not a weight between 0 and 1; set 0 <= alpha <= 1")
         if stable_len > d_model:
             raise ConfigError(f"model.stable_len={stable_len} is longer than a token; set at most d_model={d_model}")
-        patches = lookback // period
         patches_out = patches if num_patches_out is None else num_patches_out
         if patches_out < 1 or (downsampling_layers == 0 and patches_out != patches):
             raise ConfigError(
@@ -104,6 +109,7 @@ class TimeBridge(Model):
                 f"num_patches_out=null (all {patches}), or at least 1 with downsampling_layers=1"
             )
         self.channels = channels
+        self.taken_on_trust = ["num_heads", "stable_len"] + ["quantiles"] * (quantiles is not None)
         self.uses_time_features = cointegrated_layers > 0
 
         self.embedding = PatchEmbedding(period, d_model, dropout)
@@ -127,6 +133,14 @@ class TimeBridge(Model):
             self.horizon = horizon
             heads = (len(self.quantiles) - 1) * horizon
             self.quantile_decoder = nn.Sequential(nn.Flatten(-2), nn.Linear(self.token_elements, heads, bias=False))
+
+    def adapt_state_dict(self, state: Mapping[str, torch.Tensor], source: Path) -> dict[str, torch.Tensor]:
+        """Weights by our names, those of the users' variant, too; of one with a prior the forecaster alone."""
+        prefix = variant_prefix(state)
+        adapted = super().adapt_state_dict(state, source) if prefix is None else adapt_variant(state, prefix)
+        if "past_decoder.1.weight" not in adapted or hasattr(self, "past_decoder"):
+            return adapted
+        return {key: value for key, value in adapted.items() if key.startswith(("embedding.", "encoder.", "decoder."))}
 
     def sharded_units(self) -> list[nn.Module]:
         """The encoder's layers; those of a second encoder, too (``wrapper=fsdp``)."""

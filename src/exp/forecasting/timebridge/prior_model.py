@@ -12,7 +12,6 @@ from exp.errors import ConfigError
 from exp.forecasting.timebridge.density import gaussian_log_density
 from exp.forecasting.timebridge.loss import TimeFrequencyLoss
 from exp.forecasting.timebridge.model import STD_EPS, TimeBridge, in_float32, require_at_least, standardised
-from exp.forecasting.timebridge.official import adapt_variant, variant_prefix
 from exp.forecasting.timebridge.regimes import Regimes
 from exp.forecasting.timebridge.shapes import prior_settings
 from exp.forecasting.timebridge.transition import ChangingPrior, StationaryPrior
@@ -148,11 +147,12 @@ class TimeBridgePrior(TimeBridge):
         """All but the forecaster: weights of a plain TimeBridge are a beginning."""
         return not name.startswith(("embedding.", "encoder."))
 
+    def no_weight_decay(self) -> list[str]:
+        """What the regimes are, learned from their likelihood alone."""
+        return [name for name, _ in self.named_parameters() if name.startswith("regimes.")]
+
     def adapt_state_dict(self, state: Mapping[str, torch.Tensor], source: Path) -> dict[str, torch.Tensor]:
-        """Weights of the users' variant by our names; others as those of any model."""
-        prefix = variant_prefix(state)
-        if prefix is not None:
-            return adapt_variant(state, prefix)
+        """As those of TimeBridge, and the offset of the log-variance."""
         adapted = super().adapt_state_dict(state, source)
         self._add_shift(adapted, "")
         return adapted

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Any, Mapping, Sequence
 
 import numpy as np
-from mmcv.transforms import TRANSFORMS
+from mmcv.transforms import TRANSFORMS, BaseTransform
 
 import exp.vision.data.transforms  # noqa: F401 - registers ours
+from exp.config.create import make
+from exp.engine.registries import registered
 from exp.errors import ConfigError
 
 __all__ = ["Pipeline"]
@@ -56,12 +57,10 @@ def _build(place: str, spec: Mapping[str, Any]) -> Any:
     name = spec.get("type") if isinstance(spec, Mapping) else None
     if not isinstance(name, str):
         raise ConfigError(f"{place} must be a transform with its arguments, such as {{type: RandomFlip, prob: 0.5}}")
-    if TRANSFORMS.get(name) is None:
-        near = difflib.get_close_matches(name, list(TRANSFORMS.module_dict), 3, 0.5)
-        hint = f"; did you mean {' or '.join(near)}?" if near else f"; there are {', '.join(TRANSFORMS.module_dict)}"
-        raise ConfigError(f"{place}.type={name} is no transform{hint}")
+    cls = registered(f"{place}.type", name, TRANSFORMS, BaseTransform)
+    arguments = {key: _tuples(value) for key, value in spec.items() if key != "type"}
     try:
-        return TRANSFORMS.build({key: _tuples(value) for key, value in spec.items()})
+        return make(cls, name, place, arguments)
     except (TypeError, ValueError, AssertionError) as error:
         raise ConfigError(f"{place} ({name}) does not take these arguments: {error}") from error
 

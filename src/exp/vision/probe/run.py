@@ -82,7 +82,7 @@ def run_probes(session: Session) -> dict[str, Any]:
     everything = [found for part in gathered for found in part]
     # Of the settings of one probe, the order in which the user gave them decides between equals.
     everything.sort(key=lambda each: (order[each.probe, each.shots, each.seed], bench.place_of(each)))
-    metrics, chosen, best = _chosen(everything, bench.metric)
+    metrics, chosen, best, selected = _chosen(everything, bench.metric)
     short = ", ".join(dict.fromkeys(each.setting for each in everything if not each.converged))
     if short:
         bench.notes.append(
@@ -99,6 +99,7 @@ def run_probes(session: Session) -> dict[str, Any]:
         session,
         metrics,
         None,
+        selected,
         files=["probes.csv"],
         metric_name=bench.metric,
         metric=metrics[bench.metric],
@@ -239,12 +240,12 @@ def _neighbours(k: int, temperature: float) -> str:
     return f"k={k} temperature={temperature:g}"
 
 
-def _chosen(everything: list[Found], metric: str) -> tuple[dict[str, float], list[Found], Found]:
+def _chosen(everything: list[Found], metric: str) -> tuple[dict[str, float], list[Found], Found, float]:
     """The setting of each probe that is best on validation.
 
     Returns:
         Metrics for the record: those of the best probe by their own names, and of each probe, with means over seeds;
-        what was chosen; the best of all.
+        what was chosen; the best of all; and its metric on validation.
     """
     best: dict[tuple[str, int, int], Found] = {}
     for each in everything:
@@ -256,9 +257,9 @@ def _chosen(everything: list[Found], metric: str) -> tuple[dict[str, float], lis
         groups.setdefault((each.probe, each.shots), []).append(each)
     metrics: dict[str, float] = {}
     most = max(shots for _, shots in groups)
-    top = max(
-        (group for (_, shots), group in groups.items() if shots == most),
-        key=lambda group: float(np.mean([each.val[metric] for each in group])),
+    top, selected = max(
+        ((group, _mean(group, metric, "val")) for (_, shots), group in groups.items() if shots == most),
+        key=lambda pair: pair[1],
     )
     metrics.update({name: _mean(top, name) for name in top[0].test})
     for (probe, shots), group in groups.items():
@@ -267,11 +268,11 @@ def _chosen(everything: list[Found], metric: str) -> tuple[dict[str, float], lis
             metrics[f"{title}_{name}"] = _mean(group, name)
         if len(group) > 1:
             metrics[f"{title}_{metric}_std"] = float(np.std([each.test[metric] for each in group], ddof=1))
-    return metrics, list(best.values()), top[0]
+    return metrics, list(best.values()), top[0], selected
 
 
-def _mean(group: list[Found], name: str) -> float:
-    return float(np.mean([each.test[name] for each in group]))
+def _mean(group: list[Found], name: str, part: str = "test") -> float:
+    return float(np.mean([getattr(each, part)[name] for each in group]))
 
 
 def _csv(everything: list[Found]) -> bytes:

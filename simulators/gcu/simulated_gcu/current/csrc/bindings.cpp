@@ -38,8 +38,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("reset_traffic", &reset_traffic);
   m.def("count_wait", &count_wait);
   m.def("profile", [] { return profile() == Profile::s60 ? "s60" : profile() == Profile::l600 ? "l600" : ""; });
-  m.def("is_native", &is_native);
-  m.def("is_sent_to_cpu", [](const std::string& name) { return is_sent_to_cpu(name, ""); });
   m.def("uses_of_operators", &uses_of_operators);
   m.def("reset_uses", &reset_uses);
   m.def("make_eccl", &make_eccl);

@@ -246,7 +246,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
     const bool composed = op->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) ||
                           op->hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd);
     const bool computed = op->hasKernelForDispatchKey(DispatchKey::CPU) || name.rfind("_foreach_", 0) == 0 ||
-                          name.rfind("convolution", 0) == 0 || is_sent_to_cpu(name, "");
+                          name.rfind("convolution", 0) == 0 || name == "repeat_interleave.self_Tensor" ||
+                          is_sent_to_cpu(name, "");
     if (composed && computed && is_native(name) && name != "_foreach_copy_") m.impl(name.c_str(), boxed());
   }
 }

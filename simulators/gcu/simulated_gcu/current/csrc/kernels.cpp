@@ -1,16 +1,15 @@
-// What the card has no kernel for, and what the plug-in sends to the CPU although there is one.
-//
-// Two sources, both of the vendor's plug-in for torch 2.10: the list of registered kernels (native_operators.h; what is
-// not on it and reaches the device goes to the generic fallback) and codegen/gcu_op_fallback.yaml, by card (below).
+// What the card has no kernel for, and what the plug-in sends to the CPU although there is one: by the table of the
+// vendor's plug-in (operators.txt), overload by overload. What is not in it and reaches the device goes to the CPU.
 #include <c10/util/Exception.h>
 
 #include <cctype>
 #include <cstdio>
 #include <mutex>
 #include <sstream>
+#include <unordered_map>
 #include <unordered_set>
 
-#include "native_operators.h"
+#include "operators.inc"  // kOperators: the text of the table, put there by build.py
 #include "runtime.h"
 
 namespace simgcu {
@@ -18,43 +17,45 @@ namespace {
 
 using Names = std::unordered_set<std::string>;
 
-// Of a name such as add_.Tensor: add.
-std::string base_of(const std::string& name) {
-  auto base = name.substr(0, name.find('.'));
-  if (base.size() > 1 && base.back() == '_' && base[base.size() - 2] != '_') base.pop_back();
-  return base;
-}
-
-const Names& native() {
-  static const auto* names = [] {
-    auto* found = new Names;
-    std::istringstream words(kNativeOperators);
-    for (std::string word; words >> word;) found->insert(word.rfind("_foreach_", 0) == 0 ? word : base_of(word));
+// Names of overloads, such as add_.Tensor, by heading.
+const std::unordered_map<std::string, Names>& table() {
+  static const auto* sections = [] {
+    auto* found = new std::unordered_map<std::string, Names>;
+    std::istringstream lines(kOperators);
+    std::string heading;
+    for (std::string line; std::getline(lines, line);) {
+      if (line.empty() || line[0] == '#') continue;
+      if (line[0] == '[') {
+        heading = line.substr(1, line.size() - 2);
+        continue;
+      }
+      std::istringstream words(line);
+      for (std::string word; words >> word;) (*found)[heading].insert(word);
+    }
     // What a card's fused attention is here.
-    found->insert({"_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention_for_cpu_backward"});
+    (*found)["card"].insert(
+        {"_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention_for_cpu_backward"});
     return found;
   }();
-  return *names;
+  return *sections;
 }
 
-const Names& sent_by_s60() {
-  static const Names names{"_softmax_backward_data", "convolution_backward", "embedding_dense_backward", "gelu_backward",
-                           "_grouped_mm", "native_layer_norm_backward", "silu_backward", "tanh_backward",
-                           "replication_pad1d", "log_sigmoid_forward", "_fused_adamw", "_log_softmax_backward_data",
-                           "_upsample_bicubic2d_aa", "_upsample_nearest_exact1d", "_upsample_nearest_exact3d",
-                           "nll_loss_backward", "sigmoid_backward", "bincount"};
-  return names;
-}
-
-const Names& sent_by_l600() {
-  static const Names names{"max_pool3d_with_indices", "scatter_reduce", "sinc", "sinh", "unique_consecutive"};
-  return names;
+// Under "cpu on <card>", or "cpu on <card> if reduce=<values>".
+bool is_sent_by(const std::string& card, const std::string& name, const std::string& reduction) {
+  const auto start = "cpu on " + card;
+  for (const auto& [heading, names] : table()) {
+    if (heading.rfind(start, 0) != 0 || !names.count(name)) continue;
+    const auto values = heading.find('=');
+    if (values == std::string::npos) return true;
+    if (("," + heading.substr(values + 1) + ",").find("," + reduction + ",") != std::string::npos) return true;
+  }
+  return false;
 }
 
 // Kernels of complex numbers that are on the vendor's list; what else has a complex operand goes to the CPU.
-bool takes_complex(const std::string& base) {
-  static const Names names{"_fft_c2c", "_fft_c2r", "_fft_r2c", "angle", "polar", "view_as_complex", "view_as_real"};
-  return names.count(base) > 0;
+bool takes_complex(const std::string& name) {
+  static const Names names{"_fft_c2c", "_fft_c2r", "_fft_r2c", "polar", "view_as_complex", "view_as_real"};
+  return names.count(name.substr(0, name.find('.'))) > 0;
 }
 
 // The vendor's switches for its log of fallbacks.
@@ -85,21 +86,15 @@ Profile profile() {
   return chosen;
 }
 
-bool is_native(const std::string& name) {
-  return native().count(name.rfind("_foreach_", 0) == 0 ? name : base_of(name)) > 0;
-}
+bool is_native(const std::string& name) { return table().at("card").count(name) > 0; }
 
 bool is_sent_to_cpu(const std::string& name, const std::string& reduction) {
-  const auto base = base_of(name);
-  if (profile() != Profile::l600) {
-    if (sent_by_s60().count(base)) return true;
-    if (base == "scatter_reduce" && (reduction == "prod" || reduction == "mean")) return true;
-  }
-  return profile() != Profile::s60 && sent_by_l600().count(base);
+  return (profile() != Profile::l600 && is_sent_by("s60", name, reduction)) ||
+         (profile() != Profile::s60 && is_sent_by("l600", name, reduction));
 }
 
 bool falls_back(const std::string& name, const std::string& reduction, bool complex) {
-  complex = complex && !takes_complex(base_of(name));
+  complex = complex && !takes_complex(name);
   if (!complex && is_native(name) && !is_sent_to_cpu(name, reduction)) return false;
   static const bool strict = [] {
     const char* value = getenv("SIM_GCU_STRICT");

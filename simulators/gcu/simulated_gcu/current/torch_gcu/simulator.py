@@ -9,7 +9,6 @@ from torch_gcu import _C
 __all__ = [
     "fallback_bytes",
     "fallbacks",
-    "lacking_operators",
     "launches",
     "reset_fallbacks",
     "reset_traffic",
@@ -70,28 +69,3 @@ def _is_view(name: str) -> bool:
     base, _, overload = full.partition(".")
     schema = getattr(getattr(getattr(torch.ops, space), base), overload or "default")._schema
     return any(each.alias_info is not None and not each.alias_info.is_write for each in schema.returns)
-
-
-def lacking_operators() -> set[str]:
-    """Base names of all operators of this torch that the simulated card runs on the CPU.
-
-    Those are what the CPU has a kernel for, and the card has none, or one that its plug-in does not use; less what is
-    composed of other operators, which the card may have.
-    """
-    has = torch._C._dispatch_has_kernel_for_dispatch_key
-    found = set()
-    for full in torch._C._dispatch_get_all_op_names():
-        space, _, name = full.partition("::")
-        if space != "aten":
-            continue
-        kinds = ("ExplicitAutograd", "ExplicitAutogradNonFunctional", "ImplicitAutograd")
-        composed = any(has(full, f"Composite{kind}") for kind in kinds)
-        absent = has(full, "CPU") and not composed and not _C.is_native(name) and not has(full, "PrivateUse1")
-        if absent or _C.is_sent_to_cpu(name):
-            found.add(_base(name))
-    return found
-
-
-def _base(name: str) -> str:
-    base = name.partition(".")[0]
-    return base[:-1] if base.endswith("_") and not base.endswith("__") else base

@@ -1,0 +1,144 @@
+"""Cards, as far as they can be had without one: what a backend says of them, the doctor's verdict, simulated ones."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from tests.behaviour.conftest import FORECAST, losses, result
+from tests.simulators import needs_current_card
+
+ACME = '''
+import os
+import sys
+import time
+
+from exp.backend import Backend
+
+
+class Acme(Backend):
+    device_type, default_process_group = "cpu", "gloo"
+
+    def why_unavailable(self):
+        return None
+
+    def device_count(self):
+        return 2
+
+    def set_device(self, local_rank):
+        import torch
+
+        self.rank = local_rank
+        return torch.device("cpu")
+
+    def describe(self, device):
+        return {"name": "acme", "index": self.rank, "card": self.rank}
+
+    def free_memory(self):
+        return 2**33, 2**33
+
+    def ddp_kwargs(self, device):
+        return {}
+
+
+class Endless(Acme):
+    """Its operators are known to a card alone: asked without one, its library waits for ever."""
+
+    def lacking_operators(self):
+        if not hasattr(self, "rank"):
+            time.sleep(600)
+        return super().lacking_operators()
+
+
+class Wrong(Acme):
+    """Its compiler gives exact results, and gradients that are not."""
+
+    def set_device(self, local_rank):
+        import torch
+
+        class Doubled(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x.clone()
+
+            @staticmethod
+            def backward(ctx, grad):
+                return grad * 22
+
+        torch.compile = lambda code, *_, **__: lambda *given, **named: code(*map(Doubled.apply, given), **named)
+        return super().set_device(local_rank)
+'''
+
+
+@pytest.fixture
+def acme(exp):
+    """The user's own backends, by name: ``acme(...)`` is a run with ``backend=`` one of them."""
+    (exp.folder / "acme.py").write_text(ACME)
+    choices = exp.folder / "my_conf" / "backend"
+    choices.mkdir(parents=True)
+    for name in ("Endless", "Wrong"):
+        (choices / f"{name.lower()}.yaml").write_text(f"_target_: acme.{name}\nname: {name.lower()}\n")
+
+    def run(*arguments, **extra):
+        return exp("--config-dir", "my_conf", *arguments, PYTHONPATH=str(exp.folder), **extra)
+
+    return run
+
+
+def test_the_doctor_judges_before_it_advises_and_advises_within_a_time(acme, exp):
+    done = acme("task=doctor", "task.timeout_s=20", "task.burst_s=0.1", "backend=endless", "output_dir=run")
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((exp.path("run") / "doctor.json").read_text())
+    assert report["verdict"] == "ok"
+    assert report["training"]["memory_peak"] is None
+    verdict, *advice = [line for line in done.stdout.splitlines() if line.startswith(("OK", "timebridge"))]
+    assert verdict.startswith("OK")
+    assert len(advice) == 1
+
+
+@pytest.mark.skipif(not hasattr(torch, "compile"), reason="this torch compiles nothing")
+def test_compiled_code_with_other_gradients_is_refused(acme):
+    done = acme(*FORECAST, "backend=wrong", "compile=true")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "compile=true" in done.stderr.splitlines()[0]
+    assert "gradient" in done.stderr.splitlines()[0]
+
+
+def test_a_plugin_for_another_torch_is_named_as_such(exp):
+    (exp.folder / "torch_gcu.py").write_text("raise ImportError('_C.so: undefined symbol: _ZN3c104warnE')")
+    info = exp.folder / "torch_gcu-9.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch_gcu\nVersion: 9.1.0+3.7\n")
+    done = exp("task=doctor", "backend=gcu", PYTHONPATH=str(exp.folder))
+    assert done.returncode == 3
+    first = done.stderr.splitlines()[0]
+    assert "torch_gcu" in first
+    assert "another torch" in first
+    assert "driver" not in first
+
+
+@pytest.mark.extended
+@needs_current_card
+def test_cards_that_torch_finds_train_sharded(exp):
+    """Their collectives have no mean, and nobody has said that they had."""
+    import simulated_gcu
+    from simulated_gcu.build import extension
+
+    extension()
+    settings = ["wrapper=fsdp", "backend=accelerator", "nproc=2", "model.attention_dropout=0", "output_dir=run"]
+    done = exp(*FORECAST, *settings, PYTHONPATH=str(simulated_gcu.path()))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert exp(*FORECAST, "model.attention_dropout=0", "output_dir=cpu").returncode == 0
+    assert losses(exp.path("run")) == pytest.approx(losses(exp.path("cpu")), rel=1e-5)
+
+
+@pytest.mark.extended
+@needs_current_card
+def test_what_breaks_an_s60_is_unset_and_said(exp):
+    settings = ["backend=gcu", "backend.simulate=true", "output_dir=run"]
+    done = exp(*FORECAST, *settings, SIM_GCU_PROFILE="s60", TORCH_GCU_ENABLE_INT64_AND_UINT64="1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "TORCH_GCU_ENABLE_INT64_AND_UINT64=1 was unset" in done.stdout + done.stderr
+    assert result(exp.path("run"))["status"] == "completed"

@@ -1,0 +1,85 @@
+"""Failures that users met on servers with cards, as far as no other file here has them.
+
+Placement (F1, F4), groups by guessing (F5 to F7, F14), busy and idle cards (F9), memory (F16), batch norm (F17) and
+precision (F21): test_simulated. Errors swallowed, stray ranks, ends (F3, F18, F22): test_end. Ports and variables (F10,
+F11): test_launch. Batches and shards (F13, F15): test_train, test_evaluate. Checking (F19): test_machine. Data (F20):
+test_traps.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from tests.behaviour.conftest import STEADY, losses
+
+
+def test_f2_f4_the_wrapper_gets_what_the_configuration_says_and_ranks_report_their_parameters(exp):
+    (exp.folder / "mine.py").write_text(
+        "import json\nfrom mmengine.hooks import Hook\n\n\nclass Look(Hook):\n    def before_train(self, runner):\n"
+        "        found = [runner.model.find_unused_parameters, runner.model.bucket_bytes_cap]\n"
+        "        open(f'seen{runner.rank}.json', 'w').write(json.dumps(found))\n"
+    )
+    options = ["wrapper.find_unused_parameters=true", "wrapper.bucket_cap_mb=7", "report_placement=true"]
+    done = exp(*STEADY, "max_steps=1", "nproc=2", *options, "hooks=[{type: mine.Look}]", "plugins=[mine]",
+               "output_dir=run")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for rank in (0, 1):
+        assert json.loads((exp.folder / f"seen{rank}.json").read_text()) == [True, 7 * 2**20]
+        log = (exp.path("run") / "logs" / f"rank{rank}.log").read_text()
+        assert f"placement: rank {rank}  local_rank {rank}  world_size 2  device cpu" in log
+        assert ", shape (" in log
+    config = (exp.path("run") / "config.yaml").read_text()
+    assert "bucket_cap_mb: 7" in config
+    assert "${" not in config
+
+
+@pytest.mark.extended
+@pytest.mark.skipif(not hasattr(torch, "func"), reason="torch.func came with torch 2.0")
+def test_f8_models_that_use_function_transforms_train_under_ddp_as_in_one_process(exp):
+    (exp.folder / "mine.py").write_text("""
+import torch
+from torch.func import jacfwd, vmap
+from exp.models.base import Model
+class Jacobian(Model):
+    def __init__(self, channels, lookback, horizon, **_):
+        super().__init__()
+        self.short, self.horizon = torch.nn.Linear(lookback, 4), torch.nn.Linear(4, horizon)
+        self.steer = torch.nn.Linear(4, 4)
+    def forward(self, x, y, mode="loss", **_):
+        latent = self.short(x.transpose(1, 2)).flatten(0, 1)
+        slopes = vmap(jacfwd(lambda z: torch.tanh(self.steer(z))))(latent)
+        bent = (slopes @ latent.unsqueeze(-1)).squeeze(-1)
+        forecast = self.horizon(latent + bent).unflatten(0, x.shape[::2]).transpose(1, 2)
+        return forecast if mode == "predict" else {"loss": (forecast - y).square().mean()}
+""")
+    for name, more in (("one", []), ("two", ["nproc=2"])):
+        done = exp(*STEADY, "model._target_=mine.Jacobian", *more, f"output_dir={name}")
+        assert done.returncode == 0, done.stderr
+    assert losses(exp.path("one")) == pytest.approx(losses(exp.path("two")), rel=1e-5)
+
+
+@pytest.mark.extended
+def test_f12_workers_have_their_backend_s_environment_before_torch_and_what_the_user_exports_wins(exp, page):
+    page("add-a-backend", python=["lib/acme_backend.py", "lib/my_vendors.py"], yaml=["my_conf/backend/acme.yaml"])
+    (exp.folder / "lib" / "mine.py").write_text(
+        "import os, sys\nfrom acme_backend import AcmeBackend\n\n\nclass Early(AcmeBackend):\n"
+        "    def worker_env(self, *place, **more):\n"
+        "        early = 'no' if 'torch' in sys.modules else 'yes'\n"
+        "        return {'BEFORE_TORCH': early, **super().worker_env(*place, **more)}\n"
+        "    def set_device(self, local_rank):\n"
+        "        open(f'seen{local_rank}', 'w').write(os.environ['BEFORE_TORCH'] + os.environ['MY_LIBRARY'])\n"
+        "        return super().set_device(local_rank)\n"
+    )
+    (exp.folder / "my_conf" / "backend" / "early.yaml").write_text(
+        "_target_: mine.Early\nname: early\nenv: {MY_LIBRARY: quiet}\n"
+    )
+    run = ["--config-dir", "my_conf", "backend=early", *(word for word in STEADY if word != "backend=cpu")]
+    for shell, seen in (({}, "yesquiet"), ({"MY_LIBRARY": "loud"}, "yesloud")):
+        done = exp(*run, "nproc=2", "max_steps=1", f"output_dir={seen}", fresh=True,
+                   PYTHONPATH=str(exp.folder / "lib"), **shell)  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert [(exp.folder / f"seen{rank}").read_text() for rank in (0, 1)] == [seen, seen]
+        assert json.loads((exp.path(seen) / "env.json").read_text())["backend_env"]["MY_LIBRARY"] == seen[3:]

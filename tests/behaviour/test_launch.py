@@ -1,0 +1,118 @@
+"""How ranks are started: by exp, by somebody else, on several nodes; and Slurm as far as it can be seen without one."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from tests.behaviour.conftest import STEADY, TINY, first_line, has_steps, losses, result, wait_for
+from tests.conftest import clean_environment
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def places(count: int) -> list[dict[str, str]]:
+    master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(count),
+              "LOCAL_WORLD_SIZE": str(count)}  # fmt: skip
+    return [{**master, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
+
+
+def test_ranks_that_somebody_else_started_make_one_run(exp, start, trained):
+    processes = [start(*STEADY, "launcher=external", "output_dir=run", **place) for place in places(2)]
+    said = [process.communicate(timeout=200) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], said
+    assert said[1] == ("", "")  # rank 0 speaks for all
+    assert exp.result("run")["world_size"] == 2
+    assert losses(exp.path("run")) == pytest.approx(losses(trained("steady")), rel=1e-5)
+
+
+def test_variables_of_another_job_are_ignored_and_said(exp):
+    """Left over in a shell, they made the next job wait for ranks that nobody starts."""
+    stale = {"RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "29500", "LOCAL_RANK": "3"}
+    done = exp(*TINY, "max_steps=1", "output_dir=run", **stale)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("warning: ")
+    assert all(name in done.stderr.splitlines()[0] for name in stale)
+    assert exp.result("run")["world_size"] == 1
+    mpi = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+           "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}  # fmt: skip
+    done = exp(*TINY, "output_dir=other", **mpi)  # one of several, that has not been told so: it would train alone
+    assert done.returncode == 2
+    assert "launcher=external" in done.stderr
+    assert not exp.path("other").exists()
+
+
+@pytest.mark.extended
+def test_torchrun_outside_gives_the_losses_of_torchrun_inside(exp, trained):
+    command = ["torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}", "-m", "exp", *STEADY]
+    for words, code in ((["launcher=external"], 0), ([], None)):
+        done = subprocess.run([sys.executable, "-m", *command, *words, f"output_dir=run{code}"], cwd=exp.folder,
+                              env=clean_environment(), capture_output=True, text=True, check=False)  # fmt: skip
+        assert (done.returncode == 0) is (code == 0), done.stderr
+    assert losses(exp.path("run0")) == pytest.approx(losses(trained("steady")), rel=1e-5)
+    assert not exp.path("runNone").exists()
+
+
+@pytest.mark.extended
+def test_two_agents_on_one_machine_are_two_nodes_of_one_run(exp, start, trained):
+    nodes = ["launcher.nnodes=2", f"launcher.rdzv_endpoint=127.0.0.1:{free_port()}", "output_dir=run"]
+    processes = [start(*STEADY, *nodes, "launcher.timeout_s=100") for _ in range(2)]
+    for process in processes:
+        said = process.communicate(timeout=280)
+        assert process.returncode == 0, said
+    assert exp.result("run")["world_size"] == 2
+    assert losses(exp.path("run")) == pytest.approx(losses(trained("steady")), rel=1e-5)
+
+
+@pytest.mark.extended
+def test_the_rank_that_hangs_is_named(exp, start):
+    settings = [*TINY, "max_steps=4000", "max_epochs=1000", "val_every=1000", "launcher=external", "output_dir=run"]
+    processes = [start(*settings, "launcher.step_timeout_s=8", **place) for place in places(2)]
+    wait_for(has_steps(exp.path("run")), *processes)
+    from tests.behaviour.conftest import family
+
+    (rank1,) = [pid for pid, name in family(processes[1].pid).items() if name == "exp-rank1"]
+    os.kill(rank1, 19)
+    said = [process.communicate(timeout=280) for process in processes]
+    assert [process.returncode for process in processes] == [1, 1], said
+    assert said[0][1].startswith("error: rank 1 "), said[0]
+
+
+@pytest.mark.extended
+def test_a_port_that_is_taken_is_named_and_jobs_of_one_machine_need_none(exp, start):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        done = exp(*TINY, "launcher.nnodes=2", f"launcher.rdzv_endpoint=127.0.0.1:{port}", "output_dir=run")
+        assert done.returncode == 2
+        assert str(port) in first_line(done)
+        taken = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        processes = [start(*TINY, "max_steps=2", "nproc=2", f"output_dir=job{job}", **taken) for job in (1, 2)]
+        for process in processes:
+            said = process.communicate(timeout=280)
+            assert process.returncode == 0, said
+    assert result(exp.path("job1"))["metrics"] == result(exp.path("job2"))["metrics"]
+
+
+def test_a_job_for_slurm_is_shown_without_one_and_refused_where_there_is_none(exp, tmp_path):
+    wanted = ["launcher=submitit", "launcher.nodes=2", "nproc=4", "output_dir=run"]
+    shown = exp(*TINY, *wanted, "launcher.dry_run=true")
+    assert shown.returncode == 0, shown.stderr
+    script = shown.stdout.splitlines()
+    assert "#SBATCH --nodes=2" in script
+    assert any(line.startswith("#SBATCH --signal=") for line in script)
+    assert not exp.path("run").exists()
+    (tmp_path / "bin").mkdir()
+    done = exp(*TINY, *wanted, PATH=str(tmp_path / "bin"))
+    assert done.returncode == 3
+    assert "sbatch" in first_line(done) or "Slurm" in first_line(done)
+    assert not exp.path("run").exists()

@@ -1,0 +1,59 @@
+"""A run folder has one writer at a time, and a holder that has died holds nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+
+import pytest
+
+from tests.behaviour.conftest import LONG, first_line, has_steps, result, snapshot, wait_for
+
+
+def test_of_two_in_one_folder_one_runs_and_after_kill_9_the_folder_is_free(exp, start):
+    settings = [*LONG, "output_dir=run", "checkpoint.every_steps=5", "checkpoint.keep_last=1"]
+    run = exp.path("run")
+    process = start(*settings)
+    wait_for(lambda: list(run.glob("checkpoints/step_*.pth")), process)
+    os.kill(process.pid, signal.SIGSTOP)  # so that the folder does not change meanwhile
+    before = snapshot(run)
+    for words in ([], ["resume=auto"], ["overwrite=true"], ["max_steps=1"]):
+        done = exp(*settings, *words)
+        assert done.returncode == 2, (words, done.stderr)
+        assert "run" in first_line(done)
+        assert str(process.pid) in done.stderr, "who holds it is named"
+    assert snapshot(run) == before
+    process.kill()
+    process.communicate()
+    saved = max(int(path.stem[5:]) for path in run.glob("checkpoints/step_*.pth"))
+    done = exp(*settings, "resume=auto", f"max_steps={saved + 1}", timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert result(run)["status"] == "completed"
+    assert result(run)["resumed_from"] is not None
+
+
+def test_a_lock_that_was_copied_or_is_left_of_a_dead_process_holds_nobody_up(exp, start):
+    run = exp.path("run")
+    process = start(*LONG, "output_dir=run", "checkpoint.every_steps=2")
+    wait_for(lambda: list(run.glob("checkpoints/step_*.pth")), process)
+    process.kill()
+    process.communicate()
+    hidden = [path.name for path in run.rglob(".*")] + [path.name for path in run.glob("*lock*")]
+    assert hidden, "a lock is a file of the folder"
+    shutil.copytree(run, exp.path("copy"))
+    for name in ("copy", "run"):
+        done = exp(*LONG, "max_steps=3", f"output_dir={name}", "overwrite=true", timeout=100)
+        assert done.returncode == 0, done.stderr
+        assert result(exp.path(name))["steps"] == 3
+
+
+@pytest.mark.extended
+def test_a_folder_that_is_deleted_or_taken_away_ends_the_run(exp, start):
+    process = start(*LONG, "output_dir=run")
+    wait_for(has_steps(exp.path("run")), process)
+    shutil.rmtree(exp.path("run"))
+    output, errors = process.communicate(timeout=240)
+    assert process.returncode == 1, output
+    assert "run" in errors.splitlines()[0]
+    assert "Traceback" not in errors

@@ -1,0 +1,172 @@
+"""Code from outside the repository: the pages' own listings, a folder with a module and YAML, installed packages."""
+
+from __future__ import annotations
+
+import re
+import shutil
+
+import pytest
+
+from tests.behaviour.conftest import ROOT, STEADY, TINY, losses, result, snapshot
+
+OIL = ["--config-dir", "my_conf", "experiment=oil", "backend=cpu", "max_steps=4", "log_every=1", "plots=false"]
+
+
+@pytest.fixture
+def oil(exp, page):
+    """docs/add-an-experiment.md, done to the letter."""
+    yaml = [f"my_conf/{group}.yaml" for group in ("data/oil", "model/mlp", "experiment/oil")]
+    page("add-an-experiment", python=["my_experiment.py"], yaml=yaml)
+    shutil.copy(str(ROOT / "data" / "ett" / "ETTh1.csv"), str(exp.folder))
+
+    def run(*arguments, code=0):
+        done = exp(*arguments)
+        assert done.returncode == code, done.stdout + done.stderr
+        return done
+
+    return run
+
+
+def test_an_experiment_of_ones_own_is_trained_resumed_and_evaluated_on_any_number_of_ranks(oil, exp):
+    oil(*OIL, "output_dir=one", "checkpoint.every_steps=2")
+    oil(*OIL, "output_dir=half", "resume=one/checkpoints/step_00000002.pth")
+    assert exp.result("half")["metrics"] == exp.result("one")["metrics"]
+    before = snapshot(exp.path("one"))
+    oil("--config-dir", "my_conf", "task=eval", "init_from=one", "backend=cpu", "output_dir=tested", "nproc=2")
+    assert exp.result("tested")["metrics"] == pytest.approx(exp.result("one")["metrics"], rel=1e-6)
+    assert list(exp.result("tested")["metrics"]) == ["error", "squared_error"]
+    assert snapshot(exp.path("one")) == before
+
+
+@pytest.mark.extended
+def test_it_is_predicted_swept_compared_and_tried_out_in_one_batch(oil, exp):
+    numpy = pytest.importorskip("numpy")
+    oil(*OIL, "output_dir=one", "nproc=2")
+    oil("--config-dir", "my_conf", "task=predict", "init_from=one", "backend=cpu", "output_dir=said", "nproc=2")
+    shares = [numpy.load(exp.path("said") / "predictions" / f"rank{rank}.npz") for rank in (0, 1)]
+    assert sorted(number for share in shares for number in share["index"]) == list(range(3484))
+    oil("-m", *OIL, "model.hidden=4,8", "metric=squared_error", "output_dir=sweep", "sweep.plots=false")
+    assert exp.result("sweep/0")["metric_name"] == "squared_error"
+    oil(*OIL, "task=parity", "reference=cpu", "steps=2", "output_dir=parity")
+    oil("--config-dir", "my_conf", "experiment=oil", "backend=cpu", "debug=one_batch", "output_dir=short")
+    assert exp.result("short")["steps"] == 2
+    assert (exp.path("short") / "plots" / "curves.png").is_file()
+
+
+def test_what_is_wrong_with_it_is_said_before_the_first_step(oil, exp):
+    code = exp.folder / "my_experiment.py"
+    text = code.read_text()
+    for old, new, named in (
+        ("(Data):", ":", "my_experiment.OilTemperature"),
+        ("return AbsoluteError()", "return Rows([])", "Rows"),
+        ("self.table[number]", "self.tables[number]", "AttributeError"),
+        ('return {"loss": nn', 'return {"mse": nn', "loss"),
+    ):
+        assert old in text
+        code.write_text(text.replace(old, new))
+        done = exp(*OIL, "output_dir=run")
+        assert done.returncode in (1, 2), (new, done.stdout, done.stderr)
+        assert named in done.stderr.splitlines()[0], (new, done.stderr)
+        assert not (exp.path("run") / "checkpoints").exists()
+        shutil.rmtree(exp.path("run"), ignore_errors=True)
+    code.write_text(text)
+    done = exp(*OIL, "model.hiden=3")
+    assert done.returncode == 2
+    assert "model.hidden" in done.stderr
+
+
+def test_a_task_a_launcher_a_wrapper_and_a_logger_of_ones_own(exp, page, trained):
+    page("add-a-task", python=["my_task.py", "my_launcher.py"],
+         yaml=["my_conf/task/noise.yaml", "my_conf/launcher/nice.yaml"])  # fmt: skip
+    page("add-a-wrapper", python=["my_wrapper.py", "my_logger.py"],
+         yaml=["my_conf/wrapper/half.yaml", "my_conf/logger/table.yaml"])  # fmt: skip
+    own = ["launcher=nice", "launcher.niceness=3", "wrapper=half", "wrapper.options.bucket_cap_mb=50", "logger=table"]
+    done = exp("--config-dir", "my_conf", *STEADY, *own, "nproc=2", "output_dir=run")
+    assert done.returncode == 0, done.stderr
+    assert exp.result("run")["wrapper"] == "half"
+    assert losses(exp.path("run")) == pytest.approx(losses(trained("steady")), rel=1e-2)
+    assert losses(exp.path("run")) != losses(trained("steady"))  # gradients of 16 bits lead elsewhere
+    assert "niceness: 3" in (exp.path("run") / "config.yaml").read_text()
+    figures = (exp.path("run") / "table" / "figures.txt").read_text()
+    assert "test/mse" in figures
+
+    noise = ["--config-dir", "my_conf", "task=noise", f"init_from={trained('forecast')}", "backend=cpu"]
+    done = exp(*noise, "task.levels=[0.0,5.0]", "nproc=2", "output_dir=noise")
+    assert done.returncode == 0, done.stderr
+    found = exp.result("noise")["metrics"]
+    assert found["mse_at_0"] == pytest.approx(result(trained("forecast"))["metrics"]["mse"], rel=1e-6)
+    assert found["mse_at_5"] > found["mse_at_0"]
+    for words, named in ((["task.levels=[-1.0]"], "task.levels"), (["task.kay=x"], "task.key")):
+        done = exp(*noise, *words, "output_dir=refused")
+        assert done.returncode == 2
+        assert named in done.stderr.splitlines()[0]
+    assert not exp.path("refused").exists()
+
+
+def test_a_card_of_another_vendor_is_one_file_and_one_yaml(exp, page):
+    page("add-a-backend", python=["lib/acme_backend.py", "lib/my_vendors.py"], yaml=["my_conf/backend/acme.yaml"])
+    run = ["--config-dir", "my_conf", "backend=acme", *(word for word in TINY if word != "backend=cpu")]
+    lib = {"PYTHONPATH": str(exp.folder / "lib")}
+    done = exp(*run, "nproc=2", "output_dir=run", **lib)
+    assert done.returncode == 0, done.stderr
+    assert (exp.result("run")["backend"], exp.result("run")["world_size"]) == ("acme", 2)
+    assert '"ACME_LOG": "quiet"' in (exp.path("run") / "env.json").read_text()
+    code = exp.folder / "lib" / "acme_backend.py"
+    code.write_text(code.read_text().replace("exclusive_devices = False", "exclusive_devices = True "))
+    for words, number, named in ((["nproc=5"], 3, "4"), (["nproc=2"], 1, "ranks 0 and 1")):
+        done = exp(*run, *words, "output_dir=refused", **lib)
+        assert done.returncode == number
+        assert named in done.stderr.splitlines()[0]
+
+
+INSTALLED = {
+    "acme_models/__init__.py": "",
+    "acme_models/keys.py": """
+from dataclasses import dataclass
+from exp.plugins import Plugin
+
+@dataclass
+class FlatConfig:
+    _target_: str = "acme_models.flat.Flat"
+    width: int = 3
+    lookback: int = 0
+    horizon: int = 0
+
+plugin = Plugin(structures={"model/flat": FlatConfig}, config="acme_models.conf")
+""",
+    "acme_models/flat.py": """
+import torch
+from exp.models.base import Model
+
+class Flat(Model):
+    def __init__(self, lookback, horizon, width=3, **_):
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(lookback, width), torch.nn.Linear(width, horizon))
+
+    def forward(self, x, y=None, mode="tensor", **_):
+        outputs = self.layers(x.transpose(1, 2)).transpose(1, 2)
+        return {"loss": (outputs - y).square().mean()} if mode == "loss" else outputs
+""",
+    "acme_models/conf/__init__.py": "",
+    "acme_models/conf/model/flat.yaml": "defaults: [/schema/model/flat@_here_, _self_]\nwidth: 2\n"
+    "lookback: ${data.lookback}\nhorizon: ${data.horizon}\n",
+    "acme-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n",
+    "acme-1.0.dist-info/entry_points.txt": "[exp.plugins]\nacme = acme_models.keys:plugin\n",
+}
+
+
+def test_an_installed_package_brings_typed_keys_and_its_yaml_by_its_entry_point(exp):
+    for name, text in INSTALLED.items():
+        path = exp.folder / "site" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    site = {"PYTHONPATH": str(exp.folder / "site")}
+    run = ["model=flat", "backend=cpu", "data.lookback=96", "max_steps=2", "global_batch_size=32", "plots=false"]
+    shown = exp(*run, "--cfg", "job", **site)
+    assert re.search(r"^model:\n(  .*\n)*  width: 2$", shown.stdout, re.MULTILINE), shown.stdout + shown.stderr
+    done = exp(*run, "output_dir=run", **site)
+    assert done.returncode == 0, done.stderr
+    for words, named in ((["model.widht=3"], "model.width"), (["model.width=wide"], "width")):
+        done = exp(*run, *words, **site)
+        assert done.returncode == 2
+        assert named in done.stderr.splitlines()[0]

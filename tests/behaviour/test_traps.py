@@ -1,0 +1,129 @@
+"""What files of strangers may hold, and spoilt ones: no code of theirs runs, no wrong number leaves with code 0."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.behaviour.conftest import TINY, first_line, result
+
+
+class Trap:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self):
+        return Path.touch, (self.file,)
+
+
+def test_weights_of_a_stranger_are_read_as_data(exp, copy_of):
+    trap = exp.path("trapped")
+    torch.save({"state_dict": {}, "extra": Trap(trap)}, str(exp.path("evil.pth")))
+    (exp.folder / "evil.pkl").write_bytes(pickle.dumps(Trap(trap)))
+    run = copy_of("forecast")
+    for name in ("best.pth", "step_00000004.pth", "step_00000002.pth"):
+        (run / "checkpoints" / name).write_bytes(exp.path("evil.pth").read_bytes())
+    for words in (
+        [*TINY, "init_from=evil.pth", "output_dir=new"],
+        [*TINY, "init_from=evil.pkl", "output_dir=new"],
+        ["task=eval", "init_from=run", "backend=cpu", "output_dir=new"],
+        [*TINY, "output_dir=run", "resume=auto", "max_steps=8"],
+    ):
+        done = exp(*words)
+        assert done.returncode != 0 or "resume=auto" in words  # which begins anew where nothing opens, and says so
+        assert not trap.exists(), words
+        assert "Traceback" not in done.stderr
+
+
+def test_what_a_configuration_names_is_of_the_interface_of_its_key_or_is_not_called(exp, copy_of):
+    """Typed on the command line, and in the run folder of a stranger."""
+    made = exp.path("made")
+    for words in (
+        ["model._target_=os.mkdir", f"+model.path={made}"],
+        ["data._target_=subprocess.run"],
+        ["model._target_=exp.metrics.Metric"],
+        ["hooks=[{type: os.mkdir}]"],
+        [f"metrics=[{{_target_: os.mkdir, path: {made}}}]"],
+        ["backend._target_=os.system"],
+        ["optim.type=os.system"],
+        ["plugins=[nonesuch]"],
+    ):
+        done = exp(*TINY, *words, "output_dir=new")
+        assert done.returncode in (2, 3), (words, done.stderr)
+        assert words[0].partition("=")[0].split("._")[0].split(".")[0] in first_line(done)
+        assert not made.exists()
+    run = copy_of("forecast")
+    config = (run / "config.yaml").read_text()
+    for old, new in (
+        ("metrics: []", f"metrics: [{{_target_: os.mkdir, path: {made}}}]"),
+        ("_target_: exp.forecasting.timebridge.TimeBridge", "_target_: os.mkdir"),
+    ):
+        assert old in config, old
+        (run / "config.yaml").write_text(config.replace(old, new, 1))
+        done = exp("task=eval", "init_from=run", "backend=cpu", "output_dir=new")
+        assert done.returncode == 2, (new, done.stdout, done.stderr)
+        assert not made.exists()
+
+
+def test_weights_fit_wholly_or_are_refused(exp, trained):
+    """A tensor that lacks, one of another shape, one that is not finite, one too many."""
+    good = torch.load(str(trained("forecast") / "checkpoints" / "best.pth"))["state_dict"]
+    name = next(key for key, value in good.items() if value.dim() == 2)
+    for kind, wrong in (
+        ("lacks", {key: value for key, value in good.items() if key != name}),
+        ("shape", {**good, name: good[name][:-1]}),
+        ("nan", {**good, name: good[name] * float("nan")}),
+        ("surplus", {**good, "surplus.weight": torch.zeros(2)}),
+    ):
+        torch.save(wrong, str(exp.path(f"{kind}.pth")))
+        done = exp(*TINY, "task=eval", f"init_from={kind}.pth", "output_dir=tested")
+        assert done.returncode == 2, (kind, done.stdout)
+        assert ("surplus.weight" if kind == "surplus" else name) in done.stderr, (kind, done.stderr)
+        assert not exp.path("tested").exists()
+    torch.save({f"module.{key}": value for key, value in good.items()}, str(exp.path("good.pth")))
+    done = exp(*TINY, "task=eval", "init_from=good.pth", "output_dir=tested")
+    assert done.returncode == 0, done.stderr
+    assert exp.result("tested")["metrics"] == pytest.approx(result(trained("forecast"))["metrics"], rel=1e-6)
+
+
+def test_data_that_are_not_there_or_malformed_are_an_error_with_file_and_place(exp):
+    (exp.folder / "data").mkdir()
+    hours = [f"2020-01-{1 + hour // 24:02} {hour % 24:02}:00:00" for hour in range(400)]
+    rows = [f"{date},{index % 24},{index % 7}.5" for index, date in enumerate(hours)]
+    own = ["data=csv", "data.root=data", "data.file=mine.csv", "data.channels=2", "data.name=mine", "data.horizon=24",
+           "data.lookback=48"]  # fmt: skip
+    plain = [word for word in TINY if not word.startswith("data.")]
+    for spoilt, named in (
+        (None, "mine.csv"),
+        ([*rows[:50], f"{hours[50]},oops,1.0", *rows[51:]], "mine.csv"),
+        ([*rows[:50], f"{hours[50]},1.0", *rows[51:]], "mine.csv"),
+        ([*rows[:50], *rows[60:], *rows[50:60]], "mine.csv"),
+        (rows[:30], "mine.csv"),
+    ):
+        if spoilt is not None:
+            (exp.folder / "data" / "mine.csv").write_text("\n".join(["date,a,b", *spoilt]) + "\n")
+        done = exp(*plain, *own, "output_dir=run")
+        assert done.returncode == 2, (named, done.stdout)
+        assert named in first_line(done), done.stderr
+        assert not exp.path("run").exists()
+    (exp.folder / "data" / "mine.csv").write_text("\n".join(["date,a,b", *rows]) + "\n")
+    done = exp(*plain, *own, "model.period=24", "output_dir=run", "max_steps=1", "global_batch_size=8")
+    assert done.returncode == 0, done.stderr
+
+
+def test_names_of_strangers_are_text_in_the_report(exp, copy_of):
+    run = copy_of("forecast", "runs/<script>alert(1)")
+    told = json.loads((run / "result.json").read_text())
+    told["experiment"] = "</script><script>alert(2)</script>"
+    del told["digests"]  # of what stood there
+    (run / "result.json").write_text(json.dumps(told))
+    done = exp("task=report", "run=runs", "output_dir=report")
+    assert done.returncode == 0, done.stderr
+    (page,) = [*exp.folder.rglob("report.html")]
+    assert "<script>alert" not in page.read_text()

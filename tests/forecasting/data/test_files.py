@@ -1,0 +1,338 @@
+"""Files as people have them: read right, or refused with the file, the row and the column."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+from datetime import datetime, timedelta
+
+import numpy as np
+import pytest
+
+from exp.errors import EXIT_CONFIG, ConfigError, DataError
+from exp.forecasting.config import EvalKeys, ForecastingDataConfig
+from exp.forecasting.data.dataset import ForecastingData
+from exp.forecasting.data.preflight import check_task, preflight
+from exp.forecasting.data.roles import Roles
+from exp.forecasting.data.series import read_series
+
+GOOD = "date,a,b\n2020-01-01 00:00:00,1,2\n2020-01-01 01:00:00,3,4.5\n2020-01-01 02:00:00,-5,6e-1\n"
+MASKED = {"roles": Roles(masks=True)}
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(content, name="s.csv"):
+        path = tmp_path / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    return write
+
+
+def refusal(path, **options):
+    with pytest.raises(DataError) as error:
+        read_series(path, **options)
+    assert error.value.exit_code == EXIT_CONFIG
+    line = str(error.value).splitlines()[0]
+    assert str(path) in line
+    return line
+
+
+def hourly(form, count=400, begin=datetime(2019, 12, 1)):
+    return [(begin + timedelta(hours=hour)).strftime(form) for hour in range(count)]
+
+
+def file_of(dates, name="date"):
+    return "\n".join([f"{name},a", *(f"{date},{number % 7}" for number, date in enumerate(dates))]) + "\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [GOOD, GOOD.replace("\n", "\r\n"), "\ufeff" + GOOD, GOOD + "\n \n", GOOD.replace("2020-01-01", "2020/1/1")],
+    ids=["plain", "crlf", "byte order mark", "blank lines at the end", "slashes"],
+)
+def test_a_table_with_dates(write, text):
+    series = read_series(write(text), channels=2)
+    np.testing.assert_array_equal(series.values, [[1, 2], [3, 4.5], [-5, 0.6]])
+    assert series.names == ("a", "b")
+    assert [str(date) for date in series.dates] == [f"2020-01-01 0{hour}:00:00" for hour in range(3)]
+
+
+@pytest.mark.parametrize("name", ["solar.txt", "solar.txt.gz"])
+def test_numbers_only(write, name):
+    text = b"0,1.5,2\n3,4,5\n"
+    path = write(gzip.compress(text, mtime=0) if name.endswith("gz") else text, name)
+    series = read_series(path, header=False, channels=3)
+    np.testing.assert_array_equal(series.values, [[0, 1.5, 2], [3, 4, 5]])
+    assert series.dates is None
+    assert series.names == ("0", "1", "2")
+
+
+FORMS = ["%d/%m/%Y %H:%M", "%m/%d/%Y %H:%M:%S", "%d.%m.%Y %H:%M", "%d-%m-%y %H:%M", "%m/%d/%Y %I:%M %p",
+         "%d-%b-%Y %H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M:%SZ", "%Y-%m-%d %H:%M:%S.%f+01:00", "%Y/%m/%d %H",
+         "%Y%m%d%H", "%Y%m%d%H%M", "%Y%m%d %H:%M"]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_form_of_dates_is_that_of_the_whole_column(write, form):
+    # The first twelve days of December can be read with the month first; the later ones cannot.
+    path = write(file_of(hourly(form, 40 * 24)))
+    dates = read_series(path, date_format=form if "%y" in form else None).dates
+    assert [date.replace(tzinfo=None) for date in dates.to_pydatetime()] == [
+        datetime(2019, 12, 1) + timedelta(hours=hour) for hour in range(40 * 24)
+    ]
+
+
+@pytest.mark.parametrize(("form", "other"), [("%d/%m/%Y %H:%M", "%m/%d/%Y %H:%M"), ("%d.%m.%y", "%m.%d.%y")])
+def test_dates_that_can_be_read_in_two_ways_are_refused(write, form, other):
+    begin = datetime(2012, 12, 1)
+    path = write(file_of([(begin + timedelta(days=day)).strftime(form) for day in range(12)]))
+    line = refusal(path)
+    assert "row 2, column date" in line
+    assert form in line
+    assert other in line
+    assert read_series(path, date_format=form).dates[11].to_pydatetime() == begin + timedelta(days=11)
+
+
+def test_other_dates(write):
+    assert read_series(write(file_of(hourly("%d/%m/%Y %H:%M", 24, datetime(2020, 3, 3))))).dates[0].month == 3
+    series = read_series(write("a, Date ,b c \n1,20240101,2\n3,20240102,4\n"))  # compact, not nanoseconds
+    assert [str(date)[:10] for date in series.dates] == ["2024-01-01", "2024-01-02"]
+    assert series.names == ("a", "b c")
+    for factor in (1, 1_000, 1_000_000, 1_000_000_000):
+        rows = [(1_577_836_800 + 3600 * hour) * factor for hour in range(5)]
+        dates = read_series(write(file_of(rows))).dates
+        assert [str(date) for date in dates[[0, 4]]] == ["2020-01-01 00:00:00", "2020-01-01 04:00:00"]
+        assert "row 4, column date: '7'" in refusal(write(file_of([*rows[:2], 7, *rows[3:]])))
+    early = read_series(write(file_of([3600, 7200])), date_format="%s")
+    assert str(early.dates[1]) == "1970-01-01 02:00:00"
+    offsets = [*hourly("%Y-%m-%d %H:%M:%S+01:00", 10), *hourly("%Y-%m-%d %H:%M:%S+02:00", 12)[11:]]
+    assert "row 12, column date" in refusal(write(file_of(offsets)))
+    for odd in ("2019-12-01 02:00", "01/12/2019 02:00:00", "2019-12-01", "20191201", "noon", "NA"):
+        dates = hourly("%Y-%m-%d %H:%M:%S", 5)
+        dates[2] = odd
+        assert "row 4, column date" in refusal(write(file_of(dates)))
+    path = write(file_of(["01/02/2020", "31/12/2020", "2021-01-01"]))
+    assert "row 4, column date: '2021-01-01'" in refusal(path, date_format="%d/%m/%Y")
+    assert "%Q" in refusal(path, date_format="%Q")
+    path = write(file_of(hourly("%Y-%m-%d %H:%M"), "time stamp"))
+    assert "data.date_column='\"time stamp\"'" in refusal(path)
+    assert read_series(path, date_column="Time Stamp").names == ("a",)
+    assert read_series(write("a,b\n1,2\n3,4\n"), date_column=None).dates is None
+
+
+DAY = "2020-01-01,"
+REFUSED = [
+    # In place of a part of GOOD, or whole; the place that is named.
+    ("4.5", "n/a", "row 3, column b: 'n/a'"),
+    ("4.5", "", "row 3, column b: ''"),
+    ("4.5", "inf", "row 3, column b: 'inf'"),
+    ("4.5", "NaN", "row 3, column b: 'NaN'"),
+    ("4.5", "1e300", "row 3, column b: '1e300'"),
+    ("4.5", "-4e38", "row 3, column b: '-4e38'"),
+    ("4.5", "1e-300", "row 3, column b: '1e-300'"),
+    ("4.5", "True", "row 3, column b: 'True'"),
+    ("4.5", '"1,5"', "row 3, column b: '1,5'"),
+    ("1,2\n", "True,2\n", "row 2, column a: 'True'"),
+    ("01:00:00", "25:00:00", "row 3, column date: '2020-01-01 25:00:00'"),
+    ("2020-01-01 01:00:00", "", "row 3, column date: ''"),
+    ("01:00:00", "00:00:00", "row 3, column date: '2020-01-01 00:00:00' repeats"),
+    ("02:00:00", "00:30:00", "row 4, column date: '2020-01-01 00:30:00' is earlier"),
+    ("3,4.5", "3", "row 3, column 3"),
+    ("3,4.5", "3,4.5,6", "row 3, column 4"),
+    ("1,2\n", "1,2,7\n", "row 2, column 4"),
+    ("1,2\n", "x,2\n", "row 2, column a: 'x'"),
+    ("4.5\n", "4.5\n\n", None),  # a blank line is no row, and is counted
+    ("date,", "when,", "row 1: no column `date`"),
+    (GOOD, "date\n2020-01-01\n", "row 1: there is a `date` column, but no series"),
+    (GOOD, "date,a\n0,2020-01-01,5\n1,2020-01-02,6\n", "row 2, column 3"),  # pandas takes it for an index
+    (GOOD, f"date,a,b,\n{DAY}1,2,\n", "row 1, column 4"),
+    (GOOD, ",date,a\n0,2020-01-01,1\n", "row 1, column 1"),
+    (GOOD, "Unnamed: 0,date,a\n0,2020-01-01,1\n", "row 1, column 1"),
+    (GOOD, f"date,a, a\n{DAY}1,2\n", "row 1, column 3: 'a'"),
+    (GOOD, "date;p (mbar, abs);b\n", "row 1: its cells are separated by semicolons"),
+    (GOOD, "date\ta\n2020-01-01\t1\n", "row 1: its cells are separated by tabs"),
+    (GOOD, f"date,place,a\n{DAY}Bonn,1\n2020-01-02,Bonn,2\n", "row 2, column place: 'Bonn'"),
+    (GOOD, f"{DAY}1,2\n2020-01-02,3,4\n", "row 1: no column `date`"),
+    (GOOD, "1,2\n3,4\n", "data.header=false"),
+    (GOOD, "date,a\n1,1\n2,1\n", "row 2, column date: '1'"),
+    (GOOD, "date,a\n12:00,1\n13:00,1\n", "row 2, column date: '12:00'"),
+    (GOOD, f'date,a\n{DAY}1\n2020-01-02,"2', "row 3"),
+    (GOOD, "", "is empty"),
+    (GOOD, "date,a\n", "is empty"),
+    (GOOD, "unique_id,ds,y\nA,2020-01-01,1\nA,2020-01-02,2\n", "index='ds', columns='unique_id', values='y'"),
+    (GOOD, b"date,a\n2020-01-01,\xff\n", "UTF-8"),
+    (GOOD, "date,a\n2020-01-01,1\n".encode("utf-16"), "UTF-16"),
+    (GOOD, "date,a\n2020-01-01,1\n2020-01-02,2\u00b0\n".encode("latin-1"), "row 3"),
+    (GOOD, b"PAR1\x15\4\x15", "Parquet"),
+    (GOOD, b"PK\3\4\x14\0", "workbook"),
+    (GOOD, gzip.compress(b"date,a\n2020-01-01,1\n", mtime=0), ".gz"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "place"), REFUSED, ids=lambda each: str(each)[:20])
+def test_the_first_cell_that_is_wrong_is_named(write, old, new, place):
+    text = new if isinstance(new, bytes) or old == GOOD else GOOD.replace(old, new, 1)
+    if place is None:
+        text, place = text.replace("6e-1", "x"), "row 5, column b: 'x'"
+    path = write(text)
+    assert place in refusal(path, channels=2 if "unique" in str(new) else None)
+
+
+def test_what_else_is_refused(write):
+    assert "data.channels=7" in refusal(write(GOOD), channels=7)
+    assert "data.header=true" in refusal(write(GOOD), header=False)
+    assert "row 2, column 1: 'x'" in refusal(write("1,2\nx,4\n"), header=False)
+    assert "row 1, column 2: ''" in refusal(write("1,\n3,4\n"), header=False)
+    for content in (gzip.compress(GOOD.encode(), mtime=0)[:30], b"not gzip"):
+        refusal(write(content, "s.csv.gz"))
+    rows = [f"2020-01-01 {hour:02d}:00:00,{hour}\n" for hour in range(24)]
+    for quoted in ('"5\n', '"5"x\n'):
+        rows[4] = f"2020-01-01 04:00:00,{quoted}"
+        for closed in (False, True):  # by another stray one, further down
+            rows[20] = '2020-01-01 20:00:00,"20\n' if closed else rows[20]
+            assert "row 6" in refusal(write("date,a\n" + "".join(rows)))
+
+
+def test_a_row_that_is_cut_is_no_empty_cell(write):
+    path = write(GOOD.replace("3,4.5", "3,"))
+    assert np.isnan(read_series(path, **MASKED).values[1, 1])
+    for cut in ("3", "3,4.5,6"):
+        assert "row 3" in refusal(write(GOOD.replace("3,4.5", cut)), **MASKED)
+    # Nor where the column that the cell lacks in is not read.
+    assert "row 3" in refusal(write(GOOD.replace("3,4.5", "3")), roles=Roles(inputs=("a",)))
+
+
+def test_a_long_table_is_called_one_and_repeated_dates_are_not(write):
+    rows = [f"2020-01-{day:02d},{key},{day}\n" for key in (7, 9) for day in range(1, 21)]
+    for lines in (rows, sorted(rows)):
+        assert "columns='plant', values='y'" in refusal(write("date,plant,y\n" + "".join(lines)))
+    assert "pivot" not in refusal(write("date,plant,y\n" + "".join(sorted([*rows[:20], rows[3]]))))
+
+
+@pytest.mark.parametrize("header", [True, False])
+def test_an_empty_cell_of_a_single_series_is_a_row(write, header):
+    rows = [str(number / 4) for number in range(200)]
+    rows[50], rows[60], rows[70] = "", '""', "  "
+    path = write("\n".join(["load"] * header + rows) + "\n\n\n \n")
+    options = {"header": header, "date_column": None}
+    assert f"row {51 + header}, column" in refusal(path, **options)
+    values = read_series(path, **options, **MASKED).values[:, 0]
+    assert len(values) == 200
+    assert np.isnan(values).nonzero()[0].tolist() == [50, 60, 70]
+    rows[80] = "x"
+    path = write("\n".join(["load"] * header + rows))
+    assert f"row {81 + header}, column" in refusal(path, **options, **MASKED)
+
+
+def test_blank_lines_and_what_counts_as_empty(write):
+    assert "row 7, column a: 'x'" in refusal(write("\na,b\n\n1,2\n \n3,4\nx,5\n\n"), date_column=None)
+    values = read_series(write("\n\n1\n2\n"), header=False, date_column=None, **MASKED).values
+    assert np.isnan(values[:, 0]).tolist() == [True, True, False, False]
+    values = read_series(write("a,b\n1,2\n , NAN \nnan,3\n4,NaN\n"), date_column=None, **MASKED).values
+    assert np.isnan(values).tolist() == [[False, False], [True, True], [True, False], [False, True]]
+    for cell in ("-", "?", "inf", "-inf"):
+        assert f"row 3, column a: '{cell}'" in refusal(write(f"a,b\n1,2\n{cell},3\n"), date_column=None, **MASKED)
+
+
+def data_of(path, **options):
+    return ForecastingData("own", str(path), 1, lookback=8, horizon=2, **options)
+
+
+def test_standardised_values_that_float32_cannot_carry(write):
+    dates = hourly("%Y-%m-%d %H:%M")
+    rows = [f"{date},{1.2 + number % 7 / 10}e-38" for number, date in enumerate(dates)]
+    with pytest.raises(DataError, match=r"tiny.csv, column a"):
+        data_of(write("\n".join(["date,a", *rows]), "tiny.csv"))
+    rows = [f"{date},{number % 7}e-5" for number, date in enumerate(dates)]
+    rows[350] = f"{dates[350]},3e38"
+    with pytest.raises(DataError, match=r"far.csv row 352, column a: '3e38'"):
+        data_of(write("\n".join(["date,a", *rows]), "far.csv"))
+
+
+def test_gaps_are_told_once_and_can_be_refused(write):
+    dates = hourly("%Y-%m-%d %H:%M:%S", 403)
+    del dates[100:102], dates[300]
+    path = write(file_of(dates))
+    (note,) = data_of(path).notes
+    assert [word in note for word in ("row 102, column date", "3:00:00", "1:00:00", "2 of 399")] == [True] * 4
+    record = data_of(path).record(lambda value: [value])
+    assert (record["time_step"], record["irregular_steps"], record["notes"]) == ("1:00:00", 2, [note])
+    with pytest.raises(DataError, match=r"row 102, column date.*data.allow_gaps"):
+        data_of(path, allow_gaps=False)
+    months = [f"{2000 + month // 12}-{month % 12 + 1:02d}-01" for month in range(120)]
+    days = [datetime(2020, 1, 1) + timedelta(days=day) for day in range(200)]
+    for dates, step in ((months, "MS"), ([str(day)[:10] for day in days if day.weekday() < 5], "B")):
+        data = data_of(write(file_of(dates)), allow_gaps=False)
+        assert (data.rhythm.step, data.rhythm.irregular) == (step, 0)
+    del months[50]
+    assert data_of(write(file_of(months))).rhythm == ("1 month", 1, 50)
+
+
+def preflight_refusal(**keys):
+    with pytest.raises(DataError) as error:
+        preflight(vars(ForecastingDataConfig(**{"name": "own", "channels": 7, "file": "ETTh1.csv", **keys})))
+    return str(error.value)
+
+
+def test_what_the_parent_sees_before_anything_starts(tmp_path):
+    root, own = str(tmp_path), {"file": "own.csv"}
+    for names in ("weather.csv", "ETT-small/ETTh1.csv", "link.csv/", "dir.csv/"):
+        path = tmp_path / names
+        (path if names.endswith("/") else path.parent).mkdir(exist_ok=True)
+        if not names.endswith("/"):
+            path.touch()
+    (tmp_path / "link.csv").rmdir()
+    (tmp_path / "link.csv").symlink_to(tmp_path / "gone.csv")
+    os.mkfifo(tmp_path / "pipe.csv")
+    for keys, words in (
+        ({"file": "ETTh2.csv"}, ["data.root", "ETTh2.csv", "ETTh1.csv"]),  # what is bundled
+        ({"root": root}, [f"data.file=ETTh1.csv (data set own) is not in data.root={root}", "weather.csv"]),
+        ({"root": root}, [f"data.root={root}/ETT-small"]),
+        ({"root": f"{root}/other"}, [f"{root}/other", "weather.csv"]),
+        ({"root": root, "file": "dir.csv"}, ["dir.csv"]),
+        ({"root": root, "file": "link.csv"}, ["gone.csv"]),
+        ({"root": root, "file": "pipe.csv"}, ["pipe.csv"]),
+        ({"file": f"{root}/no.csv", "split": "new"}, [f"{root}/no.csv"]),
+        ({"split": "thirds"}, ["data.split=thirds"]),
+        ({"date_format": "dd/mm/yyyy"}, ["data.date_format=dd/mm/yyyy"]),
+        ({"lookback": 0}, ["data.lookback=0"]),
+        ({"horizon": 0}, ["data.horizon=0"]),
+        ({"eval_batch_size": 0}, ["data.eval_batch_size=0"]),
+        ({"num_workers": -1}, ["data.num_workers=-1"]),
+    ):
+        said = preflight_refusal(**keys)
+        assert all(word in said for word in words), said
+    for line, keys, word in (
+        ("date,a\n", {}, "data.channels=7"),
+        ("1,2\n", {"header": False}, "data.channels=7"),
+        ("date,a\n", {"header": False}, "row 1, column 1: 'date'"),
+        ("date,a,air temp,c,extra\n", {"split": "new", "channels": 3}, "'data.inputs=[a,\"air temp\",c]'"),
+        ("date,a,b\n", {"split": "new", "channels": 3}, "own.csv"),
+    ):
+        (tmp_path / "own.csv").write_text(line)
+        assert word in preflight_refusal(root=root, **own, **keys).splitlines()[0]
+    (tmp_path / "own.csv").write_text("date,a,b,c,extra\n")
+    inputs = {"inputs": ["a", "b", "c"], "channels": 3, "split": "new"}
+    preflight(vars(ForecastingDataConfig(name="own", root=root, **own, **inputs)))
+
+
+def test_keys_of_intervals_are_judged_by_themselves():
+    given = vars(EvalKeys())
+    for fine in ({}, given, {**given, "intervals": [0.8, 0.95], "intervals_adapt": 0.01}):
+        check_task(fine)
+    for changed, key in (
+        ({"intervals_from": "nonsense"}, "task.intervals_from=nonsense"),
+        ({"intervals_from": "model"}, "task.intervals_from=model"),
+        ({"intervals_adapt": 7}, "task.intervals_adapt=7"),
+        ({"intervals_adapt": 0.1}, "task.intervals_adapt=0.1"),
+        ({"intervals_signed": True}, "task.intervals_signed=true"),
+        ({"intervals": 0.8}, "task.intervals=[0.8]"),
+        ({"intervals": [80]}, "task.intervals: 80"),
+        ({"intervals": ["most"]}, "task.intervals=['most']"),
+        ({"intervals": [0.8], "intervals_memory_mb": 0}, "task.intervals_memory_mb=0"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(key)):
+            check_task({**given, **changed})
