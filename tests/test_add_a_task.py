@@ -41,6 +41,7 @@ def test_a_task_and_a_launcher_of_ones_own(page, exp):
     assert one["mse_at_0"] == pytest.approx(plain["mse"], rel=1e-6)
     assert two["mse_at_0"] == pytest.approx(plain["mse"], rel=1e-6)
     assert one["mse_at_5"] > one["mse_at_0"]
+    assert exp.result("one")["metric"] == one["mse_at_0"]
     assert two["mse_at_5"] == pytest.approx(one["mse_at_5"], rel=1e-6)
 
 

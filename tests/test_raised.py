@@ -41,6 +41,7 @@ class Net(nn.Module):
 
 class Far(SampleMetric):
     names = ("far",)
+    greater_is_better = False
 
     def per_sample(self, outputs, batch):
         return batch["z"]

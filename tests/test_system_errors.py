@@ -67,7 +67,7 @@ def test_a_disk_that_is_full_in_mid_run(tmp_path, small_disk, nproc):
         (["output_dir=/proc/x"], "/proc/x: No such file or directory; set output_dir"),
         (["output_dir=frozen/x"], "frozen/x: Read-only file system; set output_dir"),
         (["hydra.run.dir=/proc/x"], "cannot use /proc/x: No such file"),
-        (["-m", "output_dir=afile", "seed=1"], "cannot use afile: File exists"),
+        (["-m", "output_dir=afile", "seed=1"], "afile: File exists"),
         (["-m", "output_dir=frozen/x", "seed=1"], "frozen/x: Read-only file system"),
     ],
 )

@@ -5,19 +5,18 @@ Imports neither torch nor pandas before they are needed.
 
 from __future__ import annotations
 
-import json
 import math
 import subprocess
 import sys
 import tempfile
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 from exp.config import structures
 from exp.config.names import allow, distrust, names_in
 from exp.errors import ConfigError, RunError, UnavailableError
-from exp.runfolder import RunFolder, read_json
+from exp.runfolder import RunFolder, read_json, read_records
 
 if TYPE_CHECKING:
     import os
@@ -69,19 +68,10 @@ class OpenRun:
         import pandas as pd
 
         # Not pandas' reader of JSON, which rounds, and takes columns for dates by their names.
-        rows = [{key: math.nan if value is None else value for key, value in record.items()}
-                for record in self._records()]  # fmt: skip
-        return pd.DataFrame(rows) if rows else pd.DataFrame(columns=["split", "step"])
-
-    def _records(self) -> Iterator[dict[str, Any]]:
         file = RunFolder(self.path).metrics
-        for line in file.read_bytes().splitlines() if file.is_file() else ():
-            try:
-                record = json.loads(line)
-            except ValueError:  # the last line of a run that is going on, or was killed
-                continue
-            if isinstance(record, dict):
-                yield record
+        records = read_records(file.read_bytes().splitlines() if file.is_file() else ())
+        rows = [{key: math.nan if value is None else value for key, value in record.items()} for record in records]
+        return pd.DataFrame(rows) if rows else pd.DataFrame(columns=["split", "step"])
 
     @property
     def tables(self) -> Mapping[str, pd.DataFrame]:

@@ -49,6 +49,8 @@ _TAKE_A_VALUE = (
     "--experimental-rerun",
 )  # fmt: skip
 """Hydra's options that are followed by a word."""
+_MODES = (("--multirun", "-m"), ("--run", "-r"), ("--cfg", "-c"), ("--info", "-i"))
+"""Hydra's options of which it takes one."""
 _exit_codes: list[int] = []
 _full_error: list[bool] = []
 """Not empty: the user wants tracebacks."""
@@ -85,6 +87,11 @@ def _main() -> int:
         return EXIT_OK
     sys.argv[1:] = _overrides_last(sys.argv[1:])
     be_quiet(sys.argv[1:])
+    try:
+        _check_usage(sys.argv[1:])
+    except ConfigError as error:
+        console.error(str(error))
+        return EXIT_CONFIG
     remember(sys.argv[1:])
     structures.register()
     choices.register_resolvers()
@@ -129,6 +136,21 @@ def _main() -> int:
         code = early.tell(interrupt, _finish_sweep())
         return max([code, *(code for code in _exit_codes if code > 128)])  # a sweep may not have begun any job
     return max(_exit_codes, default=EXIT_OK)
+
+
+def _check_usage(arguments: list[str]) -> None:
+    """Refuse what would end in a traceback.
+
+    Raises:
+        ConfigError: the current folder was deleted, or two options exclude each other.
+    """
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise ConfigError("the current folder was deleted; change to another one") from None
+    given = [each for each in arguments if any(each.partition("=")[0] in mode for mode in _MODES)]
+    if len(given) > 1:
+        raise ConfigError(f"{given[0]} and {given[1]} exclude each other; leave one out")
 
 
 def _overrides_last(arguments: list[str]) -> list[str]:

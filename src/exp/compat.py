@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+from datetime import timedelta
+from socket import socket
 from typing import Any, Callable, ContextManager, Sequence
 
 import torch
@@ -19,6 +21,7 @@ __all__ = [
     "is_transformed",
     "pinned_by",
     "recompute_in_backward",
+    "serving_store",
     "supports_compilation",
     "supports_composite_process_groups",
     "supports_estimates",
@@ -31,6 +34,24 @@ __all__ = [
 TORCH_VERSION: tuple[int, int] = tuple(  # type: ignore[assignment]
     int(part) for part in torch.__version__.split(".")[:2]
 )
+
+
+def serving_store(host: str, port: int, listener: socket, timeout: timedelta, world_size: int | None = None) -> Any:
+    """A TCP store that serves at the address of ``listener`` alone (torch >= 2.0); None: torch opens its own port.
+
+    Args:
+        host: as clients name it.
+        port: of ``listener``.
+        listener: listens; the store closes it.
+        timeout: of the store.
+        world_size: clients to wait for; None: none.
+    """
+    store = torch.distributed.TCPStore
+    if "master_listen_fd" not in str(store.__init__.__doc__):
+        listener.close()
+        return None
+    options: Any = {"is_master": True, "timeout": timeout, "master_listen_fd": listener.detach()}
+    return store(host, port, world_size, wait_for_workers=world_size is not None, **options)
 
 
 def supports_compilation() -> bool:

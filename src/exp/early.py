@@ -13,7 +13,7 @@ from typing import Iterator
 
 from exp import console
 from exp.errors import EXIT_PREEMPTED
-from exp.preemption import PREEMPT_SIGNAL
+from exp.preemption import ENDING_SIGNALS, PREEMPT_SIGNAL
 
 __all__ = ["begin", "has_begun", "listening", "tell"]
 
@@ -47,7 +47,7 @@ def listening() -> Iterator[None]:
             raise _Ended(number)
 
     _begun.clear()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, PREEMPT_SIGNAL):
+    for number in ENDING_SIGNALS:
         if number == PREEMPT_SIGNAL or signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, hear)
     try:

@@ -39,7 +39,8 @@ class Stage(enum.IntEnum):
     AFTER_VALIDATION = 7
     CHECKPOINT = 8
     TEST = 9
-    DONE = 10
+    TEST_METRICS = 10
+    DONE = 11
 
 
 class Beat(NamedTuple):

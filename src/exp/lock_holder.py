@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import socket
 import time
 from dataclasses import asdict, dataclass
@@ -16,7 +17,10 @@ from pathlib import Path
 
 from exp.launcher.processes import stat_of
 
-__all__ = ["LOCK", "STALE_AFTER_S", "Holder", "encoded", "holder_of", "is_live", "is_running", "read_holder"]
+__all__ = [
+    "LOCK", "STALE_AFTER_S", "Holder", "encoded", "holder_of", "is_live", "is_running", "known_alive", "last_sign",
+    "read_holder",
+]  # fmt: skip
 
 LOCK = ".lock"
 STALE_AFTER_S = 120.0
@@ -37,6 +41,7 @@ class Holder:
         job: id of the job that it belongs to, in its scheduler's words; empty: none.
         cluster: ``slurm`` or ``local``; empty: none.
         several: several processes hold it together, and ``pid`` is only one of them.
+        secret: what they call the store by over which they meet, so that nobody else can guess it.
     """
 
     token: str = ""
@@ -48,12 +53,14 @@ class Holder:
     job: str = ""
     cluster: str = ""
     several: bool = False
+    secret: str = ""
 
     @classmethod
     def me(cls, token: str, job: str = "", cluster: str = "", several: bool = False, pid: int | None = None) -> Holder:
         """This process, or another one of this machine."""
         pid = os.getpid() if pid is None else pid
-        return cls(token, socket.gethostname(), _machine(), pid, _started(pid) or 0, time.time(), job, cluster, several)
+        start, secret = _started(pid) or 0, secrets.token_hex(16)
+        return cls(token, socket.gethostname(), _machine(), pid, start, time.time(), job, cluster, several, secret)
 
     def is_here(self) -> bool:
         """Whether its process id means a process of this machine."""
@@ -102,6 +109,20 @@ def is_live(holder: Holder, path: Path, now: float) -> bool:
         path: the lock.
         now: by the clock of the file server, in seconds since the epoch.
     """
+    certain = known_alive(holder)
+    return now - last_sign(path) < STALE_AFTER_S if certain is None else certain
+
+
+def last_sign(path: Path) -> float:
+    """When the holder of a lock has last touched it, in seconds since the epoch; 0: the lock is gone."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def known_alive(holder: Holder) -> bool | None:
+    """Whether a holder is alive; None: it is on another machine, or in another container, and only the lock tells."""
     if holder.cluster == "slurm":
         from exp.launcher.slurm import find_states
 
@@ -110,10 +131,7 @@ def is_live(holder: Holder, path: Path, now: float) -> bool:
             return not states[holder.job].ended
     elif holder.is_here() and not holder.several:
         return is_running(holder)
-    try:
-        return now - path.stat().st_mtime < STALE_AFTER_S
-    except OSError:
-        return False
+    return None
 
 
 def _machine() -> str:

@@ -16,10 +16,13 @@ from typing import Any, Iterable, Iterator
 
 from exp.runfolder import read_json, write_json
 
-__all__ = ["PREEMPT_SIGNAL", "PreemptionFlag", "held_back", "preempted_at", "record_preempted"]
+__all__ = ["ENDING_SIGNALS", "PREEMPT_SIGNAL", "PreemptionFlag", "held_back", "preempted_at", "record_preempted"]
 
 PREEMPT_SIGNAL = signal.SIGUSR2
 """Vendors' collectives use SIGUSR1."""
+
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, PREEMPT_SIGNAL)
+"""What ends a run, after one line."""
 
 _LOOK_EVERY_S = 0.05
 _FILE = "preempt"

@@ -35,6 +35,7 @@ _KINDS = {
 """What an object is in a configuration, by a class that it inherits."""
 
 _BELOW = ("exp", "exp.backends", "torch", "mmengine")
+_NATIVE = re.compile(r"\n?(?:Exception raised from |C\+\+ CapturedTraceback:)")  # torch's frames of C++ follow
 _FRAME = re.compile(r'File "([^"\n]+)", line (\d+), in (\S+)')
 
 
@@ -46,7 +47,7 @@ def shown(thing: Any) -> str:
 
 def message_of(error: BaseException) -> str:
     """What an error says; of one that a loader process hands on, what the original says."""
-    text = str(error)
+    text = _NATIVE.split(str(error))[0].rstrip()
     if _is_of_loader(text):
         # torch puts its own words and a traceback in front
         return text.rpartition(f"{type(error).__name__}: ")[2].strip()

@@ -11,7 +11,7 @@ import re
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any, BinaryIO, Callable, Iterator, Mapping
+from typing import Any, BinaryIO, Callable, Iterable, Iterator, Mapping
 
 from exp.errors import ConfigError, RunError
 
@@ -24,6 +24,7 @@ __all__ = [
     "last_known",
     "last_records",
     "read_json",
+    "read_records",
     "read_result",
     "to_json",
     "without_credentials",
@@ -315,8 +316,19 @@ def read_result(folder: RunFolder) -> dict[str, Any] | None:
     return result
 
 
+def read_records(lines: Iterable[str | bytes]) -> Iterator[dict[str, Any]]:
+    """The records in lines of a ``metrics.jsonl``; a line that was cut off, or is none, is left out."""
+    for line in lines:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict) and "split" in record and isinstance(record.get("step"), int):
+            yield record
+
+
 def last_records(folder: RunFolder) -> Iterator[dict[str, Any]]:
-    """The last lines of ``metrics.jsonl``, from the end on; none of those that are cut off."""
+    """The last records of ``metrics.jsonl``, from the end on."""
     try:
         with folder.metrics.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -324,13 +336,7 @@ def last_records(folder: RunFolder) -> Iterator[dict[str, Any]]:
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return
-    for line in reversed(lines):
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue  # cut off, at either end
-        if isinstance(record, dict):
-            yield record
+    yield from read_records(reversed(lines))
 
 
 def last_known(folder: RunFolder) -> dict[str, int]:
@@ -339,7 +345,7 @@ def last_known(folder: RunFolder) -> dict[str, int]:
     Returns:
         Optimizer ``steps`` and completed ``epochs``; of a folder without either, zeros.
     """
-    whole = (record for record in last_records(folder) if {"split", "step", "epoch"} <= record.keys())
-    last = next((record for record in whole if record["split"] in ("train", "val")), {"step": 0, "epoch": 0})
+    trained = (record for record in last_records(folder) if record["split"] in ("train", "val") and "epoch" in record)
+    last = next(trained, {"step": 0, "epoch": 0})
     names = [CHECKPOINT_NAME.match(path.name) for path in folder.checkpoints.glob("step_*")]
     return {"steps": max([last["step"], *(int(name.group(1)) for name in names if name)]), "epochs": last["epoch"]}

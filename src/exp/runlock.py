@@ -7,6 +7,7 @@ It names its holder (:mod:`exp.lock_holder`), and is worth nothing without it.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import os
 import secrets
@@ -18,11 +19,12 @@ from pathlib import Path
 
 from exp import console
 from exp.errors import ConfigError
-from exp.lock_holder import LOCK, Holder, encoded, is_live, read_holder
+from exp.lock_holder import LOCK, STALE_AFTER_S, Holder, encoded, is_live, known_alive, last_sign, read_holder
 
 __all__ = ["RunLock"]
 
 _BEAT_S = 10.0
+_LOOK_S = 0.5
 _TAKING = ".lock.taking"
 _TAKING_PATIENCE_S = 10.0
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
@@ -112,6 +114,8 @@ class RunLock:
         finally:
             with contextlib.suppress(OSError):
                 mine.unlink()
+        if joined:
+            me = dataclasses.replace(me, secret=(read_holder(self.path) or me).secret)
         self._content = encoded(me)
         self._inode = self.folder.stat().st_ino
         self._held = True
@@ -124,20 +128,31 @@ class RunLock:
         return path
 
     def _take(self, mine: Path, replace: bool) -> bool:
-        now = mine.stat().st_mtime  # by the file server's clock, as are the times of the lock
-        while True:
-            if _linked(mine, self.path):
-                return False
-            holder = read_holder(self.path)
-            if holder is None:
+        first: tuple[Holder, float] | None = None  # the holder that was found, and its last sign of life
+        while not _linked(mine, self.path):
+            now = mine.stat().st_mtime  # by the file server's clock, as are the times of the lock
+            holder, seen = read_holder(self.path), last_sign(self.path)
+            if holder is None or not seen:
                 continue
             if holder.token == self.token:
                 if replace:
                     mine.replace(self.path)
                 return True
-            if is_live(holder, self.path, now):
-                raise ConfigError(self._in_use(holder, now))
-            self._break(holder, mine)
+            if not is_live(holder, self.path, now):
+                self._break(holder, mine)
+                continue
+            if known_alive(holder) or (first is not None and first != (holder, seen)):
+                raise ConfigError(self._in_use(holder, now - seen))
+            # A container that was killed and has been started again finds its own lock: only time can tell.
+            if first is None:
+                first = holder, seen
+                console.warn(
+                    f"{self._shown} was in use by another run {max(now - seen, 0):.0f} s ago: {holder}; waiting until "
+                    f"it gives a sign of life, or has given none for {STALE_AFTER_S:.0f} s"
+                )
+            time.sleep(_LOOK_S)
+            os.utime(str(mine))
+        return False
 
     def _break(self, dead: Holder, mine: Path) -> None:
         """Remove the lock of a dead holder; of several that find it dead, one at a time: none takes a new one."""
@@ -156,11 +171,8 @@ class RunLock:
             with contextlib.suppress(OSError):
                 taking.unlink()
 
-    def _in_use(self, holder: Holder, now: float) -> str:
-        seen = ""
-        if not holder.is_here():
-            with contextlib.suppress(OSError):
-                seen = f", last sign of life {max(now - self.path.stat().st_mtime, 0):.0f} s ago"
+    def _in_use(self, holder: Holder, age: float) -> str:
+        seen = "" if holder.is_here() else f", last sign of life {max(age, 0):.0f} s ago"
         return f"{self._shown} is in use by another run: {holder}{seen}; " + (
             f"wait for its end, or use another {self.key}; to follow it: task=attach run={self._shown}"
             if holder.job

@@ -1,4 +1,4 @@
-"""Where multiprocessing makes its sockets: in a private folder whose name is short enough for them.
+"""What loader processes need of the machine: semaphores, and sockets in a private folder with a short name.
 
 A tensor comes from a loader process as an open file, handed over by a socket; so is a fork server reached. Linux takes
 107 bytes for a socket's whole path (unix(7)). Below a longer temporary folder none can be made; the thread of the
@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import tempfile
+from multiprocessing import util
 from pathlib import Path
 
-from exp.errors import ConfigError
+from exp.errors import ConfigError, RunError
 
 __all__ = ["folder_for_sockets", "keep_sockets_in", "make_sockets_possible"]
 
@@ -49,24 +51,43 @@ def keep_sockets_in(scratch: str) -> bool:
 
 
 def make_sockets_possible() -> None:
-    """Where the folder for sockets has too long a name, have a short one, until this process ends.
+    """Before loader processes start: have a folder for their sockets, until this process ends, however it does.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is none with a short name.
+        RunError: the machine gives no semaphores.
     """
+    try:
+        multiprocessing.Lock()
+    except OSError as error:
+        raise RunError(
+            f"loader processes need semaphores in /dev/shm: {error.strerror}; mount it writable, or set "
+            "data.num_workers=0"
+        ) from error
     chosen = multiprocessing.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
-    given = tempfile.gettempdir()
-    if _fits(given + _PRIVATE if chosen is None else chosen):
+    if chosen is not None and _fits(chosen):
         return
     base = folder_for_sockets()
     if base is None:
         raise ConfigError(
-            f"TMPDIR={given} is too long for the sockets of loader processes, and none of {', '.join(_OTHERS)} can be "
-            f"written; set TMPDIR to a folder of at most {_LONGEST - len(_PRIVATE + _SOCKET)} bytes, or "
-            "data.num_workers=0"
+            f"TMPDIR={tempfile.gettempdir()} is too long for the sockets of loader processes, and none of "
+            f"{', '.join(_OTHERS)} can be written; set TMPDIR to a folder of at most "
+            f"{_LONGEST - len(_PRIVATE + _SOCKET)} bytes, or data.num_workers=0"
         )
     _kept.append(tempfile.TemporaryDirectory(prefix="exp-", dir=base))
     keep_sockets_in(_kept[-1].name)
+    util.register_after_fork(_kept[-1], _remove_if_left)
+
+
+def _remove_if_left(folder: tempfile.TemporaryDirectory[str]) -> None:
+    """In a loader process: where its parent is killed, it outlives that by some seconds, and removes the folder."""
+    parent = os.getppid()
+
+    def end() -> None:
+        if os.getppid() != parent:
+            shutil.rmtree(folder.name, ignore_errors=True)
+
+    util.Finalize(None, end, exitpriority=0)
 
 
 def _fits(private: str) -> bool:

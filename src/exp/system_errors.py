@@ -50,6 +50,8 @@ def as_ours(error: BaseException, folder: Path | None = None, usage: bool = Fals
         )
     if not isinstance(error, OSError) or error.errno is None:
         return None
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return RunError("too many files are open; raise the limit (ulimit -n), or lower data.num_workers")
     place = error.filename if error.filename is not None else folder
     where = f"{place}: {error.strerror}" if place is not None else str(error.strerror)
     if error.errno in _FULL:

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from pathlib import Path
 from typing import Any, Callable, NoReturn
@@ -32,6 +33,7 @@ __all__ = ["describe_error", "main", "run_worker", "work_to_end"]
 
 _CLEAN_UP_S = 20.0
 _CLEAN_UP_AFTER_FAILURE_S = 3.0  # less than the launcher's patience with the other ranks
+_LOOKED_FOR_S = 3.0  # the launcher looks for the rank that has not come, before its agent ends all others
 _STDERR = 2  # the log of the rank
 
 
@@ -68,7 +70,9 @@ def work_to_end(
         _exit(EXIT_OK, info)  # to torch's agent anything else is a failure, and may mean a restart
     except ExpError as error:
         _exit(error.exit_code, info)
-    except BaseException:  # noqa: BLE001 - it is in the log and in the error file
+    except BaseException as error:  # noqa: BLE001 - it is in the log and in the error file
+        if is_of_peer(error):
+            time.sleep(_LOOKED_FOR_S)
         _exit(EXIT_FAILED, info)
     heartbeat.beat(Stage.DONE)
     _exit(EXIT_OK, info)
@@ -187,6 +191,7 @@ def describe_error(error: BaseException, folder: RunFolder, info: RankInfo) -> d
         EXIT_FAILED if ours is None else ours.exit_code,
         info.restart_count,
         of_peer=of_peer,
+        own=ours is not None,
     )
 
 

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any, Callable, Iterable
@@ -116,6 +117,12 @@ def copy_of(trained, tmp_path) -> Callable[..., Path]:
         return Path(shutil.copytree(trained(name), tmp_path / to))
 
     return copy
+
+
+@pytest.fixture
+def python() -> list[str]:
+    """``python -m exp`` as a command of its own, for what has to begin anew."""
+    return [sys.executable, "-m", "exp"]
 
 
 @pytest.fixture

@@ -29,9 +29,10 @@ def test_a_run_is_opened_from_python_with_its_model_and_figures(trained):
 
 
 @pytest.mark.extended
-def test_what_python_starts_is_what_the_command_line_starts(exp, trained, monkeypatch):
-    monkeypatch.chdir(exp.folder)
-    run = package.run(["task=predict", f"init_from={trained('forecast')}", "backend=cpu", "output_dir=said"])
+def test_what_python_starts_is_what_the_command_line_starts(exp, trained):
+    run = package.run(
+        ["task=predict", f"init_from={trained('forecast')}", "backend=cpu", f"output_dir={exp.path('said')}"]
+    )
     assert list(run.tables["forecasts/future.csv"])[:2] == ["date", "HUFL"]
     with pytest.raises(Exception, match="seeed"):
         package.run(["seeed=1"])

@@ -46,6 +46,7 @@ class Numbers(Data):
 
 class Distance(SampleMetric):
     names = ("distance",)
+    greater_is_better = False
 
     def per_sample(self, outputs, batch):
         return (outputs - batch["y"]).abs()

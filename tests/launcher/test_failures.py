@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from exp.launcher.failures import collect_failures, describe_failure, exit_code_of, is_of_peer
+from exp.launcher.failures import LOST, collect_failures, describe_failure, exit_code_of, is_of_peer
 from exp.launcher.node import _Node
 from exp.launcher.outcome import Outcome, RankFailure
 from exp.runfolder import RunFolder, write_json
@@ -17,9 +17,9 @@ def folder(tmp_path):
     return made
 
 
-def write_error(folder, rank, time, message="boom", kind="ValueError", exit_code=1, of_peer=False):
+def write_error(folder, rank, time, message="boom", kind="ValueError", exit_code=1, of_peer=False, own=False):
     error = {"rank": rank, "local_rank": rank, "host": "h", "type": kind, "message": message, "exit_code": exit_code}
-    write_json(folder.error_file(rank), {**error, "time": time, "pid": 1, "restart": 0, "of_peer": of_peer})
+    write_json(folder.error_file(rank), {**error, "time": time, "pid": 1, "restart": 0, "of_peer": of_peer, "own": own})
 
 
 def ended(rank, exit_code, time=5):
@@ -68,10 +68,10 @@ def test_the_error_of_a_collective_is_another_ranks_fault():
 
 
 def outcome_of(*failures, **settings):
-    keys = ("rank", "exit_code", "time", "of_peer")
+    keys = ("rank", "exit_code", "time", "of_peer", "type")
     made = [dict(zip(keys, failure)) for failure in failures]
-    about = {"host": "h", "type": "", "message": "", "log": ""}
-    return Outcome(1, failures=[RankFailure(local_rank=0, **about, **each) for each in made], **settings)
+    about = {"host": "h", "type": "", "message": "", "log": "", "local_rank": 0}
+    return Outcome(1, failures=[RankFailure(**{**about, **each}) for each in made], **settings)
 
 
 @pytest.mark.parametrize(
@@ -80,6 +80,7 @@ def outcome_of(*failures, **settings):
         (outcome_of((0, 1, 1.0, True), (1, 1, 1.1, True)), outcome_of((3, -9, 9.0, False)), [3, 0, 1]),
         (outcome_of((0, 1, 9.0, False)), outcome_of((2, 1, 1.0, True)), [0, 2]),
         (outcome_of((0, 1, 1.0, True)), outcome_of(detail="torch's agent was killed by SIGKILL"), []),
+        (outcome_of((2, 1, 1.0, False, LOST), (0, 1, 1.0, True)), outcome_of(detail="torch's agent was killed"), []),
     ],
 )
 def test_the_cause_is_the_same_on_whatever_node_it_was(folder, of_first, of_other, ranks):
@@ -104,13 +105,13 @@ def test_somebody_elses_sigterm_is_named(folder):
 
 
 def test_a_rank_without_an_error_file_is_told_by_its_exit_code(folder):
-    (failure,) = collect_failures(folder, [ended(2, 7)], "h")
-    assert describe_failure(Outcome(7, failures=[failure])).startswith("rank 2 (local_rank 2, h) failed: SystemExit: ")
-    assert exit_code_of(failure) == 7
+    (failure,) = collect_failures(folder, [ended(2, 75)], "h")
+    assert "75" in describe_failure(Outcome(1, failures=[failure])).splitlines()[0]
+    assert exit_code_of(failure) == 1
 
 
 def test_the_first_failure_gives_the_exit_code(folder):
-    write_error(folder, 0, 1.0, "no card", "UnavailableError", 3)
+    write_error(folder, 0, 1.0, "no card", "UnavailableError", 3, own=True)
     (failure,) = collect_failures(folder, [ended(0, 3)], "h")
     assert exit_code_of(failure) == 3
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -14,7 +13,7 @@ import yaml
 
 from exp.errors import RunError
 from exp.result import selecting_value
-from exp.runfolder import RunFolder, read_json
+from exp.runfolder import RunFolder, read_json, read_records
 
 __all__ = ["Run", "flattened", "is_number", "is_run_folder", "natural", "numbers_of", "read_run"]
 
@@ -124,13 +123,7 @@ class Run:
         except OSError:
             return
         with file:
-            for line in file:
-                try:
-                    record = json.loads(line)
-                except ValueError:
-                    continue
-                if isinstance(record, dict) and is_number(record.get("step")) and "split" in record:
-                    yield record
+            yield from read_records(file)
 
     def pictures(self) -> list[Path]:
         """The PNG and JPEG files of the run: those of ``plots`` first, curves last among them, then any others."""

@@ -47,15 +47,15 @@ def allow(plugins: Sequence[str]) -> None:
     _plugins[:] = plugins
 
 
-def distrust(config: Any, chosen: str = "") -> None:
-    """From now on, what model, data and metrics of a run folder name needs ``plugins`` where it leads to the user's
-    modules.
+def distrust(config: Any, chosen: str = "", groups: Sequence[str] = ("model", "data", "metrics")) -> None:
+    """From now on, what a run folder names needs ``plugins`` where it leads to the user's modules.
 
     Args:
         config: of the run folder.
         chosen: text of the user's own files; the names in it are his choice.
+        groups: what of the configuration is used.
     """
-    for group in ("model", "data", "metrics"):
+    for group in groups:
         names = {name for _, name in names_in(config.get(group))}
         _of_others.update(name for name in names if not re.search(rf"(?<![\w.]){re.escape(name)}\b", chosen))
 

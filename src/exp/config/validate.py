@@ -277,16 +277,27 @@ def _check_files(config: ExpConfig, task: Task) -> None:
 
 
 def _check_output_dir(config: ExpConfig, task: Task) -> None:
-    folder = RunFolder(config.output_dir)
     if config.overwrite and config.resume is not None:
         raise ConfigError("overwrite=true is for a run that begins anew; leave it out, or resume, or use init_from")
-    if holder_of(folder.path) is not None:
-        return  # whether it may come in, and what to do if not, is said by the lock
+    if holder_of(RunFolder(config.output_dir).path) is None:  # else the lock decides first
+        check_folder(config, task.saves_state)
+
+
+def check_folder(config: ExpConfig, trains: bool) -> None:
+    """Refuse a run folder that holds results which this run would overwrite unasked.
+
+    Args:
+        config: the configuration.
+        trains: whether the run could continue a training.
+
+    Raises:
+        ConfigError: it does.
+    """
+    folder = RunFolder(config.output_dir)
     previous = read_result(folder)
     if config.resume is not None or config.overwrite:
         return
     saved = folder.has_checkpoint()
-    trains = task.saves_state
     if previous is not None and previous.get("status") == "completed":
         further = ", or add resume=auto and a larger max_epochs or max_steps to train it further"
         raise ConfigError(

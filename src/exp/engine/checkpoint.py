@@ -223,13 +223,13 @@ def step_of(path: Path) -> int:
 
 
 def newest_that_opens(
-    folder: Path, trouble_with: Callable[[Any], str | None] = lambda _: None
+    folder: Path, trouble_with: Callable[[Any, Path], str | None] = lambda *_: None
 ) -> tuple[Path | None, Any, list[str]]:
     """The newest readable checkpoint.
 
     Args:
         folder: ``checkpoints/``.
-        trouble_with: says of a file's content why it is not what is looked for, or None.
+        trouble_with: says of a file's content, and its path, why it is not what is looked for, or None.
 
     Returns:
         Its path and content (both None where there is none), and one line for each newer file that is not taken.
@@ -241,7 +241,7 @@ def newest_that_opens(
         except CheckpointError as error:
             skipped.append(str(error).splitlines()[0])
             continue
-        trouble = trouble_with(content)
+        trouble = trouble_with(content, path)
         if trouble is None:
             return path, content, skipped
         skipped.append(f"{path} {trouble}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from typing import TYPE_CHECKING, Any, Mapping, TextIO
@@ -15,7 +14,7 @@ from exp.engine.soundness import nan_in, what_to_do
 from exp.engine.staged import staged_bytes
 from exp.engine.stock_hooks import EveryStepHook
 from exp.errors import RunError
-from exp.runfolder import to_json
+from exp.runfolder import read_records, to_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -213,12 +212,6 @@ def truncate_metrics(path: Path, step: int) -> None:
     """Drop the lines of steps after ``step``: a resumed run trains, and writes, them again."""
     if not path.is_file():
         return
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue  # cut off in mid-line when the run was killed
-        if record["step"] <= step:
-            kept.append(line)
-    path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+    records = read_records(path.read_bytes().splitlines())
+    kept = [f"{to_json(record)}\n" for record in records if record["step"] <= step]
+    path.write_text("".join(kept), encoding="utf-8")

@@ -253,7 +253,7 @@ class EvalLoop(BaseLoop):
             self.run_iter(idx, batch)
         if together is not None:
             together.finish()
-        beat(Stage.METRICS)
+        beat(Stage.METRICS if stage == "val" else Stage.TEST_METRICS)
         refuse_nan(runner, self._sums, stage)
         metrics: dict[str, float] = self.evaluator.compute(runner.distributed_group)
         # What follows the test, such as pictures, takes as long as it takes.

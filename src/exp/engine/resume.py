@@ -21,12 +21,13 @@ _PARTS = {"meta": Mapping, "state_dict": Mapping, "optimizer": Mapping, "rng": l
 _META = ("step", "epoch", "samples", "global_batch_size", "seed")
 
 
-def trouble_with(content: Any, parameters: Container[str]) -> str | None:
+def trouble_with(content: Any, parameters: Container[str], path: Path | None = None) -> str | None:
     """Why no training can go on from what a file holds, to follow its name; None: it can.
 
     Args:
         content: of the file.
         parameters: names of the model's parameters.
+        path: one of several, of which the name tells the newest; None: the file was asked for by name.
     """
     not_ours = "is no training checkpoint of exp"
     if not isinstance(content, Mapping):
@@ -36,6 +37,8 @@ def trouble_with(content: Any, parameters: Container[str]) -> str | None:
         lacking = [f"meta.{key}" for key in _META if not isinstance(content["meta"].get(key), int)]
     if lacking:
         return f"{not_ours}: it has no {', '.join(lacking)}"
+    if path is not None and checkpoint.step_of(path) != content["meta"]["step"]:
+        return f"is a copy of the checkpoint of step {content['meta']['step']}"
     names = not_finite(content["state_dict"], parameters)
     if names:
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
@@ -73,7 +76,9 @@ def find_checkpoint(session: Session, wanted: str, parameters: Container[str]) -
         return path, content
     folder = session.folder.checkpoints if wanted == "auto" else Path(wanted) / "checkpoints"
     if session.distributed.is_main:
-        path, content, skipped = checkpoint.newest_that_opens(folder, lambda each: trouble_with(each, parameters))
+        path, content, skipped = checkpoint.newest_that_opens(
+            folder, lambda each, path: trouble_with(each, parameters, path)
+        )
         for line in skipped:
             session.say(f"resume: skipped: {line}")
     path = session.distributed.gather(path)[0]

@@ -18,6 +18,7 @@ from typing import Any, Iterator
 
 from exp.launcher.fork_server import START_METHOD, start_fork_server, work
 from exp.launcher.monitor import begin_to_end
+from exp.launcher.ports import address_towards
 from exp.launcher.processes import AGENT_VARIABLE, JOB_VARIABLE, kill_job, name_process
 from exp.runfolder import RunFolder, write_json
 
@@ -129,8 +130,9 @@ def _launch_config(order: dict[str, Any]) -> Any:
         "shutdown_timeout": _TERM_PATIENCE_S,
         "start_method": START_METHOD,
     }
-    if single:
-        settings["local_addr"] = "127.0.0.1"
+    address = "127.0.0.1" if single else address_towards(order["endpoint"])
+    if address is not None:
+        settings["local_addr"] = address
     known = inspect.signature(LaunchConfig).parameters
     # Torch keeps its own logs for ever, in a new folder under /tmp for each job; ours are in the run folder.
     logs = str(Path(order["scratch"], "torch"))

@@ -12,7 +12,6 @@ import secrets
 import signal
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Sequence
 
@@ -29,8 +28,9 @@ from exp.launcher.external_worker import PREEMPTION_SIGNALS, WorkerWatch
 from exp.launcher.failures import collect_failures, exit_code_of, tail_of
 from exp.launcher.joining import JOINED
 from exp.launcher.monitor import ended_well, write_failure
-from exp.launcher.outcome import Outcome, RankFailure
+from exp.launcher.outcome import Outcome
 from exp.launcher.place import Place, local_rank_of
+from exp.launcher.ports import check_host, taken_by
 from exp.launcher.processes import JOB_VARIABLE, handle_signals, kill_job, signal_name
 from exp.launcher.rank import SCRATCH_VARIABLE, this_host
 from exp.launcher.start import start_module
@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from exp.frozen import FrozenRun
 
 __all__ = ["ExternalLauncher", "be_quiet"]
-
-_WORD_PATIENCE_S = 5.0
 
 
 def be_quiet(arguments: list[str]) -> None:
@@ -95,11 +93,13 @@ class ExternalLauncher(Launcher):
         """Refuse what only a launcher of ours can do.
 
         Raises:
-            ConfigError: restarts, or a sweep.
+            ConfigError: restarts, or a sweep; or the host to meet at is not known.
         """
         self.place = Place.of(os.environ, nproc)
         if self.max_restarts:
             raise ConfigError("launcher.max_restarts needs launcher=torchrun; outside, torchrun --max-restarts does it")
+        if self.place.world_size > 1:
+            check_host("MASTER_ADDR", self.place.master_addr)
         if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN:
             raise ConfigError("launcher=external runs one run, not a sweep; use launcher=auto or launcher=submitit")
 
@@ -176,39 +176,37 @@ class ExternalLauncher(Launcher):
                 write_failure(
                     told, process.pid, code, place.rank, place.local_rank, told=bool(worker.told), scratch=scratch
                 )
-            own = Outcome(code if code > 0 else EXIT_FAILED)
-            if not self.leads:
-                if not joined:
-                    console.error(f"rank {place.rank} ({this_host()}) did not join\n" + "\n".join(tail_of(early)))
+            own = Outcome(EXIT_FAILED)
+            if not joined:
+                own.detail = _not_met(place, self.timeout_s, early)
+                if not self.leads:
+                    console.error(own.detail)
                 return own
-            own.failures = self._failures(told)
+            if not self.leads:
+                record = read_json(told.error_file(place.rank)) or {}
+                own.exit_code = record["exit_code"] if record.get("own") else EXIT_FAILED
+                return own
+            own.failures = collect_failures(
+                told, [], this_host(), world_size=place.world_size, local_world_size=place.local_world_size
+            )
             if own.failures:
                 own.exit_code = exit_code_of(own.failures[0])
             else:
                 own.detail = "rank 0 left no error\n" + "\n".join(tail_of(early))
             return own
 
-    def _failures(self, folder: RunFolder) -> list[RankFailure]:
-        """Of all ranks; one that left no word while all others have lost a peer is the one that they have lost."""
-        deadline = time.monotonic() + _WORD_PATIENCE_S
-        while True:
-            failures = collect_failures(folder, [], this_host())
-            known = {failure.rank for failure in failures}
-            silent = [rank for rank in range(self.place.world_size) if rank not in known]
-            if not silent or any(not failure.of_peer for failure in failures):
-                return failures
-            if time.monotonic() > deadline:
-                break
-            time.sleep(0.1)
-        local = self.place.local_world_size
-        lost = [
-            RankFailure(
-                rank, rank % local, f"node {rank // local}", "RankLost", "gone without a word: killed, or its node is",
-                EXIT_FAILED, time.time(), str(folder.log_file(rank)),
-            )
-            for rank in silent
-        ]  # fmt: skip
-        return [*lost, *failures]
+
+def _not_met(place: Place, timeout_s: float, log: Path) -> str:
+    """Why a process has not come to work with the others."""
+    where = f"MASTER_ADDR={place.master_addr} MASTER_PORT={place.master_port}"
+    taken = taken_by(place.master_port) if place.rank == 0 else None
+    if taken is not None:
+        return f"{where}: the port is taken by {taken}; choose another one, the same for every process"
+    said = (
+        f"the {place.world_size} processes have not met at {where} (launcher.timeout_s={timeout_s}), as rank "
+        f"{place.rank} on {this_host()} sees it; start all of them, and check that each reaches rank 0 there"
+    )
+    return "\n".join([said, *tail_of(log)[1:]])  # which goes with its folder
 
 
 def _threads_of_task() -> dict[str, str]:

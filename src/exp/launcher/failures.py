@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 import signal
+import time
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Iterable, Mapping, Sequence
 
 from exp.errors import EXIT_FAILED, EXIT_UNAVAILABLE, REFUSED
 from exp.launcher.outcome import Outcome, RankFailure
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from exp.runfolder import RunFolder
 
 __all__ = [
+    "LOST",
     "collect_failures",
     "describe_end",
     "describe_failure",
@@ -24,8 +27,13 @@ __all__ = [
     "in_order",
     "is_of_peer",
     "tail_of",
+    "waited_in_vain",
 ]
 
+LOST = "RankLost"
+"""Type of the failure of a rank that has left no word of its own."""
+
+_WORD_PATIENCE_S = 5.0
 _AGENT_PATIENCE_S = 2  # less than what torch's agent waits before it kills a worker that ignores SIGTERM
 _HINTS = {
     "SIGKILL": "out of memory, or kill -9",
@@ -53,6 +61,11 @@ def is_of_peer(error: BaseException) -> bool:
     return bool(frames) and "/torch/distributed/" in frames[-1].filename
 
 
+def waited_in_vain(error: Mapping[str, Any]) -> bool:
+    """Whether an error, as its file has it, is that of a rank for which another one has not come in time."""
+    return bool(error["of_peer"]) and re.search("time.?out|timed out", error["message"], re.IGNORECASE) is not None
+
+
 def describe_end(code: int) -> tuple[str, str]:
     """Type and message for a rank that ended without an error of its own.
 
@@ -67,7 +80,12 @@ def describe_end(code: int) -> tuple[str, str]:
 
 
 def collect_failures(
-    folder: RunFolder, exits: Sequence[dict[str, Any]], host: str, unplaced: Sequence[dict[str, Any]] = ()
+    folder: RunFolder,
+    exits: Sequence[dict[str, Any]],
+    host: str,
+    unplaced: Sequence[dict[str, Any]] = (),
+    world_size: int = 0,
+    local_world_size: int = 1,
 ) -> list[RankFailure]:
     """What the ranks, or their monitors for them, wrote, and how other processes ended; the cause first.
 
@@ -80,10 +98,38 @@ def collect_failures(
         exits: from the agent: ``rank, local_rank, exit_code, time`` of each process that failed.
         host: of this node.
         unplaced: errors for which there was no space in the folder.
+        world_size: ranks in all, whose words are waited for; 0: all that there are to be are there.
+        local_world_size: of each node.
 
     Returns:
         Failures by rank, none twice, in the order of :func:`in_order`.
     """
+    deadline = time.monotonic() + _WORD_PATIENCE_S
+    while True:
+        found = _collect(folder, exits, host, unplaced)
+        known = {failure.rank for failure in found}
+        silent = [rank for rank in range(world_size) if rank not in known]
+        if not silent or not all(failure.of_peer for failure in found):
+            return found
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.1)
+    if not found:
+        return []
+    # They have left no word, and others have lost them.
+    lost = [
+        RankFailure(
+            rank, rank % local_world_size, f"node {rank // local_world_size}", LOST,
+            "gone without a word: killed, or its node is", EXIT_FAILED, time.time(), str(folder.log_file(rank)),
+        )
+        for rank in silent
+    ]  # fmt: skip
+    return [*lost, *found]
+
+
+def _collect(
+    folder: RunFolder, exits: Sequence[dict[str, Any]], host: str, unplaced: Sequence[dict[str, Any]]
+) -> list[RankFailure]:
     failures: dict[int, RankFailure] = {}
     for error in [*map(read_json, sorted(folder.logs.glob("rank*.error.json"))), *unplaced]:
         if error is not None:
@@ -118,8 +164,8 @@ def in_order(failures: Iterable[RankFailure]) -> list[RankFailure]:
 
 
 def exit_code_of(failure: RankFailure) -> int:
-    """The command line's exit code for a rank's failure."""
-    return failure.exit_code if failure.exit_code > 0 else EXIT_FAILED
+    """The command line's exit code for a rank's failure: what a process ended with means nothing here."""
+    return failure.exit_code if failure.own else EXIT_FAILED
 
 
 def describe_failure(outcome: Outcome) -> str:
@@ -130,7 +176,7 @@ def describe_failure(outcome: Outcome) -> str:
     elif outcome.failures:
         first, others = outcome.failures[0], outcome.failures[1:]
         head, *details = first.message.splitlines() or [""]
-        named = first.type in _OWN or f"{first.type}: " in head or head.startswith("killed by")
+        named = first.own or f"{first.type}: " in head or head.startswith("killed by")
         own = "" if named else f"{first.type}: "
         where = f"rank {first.rank} (local_rank {first.local_rank}, {first.host}) failed: "
         lines += [f"{where}{own}{head}", *details]
@@ -159,9 +205,3 @@ def tail_of(log: Path, lines: int = 12) -> list[str]:
         return [f"  there is no log at {log}"]
     said = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     return [f"  log: {log}", *(f"  | {line}" for line in said[-lines:])]
-
-
-# Errors of ours speak for themselves.
-_OWN = (
-    "ConfigError", "DataError", "UnavailableError", "RunError", "PlacementError", "CheckpointError", "SampleError",
-)  # fmt: skip

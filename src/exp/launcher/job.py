@@ -15,13 +15,16 @@ from exp.errors import ExpError
 from exp.execute import execute
 from exp.frozen import FrozenRun
 from exp.launcher.processes import die_with_parent
-from exp.runfolder import RunFolder
+from exp.runfolder import RunFolder, write_json
 from exp.runlock import RunLock
 
-__all__ = ["PARENT_VARIABLE", "main"]
+__all__ = ["ENDED", "PARENT_VARIABLE", "main"]
 
 PARENT_VARIABLE = "EXP_SWEEP_PID"
 """Environment variable that tells a job which process must not die before it."""
+
+ENDED = "ended.json"
+"""In ``logs``: the exit code, as exp has decided on it; what the process ends with, code of the user's may decide."""
 
 
 def main(folder: str, token: str) -> int:
@@ -32,12 +35,14 @@ def main(folder: str, token: str) -> int:
         lock.take_over()
         run = FrozenRun.load(RunFolder(folder))
         run.lock = lock
-        return execute(run).exit_code
+        code = execute(run).exit_code
     except ExpError as error:
         console.error(str(error))
-        return error.exit_code
+        code = error.exit_code
     finally:
         lock.release()
+    write_json(RunFolder(folder).logs / ENDED, {"pid": os.getpid(), "exit_code": code})
+    return code
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from exp.errors import EXIT_CONFIG, EXIT_FAILED
 from exp.launcher.processes import die_with_parent, name_process, start_resource_tracker
 from exp.launcher.rank import SCRATCH_VARIABLE, RankInfo, make_store, this_host
 from exp.preemption import PreemptionFlag
+from exp.raised import message_of
 from exp.runfolder import RunFolder, read_json, write_json
 from exp.worker import work_to_end
 
@@ -122,6 +123,6 @@ if __name__ == "__main__":
     try:
         main()
     except Exception as error:  # noqa: BLE001 - it has no log yet: its parent shows what it says here
-        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        sys.stderr.write(f"{type(error).__name__}: {message_of(error)}\n")
         sys.stderr.flush()
         os._exit(EXIT_FAILED)

@@ -24,7 +24,7 @@ from exp.config.hardware import check_hardware
 from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, ConfigError, ExpError, UnavailableError
 from exp.frozen import FrozenRun
 from exp.launcher.card_locks import locked_cards
-from exp.launcher.failures import exit_code_of, in_order
+from exp.launcher.failures import LOST, exit_code_of, in_order
 from exp.launcher.outcome import Outcome, RankFailure
 from exp.launcher.rank import REQUEUES_VARIABLE, this_host
 from exp.launcher.shell_env import take_stale_variables
@@ -218,16 +218,17 @@ class _Node:
                 if theirs is not None or time.monotonic() > deadline:
                     break
                 time.sleep(_POLL_S)
-            if theirs is not None:
-                outcomes.append(theirs)
+            lost = Outcome(EXIT_FAILED, detail=f"node {other} has left no word: it was killed, or its machine is down")
+            outcomes.append(theirs or lost)
         known: dict[int, RankFailure] = {}
         for each in outcomes:
             for failure in each.failures:
                 known.setdefault(failure.rank, failure)
         failures = in_order(known.values())
         silent = [each for each in outcomes if not each.failures]
-        if silent and all(failure.of_peer for failure in failures):
+        if silent and all(failure.of_peer or failure.type == LOST for failure in failures):
             first = silent[0]  # its agent was killed, with all its ranks: the others have only lost them
+            failures = []
         else:
             first = next(each for each in outcomes if each.failures and each.failures[0].rank == failures[0].rank)
             first.exit_code = exit_code_of(failures[0])

@@ -32,6 +32,8 @@ class RankFailure:
     pid: int | None = None
     of_peer: bool = False
     """It lost another rank, or waited for one in vain: that one is the cause."""
+    own: bool = False
+    """An error of exp's own, whose exit code is the command's; any other code is what a process ended with."""
 
 
 def error_record(
@@ -43,6 +45,7 @@ def error_record(
     exit_code: int,
     restart: int = 0,
     of_peer: bool = False,
+    own: bool = False,
 ) -> dict[str, Any]:
     """What an error file holds: a :class:`RankFailure` of this host and this moment, less the log.
 
@@ -55,10 +58,11 @@ def error_record(
         exit_code: as a process has it: negative for a signal.
         restart: the attempt that it belongs to.
         of_peer: it lost another rank, which is the cause.
+        own: it is an error of exp's own.
     """
     return {
         "rank": rank, "local_rank": local_rank, "host": this_host(), "type": kind, "message": message,
-        "exit_code": exit_code, "time": time.time(), "pid": pid, "restart": restart, "of_peer": of_peer,
+        "exit_code": exit_code, "time": time.time(), "pid": pid, "restart": restart, "of_peer": of_peer, "own": own,
     }  # fmt: skip
 
 

@@ -66,8 +66,13 @@ class Place:
             raise ConfigError(
                 f"launcher=external: {', '.join(missing)} is not set, but {_shown(environ, names)}; set it{one}"
             )
-        local = environ.get(names[3], str(nproc))
-        local = re.sub(r"\(x\d+\)$", "", local)  # Slurm's "2(x4)": two on each of four nodes
+        local = re.sub(r"\(x\d+\)", "", environ.get(names[3], str(nproc)))  # Slurm's "2(x4)": two on each of four nodes
+        if "," in local and len(set(local.split(","))) > 1:
+            raise ConfigError(
+                f"launcher=external: every node must have as many processes: {_shown(environ, names)}; have the "
+                "scheduler start as many on each"
+            )
+        local = local.partition(",")[0]
         numbers = [_number(name, text) for name, text in zip(names, [*(environ[name] for name in names[:3]), local])]
         place = cls(
             numbers[0],

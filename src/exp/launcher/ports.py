@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import socket
 from pathlib import Path
+from typing import Any, Sequence
 
-from exp.errors import ConfigError
+from exp.errors import ConfigError, UnavailableError
 
-__all__ = ["check_endpoint", "holder_of", "is_here"]
+__all__ = ["address_towards", "check_endpoint", "check_host", "check_loopback", "is_here", "listen_at", "taken_by"]
 
 _LISTEN = "0A"  # the kernel's code in /proc/net/tcp
 
@@ -26,21 +28,80 @@ def check_endpoint(endpoint: str) -> None:
     host, _, port = endpoint.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise ConfigError(f"launcher.rdzv_endpoint={endpoint} is not <host>:<port>, such as node0:29500")
-    try:
-        addresses = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise ConfigError(
-            f"launcher.rdzv_endpoint={endpoint}: the host {host} is not known here ({error}); correct it"
-        ) from error
+    addresses = check_host(f"launcher.rdzv_endpoint={endpoint}: the host", host.strip("[]"), int(port))
     if not any(is_here(family, str(address[0])) for family, _, _, _, address in addresses):
         return
-    holder = holder_of(int(port))
-    # The agent of another node may run on this machine, and have come first.
-    if holder is not None and "exp.launcher.agent" not in _command(holder):
+    taken = taken_by(int(port))
+    if taken is not None:
         raise ConfigError(
-            f"launcher.rdzv_endpoint={endpoint}: port {port} is taken by {_name(holder)} (pid {holder}); "
+            f"launcher.rdzv_endpoint={endpoint}: port {port} is taken by {taken}; "
             "choose another port, the same on every node"
         )
+
+
+def check_host(where: str, host: str, port: int = 0) -> Sequence[Any]:
+    """The addresses of a host, as ``socket.getaddrinfo`` gives them.
+
+    Raises:
+        ConfigError: it is not known; ``where`` says in front of its name who has named it.
+    """
+    try:
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise ConfigError(f"{where} {host} is not known here ({error}); correct it") from error
+
+
+def check_loopback() -> None:
+    """Whether processes of this machine reach each other.
+
+    Raises:
+        UnavailableError: the loopback interface is down.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("127.0.0.1", 9))
+        except OSError as error:
+            raise UnavailableError(
+                f"the loopback interface is down ({error.strerror}), over which the ranks of one node meet; "
+                "ip link set lo up, or export GLOO_SOCKET_IFNAME=<another interface>"
+            ) from error
+
+
+def listen_at(host: str, port: int) -> socket.socket | None:
+    """A socket that listens at one address of this machine, instead of all.
+
+    Returns:
+        None where the address is another machine's, somebody listens there, or where the name stands for the loopback
+        interface on this machine alone, as that of the host often does.
+    """
+    host = host.strip("[]")
+    for family, kind, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        listener = socket.socket(family, kind)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if _is_usable(host, str(address[0])):
+            with contextlib.suppress(OSError):
+                listener.bind(address)
+                listener.listen()
+                return listener
+        listener.close()
+    return None
+
+
+def address_towards(endpoint: str) -> str | None:
+    """This machine's address on the interface that leads to an endpoint; None: it says nothing to other machines."""
+    host, _, port = endpoint.rpartition(":")
+    host = host.strip("[]")
+    for family, _, _, _, address in socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM):
+        with socket.socket(family, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+            probe.connect(address)
+            own = str(probe.getsockname()[0])
+            return own if _is_usable(host, own) else None
+    return None
+
+
+def _is_usable(host: str, address: str) -> bool:
+    """Whether an address means the same to all who know ``host``: that of the loopback interface only if that is it."""
+    return not ipaddress.ip_address(address).is_loopback or host in ("localhost", address)
 
 
 def is_here(family: int, address: str) -> bool:
@@ -53,8 +114,16 @@ def is_here(family: int, address: str) -> bool:
     return True
 
 
-def holder_of(port: int) -> int | None:
-    """Process id of the program that listens on ``port``, as far as ``/proc`` lets this user see it."""
+def taken_by(port: int) -> str | None:
+    """The program that listens on ``port``, as far as ``/proc`` lets this user see it; None: none, or a node's agent.
+
+    The agent of another node may run on this machine, and have come first.
+    """
+    holder = _holder_of(port)
+    return None if holder is None or "exp.launcher.agent" in _command(holder) else f"{_name(holder)} (pid {holder})"
+
+
+def _holder_of(port: int) -> int | None:
     inodes = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         if not Path(table).is_file():

@@ -11,7 +11,7 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Callable, Iterator
 
-from exp.preemption import PREEMPT_SIGNAL
+from exp.preemption import ENDING_SIGNALS, PREEMPT_SIGNAL
 
 __all__ = [
     "AGENT_VARIABLE",
@@ -57,13 +57,13 @@ def name_process(name: str) -> None:
 
 @contextlib.contextmanager
 def handle_signals(handler: Callable[[int, object], None]) -> Iterator[None]:
-    """Give SIGINT, SIGTERM, SIGHUP and the signal of preemption to ``handler`` for a while.
+    """Give the signals that end a run to ``handler`` for a while.
 
     Those that this process was started to ignore stay ignored: ``nohup`` ignores SIGHUP, and a shell's ``&`` SIGINT.
     One that asks to save and comes after it, when only the end is left to be told, is ignored: its default is to kill.
     """
     before = {}
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, PREEMPT_SIGNAL):
+    for number in ENDING_SIGNALS:
         if number == PREEMPT_SIGNAL or signal.getsignal(number) is not signal.SIG_IGN:
             before[number] = signal.signal(number, handler)
     try:

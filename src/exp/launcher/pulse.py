@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from exp import heartbeat
 from exp.errors import EXIT_FAILED
 from exp.heartbeat import Beat, Stage
+from exp.launcher.failures import waited_in_vain
 from exp.launcher.outcome import error_record
 from exp.launcher.processes import stat_of
 from exp.launcher.rank import this_host
@@ -27,11 +28,13 @@ _TIMES_SLOWEST = 20
 _SHARE = 0.9  # of the time-out of collectives, so that we speak before the ranks that wait do
 _STACKS_WITHIN_S = 1.5
 _SHOWN_FRAMES = 12
+_GONE = ("", "Z", "X")  # states of a process
 _WAITING = ("/torch/distributed/", "/torch/autograd/", "/exp/engine/distributed.py")
 _NAMES = {
     Stage.DATA: "waiting for data", Stage.FORWARD: "forward pass", Stage.BACKWARD: "backward pass and update",
     Stage.HOOKS: "hooks", Stage.VALIDATION: "validation", Stage.METRICS: "metrics",
     Stage.AFTER_VALIDATION: "hooks after a validation", Stage.CHECKPOINT: "writing a checkpoint", Stage.TEST: "test",
+    Stage.TEST_METRICS: "metrics",
 }  # fmt: skip
 
 
@@ -76,7 +79,7 @@ class Pulse:
         now = time.monotonic()
         passed, self._looked = min(now - self._looked, 1.0), now
         beats = heartbeat.read(self.scratch)[self._watched]
-        if self.step_timeout_s == 0 or not beats or any(beat.pid == 0 for beat in beats):
+        if not beats or any(beat.pid == 0 for beat in beats):
             return None
         before = self._still if len(self._still) == len(beats) else [(beat, 0.0) for beat in beats]
         self._still = [(beat, still + passed if beat == last else 0.0) for beat, (last, still) in zip(beats, before)]
@@ -84,11 +87,18 @@ class Pulse:
             if last != beat and last.pid == beat.pid and last.stage in _NAMES and last.stage != Stage.CHECKPOINT:
                 self._slowest = max(self._slowest, still)
         going = [(beat, still) for beat, still in self._still if beat.stage != Stage.DONE]
-        if not going or any(still <= self._limit(beat) for beat, still in going):
+        errors = [read_json(path) or {} for path in self.folder.logs.glob("rank*.error.json")]
+        if errors and all(map(waited_in_vain, errors)):
+            failed = {error["rank"] for error in errors}
+            going = [(beat, still) for beat, still in going if beat.rank not in failed]
+            if any(_state(beat.pid) in _GONE for beat, _ in going):
+                return None  # it is the one that they have lost: its monitor says how
+            return self._judge(going, only_busy=True)
+        if self.step_timeout_s == 0 or not going or any(still <= self._limit(beat) for beat, still in going):
             with contextlib.suppress(FileNotFoundError):
                 self._word.unlink()
             return None
-        if any(_traced(beat.pid) for beat, _ in going) or any(_state(beat.pid) in ("", "Z", "X") for beat, _ in going):
+        if any(_traced(beat.pid) for beat, _ in going) or any(_state(beat.pid) in _GONE for beat, _ in going):
             self._still = []  # somebody debugs it; or one has ended already, and the agent ends the others
             return None
         return self._judge(going)
@@ -110,7 +120,13 @@ class Pulse:
         hooks = beat.stage in (Stage.HOOKS, Stage.AFTER_VALIDATION)
         return min(most, max(_LEAST_FOR_HOOKS_S if hooks else _LEAST_S, _TIMES_SLOWEST * self._slowest))
 
-    def _judge(self, going: list[tuple[Beat, float]]) -> int | None:
+    def _judge(self, going: list[tuple[Beat, float]], only_busy: bool = False) -> int | None:
+        """Agree with the other nodes on the rank that holds up all; returns its process's id where it is one of ours.
+
+        Args:
+            going: ranks that have neither ended nor failed.
+            only_busy: some have waited for another one until their time was up: it is none that waits itself.
+        """
         if self._word.exists():
             mine = read_json(self._word)
         else:
@@ -122,8 +138,9 @@ class Pulse:
         views = [read_json(path) for path in self.folder.logs.glob("stuck-*.json")]
         if len(views) < self.nnodes:
             return None  # the ranks of another node still move, or may take longer where they are
-        first = min((each for view in views for each in view or []), key=lambda each: list(each["order"]))
-        if first not in mine:
+        held_up = [each for view in views for each in view or [] if not (only_busy and each["waits"])]
+        first = min(held_up, key=lambda each: list(each["order"]), default=None)
+        if first is None or first not in mine:
             return None  # its own node names it
         write_json(
             self.folder.error_file(first["rank"]),
@@ -141,9 +158,11 @@ class Pulse:
         waits = any(mark in frame for frame in frames[:6] for mark in _WAITING)
         why = {"T": "it is stopped (SIGSTOP)", "D": "it is stuck in the kernel"}.get(_state(beat.pid))
         said = f"; {why}" if why else ""
-        head = f"no progress for {still:.0f} s in step {beat.step}, {_NAMES[Stage(beat.stage)]}{said}"
+        where = _NAMES.get(Stage(beat.stage), "set-up" if beat.step == 0 else "between steps")
+        head = f"no progress for {still:.0f} s in step {beat.step}, {where}{said}"
         shown = [f"  {line.strip()}" for line in frames[:_SHOWN_FRAMES]]
         return {
+            "waits": waits and not stopped,
             "order": [not stopped, beat.step, beat.stage, waits, beat.times, beat.rank],
             "rank": beat.rank,
             "local_rank": [each.pid for each in heartbeat.read(self.scratch)].index(beat.pid),

@@ -98,7 +98,17 @@ def make_store(info: RankInfo, timeout: timedelta) -> Store:
         store = dist.FileStore(info.store, info.world_size)
         store.set_timeout(timeout)
         return store
-    tcp_store: Store = next(dist.rendezvous("env://", info.rank, info.world_size, timeout=timeout))[0]
+    from exp.compat import serving_store
+    from exp.launcher.ports import listen_at
+
+    tcp_store: Store | None = None
+    # Some launchers serve the store themselves, and say so.
+    if info.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        listener = listen_at(host, port)
+        tcp_store = None if listener is None else serving_store(host, port, listener, timeout, info.world_size)
+    if tcp_store is None:
+        tcp_store = next(dist.rendezvous("env://", info.rank, info.world_size, timeout=timeout))[0]
     return tcp_store
 
 

@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, Any, Sequence
 from exp import heartbeat
 from exp.errors import EXIT_FAILED, EXIT_PREEMPTED
 from exp.launcher.base import Launcher
-from exp.launcher.failures import collect_failures, exit_code_of
+from exp.launcher.failures import LOST, collect_failures, exit_code_of
 from exp.launcher.monitor import begin_to_end
 from exp.launcher.outcome import Outcome
-from exp.launcher.ports import check_endpoint
+from exp.launcher.ports import check_endpoint, check_loopback
 from exp.launcher.processes import JOB_VARIABLE, handle_signals, is_alive, kill_job, signal_name
 from exp.launcher.pulse import Pulse
 from exp.launcher.rank import SCRATCH_VARIABLE, this_host
 from exp.launcher.start import start_module
+from exp.lock_holder import LOCK, read_holder
 from exp.preemption import PREEMPT_SIGNAL, PreemptionFlag, held_back, preempted_at
 from exp.runfolder import read_json, to_json
 from exp.sockets import folder_for_sockets
@@ -48,7 +49,10 @@ class TorchrunLauncher(Launcher):
 
         Raises:
             ConfigError: it is malformed, its host is not known, or its port is taken.
+            UnavailableError: processes of this machine do not reach each other.
         """
+        if nproc > 1 and self.nnodes == 1 and "GLOO_SOCKET_IFNAME" not in os.environ:
+            check_loopback()
         if self.rdzv_endpoint is not None:
             check_endpoint(self.rdzv_endpoint)
 
@@ -93,7 +97,7 @@ class TorchrunLauncher(Launcher):
             signals = [signal_name(number) for number in supervisor.told]
             outcome.preempted, outcome.exit_code = {**preempted, "signals": signals}, EXIT_PREEMPTED
         else:
-            self._fill(outcome, folder, report, process.returncode, received, unplaced)
+            self._fill(outcome, folder, report, process.returncode, received, unplaced, nproc)
         return outcome
 
     def _order(self, folder: RunFolder, nproc: int, scratch: str, report: Path) -> dict[str, Any]:
@@ -103,13 +107,18 @@ class TorchrunLauncher(Launcher):
             "nproc": nproc,
             "nnodes": self.nnodes,
             "endpoint": self.rdzv_endpoint or f"{scratch}/rendezvous",
-            "rdzv_id": self.rdzv_id,
+            "rdzv_id": self._meeting(folder),
             "max_restarts": self.max_restarts,
             "timeout_s": self.timeout_s,
             "scratch": scratch,
             "report": str(report),
             "parent": os.getpid(),
         }
+
+    def _meeting(self, folder: RunFolder) -> str:
+        """What the nodes call their meeting by: whoever can read the lock of their run folder knows it."""
+        holder = None if self.nnodes == 1 else read_holder(folder.path / LOCK)
+        return holder.secret if holder is not None and holder.secret else self.rdzv_id
 
     def _environment(self, job: str, scratch: str) -> dict[str, str]:
         environment = {**os.environ, JOB_VARIABLE: job, SCRATCH_VARIABLE: scratch}
@@ -129,17 +138,23 @@ class TorchrunLauncher(Launcher):
         returncode: int,
         received: int | None,
         unplaced: list[dict[str, Any]],
+        nproc: int,
     ) -> None:
         report = read_json(path)
+        killed = report is None
         if report is None:
             ended = f"was killed by {signal_name(-returncode)}" if returncode < 0 else f"ended with code {returncode}"
-            report = {"succeeded": False, "exits": [], "restarts": 0, "error": f"torch's agent {ended}"}
+            said = f"torch's agent on {this_host()} {ended}"
+            report = {"succeeded": False, "exits": [], "restarts": 0, "error": said}
         outcome.restarts = report["restarts"]
         if received is not None:
             outcome.interrupted_by = signal_name(received)
             outcome.exit_code = 128 + received
         elif not report["succeeded"]:
-            outcome.failures = collect_failures(folder, report["exits"], this_host(), unplaced)
+            ranks = 0 if self.nnodes == 1 else nproc * self.nnodes
+            outcome.failures = collect_failures(folder, report["exits"], this_host(), unplaced, ranks, nproc)
+            if killed and all(failure.of_peer or failure.type == LOST for failure in outcome.failures):
+                outcome.failures = []  # ranks of other nodes have lost those of this one
             outcome.exit_code = exit_code_of(outcome.failures[0]) if outcome.failures else EXIT_FAILED
             outcome.detail = f"{self._explain(report['error'])}\n  log: {path.with_suffix('.log')}"
 

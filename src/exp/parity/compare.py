@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Iterator
 
 import numpy as np
+
+from exp.runfolder import read_records
 
 if TYPE_CHECKING:
     from exp.runfolder import RunFolder
@@ -144,8 +145,8 @@ def _names(trace: Any, prefix: str) -> list[str]:
 
 def read_losses(folder: RunFolder) -> dict[int, float]:
     """The loss of every step, by step."""
-    lines = (json.loads(line) for line in folder.metrics.read_text(encoding="utf-8").splitlines())
-    return {line["step"]: line["loss"] for line in lines if line["split"] == "train"}
+    records = read_records(folder.metrics.read_bytes().splitlines())
+    return {record["step"]: record["loss"] for record in records if record["split"] == "train"}
 
 
 def _scale(trace: Any, prefix: str) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
@@ -13,7 +12,7 @@ from exp.launcher.processes import signal_name
 from exp.parity.compare import read_losses
 from exp.qualify.operator_table import judge_operators
 from exp.qualify.verdict import FAIL, NOT_RUN, PASS, WARN, Verdict
-from exp.runfolder import RunFolder, read_json
+from exp.runfolder import RunFolder, read_json, read_records
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -248,15 +247,8 @@ def soaked(folder: Path, seconds: float, readings: Sequence[Sequence[Mapping[str
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The lines of training in a ``metrics.jsonl``; one that was cut off is left out."""
-    found = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if record["split"] == "train":
-            found.append(record)
-    return found
+    records = read_records(path.read_bytes().splitlines() if path.is_file() else ())
+    return [record for record in records if record["split"] == "train"]
 
 
 JUDGES: Mapping[str, Any] = {

@@ -15,6 +15,7 @@ from exp.config import choices, explain
 from exp.config.hardware import runs_elsewhere
 from exp.config.walk import plain
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, REFUSED, ConfigError, ExpError
+from exp.footprint import remove_empty
 from exp.freezing import complete
 from exp.frozen import FrozenRun
 from exp.hub import bring
@@ -23,6 +24,7 @@ from exp.launcher.outcome import Outcome
 from exp.launcher.shell_env import drop_stale_variables
 from exp.result import selecting_value
 from exp.runfolder import RunFolder, read_json, to_json
+from exp.runlock import RunLock
 from exp.sweep import records
 from exp.sweep.display import SweepDisplay, progress
 from exp.sweep.earlier import Finished, find_finished, identity
@@ -84,12 +86,23 @@ class Sweep:
         """As they were after the last batch."""
         self._earlier: dict[str, list[Finished]] = {}
         self._taken: set[str] = set()
-        existing = records.run_folders(folder)
-        if settings.resume:
+        self.lock = RunLock(folder)
+        folder.mkdir(mode=0o750, parents=True, exist_ok=True)
+        try:
+            self.lock.acquire()
+            self._look_back(records.run_folders(folder))
+        except ExpError:
+            self.lock.release()
+            remove_empty(missing)
+            raise
+
+    def _look_back(self, existing: list[Path]) -> None:
+        """Find the jobs that an earlier sweep has left in the folder."""
+        if self.settings.resume:
             self._earlier = find_finished(existing)
         elif existing:
             raise ConfigError(
-                f"output_dir={folder} holds a sweep already; sweep.resume=true goes on with it, or use another one"
+                f"output_dir={self.folder} holds a sweep already; sweep.resume=true goes on with it, or use another one"
             )
         self._taken.update(path.name for path in existing)
 
@@ -286,6 +299,10 @@ def finish() -> tuple[int, str | None, list[Path]]:
     if not _current:
         return EXIT_OK, None, []
     sweep = _current.pop()
+    lost = sweep.lock.check()
+    if lost is not None:
+        console.error(lost)
+    sweep.lock.release()
     if not (sweep.launched or sweep.dry):  # it was refused, or ended before its first job
         records.remove_unused(sweep.folder, sweep.missing)
         return EXIT_OK, None, []

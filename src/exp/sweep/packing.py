@@ -14,7 +14,7 @@ from exp.cores import usable_cores
 from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, REFUSED
 from exp.launcher.base import Watcher
 from exp.launcher.failures import tail_of
-from exp.launcher.job import PARENT_VARIABLE
+from exp.launcher.job import ENDED, PARENT_VARIABLE
 from exp.launcher.outcome import Outcome
 from exp.launcher.processes import JOB_VARIABLE, handle_signals, kill_job, signal_name
 from exp.launcher.start import start_module
@@ -95,7 +95,8 @@ class _Running:
 
     def outcome(self, received: int | None) -> Outcome:
         """What became of it, now that it has ended."""
-        code = self.process.returncode
+        ended = read_json(self.run.folder.logs / ENDED) or {}
+        code = ended["exit_code"] if ended.get("pid") == self.process.pid else None
         # A job that did not begin has left the record of an earlier one as it was.
         mine = _version(self.run.folder.result) != self._before
         result = (read_json(self.run.folder.result) if mine else None) or {}
@@ -108,9 +109,13 @@ class _Running:
         error = result.get("error")
         if error is not None:
             said = [error["message"], *([f"  log: {self.log}"] if code not in REFUSED else [])]
+        elif code is not None:
+            said = [f"exit code {code}", *tail_of(self.log)]
         else:
-            said = [f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}", *tail_of(self.log)]
-        return Outcome(code if code > 0 else EXIT_FAILED, detail="\n".join(said), reported=True)
+            end = self.process.returncode
+            how = f"killed by {signal_name(-end)}" if end < 0 else f"exited with code {end} before its time"
+            said = [how, *tail_of(self.log)]
+        return Outcome(code or EXIT_FAILED, detail="\n".join(said), reported=True)
 
 
 def _version(path: Path) -> tuple[int, int] | None:

@@ -77,9 +77,7 @@ def finish(sweep: Sweep, terminal: Console) -> None:
     waiting = sum(job.outcome is not None and job.outcome.left for job in sweep.jobs)
     ended = [job.outcome for job in sweep.jobs if job.outcome is not None and job.outcome.begun]
     counts = {
-        "completed": sum(run.status == "completed" for run in runs)
-        if runs
-        else sum(each.exit_code == EXIT_OK and not each.left for each in ended),
+        "completed": sum(each.exit_code == EXIT_OK and not each.left for each in ended),
         "done before": sum(job.skipped for job in sweep.jobs),
         "submitted": waiting,
         "failed": sum(
@@ -96,7 +94,8 @@ def finish(sweep: Sweep, terminal: Console) -> None:
     )
     if sweep.interrupted_by is not None or counts["preempted"] or counts["not begun"]:
         terminal.print(f"to do the rest: {to_continue_sweep(sweep.folder)}", soft_wrap=True, markup=False)
-    if runs and sweep.settings.plots and counts["completed"] and not waiting and sweep.interrupted_by is None:
+    completed = any(run.status == "completed" for run in runs)
+    if completed and sweep.settings.plots and not waiting and sweep.interrupted_by is None:
         from exp.compare import write_report
 
         page = write_report(runs, sweep.folder, sweep.name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import queue
 import threading
@@ -15,7 +14,7 @@ from omegaconf import OmegaConf
 from exp.config.create import create
 from exp.config.targets import find_module, resolve
 from exp.errors import ConfigError, UnavailableError
-from exp.runfolder import read_json, write_json
+from exp.runfolder import read_json, read_records, write_json
 from exp.trackers.base import TrackedRun, Tracker
 
 if TYPE_CHECKING:
@@ -189,7 +188,8 @@ def hand_over(chosen: LoggerConfig, folder: RunFolder, warn: Callable[[str], obj
     Returns:
         The reporters, all closed.
     """
-    records = list(_records(folder.metrics))
+    metrics = folder.metrics
+    records = list(read_records(metrics.read_bytes().splitlines() if metrics.is_file() else ()))
     newest = max((record["step"] for record in records), default=-1)
     result = read_json(folder.result) or {}
     run = _tracked(OmegaConf.load(folder.config), folder)
@@ -239,18 +239,6 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             found[f"{prefix}{key}"] = value if isinstance(value, (bool, int, float, str)) else str(value)
     return found
-
-
-def _records(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of ``metrics.jsonl``, less one that was cut off when the run was killed."""
-    if path.is_file():
-        for line in path.read_text(encoding="utf-8").splitlines():
-            try:
-                record = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(record, dict):
-                yield record
 
 
 def _figures(record: Mapping[str, Any]) -> dict[str, float]:

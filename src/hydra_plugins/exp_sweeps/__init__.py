@@ -43,6 +43,7 @@ class ExpLauncher(Launcher):
         if not isinstance(hydra_context.config_loader, Composer):  # the sweeper composes all jobs, too, to check them
             hydra_context.config_loader = Composer(hydra_context.config_loader)
         self._missing = missing_folders(Path(str(config.hydra.sweep.dir)).absolute())
+        sweep.current(config, self._missing)  # takes the folder, before Hydra writes there
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run a batch to its end.
