@@ -50,7 +50,7 @@ def test_training_under_a_wrapper_and_evaluation_see_the_same(exp):
     both = {("loss", 101.0, 101.0), ("predict", 100.0, 100.0)}
     assert seen("output_dir=none") == both
     assert seen("output_dir=two", "nproc=2") == both
-    assert seen("task=eval", "init_from=none", "output_dir=eval") == {("predict", 100.0, 100.0)}
+    assert seen("task=eval", "init_from=none", "plugins=[mine]", "output_dir=eval") == {("predict", 100.0, 100.0)}
 
 
 class Pixels(BaseModel):
