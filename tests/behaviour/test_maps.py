@@ -96,4 +96,4 @@ def test_a_prediction_ends_between_windows_when_it_is_told_to(exp, trained, tmp_
     process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM
     assert not list(maps.iterdir())
-    assert exp.result("out")["status"] == "interrupted"
+    assert exp.result("out")["error"]["type"] == "Interrupted"
