@@ -45,6 +45,7 @@ def test_of_images_and_in_a_sweep(run, exp):
 
 
 def test_what_cannot_be_is_refused(run, exp):
+    exp.path("weights.pth").touch()
     for words, says in (
         (["task.severites=[1]"], "there is no key 'task.severites'; did you mean 'task.severities'?"),
         (["task.severities=[6]"], "task.severities=[6] must be some of 1, 2, 3, 4, 5"),
@@ -53,7 +54,7 @@ def test_what_cannot_be_is_refused(run, exp):
         (["resume=auto"], "resume=auto: task=corruptions saves no state to resume from"),
         (["reference=cpu"], "reference is a key of task=parity"),
     ):
-        done = run("task=corruptions", "init_from=.", "backend=cpu", *words, "output_dir=new", code=2)
+        done = run("task=corruptions", "init_from=weights.pth", "backend=cpu", *words, "output_dir=new", code=2)
         assert says in done.stderr.splitlines()[0], done.stderr
     run("task=corruptions", "backend=cpu", "output_dir=new", code=2)
     assert not exp.path("new").exists()
