@@ -65,16 +65,6 @@ def test_on_a_terminal_one_line_replaces_the_other(terminal):
     assert again.startswith("a very long")
     console.waited()
     assert written() == CLEAR
-    console.waited()
-    console.make_console().print("x")
-    assert CLEAR not in written()
-
-
-def test_elsewhere_nothing_is_written(capsys):
-    console.wait_for("starting 2 workers")
-    console.waited()
-    console.make_console().print("x")
-    assert capsys.readouterr().out == "x\n"
 
 
 def test_the_time_left_of_a_training(tmp_path):
