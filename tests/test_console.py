@@ -47,7 +47,7 @@ CLEAR = "\r\x1b[2K"
 
 def test_a_pipe_is_no_terminal_though_colours_are_asked_for(exp):
     """As Jupyter does for its kernels."""
-    done = exp("-m", *TINY, "seed=1,2", "output_dir=sweep", "sweep.plots=false", FORCE_COLOR="1", CLICOLOR_FORCE="1")
+    done = exp(*TINY, "output_dir=run", FORCE_COLOR="1", CLICOLOR_FORCE="1")
     assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stdout
 
