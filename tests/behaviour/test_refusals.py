@@ -102,7 +102,6 @@ def everything(folder) -> dict:
         (["optim.type=Nope", "output_dir=empty/deep/er"], "optim.type=Nope"),
         pytest.param(["launcher=torchrun", "launcher.rdzv_endpoint=127.0.0.1:PORT"], "PORT",
                      marks=pytest.mark.extended),
-        pytest.param(["data.lookback=100"], "period=24", marks=pytest.mark.extended),
         pytest.param(["data.horizon=5000"], "data.horizon=5000", marks=pytest.mark.extended),
         pytest.param(["task=parity", "reference=cpu", "optim.type=Nope"], "optim.type", marks=pytest.mark.extended),
         pytest.param(["-m", "optim.type=Nope", "seed=1,2"], "optim.type=Nope", marks=pytest.mark.extended),
