@@ -104,6 +104,8 @@ def end(config: ExpConfig, folder: RunFolder, outcome: Outcome) -> Finished:
             failed["error"] = {"rank": None, "type": "Interrupted", "message": f"by {outcome.interrupted_by}"}
         elif first is not None:
             failed["error"] = {"rank": first.rank, "type": first.type, "message": first.message}
+        elif outcome.detail is not None:
+            failed["error"] = {"rank": None, "type": "RunError", "message": outcome.detail}
         unwritten = _record(folder, failed, outcome)
         text = describe_failure(outcome) + unwritten
         if outcome.interrupted_by is not None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
+import functools
 import os
+import signal
 import socket
 import subprocess
 import time
 
 import pytest
 
-from tests.behaviour.conftest import FORECAST, losses, result
+from tests.behaviour.conftest import FORECAST, LONG, has_steps, losses, wait_for
 from tests.conftest import Forked
 
 USERS = """
@@ -42,20 +43,20 @@ class Stuck(Hook):
 @pytest.fixture
 def users(exp):
     (exp.folder / "users.py").write_text(USERS)
-    return exp
+    return functools.partial(exp, "plugins=[users]", PYTHONPATH=str(exp.folder))
 
 
-def test_what_a_rank_exits_with_is_data(users):
+def test_what_a_rank_exits_with_is_data(exp, users):
     """75 would mean that the state is saved, 2 that the command line is wrong."""
-    done = users(*FORECAST, "nproc=2", "plugins=[users]", "hooks=[{type: users.Leave}]", "output_dir=run", CODE="75")
+    done = users(*FORECAST, "nproc=2", "hooks=[{type: users.Leave}]", "output_dir=run", CODE="75")
     assert done.returncode == 1
     assert done.stderr.startswith("error: rank 1 ")
     assert "75" in done.stderr.splitlines()[0]
-    assert result(users.path("run"))["error"]["rank"] == 1
+    assert exp.result("run")["error"]["rank"] == 1
 
 
 def test_what_a_job_of_a_sweep_exits_with_is_data(users):
-    hook = ["plugins=[users]", "hooks=[{type: users.Leave}]", "output_dir=sweep", "launcher=local"]
+    hook = ["hooks=[{type: users.Leave}]", "output_dir=sweep", "launcher=local"]
     done = users("-m", *FORECAST, *hook, "seed=1", CODE="0")
     assert done.returncode == 1
     assert "1 failed" in done.stdout
@@ -67,7 +68,7 @@ def test_what_a_job_of_a_sweep_exits_with_is_data(users):
     [(["model._target_=users.Slow"], "__init__"), (["hooks=[{type: users.Stuck}]"], "before_test_iter")],
 )
 def test_the_rank_that_the_others_have_waited_for_is_named(users, settings, place):
-    done = users(*FORECAST, *settings, "plugins=[users]", "nproc=2", "launcher.timeout_s=8", "output_dir=run")
+    done = users(*FORECAST, *settings, "nproc=2", "launcher.timeout_s=8", "output_dir=run")
     assert done.returncode == 1
     assert done.stderr.startswith("error: rank 1 ")
     assert place in done.stderr.splitlines()[1]
@@ -179,11 +180,12 @@ def test_kill_9_leaves_no_folder_behind(exp, python, tmp_path_factory):
     place = tmp_path_factory.mktemp("t")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(place)}
     process = subprocess.Popen(
-        [*python, *FORECAST, "max_steps=100000", "max_epochs=1000", "data.num_workers=1", "output_dir=run"],
+        [*python, *LONG, "data.num_workers=1", "output_dir=run"],
         cwd=exp.folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
-        wait_for(lambda: (exp.path("run") / "metrics.jsonl").is_file() and list(place.glob("*/listener-*")), process)
+        wait_for(has_steps(exp.path("run")), process)
+        assert list(place.glob("*/listener-*"))
     finally:
         process.kill()
         process.wait()
@@ -193,19 +195,11 @@ def test_kill_9_leaves_no_folder_behind(exp, python, tmp_path_factory):
     assert not left
 
 
-def wait_for(condition, process, seconds: float = 200) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def test_sigusr1_ends_in_one_line(exp):
-    process = Forked(exp.folder, *FORECAST, "max_steps=100000", "max_epochs=1000", "output_dir=run")
-    wait_for(lambda: (exp.path("run") / "metrics.jsonl").is_file(), process)
-    process.send_signal(10)
+def test_sigusr1_ends_in_one_line(exp, start):
+    process = start(*LONG, "output_dir=run")
+    wait_for(has_steps(exp.path("run")), process)
+    process.send_signal(signal.SIGUSR1)
     errors = process.communicate(100)[1]
-    assert process.returncode == 128 + 10
+    assert process.returncode == 128 + signal.SIGUSR1
     assert errors.startswith("error: interrupted by SIGUSR1")
-    assert json.loads((exp.path("run") / "result.json").read_text())["status"] == "failed"
+    assert exp.result("run")["status"] == "failed"

@@ -35,6 +35,7 @@ def test_jobs_are_ranked_a_failed_one_is_shown_and_the_sweep_goes_on_with_what_i
     done = exp(*SWEEP, "optim.lr=1e-5,1e-3", "sweep.resume=true")
     assert done.returncode == 0, done.stdout + done.stderr
     assert snapshot(exp.path("sweep/0")) == before
+    assert "1 completed, 1 done before" in done.stdout
     rows = {row["optim.lr"]: row["status"] for row in table(exp.path("sweep/sweep.csv"))}
     assert rows["0.001"] == rows["1e-05"] == "completed"
 

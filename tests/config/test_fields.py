@@ -42,9 +42,3 @@ def test_fields_of_chosen_classes_are_admitted(folder, given):
         "task=own", "launcher=own", "++task.scale=2", "++launcher.note=a,b", "task.sale=1", "seed=1",
     ]  # fmt: skip
     assert set(fields_of_choices(words)) == {"task.scale", "launcher.note"}
-
-
-def test_what_is_not_found_is_left_to_those_who_tell_it(folder):
-    (folder / "my_conf" / "task" / "broken.yaml").write_text("_target_: missing.Count\n")
-    for words in (["task=own", "task.scale=2"], ["--config-dir", "my_conf", "task=broken", "task.scale=2"]):
-        assert admit(words) == words

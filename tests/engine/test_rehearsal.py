@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from torch.utils.data import Dataset
 
 from exp.config.schema import ExpConfig
-from exp.data.base import Data, split_of
+from exp.data.base import Data
 from exp.engine.building import build_data, build_model, fingerprint_of
 from exp.engine.distributed import Distributed
 from exp.engine.rehearsal import explain_first_step, explain_unused, rehearse
@@ -125,15 +125,6 @@ def test_one_line_says_class_member_and_page(monkeypatch, tmp_path, base, member
     assert own.__name__ in line or member == "collate"  # which all samples go through
 
 
-def test_what_is_no_model_or_an_empty_split(monkeypatch, tmp_path):
-    with pytest.raises(ConfigError, match=r"OwnModel.* is no subclass of exp.models.base.Model|Linear is no subclass"):
-        begin(session_of(monkeypatch, tmp_path, model=lambda: torch.nn.Linear(1, 1)))
-    data = Numbers()
-    data.val = []
-    with pytest.raises(ConfigError, match=r"Numbers\.val \(list\) has no sample"):
-        split_of(data, "val", 0)
-
-
 def test_a_bad_test_split_shows_before_the_training(monkeypatch, tmp_path):
     class Untold(Samples):
         def __getitem__(self, number):
@@ -166,22 +157,6 @@ def test_nothing_of_it_stays(monkeypatch, tmp_path):
     rehearse(session_of(monkeypatch, tmp_path, rank=8, world_size=9), data, model)
     session.config.rehearsal = False
     rehearse(session, data, made({"forward": None}, Line)())
-
-
-def test_few_samples_may_have_no_figure_yet(monkeypatch, tmp_path):
-    said = []
-    for value in (lambda self, outputs, batch: outputs * float("nan"), None):
-        members = (
-            {"compute": lambda self, distributed: {"distance": float("nan")}}
-            if value is None
-            else {"per_sample": value}
-        )
-        own = made(members, Distance)
-        session = session_of(monkeypatch, tmp_path, made({"metrics": lambda self, detailed, own=own: own()}, Numbers))
-        monkeypatch.setattr(session, "say", said.append)
-        begin(session)
-    assert "no sample that distance could be measured on" in said[0]
-    assert "distance of the first validation batch is nan before any training" in said[1]
 
 
 def test_parameters_without_a_gradient_are_named(monkeypatch, tmp_path):

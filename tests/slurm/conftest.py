@@ -53,12 +53,12 @@ class Submitted:
     def logs(self) -> str:
         return "\n".join(path.read_text() for path in self.place.glob("**/slurm/*.out"))
 
-    def process_of(self, name: str) -> int:
+    def process_of(self, name: str, node: str = "") -> int:
         """Pid of the process of the only job that calls itself so, or has it in its command line."""
-        mark = f"SLURM_JOB_ID={self.job()}".encode()
+        marks = {f"SLURM_JOB_ID={self.job()}".encode(), *([f"SLURMD_NODENAME={node}".encode()] if node else [])}
         for entry in Path("/proc").glob("[0-9]*"):
             try:
-                if mark not in (entry / "environ").read_bytes().split(b"\0"):
+                if not marks <= set((entry / "environ").read_bytes().split(b"\0")):
                     continue
                 called = (entry / "comm").read_text().strip()
                 # srun has the command line of what it starts.

@@ -202,6 +202,20 @@ def test_a_killed_rank_on_another_node_is_the_one_that_is_named(submit, result):
 
 
 @pytest.mark.slow
+def test_a_node_of_which_all_was_killed_is_named_and_no_rank_of_another(submit, result):
+    running = submit(*LONG, "launcher.nodes=2", "nproc=1")
+    running.wait_for_steps()
+    for pid in [running.process_of(name, node="n2") for name in ("exp-rank1", "exp-agent")]:
+        os.kill(pid, signal.SIGKILL)
+    code, said = running.end()
+    assert code == 1, said
+    (error,) = [line for line in said.splitlines() if line.startswith("error: ")]
+    assert "n2" in error
+    assert "rank 0" not in error
+    assert result("run")["error"]["rank"] in (None, 1)
+
+
+@pytest.mark.slow
 def test_a_job_that_dies_without_a_word_is_noticed(submit):
     running = submit(*LONG)
     running.wait_for_steps()

@@ -5,7 +5,6 @@ import itertools
 import pytest
 import torch
 
-from exp.compat import TORCH_VERSION
 from exp.forecasting.timebridge.hmm import LOG_FLOOR, log_likelihood, posterior, viterbi
 
 both_forms = pytest.mark.parametrize("form", ["loop", "scan"])
@@ -28,18 +27,6 @@ def plain_log_likelihood(emissions, initial, transition):
     return torch.logsumexp(message, 1)
 
 
-def plain_viterbi(emissions, initial, transition):
-    score, pointers = initial + emissions[:, 0], []
-    for t in range(1, emissions.shape[1]):
-        best = (score.unsqueeze(2) + transition).max(1)
-        pointers.append(best.indices)
-        score = best.values + emissions[:, t]
-    path = [score.argmax(1)]
-    for pointer in reversed(pointers):
-        path.append(pointer.gather(1, path[-1].unsqueeze(1)).squeeze(1))
-    return torch.stack(path[::-1], 1)
-
-
 def path_score(path, emissions, initial, transition):
     score = initial[path[:, 0]] + emissions.gather(2, path.unsqueeze(2)).squeeze(2).sum(1)
     return score + transition[path[:, :-1], path[:, 1:]].sum(1)
@@ -60,7 +47,7 @@ def assert_close(actual, expected, relative=1e-5):
 @both_forms
 @pytest.mark.parametrize(
     ("batch", "steps", "regimes"),
-    [(3, 1, 4), (3, 2, 3), (2, 3, 2), (2, 4, 1), (5, 37, 5), (4, 128, 3), (2, 1440, 4), (1, 1440, 16)],
+    [(3, 1, 4), (3, 2, 3), (2, 4, 1), (5, 37, 5), (2, 1440, 4), (1, 1440, 16)],
 )
 def test_likelihood_posterior_and_gradients_are_those_of_the_plain_recursion(form, batch, steps, regimes):
     ours = [tensor.requires_grad_() for tensor in random_model(batch, steps, regimes, scale=2.0)]
@@ -87,17 +74,6 @@ def test_rows_that_do_not_add_up_to_one_and_long_unlikely_sequences(form):
     emissions, *rest = random_model(1, 1440, 2, scale=30.0)  # nothing may underflow
     for ours in (other, [emissions - 1e4, *rest]):
         assert_close(log_likelihood(*ours, form=form), plain_log_likelihood(*in_float64(ours)), relative=1e-6)
-
-
-@both_forms
-def test_gradients_only_where_they_are_asked_for(form):
-    emissions, initial, transition = random_model(2, 9, 3)
-    transition.requires_grad_()
-    log_likelihood(emissions, initial, transition, form=form).sum().backward()
-    assert transition.grad.sum().item() == pytest.approx(2 * 8, rel=1e-5)  # transitions of two sequences of 9 steps
-    assert emissions.grad is None
-    with torch.no_grad():
-        assert not log_likelihood(emissions, initial, transition, form=form).requires_grad
 
 
 @both_forms
@@ -183,35 +159,12 @@ def test_the_path_is_the_best_of_all_paths(form, steps, regimes):
 
 
 @both_forms
-@pytest.mark.parametrize(("batch", "steps", "regimes"), [(4, 300, 5), (2, 1440, 4), (1, 1440, 12)])
-def test_the_path_is_that_of_the_plain_recursion(form, batch, steps, regimes):
-    model = random_model(batch, steps, regimes, seed=3)
-    doubles = in_float64(model)
-    found, plain = viterbi(*model, form=form), plain_viterbi(*doubles)
-    torch.testing.assert_close(path_score(found, *doubles), path_score(plain, *doubles), rtol=1e-6, atol=0)
-    assert (found == plain).double().mean() > 0.99  # two paths may be as good as each other within rounding
-
-
-@both_forms
 def test_of_equally_good_ways_the_lowest_regime_is_taken(form):
     uniform = torch.full((3, 3), 0.25).log()
     assert torch.equal(viterbi(torch.zeros(2, 33, 3), uniform[0], uniform, form=form), torch.zeros(2, 33).long())
     emissions = torch.zeros(1, 3, 3)
     emissions[0, 1, 1] = emissions[0, 1, 2] = 4.0  # regimes 1 and 2 are equally good in the middle
     assert viterbi(emissions, uniform[0], uniform, form=form).tolist() == [[0, 1, 0]]
-
-
-@pytest.mark.skipif(TORCH_VERSION < (2, 0), reason="torch < 2.0 has few operators on the meta device")
-@both_forms
-def test_nothing_depends_on_values(form):
-    """Tensors without values go through: nothing is read back from the device."""
-    model = [tensor.to("meta").requires_grad_() for tensor in random_model(2, 11, 3)]
-    likelihood = log_likelihood(*model, form=form)
-    likelihood.sum().backward()
-    assert likelihood.shape == (2,)
-    assert model[2].grad.shape == (3, 3)
-    assert posterior(*model, form=form).shape == (2, 11, 3)
-    assert viterbi(*model, form=form).shape == (2, 11)
 
 
 def test_half_precision_inputs_and_autocast_still_give_float32():

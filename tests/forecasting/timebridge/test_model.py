@@ -8,6 +8,7 @@ import torch
 
 from exp.errors import ConfigError
 from exp.forecasting.timebridge import TimeBridge
+from exp.forecasting.timebridge.quantiles import quantile_loss
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))
 from reference_timebridge import PlainTimeBridge, plain_loss
@@ -116,7 +117,8 @@ def test_official_weights_load_strictly_and_tell_their_settings(name):
     sizes = {"period": period, "num_patches_out": patches_out, "num_heads": heads, "stable_len": stable_len}
     sizes.update(channels=channels, lookback=720, horizon=96, d_model=d_model, d_ff=d_ff)
     model = TimeBridge(**settings(layers, **sizes))
-    official = {f"module.{key}": value for key, value in state.items()}
+    prefix = "teacher.encoder." if name == "solar" else "module."  # any path before the names is found
+    official = {f"{prefix}{key}": value for key, value in state.items()}
     model.load_state_dict(model.adapt_state_dict(official, Path("official.pth")), strict=True)
     assert all((parameter == 1).all() for parameter in model.parameters())
     assert TimeBridge(**SMALL).settings_of(state) == {
@@ -125,17 +127,6 @@ def test_official_weights_load_strictly_and_tell_their_settings(name):
         "model.cointegrated_layers": layers[2], "data.lookback": 720, "data.horizon": 96,
         "model.quantiles": None,
     }  # fmt: skip
-
-
-@pytest.mark.parametrize("prefix", ["model.", "teacher.encoder."])
-def test_weights_are_found_under_any_path(prefix):
-    source, target = (TimeBridge(**settings((1, 1, 1))) for _ in range(2))
-    state = {prefix + key: value for key, value in source.state_dict().items()}
-    state.update({"criterion.weight": torch.ones(1), "student.embedding.proj.0.weight": torch.ones(1)})
-    left = target.load_state_dict(target.adapt_state_dict(state, Path("w.pth")), strict=False)
-    assert left.missing_keys == []
-    assert left.unexpected_keys == ["criterion.weight", "student.embedding.proj.0.weight"]
-    assert all(torch.equal(mine, source.state_dict()[key]) for key, mine in target.state_dict().items())
 
 
 @pytest.mark.parametrize("layers", LAYERS)
@@ -148,6 +139,27 @@ def test_a_model_tells_its_own_settings(layers):
         "num_patches_out": None,
         "quantiles": None,
     }
+
+
+def test_quantile_heads_have_the_pinball_loss_and_do_not_cross():
+    levels = [0.1, 0.5, 0.9]
+    model, batch = TimeBridge(**settings((1, 1, 0), quantiles=levels)).eval(), batch_of()
+    model.quantile_decoder[1].weight.data.mul_(-3.0)  # any order
+    forecast, quantiles = (model(batch["x"], batch["marks"], mode=mode) for mode in ("predict", "spread"))
+    torch.testing.assert_close(quantiles[..., 1], forecast)
+    assert (quantiles.diff(dim=-1) >= 0).all()
+    low, high = quantile_loss([forecast], batch["y"], [0.1]), quantile_loss([forecast], batch["y"], [0.9])
+    error = batch["y"] - forecast
+    torch.testing.assert_close(low, 2 * torch.where(error > 0, 0.1 * error, -0.9 * error).mean())
+    torch.testing.assert_close((low + high) / 2, plain_loss(forecast, batch["y"], 0.0))  # symmetric: absolute error
+    known = (torch.rand(error.shape) < 0.5).float()
+    known[0] = 0.0
+    y = torch.where(known > 0, batch["y"], torch.tensor(float("nan")))
+    each = [(e.abs() * k).sum() / max(k.sum(), 1) for e, k in zip(error, known)]
+    torch.testing.assert_close(quantile_loss([forecast], y, [0.5], known), torch.stack(each).mean())
+    losses = model(**{**batch, "y": y}, known=known, mode="loss")
+    assert sorted(losses) == ["loss_forecast", "loss_quantiles"]
+    assert all(torch.isfinite(loss) for loss in losses.values())
 
 
 def test_losses_are_in_float32_and_gradients_finite_also_of_constant_series():

@@ -8,7 +8,6 @@ import torch.nn.functional as F
 
 from exp.compat import TORCH_VERSION
 from exp.vision.dinov3 import SceneClassifier, Segmenter
-from exp.vision.dinov3.inference import window_origins
 
 SMALL = {"embed_dim": 32, "depth": 3, "num_heads": 2, "layer_scale": 0.5}
 VARIANTS = {
@@ -56,38 +55,6 @@ def test_labels_of_images_do_not_depend_on_what_they_are_batched_with():
             assert torch.equal(together[row, :height, :width], model(image=image, mode="predict")[0])
             assert (together[row, height:] == 255).all()
             assert (together[row, :, width:] == 255).all()
-
-
-def test_windows_are_averaged_where_they_overlap():
-    model = Segmenter(3, **SMALL, head="linear", window=32, overlap=0.5).eval()
-    image = torch.randint(0, 256, (1, 3, 32, 48), dtype=torch.uint8)
-    with torch.no_grad():
-        scores = model.inference._scores(model._logits, image)
-        left, right = (model(image=image[..., begin : begin + 32], mode="tensor") for begin in (0, 16))
-    torch.testing.assert_close(scores[..., :16], left[..., :16])
-    torch.testing.assert_close(scores[..., 16:32], (left[..., 16:] + right[..., :16]) / 2)
-    torch.testing.assert_close(scores[..., 32:], right[..., 16:])
-
-
-def test_augmented_copies_are_averaged():
-    settings = {"head": "linear", "inference": "whole"}
-    torch.manual_seed(0)
-    model = Segmenter(3, **SMALL, **settings, tta_flip=True, tta_scales=[1.0, 0.5]).eval()
-    image = torch.randint(0, 256, (1, 3, 32, 48), dtype=torch.uint8)
-    with torch.no_grad():
-        averaged = model.inference.averaged(model._logits, image)
-        mirrored = model.inference.averaged(model._logits, image.flip(-1))
-    assert averaged.sum(dim=1).allclose(torch.full((1, 32, 48), 4.0), atol=1e-5)  # four copies
-    torch.testing.assert_close(mirrored.flip(-1), averaged)
-    plain = Segmenter(3, **SMALL, **settings).eval()
-    plain.load_state_dict(model.state_dict())
-    with torch.no_grad():
-        assert not torch.allclose(plain.inference.averaged(plain._logits, image).softmax(1) * 4, averaged, atol=1e-3)
-
-
-def test_windows_cover_an_image_to_its_end():
-    for extent, expected in ((32, [0]), (33, [0, 1]), (64, [0, 24, 32]), (80, [0, 24, 48])):
-        assert window_origins(extent, 32, 24) == expected
 
 
 def test_scene_loss_and_features():

@@ -74,6 +74,7 @@ def test_every_form_is_read_bare_and_as_a_part_of_another_model(form):
         assert left.missing_keys == ["head.weight", "head.bias"]  # another model's head is none of ours
         assert "decode_head.conv_seg.weight" in left.unexpected_keys
         same_backbones(target, source)
+        assert list(target.taken_on_trust) == ([] if form == "authors" else ["num_heads"])  # whose files have periods
     if form == "timm":  # which leaves out biases that are zero
         state = {key: value for key, value in state.items() if not key.endswith(("q_bias", "v_bias"))}
         assert target.adapt_state_dict(state, Path("w.pth"))["backbone.blocks.1.attn.qkv.bias"].abs().max() == 0
