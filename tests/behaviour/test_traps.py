@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 
@@ -57,12 +55,9 @@ def test_data_that_are_not_there_or_malformed_are_an_error_with_file_and_place(e
 
 
 def test_names_of_strangers_are_text_in_the_report(exp, copy_of):
-    run = copy_of("forecast", "runs/<script>alert(1)")
-    told = json.loads((run / "result.json").read_text())
-    told["experiment"] = "</script><script>alert(2)</script>"
-    del told["digests"]  # of what stood there
-    (run / "result.json").write_text(json.dumps(told))
+    copy_of("forecast", "runs/<script>alert(1)<")
     done = exp("task=report", "run=runs", "output_dir=report")
     assert done.returncode == 0, done.stderr
-    (page,) = [*exp.folder.rglob("report.html")]
+    (page,) = exp.folder.rglob("report.html")
+    assert "alert(1)" in page.read_text()
     assert "<script>alert" not in page.read_text()
