@@ -20,9 +20,9 @@ print(*(f"{name}=={found[name]}" for name in ("torch", "torch_gcu", "numpy") if 
 endef
 export KEPT
 
-# As many workers as there are cores, at most 8, and no fewer than 2: tests wait for processes.
-WORKERS := $(shell $(PYTHON) -c 'import os; print(max(2, min(8, len(os.sched_getaffinity(0)))))' 2>/dev/null || echo 2)
-PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q -p tests.progress -o console_output_style=classic -r fE --disable-warnings -n $(WORKERS) --dist loadfile
+# One worker more than there are cores, at most 8: tests wait for processes. Slurm and modules' fixtures belong to files.
+WORKERS := $(shell $(PYTHON) -c 'import os; print(min(8, len(os.sched_getaffinity(0)) + 1))' 2>/dev/null || echo 3)
+PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q -p tests.progress -o console_output_style=classic -r fE --disable-warnings -n $(WORKERS)
 
 .PHONY: demo test test-all test-rest test-legacy lint site setup wheel-check clean
 
@@ -31,18 +31,18 @@ demo: setup
 
 # What a user runs after installing: each promise once. It needs nothing that `make demo` does not.
 test: setup
-	@$(PYTEST) -m "not extended" $(ARGS)
+	@$(PYTEST) --dist worksteal -m "not extended" $(ARGS)
 
 # And the rest: simulated cards, Slurm, trackers, notebooks, the pages' commands, variants.
 test-all: setup $(REFERENCE)
-	@$(PYTEST) $(ARGS)
+	@$(PYTEST) --dist loadfile $(ARGS)
 
 # Of .ci/run: what `make test` has left; what the oldest Python and torch are tested with.
 test-rest: setup $(REFERENCE)
-	@$(PYTEST) -m extended $(ARGS)
+	@$(PYTEST) --dist loadfile -m extended $(ARGS)
 
 test-legacy: setup
-	@$(PYTEST) -m "legacy or not extended" $(ARGS)
+	@$(PYTEST) --dist worksteal -m "legacy or not extended" $(ARGS)
 
 lint: $(VENV)/.lint
 	$(VENV)/bin/ruff check .

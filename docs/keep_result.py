@@ -23,6 +23,7 @@ from omegaconf import OmegaConf
 import exp
 from exp.compare.runs import find_runs
 from exp.config.create import create
+from exp.data.base import Data
 from exp.errors import ConfigError, ExpError
 from exp.runfolder import RunFolder, read_json, to_json, write_atomically
 
@@ -71,7 +72,7 @@ def record_of(folder: Path) -> dict[str, Any]:
         "config": _without_paths({key: value for key, value in config.items() if key not in _SILENT_KEYS}),
         "log": log,
         "sha256": {"weights": weights, "metrics.jsonl": _sha256(files.metrics)},
-        "data": create(run.config.data, "data").fingerprint(),
+        "data": create(run.config.data, Data, "data").fingerprint(),
     }
     record = json.loads(to_json(record))  # keys that are numbers are texts in JSON, and sorted as such
     return {**record, "digest": _digest(record)}

@@ -41,12 +41,9 @@ def test_a_wrapper_and_a_logger_of_ones_own(page, exp):
 @pytest.mark.parametrize(
     ("module", "old", "new", "words", "says"),
     [
-        ("wrapper", "(Wrapper)", "", [], "HalfGradients is no subclass of exp.engine.wrapper.Wrapper"),
-        ("wrapper", "return ddp", "return None", [], "HalfGradients.wrap gives (NoneType) is no module"),
+        ("wrapper", "return ddp", "return None", [], "HalfGradients.wrap gives (NoneType)"),
         ("wrapper", "", "", ["+wrapper.options.bucket=3"], "my_wrapper.HalfGradients takes no key 'bucket'"),
-        ("logger", "(Logger)", "", [], "my_logger.Table"),
-        ("logger", "def log", "def logs", [], "my_logger.Table has no log(...), which exp.engine.logger"),
-        ("logger", 'save_dir, "fig', 'self.dir, "fig', [], "my_logger.Table(...) raises AttributeError"),
+        ("logger", "def log", "def logs", [], "my_logger.Table has no log(...)"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said_before_the_first_step(page, exp, module, old, new, words, says):

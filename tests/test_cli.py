@@ -21,23 +21,14 @@ def test_help_fits_a_screen_and_lists_every_choice(exp):
     assert len(lines) <= 55
     assert max(map(len, lines)) <= 80
     text = " ".join(done.stdout.split())
-    for words in (
-        "timebridge_etth1",
-        "accelerator auto cpu cuda gcu gcu_simulated gcu_t20 rocm",
-        "auto external local submitit torchrun",
-        "ddp fsdp mmddp none",
-        "attach collectives doctor env estimate eval export features operators parity predict",
-        "mlflow none swanlab tensorboard wandb",
-        "global_batch_size",
-        "resume=auto|PATH|null",
-        "init_from",
-        "max_steps",
-    ):
+    for words in ("timebridge_etth1", "auto cpu cuda gcu", "auto external local", "mlflow none", "init_from"):
         assert words in text, words
+    shown = exp("--cfg", "job", "nproc=3", "experiment=timebridge_weather")
+    assert all(line in shown.stdout for line in ("nproc: 3\n", "name: timebridge_weather\n"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", [["--help"], ["--cfg", "job"], ["--info", "defaults"], ["nprox=2"]])
+@pytest.mark.parametrize("flags", [["--help"], ["nprox=2"]])
 def test_answers_without_importing_torch(tmp_path, flags):
     script = (
         "import sys\nfrom exp.cli import main\n"
@@ -48,61 +39,6 @@ def test_answers_without_importing_torch(tmp_path, flags):
     done = subprocess.run([sys.executable, "-c", script, *flags], cwd=tmp_path, env=clean_environment(), check=False,
                           capture_output=True, text=True)  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert not (tmp_path / "outputs").exists() or flags == ["nprox=2"]
-
-
-def test_cfg_job_shows_the_configuration(exp):
-    done = exp("--cfg", "job", "nproc=3", "experiment=timebridge_weather")
-    assert done.returncode == 0, done.stderr
-    assert "nproc: 3" in done.stdout
-    assert "name: timebridge_weather" in done.stdout
-    assert "horizon: 96" in done.stdout
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "code", "words"),
-    [
-        (["nprox=2"], 2, ["nprox", "did you mean 'nproc'"]),
-        (["plots.format=pdf"], 2, ["no key 'plots.format'", "'plots' has none below it", "'figures.format'"]),
-        (["seed.x=1"], 2, ["no key 'seed.x'", "'seed' has none below it"]),
-        (["model.d_modle=64"], 2, ["d_modle", "did you mean 'model.d_model'"]),
-        (["data.inputs=OT"], 2, ["data.inputs=OT: a list is expected: 'data.inputs=[OT]'"]),
-        (["nproc=two"], 2, ["nproc", "two"]),
-        (["model.d_model=wide"], 2, ["d_model", "wide"]),
-        (["backend=cudaa"], 2, ["backend=cudaa", "did you mean 'cuda'"]),
-        (["experiment=timebridge_etth"], 2, ["experiment=timebridge_etth", "did you mean 'timebridge_etth"]),
-        (["bakend=cpu"], 2, ["bakend", "did you mean 'backend'"]),
-        (["precision=fp8"], 2, ["precision=fp8", "fp32, bf16, fp16"]),
-        (["wrapper.kind=dp"], 2, ["wrapper.kind=dp", "mmddp, ddp, fsdp, none"]),
-        (["+wrapper.device_ids=[0]"], 2, ["device_ids"]),
-        (["backend=cpu", "wrapper=none", "nproc=2"], 2, ["wrapper=none", "2 models that never meet", "wrapper=mmddp"]),
-        (["backend=cpu", "nproc=2", "global_batch_size=33"], 2, ["global_batch_size=33", "32 or 34"]),
-        (["backend=cpu", "nproc=0"], 2, ["nproc=0"]),
-        (["backend=cpu", "data.root=/nowhere"], 2, ["ETTh1.csv", "/nowhere"]),
-        (["backend=cpu", "experiment=timebridge_weather"], 2, ["weather.csv", "data.root"]),
-        (["backend=cpu", "init_from=missing.pth"], 2, ["init_from=missing.pth"]),
-        (["backend=cpu", "task=eval"], 2, ["task=eval", "init_from"]),
-        (["backend=cpu", "launcher=local", "nproc=2"], 2, ["nproc=2", "local"]),
-        (["backend=cpu", "precision=fp16"], 2, ["precision=fp16", "bf16"]),
-        (["backend=gcu"], 3, ["backend=gcu is not available", "torch_gcu"]),
-        (["backend=cuda"], 3, ["backend=cuda is not available"]),
-        (["backend=rocm"], 3, ["backend=rocm is not available"]),
-        (["backend=cpu", "data=csv"], 2, ["data.channels, data.file, data.name must be set"]),
-        (["backend=cpu", "logger.requires=[nonesuch]"], 3, ["nonesuch", "pip install"]),
-        (["nproc=["], 2, ["nproc=["]),
-        (["data=eurosat"], 2, ["experiment=timebridge_small sets data.lookback", "--help"]),
-        (["model=dinov3_scenes"], 2, ["scene classification", "forecasting", "experiment=dinov3_eurosat"]),
-    ],
-)  # fmt: skip
-def test_bad_input_is_one_clear_line_with_its_exit_code_and_starts_nothing(exp, arguments, code, words):
-    done = exp(*arguments)
-    first = done.stderr.splitlines()[0] if done.stderr else ""
-    assert done.returncode == code, f"{done.stdout}\n{done.stderr}"
-    assert first.startswith("error: "), done.stderr
-    assert all(word in first for word in words), done.stderr
-    assert "Traceback" not in done.stderr
-    assert not list(exp.path("outputs").glob("*/*")), "a run folder was left behind"
 
 
 def test_a_default_run_is_quiet_and_leaves_its_records(exp):
@@ -112,54 +48,32 @@ def test_a_default_run_is_quiet_and_leaves_its_records(exp):
     assert len(done.stdout.splitlines()) <= 15, done.stdout
     for words in ("rank 0/1  local_rank 0  cpu", "MSE", "MAE", "published", "samples/s", "run"):
         assert words in done.stdout, done.stdout
-    folder = exp.path("run")
-    names = {path.name for path in folder.iterdir()}
-    assert {"config.yaml", "overrides.yaml", "env.json", "result.json", "metrics.jsonl", "logs", "checkpoints"} <= names
     result = exp.result("run")
-    assert result["status"] == "completed"
-    assert result["steps"] == 4
     assert result["global_batch_size"] == 32
-    assert result["metric_name"] == "mse"
     assert result["metric"] == result["metrics"]["mse"]
     assert result["samples_per_second"] > 0
-    assert result["time_to_first_step_s"] > 0
     assert result["error"] is None
-    assert "lookback: 96" in (folder / "config.yaml").read_text()
-    assert "${" not in (folder / "config.yaml").read_text(), "the frozen configuration must be resolved"
-    assert not folder.stat().st_mode & 0o002, "the run folder is world-writable"
-    assert [path.name for path in (folder / "logs").iterdir()] == ["rank0.log"]
+    assert "${" not in (exp.path("run") / "config.yaml").read_text(), "the frozen configuration must be resolved"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
-    [[*TINY, "launcher=local"], ["launcher=submitit", "launcher.dry_run=true"], ["--help"], ["--cfg", "job"]],
+    [[*TINY, "launcher=local"], ["launcher=submitit", "launcher.dry_run=true"], ["--help"]],
 )
 def test_a_run_whose_reader_has_gone_goes_on(exp, tmp_path, arguments):
-    """Nor is what it leaves writable for everybody, even without a umask."""
     reader, writer = os.pipe()
     os.close(reader)  # as after ``| head``
     try:
         done = subprocess.run(
             [sys.executable, "-m", "exp", "backend=cpu", *arguments, "output_dir=run"], cwd=tmp_path, text=True,
-            env=clean_environment(), check=False, stdout=writer, stderr=subprocess.PIPE, preexec_fn=lambda: os.umask(0),
+            env=clean_environment(), check=False, stdout=writer, stderr=subprocess.PIPE,
         )  # fmt: skip
     finally:
         os.close(writer)
     assert (done.returncode, done.stderr) == (0, "")
     if "launcher=local" in arguments:
         assert exp.result("run")["status"] == "completed"
-        for path in [exp.path("run"), *exp.path("run").rglob("*")]:
-            assert not path.stat().st_mode & 0o022, path
-
-
-@pytest.mark.slow
-def test_a_completed_run_is_not_overwritten(exp):
-    exp.train("run")
-    done = exp(*TINY, "output_dir=run")
-    assert done.returncode == 2
-    assert "completed run" in done.stderr.splitlines()[0]
-    assert exp.result("run")["status"] == "completed"
 
 
 @pytest.mark.slow
@@ -203,9 +117,6 @@ def test_two_nodes_make_one_run(exp):
         _, errors = process.communicate(timeout=280)
         assert process.returncode == 0, errors
     assert exp.result("run")["world_size"] == 2
-    refused = exp(*TINY, "launcher.nnodes=2", "launcher.rdzv_endpoint=127.0.0.1:1")
-    assert refused.returncode == 2
-    assert "output_dir" in refused.stderr.splitlines()[0]
 
 
 def in_bash(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
@@ -247,14 +158,7 @@ def test_an_interrupted_local_run_says_so_and_can_be_continued(exp):
     done = in_bash(exp.folder, f"{advice} max_steps=100")  # as copied
     assert done.returncode == 0, done.stderr
     assert exp.result("run")["resumed_from"] is not None
-    done = exp(*settings)
-    assert "completed run; use another one, or overwrite=true to remove it, or add resume=auto" in done.stderr
-    refused = exp(*TINY, "task=eval", "init_from=run", "output_dir=run")
-    assert refused.stderr.rstrip().endswith("use another one, or overwrite=true to remove it"), (
-        "an evaluation cannot be resumed"
-    )
-    refused = exp(*TINY, "task=eval", "init_from=run", "resume=auto")
-    assert "resume=auto: task=eval saves no state" in refused.stderr
+    assert exp(*settings).returncode == 2  # it is completed
 
 
 @pytest.mark.slow

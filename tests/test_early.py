@@ -35,7 +35,7 @@ class Mine(CpuBackend):
 """
 
 
-@pytest.mark.parametrize("name", ["SIGUSR2", "SIGTERM", pytest.param("SIGINT", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["SIGUSR2", pytest.param("SIGINT", marks=pytest.mark.slow)])
 def test_while_the_command_line_is_imported(name, tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-m", "exp", *TINY], cwd=tmp_path, env=clean_environment(), text=True,
@@ -77,7 +77,7 @@ def test_while_python_executes_text(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "when"),
-    [("SIGUSR2", "before"), ("SIGUSR2", "after"), ("SIGTERM", "after"), ("SIGHUP", "before"), ("SIGINT", "after")],
+    [("SIGUSR2", "before"), ("SIGTERM", "after"), ("SIGHUP", "before"), ("SIGINT", "after")],
 )
 def test_while_a_run_is_checked_and_written(name, when, exp):
     at = {"before": "pass", "after": "return 'mine'", when: "end()"}
@@ -99,8 +99,8 @@ def test_a_folder_that_was_there_is_as_it_was(exp):
     assert {path: path.read_bytes() for path in exp.path("run").rglob("*") if path.is_file()} == files
 
 
-@pytest.mark.parametrize("name", ["SIGUSR2", "SIGTERM"])
-def test_while_a_sweep_is_composed(name, exp):
+def test_while_a_sweep_is_composed(exp):
+    name = "SIGTERM"
     source = BACKEND.format(signal=name, before="pass", after="pass")
     (exp.folder / "mine.py").write_text(f"{source}\n    def __init__(self, **given):\n        end()\n")
     done = exp(*TINY[1:], "backend=cpu", "backend._target_=mine.Mine", "-m", "seed=1,2", "output_dir=sweep")

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from exp.data.base import Data, split_of
 from exp.data.loader import eval_loader
 from exp.data.sampler import EvalBatchSampler
-from exp.errors import ConfigError, RunError, SampleError
+from exp.errors import RunError, SampleError
 from exp.launcher.rank import RankInfo
 from exp.metrics import SampleMetric
 from exp.raised import message_of, told
@@ -41,6 +41,7 @@ class Net(nn.Module):
 
 class Far(SampleMetric):
     names = ("far",)
+    greater_is_better = False
 
     def per_sample(self, outputs, batch):
         return batch["z"]
@@ -133,14 +134,6 @@ def test_a_late_sample_is_named_with_split_number_and_place(workers):
     with pytest.raises(ValueError, match="bad sample") as info:
         list(eval_loader(Whole(raising=8), EvalBatchSampler(12, 4), workers))
     assert re.fullmatch(rf"data: \S+__getitem__ raises ValueError: bad sample no. 8 {HERE}", told(info.value))
-
-
-def test_what_cannot_be_handed_to_a_loader_process_says_what_to_do():
-    dataset = split_of(Photos(Samples(lock=lambda: None)), "test", 0)
-    loader = eval_loader(dataset, EvalBatchSampler(12, 4), 1)
-    loader.multiprocessing_context = "spawn"
-    with pytest.raises(ConfigError, match=r"Samples cannot be handed to a loader process: .+; .*data.num_workers=0"):
-        next(iter(loader))
 
 
 def test_the_error_file_has_it_and_the_frames_let_go_of_the_model(tmp_path):

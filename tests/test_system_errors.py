@@ -63,12 +63,10 @@ def test_a_disk_that_is_full_in_mid_run(tmp_path, small_disk, nproc):
 @pytest.mark.parametrize(
     ("arguments", "where"),
     [
-        (["output_dir=afile/x"], "afile/x: Not a directory; set output_dir"),
-        (["output_dir=/proc/x"], "/proc/x: No such file or directory; set output_dir"),
-        (["output_dir=frozen/x"], "frozen/x: Read-only file system; set output_dir"),
-        (["hydra.run.dir=/proc/x"], "cannot use /proc/x: No such file"),
+        (["output_dir=afile/x"], "afile/x: Not a directory"),
+        (["output_dir=frozen/x"], "frozen/x: Read-only file system"),
+        (["hydra.run.dir=/proc/x"], "/proc/x: No such file"),
         (["-m", "output_dir=afile", "seed=1"], "afile: File exists"),
-        (["-m", "output_dir=frozen/x", "seed=1"], "frozen/x: Read-only file system"),
     ],
 )
 def test_a_folder_that_cannot_be_used(tmp_path, small_disk, arguments, where):
@@ -81,14 +79,12 @@ def test_a_folder_that_cannot_be_used(tmp_path, small_disk, arguments, where):
     assert done.stderr.startswith("error: cannot ")
     assert where in done.stderr.splitlines()[0]
     assert len(done.stderr.splitlines()) == 1
-    full = run_exp(tmp_path, *arguments, *TINY, HYDRA_FULL_ERROR="1") if "hydra" in where else None
-    assert full is None or "Traceback" in full.stderr
 
 
 def test_too_little_memory_for_torch(tmp_path):
     """Its import fails in other places from one limit to the next; now and then within C code that loses the reason."""
     seen = 0
-    for mib in (760, 740, 720, 700, 680):
+    for mib in (760, 720, 680):
         limit = mib << 20
         done = subprocess.run(
             [sys.executable, "-m", "exp", *TINY, "output_dir=run"], cwd=tmp_path, env=clean_environment(),
@@ -104,37 +100,3 @@ def test_too_little_memory_for_torch(tmp_path):
         # The folder goes, so the end of its log is shown, each line marked as such.
         assert all(line.startswith("  ") for line in details), (mib, done.stderr)
     assert seen
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("foreign")
-    done = run_exp(folder, "-m", *TINY, "output_dir=sweep", "seed=1", "sweep.plots=false")
-    assert done.returncode == 0, done.stderr
-    return folder
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("content", [b"[1, 2]", b"\xff\xfe\x00"])
-@pytest.mark.parametrize("name", ["result.json", "config.yaml"])
-def test_a_record_that_holds_something_else(trained, name, content):
-    run = trained / "sweep" / "0"
-    kept = (run / name).read_bytes()
-    (run / name).write_bytes(content)
-    try:
-        for arguments in (
-            ["output_dir=sweep/0", "resume=auto"],
-            ["task=eval", "init_from=sweep/0", "output_dir=eval"],
-            ["-m", "output_dir=sweep", "seed=1", "sweep.resume=true", "sweep.plots=false"],
-            ["task=report", "run=sweep/0", "output_dir=report"],
-        ):
-            if (arguments[0], name) == ("task=eval", "result.json"):
-                continue  # it needs none
-            done = run_exp(trained, *arguments, *TINY)
-            assert "Traceback" not in done.stderr, done.stderr
-            if arguments[0] == "task=report":
-                assert done.returncode == 0, done.stderr  # the table and the page tell it
-            else:
-                assert (done.returncode, f"sweep/0/{name}" in done.stderr.splitlines()[0]) == (2, True), done.stderr
-    finally:
-        (run / name).write_bytes(kept)

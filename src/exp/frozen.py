@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from exp import console
 from exp.config import resuming, structures, trained
-from exp.config.names import allow
+from exp.config.names import allow, distrust
 from exp.config.schema import ExpConfig
 from exp.config.text import to_yaml
 from exp.config.validate import check_folder
@@ -134,10 +134,15 @@ class FrozenRun:
             self.lock.release()
 
     @classmethod
-    def load(cls, folder: RunFolder) -> FrozenRun:
-        """Read what :meth:`write` has written."""
+    def load(cls, folder: RunFolder, of_others: bool = False) -> FrozenRun:
+        """Read what :meth:`write` has written.
+
+        Args:
+            folder: the run folder.
+            of_others: it may be a stranger's; else its names were checked before they were written.
+        """
         config = structures.load(folder.in_use(folder.config))
+        distrust(config, groups=("launcher", "task")) if of_others else allow(config.plugins)
         reference = structures.load(folder.in_use(folder.reference)) if task_class(config).has_reference else None
         overrides: Any = OmegaConf.to_container(OmegaConf.load(folder.in_use(folder.overrides)))
-        allow(config.plugins)  # they were checked before they were written
         return cls(config, overrides, folder, reference)

@@ -46,12 +46,12 @@ class Metric(abc.ABC):
 
     Attributes:
         names: what :meth:`compute` gives; none of :data:`LINE_KEYS`.
-        greater_is_better: whether larger values are better.
+        greater_is_better: whether larger values are better; each class says it, or inherits it.
         units: what values a figure is of, by name, where the name does not say it.
     """
 
     names: Sequence[str] = ()
-    greater_is_better: bool = False
+    greater_is_better: bool
     units: Mapping[str, str] = MappingProxyType({})
 
     @abc.abstractmethod
@@ -226,6 +226,11 @@ def _check(metric: Any) -> None:
         raise ConfigError(
             f"metric: {shown(metric)}.names must be a list of the names of its figures, not {names!r}; see "
             f"{EXPERIMENT_PAGE}"
+        )
+    if not isinstance(getattr(metric, "greater_is_better", None), bool):
+        raise ConfigError(
+            f"metric: {shown(metric)}.greater_is_better must be True or False: whether larger values of {names[0]} are "
+            f"better; see {EXPERIMENT_PAGE}"
         )
     taken = [name for name in names if name in LINE_KEYS]
     if taken:

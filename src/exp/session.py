@@ -13,6 +13,7 @@ import os
 import socket
 import time
 import uuid
+import warnings
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Sequence
 
@@ -289,6 +290,8 @@ def run(folder: RunFolder, info: RankInfo) -> None:
             from exp.engine.registries import import_plugins  # MMEngine's, and so torch
 
             import_plugins(config.plugins)
+            # Of torch's losses: (64, 1) against (64,) is 64 x 64 differences. No number that comes of it is right.
+            warnings.filterwarnings("error", message="Using a target size")
             for module in task.modules:
                 importlib.import_module(module)
         result = task.run(session)

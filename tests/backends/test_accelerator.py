@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import textwrap
 
 import pytest
 import torch
-from exp.backends import _probe
 
-from exp.backends_registry import choose, create_backend
+from exp.backends_registry import create_backend
 from exp.errors import ConfigError
-from tests.conftest import TINY, clean_environment
+from tests.conftest import clean_environment
 from tests.simulators import needs_current_card
-
-RUN = [*(setting for setting in TINY if setting != "backend=cpu"), "backend=accelerator"]
-SAME = "model.attention_dropout=0"  # drawn from each device's own generator
 
 # A plug-in in pure Python, as far as torch lets one be: a name, a device that can be selected, and nothing else.
 HARDLY = """
@@ -56,31 +51,18 @@ def asked(ranks):
 ANSWERS = "[backend.why_unavailable(), backend.device_count(), backend.title]"
 
 
-def test_a_machine_without_any_is_refused_and_says_why(exp):
-    done = exp(*RUN, fresh=True)
-    assert done.returncode == 3
-    expected = "no package announces one to it"
-    if not hasattr(torch, "accelerator"):
-        expected = f"looked for torch.accelerator, which torch has from 2.6 on, and found torch {torch.__version__}"
-    assert expected in done.stderr.splitlines()[0]
-    assert not exp.path("outputs").exists()
-
-
-def test_older_torch_and_a_plugin_that_is_not_there(monkeypatch):
-    monkeypatch.setattr(_probe, "torch_build", lambda: {"version": "2.5.1+cpu"})
-    backend = {"_target_": "accelerator", "name": "accelerator"}
-    assert "from 2.6 on, and found torch 2.5.1+cpu" in create_backend(backend).why_unavailable()
-    monkeypatch.setattr(_probe, "torch_build", lambda: {"version": "2.10.0"})
-    absent = create_backend({**backend, "options": {"imports": ["torch_nowhere"]}})
-    assert "looked for the package torch_nowhere" in absent.why_unavailable()
-    assert absent.device_count() == 0
-    assert choose(["accelerator", "cpu"]) == "cpu"
-
-
 @pytest.mark.parametrize("options", [{"import": ["torch_x"]}, {"imports": "torch_x"}])
 def test_a_mistyped_option_is_refused(options):
-    with pytest.raises(ConfigError, match=r"backend=accelerator has imports=\[\.\.\.\] and visible_variables"):
+    with pytest.raises(ConfigError, match=r"backend\.options\.import"):
         create_backend({"_target_": "accelerator", "name": "accelerator", "options": options})
+
+
+def test_without_a_plugin_there_is_none():
+    backend = {"_target_": "accelerator", "name": "accelerator"}
+    absent = create_backend({**backend, "options": {"imports": ["torch_nowhere"]}})
+    assert create_backend(backend).why_unavailable() is not None
+    assert absent.why_unavailable() is not None
+    assert absent.device_count() == 0
 
 
 @needs_current_card
@@ -196,45 +178,3 @@ def test_what_the_vendor_does_at_exit_is_done(cards):
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=clean_environment(**cards)
     )
     assert done.stdout == "shut down\n"
-
-
-@needs_current_card
-@pytest.mark.slow
-def test_four_cards_train_as_one_process_on_the_cpu(exp, cards):
-    """Eight, on the backend of their own: tests/field/conftest.py."""
-    done = exp(*RUN, "nproc=4", SAME, "output_dir=cards", **cards)
-    assert done.returncode == 0, done.stderr
-    assert "train on accelerator (gcu, through torch.accelerator), fp32" in done.stdout.splitlines()[0]
-    result = exp.result("cards")
-    assert (result["process_group"], result["device_type"]) == ("cpu:gloo,gcu:eccl", "gcu")
-    assert result["fallback"] is None
-    assert [device["index"] for device in result["devices"]] == list(range(4))
-    on_cpu = exp.train("cpu", SAME)
-    assert exp.losses("cards") == pytest.approx(exp.losses("cpu"), rel=1e-5)
-    assert result["metrics"] == pytest.approx(on_cpu["metrics"], rel=1e-5)
-
-
-@needs_current_card
-@pytest.mark.slow
-def test_a_resumed_run_restores_the_cards_random_state(exp, cards):
-    settings = [*RUN, "nproc=2", "checkpoint.every_steps=2"]
-    done = exp(*settings, "output_dir=whole", "checkpoint.keep_last=9", **cards)
-    assert done.returncode == 0, done.stderr
-    done = exp(*settings, "output_dir=half", "resume=whole/checkpoints/step_00000002.pth", **cards)
-    assert done.returncode == 0, done.stderr
-    assert exp.losses("half") == {4: exp.losses("whole")[4]}
-    assert exp.result("half")["metrics"] == exp.result("whole")["metrics"]
-
-
-@needs_current_card
-@pytest.mark.slow
-def test_doctor_and_what_auto_takes(exp, cards):
-    done = exp("task=doctor", "task.burst_s=0.1", "backend=accelerator", "nproc=2", "output_dir=doctor", **cards)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "eccl" in json.loads((exp.path("doctor") / "doctor.json").read_text())["process_group"]
-    found = "backend.options.candidates=[rocm,accelerator,cpu]"  # what comes before it is not there
-    done = exp("task=env", "backend=auto", found, "output_dir=env", fresh=True, **cards)
-    assert done.returncode == 0, done.stderr
-    assert exp.result("env")["backend"] == "accelerator"
-    assert "  accelerator  available, 8 devices" in done.stdout
-    assert len(json.loads((exp.path("env") / "env.json").read_text())["devices"]) == 8

@@ -7,7 +7,7 @@ import sys
 import pytest
 from exp.backends import _probe, cuda, rocm
 
-from exp.backends_registry import choose, create_backend, installed
+from exp.backends_registry import choose, create_backend
 from exp.errors import ConfigError, UnavailableError
 from tests.conftest import clean_environment
 
@@ -35,54 +35,23 @@ def test_visible_device_variables_are_read_as_the_drivers_read_them(monkeypatch,
     assert _probe.count_visible(total, "SOME_VISIBLE_DEVICES") == visible
 
 
-@pytest.mark.parametrize(
-    ("build", "name", "words"),
-    [
-        ({"version": "2.5.0", "cuda": None, "hip": "6.1"}, "cuda", "use backend=rocm"),
-        ({"version": "2.5.0", "cuda": "12.4", "hip": None}, "rocm", "use backend=cuda"),
-        ({"version": "2.5.0+cpu", "cuda": None, "hip": None}, "cuda", "built without CUDA"),
-        ({"version": "2.5.0+cpu", "cuda": None, "hip": None}, "rocm", "built without ROCm"),
-    ],
-)
-def test_a_wrong_build_of_torch_is_told_from_a_missing_card(monkeypatch, build, name, words):
-    monkeypatch.setattr(_probe, "torch_build", lambda: build)
-    reason = create_backend({"_target_": name, "name": name}).why_unavailable()
-    assert reason is not None
-    assert words in reason
-
-
-def test_torchs_build_is_read_without_importing_it():
-    script = (
-        "import sys\nfrom exp.backends import _probe\nbuild = _probe.torch_build()\nassert 'torch' not in sys.modules\n"
-        "import torch\nassert build['version'] == torch.__version__\nassert build['cuda'] == torch.version.cuda\n"
-    )
-    subprocess.run([sys.executable, "-c", script], check=True, env=clean_environment())
-
-
 def test_every_backend_answers_without_torch():
     script = (
-        "import sys\nfrom exp.backends_registry import create_backend, installed\n"
+        "import sys\nfrom exp.backends import _probe\nfrom exp.backends_registry import create_backend, installed\n"
         "for name in installed():\n"
         "    backend = create_backend({'_target_': name, 'name': name})\n"
         "    backend.why_unavailable(), backend.worker_env(0, 2, True)\n"
-        "assert 'torch' not in sys.modules\n"
+        "build = _probe.torch_build()\nassert 'torch' not in sys.modules\nimport torch\n"
+        "assert (build['version'], build['cuda']) == (torch.__version__, torch.version.cuda)\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, env=clean_environment())
 
 
-def test_the_built_in_backends_are_installed():
-    assert {"cpu", "cuda", "gcu", "rocm"} <= set(installed())
-
-
-def test_auto_takes_the_first_that_is_available():
-    assert choose(["gcu", "rocm", "cpu"]) == "cpu"
-    with pytest.raises(UnavailableError, match=r"found no device\n  gcu: .*torch_gcu.*\n  rocm: .*ROCm"):
+def test_auto_takes_the_first_that_is_available_and_warns_of_one_that_does_not_exist(capsys):
+    assert choose(["cuad", "gcu", "rocm", "cpu"]) == "cpu"
+    assert "cuad" in capsys.readouterr().err
+    with pytest.raises(UnavailableError, match=r"\n  gcu: .*\n  rocm: "):
         choose(["gcu", "rocm"])
-
-
-def test_auto_warns_of_a_candidate_that_does_not_exist(capsys):
-    assert choose(["cuad", "cpu"]) == "cpu"
-    assert "backend._target_=cuad is not installed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("target", ["nonesuch", "nonesuch.module.Class", "exp.backends.cpu.Nonesuch", "os.path.join"])
@@ -91,21 +60,17 @@ def test_a_wrong_target_is_named(target):
         create_backend({"_target_": target, "name": "x"})
 
 
-def test_a_config_without_a_target_is_refused():
-    with pytest.raises(ConfigError, match=r"backend\._target_ must be set"):
-        create_backend({"name": "x"})
-
-
-@pytest.mark.parametrize(
-    "line", ["import nonesuch_driver", "raise OSError('libacme.so: not found')", "this is no python"]
-)
-def test_a_target_that_does_not_import_is_unavailable_and_says_why(tmp_path, monkeypatch, line):
-    (tmp_path / "broken_vendor.py").write_text(line)
+def test_a_target_that_does_not_import_is_unavailable_and_says_why(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(
-        UnavailableError, match=r"broken_vendor does not import .*(nonesuch_driver|libacme|SyntaxError)"
-    ):
-        create_backend({"_target_": "broken_vendor.Backend", "name": "x"})
+    lines = {
+        "nonesuch_driver": "import nonesuch_driver",
+        "libacme": "raise OSError('libacme.so')",
+        "Syntax": "no python",
+    }
+    for number, (named, line) in enumerate(lines.items()):
+        (tmp_path / f"broken_vendor{number}.py").write_text(line)
+        with pytest.raises(UnavailableError, match=f"broken_vendor{number} .*{named}"):
+            create_backend({"_target_": f"broken_vendor{number}.Backend", "name": "x"})
 
 
 class Nvml:
@@ -144,28 +109,23 @@ def cuda_backend(monkeypatch, library):
     return create_backend({"_target_": "cuda", "name": "cuda"})
 
 
-def test_cuda_cards_are_counted_by_the_management_library(monkeypatch):
-    library = Nvml()
+@pytest.mark.parametrize("library", [Nvml(), None, Nvml(init=9)], ids=["answers", "missing", "driver not loaded"])
+def test_cuda_cards_are_counted_by_the_management_library_else_in_proc(monkeypatch, tmp_path, library):
+    monkeypatch.setattr(cuda, "_PROC", tmp_path / "gpus")
     backend = cuda_backend(monkeypatch, library)
-    assert backend.why_unavailable() is None
-    assert backend.device_count() == 4
+    if library is None or library.init:
+        assert backend.why_unavailable() is not None
+        assert backend.driver_version() is None
+        (tmp_path / "gpus" / "0000:3b:00.0").mkdir(parents=True)
+        assert (backend.why_unavailable(), backend.device_count()) == (None, 1)
+        return
+    assert (backend.why_unavailable(), backend.device_count()) == (None, 4)
     assert backend.driver_version() == "550.54.15"
     assert library.open == 0
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
     assert backend.device_count() == 2
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert "CUDA_VISIBLE_DEVICES hides every card" in backend.why_unavailable()
-
-
-@pytest.mark.parametrize("library", [None, Nvml(init=9)], ids=["missing", "driver not loaded"])
-def test_cuda_without_the_library_looks_into_proc(monkeypatch, tmp_path, library):
-    monkeypatch.setattr(cuda, "_PROC", tmp_path / "gpus")
-    backend = cuda_backend(monkeypatch, library)
-    assert "no NVIDIA driver answers" in backend.why_unavailable()
-    assert backend.driver_version() is None
-    (tmp_path / "gpus" / "0000:3b:00.0").mkdir(parents=True)
-    assert backend.why_unavailable() is None
-    assert backend.device_count() == 1
+    assert "CUDA_VISIBLE_DEVICES" in backend.why_unavailable()
 
 
 def test_rocm_cards_are_counted_in_the_kernels_topology(monkeypatch, tmp_path):
@@ -174,7 +134,7 @@ def test_rocm_cards_are_counted_in_the_kernels_topology(monkeypatch, tmp_path):
     for name in ("ROCR", "HIP", "CUDA"):
         monkeypatch.delenv(f"{name}_VISIBLE_DEVICES", raising=False)
     backend = create_backend({"_target_": "rocm", "name": "rocm"})
-    assert "no AMD card is known" in backend.why_unavailable()
+    assert backend.why_unavailable() is not None
     for node, units in enumerate((0, 304, 304, 304)):  # the first is a processor
         (tmp_path / str(node)).mkdir()
         (tmp_path / str(node) / "properties").write_text(f"cpu_cores_count 8\nsimd_count {units}\n\n")
@@ -185,7 +145,7 @@ def test_rocm_cards_are_counted_in_the_kernels_topology(monkeypatch, tmp_path):
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1")
     assert backend.device_count() == 1
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "2")  # of the two that are left
-    assert "hides every card" in backend.why_unavailable()
+    assert "HIP_VISIBLE_DEVICES" in backend.why_unavailable()
 
 
 def test_each_rocm_card_has_a_kernel_cache_of_its_own(monkeypatch, tmp_path):
@@ -250,13 +210,10 @@ def test_cards_of_others_are_counted_by_their_torch_in_a_process_of_its_own(monk
     assert backend.device_count() == 2
     (tmp_path / "torch.py").write_text("raise OSError('libmcruntime.so: cannot open shared object file')")
     _probe.count_by_torch.cache_clear()
-    said = backend.why_unavailable()
-    assert f"torch {build['version']} counts no card (OSError: libmcruntime.so" in said
-    (tmp_path / "torch.py").write_text(FOREIGN_TORCH)
-    _probe.count_by_torch.cache_clear()
+    assert "libmcruntime.so" in backend.why_unavailable()
     (tmp_path / "loads").unlink()
     monkeypatch.setattr(_probe, "torch_build", lambda: {**build, "version": "2.6.0+cu124"})
-    assert "install the driver" in backend.why_unavailable()  # PyTorch's own builds are not asked
+    assert backend.why_unavailable() is not None  # PyTorch's own builds are not asked
     assert not (tmp_path / "loads").exists()
 
 

@@ -77,19 +77,10 @@ def ask(expression: str, folder, **environment: str):
 
 def test_every_card_is_read(library):
     first, second, third = ask("backend.monitor()", library / "new")
-    assert first == {
-        "index": 0,
-        "name": "Enflame S60",
-        "uuid": "GCU-00ab",
-        "bus_id": "0000:3d:00.0",
-        "utilisation_percent": 0.0,
-        "memory_used": 2**30,
-        "memory_total": 48 * 2**30,
-        "temperature_c": 40.0,
-        "power_w": 96.5,
-        "state": None,
-        "serial": None,
-    }
+    assert (first["index"], first["name"], first["uuid"]) == (0, "Enflame S60", "GCU-00ab")
+    assert (first["memory_used"], first["memory_total"]) == (2**30, 48 * 2**30)
+    assert (first["utilisation_percent"], first["temperature_c"], first["power_w"]) == (0.0, 40.0, 96.5)
+    assert (first["bus_id"], first["state"], first["serial"]) == ("0000:3d:00.0", None, None)
     assert (second["uuid"], second["utilisation_percent"], third["memory_total"]) == ("GCU-10ab", 10.0, None)
 
 

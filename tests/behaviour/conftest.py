@@ -27,7 +27,7 @@ SHORT = [
     "log_every=1",
     "schedule.warmup_steps=2",
     "checkpoint.every_steps=2",
-    "checkpoint.keep_last=2",
+    "checkpoint.keep_last=4",
     "plots=false",
 ]
 

@@ -89,7 +89,7 @@ def test_averaged_weights_are_validated_tested_and_continued(mine):
     done = mine(*NORMED, "output_dir=half", "resume=auto", "max_steps=8")
     assert done.returncode == 2
     assert "EMAHook" in done.stderr.splitlines()[0]
-    mine("task=eval", "init_from=run", "backend=cpu", "output_dir=eval")
+    mine("task=eval", "init_from=run", "backend=cpu", "plugins=[mine]", "output_dir=eval")
     assert mine.result("eval")["metric"] == result["metric"]
 
 

@@ -95,7 +95,7 @@ def test_facts_for_a_bug_report_hold_no_secret_and_parity_is_measured(exp):
      "        def blur(module, inputs, output):\n"
      "            return output.bfloat16().float() if isinstance(module, torch.nn.LayerNorm) else None\n"
      "        torch.nn.modules.module.register_module_forward_hook(blur)\n"
-     "        return super().set_device(local_rank)\n", "output"),
+     "        return super().set_device(local_rank)\n", "attn_layers.0.norm1"),
     ("def end_step(self, optimizer, **kwargs):\n        optimizer.param_groups[0]['lr'] *= 1.5\n"
      "        super().end_step(optimizer, **kwargs)\n", "parameter"),
 ])  # fmt: skip

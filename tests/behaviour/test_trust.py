@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import pickle
 import shutil
@@ -101,6 +102,10 @@ def test_modules_of_the_current_folder_are_no_strangers_to_name(stranger, refuse
     assert exp(*FORECAST, "resume=run", "max_steps=5", "output_dir=further").returncode == 0
     sweep = exp("-m", *FORECAST, "seed=2023", "sweep.resume=true", "output_dir=.")
     assert sweep.returncode == 0, sweep.stderr
+    stranger("task:\n  _target_: exp.tasks.train.Train\n", "task:\n  _target_: evil.Evil\n")
+    holder = {"job": "1", "cluster": "slurm"}
+    exp.path("run/logs/job.json").write_text(json.dumps({"holder": holder}))
+    refused("task=attach", "run=run", says="task._target_")
     assert not exp.path("executed").exists()
 
 
@@ -142,7 +147,6 @@ def test_a_class_has_the_interface_of_its_key_and_writes_below_the_run(refused, 
         ([f"schedule.param_scheduler=[{{type: {FUNCTION}}}]"], "schedule"),
         ([f"logger.vis_backends=[{{type: {FUNCTION}}}]"], "logger.vis_backends[0].type"),
         ([f"model._target_={FUNCTION}"], "model._target_"),
-        (["model._target_=mmengine.model.BaseTTAModel", f"+model.module={{type: {FUNCTION}}}"], "model.module.type"),
         ([f"task._target_={FUNCTION}"], "task._target_"),
         ([f"backend._target_={FUNCTION}"], "backend._target_"),
         ([f"launcher._target_={FUNCTION}"], "launcher._target_"),

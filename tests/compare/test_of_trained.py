@@ -6,7 +6,6 @@ import pytest
 
 from exp.compare.keys import column, differing
 from exp.compare.paper import paper_tables
-from exp.compare.paper_formats import as_latex, as_markdown
 from exp.compare.runs import find_runs
 
 CHOSEN = {"experiment": "timebridge_small", "model": "timebridge_small", "data": "csv", "schedule": "halving"}
@@ -46,13 +45,3 @@ def test_no_two_columns_of_a_paper_have_the_same_head(make_run, runs, tmp_path):
     assert len(set(table.keys)) == len(table.keys)
     assert table.keys.count("data") == 1
     assert {row.labels[table.keys.index("data")] for row in table.rows} == {"plain", "other"}
-
-
-def test_schedulers_are_no_json_in_a_paper(make_run, tmp_path):
-    for place, gamma in (("a", 0.5), ("b", 0.9)):
-        value = [{"type": "ExponentialLR", "gamma": gamma, "begin": 1}]
-        make_run(place, 0.5, [f"schedule.param_scheduler={value}"], {"schedule.param_scheduler": value})
-    (table,) = paper_tables(find_runs([tmp_path]))
-    assert "ExponentialLR(gamma=0.5, begin=1)" in {label for row in table.rows for label in row.labels}
-    assert "{" not in as_markdown([table])
-    assert '"' not in as_latex([table])

@@ -76,28 +76,12 @@ def written(runs, path, title="A sweep"):
     return Page(path / "page.html")
 
 
-def asks_nothing(page):
-    assert page.all(
-        "meta", content="default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
-    )
-    library = (LIBRARY / "echarts.min.js").read_text(encoding="utf-8")
-    assert library in page.source, "as it was published"
-    assert not re.search("https?://|url\\(|@import", page.source.replace(library, ""))
-    for element in page.elements:
-        assert element["tag"] not in ("link", "base", "iframe", "object", "embed", "form")
-        assert "href" not in element
-        assert element.get("src", "data:").startswith("data:")
-        assert not [name for name in element if name.startswith("on")]
-    return True
-
-
 def test_a_report_of_a_sweep(make_sweep, tmp_path):
     path = write_report(find_runs([make_sweep()]), tmp_path / "report", "Learning rates")
     assert sorted(file.name for file in path.parent.rglob("*")) == [
         "report.html", "results.md", "results.tex", "sweep.csv", "sweep.json", "sweep_seeds.csv"
     ]  # fmt: skip
     page = Page(path)
-    assert asks_nothing(page)
     assert page.all("h1")[0]["text"] == "Learning rates"
     assert "6 runs: 5 completed, 1 failed; best on validation is 2 with mse 0.4100 (lr=0.001 seed=1)" in page.text
     assert page.column("run") == ["2", "3", "0", "4", "1", "5"]
@@ -121,30 +105,6 @@ def test_a_report_of_a_sweep(make_sweep, tmp_path):
     assert [run["at"] for run in page.data["runs"]] == [
         [1e-3, 0], [1e-3, 1], [1e-4, 0], [1e-2, 0], [1e-4, 1], [1e-2, 1],
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "name", ["<script>alert(1)", '"><img src=x onerror=alert(1)>', "</title>", "&amp;", "${title}", "\u2028"]
-)
-def test_names_are_harmless(make_run, tmp_path, name):
-    folder = name.replace("/", "\u2215")
-    for number in range(2):
-        evil = {"model.<b>": f"{name}{number}", f"model.{number}": name}
-        make_run(f"runs/{folder}{number}", metric=0.5, overrides=[f"model.<b>={name}"], config=evil, metric_name=name,
-                 metrics={name: 0.5}, backend=name, measured_on=name, experiment=name, task=name,
-                 devices=[{"name": name}], pictures=[f"plots/{folder}.png"],
-                 records=[{"split": "val", "step": 1, name: 1.0}])  # fmt: skip
-    (make_run("runs/failed", error=f"{name}\nx", status=name) / "env.json").write_text(json.dumps({"python": name}))
-    page = written(find_runs([tmp_path / "runs"]), tmp_path, title=name)
-    assert asks_nothing(page)
-    assert len(page.all("script")) == 3
-    assert not page.all("b", id=None) or all(
-        "<" not in element["text"] or name in element["text"] for element in page.all("b")
-    )
-    assert page.all("h1")[0]["text"] == name
-    assert page.all("title")[0]["text"] == name
-    assert {run["name"] for run in page.data["runs"]} == {f"{folder}0", f"{folder}1", "failed"}
-    assert f"rank 0: RunError: {name.splitlines()[0] if name.strip() else ''}" in page.text
 
 
 def test_runs_of_different_metrics_have_a_table_each(make_run, tmp_path):
@@ -186,74 +146,23 @@ def test_published_figures_are_beside_those_of_the_runs(make_run, tmp_path):
     assert "published figures are of another experiment, and not shown, where data.lookback=96 (there: 720)." in notes
 
 
-class TestConfiguration:
-    def rows(self, page, number):
-        table = re.findall(r'<table class="keys">.*?</table>', page.source, re.DOTALL)[number]
-        rows = [
-            re.findall(r"<t[dh].*?</t[dh]>", row, re.DOTALL) for row in re.findall("<tr>.*?</tr>", table, re.DOTALL)
-        ]
-        return [[html.unescape(re.sub("<[^>]*>", "", cell)) for cell in row] for row in rows]
-
-    def test_a_few_runs_are_beside_one_another(self, make_run, tmp_path):
-        make_run("a", metric=2.0, overrides=["data.lookback=96"], config={"launcher.nnodes": 2})
-        long = {"data.lookback": 192, "model.lookback": 192, "model.extra": ["<i>", None]}
-        make_run("b", metric=1.0, overrides=["data.lookback=192"], config=long)
-        page = written(find_runs([tmp_path]), tmp_path)
-        assert self.rows(page, 0) == [
-            ["key", "b", "a"],
-            ["data.lookback", "192", "96"],
-            ["model.extra", '["<i>", null]', ""],
-        ]
-        assert [row[0] for row in self.rows(page, 1)[1:]] == ["launcher.nnodes", "model.lookback"]
-        same = dict(self.rows(page, 2))
-        assert same["seed"] == "1"
-        assert "data.lookback" not in same
-        assert "output_dir" not in same
+@pytest.mark.parametrize("mode", ["RGBA", "P", "I;16", "CMYK"])
+def test_pictures_of_any_mode(tmp_path, mode):
+    path = tmp_path / ("a.jpg" if mode == "CMYK" else "a.png")
+    image = Image.new(mode, (1000, 10), 600) if mode == "I;16" else Image.new("L", (1000, 10), 60).convert(mode)
+    image.save(path)
+    assert thumbnails.thumbnail(path, "a").width == 640
 
 
-class TestPictures:
-    def shown(self, page):
-        return [image["alt"] for image in page.all("img") if ": " in image["alt"]]
-
-    def test_the_best_runs_come_first_and_six_of_each(self, make_run, tmp_path):
-        for number in range(3):
-            make_run(str(number), metric=1.0 - number, pictures=[f"plots/val_{each}.png" for each in range(8)])
-        page = written(find_runs([tmp_path]), tmp_path)
-        assert self.shown(page) == [f"{run}: plots/val_{each}.png" for run in (2, 1, 0) for each in range(6)]
-        assert "6 more are in the run folders" in page.text
-
-    @pytest.mark.parametrize("mode", ["RGBA", "P", "L", "I;16", "1", "CMYK", "LA"])
-    def test_pictures_of_any_mode(self, tmp_path, mode):
-        path = tmp_path / ("a.jpg" if mode == "CMYK" else "a.png")
-        Image.new("L", (1000, 10), 60).convert(mode).save(path) if mode != "I;16" else Image.new(
-            mode, (1000, 10), 600
-        ).save(path)
-        assert thumbnails.thumbnail(path, "a").width == 640
-
-    def test_what_is_no_picture_is_counted(self, make_run, tmp_path, monkeypatch):
-        folder = make_run("run", metric=1.0, pictures=["plots/a.png", "plots/b.png"])
-        (folder / "plots" / "b.png").write_bytes((folder / "plots" / "b.png").read_bytes()[:100])
-        (folder / "plots" / "c.png").write_text("no picture")
-        page = written(find_runs([folder]), tmp_path)
-        assert self.shown(page) == ["run: plots/a.png"]
-        assert "2 could not be read, or are too large" in page.text
-        monkeypatch.setattr(thumbnails, "_PIXELS", 1000)
-        assert "3 could not be read" in written(find_runs([folder]), tmp_path).text
-
-
-def test_100_runs_fit_into_one_page(make_sweep, tmp_path):
-    rates = [10 ** (-5 + number / 10) for number in range(20)]
-    folder = make_sweep(rates=rates, seeds=range(5), failed=(3, 50))
-    steps = range(10, 50_010, 10)
-    (folder / "7" / "metrics.jsonl").write_text(
-        "".join(json.dumps({"split": "train", "step": step, "loss": 1 / step}) + "\n" for step in steps)
-    )
-    path = write_report(find_runs([folder]), tmp_path / "out", "100")
-    page = Page(path)
-    assert path.stat().st_size < 3e6
-    assert len(page.column("run")) == 100
-    assert max(len(run["curves"]["train loss"][0]) for run in page.data["runs"]) == 400
-    assert "20 values from 1e-05 to" in page.text
+def test_pictures_of_the_best_run_come_first_six_of_each_and_what_is_none_is_counted(make_run, tmp_path):
+    for number in range(3):
+        make_run(str(number), metric=1.0 - number, pictures=[f"plots/val_{each}.png" for each in range(8)])
+    (tmp_path / "0" / "plots" / "val_0.png").write_text("no picture")
+    page = written(find_runs([tmp_path]), tmp_path)
+    shown = [image["alt"] for image in page.all("img") if ": " in image["alt"]]
+    numbers = {2: range(6), 1: range(6), 0: range(1, 7)}
+    assert shown == [f"{run}: plots/val_{each}.png" for run, found in numbers.items() for each in found]
+    assert "1 could not be read" in page.text
 
 
 def test_the_library_is_the_one_that_was_published():
@@ -262,6 +171,3 @@ def test_the_library_is_the_one_that_was_published():
         digest, name = line.split()
         assert hashlib.sha256((LIBRARY / name).read_bytes()).hexdigest() == digest, name
     assert {"LICENSE", "NOTICE", "echarts.min.js"} < {file.name for file in LIBRARY.iterdir()}
-
-
-# What a person would do, in the page; each entry of the title is what came of it.

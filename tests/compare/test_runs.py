@@ -24,14 +24,6 @@ def test_a_sweep_is_found_in_natural_order(make_run, tmp_path):
     assert names(find_runs([tmp_path / "sweep" / "7"])) == ["7"]
 
 
-def test_names_are_below_what_the_runs_have_in_common(make_run, tmp_path):
-    for place in ("small/2026-10-01", "small/2026-10-02", "large/seeds/0"):
-        make_run(place, metric=1.0)
-    runs = find_runs([tmp_path / "small", str(tmp_path / "large")])
-    assert names(runs) == ["small/2026-10-01", "small/2026-10-02", "large/seeds/0"]
-    assert names(find_runs([tmp_path / "small", tmp_path / "small" / "2026-10-01"])) == ["2026-10-01", "2026-10-02"]
-
-
 def test_parts_of_a_run_are_no_runs(make_run, tmp_path):
     make_run("check", metric=0.0)
     make_run("check/tested")
@@ -41,14 +33,6 @@ def test_parts_of_a_run_are_no_runs(make_run, tmp_path):
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "config.yaml").write_text("defaults: []\n")
     assert len(find_runs([tmp_path])) == 2
-
-
-def test_a_report_is_not_reported(make_run, tmp_path):
-    make_run("report", config={"task.name": "report"})
-    with pytest.raises(ConfigError, match="task=report"):
-        find_runs([tmp_path])
-    make_run("report/0", metric=1.0)
-    assert names(find_runs([tmp_path])) == ["report/0"]
 
 
 @pytest.mark.parametrize(
@@ -175,12 +159,6 @@ class TestDiffering:
         assert column(keys.runs, "model") == ["big", "small"]
         assert keys(*runs, ("optim=sgd", {"optim.type": "SGD", "optim.lr": 0.01})) == ["model", "optim"]
         assert column(keys.runs, "model") == ["big", "small", "(default)"]
-
-    def test_devices_sharing_a_batch(self, keys):
-        runs = [
-            (f"nproc={count} global_batch_size=32", {"nproc": count, "batch_size": 32 // count}) for count in (1, 2)
-        ]
-        assert keys(*runs) == ["nproc"]
 
     @pytest.mark.parametrize("key", ["batch_size", "global_batch_size"])
     def test_of_the_batch_sizes_the_one_that_was_chosen(self, keys, key):

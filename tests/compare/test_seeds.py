@@ -2,90 +2,20 @@
 
 from __future__ import annotations
 
-import csv
 import statistics
 
 import pytest
 
-import exp as package
-from exp.compare import write_report
 from exp.compare.paper import paper_tables
-from exp.compare.paper_formats import as_latex, as_markdown, cells_of, heads_of
+from exp.compare.paper_formats import as_latex, as_markdown, heads_of
 from exp.compare.runs import find_runs
 from exp.compare.seeds import Mean, groups_by_metric, mean_text
-from exp.compare.table import write_table
-from tests.conftest import TINY
 
 pytestmark = pytest.mark.slow  # nothing here depends on the version of torch
-
-EXPERIMENT = """# @package _global_
-defaults: [override /data: etth1, override /model: timebridge, _self_]
-name: own
-model: {d_model: 16, d_ff: 16, num_heads: 2}
-data: {lookback: 96}
-published_source: A & B, 100%
-published_for: ETTh1
-published:
-  96: {mse: 0.5, mae: 0.25}
-  192: {mse: 0.75}
-"""
 
 
 def names(runs):
     return {metric: [group.names for group in groups] for metric, groups in groups_by_metric(runs).items()}
-
-
-def test_a_sweep_over_seeds(exp):
-    """Two horizons with published figures, and two seeds; of the second horizon one run never ended."""
-    folder = exp.path("mine/experiment")
-    folder.mkdir(parents=True)
-    (folder / "own.yaml").write_text(EXPERIMENT)
-    tiny = [word for word in TINY if not word.startswith(("data.", "model."))]
-    done = exp("--config-dir", "mine", "-m", "experiment=own", *tiny, "data.horizon=96,192", "seed=1,2",
-               "output_dir=sweep", "sweep.plots=false")  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    results = [exp.result(f"sweep/{number}") for number in range(4)]
-    mse = [result["metric"] for result in results]
-    mean, std = statistics.mean(mse[:2]), abs(mse[0] - mse[1]) / 2**0.5  # the n - 1 form for n = 2
-    assert std > 0
-    printed = f"{mean:.4f} ± {std:.4f}"
-    assert any(line.split()[-5:-1] == [*printed.split(), "2"] for line in done.stdout.splitlines()), done.stdout
-
-    exp.path("sweep/3/result.json").unlink()
-    runs = find_runs([exp.path("sweep")])
-    page = write_report(runs, exp.path("report"), "seeds")
-    with exp.path("report/sweep_seeds.csv").open(newline="") as file:
-        rows = {row["data.horizon"]: row for row in csv.DictReader(file)}
-    assert "seed" not in rows["96"]
-    assert float(rows["96"]["mse_mean"]) == pytest.approx(mean, rel=1e-5)
-    assert float(rows["96"]["mse_std"]) == pytest.approx(std, rel=1e-4)
-    assert (rows["96"]["runs"], rows["96"]["n"], rows["96"]["left_out"]) == ("0 1", "2", "")
-    assert (rows["192"]["runs"], rows["192"]["n"], rows["192"]["left_out"]) == ("2 3", "1", "1 unfinished")
-    assert (float(rows["192"]["mse_mean"]), rows["192"]["mse_std"]) == (pytest.approx(mse[2], rel=1e-5), "nan")
-    with exp.path("report/sweep.csv").open(newline="") as file:
-        assert len(list(csv.DictReader(file))) == 4, "a row for each run, as ever"
-
-    (table,) = paper_tables(runs)
-    assert heads_of(table) == [
-        "data", "horizon", "mse, ours", "published", "difference", "mae, ours", "published", "difference",
-    ]  # fmt: skip
-    mae = statistics.mean(result["metrics"]["mae"] for result in results[:2])
-    first, second = (cells_of(table, row) for row in table.rows)
-    assert first[:5] == ["ETTh1", "96", f"{printed} (2)", "0.50", f"{mean - 0.5:+.4f}"]
-    assert first[6:] == ["0.25", f"{mae - 0.25:+.4f}"]
-    assert second[:5] == ["ETTh1", "192", f"{mse[2]:.4f} (1 of 2)", "0.75", f"{mse[2] - 0.75:+.4f}"]
-    assert second[6:] == ["", ""], "nothing is published of this one"
-    latex = exp.path("report/results.tex").read_text()
-    assert rf"ETTh1 & 96 & ${mean:.4f} \pm {std:.4f}$ (2) & $0.50$ & ${mean - 0.5:+.4f}$ & " in latex
-    assert r"&  & \multicolumn{3}{c}{mse} & \multicolumn{3}{c}{mae} \\" in latex
-    assert "\n% left out of the figures: 1 unfinished of ETTh1 192.\n" in latex
-    assert f"| ETTh1 | 96 | {printed} (2) | 0.50 |" in exp.path("report/results.md").read_text()
-    assert f"<td class=n>{printed} (2)</td>" in page.read_text(encoding="utf-8")
-
-    frame = package.open_sweep(exp.path("sweep"), average_seeds=True)
-    assert dict(zip(frame["data.horizon"], frame.n)) == {96: 2, 192: 1}
-    assert frame.set_index("data.horizon").metric_mean[96] == mean
-    assert len(package.open_sweep(exp.path("sweep"))) == 4
 
 
 def test_which_runs_belong_together(make_run, tmp_path):
@@ -163,18 +93,6 @@ def test_names_are_no_markup(make_run, tmp_path):
     rows = markdown.splitlines()
     assert rows[0] == r"| kind | mse\_x |"
     assert rows[4] == r"| a\|b \*c\* \<d\> | 3.5e-06 ± 7.071e-07 (2) |"
-
-
-def test_without_seeds_no_file_of_means_stays(make_sweep, tmp_path):
-    runs = find_runs([make_sweep()])
-    write_table(runs, tmp_path / "out")
-    assert (tmp_path / "out" / "sweep_seeds.csv").is_file()
-    write_table(runs[::2], tmp_path / "out")
-    assert not (tmp_path / "out" / "sweep_seeds.csv").exists()
-    (table,) = paper_tables(runs[::2])
-    assert [cells_of(table, row) for row in table.rows] == [
-        ["ETTh1", "0.0001", "0.5100"], ["ETTh1", "0.001", "0.4100"], ["ETTh1", "0.01", "0.5100"],
-    ]  # fmt: skip
 
 
 def test_rows_are_data_sets_and_what_differs_on_them(make_run, tmp_path):

@@ -19,17 +19,15 @@ def test_the_missing_one_is_derived(given, derived):
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("given", "valid"),
     [
-        ((None, None, 1, 1), ["neither"]),
-        ((None, 65, 1, 2), ["global_batch_size=65", "2 processes", "64 or 66"]),
-        ((None, 3, 2, 2), ["nearest: 4"]),
-        ((16, 64, 1, 2), ["32, not global_batch_size=64"]),
-        ((0, None, 1, 1), ["batch_size=0", "at least 1"]),
+        ((None, None, 1, 1), "batch_size"),
+        ((None, 65, 1, 2), "64 or 66"),
+        ((None, 3, 2, 2), "4"),
+        ((16, 64, 1, 2), "32"),
+        ((0, None, 1, 1), "batch_size=0"),
     ],
 )
-def test_what_does_not_divide_is_refused_with_valid_values(given, words):
-    with pytest.raises(ConfigError) as caught:
+def test_what_does_not_divide_is_refused_with_valid_values(given, valid):
+    with pytest.raises(ConfigError, match=valid):
         derive_batch_sizes(*given)
-    first_line = str(caught.value).splitlines()[0]
-    assert all(word in first_line for word in words), first_line

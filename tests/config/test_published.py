@@ -6,14 +6,11 @@ its ``Namespace(...)`` is the same for the four horizons of a data set, but for 
 
 from __future__ import annotations
 
-import re
-
 import pytest
 from hydra import compose, initialize_config_module
 
 from exp.config.structures import register
 from exp.forecasting.data.splits import borders
-from tests.docs.reader import ROOT, lines_of
 
 KEYS = ("period", "num_p", "n_heads", "stable_len", "d_model", "d_ff", "layers", "attn_dropout", "alpha", "batch_size",
         "epochs", "patience", "lr", "lradj")  # fmt: skip
@@ -77,20 +74,3 @@ def test_windows_are_those_of_the_logs(name):
     for horizon, (train, test) in zip((96, 720), by_horizon):
         parts = borders(split, num_rows, 720, horizon)
         assert [len(parts[part]) - 720 - horizon + 1 for part in ("train", "test")] == [train, test]
-
-
-def test_each_value_says_where_it_is_from():
-    for name in LOGS:
-        text = (ROOT / "conf" / "experiment" / f"timebridge_{name}.yaml").read_text(encoding="utf-8")
-        assert "commit 0f9a83f" in text
-        settings = text.partition("\nmodel:\n")[2].partition("published_source")[0]
-        for line in settings.splitlines():
-            assert re.search(r"  # --\w+(, run\.py's default)?$", line) or line == "optim:", (name, line)
-
-
-def test_the_commands_for_whole_tables_compose():
-    (table,) = (line for line in lines_of(ROOT / "docs" / "results.md") if "timebridge_etth2" in line)
-    assert " -m exp -m " in table
-    swept = dict(word.split("=", 1) for word in table.split()[4:])
-    assert swept["experiment"].split(",") == [f"timebridge_{name}" for name in LOGS]
-    assert tuple(map(int, swept["data.horizon"].split(","))) == HORIZONS

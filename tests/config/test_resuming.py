@@ -76,17 +76,10 @@ def test_another_choice_of_a_group_is_one_line():
     assert [each.key for each in changed(model={"_target_": "mine.Model", "width": 3}).refused] == ["model._target_"]
 
 
-def test_a_refusal_names_both_values_and_the_ways_out():
-    found = changed(data__horizon=48, optim__type="SGD")
-    first, *more = refusal(found.refused, "outputs/a").splitlines()
-    assert "data.horizon=96" in first
-    assert "this run has 48" in first
-    assert "init_from=outputs/a" in first
-    assert "resume_changed_data=true" not in first  # it would not do
-    assert more == ["  also optim.type=SGD (was Adam)"]
-    assert "resume_changed_data=true" in refusal(changed(data__horizon=48).refused, "outputs/a")
-    follows = refusal(changed(model__horizon=48, data__horizon=48).refused, "outputs/a").splitlines()
-    assert "trained with data.horizon=96" in follows[0]  # which model.horizon follows
-    assert [line.split("=")[0] for line in follows[1:]] == ["  also model.horizon"]
+def test_a_refusal_names_both_values_and_the_run():
+    first, *more = refusal(changed(data__horizon=48, optim__type="SGD").refused, "outputs/a").splitlines()
+    for word in ("data.horizon=96", "48", "init_from=outputs/a"):
+        assert word in first
+    assert "optim.type=SGD" in more[0]
     accepted = changed(data__horizon=48, resume_changed_data=True)
     assert accepted == Changes((Change("data.horizon", 96, 48),))

@@ -1,10 +1,6 @@
 from __future__ import annotations
 
-import multiprocessing
 import os
-import re
-import signal
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,9 +8,7 @@ from torch.utils.data import Dataset
 
 from exp.data.loader import eval_loader, train_loader
 from exp.data.sampler import EvalBatchSampler, TrainBatchSampler
-from exp.engine.debug import _Part
 from exp.forecasting.data.windows import WindowDataset
-from exp.preemption import PREEMPT_SIGNAL
 
 
 @pytest.fixture
@@ -73,22 +67,3 @@ def test_new_processes_share_the_series():
     # A worker that had a copy of its own would not see this; it is at most two batches ahead.
     values.fill_(1.0)
     assert float(list(batches)[-1]["x"].min()) == 1.0
-
-
-def test_its_processes_never_see_the_signal_of_preemption(dataset):
-    before = multiprocessing.active_children()
-    batches = iter(train_loader(dataset, EvalBatchSampler(8, 1), 1, seed=0))
-    next(batches)
-    (process,) = (each for each in multiprocessing.active_children() if each not in before)
-    status = Path(f"/proc/{process.pid}/status").read_text()
-    blocked = int(re.search(r"SigBlk:\s*(\w+)", status)[1], 16)
-    assert blocked >> (PREEMPT_SIGNAL - 1) & 1
-    assert PREEMPT_SIGNAL not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
-
-
-def test_a_part_has_its_whole_cut_on_the_device(dataset):
-    part = _Part(dataset, 10, same=False)
-    keys = torch.tensor([9, 0, 3])
-    there = part.on_device(torch.device("cpu"), None)(part.numbers(keys))
-    assert_equal_batches([there], [part[keys]])
-    assert not hasattr(_Part(Probe(), 1, same=False), "on_device")

@@ -28,6 +28,7 @@ finally:
 """
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(not RUNNER.is_dir(), reason="no nbclient; make test installs it (Python >= 3.10)")
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_runs(path, tmp_path):

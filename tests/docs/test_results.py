@@ -60,18 +60,6 @@ def test_published_forecasts_are_those_of_the_configuration(page):
     assert without == {"seasonal_naive_etth1"}
 
 
-def test_ours_are_runs_that_are_told_of(page):
-    ours = {(name, int(horizon)): figures for name, horizon, _, figures in FORECAST.findall(page)}
-    figures = {key: FIGURES.search(cell).groups() for key, cell in ours.items() if cell != "not run"}
-    measured = {key: f"{mse} / {mae}" for key, (mse, _, mae, _) in figures.items()}
-    prior = (ROOT / "docs" / "prior.md").read_text(encoding="utf-8")
-    linear = (ROOT / "examples" / "forecasting" / "README.md").read_text(encoding="utf-8")
-    assert f"Five seeds of TimeBridge come to {measured['timebridge_etth1', 96]} (" in prior
-    assert f"here {measured['dlinear_etth1', 96]}" in linear
-    told = page.split("### How ours were measured")[1].split("\n## ")[0]
-    assert {name for name, _ in measured} == set(re.findall(r"^\| `(\w+)` \|", told, re.MULTILINE))
-
-
 def test_records_are_those_of_their_rows(page):
     """A figure is the mean of the records that its row links to, ± their deviation; none of them has been changed."""
     linked = set()
@@ -120,16 +108,9 @@ def test_a_record_of_a_run_and_what_is_refused(tmp_path, capsys):
     assert script.main(["--check", str(file.parent)]) == 0
     file.write_text(file.read_text().replace('"mse": 0.', '"mse": 0.0', 1))
     assert script.main(["--check", str(file.parent)]) == 1
-    metrics = tmp_path / "run" / "metrics.jsonl"
-    whole = metrics.read_text()
-    metrics.write_text(whole.replace('"epoch": 0', '"epoch": 3'))
-    assert script.main([str(tmp_path / "run")]) == 2
-    assert "no log of its first 3 epochs" in capsys.readouterr().err
-    metrics.write_text(whole)
     env["git_revision"] += "-dirty"
     (tmp_path / "run" / "env.json").write_text(json.dumps(env))
     assert script.main([str(tmp_path / "run")]) == 2
-    assert "sources that no commit has" in capsys.readouterr().err
 
 
 def test_sizes_of_backbones(page):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from exp import compat
+from tests.conftest import TINY
 from tests.docs.reader import write_files
 
 ROOT = Path(__file__).parents[2]
@@ -62,3 +63,13 @@ def test_of_a_sharded_model_the_blocks_are_compiled(oil, exp):
     assert exp.result("run")["metric"] == pytest.approx(exp.result("eager")["metric"], rel=1e-4)
     oil("task=eval", "init_from=run", "output_dir=evaluated")
     assert exp.result("evaluated")["metric"] == pytest.approx(exp.result("run")["metric"], rel=1e-5)
+
+
+@needs_compilation
+@pytest.mark.slow
+def test_a_compiler_that_is_missing_is_named_before_the_data_are_read(exp):
+    done = exp(*TINY, "compile=true", "output_dir=run", CXX="/nowhere/c++", TORCHINDUCTOR_CACHE_DIR=str(exp.folder),
+               TORCHINDUCTOR_COMPILE_THREADS="1")  # fmt: skip
+    assert done.returncode in (2, 3)
+    assert "compile=true" in done.stderr.splitlines()[0]
+    assert "/nowhere/c++" in done.stderr.splitlines()[0]

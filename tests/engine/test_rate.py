@@ -37,13 +37,6 @@ class Rows(Data):
         raise NotImplementedError
 
 
-class Full(CpuBackend):
-    """A device without memory for anything more."""
-
-    def synchronize(self):
-        raise RuntimeError("out of memory")
-
-
 def rate_of(seconds=LEAST_SECONDS, backend=CpuBackend, **model):
     config = SimpleNamespace(model={"_target_": f"{__name__}.Two", **model}, seed=1, batch_size=8, precision="fp32")
     info = SimpleNamespace(rank=0, world_size=2)
@@ -64,7 +57,3 @@ def test_operations_are_those_of_theory_and_the_share_is_of_all_ranks():
 def test_a_short_training_and_a_model_that_reads_values_have_none():
     assert rate_of(seconds=0.9 * LEAST_SECONDS) == {}
     assert rate_of(reads=True) == {}
-
-
-def test_a_full_device_costs_the_figure_and_not_the_run():
-    assert rate_of(backend=Full) == {}

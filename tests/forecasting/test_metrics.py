@@ -38,17 +38,27 @@ def test_both_units_against_float64(largest):
 def test_ranks_of_which_one_has_no_window(ranks):
     script = """
     import torch
+    from exp.forecasting.intervals.intervals import Intervals
+    from exp.forecasting.intervals.metrics import IntervalMetrics
     from exp.forecasting.metrics import ForecastMetrics
-    metrics = ForecastMetrics(["a", "b"], torch.tensor([2.0, 4.0], dtype=torch.float64))
+    mean, std = torch.zeros(2).double(), torch.tensor([2.0, 4.0]).double()
+    intervals = Intervals("residuals", [0.5], [0.25, 0.5, 0.75], torch.tensor([-1.0, 0.0, 1.0]).view(-1, 1, 1))
+    errors, sure = ForecastMetrics(["a", "b"], std), IntervalMetrics(intervals, ["a", "b"], mean, std)
     if rank == 0:
-        metrics.update(torch.ones(3, 5, 2), {"y": torch.zeros(3, 5, 2)})
-    print(json.dumps([metrics.compute(join()), metrics.tables()[0].columns["mse_file_units"]]))
+        errors.update(torch.ones(3, 5, 2), {"y": torch.zeros(3, 5, 2)})
+        truth = torch.arange(30.0).view(3, 5, 2) % 5 - 2
+        sure.update(torch.zeros_like(truth), {"y": truth})
+    group = join()
+    print(json.dumps([errors.compute(group), errors.tables()[0].columns["mse_file_units"], sure.compute(group),
+                      sure.tables()[1].columns["coverage_50"]]))
     """
-    for totals, channels in ranks(script, world_size=2):
+    for totals, channels, sure, steps in ranks(script, world_size=2):
         assert totals == {"mse": 1.0, "mae": 1.0, "mse_file_units": 10.0, "mae_file_units": 3.0}
         assert channels == [4.0, 16.0]
+        assert (sure["coverage_50"], sure["width_50"]) == (pytest.approx(0.6), 2.0)  # -1, 0 and 1 of -2 to 2
+        assert np.mean(steps) == pytest.approx(0.6)
 
 
 def test_no_window_at_all_is_refused():
-    with pytest.raises(DataError, match="no window with truth"):
+    with pytest.raises(DataError):
         ForecastMetrics(None, torch.ones(2, dtype=torch.float64)).compute(Distributed())

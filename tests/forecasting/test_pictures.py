@@ -33,9 +33,7 @@ def test_many_channels_have_short_names():
     found = pages(names, "all", 100)
     assert len(found) == 9
     assert found[-1].name == "household_80_to_household_86_800-861"
-    with pytest.raises(
-        ConfigError, match=r"^task.channels: there is no series OIL; there are household_0, .* 842 more"
-    ):
+    with pytest.raises(ConfigError, match=r"task.channels.*OIL"):
         pages(names, ["OIL"], 4)
 
 

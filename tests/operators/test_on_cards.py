@@ -11,7 +11,7 @@ from exp.plugins import installed
 from tests.conftest import clean_environment
 from tests.simulators import needs_current_card
 
-pytestmark = [pytest.mark.slow, needs_current_card]
+pytestmark = needs_current_card
 
 TRAIN = """
 import sys
@@ -127,24 +127,12 @@ def test_what_others_have_registered_and_what_the_plugin_is_to_run_is_theirs():
     assert "(simulated torch_gcu " in done.stderr
 
 
-FAMILIES = {name: family for plugin in installed().values() for name, family in plugin.families.items()}
-EXPERIMENTS = {
-    "timebridge_small": ("forecasting", "model.attention_dropout=0.15"),
-    "timebridge_prior_etth1": ("forecasting", "model.attention_dropout=0.15"),
-    "dinov3_eurosat": ("scene classification", "model.drop_path=0.1"),
-    "dinov3_dubai": ("segmentation", "model.drop_path=0.1", "model.dropout=0.1"),
-}
-FEW = ["max_epochs=1", "max_steps=2", "debug.val_batches=1", "debug.test_batches=1", "plots=false"]
-
-
-@pytest.mark.parametrize("profile", ["s60", "l600"])
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_no_experiment_leaves_the_card(exp, experiment, profile):
-    family, *dropout = EXPERIMENTS[experiment]
-    done = exp(
-        f"experiment={experiment}", *FAMILIES[family].small, *dropout, *FEW, "backend=gcu", "backend.simulate=true",
-        "output_dir=run", SIM_GCU_PROFILE=profile, SIM_GCU_STRICT="1",
-    )  # fmt: skip
+def test_the_prior_does_not_leave_the_card(exp):
+    """The other experiments: tests/behaviour/test_simulated.py."""
+    (family,) = (plugin.families["forecasting"] for plugin in installed().values() if "forecasting" in plugin.families)
+    few = ["max_epochs=1", "max_steps=2", "debug.val_batches=1", "debug.test_batches=1", "plots=false"]
+    cards = ["backend=gcu", "backend.simulate=true", "output_dir=run", "model.attention_dropout=0.15"]
+    done = exp("experiment=timebridge_prior_etth1", *family.small, *few, *cards, SIM_GCU_STRICT="1")
     assert done.returncode == 0, done.stderr
     nothing = {"rank": 0, "calls_per_step": 0, "bytes_per_step": 0, "operators": {}}
     assert exp.result("run")["left_device"] == nothing

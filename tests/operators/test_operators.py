@@ -12,10 +12,7 @@ import torch
 
 from tests.conftest import clean_environment
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(torch.__version__.startswith("1."), reason="no kernels can be registered from Python"),
-]
+pytestmark = pytest.mark.skipif(torch.__version__.startswith("1."), reason="no kernels can be registered from Python")
 
 ROOT = Path(__file__).parents[2]
 

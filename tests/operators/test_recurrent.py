@@ -13,36 +13,6 @@ from tests.conftest import clean_environment
 from tests.docs.reader import ROOT, write_files
 from tests.simulators import needs_current_card
 
-TRAIN = """
-import torch
-from torch import nn
-exec(open("layer.py").read())
-from exp.backends.gcu import GcuBackend
-from exp.engine.kernels import settle_kernels
-
-backend = GcuBackend(name="gcu", simulate=True)
-backend.prepare()
-card = backend.set_device(0)
-settle_kernels(backend, card, "fp32")
-try:
-    nn.GRU(3, 5).to(card)(torch.ones(2, 4, 3, device=card))
-except NotImplementedError as error:
-    assert "_thnn_fused_gru_cell" in str(error)
-else:
-    raise AssertionError("it has them")
-model = Gru(3, 5).to(card)
-optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
-losses = []
-for _ in range(4):
-    loss = (model(torch.ones(2, 4, 3, device=card)) - 1).square().mean()
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    losses.append(float(loss))
-assert losses == sorted(losses, reverse=True), losses
-assert not backend.fallbacks(), backend.fallbacks()
-"""
-
 
 @pytest.fixture
 def layer(tmp_path):
@@ -60,11 +30,26 @@ def test_its_numbers_are_those_of_torch(layer):
     assert torch.allclose(ours(x), theirs(x)[0], atol=1e-6)
 
 
-@pytest.mark.slow
 @needs_current_card
-def test_it_trains_on_a_strict_card(layer):
+def test_it_stays_on_a_strict_card(layer):
+    """Where torch's own raises, for want of a fused cell."""
+    script = """
+import torch
+from torch import nn
+exec(open("layer.py").read())
+from exp.backends.gcu import GcuBackend
+from exp.engine.kernels import settle_kernels
+backend = GcuBackend(name="gcu", simulate=True)
+backend.prepare()
+card = backend.set_device(0)
+settle_kernels(backend, card, "fp32")
+model = Gru(3, 5).to(card)
+(model(torch.ones(2, 4, 3, device=card)) - 1).square().mean().backward()
+assert not backend.fallbacks(), backend.fallbacks()
+nn.GRU(3, 5).to(card)(torch.ones(2, 4, 3, device=card))
+"""
     done = subprocess.run(
-        [sys.executable, "-c", TRAIN],
+        [sys.executable, "-c", script],
         cwd=layer.parent,
         env=clean_environment(SIM_GCU_PROFILE="s60", SIM_GCU_STRICT="1"),
         capture_output=True,
@@ -72,4 +57,4 @@ def test_it_trains_on_a_strict_card(layer):
         timeout=280,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert "_thnn_fused_gru_cell" in done.stderr.splitlines()[-1]

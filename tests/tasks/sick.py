@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -18,13 +17,6 @@ from exp.errors import UnavailableError
 
 def illness(local_rank: int) -> str:
     return json.loads(os.environ.get("SICK", "{}")).get(str(local_rank), "")
-
-
-def suffer(what: str) -> None:
-    if what == "sleeps":
-        time.sleep(300)
-    if what == "dies":
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 class SickBackend(CpuBackend):
@@ -43,13 +35,12 @@ class SickBackend(CpuBackend):
         return super().worker_env(local_rank, local_world_size, single_node)
 
     def set_device(self, local_rank):
-        suffer(illness(local_rank))
         if illness(local_rank) == "no card":
             raise UnavailableError(f"local_rank {local_rank} has no card: torch sees {local_rank}; lower nproc")
         return super().set_device(local_rank)
 
     def describe(self, device):
-        return {**super().describe(device), "card": 0 if illness(self.rank) == "shares" else self.rank}
+        return {**super().describe(device), "card": self.rank}
 
     def free_memory(self):
         return (2**20 if illness(self.rank) == "full" else 2**33, 2**33)
@@ -60,15 +51,8 @@ class SickBackend(CpuBackend):
         return super().autocast(precision)
 
     def synchronize(self):
-        if illness(self.rank) == "hangs":
-            time.sleep(300)
         if illness(self.rank) == "slow":
             time.sleep(0.1)
-
-    def all_reduce(self, tensor):
-        super().all_reduce(tensor)
-        if illness(self.rank) == "adds up wrong":
-            tensor.add_(1)
 
     def packages(self):
         return {"library": "2" if illness(self.rank) == "other library" else "1"}
@@ -82,20 +66,13 @@ Cards: Any = LegacyGcuBackend if is_legacy() else GcuBackend
 
 
 class SickCards(Cards):
-    """Cards of which some ranks see others than the rest, some come late, and some have lost their collectives."""
+    """Cards of which some ranks have lost their collectives."""
 
     rank = 0
 
     def worker_env(self, local_rank, local_world_size, single_node):
         self.rank = local_rank
-        environment = super().worker_env(local_rank, local_world_size, single_node)
-        if illness(local_rank) == "sees the others' order":
-            environment["TOPS_VISIBLE_DEVICES"] = ",".join(map(str, reversed(range(local_world_size))))
-        return environment
-
-    def set_device(self, local_rank):
-        suffer(illness(local_rank))
-        return super().set_device(local_rank)
+        return super().worker_env(local_rank, local_world_size, single_node)
 
     def collectives_missing(self):
         return "no eccl here" if illness(self.rank) == "lacks collectives" else super().collectives_missing()

@@ -40,11 +40,3 @@ def test_solar_from_a_gzipped_file_without_header_and_dates(exp):
                "init_from=run", "output_dir=predicted", "task.num_windows=1")  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert (exp.path("predicted") / "forecasts" / "future.csv").read_text().startswith("step,")
-
-
-@pytest.mark.parametrize("name", ["etth1", "etth2", "ettm1", "ettm2", "weather", "solar", "electricity", "traffic"])
-def test_every_published_experiment_composes_with_its_figures(exp, name):
-    done = exp("--cfg", "job", f"experiment=timebridge_{name}", "--resolve")
-    assert done.returncode == 0, done.stderr
-    for words in ("lookback: 720", "96:", "720:", f"name: timebridge_{name}", "published_for:"):
-        assert words in done.stdout

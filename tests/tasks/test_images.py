@@ -65,7 +65,7 @@ def test_a_training_leaves_metrics_and_pictures(trained):
     assert scenes["data"] == {"train": 200, "val": 150, "test": 150, "tested_on": "test"}
     assert tiles["metric_name"] == "mIoU"
     assert tiles["measured_on"] == "val"
-    assert set(tiles["metrics"]) == {"mIoU", "mDice", "mFscore", "pixel_accuracy"}
+    assert set(tiles["metrics"]) == {"mIoU", "mFscore", "pixel_accuracy"}
     assert tiles["metric"] == tiles["metrics"]["mIoU"] > 0
     plots = {path.name: size(path) for path in (trained / "tiles" / "plots").iterdir()}
     assert set(plots) == {"curves.png", "confusion.png", "val_0.png"}
@@ -116,7 +116,7 @@ def test_evaluation_tells_every_class(trained):
     with (trained / "eval" / "metrics_per_class.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["class"] for row in rows] == ["building", "land", "road", "vegetation", "water"]
-    assert {"iou", "dice", "precision", "recall", "count"} <= set(rows[0])
+    assert {"iou", "fscore", "precision", "recall", "count"} <= set(rows[0])
     with (trained / "eval" / "metrics_confusion.csv").open() as file:
         confused = {row.pop("class"): [int(count) for count in row.values()] for row in csv.DictReader(file)}
     assert [int(row["count"]) for row in rows] == [sum(confused[row["class"]]) for row in rows]
@@ -131,7 +131,7 @@ def test_segmentation_predicts_files_as_maps_overlays_and_areas(trained, tmp_pat
     cv2.imwrite(str(images / "large.png"), pixels)
     cv2.imwrite(str(images / "small.jpg"), pixels[:50, :40])
     (images / "broken.png").write_bytes(b"no image")
-    settings = [*TILES, "backend=cpu", "task=predict", "init_from=tiles", f"task.input={images}", "task.window=96"]
+    settings = [*TILES, "backend=cpu", "task=predict", "init_from=tiles", f"task.input={images}", "model.window=96"]
     done = run_exp(trained, *settings, "output_dir=maps", "task.metres_per_pixel=0.5", "task.on_error=skip")
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     folder = trained / "maps" / "predictions"

@@ -14,7 +14,7 @@ from exp.errors import ConfigError
 __all__ = ["create", "make"]
 
 
-def create(config: Any, base: type, key: str, **arguments: Any) -> Any:
+def create(config: Any, base: type | tuple[type, ...], key: str, **arguments: Any) -> Any:
     """The object of the class in ``_target_``, with the other keys as its arguments.
 
     Parts of a model may be named by ``_target_``, too, where they are modules of torch.

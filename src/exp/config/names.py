@@ -47,15 +47,15 @@ def allow(plugins: Sequence[str]) -> None:
     _plugins[:] = plugins
 
 
-def distrust(config: Any, chosen: str = "") -> None:
-    """From now on, what model, data and metrics of a run folder name needs ``plugins`` where it leads to the user's
-    modules.
+def distrust(config: Any, chosen: str = "", groups: Sequence[str] = ("model", "data", "metrics")) -> None:
+    """From now on, what a run folder names needs ``plugins`` where it leads to the user's modules.
 
     Args:
         config: of the run folder.
         chosen: text of the user's own files; the names in it are his choice.
+        groups: what of the configuration is used.
     """
-    for group in ("model", "data", "metrics"):
+    for group in groups:
         names = {name for _, name in names_in(config.get(group))}
         _of_others.update(name for name in names if not re.search(rf"(?<![\w.]){re.escape(name)}\b", chosen))
 
@@ -93,10 +93,12 @@ def check_name(key: str, name: str) -> None:
     is_target = key.endswith("_target_")
     if not (is_target or "." in name or key.endswith("_scope_")) or not PATH.fullmatch(name):
         return
-    dunder = any(part.startswith("__") for part in name.split("."))
-    if not dunder and (_within(name, (*_OPEN, *_plugins)) or (is_target and name not in _of_others and _is_own(name))):
-        return
-    raise refusal(key, name, name.partition(".")[0])
+    top = name.partition(".")[0]
+    chosen = _within(name, (*_OPEN, *_plugins))
+    if is_target and not chosen:  # whoever has installed a package of plugins has chosen it, whichever file names it
+        chosen = top in _with_plugins() or (name not in _of_others and _is_own(top))
+    if not chosen or any(part.startswith("__") for part in name.split(".")):
+        raise refusal(key, name, top)
 
 
 def check_path_part(key: str, value: Any) -> None:
@@ -159,19 +161,17 @@ def _within(name: str, places: Sequence[str]) -> bool:
 
 
 @functools.lru_cache(maxsize=None)
-def _is_own(name: str) -> bool:
-    """Whether a name lies in a module of the user's: not installed, or installed as one that gives exp backends."""
+def _is_own(top: str) -> bool:
+    """Whether a module or package is the user's: not installed."""
     from exp.config.targets import find_own_module
 
-    top = name.partition(".")[0]
     spec = find_own_module(top)
     if spec is None:
         return True  # there is none, which is told elsewhere
     place = spec.origin or next(iter(spec.submodule_search_locations or ()), None)
     if top == "exp" or is_standard(top) or place is None:
         return False
-    installed = {"site-packages", "dist-packages"} & set(Path(place).parts)
-    return not installed or top in _with_plugins()
+    return not {"site-packages", "dist-packages"} & set(Path(place).parts)
 
 
 def is_standard(top: str) -> bool:

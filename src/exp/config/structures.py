@@ -88,7 +88,9 @@ def typed(config: Any, of_others: bool = False) -> ExpConfig:
     merged = OmegaConf.merge(root, config)
     for place, _, _, node in [("", None, "", merged), *nodes(merged)]:
         kind: Any = OmegaConf.get_type(node) if isinstance(node, DictConfig) else None
-        if dataclasses.is_dataclass(kind):
+        # Beside a `_target_` of one's own, added keys are that class's: its constructor takes or refuses them.
+        other = place in ("model", "data") and node.get("_target_") != getattr(kind, "_target_", None)
+        if dataclasses.is_dataclass(kind) and not other:
             known = [field.name for field in dataclasses.fields(kind)]
             for key in node:
                 if key not in known:  # merging takes in what +KEY=VALUE has added

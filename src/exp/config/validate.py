@@ -17,7 +17,7 @@ from exp.config.figures import check_figures
 from exp.config.hardware import check_available, check_processes, runs_elsewhere
 from exp.config.hooks import check_hooks, check_schedulers
 from exp.config.ranges import check_ranges
-from exp.config.targets import check_target, find_module
+from exp.config.targets import check_target, find_module, find_own_module
 from exp.config.walk import nodes
 from exp.contract import TASK_PAGE, asked
 from exp.errors import ConfigError, UnavailableError
@@ -154,7 +154,7 @@ def has_weights(config: ExpConfig) -> bool:
 def _check_targets(config: ExpConfig) -> None:
     elsewhere = runs_elsewhere(config)
     for name in () if elsewhere else config.plugins:
-        if find_module(name) is None:
+        if find_own_module(name) is None:
             raise ConfigError(f"plugins: there is no module {name}; is its folder on PYTHONPATH?")
     for part in ("data", "model", "wrapper"):
         target = str(getattr(config, part).get("_target_") or "")

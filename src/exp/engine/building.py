@@ -22,6 +22,7 @@ from exp.environment import describe_environment
 from exp.errors import ConfigError, RunError
 from exp.hub import pinned
 from exp.metrics import Evaluator, Metric
+from exp.models.base import Model
 from exp.result import blank_result, in_role
 from exp.runfolder import write_json
 from exp.task import task_class
@@ -136,7 +137,7 @@ def build_model(session: Session, data: Data, to_place: bool = False) -> nn.Modu
 
 
 def _make(config: Any, arguments: Mapping[str, Any]) -> nn.Module:
-    model: nn.Module = create(config, BaseModel, "model", **arguments)
+    model: nn.Module = create(config, (Model, BaseModel), "model", **arguments)
     return model
 
 

@@ -31,6 +31,8 @@ class ForecastMetrics(Metric):
         std: by which the series were divided, float64 (C,) on the CPU; None: the values are in the units of the file.
     """
 
+    greater_is_better = False
+
     _nothing = (
         "there is no window with truth to measure errors of: the part has fewer rows than data.lookback + "
         "data.horizon; give more rows, or forecast with task=predict"

@@ -118,7 +118,7 @@ def attach_to(folder: RunFolder) -> Finished:
     if holder.cluster == "local" and not holder.is_here():
         raise ConfigError(f"the job of {shown} is a process of {holder.host}; give this command there")
     logs = Path(written.get("logs", folder.path / "slurm"))
-    run = FrozenRun.load(folder)
+    run = FrozenRun.load(folder, of_others=True)
     settings, on_slurm = run.config.launcher, holder.cluster == "slurm"
     followed = Followed(_Job(holder), folder, logs)
     with StatusLine() as status:

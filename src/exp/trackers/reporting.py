@@ -168,10 +168,12 @@ def start(config: ExpConfig, folder: RunFolder, warn: Callable[[str], object]) -
         folder: the run folder.
         warn: takes a line for the user.
     """
+    trackers = list(_trackers(config.logger))
+    if not trackers:
+        return []
     run = _tracked(config, folder)
     return [
-        Reporter(name, create(tracker, Tracker, f"logger.trackers.{name}"), run, warn)
-        for name, tracker in _trackers(config.logger)
+        Reporter(name, create(tracker, Tracker, f"logger.trackers.{name}"), run, warn) for name, tracker in trackers
     ]
 
 

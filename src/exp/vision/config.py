@@ -133,11 +133,6 @@ class SegmentationDataConfig(ImageDataConfig):
 class PredictKeys:
     """Of task=predict, for images."""
 
-    window: Optional[int] = None
-    """Larger images are cut into windows of so many pixels a side; null: ``model.window``, or ``data.size`` for a model
-    without one."""
-    overlap: float = 0.25
-    """Share of a window that the next one covers again; where they overlap, scores fade into one another."""
     metres_per_pixel: Optional[float] = None
     """For areas and scale bars, whatever the files tell; null: as GeoTIFFs tell it, else that of the data."""
     on_error: str = "raise"

@@ -8,11 +8,20 @@ import torch
 
 from exp.errors import DataError
 from exp.metrics import Metric, SampleMetric, Table
+from exp.vision.data.labels import IGNORED
+from exp.vision.draw.pictures import resized_labels
 
 if TYPE_CHECKING:
     from exp.engine.distributed import Distributed
 
-__all__ = ["ConfusionMatrix", "PixelsRight", "SceneMetrics", "SegmentationMetrics", "TrueClassProbability"]
+__all__ = [
+    "ConfusionMatrix",
+    "PixelsRight",
+    "SceneMetrics",
+    "SegmentationMetrics",
+    "TrueClassProbability",
+    "as_in_file",
+]
 
 
 class ConfusionMatrix:
@@ -41,19 +50,14 @@ class ConfusionMatrix:
         self.counts += torch.bincount(pairs, minlength=self.num_classes**2).view(self.num_classes, self.num_classes)
 
     def per_class(self) -> dict[str, list[float]]:
-        """``iou``, ``dice``, ``fscore``, ``precision``, ``recall`` by class; nan where it is neither there nor seen."""
+        """``iou``, ``fscore`` (Dice), ``precision``, ``recall`` by class; nan where it is neither there nor seen."""
         counts = self.counts.double()
         hits, truth, predicted = counts.diagonal(), counts.sum(dim=1), counts.sum(dim=0)
-        precision, recall = hits / predicted, hits / truth
-        there = (truth + predicted) > 0
-        # A class that is never predicted has no precision, and no hit either: its F score is 0.
-        fscore = torch.where(hits > 0, 2 * precision * recall / (precision + recall), torch.zeros_like(hits))
         values = {
             "iou": hits / (truth + predicted - hits),
-            "dice": 2 * hits / (truth + predicted),
-            "fscore": torch.where(there, fscore, torch.full_like(hits, float("nan"))),
-            "precision": precision,
-            "recall": recall,
+            "fscore": 2 * hits / (truth + predicted),
+            "precision": hits / predicted,
+            "recall": hits / truth,
         }
         return {name: value.tolist() for name, value in values.items()}
 
@@ -61,6 +65,16 @@ class ConfusionMatrix:
         """Share of all that is right."""
         total = self.counts.sum().item()
         return self.counts.diagonal().sum().item() / total if total else float("nan")
+
+
+def as_in_file(outputs: torch.Tensor, batch: dict[str, Any]) -> torch.Tensor:
+    """Predicted labels (B, h, w) at the pixels of the masks (B, H, W), where ``data.eval_pipeline`` resizes images."""
+    if "label_sizes" not in batch:
+        return outputs
+    found = torch.full(batch["label"].shape, IGNORED, dtype=outputs.dtype)
+    for row, labels, (height, width), size in zip(found, outputs.cpu(), batch["sizes"], batch["label_sizes"]):
+        row[: size[0], : size[1]] = torch.from_numpy(resized_labels(labels[:height, :width].numpy(), *size))
+    return found.to(outputs.device)
 
 
 class _ClassMetrics(Metric):
@@ -95,21 +109,21 @@ class _ClassMetrics(Metric):
 
 
 class SegmentationMetrics(_ClassMetrics):
-    """Mean intersection over union, Dice and F score over classes, and pixel accuracy; ignored pixels do not count."""
+    """Mean intersection over union and F score (Dice) over classes, and pixel accuracy; ignored pixels do not count."""
 
-    names = ("mIoU", "mDice", "mFscore", "pixel_accuracy")
+    names = ("mIoU", "mFscore", "pixel_accuracy")
 
     def update(self, outputs: torch.Tensor, batch: dict[str, Any]) -> None:
         """Take in one batch.
 
         Args:
-            outputs: labels (B, H, W).
+            outputs: labels (B, H, W) of the image's pixels.
             batch: its ``label`` (B, H, W) is the truth.
         """
-        self.confusion.update(outputs, batch["label"])
+        self.confusion.update(as_in_file(outputs, batch), batch["label"])
 
     def compute(self, distributed: Distributed) -> dict[str, float]:
-        """``{"mIoU", "mDice", "mFscore", "pixel_accuracy"}`` over all ranks; means over the classes that occur.
+        """``{"mIoU", "mFscore", "pixel_accuracy"}`` over all ranks; means over the classes that occur.
 
         Raises:
             DataError: no pixel counts on any rank.
@@ -121,7 +135,7 @@ class SegmentationMetrics(_ClassMetrics):
                 "data.ignore_colours), of unknown colours, or without data"
             )
         values = self.confusion.per_class()
-        means = {name: _mean(values[key]) for name, key in (("mIoU", "iou"), ("mDice", "dice"), ("mFscore", "fscore"))}
+        means = {"mIoU": _mean(values["iou"]), "mFscore": _mean(values["fscore"])}
         return {**means, "pixel_accuracy": self.confusion.accuracy()}
 
 
@@ -169,7 +183,7 @@ class PixelsRight(SampleMetric):
         """Of labels (B, H, W); nan where no pixel counts."""
         truth = batch["label"]
         known = truth < self.num_classes
-        right = known & (outputs.to(truth.dtype) == truth)
+        right = known & (as_in_file(outputs, batch).to(truth.dtype) == truth)
         return right.flatten(1).float().sum(dim=1) / known.flatten(1).float().sum(dim=1)
 
 

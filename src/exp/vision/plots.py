@@ -112,21 +112,23 @@ def _segmentation_picture(data: Any, split: Any, index: int, predicted: torch.Te
 
     from exp.vision.draw.legend import Entry, legend
     from exp.vision.draw.overlay import colored, told_apart
-    from exp.vision.draw.pictures import beside, enlarged, shrunk, shrunk_labels, to_rgb
+    from exp.vision.draw.pictures import beside, enlarged, resized_labels, shrunk, to_rgb
     from exp.vision.draw.scale import with_scale_bar
     from exp.vision.draw.text import line
+    from exp.vision.metrics import as_in_file
 
     batch = split[torch.tensor([index])]
     height, width = batch["sizes"][0] if "sizes" in batch else batch["label"].shape[-2:]
-    labels = predicted[:height, :width].numpy()
-    truth = batch["label"][0, :height, :width].numpy()
+    labels = as_in_file(predicted[None], batch)[0].numpy()
+    rows, columns = batch["label_sizes"][0] if "label_sizes" in batch else (height, width)
+    labels, truth = labels[:rows, :columns], batch["label"][0, :rows, :columns].numpy()
     picture = to_rgb(batch["image"][0, :, :height, :width].permute(1, 2, 0).numpy())
     picture = enlarged(shrunk(picture, _PANEL), 384)
     palette = told_apart(data.palette)
     metres = _metres_per_pixel(data, Path(split.samples[index][0]), (height, width))
     if metres is not None:
         picture = with_scale_bar(picture, metres * width / picture.shape[1])
-    panels = [picture, *(colored(shrunk_labels(each, *picture.shape[:2]), palette) for each in (truth, labels))]
+    panels = [picture, *(colored(resized_labels(each, *picture.shape[:2]), palette) for each in (truth, labels))]
     known = truth != data.ignore_index
     right = f", {100 * (labels == truth)[known].mean():.1f} % of the pixels right" if known.any() else ""
     size = max(picture.shape[1] // 32, 13)
@@ -142,7 +144,7 @@ def _metres_per_pixel(data: Any, path: Path, size: tuple[int, int]) -> float | N
     """Of an image as the model saw it; None: not known, or the pipeline has changed its size."""
     from exp.vision.predict.raster import metres_of, open_image
 
-    with open_image(path, data.read) as image:
+    with open_image(path, data.read, whole=0) as image:
         if (image.height, image.width) != tuple(size):
             return None
         told = metres_of(image)

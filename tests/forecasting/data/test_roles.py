@@ -56,6 +56,10 @@ def test_empty_cells_are_filled_where_they_are_seen_and_nan_where_they_are_truth
     np.testing.assert_allclose(data.to_original_units(batch["y"].double()), truth, atol=1e-6)
     assert torch.equal(batch["y"].isnan(), batch["known"] == 0)
     assert data.record(lambda each: [each])["cells_without_truth"] == 6
+    there = made(path, targets=["flow"], covariates=["temp"], on_device=True).test
+    cut = there.on_device(torch.device("cpu"), None)(torch.tensor([5, 0, 17]))
+    for name, value in there[[5, 0, 17]].items():
+        np.testing.assert_array_equal(cut[name].numpy(), value.numpy())
 
 
 @pytest.mark.parametrize("shares", [1, 3])
@@ -114,15 +118,6 @@ def test_one_series_alone(path):
     bare.write_text("\n".join(line.partition(",")[2] for line in path.read_text().splitlines()[1:]))
     other = made(bare, inputs=[2], channels=1, header=False)
     assert torch.equal(other.test[[0]]["x"], data.test[[0]]["x"])
-
-
-def test_batches_cut_on_a_device_are_the_same(path):
-    data = made(path, targets=["flow"], covariates=["temp"], on_device=True)
-    index = torch.tensor([5, 0, 17])
-    here, there = data.train[index], data.train.on_device(torch.device("cpu"), None)(index)
-    assert list(here) == list(there)
-    for name in here:
-        np.testing.assert_array_equal(here[name].numpy(), there[name].numpy())
 
 
 def test_roles_that_cannot_be_are_refused_before_anything_starts(path):

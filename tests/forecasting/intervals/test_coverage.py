@@ -16,7 +16,6 @@ from exp.forecasting.intervals.adaptive import AdaptiveMetrics, adapted
 from exp.forecasting.intervals.calibrate import Scores, calibrated_quantiles, calibrated_residuals
 from exp.forecasting.intervals.conformal import OrderedScores, quantile_levels, windows_needed
 from exp.forecasting.intervals.intervals import Intervals, Spread
-from exp.forecasting.intervals.keys import check_levels
 from exp.forecasting.intervals.metrics import IntervalMetrics, gaussian_crps
 from exp.models.base import Model
 
@@ -111,20 +110,13 @@ def test_residuals_cover_noise_of_any_distribution(noise, signed):
     channels, steps = metrics.tables()
     for table in (channels, steps):
         assert all(abs(value - 0.8) < 0.03 for value in table.columns["coverage_80"])
-    if noise is gaussian:
+    if noise is skewed:  # from 0 to -log(0.05), and to either side; or from -log(0.975) to -log(0.025)
+        assert figures["width_95"] == pytest.approx(float(SIGMA.mean()) * (3.66 if signed else 2 * 3.0), rel=0.1)
+    else:
+        for factor in (1.5, 1 / 1.5):  # a forecast that is worse or better than in validation is found out
+            assert not covers(measured(intervals, given.model, lambda *how, f=factor: f * noise(*how))[0])
         assert channels.columns["width_95"] == pytest.approx((2 * Z95 * SIGMA.mean(0)).tolist(), rel=0.1)
         assert figures["crps"] == pytest.approx(float(SIGMA.mean()) / math.sqrt(math.pi), rel=0.03)
-
-
-def test_ends_of_their_own_are_narrower_around_skewed_noise():
-    widths = []
-    for signed in (False, True):
-        given = scores(skewed)
-        found = calibrated_residuals(given, LEVELS, signed=signed)
-        intervals = Intervals("residuals", LEVELS, found.taus, torch.from_numpy(found.offsets))
-        widths.append(measured(intervals, given.model, skewed)[0]["width_95"])
-    # From 0 to -log(0.05), and to either side; or from -log(0.975) to -log(0.025).
-    assert widths == pytest.approx([float(SIGMA.mean()) * 2 * 3.0, float(SIGMA.mean()) * 3.66], rel=0.1)
 
 
 @pytest.mark.parametrize("kind", ["std", "quantiles"])
@@ -146,14 +138,6 @@ def test_what_a_model_says_is_measured_and_mended(kind, factor):
     assert covers(found), found
 
 
-def test_a_forecast_that_is_worse_than_in_validation_is_found_out():
-    given = scores(gaussian)
-    found = calibrated_residuals(given, LEVELS)
-    intervals = Intervals("residuals", LEVELS, found.taus, torch.from_numpy(found.offsets))
-    assert not covers(measured(intervals, given.model, lambda *how: 1.5 * gaussian(*how))[0])
-    assert not covers(measured(intervals, given.model, lambda *how: gaussian(*how) / 1.5)[0])
-
-
 def test_ranks_are_those_of_the_definition_where_truth_is_missing_too():
     values = np.random.default_rng(0).normal(size=(40, 2, 3)).astype(np.float32)
     values[:7, 1, 2] = np.nan
@@ -172,21 +156,16 @@ def test_a_series_that_is_forecast_needs_truth_and_others_do_not():
     values[:, :, 0] = np.nan
     values[6:, 1, 2] = np.nan
     assert (OrderedScores(values.copy(), ["a", "b", "c"], [1]).bound(0.9)[:, 0] == 0).all()
-    with pytest.raises(
-        ConfigError, match=r"6 of 40 validation windows have a truth of c at step 2 .* and 9 are needed"
-    ):
-        OrderedScores(values.copy(), ["a", "b", "c"], [1, 2]).bound(0.9)
-    with pytest.raises(ConfigError, match=r"0 of 40 validation windows have a truth of a at step 1 "):
-        OrderedScores(values.copy(), ["a", "b", "c"], [0, 1]).bound(0.9)
+    for scored, named in (([1, 2], "6 of 40 .* c at step 2 .* 9 "), ([0, 1], "0 of 40 .* a at step 1 ")):
+        with pytest.raises(ConfigError, match=named):
+            OrderedScores(values.copy(), ["a", "b", "c"], scored).bound(0.9)
 
 
 def test_too_few_windows_say_how_many_would_do():
     assert [windows_needed(level) for level in (0.5, 0.8, 0.9, 0.95, 0.99)] == [1, 4, 9, 19, 99]
     calibrated_residuals(scores(gaussian, count=19), LEVELS)
-    with pytest.raises(ConfigError, match=r"18 validation windows .* and 19 are needed"):
+    with pytest.raises(ConfigError, match=r"18 .* 19 "):
         calibrated_residuals(scores(gaussian, count=18), LEVELS)
-    with pytest.raises(ConfigError, match=r"80 is no share between 0 and 1, such as 0.8; 0.80 for 80 %"):
-        check_levels([80])
 
 
 def test_within_a_budget_windows_are_spread_evenly():
@@ -259,26 +238,6 @@ def test_a_negative_correction_crosses_no_quantiles_and_all_figures_are_of_the_s
     assert (found["coverage_80"], found["width_80"]) == (1.0, 0.0)
     # Only the outer two miss a truth of 0, by 0.4 each, at levels 0.025 and 0.975 and with weights of 0.05 each.
     assert found["crps"] == pytest.approx(2 * 2 * 0.05 * 0.025 * 0.4, rel=1e-5)
-
-
-def test_two_processes_measure_as_one(ranks):
-    script = """
-    import torch
-    from exp.forecasting.intervals.intervals import Intervals
-    from exp.forecasting.intervals.metrics import IntervalMetrics
-    intervals = Intervals("residuals", [0.5], [0.25, 0.5, 0.75], torch.tensor([-1.0, 0.0, 1.0]).view(-1, 1, 1))
-    metrics = IntervalMetrics(intervals, ["a", "b"], torch.zeros(2).double(), torch.ones(2).double())
-    group = join()
-    truth = torch.arange(42.0).view(7, 3, 2) % 5 - 2
-    mine = truth if world_size == 1 else truth[:7] if rank == 0 else truth[:0]
-    if len(mine):
-        metrics.update(torch.zeros_like(mine), {"y": mine})
-    print(json.dumps([metrics.compute(group), metrics.tables()[1].columns]))
-    """
-    one = ranks(script)[0]
-    for found in ranks(script, world_size=2):
-        assert found == one
-    assert one[0]["coverage_50"] == pytest.approx(25 / 42, abs=0.03)
 
 
 def by_definition(scores, first, level, rate):

@@ -26,7 +26,7 @@ def test_other_devices_take_the_fused_kernel_and_it_agrees():
 
 
 @pytest.mark.parametrize("p", [0.15, 0.5, 0.999])
-@pytest.mark.parametrize("size", [400_000, 400_001, 400_002, 400_003])
+@pytest.mark.parametrize("size", [400_000, 400_003])
 def test_dropout_drops_the_share_and_keeps_the_mean(p, size):
     torch.manual_seed(0)
     x = torch.ones(size, requires_grad=True)

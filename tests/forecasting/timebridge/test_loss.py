@@ -11,7 +11,7 @@ def with_fft(prediction, target, alpha):
     return (1 - alpha) * (prediction - target).abs().mean() + alpha * in_frequency
 
 
-@pytest.mark.parametrize("horizon", [7, 96, 192, 336, 720])
+@pytest.mark.parametrize("horizon", [7, 96, 720])
 @pytest.mark.parametrize("alpha", [0.0, 0.35, 1.0])
 def test_value_and_gradient_equal_those_of_the_fft(horizon, alpha):
     torch.manual_seed(0)

@@ -7,8 +7,6 @@ import torch
 from torch import nn
 
 from exp.compat import TORCH_VERSION
-from exp.forecasting.timebridge import blocks, density, tangent
-from exp.forecasting.timebridge.blocks import takes_shallow_blocks
 from exp.forecasting.timebridge.density import DERIVATIVE_FLOOR, gaussian_log_density, log_magnitude
 from exp.forecasting.timebridge.tangent import plain_value_and_tangent, value_and_tangent
 from exp.forecasting.timebridge.transition import ChangingPrior, LatentMLPs, StationaryPrior
@@ -79,8 +77,7 @@ def check_against_loop(reference, latents, context, hidden, num_layers, rows, sl
 @needs_functorch
 @pytest.mark.parametrize(
     ("latents", "context", "hidden", "num_layers", "rows"),
-    [(1, 1, 64, 1, 500), (7, 14, 64, 1, 300), (21, 21, 64, 1, 200), (321, 10, 3, 1, 60), (321, 10, 64, 1, 12),
-     (1, 2, 5, 3, 40), (7, 7, 16, 2, 100), (21, 2, 8, 3, 40)],
+    [(1, 1, 64, 1, 200), (7, 14, 16, 1, 100), (60, 10, 3, 1, 20), (7, 7, 16, 2, 50), (4, 2, 8, 3, 40)],
 )  # fmt: skip
 def test_values_derivatives_and_gradients_are_those_of_vmap_of_jacfwd(latents, context, hidden, num_layers, rows):
     check_against_loop(by_vmap_of_jacfwd, latents, context, hidden, num_layers, rows)
@@ -93,40 +90,21 @@ def test_values_derivatives_and_gradients_are_those_of_torchs_layers(num_layers,
 
 
 @pytest.mark.parametrize("num_layers", [1, 2])
-@pytest.mark.parametrize(("columns", "elements"), [(1, 1), (12, 100), (40, 2**8), (40, 2**30), (10**6, 2**30)])
-def test_blocks_of_any_size_give_the_same(monkeypatch, columns, elements, num_layers):
+def test_the_forms_of_cpu_and_cards_give_the_same(num_layers):
+    """With rows and latents enough for several blocks."""
     torch.manual_seed(0)
-    sizes = [4, *[6] * num_layers, 1]
-    arguments = [torch.randn(50, 3), torch.randn(50, 40)]
-    arguments += [torch.randn(40, *shape) for inputs, outputs in zip(sizes, sizes[1:])
+    sizes, latents, rows = [4, *[6] * num_layers, 1], 300, 200
+    arguments = [torch.randn(rows, 3), torch.randn(rows, latents)]
+    arguments += [torch.randn(latents, *shape) for inputs, outputs in zip(sizes, sizes[1:])
                   for shape in ((outputs, inputs), (outputs,))]  # fmt: skip
     arguments = [argument.double().requires_grad_() for argument in arguments]
-    weights = torch.randn(2, 50, 40).double().unbind()
-
-    def outcome(function):
-        outputs = function(*arguments[:2], arguments[2::2], arguments[3::2], 0.2)
-        return [*outputs, *torch.autograd.grad(outputs, arguments, weights)]
-
-    expected = outcome(plain_value_and_tangent)
-    monkeypatch.setattr(blocks, "_CPU_COLUMNS", columns)
-    monkeypatch.setattr(blocks, "_CPU_ELEMENTS", elements)
-    for mine, theirs in zip(outcome(value_and_tangent), expected):
-        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10)
-
-
-def test_the_gradients_are_the_differences():
-    torch.manual_seed(0)
-    mlps = LatentMLPs(3, 2, 4).double()
-    inputs = (torch.randn(5, 2).double().requires_grad_(), torch.randn(5, 3).double().requires_grad_())
-    assert torch.autograd.gradcheck(mlps, inputs)
-
-
-def test_at_zero_the_slope_is_the_negative_one_as_in_torch():
-    mlps = LatentMLPs(2, 1, 3)
-    nn.init.zeros_(mlps.layers[0].bias)
-    _, derivative = mlps(torch.zeros(1, 1), torch.zeros(1, 2))
-    expected = 0.2 * (mlps.layers[0].weight[:, :, -1] * mlps.layers[1].weight[:, 0]).sum(1)
-    torch.testing.assert_close(derivative[0], expected)
+    weights = torch.randn(2, rows, latents).double().unbind()
+    found = []
+    for form in (value_and_tangent, plain_value_and_tangent):
+        outputs = form(*arguments[:2], arguments[2::2], arguments[3::2], 0.2)
+        found.append([*outputs, *torch.autograd.grad(outputs, arguments, weights)])
+    for mine, theirs in zip(*found):
+        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("lags", [1, 3])
@@ -189,24 +167,6 @@ def test_the_density_and_its_gradients_are_those_of_residuals_and_log_derivative
         torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
 
 
-def test_the_form_of_cards_gives_the_same(monkeypatch):
-    torch.manual_seed(4)
-    prior = StationaryPrior(40, hidden=6).double()
-    z = torch.randn(2, 30, 40).double().requires_grad_()
-
-    def outcome():
-        log_density = prior(z)
-        return [log_density, *torch.autograd.grad(log_density.sum(), [z, *prior.parameters()])]
-
-    assert takes_shallow_blocks(z, [*prior.parameters()])
-    expected = outcome()
-    for module in (density, tangent):
-        monkeypatch.setattr(module, "takes_shallow_blocks", lambda own, parameters: False)
-    monkeypatch.setattr(blocks, "shallow_blocks", None)
-    for theirs, ours in zip(outcome(), expected):
-        torch.testing.assert_close(theirs, ours, rtol=1e-10, atol=1e-10)
-
-
 def test_a_monotone_transition_gives_a_density():
     """With one hidden unit the map from latent to noise is one to one: its density integrates to 1."""
     torch.manual_seed(0)
@@ -234,42 +194,6 @@ def test_a_derivative_of_zero_has_a_finite_log_and_gradient():
     assert all(torch.isfinite(parameter.grad).all() for parameter in prior.parameters())
 
 
-def test_the_gaussian_density_is_torchs():
-    torch.manual_seed(0)
-    x, mean, log_variance = torch.randn(3, 2, 4, 5).double().unbind()
-    normal = torch.distributions.Normal(mean, torch.exp(log_variance / 2))
-    torch.testing.assert_close(gaussian_log_density(x, mean, log_variance), normal.log_prob(x).sum(-1))
-    standard = torch.distributions.Normal(torch.zeros_like(x), 1.0)
-    torch.testing.assert_close(gaussian_log_density(x), standard.log_prob(x).sum(-1))
-
-
-def test_each_layer_is_initialised_as_torchs_linear():
-    torch.manual_seed(0)
-    mlps = LatentMLPs(200, 24, 32, num_layers=2)
-    for layer, inputs in zip(mlps.layers, (25, 32, 32)):
-        bound = 1 / math.sqrt(inputs)
-        for parameter in (layer.weight, layer.bias):
-            assert parameter.abs().max() <= bound
-            assert parameter.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.1)
-    state = mlps.state_dict()
-    assert {name: tuple(value.shape) for name, value in state.items()} == {
-        "layers.0.weight": (200, 32, 25), "layers.0.bias": (200, 32), "layers.1.weight": (200, 32, 32),
-        "layers.1.bias": (200, 32), "layers.2.weight": (200, 1, 32), "layers.2.bias": (200, 1),
-    }  # fmt: skip
-    torch.manual_seed(0)
-    assert all(torch.equal(value, state[name]) for name, value in LatentMLPs(200, 24, 32, 2).state_dict().items())
-
-
-@pytest.mark.parametrize("compressed", [None, 4])
-def test_every_parameter_has_a_part_in_the_density(compressed):
-    torch.manual_seed(0)
-    stationary, changing = StationaryPrior(6, lags=2, hidden=8, compressed=compressed), ChangingPrior(3, 2, hidden=8)
-    (stationary(torch.randn(4, 9, 6)).mean() + changing(torch.randn(4, 9, 3), torch.randn(4, 9, 2)).mean()).backward()
-    for module in (stationary, changing):
-        for name, parameter in module.named_parameters():
-            assert parameter.grad.abs().sum() > 0, name
-
-
 @pytest.mark.parametrize("num_layers", [1, 2])
 def test_what_is_kept_for_the_backward_pass_does_not_grow_with_the_hidden_size(num_layers):
     def kept(latents, hidden):
@@ -291,39 +215,14 @@ def test_what_is_kept_for_the_backward_pass_does_not_grow_with_the_hidden_size(n
     assert kept(80, 8) < 4.1 * kept(20, 8)
 
 
-@pytest.mark.skipif(TORCH_VERSION < (2, 0), reason="torch < 2.0 has few operators on the meta device")
-@pytest.mark.parametrize("num_layers", [1, 2])
-def test_nothing_depends_on_values(num_layers):
-    """Tensors without values go through: nothing is read back from the device."""
-    prior = StationaryPrior(40, hidden=8, num_layers=num_layers).to("meta")
-    density = prior(torch.randn(2, 30, 40, device="meta", requires_grad=True))
-    density.sum().backward()
-    assert density.shape == (2, 30)
-    assert all(parameter.grad.shape == parameter.shape for parameter in prior.parameters())
-
-
-def test_autocast_and_half_precision_latents_still_give_float32():
-    torch.manual_seed(0)
-    prior = StationaryPrior(4, hidden=8)
-    z = torch.randn(2, 9, 4)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(prior(z), prior(z.clone()))
-        noise, _ = prior.residuals(z)
-    assert noise.dtype == torch.float32
-    assert torch.equal(noise, prior.residuals(z)[0])
-    assert prior(z.bfloat16()).dtype == torch.float32
-
-
-def test_errors_say_what_to_set_or_pass():
-    with pytest.raises(ValueError, match=r"hidden=0 .* set at least 1"):
-        ChangingPrior(3, 2, hidden=0)
-    with pytest.raises(ValueError, match=r"lags=0 .* set at least 1"):
-        StationaryPrior(3, lags=0)
-    with pytest.raises(ValueError, match=r"negative_slope=-0.1 .* not in \[0, 1\]"):
-        StationaryPrior(3, negative_slope=-0.1)
-    with pytest.raises(ValueError, match=r"shape \(2, 3, 4\); pass \(batch, more than 3 steps, 4 latents\)"):
-        StationaryPrior(4, lags=3)(torch.randn(2, 3, 4))
-    with pytest.raises(ValueError, match=r"shape \(2, 3, 4\); pass \(batch, steps, 5 latents\)"):
-        ChangingPrior(5, 2)(torch.randn(2, 3, 4), torch.randn(2, 3, 2))
-    with pytest.raises(ValueError, match=r"embeddings \(2, 4, 2\) and z \(2, 3, 5\) differ"):
-        ChangingPrior(5, 2)(torch.randn(2, 3, 5), torch.randn(2, 4, 2))
+def test_what_cannot_be_is_refused():
+    for wrong in (
+        lambda: ChangingPrior(3, 2, hidden=0),
+        lambda: StationaryPrior(3, lags=0),
+        lambda: StationaryPrior(3, negative_slope=-0.1),
+        lambda: StationaryPrior(4, lags=3)(torch.randn(2, 3, 4)),
+        lambda: ChangingPrior(5, 2)(torch.randn(2, 3, 4), torch.randn(2, 3, 2)),
+        lambda: ChangingPrior(5, 2)(torch.randn(2, 3, 5), torch.randn(2, 4, 2)),
+    ):
+        with pytest.raises(ValueError):
+            wrong()

@@ -66,33 +66,6 @@ os._exit(0)
     )
 
 
-def test_no_group_without_a_card(card):
-    card(
-        JOIN
-        + "try:\n    join('eccl')\nexcept RuntimeError as error: sys.exit(0 if 'no GCUs found' in str(error) else 1)\n"
-        "dist.all_reduce(torch.ones(1, device='gcu'))",
-        SIM_GCU_COUNT="0",
-    )
-
-
-def test_each_library_carries_its_own_device_only(card):
-    card(
-        JOIN
-        + """
-torch.gcu.set_device(rank)
-join(os.environ["GROUP"])
-try:
-    dist.all_reduce(torch.ones(1, device="gcu" if os.environ["GROUP"] == "gloo" else "cpu"))
-except RuntimeError as error:
-    assert "No backend type associated with device type" in str(error), error
-else:
-    raise AssertionError
-""",
-        GROUP="gloo",
-    )
-    card(JOIN + "join('eccl')\ntry:\n    dist.all_reduce(torch.ones(1))\nexcept RuntimeError: sys.exit(0)\nsys.exit(1)")
-
-
 def test_two_ranks_on_one_card_are_refused(card):
     card(
         JOIN

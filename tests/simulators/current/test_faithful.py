@@ -57,45 +57,6 @@ def test_64_bit_numbers_are_narrowed_with_one_warning(card):
     card(script, TORCH_GCU_ENABLE_INT64_AND_UINT64="true")
 
 
-def test_operators_without_a_kernel_are_logged_and_counted(card):
-    (printed,) = card(
-        """
-        import torch, torch_gcu
-        x = torch.randn(8, device="gcu")
-        assert torch_gcu.simulator.fallbacks() == {}
-        (x.view(2, 4) @ x.view(4, 2)).sum().item()
-        assert torch_gcu.simulator.fallbacks() == {}
-        torch.trunc(x), torch.trunc(x), torch.linalg.svd(x.view(2, 4))
-        assert torch_gcu.simulator.fallbacks() == {"aten::trunc": 2, "aten::_linalg_svd": 1}
-        torch_gcu.simulator.reset_fallbacks()
-        assert torch_gcu.simulator.fallbacks() == {}
-        """
-    )
-    assert printed.count("[TORCH_GCU/FALLBACK] aten::trunc falls back to the CPU") == 1
-
-
-def test_the_vendors_switch_logs_each_of_them(card):
-    (printed,) = card(
-        "import torch, torch_gcu; x = torch.randn(8, device='gcu'); torch.trunc(x); torch.trunc(x)",
-        ENFLAME_LOG_DEBUG_LEVEL="DEBUG",
-        ENFLAME_LOG_DEBUG_MOD="TORCH_GCU/FALLBACK",
-    )
-    assert printed.count("[TORCH_GCU/FALLBACK] aten::trunc") == 2
-
-
-def test_strict_mode_makes_them_errors(card):
-    card(
-        REFUSED
-        + """
-x = torch.randn(8, device="gcu")
-refused(lambda: torch.trunc(x), NotImplementedError, "aten::trunc", "SIM_GCU_STRICT=1")
-refused(lambda: torch.ones(2, dtype=torch.complex64).to("gcu") * 2, NotImplementedError, "of complex numbers")
-(x * 2).sum().item()
-""",
-        SIM_GCU_STRICT="1",
-    )
-
-
 def test_sparse_quantised_recurrent_and_synchronised_batch_norm_are_refused(card):
     card(
         REFUSED

@@ -94,21 +94,6 @@ refuses(AssertionError, "no process group to destroy", dist.destroy_process_grou
     )
 
 
-def test_a_collective_runs_what_it_carries(job):
-    job(
-        BEGIN
-        + """
-dist.init_process_group("eccl")
-value = torch.ones(2, device=device) + 1
-assert torch_gcu.simulator.pending() == 2
-dist.all_reduce(value)
-assert torch_gcu.simulator.pending() == 0 and value.tolist() == [4, 4]
-dist.destroy_process_group()
-""",
-        world_size=2,
-    )
-
-
 def test_groups_that_cannot_be_made(job):
     job(
         BEGIN

@@ -65,73 +65,6 @@ for made, shape in [
     )
 
 
-def test_functions_and_views(job):
-    job(
-        COMPARE
-        + """
-def writes_through_views(x):
-    y = x * 1
-    y[0] = 5
-    y[:, 1] += x[:, 0]
-    y.t()[2].mul_(3)
-    y.view(-1)[3:5] = 0
-    return y
-
-def attention(q, k, v):
-    return torch.bmm(torch.softmax(torch.bmm(q, k.transpose(1, 2)) / 2, -1), v)
-
-def second_derivative(x):
-    weight = torch.ones(2, 3, 3, device=x.device)
-    return torch.autograd.grad(F.conv1d(x, weight).pow(2).sum(), x, create_graph=True)[0]
-
-index = lambda x: torch.tensor([[0, 1], [2, 3], [1, 1]], device=x.device)
-labels = lambda x: torch.tensor([1, 2, 0], device=x.device)
-compare("views", writes_through_views, (3, 4))
-compare("attention", attention, (2, 5, 4), (2, 6, 4), (2, 6, 4))
-compare("second derivative", second_derivative, (1, 3, 6))
-compare("einsum", lambda a, b: torch.einsum("bij,bkj->bik", a, b), (2, 3, 4), (2, 5, 4))
-compare("indexing", lambda x: (x[[0, 1]], x[:, 1:], x[x > 0], x.gather(1, index(x))), (3, 4))
-compare("writing", lambda x: ((x * 1).index_put((labels(x),), x), x.index_add(0, labels(x), x)), (3, 4))
-compare("filling", lambda x: (x.scatter(1, index(x), 1.0), x.masked_fill(x > 0, 0.0)), (3, 4))
-compare("order", lambda x: (x.sort()[0], x.topk(2)[0], x.cumsum(0), x.flip(0), x.median()), (3, 4))
-compare("sums", lambda x: (x.std(), x.var(0), x.norm(), x.logsumexp(0), torch.cdist(x, x)), (3, 4))
-compare("shapes", lambda x: (torch.cat([x, x]), torch.stack([x, x]), *x.unbind(1), x.expand(2, 3, 4),
-        x.unfold(1, 2, 1), x.diagonal(), F.pad(x, (1, 1)), x.as_strided((2, 2), (1, 2)), torch.diff(x)), (3, 4))
-compare("losses", lambda x: (F.mse_loss(x, x * 0), F.smooth_l1_loss(x, x * 0), F.cross_entropy(x, labels(x))), (3, 4))
-compare("types", lambda x: (x.half().float(), x.bfloat16().float(), (x * 100).int(), x > 0), (3, 4))
-compare("resampling", lambda x: F.interpolate(x, size=7, mode="linear"), (1, 2, 5))
-compare("patches", lambda x: F.fold(F.unfold(x[:, :, None], (1, 2)), (1, 5), (1, 2)), (1, 2, 5))
-x = torch.ones(2, device="xla:1")
-assert x.resize_(5).device.index == 1
-out = torch.empty(0, device="xla:1")
-assert torch.add(x, x, out=out) is out and out.shape == (5,)
-assert not torch_gcu.simulator.fallbacks()
-"""
-    )
-
-
-def test_optimizers(job):
-    job(
-        COMPARE
-        + """
-for name in ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "Rprop", "LBFGS"):
-    found = []
-    for device in ("cpu", "xla:0"):
-        value = nn.Parameter(torch.linspace(-1, 1, 5).to(device))
-        optimizer = getattr(torch.optim, name)([value], lr=0.1)
-        def loss():
-            optimizer.zero_grad()
-            made = (value - 3).square().sum()
-            made.backward()
-            return made
-        for _ in range(4):
-            optimizer.step(loss)
-        found.append(value.detach().cpu())
-    assert torch.equal(*found), name
-"""
-    )
-
-
 def test_saving_loading_and_copying(job):
     job("""
 import copy, io, subprocess, sys, torch, torch_gcu
@@ -160,18 +93,4 @@ for entry in state["state"].values():
     entry["exp_avg"] = entry["exp_avg"].cpu()
 optimizer.load_state_dict(state)
 assert all(entry["exp_avg"].device == torch.device("xla:1") for entry in optimizer.state.values())
-""")
-
-
-def test_loader_workers_feed_the_card(job):
-    job("""
-import torch, torch_gcu
-from torch.utils.data import DataLoader, TensorDataset
-torch_gcu.set_device(2)
-kept = torch.ones(1, device="xla")  # the card is in use before the workers are forked
-data = TensorDataset(torch.arange(20.0), torch.arange(20))
-total = torch.zeros((), device="xla")
-for values, labels in DataLoader(data, 4, num_workers=2):
-    total += values.to("xla", non_blocking=True).sum() + labels.to("xla").sum()
-assert total.item() == 380
 """)

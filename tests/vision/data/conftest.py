@@ -49,3 +49,8 @@ def scenes(make_data):
 @pytest.fixture
 def segmentation(make_data):
     return lambda **values: make_data(SegmentationDataConfig, **values)
+
+
+def part(image, top, left, height, width):
+    """What the model sees of an open image: (height, width, C)."""
+    return image.seen.crop(top, left, height, width).permute(1, 2, 0).numpy()

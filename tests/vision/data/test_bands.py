@@ -15,6 +15,7 @@ from exp.vision.data.bands import BandChoice
 from exp.vision.data.reader import ImageReader
 from exp.vision.data.statistics import Share, measure
 from exp.vision.predict.raster import open_image
+from tests.vision.data.conftest import part
 
 rasterio = pytest.importorskip("rasterio")
 
@@ -76,8 +77,8 @@ def test_bands_are_those_asked_for_in_their_order_whole_and_by_rows(scene, wante
     reader = choose(wanted, value_range=[0, 5100])
     expected = np.moveaxis(bands[indexes], 0, -1) / np.float32(20)
     np.testing.assert_allclose(reader(path), expected, rtol=1e-5)
-    with open_image(path, reader) as image:
-        np.testing.assert_allclose(image.read(4, 5, 10, 20), expected[4:14, 5:25], rtol=1e-5)
+    with open_image(path, reader, whole=0) as image:
+        np.testing.assert_allclose(part(image, 4, 5, 10, 20), expected[4:14, 5:25], rtol=1e-5)
         assert image.thumbnail(16).shape == (11, 16, 3)
         np.testing.assert_array_equal(image.without_data(0, 20), bands[0] == 0)
 
@@ -93,7 +94,7 @@ def test_bands_are_those_asked_for_in_their_order_whole_and_by_rows(scene, wante
 )
 def test_a_band_that_is_not_there_is_an_error_in_one_line_that_names_the_file(scene, wanted, names, said):
     path, _ = scene(names=names)
-    for read in (lambda: choose(wanted)(path), lambda: open_image(path, choose(wanted)).__enter__()):
+    for read in (lambda: choose(wanted)(path), lambda: open_image(path, choose(wanted), whole=0).__enter__()):
         with pytest.raises(DataError, match=said) as caught:
             read()
         assert "\n" not in str(caught.value)
@@ -146,9 +147,9 @@ def test_what_gdal_marks_as_alpha_and_is_near_infrared_hides_nothing(tiff, tmp_p
     bands = np.random.default_rng(0).integers(0, 255, (4, 20, 20), dtype=np.uint8)  # unsaid: GDAL takes it for RGBA
     path = tiff(tmp_path / "rgbn.tif", bands)
     assert choose([1, 2, 3]).with_missing(path)[1] is None
-    with open_image(path, choose([4, 1, 2])) as image:
+    with open_image(path, choose([4, 1, 2]), whole=0) as image:
         assert image.without_data(0, 20) is None
-        np.testing.assert_array_equal(image.read(0, 0, 20, 20), np.moveaxis(bands[[3, 0, 1]], 0, -1))
+        np.testing.assert_array_equal(part(image, 0, 0, 20, 20), np.moveaxis(bands[[3, 0, 1]], 0, -1))
 
 
 def test_values_without_data_get_the_fill_and_whole_pixels_are_told(tiff, tmp_path):
@@ -188,8 +189,8 @@ def test_a_mask_inside_a_file_counts(tiff, tmp_path):
 
 
 def _by_rows(path, reader):
-    with open_image(path, reader) as image:
-        return image.read(0, 0, image.height, image.width), image.without_data(0, image.height)
+    with open_image(path, reader, whole=0) as image:
+        return part(image, 0, 0, image.height, image.width), image.without_data(0, image.height)
 
 
 # -- statistics --------------------------------------------------------------------------------------------------------

@@ -10,13 +10,16 @@ import pytest
 from PIL import Image
 
 from exp.errors import DataError
-from exp.vision.data.decode import read_image
 from exp.vision.data.labels import ColourMasks, IndexMasks
 from exp.vision.data.reader import ImageReader
 from exp.vision.data.values import convert
 from exp.vision.predict.raster import open_image
 from tests.conftest import clean_environment
-from tests.vision.data.conftest import SAMPLES
+from tests.vision.data.conftest import SAMPLES, part
+
+
+def read_image(path, channels=3, value_range=None, alpha=None):
+    return ImageReader(channels, value_range, alpha)(path)
 
 
 def test_colours_come_in_the_order_of_the_file(tmp_path, noise):
@@ -102,8 +105,8 @@ def four_bands(tmp_path):
 def test_a_marked_alpha_channel_is_left_out_and_says_where_there_is_no_data(four_bands, suffix):
     path, pixels = four_bands(suffix, OPAQUE)
     np.testing.assert_array_equal(read_image(path), pixels[..., :3])
-    with open_image(path, ImageReader()) as image:
-        np.testing.assert_array_equal(image.read(5, 0, 20, 50), pixels[5:25, :, :3])
+    with open_image(path, ImageReader(), whole=0) as image:
+        np.testing.assert_array_equal(part(image, 5, 0, 20, 50), pixels[5:25, :, :3])
         np.testing.assert_array_equal(image.without_data(5, 20), pixels[5:25, :, 3] == 0)
 
 
@@ -124,8 +127,8 @@ def test_what_cannot_be_told_is_asked_for(four_bands, suffix, fourth, marked, ch
         read_image(path, channels)
 
     def predicted():
-        with open_image(path, ImageReader(channels)) as image:
-            image.read(0, 0, 20, 20)
+        with open_image(path, ImageReader(channels), whole=0) as image:
+            part(image, 0, 0, 20, 20)
 
     with pytest.raises(DataError, match=said):
         predicted()
@@ -140,9 +143,9 @@ def test_the_key_decides(four_bands, marked):
     rasterio = pytest.importorskip("rasterio")
     with rasterio.open(path, "r+") as file:
         file.write(pixels[..., 3], 4)
-    with open_image(path, ImageReader(4, alpha=False)) as image:
+    with open_image(path, ImageReader(4, alpha=False), whole=0) as image:
         assert image.without_data(0, 40) is None, "near infrared is no mask"
-    with open_image(path, ImageReader(3, alpha=True)) as image:
+    with open_image(path, ImageReader(3, alpha=True), whole=0) as image:
         np.testing.assert_array_equal(image.without_data(0, 40), pixels[..., 3] == 0)
     if not marked:
         np.testing.assert_array_equal(read_image(path, 4), pixels)
@@ -161,8 +164,8 @@ def test_no_data_is_what_the_file_says(tmp_path):
     reader = ImageReader(2, "auto", examples=[str(tmp_path / "x.tif")])
     assert -4 < reader.value_range[0] < reader.value_range[1] < 4
     assert np.isfinite(reader(tmp_path / "x.tif")).all()
-    with open_image(tmp_path / "x.tif", reader) as image:
-        image.read(0, 0, 30, 20)
+    with open_image(tmp_path / "x.tif", reader, whole=0) as image:
+        part(image, 0, 0, 30, 20)
         assert image.without_data(0, 30).all(axis=1).tolist() == [row < 8 for row in range(30)]
 
 
@@ -201,11 +204,11 @@ def test_without_rasterio_tiffs_of_up_to_three_channels_are_read(tmp_path, noise
                     return None if name == "rasterio" else self.finder.find_spec(name, path, target)
 
             sys.meta_path[:] = [Hidden(finder) for finder in sys.meta_path]
-            from exp.vision.data.decode import read_image
+            from exp.vision.data.reader import ImageReader
             from exp.errors import DataError
 
             try:
-                print(read_image("x.tif", int(sys.argv[1])).shape)
+                print(ImageReader(int(sys.argv[1]))("x.tif").shape)
             except DataError as error:
                 print(error)
             """
@@ -316,8 +319,8 @@ def test_jpeg_2000_is_read_whole_and_by_rows_but_no_lossy_mask(tmp_path, monkeyp
     reader = ImageReader(4, (0, 25500))
     expected = np.moveaxis(bands, 0, -1) / np.float32(100)
     np.testing.assert_allclose(reader(tmp_path / "x.jp2"), expected, rtol=1e-5)
-    with open_image(tmp_path / "x.jp2", reader) as image:
-        np.testing.assert_allclose(image.read(10, 5, 8, 20), expected[10:18, 5:25], rtol=1e-5)
+    with open_image(tmp_path / "x.jp2", reader, whole=0) as image:
+        np.testing.assert_allclose(part(image, 10, 5, 8, 20), expected[10:18, 5:25], rtol=1e-5)
     np.testing.assert_array_equal(IndexMasks(3).read(tmp_path / "mask.jp2").values, labels[0])
     for masks in (IndexMasks(3), ColourMasks(["000000"])):
         with pytest.raises(DataError, match=r"lossy.jp2 is a lossy JPEG 2000 file, which changes values"):

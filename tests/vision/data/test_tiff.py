@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from exp.errors import DataError
-from exp.vision.data.decode import read_image, read_raw
+from exp.vision.data.decode import read_raw
 from exp.vision.data.labels import ColourMasks, IndexMasks
 from exp.vision.data.reader import ImageReader
 from exp.vision.data.tiff import page_count
@@ -18,7 +18,7 @@ from exp.vision.predict.raster import open_image
 
 
 def opened(path):
-    with open_image(path, ImageReader()):
+    with open_image(path, ImageReader(), whole=0):
         pass
 
 
@@ -27,7 +27,7 @@ def pages(path, count, **more):
     made[0].save(path, save_all=True, append_images=made[1:], **more)
 
 
-@pytest.mark.parametrize("read", [read_image, opened, ColourMasks(["000000"]).read, IndexMasks(3).read])
+@pytest.mark.parametrize("read", [ImageReader(), opened, ColourMasks(["000000"]).read, IndexMasks(3).read])
 def test_pages_beyond_the_first_are_never_left_out(tmp_path, read, monkeypatch):
     pages(tmp_path / "x.tif", 3)
     with pytest.raises(DataError, match=r"x.tif has 3 pages, and a sample is one: write each page"):
@@ -47,7 +47,7 @@ def test_overviews_thumbnails_and_masks_are_no_pages(tmp_path):
             file.write(np.full((3, 64, 64), 7, np.uint8))
             file.write_mask(np.full((64, 64), 255, np.uint8))
             file.build_overviews([2, 4])
-        assert read_image(tmp_path / name).shape == (64, 64, 3)
+        assert ImageReader()(tmp_path / name).shape == (64, 64, 3)
         with (tmp_path / name).open("rb") as file:
             head = file.read(4)
             assert head[2] == (43 if big == "YES" else 42)
@@ -118,7 +118,7 @@ def test_masks_of_few_bits_keep_their_numbers_in_tiffs(tmp_path, bits, photometr
     np.testing.assert_array_equal(IndexMasks(count).read(tmp_path / "x.tif").values, values)
 
 
-@pytest.mark.parametrize("read", [read_image, opened, ColourMasks(["000000"]).read])
+@pytest.mark.parametrize("read", [ImageReader(), opened, ColourMasks(["000000"]).read])
 def test_colours_of_cielab_are_refused(tmp_path, read, monkeypatch):
     Image.fromarray(np.full((24, 30, 3), 50, np.uint8)).convert("LAB").save(tmp_path / "x.tif")
     with pytest.raises(DataError, match=r"x.tif has colours of CIELAB, which decoders turn .*: convert it to RGB"):

@@ -5,7 +5,6 @@ import dataclasses
 import pytest
 import torch
 
-from exp.errors import ConfigError
 from exp.vision.dinov3.backbone import VisionTransformer
 from exp.vision.dinov3.sizes import SIZES
 
@@ -30,13 +29,12 @@ def num_parameters(size):
     return size.depth * per_block + 3 * 16 * 16 * dim + dim + 5 * dim + 2 * dim
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_parameters_are_as_many_as_published(name):
-    total = num_parameters(SIZES[name])
-    assert total / 1e6 == pytest.approx(PUBLISHED[name], rel=0.015)
+def test_parameters_are_as_many_as_published():
+    for name, millions in PUBLISHED.items():
+        assert num_parameters(SIZES[name]) / 1e6 == pytest.approx(millions, rel=0.015)
 
 
-@pytest.mark.parametrize(("height", "width"), [(32, 48), (33, 47), (16, 16), (5, 3)])
+@pytest.mark.parametrize(("height", "width"), [(33, 47), (5, 3)])
 def test_any_image_size(height, width):
     model = tiny().eval()
     image = torch.randn(1, 3, height, width)
@@ -58,27 +56,13 @@ def test_features_of_any_blocks_in_their_order():
     torch.testing.assert_close(model(image, blocks=[0])[0].patches, first.patches)  # later blocks are not run
 
 
-def test_position_matters_and_turns_with_the_image():
-    model = tiny().eval()
-    image = torch.zeros(1, 3, 48, 48)
-    image[..., :16, :16] = 1.0
-    corner = model(image)[0].patches
-    image = torch.zeros(1, 3, 48, 48)
-    image[..., 16:32, 16:32] = 1.0
-    centre = model(image)[0].patches
-    assert not torch.allclose(corner[0, 0, 0], centre[0, 1, 1], atol=1e-4)
-
-
-@pytest.mark.parametrize(("freeze", "trainable"), [("none", 3), ("all", 0), (2, 1), ("1", 2), (0, 3)])
+@pytest.mark.parametrize(("freeze", "trainable"), [("none", 3), ("all", 0), ("1", 2)])
 def test_frozen_blocks(freeze, trainable):
-    model = tiny(freeze=freeze, drop_path=0.9)
+    model = tiny(freeze=freeze, drop_path=0.9).train()
     moving = {name.split(".")[1] for name, p in model.named_parameters() if p.requires_grad and "blocks" in name}
     assert len(moving) == trainable
-    embeds = freeze in ("none", 0)
-    assert model.patch_embed.proj.weight.requires_grad is model.cls_token.requires_grad is embeds
+    assert model.patch_embed.proj.weight.requires_grad is model.cls_token.requires_grad is (freeze == "none")
     assert model.norm.weight.requires_grad is (freeze != "all")
-    model.train()
-    assert [block.training for block in model.blocks] == [False] * (3 - trainable) + [True] * trainable
     image = torch.randn(1, 3, 32, 32)
     loss = model(image)[0].patches.square().mean()
     assert loss.requires_grad is (freeze != "all")
@@ -98,39 +82,18 @@ def test_recomputed_activations_give_the_same_gradients():
         torch.testing.assert_close(gradients[1][name], gradient)
 
 
-def test_drop_path_keeps_the_mean():
-    model = tiny(drop_path=0.5).train()
-    block = model.blocks[2]  # 0.5 in the last, 0 in the first
-    assert [each.drop_path for each in model.blocks] == [0.0, 0.25, 0.5]
-    branch = torch.ones(4000, 1, 1)
-    dropped = block._dropped(branch)
-    assert set(dropped.unique().tolist()) == {0.0, 2.0}
-    assert dropped.mean().item() == pytest.approx(1.0, abs=0.1)
-
-
-def test_rescaled_positions_only_in_training():
-    model = tiny(rope_rescale=2.0)
+def test_drop_path_keeps_the_mean_and_positions_are_rescaled_in_training_alone():
     image = torch.randn(1, 3, 32, 32)
     plain = tiny().eval()(image)[0].patches
-    torch.testing.assert_close(model.eval()(image)[0].patches, plain)
-    assert not torch.allclose(model.train()(image)[0].patches, plain, atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"freeze": "half"}, "model.freeze=half is not one of none, all, or a number of blocks from 0 to 3"),
-        ({"freeze": 4}, "from 0 to 3"),
-        ({"drop_path": 1.0}, "model.drop_path=1.0 is not a probability below 1"),
-        ({"patch_size": 0}, "model.patch_size=0 must be at least 1"),
-        ({"rope_rescale": 0.5}, "must be more than 1"),
-    ],
-)
-def test_settings_that_cannot_be(settings, message):
-    with pytest.raises(ConfigError, match=message):
-        tiny(**settings)
-
-
-def test_heads_that_do_not_divide():
-    with pytest.raises(ConfigError, match="the nearest is embed_dim=36"):
-        VisionTransformer(dataclasses.replace(TINY, num_heads=3))
+    dropping = tiny(drop_path=0.5)
+    torch.testing.assert_close(dropping.eval()(image)[0].patches, plain)
+    block = dropping.train().blocks[2]  # 0.5 in the last, 0 in the first
+    tokens, table = torch.randn(1, 5, 32).expand(2000, -1, -1), torch.zeros(5, 8)
+    with torch.no_grad():
+        both = block.eval()(tokens[:1], table + 1, table) - tokens[:1]
+        some = block.train()(tokens, table + 1, table) - tokens
+    torch.testing.assert_close(some[some.flatten(1).any(1)].shape[0] / 2000, 0.75, rtol=0, atol=0.05)
+    torch.testing.assert_close(some.mean(0, keepdim=True), both, rtol=0.2, atol=0.2 * both.abs().max().item())
+    moved = tiny(rope_rescale=2.0)
+    torch.testing.assert_close(moved.eval()(image)[0].patches, plain)
+    assert not torch.allclose(moved.train()(image)[0].patches, plain, atol=1e-4)

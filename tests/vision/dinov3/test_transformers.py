@@ -6,16 +6,18 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from exp.engine.fit import read_weights
 from exp.errors import ConfigError
 from exp.vision.dinov3 import SceneClassifier
 from exp.vision.dinov3.backbone import VisionTransformer
+from exp.vision.dinov3.huggingface import model_config, model_tensors, processor_config
 from exp.vision.dinov3.sizes import SIZES
 from exp.vision.dinov3.weights import adapt_published
 
 # Of the larger ones two blocks, of the largest one: all of them would take gigabytes, and minutes to make.
-DEPTHS = {"vitb16": 2, "vitl16": 2, "vitl16plus": 2, "vith16plus": 2, "vit7b16": 1}
+DEPTHS = {"vits16plus": 2, "vitb16": 2, "vitl16": 2, "vitl16plus": 2, "vith16plus": 2, "vit7b16": 1}
 
 
 @pytest.fixture
@@ -106,3 +108,24 @@ def test_what_stands_beside_the_weights_counts(transformers, tmp_path):
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(ConfigError, match=r"config\.json"):
         model(4)
+
+
+@pytest.mark.parametrize("size", ["vits16", "vits16plus"])
+def test_transformers_reads_what_is_exported(transformers, tmp_path, size):
+    torch.manual_seed(0)
+    model = SceneClassifier(3, size=size, embed_dim=32, depth=2, num_heads=2, layer_scale=1.0).eval()
+    backbone, image = model.backbone, torch.randint(0, 256, (2, 3, 64, 32))
+    save_file(model_tensors(backbone.state_dict(), backbone.size.gated), str(tmp_path / "model.safetensors"))
+    mean, std = model.pixel_mean.flatten().tolist(), model.pixel_std.flatten().tolist()
+    config = model_config(backbone.size, 16, [], 3, 64, 1.0, backbone.rope.periods)
+    processor = processor_config(mean, std, 64)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    theirs, told = transformers.DINOv3ViTModel.from_pretrained(tmp_path, output_loading_info=True)
+    assert not told["missing_keys"]
+    assert not told["unexpected_keys"]
+    mean, std = (torch.tensor(processor[key]).view(1, 3, 1, 1) for key in ("image_mean", "image_std"))
+    with torch.no_grad():
+        expected = theirs.eval()((image * processor["rescale_factor"] - mean) / std).last_hidden_state
+        (features,) = model.features(image)
+    torch.testing.assert_close(features.cls, expected[:, 0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(features.patches.flatten(1, 2), expected[:, 5:], rtol=1e-4, atol=1e-4)

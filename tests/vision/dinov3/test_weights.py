@@ -13,24 +13,9 @@ from exp.engine import checkpoint
 from exp.errors import ConfigError
 from exp.vision.dinov3 import SceneClassifier, Segmenter
 from exp.vision.dinov3.blocks import rope_periods
-from exp.vision.dinov3.weights import adapt_published
+from exp.vision.dinov3.huggingface import model_tensors
 
 SMALL = {"embed_dim": 32, "depth": 2, "num_heads": 2}
-HUGGING_FACE = {
-    "cls_token": "embeddings.cls_token",
-    "storage_tokens": "embeddings.register_tokens",
-    "patch_embed.proj.": "embeddings.patch_embeddings.",
-    "blocks.": "layer.",
-    "attn.": "attention.",
-    "attention.proj": "attention.o_proj",
-    "ls1.gamma": "layer_scale1.lambda1",
-    "ls2.gamma": "layer_scale2.lambda1",
-    "mlp.w1": "mlp.gate_proj",
-    "mlp.w2": "mlp.up_proj",
-    "mlp.w3": "mlp.down_proj",
-    "mlp.fc1": "mlp.up_proj",
-    "mlp.fc2": "mlp.down_proj",
-}
 TIMM = {
     "storage_tokens": "reg_token",
     "ls1.gamma": "gamma_1",
@@ -45,36 +30,19 @@ def published(model, form):
     """The backbone's weights as the authors, Hugging Face or timm name and pack them."""
     state = {key: value.clone() for key, value in model.backbone.state_dict().items()}
     dim = state["cls_token"].shape[-1]
+    if form == "hugging face":
+        return model_tensors(state, model.size.gated)  # which transformers reads in another test
+    biases = [key for key in state if key.endswith("qkv.bias")]
+    periods = state.pop("rope.periods")
     if form == "authors":
-        for key in [key for key in state if key.endswith("qkv.bias")]:
-            state[f"{key}_mask"] = torch.cat([torch.ones(dim), torch.zeros(dim), torch.ones(dim)])
-        periods = state.pop("rope.periods")
-        return {**state, "mask_token": torch.zeros(1, dim), "rope_embed.periods": periods}
-    del state["rope.periods"]
-    renamed = {}
-    for key, value in state.items():
-        if ".qkv." in key:
-            block, kind = key.split("qkv.")
-            for name, part in zip("qkv", value.chunk(3)):
-                if (name, kind) == ("k", "bias"):
-                    continue
-                if form == "hugging face":
-                    renamed[f"{block}{name}_proj.{kind}"] = part
-                elif kind == "bias":
-                    renamed[f"{block}{name}_bias"] = part
-            if form == "timm" and kind == "weight":
-                renamed[key] = value
-        else:
-            renamed[key] = value
-    for ours, theirs in (HUGGING_FACE if form == "hugging face" else TIMM).items():
-        renamed = {key.replace(ours, theirs): value for key, value in renamed.items()}
-    return renamed
-
-
-def load_to_train(model, state):
-    """As a training does that starts from weights."""
-    adapted = model.adapt_state_dict(state, Path("w.pth"))
-    return model.load_state_dict(model.fit_state_dict(adapted, Path("w.pth")), strict=False)
+        masks = {f"{key}_mask": torch.cat([torch.ones(dim), torch.zeros(dim), torch.ones(dim)]) for key in biases}
+        return {**state, **masks, "mask_token": torch.zeros(1, dim), "rope_embed.periods": periods}
+    for key in biases:
+        query, _, value = state.pop(key).chunk(3)
+        state.update({key.replace("qkv.bias", "q_bias"): query, key.replace("qkv.bias", "v_bias"): value})
+    for ours, theirs in TIMM.items():
+        state = {key.replace(ours, theirs): value for key, value in state.items()}
+    return state
 
 
 def randomised(model):
@@ -86,78 +54,71 @@ def randomised(model):
     return model
 
 
-@pytest.mark.parametrize("size", ["vits16", "vits16plus"])
-@pytest.mark.parametrize("form", ["authors", "hugging face", "timm"])
-def test_every_form_is_read(form, size):
-    source = randomised(SceneClassifier(3, size=size, **SMALL))
-    target = SceneClassifier(3, size=size, **SMALL)
-    state = target.adapt_state_dict(published(source, form), Path("weights.pth"))
-    left = target.load_state_dict(state, strict=False)
-    assert left.unexpected_keys == []
-    assert left.missing_keys == ["head.weight", "head.bias"]
-    for (name, mine), theirs in zip(target.backbone.state_dict().items(), source.backbone.state_dict().values()):
+def same_backbones(one, other):
+    for (name, mine), theirs in zip(one.backbone.state_dict().items(), other.backbone.state_dict().values()):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=0, msg=name)
 
 
-def test_biases_that_timm_leaves_out_are_zero():
+@pytest.mark.parametrize("form", ["authors", "hugging face", "timm"])
+def test_every_form_is_read_bare_and_as_a_part_of_another_model(form):
+    for size, prefix in (("vits16", ""), ("vits16plus", "backbone."), ("vits16", "encoder."),
+                         ("vits16plus", "teacher.backbone.")):  # fmt: skip
+        source = randomised(SceneClassifier(3, size=size, **SMALL))
+        state = {prefix + key: value for key, value in published(source, form).items()}
+        state.update({"head.weight": torch.zeros(3, 64), "decode_head.conv_seg.weight": torch.zeros(1)})
+        if "teacher" in prefix:
+            student = {key.replace("teacher", "student"): torch.zeros_like(value) for key, value in state.items()}
+            state = {**student, **state}
+        target = SceneClassifier(3, size=size, **SMALL)
+        left = target.load_state_dict(target.adapt_state_dict(state, Path("w.pth")), strict=False)
+        assert left.missing_keys == ["head.weight", "head.bias"]  # another model's head is none of ours
+        assert "decode_head.conv_seg.weight" in left.unexpected_keys
+        same_backbones(target, source)
+        assert list(target.taken_on_trust) == ([] if form == "authors" else ["num_heads"])  # whose files have periods
+    if form == "timm":  # which leaves out biases that are zero
+        state = {key: value for key, value in state.items() if not key.endswith(("q_bias", "v_bias"))}
+        assert target.adapt_state_dict(state, Path("w.pth"))["backbone.blocks.1.attn.qkv.bias"].abs().max() == 0
+
+
+@pytest.mark.parametrize("prefix", ["", "model.", "teacher."])
+def test_our_own_weights_are_found_under_any_path(prefix):
     source = randomised(SceneClassifier(3, **SMALL))
-    state = {key: value for key, value in published(source, "timm").items() if not key.endswith(("q_bias", "v_bias"))}
-    assert adapt_published(state)["blocks.1.attn.qkv.bias"].abs().max() == 0
+    state = {prefix + key: value for key, value in source.state_dict().items()}
+    target = SceneClassifier(3, **SMALL)
+    target.load_state_dict(target.adapt_state_dict(state, Path("w.pth")))
+    assert all(torch.equal(mine, source.state_dict()[name]) for name, mine in target.state_dict().items())
 
 
-@pytest.mark.parametrize(
-    ("name", "normalization", "mean"),
-    [
+def test_normalisation_follows_the_weights():
+    for name, normalization, mean in (
         ("dinov3_vitl16_pretrain_sat493m-eadcf0ff.pth", "auto", 0.430),
         ("dinov3_vitl16_pretrain_lvd1689m-8aa4cbdd.pth", "auto", 0.485),
         ("dinov3-vitl16-pretrain-sat493m/model.safetensors", "auto", 0.430),
         ("dinov3_vitl16_pretrain_sat493m-eadcf0ff.pth", "web", 0.485),
-        ("unknown.pth", "auto", 0.485),
         ("unknown.pth", "satellite", 0.430),
-    ],
-)
-def test_normalisation_follows_the_weights(name, normalization, mean):
-    model = SceneClassifier(3, normalization=normalization, **SMALL)
-    state = model.adapt_state_dict(published(model, "authors"), Path(name))
-    model.load_state_dict(state, strict=False)
-    assert model.pixel_mean[0, 0].item() == pytest.approx(mean * 255)
-    again = SceneClassifier(3, **SMALL)  # our own checkpoints bring theirs
-    again.load_state_dict(again.adapt_state_dict(model.state_dict(), Path("best.pth")))
-    assert again.pixel_mean[0, 0].item() == pytest.approx(mean * 255)
+    ):
+        model = SceneClassifier(3, normalization=normalization, **SMALL)
+        state = model.adapt_state_dict(published(model, "authors"), Path(name))
+        model.load_state_dict(state, strict=False)
+        assert model.pixel_mean[0, 0].item() == pytest.approx(mean * 255)
+        again = SceneClassifier(3, **SMALL)  # our own checkpoints bring theirs
+        again.load_state_dict(again.adapt_state_dict(model.state_dict(), Path("best.pth")))
+        assert again.pixel_mean[0, 0].item() == pytest.approx(mean * 255)
 
 
-def test_the_wrong_size_is_refused_by_name():
-    state = published(SceneClassifier(3, size="vits16"), "authors")
-    with pytest.raises(ConfigError) as error:
-        SceneClassifier(3, size="vits16plus", **SMALL).adapt_state_dict(state, Path("dinov3_vits16.pth"))
-    line = str(error.value).splitlines()[0]
-    assert "dinov3_vits16.pth holds vits16 (384 wide, 12 blocks, MLP 1536)" in line
-    assert "but the model is a model 32 wide, 2 blocks, SwiGLU 128" in line
-    assert "set model.size=vits16" in line
-
-
-def test_our_own_weights_of_another_size_are_refused():
-    state = Segmenter(3, **SMALL).state_dict()
-    with pytest.raises(ConfigError, match="holds a model 32 wide, 2 blocks"):
-        Segmenter(3, embed_dim=32, depth=3, num_heads=2).adapt_state_dict(state, Path("best.pth"))
-
-
-def test_another_patch_size_is_refused():
-    state = published(SceneClassifier(3, **SMALL), "authors")
-    with pytest.raises(ConfigError, match=r"has patches of 16 pixels, the model of 8; set model\.patch_size=16"):
-        SceneClassifier(3, patch_size=8, **SMALL).adapt_state_dict(state, Path("weights.pth"))
-
-
-@pytest.mark.parametrize("channels", [1, 5])
-def test_a_grey_image_is_embedded_alike_for_any_number_of_channels(channels):
-    source = randomised(SceneClassifier(3, **SMALL))
-    target = SceneClassifier(3, in_channels=channels, **SMALL)
-    load_to_train(target, published(source, "authors"))
-    grey = torch.randn(1, 1, 32, 32)
-    expected = source.backbone.patch_embed(grey.expand(-1, 3, -1, -1))
-    torch.testing.assert_close(
-        target.backbone.patch_embed(grey.expand(-1, channels, -1, -1)), expected, rtol=1e-4, atol=1e-4
-    )
+def test_weights_of_another_size_name_the_keys_that_mend_it():
+    whole = SceneClassifier(3, size="vits16")
+    vits16, in_parts = (published(whole, form) for form in ("authors", "hugging face"))  # the latter has no periods
+    for settings, state, key in (
+        ({"size": "vits16plus"}, vits16, "model.size=vits16"),
+        ({"depth": 3}, SceneClassifier(3, **SMALL).state_dict(), "model.depth=2"),
+        ({"num_heads": 4}, SceneClassifier(3, **SMALL).state_dict(), "model.num_heads=2"),
+        ({"size": "vits16plus"}, SceneClassifier(3, **SMALL).state_dict(), "model.size=tiny"),
+        ({"patch_size": 8}, published(SceneClassifier(3, **SMALL), "authors"), "model.patch_size=16"),
+        ({"embed_dim": None, "depth": None, "num_heads": 12}, in_parts, "model.num_heads=null"),
+    ):
+        with pytest.raises(ConfigError, match=key):
+            SceneClassifier(3, **{**SMALL, **settings}).adapt_state_dict(state, Path("w.pth"))
 
 
 def plain_features(state, heads, image):
@@ -231,33 +192,6 @@ def test_periods_of_the_file_are_honoured(tmp_path):
         torch.testing.assert_close(features_of(again), exact, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("form", ["authors", "hugging face", "timm"])
-@pytest.mark.parametrize("prefix", ["backbone.", "model.backbone.", "encoder.", "teacher.backbone."])
-def test_the_backbone_of_another_model_is_found(form, prefix):
-    source = randomised(SceneClassifier(3, **SMALL))
-    state = {prefix + key: value for key, value in published(source, form).items()}
-    state.update({"head.weight": torch.zeros(3, 64), "decode_head.conv_seg.weight": torch.zeros(1)})
-    if "teacher" in prefix:
-        student = {key.replace("teacher", "student"): torch.zeros_like(value) for key, value in state.items()}
-        state = {**student, **state}
-    target = SceneClassifier(3, **SMALL)
-    adapted = target.adapt_state_dict(state, Path("w.pth"))
-    left = target.load_state_dict(adapted, strict=False)
-    assert left.missing_keys == ["head.weight", "head.bias"]  # another model's head is none of ours
-    assert "decode_head.conv_seg.weight" in left.unexpected_keys
-    for (name, mine), theirs in zip(target.backbone.state_dict().items(), source.backbone.state_dict().values()):
-        torch.testing.assert_close(mine, theirs, rtol=0, atol=0, msg=name)
-
-
-@pytest.mark.parametrize("prefix", ["", "model.", "teacher."])
-def test_our_own_weights_are_found_under_any_path(prefix):
-    source = randomised(SceneClassifier(3, **SMALL))
-    state = {prefix + key: value for key, value in source.state_dict().items()}
-    target = SceneClassifier(3, **SMALL)
-    target.load_state_dict(target.adapt_state_dict(state, Path("w.pth")))
-    assert all(torch.equal(mine, source.state_dict()[name]) for name, mine in target.state_dict().items())
-
-
 def test_other_backbones_are_refused_by_name():
     state = published(SceneClassifier(3, **SMALL), "timm")
     in_parts = published(SceneClassifier(3, **SMALL), "hugging face")
@@ -294,8 +228,7 @@ def test_a_model_of_more_channels_starts_from_ours_but_is_never_evaluated_so():
     adapted = target.adapt_state_dict(source.state_dict(), Path("best.pth"))
     assert adapted["backbone.patch_embed.proj.weight"].shape[1] == adapted["pixel_mean"].shape[1] == 3
     assert mend(target, adapted) == {"data.channels": 3}
-    left = load_to_train(target, source.state_dict())
-    assert left.missing_keys == left.unexpected_keys == []
+    target.load_state_dict(target.fit_state_dict(adapted, Path("best.pth")))
     grey = torch.randn(1, 1, 32, 32)
     expected = source.backbone.patch_embed(grey.expand(-1, 3, -1, -1))
     actual = target.backbone.patch_embed(grey.expand(-1, 13, -1, -1))
@@ -325,17 +258,3 @@ def test_weights_tell_their_settings():
     scenes = SceneClassifier(3, **SMALL)
     other = SceneClassifier(7, blocks=[0, 1], **SMALL).state_dict()
     assert mend(scenes, other) == {"data.classes": "<7 names>", "model.blocks": "<2 blocks>"}
-
-
-def test_what_mends_a_misfit_is_named():
-    model = SceneClassifier(3, **SMALL)
-    for other, words in (
-        ({"embed_dim": 64, "depth": 3, "num_heads": 2}, "set model.embed_dim=64 model.depth=3, or take"),
-        (
-            {"embed_dim": 32, "depth": 2, "num_heads": 4},
-            "for 4 attention heads, the model has 2; set model.num_heads=4",
-        ),
-        ({"embed_dim": 32, "depth": 2, "num_heads": 2, "size": "vits16plus"}, "set model.size=vits16plus, or"),
-    ):
-        with pytest.raises(ConfigError, match=words):
-            model.adapt_state_dict(SceneClassifier(3, **other).state_dict(), Path("best.pth"))

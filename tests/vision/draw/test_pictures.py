@@ -13,7 +13,7 @@ from exp.draw.files import pixels_png
 from exp.vision.draw.confusion import confusion_figure
 from exp.vision.draw.legend import Entry, legend
 from exp.vision.draw.overlay import overlay, overlay_with_legend, told_apart
-from exp.vision.draw.pictures import enlarged, shrunk, shrunk_labels, to_rgb
+from exp.vision.draw.pictures import enlarged, resized_labels, shrunk, to_rgb
 from exp.vision.draw.scale import round_length, with_scale_bar
 from exp.vision.draw.sheet import Tile, sheet, spread
 from exp.vision.draw.text import fitted, text_width
@@ -114,7 +114,7 @@ def test_sizes():
     assert shrunk(small, 40) is small
     assert enlarged(small, 10).shape == (12, 12, 3)
     labels = np.kron(np.array([[1, 2], [3, 4]], np.uint8), np.ones((30, 30), np.uint8))
-    assert shrunk_labels(labels, 2, 2).tolist() == [[1, 2], [3, 4]]
+    assert resized_labels(labels, 2, 2).tolist() == [[1, 2], [3, 4]]
     assert spread(10, 4) == [0, 3, 6, 9]
     assert spread(3, 4) == [0, 1, 2]
     assert spread(3, 1) == [0]

@@ -11,10 +11,11 @@ from PIL import Image
 
 from exp.errors import DataError
 from exp.vision.data.reader import ImageReader
-from exp.vision.draw.pictures import shrunk_labels
+from exp.vision.draw.pictures import resized_labels
 from exp.vision.predict.classmaps import Counts, SmallMap, class_png, class_tiff, probability_tiff
 from exp.vision.predict.raster import DecodedImage, RasterImage, open_image
 from tests.conftest import clean_environment
+from tests.vision.data.conftest import part
 
 PALETTE = [(250, 10, 10), (10, 200, 10), (10, 10, 250)]
 
@@ -55,7 +56,7 @@ def test_a_class_tiff_lies_where_its_image_does(tmp_path):
     profile = {"driver": "GTiff", "height": 300, "width": 70, "count": 3, "dtype": "uint8"}
     with rasterio.open(tmp_path / "x.tif", "w", crs="EPSG:32640", transform=place, **profile) as file:
         file.write(np.zeros((3, 300, 70), np.uint8))
-    with open_image(tmp_path / "x.tif", ImageReader()) as image, class_tiff(
+    with open_image(tmp_path / "x.tif", ImageReader(), whole=0) as image, class_tiff(
         tmp_path / "y.tif", image, PALETTE
     ) as writer:
         for rows in parts(labels):
@@ -102,7 +103,7 @@ def test_counts_and_the_small_copy_are_those_of_the_whole_map():
         counts.add(rows)
         small.add(rows)
     assert counts.counts.tolist() == np.bincount(labels.ravel(), minlength=256).tolist()
-    np.testing.assert_array_equal(small.labels, shrunk_labels(labels, 41, 33))
+    np.testing.assert_array_equal(small.labels, resized_labels(labels, 41, 33))
 
 
 @pytest.mark.slow
@@ -115,7 +116,7 @@ def test_memory_grows_with_the_width_and_not_with_the_height(tmp_path):
         from exp.vision.data.reader import ImageReader
         from exp.vision.predict.classmaps import class_png, class_tiff
         from exp.vision.predict.raster import open_image
-        from exp.vision.predict.windows import Tiling, label_rows
+        from exp.vision.tiling import Tiling
 
         colours = [(number, 0, 0) for number in range(8)]
 
@@ -129,10 +130,11 @@ def test_memory_grows_with_the_width_and_not_with_the_height(tmp_path):
             with rasterio.open("x.tif", "w", crs="EPSG:32640", compress="deflate", **profile) as file:
                 for top in range(0, height, 1000):
                     file.write(band, window=rasterio.windows.Window(0, top, 2000, 1000))
-            with open_image(pathlib.Path("x.tif"), ImageReader()) as image:
+            with open_image(pathlib.Path("x.tif"), ImageReader(), whole=0) as image:
                 with class_png(pathlib.Path("x.png"), (height, 2000), colours) as png, \
                         class_tiff(pathlib.Path("y.tif"), image, colours) as tiff:
-                    for top, rows in label_rows(image, scores, 8, Tiling(512, 0.25)):
+                    for top, labels in Tiling("slide", 512, 0.25).rows(scores, 8, image):
+                        rows = labels.numpy()
                         assert image.without_data(top, len(rows)) is None
                         png.add(rows)
                         tiff.add(rows)
@@ -149,7 +151,7 @@ def test_memory_grows_with_the_width_and_not_with_the_height(tmp_path):
 
 
 @pytest.mark.parametrize(("dtype", "channels"), [(np.uint8, 4), (np.uint8, 1), (np.uint16, 3)])
-def test_a_large_png_by_rows_is_the_one_decoded_whole(tmp_path, monkeypatch, dtype, channels):
+def test_a_large_png_by_rows_is_the_one_decoded_whole(tmp_path, dtype, channels):
     pytest.importorskip("rasterio")
     pixels = (
         np.random.default_rng(0).integers(0, 3000 if dtype is np.uint16 else 256, (150, 90, channels)).astype(dtype)
@@ -160,12 +162,12 @@ def test_a_large_png_by_rows_is_the_one_decoded_whole(tmp_path, monkeypatch, dty
     cv2.imwrite(str(tmp_path / "x.png"), pixels)
     reader = ImageReader(min(channels, 3), (0, 3000))
     with open_image(tmp_path / "x.png", reader) as image:
-        whole, missing = image.read(0, 0, 150, 90), image.without_data(0, 150)
-    monkeypatch.setattr("exp.vision.predict.raster._LARGE_PNG", 100)
-    with open_image(tmp_path / "x.png", reader) as image:
+        assert isinstance(image, DecodedImage)
+        whole, missing = part(image, 0, 0, 150, 90), image.without_data(0, 150)
+    with open_image(tmp_path / "x.png", reader, whole=0) as image:
         assert isinstance(image, RasterImage)
         for top, left in ((0, 0), (0, 30), (40, 10), (86, 26)):  # down the image, as windows go
-            np.testing.assert_array_equal(image.read(top, left, 64, 64), whole[top : top + 64, left : left + 64])
+            np.testing.assert_array_equal(part(image, top, left, 64, 64), whole[top : top + 64, left : left + 64])
             found = image.without_data(top, 30)
             expected = None if missing is None or not missing[top : top + 30].any() else missing[top : top + 30]
             np.testing.assert_array_equal(found, expected)

@@ -84,7 +84,7 @@ def test_a_given_scale_holds_for_every_file(tmp_path):
     with rasterio.open(tmp_path / "x.tif", "w", transform=from_origin(3e5, 2.8e6, 2, 2), **profile) as file:
         file.write(np.zeros((3, 4, 3), np.uint8))
     plain = DecodedImage(np.zeros((4, 3, 3), np.uint8))
-    with open_image(tmp_path / "x.tif", ImageReader()) as image:
+    with open_image(tmp_path / "x.tif", ImageReader(), whole=0) as image:
         assert metres_of(image) == 2.0
         assert scaled(None, 7.0, image) == (2.0, [4.0] * 4, 0), "the file's before that of the data"
         assert scaled(0.5, 7.0, image) == (0.5, [0.25] * 4, 1)

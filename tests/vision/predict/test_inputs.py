@@ -3,11 +3,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
 
 from exp.errors import ConfigError, DataError, RunError
 from exp.vision.predict.inputs import Failure, each_of_mine, find_images, named, report_failures, tell_inputs
-from exp.vision.predict.segmentation import window_of
 
 
 def make(folder, *names):
@@ -100,14 +98,3 @@ def test_what_could_not_be_used_is_said_and_recorded(tmp_path, make_session):
     assert len(told["files"]) == 20
     assert said[-5].startswith("warning: 25 of 1 images could not be used")
     assert said[-1].startswith("  and 22 more")
-
-
-def test_windows_are_as_large_as_something_says():
-    config = OmegaConf.create({"task": {"window": None}, "model": {"width": 4}, "data": {"size": 96}})
-    assert window_of(config) == 96
-    config.model.window = 64
-    assert window_of(config) == 64
-    config.task.window = 32
-    assert window_of(config) == 32
-    with pytest.raises(ConfigError, match=r"task.window is not set, and neither model.window nor data.size"):
-        window_of(OmegaConf.create({"task": {"window": None}, "model": {}, "data": {}}))

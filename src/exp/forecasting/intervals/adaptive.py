@@ -66,6 +66,8 @@ class AdaptiveMetrics(Metric):
         budget: bytes for residuals of all windows, of as many channels at a time as fit.
     """
 
+    greater_is_better = False
+
     def __init__(self, intervals: Intervals, rate: float, budget: int) -> None:
         self.rate, self.budget = rate, budget
         self.first = {

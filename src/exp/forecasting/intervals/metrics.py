@@ -58,6 +58,8 @@ class IntervalMetrics(Metric):
         scored: positions of the series that are forecast: those of the tables; None: all.
     """
 
+    greater_is_better = False
+
     def __init__(
         self,
         intervals: Intervals,

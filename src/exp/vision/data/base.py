@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
+import numpy as np
 import torch
 
 from exp.data.base import Data, Prediction, Sketch
@@ -13,18 +14,17 @@ from exp.errors import DataError
 from exp.vision.data.adopting import adopt, begin_with, other_classes, record_of, state_of
 from exp.vision.data.bands import BandChoice
 from exp.vision.data.dataset import ImageDataset, findings
+from exp.vision.data.labels import NO_DATA
 from exp.vision.data.listing import Listing
 from exp.vision.data.modality import Modalities, ModalityDraw
 from exp.vision.data.normalisation import Normalisation, earlier_folders, keep, limits_of, share_of
-from exp.vision.data.pipeline import Pipeline
+from exp.vision.data.pipeline import Pipeline, is_resized
 from exp.vision.data.reader import ImageReader
 from exp.vision.data.remarks import remarks
 from exp.vision.data.sketching import sketch_of
 
 if TYPE_CHECKING:
     import os
-
-    import numpy as np
 
     from exp.data.fingerprint import Fingerprint
 
@@ -250,18 +250,42 @@ class ImageData(Data):
         if self._misfit is not None:
             raise self._misfit
 
-    def prepare(self, pixels: np.ndarray, path: str | os.PathLike[str]) -> np.ndarray:
-        """The evaluation pipeline for one image.
+    @property
+    def prepares(self) -> bool:
+        """Whether ``data.eval_pipeline`` does anything."""
+        return bool(self._eval_pipeline.transforms)
+
+    def prepare(
+        self,
+        pixels: np.ndarray,
+        path: str | os.PathLike[str],
+        missing: np.ndarray | None = None,
+        for_map: bool = False,
+    ) -> np.ndarray:
+        """The evaluation pipeline for one image, as an evaluation applies it.
 
         Args:
             pixels: as :attr:`read` gives them.
             path: of its file.
+            missing: which of them hold no data, bool (H, W); None: all do.
+            for_map: refuse a pipeline that does more than resize: a map of what it gives is none of the image.
 
         Returns:
-            (H, W, C), of the same dtype.
+            (h, w, C), of the same dtype.
+
+        Raises:
+            DataError: see ``for_map``.
         """
-        image: np.ndarray = self._eval_pipeline(pixels, str(path))["img"]
-        return self.read.modalities.mapped(image, path)
+        mask = None if missing is None else missing.astype(np.uint8) * np.uint8(NO_DATA)
+        results = self._eval_pipeline(pixels, str(path), mask)
+        made = self._parts[self.tested_on].filled(results, str(path))
+        if for_map and made.shape[:2] != pixels.shape[:2] and not is_resized(results):
+            sizes = [f"{width} x {height}" for height, width in (pixels.shape[:2], made.shape[:2])]
+            raise DataError(
+                f"{path}: data.eval_pipeline makes {sizes[1]} of {sizes[0]} pixels by more than one Resize, so "
+                "there is no map of the image; predict with another pipeline, such as data.eval_pipeline=[]"
+            )
+        return made
 
     def read_as_seen(self, path: str | os.PathLike[str]) -> np.ndarray:
         """An image file as the model gets it without a pipeline: (H, W, C), 0..255."""

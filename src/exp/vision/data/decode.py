@@ -8,19 +8,33 @@ from __future__ import annotations
 import importlib.util
 import os
 import warnings
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Sequence
+from typing import Any, Iterator
 
 import cv2
 import numpy as np
+from PIL import Image
 
 from exp.errors import DataError
 from exp.vision.data.bands import colour_names
 from exp.vision.data.jpeg import is_jpeg, lacks_end, truncated
 from exp.vision.data.tiff import check_tiff, refuse_complex
-from exp.vision.data.values import Raw, convert, split_alpha
+from exp.vision.data.values import Raw
 
-__all__ = ["BY_RASTERIO", "decoded", "has_mask", "marks_alpha", "names_in", "read_bytes", "read_image", "read_raw"]
+__all__ = [
+    "BY_RASTERIO",
+    "by_rasterio",
+    "decoded",
+    "has_mask",
+    "has_rasterio",
+    "image_size",
+    "marks_alpha",
+    "names_in",
+    "naming",
+    "read_bytes",
+    "read_raw",
+]
 
 BY_RASTERIO = (".tif", ".tiff", ".jp2")
 """Suffixes of what rasterio reads, where it is installed."""
@@ -30,31 +44,6 @@ _COLOURS = ("red", "green", "blue", "alpha")
 # print about a damaged file is said by our errors, once and with the file's name.
 cv2.setNumThreads(0)
 cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
-
-
-def read_image(
-    path: str | os.PathLike[str],
-    channels: int = 3,
-    value_range: Sequence[float] | None = None,
-    alpha: bool | None = None,
-) -> np.ndarray:
-    """Read an image.
-
-    Args:
-        path: PNG, JPEG, TIFF or whatever else OpenCV decodes. TIFFs and JPEG 2000 files are read by rasterio where it
-            is installed, and only so with more than three channels.
-        channels: see :func:`convert`.
-        value_range: see :func:`convert`.
-        alpha: see :func:`split_alpha`.
-
-    Returns:
-        (H, W, ``channels``), uint8 or float32, 0..255, contiguous.
-
-    Raises:
-        DataError: the file is missing, corrupt or truncated, or of other channels; names it.
-    """
-    pixels, _ = split_alpha(read_raw(path), path, channels, alpha)
-    return convert(pixels, path, channels, value_range)
 
 
 def decoded(path: str | os.PathLike[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -75,13 +64,58 @@ def decoded(path: str | os.PathLike[str]) -> tuple[np.ndarray, np.ndarray]:
     return content, pixels
 
 
+@contextmanager
+def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Turn whatever a decoder raises into a :class:`DataError` that names the file."""
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:
+        raise DataError(f"{path} cannot be read: {error or type(error).__name__}; copy it anew") from error
+
+
+def image_size(path: str | os.PathLike[str]) -> tuple[int, int] | None:
+    """(height, width) by the header of a file, before anything is decoded; None: its decoder has to tell."""
+    if by_rasterio(path):
+        import rasterio
+
+        with warnings.catch_warnings(), naming(path):
+            warnings.simplefilter("ignore")
+            with rasterio.open(Path(path)) as file:
+                return file.height, file.width
+    before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None  # the header of a large image is small
+    try:
+        with Image.open(path) as picture:
+            return picture.height, picture.width
+    except (OSError, ValueError, SyntaxError):
+        return None
+    finally:
+        Image.MAX_IMAGE_PIXELS = before
+
+
+def by_rasterio(path: str | os.PathLike[str]) -> bool:
+    """Whether rasterio reads a file: a TIFF or JPEG 2000, where it is installed."""
+    return str(path).lower().endswith(BY_RASTERIO) and has_rasterio()
+
+
+def has_rasterio() -> bool:
+    """Whether the optional package rasterio is installed."""
+    return importlib.util.find_spec("rasterio") is not None
+
+
 def read_raw(path: str | os.PathLike[str]) -> Raw:
     """Decode a file.
 
     Raises:
         DataError: it is missing, corrupt or truncated, has several pages, complex values, or colours of CIELAB.
     """
-    if str(path).lower().endswith(BY_RASTERIO) and importlib.util.find_spec("rasterio") is not None:
+    with naming(path):
+        return _read_raw(path)
+
+
+def _read_raw(path: str | os.PathLike[str]) -> Raw:
+    if by_rasterio(path):
         return _read_raster(path)
     _, pixels = decoded(path)
     if pixels.ndim == 2:
@@ -122,24 +156,21 @@ def _read_raster(path: str | os.PathLike[str]) -> Raw:
     """As it is in the file; colour numbers become colours."""
     import rasterio
     from rasterio.enums import ColorInterp
-    from rasterio.errors import NotGeoreferencedWarning, RasterioError
+    from rasterio.errors import NotGeoreferencedWarning
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NotGeoreferencedWarning)  # plain TIFFs are welcome
-        try:
-            with rasterio.open(Path(path)) as file:
-                check_tiff(path)
-                refuse_complex(path, file.dtypes[0])
-                bands = file.read()
-                if file.colorinterp[0] == ColorInterp.palette:
-                    colors = np.zeros((256, 3), np.uint8)
-                    for number, color in file.colormap(1).items():
-                        colors[number] = color[:3]
-                    return Raw(colors[bands[0]], names=colour_names(3))
-                nodata, names, alpha = file.nodata, names_in(file), marks_alpha(file)
-                masked = file.dataset_mask() == 0 if has_mask(file) else None
-        except (RasterioError, OSError) as error:  # its own I/O error is no RasterioError before 1.4
-            raise DataError(f"{path} cannot be read: {error}; copy it anew") from error
+        with rasterio.open(Path(path)) as file:
+            check_tiff(path)
+            refuse_complex(path, file.dtypes[0])
+            bands = file.read()
+            if file.colorinterp[0] == ColorInterp.palette:
+                colors = np.zeros((np.iinfo(bands.dtype).max + 1, 3), np.uint8)
+                for number, color in file.colormap(1).items():
+                    colors[number] = color[:3]
+                return Raw(colors[bands[0]], names=colour_names(3))
+            nodata, names, alpha = file.nodata, names_in(file), marks_alpha(file)
+            masked = file.dataset_mask() == 0 if has_mask(file) else None
     return Raw(np.moveaxis(bands, 0, -1), alpha, nodata, names, masked)
 
 

@@ -12,7 +12,7 @@ from exp.config.create import make
 from exp.engine.registries import registered
 from exp.errors import ConfigError
 
-__all__ = ["Pipeline"]
+__all__ = ["Pipeline", "is_resized"]
 
 
 class Pipeline:
@@ -51,6 +51,16 @@ class Pipeline:
             if results["img"].ndim == 2:  # OpenCV drops a last dimension of 1
                 results["img"] = results["img"][..., None]
         return results
+
+
+def is_resized(results: Mapping[str, Any]) -> bool:
+    """Whether a pipeline has changed the size of an image by one ``Resize`` alone: nothing is cut off or added."""
+    there, before, factors = results["img"].shape[:2], results["ori_shape"], results.get("scale_factor")
+    return (
+        there != before
+        and factors is not None
+        and there == tuple(round(extent * factor) for extent, factor in zip(before, factors[::-1]))
+    )
 
 
 def _build(place: str, spec: Mapping[str, Any]) -> Any:

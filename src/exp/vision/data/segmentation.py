@@ -17,6 +17,7 @@ from exp.vision.data.colors import distinct_colors, rgb
 from exp.vision.data.dataset import ImageDataset, stacked
 from exp.vision.data.labels import IGNORED, NO_DATA, ColourMasks, IndexMasks
 from exp.vision.data.listing import data_root
+from exp.vision.data.pipeline import is_resized
 from exp.vision.data.presence import Presence, values_in
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ class SegmentationDataset(ImageDataset):
 
     Batches: ``image`` (B, C, H, W), uint8 or float32, 0..255; ``label`` (B, H, W), uint8, 255: does not count;
     ``index``. In evaluation images of different sizes are padded at the right and at the bottom, and ``sizes`` holds
-    (height, width) of each.
+    (height, width) of each. Where the pipeline resizes images, labels keep the pixels of the file, by which
+    predictions are measured, and ``label_sizes`` holds (H, W) of each.
 
     Args:
         *arguments: see :class:`ImageDataset`.
@@ -72,20 +74,25 @@ class SegmentationDataset(ImageDataset):
         """Image and labels, transformed."""
         results = self.pipeline(loaded[0], self.samples[number][0], loaded[1])
         labels = results["gt_seg_map"]
+        if not self.needs_epoch and is_resized(results):
+            labels = loaded[1]
         return self.filled(results, self.samples[number][0]), np.where(labels == NO_DATA, np.uint8(IGNORED), labels)
 
     def collate(self, items: Sequence[tuple[np.ndarray, np.ndarray] | None]) -> dict[str, Any]:
         """See the class."""
         images = [None if item is None else item[0] for item in items]
         image = stacked(images, self.blank, self.pipeline.key if self.needs_epoch else None)
-        label = np.full((len(items), *image.shape[-2:]), IGNORED, np.uint8)
+        blank = tuple(image.shape[-2:])
+        sizes = [blank if item is None else item[1].shape for item in items]
+        label = np.full((len(items), *(max(size[axis] for size in sizes) for axis in (0, 1))), IGNORED, np.uint8)
         for row, item in zip(label, items):
             if item is not None:
                 row[: item[1].shape[0], : item[1].shape[1]] = item[1]
         batch: dict[str, Any] = {"image": image, "label": torch.from_numpy(label)}
         if not self.needs_epoch:
-            blank = tuple(image.shape[-2:])
             batch["sizes"] = [blank if picture is None else picture.shape[:2] for picture in images]
+            if sizes != batch["sizes"]:
+                batch["label_sizes"] = sizes
         return batch
 
 

@@ -217,7 +217,10 @@ class ImageModel(Model):
         heads = {key for key in inner if not prefix and is_of_head(key)}
         rest = {key: value for key, value in state.items() if not key.startswith(prefix) or key in heads}
         inner = {key: value for key, value in inner.items() if key not in heads}
-        adapted = with_periods(adapt_published(inner), about, self.size.num_heads)
+        adapted = with_periods(adapt_published(inner), about)
+        if "rope.periods" not in adapted:
+            self.taken_on_trust = ["num_heads"]
+            adapted["rope.periods"] = rope_periods(self.backbone.rope.head_dim, about.rope_base)
         own = {f"{key} of the file" if key in names else key: value for key, value in rest.items()}
         own.update({_PREFIX + key: value for key, value in adapted.items()})
         channels = self.backbone.patch_embed.proj.in_channels

@@ -12,10 +12,10 @@ from exp.errors import ConfigError
 from exp.vision.dinov3.backbone import Features
 from exp.vision.dinov3.base import ImageModel
 from exp.vision.dinov3.heads import OVER_LEVELS, FcnHead, build_head, head_settings
-from exp.vision.dinov3.inference import Inference
 from exp.vision.dinov3.layers import check_dropout
 from exp.vision.dinov3.losses import Losses, cross_entropy, named
 from exp.vision.dinov3.pyramid_heads import blocks_of_levels
+from exp.vision.tiling import Tiling
 
 __all__ = ["Segmenter"]
 
@@ -100,7 +100,8 @@ class Segmenter(ImageModel):
             if not 0 <= self.auxiliary_block < self.size.depth:
                 raise ConfigError(f"model.auxiliary_block={auxiliary_block} is not from 0 to {self.size.depth - 1}")
             self.auxiliary_head = FcnHead(dim, num_classes, head_channels, head_norm, dropout)
-        self.inference = Inference(inference, window, overlap, tta_scales, tta_flip)
+        self.num_classes = num_classes
+        self.tiling = Tiling(inference, window, overlap, tta_scales, tta_flip)
         self._use_blocks(*([self.auxiliary_block] if auxiliary_weight else []))
 
     def forward(
@@ -109,6 +110,7 @@ class Segmenter(ImageModel):
         label: torch.Tensor | None = None,
         index: torch.Tensor | None = None,
         sizes: Sequence[tuple[int, int]] | None = None,
+        label_sizes: Sequence[tuple[int, int]] | None = None,
         mode: str = "tensor",
     ) -> torch.Tensor | dict[str, torch.Tensor]:
         """Scores, labels or the loss.
@@ -118,6 +120,7 @@ class Segmenter(ImageModel):
             label: (B, H, W), uint8; only for the loss.
             index: number of each sample; part of a batch, not used.
             sizes: (height, width) of each image, where smaller ones are padded at right and bottom.
+            label_sizes: part of a batch, not used, as ``index``.
             mode: ``"loss"``, ``"predict"`` or ``"tensor"`` (:class:`exp.models.base.Model`).
 
         Returns:
@@ -127,11 +130,11 @@ class Segmenter(ImageModel):
         Raises:
             ValueError: ``mode`` is unknown, or the loss is asked for without labels.
         """
-        del index
+        del index, label_sizes
         if mode == "tensor":
             return self._logits(image)
         if mode == "predict":
-            return self.inference.labels(self._logits, image, sizes, self.ignore_index)
+            return self.tiling.labels(self._logits, self.num_classes, image, sizes, self.ignore_index)
         if mode != "loss" or label is None:
             raise ValueError(f"mode={mode!r} must be 'loss' with labels, 'predict' or 'tensor'")
         return self._losses(image, label)

@@ -139,24 +139,21 @@ def refuse_unclaimed(state: _State, own: _State, source: Path, masked: bool = Tr
         )
 
 
-def with_periods(state: _State, about: Beside, num_heads: int = 0) -> dict[str, torch.Tensor]:
+def with_periods(state: _State, about: Beside) -> dict[str, torch.Tensor]:
     """Adapted weights with the periods of the rotary embedding: those of the file, else as transformers makes them.
 
     Args:
-        state: adapted weights.
+        state: adapted weights; without periods they stay so where nothing tells the number of heads.
         about: what stands beside them.
-        num_heads: where neither that nor the size tells it.
 
     Raises:
         ConfigError: so many heads cannot be.
     """
     size, token = size_of(state), state.get("cls_token")
-    if "rope.periods" in state or token is None:
+    heads = about.num_heads or (size.num_heads if size is not None else 0)
+    if "rope.periods" in state or token is None or not heads:
         return dict(state)
-    heads = about.num_heads or (size.num_heads if size is not None else 0) or num_heads
     if heads < 1 or token.shape[-1] % (4 * heads):
-        if not about.num_heads:
-            return dict(state)  # of another size than the model, which will be said
         raise ConfigError(
             f"init_from: config.json beside the weights says {heads} attention heads, which do not divide tokens of "
             f"{token.shape[-1]} elements"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import cv2
 import numpy as np
 
-__all__ = ["beside", "enlarged", "shrunk", "shrunk_labels", "to_rgb"]
+__all__ = ["beside", "enlarged", "middles", "resized_labels", "shrunk", "to_rgb"]
 
 _MEASURED = 1024  # pixels along the longer side that a stretch is measured on
 _ROWS_AT_ONCE = 256
@@ -47,11 +47,15 @@ def shrunk(image: np.ndarray, longest: int) -> np.ndarray:
     return small.reshape(*size, -1)
 
 
-def shrunk_labels(labels: np.ndarray, height: int, width: int) -> np.ndarray:
+def resized_labels(labels: np.ndarray, height: int, width: int) -> np.ndarray:
     """Every pixel the label at its middle: labels have no mean. (height, width), the same dtype."""
-    rows = (np.arange(height) + 0.5) * labels.shape[0] / height
-    columns = (np.arange(width) + 0.5) * labels.shape[1] / width
-    return np.asarray(labels[rows.astype(np.int64)][:, columns.astype(np.int64)])
+    rows, columns = middles(labels.shape[0], height), middles(labels.shape[1], width)
+    return np.asarray(labels[rows][:, columns])
+
+
+def middles(extent: int, wanted: int) -> np.ndarray:
+    """Which of ``extent`` pixels along an axis lies at the middle of each of ``wanted``: int64 (wanted,)."""
+    return (2 * np.arange(wanted) + 1) * extent // (2 * wanted)
 
 
 def enlarged(image: np.ndarray, least: int) -> np.ndarray:

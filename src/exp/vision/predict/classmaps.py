@@ -11,18 +11,43 @@ from typing import TYPE_CHECKING, Any, Callable, Iterator, Protocol, Sequence
 import numpy as np
 
 from exp.vision.draw.overlay import palette_table
+from exp.vision.draw.pictures import middles
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from exp.vision.predict.raster import DecodedImage, RasterImage
 
-__all__ = ["Counts", "RowTaker", "SmallMap", "class_png", "class_tiff", "probability_tiff"]
+__all__ = ["Counts", "RowTaker", "SmallMap", "at_size", "class_png", "class_tiff", "probability_tiff"]
 
 _NO_DATA = 255
 _BLOCK = 256  # pixels along each side of a tile of a TIFF
 _TILED = {"driver": "GTiff", "compress": "deflate", "tiled": True, "blockxsize": _BLOCK, "blockysize": _BLOCK,
           "BIGTIFF": "IF_SAFER"}  # fmt: skip
+
+
+def at_size(
+    rows: np.ndarray, top: int, seen: tuple[int, int], size: tuple[int, int]
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Rows of a map at another size: every pixel gets what is at its middle, as an evaluation has it.
+
+    Args:
+        rows: (..., rows, w), those from ``top`` on of a map of the size ``seen``, (h, w).
+        top: see there.
+        seen: see there.
+        size: wanted, (H, W).
+
+    Yields:
+        The number of the first of some rows, and these (..., rows, W).
+    """
+    if seen == size:
+        yield top, rows
+        return
+    down, across = middles(seen[0], size[0]), middles(seen[1], size[1])
+    first, last = np.searchsorted(down, (top, top + rows.shape[-2])).tolist()
+    for begin in range(first, last, _BLOCK):
+        some = down[begin : min(begin + _BLOCK, last)] - top
+        yield begin, rows[..., some, :][..., across]
 
 
 class RowTaker(Protocol):
@@ -75,9 +100,7 @@ class SmallMap:
     """
 
     def __init__(self, size: tuple[int, int], small: tuple[int, int]) -> None:
-        self._rows, self._columns = (
-            ((np.arange(count) + 0.5) * extent / count).astype(np.int64) for count, extent in zip(small, size)
-        )
+        self._rows, self._columns = (middles(extent, count) for extent, count in zip(size, small))
         self.labels = np.full(small, _NO_DATA, np.uint8)
         self._top = 0
 
@@ -105,7 +128,9 @@ def class_png(path: Path, size: tuple[int, int], palette: Sequence[tuple[int, in
 
 
 @contextmanager
-def class_tiff(path: Path, image: RasterImage, palette: Sequence[tuple[int, int, int]]) -> Iterator[RowTaker]:
+def class_tiff(
+    path: Path, image: DecodedImage | RasterImage, palette: Sequence[tuple[int, int, int]]
+) -> Iterator[RowTaker]:
     """Write a GeoTIFF at the place of ``image``: one band, uint8, 255 is no data, with the palette.
 
     Args:
@@ -143,9 +168,8 @@ def probability_tiff(
 
     profile = {**_TILED, "height": image.height, "width": image.width, "count": len(classes), "dtype": "float32",
                "nodata": float("nan")}  # fmt: skip
-    dataset = getattr(image, "dataset", None)
-    if dataset is not None and dataset.crs is not None:
-        profile.update(crs=dataset.crs, transform=dataset.transform)
+    if image.dataset is not None and image.dataset.crs is not None:
+        profile.update(crs=image.dataset.crs, transform=image.dataset.transform)
     with _complete(path) as temporary, warnings.catch_warnings():
         warnings.simplefilter("ignore", NotGeoreferencedWarning)
         with rasterio.open(temporary, "w", **profile) as file:
@@ -158,13 +182,15 @@ def probability_tiff(
                 nonlocal rows
                 count, height, width = probabilities.shape
                 if left == 0:
-                    rows = np.empty((count, height, image.width), np.float32)
+                    rows = np.empty((count, height, image.seen.width), np.float32)
                 rows[:, :, left : left + width] = probabilities
-                if left + width == image.width:
-                    missing = image.without_data(top, height)
-                    if missing is not None:
-                        rows[:, missing] = np.nan
-                    writer.add(rows)
+                if left + width == image.seen.width:
+                    seen, size = (image.seen.height, image.seen.width), (image.height, image.width)
+                    for begin, part in at_size(rows, top, seen, size):
+                        missing = image.without_data(begin, part.shape[1])
+                        if missing is not None:
+                            part[:, missing] = np.nan
+                        writer.add(part)
 
             yield take
             writer.end()

@@ -17,6 +17,7 @@ from exp.runfolder import to_json, write_atomically
 from exp.vision.draw.components import Components, Moments
 from exp.vision.draw.pictures import enlarged, shrunk, to_rgb
 from exp.vision.narrowing import narrowed
+from exp.vision.predict.raster import check_pixels
 
 if TYPE_CHECKING:
     from exp.engine.distributed import Distributed
@@ -79,6 +80,7 @@ class FeatureWriter:
             DataError: the image cannot be read.
             RunError: features are not finite, or too large for ``task.feature_dtype``.
         """
+        check_pixels(entry.path)
         pixels = resized(self.read(entry.path), self.session.config.task.resize)
         cls, patches = image_features(self.session, self.model, pixels, self.window)
         found = {"cls": cls.numpy(), "patches": patches.numpy()}

@@ -81,8 +81,6 @@ def check(task: Any) -> None:
         raise ConfigError(f"task.on_error={task.on_error} is not one of raise, skip")
     if task.get("feature_dtype", FEATURE_DTYPES[0]) not in FEATURE_DTYPES:
         raise ConfigError(f"task.feature_dtype={task.feature_dtype} is not one of {', '.join(FEATURE_DTYPES)}")
-    if not 0.0 <= task.get("overlap", 0.0) < 1.0:
-        raise ConfigError(f"task.overlap={task.overlap} must be from 0 to below 1")
     for key in ("window", "resize", "metres_per_pixel"):
         if task.get(key) is not None and task[key] <= 0:
             raise ConfigError(f"task.{key}={task[key]} must be more than 0, or null")

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
 import warnings
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Iterator
+from typing import TYPE_CHECKING, Any, Callable, Iterator
 
 import numpy as np
+import torch
 
 from exp.errors import DataError
 from exp.vision.data.bands import is_measured_band
-from exp.vision.data.decode import BY_RASTERIO, has_mask, marks_alpha, names_in
+from exp.vision.data.decode import by_rasterio, has_mask, has_rasterio, image_size, marks_alpha, names_in, naming
 from exp.vision.data.tiff import check_tiff, refuse_complex
 from exp.vision.data.values import Raw, convert, no_data, split_alpha
 from exp.vision.draw.pictures import shrunk, to_rgb
 from exp.vision.predict.ground import row_areas
+from exp.vision.tiling import InMemory
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,9 +24,23 @@ if TYPE_CHECKING:
     from exp.vision.data.reader import ImageReader
     from exp.vision.data.values import ValueRange
 
-__all__ = ["DecodedImage", "RasterImage", "is_georeferenced", "metres_of", "open_image"]
+__all__ = [
+    "MOST_PATCHES",
+    "DecodedImage",
+    "RasterImage",
+    "check_patches",
+    "check_pixels",
+    "is_georeferenced",
+    "metres_of",
+    "open_image",
+    "patches_in",
+]
 
-_LARGE_PNG = 2**26  # pixels; smaller ones are decoded whole, which is faster
+MOST_PIXELS = 2**27
+"""Of an image that is decoded whole."""
+MOST_PATCHES = 2**16
+"""That a model sees at once: 4096 x 4096 pixels of 16 x 16."""
+_WHOLE = 2**26  # pixels of three bands; larger images are read by rows where they can be
 _ROWS_AT_ONCE = 256  # of a picture
 _MEASURED = 1024  # pixels along the longer side that an image's own percentiles are measured on
 _CACHE_MIB = 64
@@ -39,22 +54,29 @@ class DecodedImage:
         height: pixels.
         width: pixels.
         row_areas: square metres of a pixel in each row, float64 (H,); None: not known.
+        dataset: of ``rasterio.open``, for its place on Earth; None: there is none.
+        seen: what the model is to see, of any size (:class:`exp.vision.tiling.Image`).
 
     Args:
         pixels: (H, W, C), uint8 or float32, 0..255.
         missing: which pixels hold no data, bool (H, W); None: all do.
+        seen: (h, w, C), what ``data.eval_pipeline`` has made of them; None: they themselves.
+        dataset: see above.
     """
 
-    row_areas: np.ndarray | None = None
-
-    def __init__(self, pixels: np.ndarray, missing: np.ndarray | None = None) -> None:
+    def __init__(
+        self,
+        pixels: np.ndarray,
+        missing: np.ndarray | None = None,
+        seen: np.ndarray | None = None,
+        dataset: Any = None,
+    ) -> None:
         self.pixels = pixels
         self.missing = missing
         self.height, self.width = pixels.shape[:2]
-
-    def read(self, top: int, left: int, height: int, width: int) -> np.ndarray:
-        """That part: (height, width, C)."""
-        return self.pixels[top : top + height, left : left + width]
+        self.seen = InMemory(_tensor(pixels if seen is None else seen))
+        self.dataset = dataset
+        self.row_areas = None if dataset is None else row_areas(dataset)
 
     def thumbnail(self, longest: int) -> np.ndarray:
         """RGB for the eye, with at most ``longest`` pixels on its longer side: (h, w, 3), uint8."""
@@ -75,6 +97,7 @@ class RasterImage:
         height: pixels.
         width: pixels.
         row_areas: square metres of a pixel in each row, float64 (H,); None: not known.
+        seen: what the model is to see: the image itself.
 
     Args:
         dataset: of ``rasterio.open``.
@@ -87,6 +110,7 @@ class RasterImage:
         self.path = path
         self.reader = reader
         self.height, self.width = dataset.height, dataset.width
+        self.seen = self
         self.row_areas = row_areas(dataset)
         self._alpha, self._names = marks_alpha(dataset), names_in(dataset)
         self._has_mask = has_mask(dataset)
@@ -105,11 +129,12 @@ class RasterImage:
             )
             self._limits = reader.stretched_by_itself(values, invalid)
 
-    def read(self, top: int, left: int, height: int, width: int) -> np.ndarray:
-        """That part: (height, width, C)."""
+    def crop(self, top: int, left: int, height: int, width: int) -> torch.Tensor:
+        """That part: (C, height, width)."""
         columns = slice(left, left + width)
         masked = self._masked(top, height)
-        return self._finished(self._held(top, height)[:, :, columns], None if masked is None else masked[:, columns])
+        part = self._finished(self._held(top, height)[:, :, columns], None if masked is None else masked[:, columns])
+        return _tensor(part)
 
     def thumbnail(self, longest: int) -> np.ndarray:
         """RGB for the eye, with at most ``longest`` pixels on its longer side: (h, w, 3), uint8."""
@@ -178,12 +203,8 @@ class RasterImage:
         return self._rows[:, top - self._top : top - self._top + height]
 
     def _bands(self, indexes: list[int], **how: Any) -> np.ndarray:
-        from rasterio.errors import RasterioError
-
-        try:
-            return self.dataset.read(indexes, **how)
-        except (RasterioError, OSError) as error:  # its own I/O error is no RasterioError before 1.4
-            raise DataError(f"{self.path} cannot be read: {error}; copy it anew") from error
+        with naming(self.path):
+            return np.asarray(self.dataset.read(indexes, **how))
 
     def _split(self, bands: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
         """The measured bands (h, w, C), and transparency (h, w), if there is one."""
@@ -194,58 +215,96 @@ class RasterImage:
         return pixels[..., :count], pixels[..., count] if pixels.shape[2] > count else None
 
 
+def _tensor(pixels: np.ndarray) -> torch.Tensor:
+    """(H, W, C) -> (C, H, W)."""
+    return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
+
+
 @contextmanager
-def open_image(path: Path, reader: ImageReader) -> Iterator[DecodedImage | RasterImage]:
-    """Open an image: where rasterio is installed TIFFs, JPEG 2000 files and large PNGs by rows, all else decoded whole.
+def open_image(
+    path: Path,
+    reader: ImageReader,
+    prepare: Callable[[np.ndarray, Path, np.ndarray | None], np.ndarray] | None = None,
+    whole: int = _WHOLE,
+) -> Iterator[DecodedImage | RasterImage]:
+    """Open an image: decoded whole, or, where rasterio is installed and the image is large, to be read by rows.
 
     Args:
         path: of the file.
         reader: of the data that the model was trained on.
+        prepare: ``data.eval_pipeline`` (:meth:`exp.vision.data.base.ImageData.prepare`); None: there is none.
+        whole: images of no more pixels, of three bands, are decoded whole.
 
     Raises:
-        DataError: it cannot be read, or has other channels.
+        DataError: it cannot be read, has other channels, or is too large for what is to be done with it.
     """
-    if not _by_rows(path):
-        yield _decoded(path, reader)
+    size = None if by_rasterio(path) else image_size(path)
+    if not by_rasterio(path) and (size is None or size[0] * size[1] <= whole or not has_rasterio()):
+        yield _decoded(path, reader, prepare)
         return
     import rasterio
     from rasterio.enums import ColorInterp
-    from rasterio.errors import NotGeoreferencedWarning, RasterioError
+    from rasterio.errors import NotGeoreferencedWarning
 
     with rasterio.Env(GDAL_CACHEMAX=_CACHE_MIB), warnings.catch_warnings():
         warnings.simplefilter("ignore", NotGeoreferencedWarning)  # plain TIFFs are welcome
-        try:
+        with naming(path):
             dataset = rasterio.open(path)
-        except (RasterioError, OSError) as error:  # its own I/O error is no RasterioError before 1.4
-            raise DataError(f"{path} cannot be read: {error}; copy it anew") from error
         with dataset:
             check_tiff(path)
             refuse_complex(path, dataset.dtypes[0])
-            if dataset.colorinterp[0] == ColorInterp.palette:  # colour numbers are no colours
-                yield _decoded(path, reader)
+            small = dataset.height * dataset.width * dataset.count <= 3 * whole
+            if small or prepare is not None or dataset.colorinterp[0] == ColorInterp.palette:  # numbers are no colours
+                yield _decoded(path, reader, prepare, dataset)
             else:
                 yield RasterImage(dataset, path, reader)
 
 
-def _by_rows(path: Path) -> bool:
-    if importlib.util.find_spec("rasterio") is None:
-        return False
-    if path.suffix.lower() in BY_RASTERIO:
-        return True
-    with path.open("rb") as file:
-        head = file.read(24)
-    size = [int.from_bytes(head[begin : begin + 4], "big") for begin in (16, 20)]
-    return head.startswith(b"\x89PNG") and size[0] * size[1] > _LARGE_PNG
-
-
-def _decoded(path: Path, reader: ImageReader) -> DecodedImage:
+def _decoded(path: Path, reader: ImageReader, prepare: Any, dataset: Any = None) -> DecodedImage:
+    check_pixels(path)
     pixels, missing = reader.with_missing(path)
-    return DecodedImage(reader.modalities.mapped(pixels, path), missing)
+    if prepare is None:
+        return DecodedImage(reader.modalities.mapped(pixels, path), missing, None, dataset)
+    return DecodedImage(pixels, missing, prepare(pixels, path, missing), dataset)
+
+
+def check_pixels(path: Path) -> None:
+    """Refuse to decode an image whole that is too large for it, by its header.
+
+    Raises:
+        DataError: names it.
+    """
+    size = image_size(path)
+    if size is not None and size[0] * size[1] > MOST_PIXELS:
+        raise DataError(
+            f"{path} has {size[1]} x {size[0]} pixels, and at most {MOST_PIXELS / 1e6:.0f} million are decoded "
+            "at once; cut it into tiles"
+        )
+
+
+def patches_in(model: Any, height: int, width: int) -> int:
+    """How many patches a model makes of an image; 16 x 16 pixels each where it does not say."""
+    side = getattr(getattr(model, "backbone", None), "patch_size", 16)
+    return -(-height // side) * -(-width // side)
+
+
+def check_patches(path: Path, model: Any, height: int, width: int) -> None:
+    """Refuse to show a model more at once than memory and time allow.
+
+    Raises:
+        DataError: names the image.
+    """
+    count = patches_in(model, height, width)
+    if count > MOST_PATCHES:
+        raise DataError(
+            f"{path}: {width} x {height} pixels at once are {count} patches, more than {MOST_PATCHES}; make "
+            "images smaller (data.eval_pipeline), cut them, or, for class maps, set model.inference=slide"
+        )
 
 
 def is_georeferenced(image: DecodedImage | RasterImage) -> bool:
     """Whether the file says where on Earth it is."""
-    return isinstance(image, RasterImage) and image.dataset.crs is not None
+    return image.dataset is not None and image.dataset.crs is not None
 
 
 def metres_of(image: DecodedImage | RasterImage) -> float | None:

@@ -14,6 +14,7 @@ from exp.runfolder import write_atomically
 from exp.vision.draw.scene import Scene, scene_tile
 from exp.vision.draw.sheet import sheet, spread
 from exp.vision.predict.inputs import Failure, Input, each_of_mine
+from exp.vision.predict.raster import MOST_PATCHES, check_patches, check_pixels, patches_in
 from exp.vision.predict.scores import scene_scores
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ class SceneReader:
     def __init__(self, session: Session, data: Any, model: Any, truths: Sequence[str] | None) -> None:
         self.data = data
         self.truths = truths
+        self.model = model
         self.scores = scene_scores(session, model)
         self.batch_size: int = data.eval_batch_size
         self.scenes: dict[int, Scene] = {}
@@ -83,8 +85,15 @@ class SceneReader:
         Raises:
             DataError: it cannot be read.
         """
-        pixels = self.data.prepare(self.data.read(entry.path), entry.path)
-        if self._pending and (self._pending[0][2].shape, self._pending[0][2].dtype) != (pixels.shape, pixels.dtype):
+        check_pixels(entry.path)
+        read, missing = self.data.read.with_missing(entry.path)
+        pixels = self.data.prepare(read, entry.path, missing)
+        check_patches(entry.path, self.model, *pixels.shape[:2])
+        together = (len(self._pending) + 1) * patches_in(self.model, *pixels.shape[:2])
+        if self._pending and (
+            (self._pending[0][2].shape, self._pending[0][2].dtype) != (pixels.shape, pixels.dtype)
+            or together > MOST_PATCHES
+        ):
             self.flush()
         self._pending.append((number, entry, pixels))
         if len(self._pending) == self.batch_size:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from contextlib import ExitStack
@@ -10,25 +11,27 @@ from typing import TYPE_CHECKING, Any, Callable, Sequence
 import numpy as np
 
 from exp.engine.plots import PictureWriter
-from exp.errors import ConfigError
 from exp.runfolder import write_atomically
 from exp.vision.draw.overlay import overlay_with_legend
 from exp.vision.predict.areas import Area, areas_csv, shares, total_csv
-from exp.vision.predict.classmaps import Counts, RowTaker, SmallMap, class_png, class_tiff, probability_tiff
+from exp.vision.predict.classmaps import Counts, RowTaker, SmallMap, at_size, class_png, class_tiff, probability_tiff
 from exp.vision.predict.inputs import Failure, Input, each_of_mine
-from exp.vision.predict.raster import RasterImage, is_georeferenced, metres_of, open_image
-from exp.vision.predict.scores import pixel_probabilities, pixel_scores
-from exp.vision.predict.windows import TakeScores, Tiling, label_rows
+from exp.vision.predict.raster import check_patches, is_georeferenced, metres_of, open_image
+from exp.vision.predict.scores import pixel_scores
+from exp.vision.tiling import TakeScores, Tiling
 
 if TYPE_CHECKING:
-    from exp.session import Session
-    from exp.vision.predict.raster import DecodedImage
+    import torch
 
-__all__ = ["OVERLAY_PIXELS", "SegmentationWriter", "predict_segmentation", "window_of"]
+    from exp.session import Session
+    from exp.vision.predict.raster import DecodedImage, RasterImage
+
+__all__ = ["OVERLAY_PIXELS", "SegmentationWriter", "predict_segmentation"]
 
 OVERLAY_PIXELS = 4096
 """The longer side of an overlay, at most."""
 _NO_DATA = 255
+_WINDOW, _OVERLAP = 2048, 0.25  # of a model without a tiling: it is evaluated on whole images
 _SAME = 0.001  # of a scale that is given, and that of the file
 
 logger = logging.getLogger(__name__)
@@ -73,22 +76,6 @@ def predict_segmentation(
     return metrics, files, failed
 
 
-def window_of(config: Any) -> int:
-    """Side of the windows in pixels: what the task says, or the model, or the side of its training images.
-
-    Raises:
-        ConfigError: none of them says it.
-    """
-    given = (config.task.window, config.model.get("window"), config.data.get("size"))
-    found = next((int(side) for side in given if side), None)
-    if found is None:
-        raise ConfigError(
-            "task.window is not set, and neither model.window nor data.size tell how large the windows are in which an "
-            "image is predicted; set task.window to the side of the training images in pixels"
-        )
-    return found
-
-
 class SegmentationWriter:
     """Predicts one image after the other.
 
@@ -102,14 +89,15 @@ class SegmentationWriter:
     def __init__(self, session: Session, data: Any, model: Any) -> None:
         self.session = session
         self.data = data
+        self.model = model
         self.scores = pixel_scores(session, model)
         self.folder = session.folder.path / "predictions"
-        self.probabilities = pixel_probabilities(session)
         self.pictures = PictureWriter(session)
         self.areas: dict[int, Area] = {}
         self.files: list[str] = []
         self.overruled = 0
-        self.tiling = Tiling(window_of(session.config), session.config.task.overlap)
+        self.tiling: Tiling = getattr(model, "tiling", None) or Tiling("slide", _WINDOW, _OVERLAP)
+        self.prepare = functools.partial(data.prepare, for_map=True) if data.prepares else None
 
     def predict(self, number: int, entry: Input) -> None:
         """Predict an image and write what is to be known of it, rows as they are done.
@@ -119,8 +107,10 @@ class SegmentationWriter:
         """
         began = time.perf_counter()
         data, classes = self.data, len(self.data.classes)
-        with open_image(entry.path, data.read) as image:
-            size = (image.height, image.width)
+        with open_image(entry.path, data.read, self.prepare) as image:
+            size, seen = (image.height, image.width), (image.seen.height, image.seen.width)
+            largest = [round(side * max(self.tiling.scales)) for side in self.tiling.window_of(*seen)]
+            check_patches(entry.path, self.model, *largest)
             picture = image.thumbnail(OVERLAY_PIXELS)
             side, row_areas = self._scale(image)
             counts, small = Counts(row_areas), SmallMap(size, (picture.shape[0], picture.shape[1]))
@@ -128,19 +118,20 @@ class SegmentationWriter:
                 takers: list[RowTaker] = [counts, small]
                 paths = [self.folder / "classes" / f"{entry.name}.png"]
                 takers.append(files.enter_context(class_png(paths[0], size, data.palette)))
-                if isinstance(image, RasterImage) and is_georeferenced(image):
+                if is_georeferenced(image):
                     paths.append(self.folder / "geo" / f"{entry.name}.tif")
                     takers.append(files.enter_context(class_tiff(paths[-1], image, data.palette)))
                 take = None
                 if self.session.config.task.probabilities:
                     paths.append(self.folder / "probabilities" / f"{entry.name}.tif")
                     take = self._taking(files.enter_context(probability_tiff(paths[-1], image, data.classes)))
-                for top, rows in label_rows(image, self.scores, classes, self.tiling, take):
-                    missing = image.without_data(top, len(rows))
-                    if missing is not None:
-                        rows[missing] = _NO_DATA
-                    for taker in takers:
-                        taker.add(rows)
+                for top, labels in self.tiling.rows(self.scores, classes, image.seen, take):
+                    for begin, rows in at_size(labels.cpu().numpy(), top, seen, size):
+                        missing = image.without_data(begin, len(rows))
+                        if missing is not None:
+                            rows[missing] = _NO_DATA
+                        for taker in takers:
+                            taker.add(rows)
         metres = None if counts.metres is None else counts.metres[:classes].tolist()
         self.areas[number] = Area(str(entry.path), counts.counts[:classes].tolist(), metres)
         notes = [f"{100 * share:.1f} %" for share in shares(self.areas[number].counts)]
@@ -162,4 +153,8 @@ class SegmentationWriter:
         return side, None if side is None else np.full(image.height, side**2)
 
     def _taking(self, write: Callable[[int, int, Any], None]) -> TakeScores:
-        return lambda top, left, scores: write(top, left, self.probabilities(scores).cpu().numpy())
+        def take(top: int, left: int, scores: torch.Tensor) -> None:
+            shares = scores.softmax(dim=0) if self.tiling.gives_logits else scores / scores.sum(dim=0, keepdim=True)
+            write(top, left, shares.cpu().numpy())
+
+        return take

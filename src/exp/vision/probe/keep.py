@@ -19,6 +19,7 @@ from exp.errors import ConfigError
 from exp.runfolder import to_json
 from exp.runlock import RunLock
 from exp.vision.data.listing import NAMED_FILES
+from exp.vision.draw.pictures import resized_labels
 from exp.vision.narrowing import narrowed
 from exp.vision.probe.store import BLOCK, ArraySpec, Store
 
@@ -260,5 +261,10 @@ def _of_batch(session: Session, model: Any, batch: Any, kinds: list[str]) -> dic
     session.backend.end_batch()
     arrays = {name: narrowed(name, value, session.config.task.feature_dtype) for name, value in held.items()}
     labels = batch["label"].cpu().numpy()
-    arrays["labels"] = labels if labels.ndim != 3 or "patches" in kinds else np.full(len(labels), -1, np.int64)
+    if labels.ndim == 3 and "patches" not in kinds:
+        labels = np.full(len(labels), -1, np.int64)
+    elif "label_sizes" in batch:  # of the files' pixels: those of the patches are the image's
+        each = zip(labels, batch["label_sizes"])
+        labels = np.stack([resized_labels(label[:height, :width], *shape) for label, (height, width) in each])
+    arrays["labels"] = labels
     return arrays

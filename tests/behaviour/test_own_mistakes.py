@@ -1,0 +1,57 @@
+"""Models, data and metrics of the user's own: what is wrong with them is said at once, and by name."""
+
+from __future__ import annotations
+
+from tests.behaviour.conftest import FORECAST, result
+
+MINE = """
+import torch
+from exp.metrics import SampleMetric
+from exp.models.base import Model
+
+
+class Broadcast(Model):
+    def __init__(self, lookback, horizon, channels, **_):
+        super().__init__()
+        self.layer = torch.nn.Linear(lookback, horizon)
+
+    def forward(self, x, y=None, mode="tensor", **_):
+        outputs = self.layer(x.transpose(1, 2)).transpose(1, 2)
+        if mode == "loss":
+            return {"loss": torch.nn.functional.mse_loss(outputs[:, :1, 0], y[:, 0, 0])}
+        return outputs
+
+
+class Accuracy(SampleMetric):
+    names = ("accuracy",)
+
+    def per_sample(self, outputs, batch):
+        return (outputs - batch["y"]).abs().mean((1, 2)).neg().exp()
+"""
+
+
+def test_a_loss_of_shapes_that_do_not_fit_ends_the_run_in_its_first_batch(exp):
+    (exp.folder / "mine.py").write_text(MINE)
+    done = exp(*FORECAST, "model._target_=mine.Broadcast", "log_every=1", "output_dir=run")
+    assert done.returncode == 1, done.stdout
+    first = next(line for line in done.stderr.splitlines() if line.startswith("error: "))
+    told = result(exp.path("run"))
+    for said in (first, told["error"]["message"]):
+        assert "mine.Broadcast.forward" in said
+        assert "target size" in said
+        assert f"mine.py, line {MINE[: MINE.index('mse_loss')].count(chr(10)) + 1}" in said
+    assert told["steps"] == 0
+
+
+def test_a_metric_says_which_way_it_goes(exp):
+    (exp.folder / "mine.py").write_text(MINE)
+    chosen = ["metrics=[{_target_: mine.Accuracy}]", "metric=accuracy", "output_dir=run"]
+    done = exp(*FORECAST, *chosen)
+    assert done.returncode == 2, done.stdout
+    assert "mine.Accuracy.greater_is_better" in done.stderr.splitlines()[0]
+    text = MINE.replace('names = ("accuracy",)', 'names = ("accuracy",)\n    greater_is_better = True')
+    (exp.folder / "mine.py").write_text(text)
+    assert exp(*FORECAST, *chosen).returncode == 0
+    told = result(exp.path("run"))
+    assert told["metric_name"] == "accuracy"
+    assert told["greater_is_better"] is True

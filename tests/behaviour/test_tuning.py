@@ -1,0 +1,141 @@
+"""Low-rank updates, heads over four blocks, distillation and exports, as docs/tuning.md says."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+
+import exp as public
+from tests.behaviour.conftest import SCENES, TILES, losses, result
+from tests.simulators import needs_current_card
+
+TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
+LORA = ["model.lora.rank=2", "model.lora.dropout=0.1", "optim.lr=1e-2"]
+DPT = [*TILES, "model.depth=4", "model.head=dpt", "model.dropout=0.1", "model.lovasz_weight=1", "model.focal_weight=1"]
+UPERNET = [*DPT, "model.head=upernet", "model.head_norm=group"]
+STUDENT = ["model.embed_dim=8", "model.num_heads=1"]
+DISTIL = ["experiment=dinov3_distillation", *SCENES[1:], *STUDENT, "model.dropout=0.1", "model.teacher.embed_dim=16",
+          "model.teacher.depth=2", "model.teacher.num_heads=2", "model.teacher.patch_size=16"]  # fmt: skip
+
+
+def run(exp, name, *settings, **environment):
+    done = exp(*settings, f"output_dir={name}", **environment)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return exp.path(name)
+
+
+def state(folder, file="step_00000004.pth"):
+    return torch.load(str(folder / "checkpoints" / file))["state_dict"]
+
+
+def resumed(exp, name, *settings):
+    """The run again, from its second step to its end."""
+    shutil.copytree(exp.path(name) / "checkpoints", exp.path("rest") / "checkpoints")
+    (exp.path("rest") / "checkpoints" / "step_00000004.pth").unlink()
+    return run(exp, "rest", *settings, "resume=auto")
+
+
+def test_low_rank_updates_are_all_that_is_trained_and_merged_by_who_has_none(exp):
+    folder = run(exp, "run", *SCENES, *LORA, "val_every=4")
+    found = result(folder)
+    first, last = state(folder, "step_00000002.pth"), state(folder)
+    changed = {key for key, value in last.items() if not torch.equal(value, first[key])}
+    updates = {key for key in last if ".lora." in key and last[key].dim()}
+    assert changed == updates | {"head.weight", "head.bias"}
+    assert found["trained_parameters"] == sum(last[key].numel() for key in changed)
+    assert found["parameters"] > 2 * found["trained_parameters"]
+    plain = run(exp, "plain", "task=eval", "init_from=run", "model.lora.rank=0", "plots=false", "backend=cpu")
+    assert result(plain)["metrics"] == pytest.approx(found["metrics"], abs=1e-6)
+
+
+def test_a_training_with_a_head_over_four_blocks_and_updates_resumes_bit_for_bit(exp):
+    settings = [*DPT, "model.lora.rank=2", "model.lora.dropout=0.1"]
+    run(exp, "run", *settings)
+    resumed(exp, "run", *settings)
+    again = state(exp.path("rest"))
+    assert [key for key, value in state(exp.path("run")).items() if not torch.equal(value, again[key])] == []
+
+
+def test_a_student_is_used_without_its_teacher(exp, trained):
+    folder = run(exp, "student", *DISTIL, f"model.teacher.init_from={trained('scenes')}")
+    assert set(result(folder)["metrics"]) == {"cosine_cls", "cosine_patches"}
+    student = state(folder, "best.pth")
+    assert not any("teacher" in key for key in student)
+    run(exp, "out", "task=export", "init_from=student", "task.formats=[huggingface]", "backend=cpu",
+        "model.teacher.init_from=gone")  # fmt: skip
+    later = run(exp, "later", *SCENES, *STUDENT, "init_from=out/export/huggingface", "max_steps=1", "optim.lr=0",
+                "schedule.warmup_steps=0")  # fmt: skip
+    backbone = {key: value for key, value in student.items() if key.startswith("backbone.")}
+    assert all(torch.equal(value, state(later, "best.pth")[key]) for key, value in backbone.items())
+    done = exp(*DISTIL, "model.teacher.init_from=null", "output_dir=refused")
+    assert done.returncode == 2
+    assert "model.teacher.init_from" in done.stderr.splitlines()[0]
+
+
+def test_exported_programs_compute_what_the_model_does(exp, trained):
+    formats = ["torchscript", *(["torch_export"] if TORCH >= (2, 5) else [])]
+    folder = run(exp, "out", "task=export", f"init_from={trained('tiles')}", f"task.formats=[{','.join(formats)}]",
+                 "backend=cpu") / "export"  # fmt: skip
+    about = json.loads((folder / "export.json").read_text())
+    assert about["input"]["shape"] == ["B", 3, 64, 64]
+    assert set(about["differences"]) == {"merging", *formats}
+    programs = [torch.jit.load(str(folder / "model.torchscript.pt"))]
+    if "torch_export" in formats:
+        programs.append(torch.export.load(str(folder / "model.pt2")).module())
+    model = public.open_run(trained("tiles")).model()
+    images = torch.randint(0, 256, (5, 3, 64, 64), generator=torch.Generator().manual_seed(3)).byte()
+    with torch.no_grad():
+        for batch in (images[:1] * 0.997, images * 0.997):  # fractions, as files of 16 bits give them
+            expected = model(image=batch, mode="tensor")
+            for program in programs:
+                torch.testing.assert_close(program(batch), expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(programs[0](images), model(image=images, mode="tensor"), rtol=1e-4, atol=1e-5)
+    for shape in ((2, 3, 60, 64), (2, 4, 64, 64)):
+        with pytest.raises(Exception):  # noqa: B017 - of TorchScript
+            programs[0](torch.zeros(shape))
+    for settings, key in (("task.formats=[onnx]", "task.formats"), ("nproc=2", "nproc")):
+        done = exp("task=export", "backend=cpu", f"init_from={trained('tiles')}", settings, "output_dir=refused")
+        assert done.returncode == 2
+        assert key in done.stderr.splitlines()[0]
+
+
+KINDS = {"lora": [*SCENES, *LORA], "dpt": DPT, "upernet": UPERNET, "distillation": DISTIL}
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("kind", ["upernet", "distillation"])
+def test_others_resume_bit_for_bit(exp, trained, kind):
+    settings = [*KINDS[kind], *([f"model.teacher.init_from={trained('scenes')}"] if kind == "distillation" else [])]
+    run(exp, "run", *settings)
+    resumed(exp, "run", *settings)
+    again = state(exp.path("rest"))
+    assert [key for key, value in state(exp.path("run")).items() if not torch.equal(value, again[key])] == []
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize(
+    ("kind", "where"),
+    [("lora", []), ("lora", ["wrapper=fsdp"]), ("dpt", ["wrapper=fsdp"]), ("upernet", []), ("distillation", [])],
+)
+def test_two_processes_compute_what_one_does(exp, trained, kind, where):
+    if where and TORCH < (2, 7):
+        pytest.skip("fsdp takes torch >= 2.7")
+    settings = [*KINDS[kind], "model.dropout=0"]
+    settings += ["model.lora.dropout=0"] if kind == "lora" else []
+    settings += [f"model.teacher.init_from={trained('scenes')}"] if kind == "distillation" else []
+    alone, both = run(exp, "alone", *settings), run(exp, "both", *settings, "nproc=2", *where)
+    assert losses(both) == pytest.approx(losses(alone), rel=1e-5)
+    assert result(both)["trained_parameters"] == result(alone)["trained_parameters"]
+
+
+@pytest.mark.extended
+@needs_current_card
+@pytest.mark.parametrize("kind", ["dpt", "upernet", "distillation"])
+def test_no_step_leaves_the_card(exp, trained, kind):
+    settings = [*KINDS[kind], *([f"model.teacher.init_from={trained('scenes')}"] if kind == "distillation" else [])]
+    card = {"SIM_GCU_PROFILE": "s60", "SIM_GCU_STRICT": "1"}
+    folder = run(exp, "card", *settings, "backend=gcu", "backend.simulate=true", **card)
+    assert result(folder)["left_device"] == {"rank": 0, "calls_per_step": 0, "bytes_per_step": 0, "operators": {}}

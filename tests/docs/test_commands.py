@@ -1,0 +1,15 @@
+"""Every command of the pages runs as it is written."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.docs.reader import GROUPS, try_pages
+
+
+@pytest.mark.slow
+@pytest.mark.extended
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_command_runs_as_it_is_written(tmp_path, group):
+    try_pages(tmp_path, group)

@@ -1,0 +1,68 @@
+"""Settings of models that cannot be: refused when the model is made, by their key."""
+
+from __future__ import annotations
+
+import pytest
+
+from exp.errors import ConfigError
+from exp.vision.dinov3 import Distiller, SceneClassifier, Segmenter
+
+SMALL = {"embed_dim": 32, "depth": 3, "num_heads": 2}
+OF_ANY = [
+    ({"size": "vits61"}, "vits16"),  # the nearest
+    ({"embed_dim": 32, "num_heads": 3}, "embed_dim=36"),
+    ({"depth": 0}, "depth"),
+    ({"num_heads": 0}, "num_heads"),
+    ({"patch_size": 0}, "patch_size"),
+    ({"freeze": "half"}, "freeze"),
+    ({"freeze": 4}, "freeze"),
+    ({"drop_path": 1.0}, "drop_path"),
+    ({"rope_rescale": 0.5}, "rope_rescale"),
+    ({"normalization": "mars"}, "normalization"),
+    ({"normalization": "satellite", "pixel_mean": [1.0] * 3, "pixel_std": [1.0] * 3}, "normalization"),
+    ({"blocks": [5]}, "blocks"),
+    ({"band_init": "copy"}, "band_init"),
+    ({"band_init": "zero"}, "data.band_names"),
+    ({"band_init": "named", "band_names": ["4", "3", "2"]}, "data.band_names"),
+    ({"lora": {"rank": -1}}, "rank"),
+    ({"lora": {"rank": 4, "alpha": 0.0}}, "alpha"),
+    ({"lora": {"rank": 4, "targets": ["w1"]}}, "targets"),
+    ({"lora": {"rank": 4, "targets": []}}, "targets"),
+    ({"lora": {"rank": 4}, "freeze": "all"}, "freeze"),
+    ({"lora": {"ranks": 4}}, "ranks"),
+    ({"dropout": 1.0}, "dropout"),
+    ({"class_weights": [1.0, -1.0, 1.0]}, "class_weights"),
+    ({"class_weights": [1.0]}, "class_weights"),
+    ({"focal_gamma": -1.0}, "focal_gamma"),
+    ({"cross_entropy_weight": 0.0}, "cross_entropy_weight"),
+]
+OF_SCENES = [({"label_smoothing": share}, "label_smoothing") for share in (2, -0.1)]
+OF_SEGMENTERS = [
+    ({"head": "uper"}, "upernet"),
+    ({"head_norm": "layer"}, "head_norm"),
+    ({"head_channels": -5}, "head_channels"),
+    ({"auxiliary_weight": -1}, "auxiliary_weight"),
+    ({"auxiliary_weight": 0.4, "auxiliary_block": 7}, "auxiliary_block"),
+    ({"inference": "crop"}, "inference"),
+    ({"overlap": 1.0}, "overlap"),
+    ({"tta_scales": [0.0]}, "tta_scales"),
+    ({"head": "upernet", "blocks": [1, 2]}, "blocks"),
+    ({"head": "dpt", "reassemble_channels": [8, 8]}, "reassemble_channels"),
+    ({"head": "upernet", "reassemble_channels": [8] * 4}, "reassemble_channels"),
+]
+OF_DISTILLERS = [
+    ({"teacher": {"size": "vits61"}}, "teacher"),
+    ({"cls_weight": 0.0, "patch_weight": 0.0}, "patch_weight"),
+    ({"smooth_l1_share": 2.0}, "smooth_l1_share"),
+    ({"blocks": [0]}, "blocks"),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "cases"),
+    [(SceneClassifier, OF_ANY + OF_SCENES), (Segmenter, OF_ANY + OF_SEGMENTERS), (Distiller, OF_DISTILLERS)],
+)
+def test_settings_that_cannot_be(kind, cases):
+    for settings, key in cases:
+        with pytest.raises(ConfigError, match=key):
+            kind(3, **{**SMALL, **settings})
