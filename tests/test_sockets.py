@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
 
-from exp import sockets
-from exp.errors import ConfigError
 from tests.conftest import clean_environment
 
 
@@ -47,12 +42,3 @@ def test_a_folder_for_sockets_goes_with_its_process(letters, tmp_path):
     assert (Path(folder).parent == temporary) == (letters == 1)
     assert len(folder + "/listener-12345678") <= 107
     assert not Path(folder).exists()
-
-
-def test_where_no_short_folder_is_to_be_had_it_is_said(monkeypatch, tmp_path):
-    monkeypatch.delitem(multiprocessing.current_process()._config, "tempdir", raising=False)  # as in a fresh process
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("t" * 100)))
-    monkeypatch.setattr(sockets, "_OTHERS", (str(tmp_path / "none"), os.devnull))
-    with pytest.raises(ConfigError, match=r"^TMPDIR=/.*t is too long for the sockets of loader processes.* set TMPDIR"):
-        sockets.make_sockets_possible()
-    assert sockets.folder_for_sockets() is None

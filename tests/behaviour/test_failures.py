@@ -15,7 +15,7 @@ from tests.behaviour.conftest import FORECAST, LONG, has_steps, losses, wait_for
 from tests.conftest import Forked
 
 USERS = """
-import os, time
+import os, shutil, time
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 from exp.forecasting.timebridge.model import TimeBridge
@@ -33,6 +33,12 @@ class Leave(Hook):
             os._exit(int(os.environ["CODE"]))
 
 @HOOKS.register_module()
+class Bare(Hook):
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        shutil.rmtree("run/logs")
+        raise ValueError("lost")
+
+@HOOKS.register_module()
 class Stuck(Hook):
     def before_test_iter(self, runner, batch_idx, data_batch=None):
         if runner.rank == 1:
@@ -46,12 +52,13 @@ def users(exp):
     return functools.partial(exp, "plugins=[users]", PYTHONPATH=str(exp.folder))
 
 
-def test_what_a_rank_exits_with_is_data(exp, users):
-    """75 would mean that the state is saved, 2 that the command line is wrong."""
-    done = users(*FORECAST, "nproc=2", "hooks=[{type: users.Leave}]", "output_dir=run", CODE="75")
+@pytest.mark.parametrize("code", ["75", pytest.param("0", marks=pytest.mark.extended)])
+def test_what_a_rank_exits_with_is_data(exp, users, code):
+    """75 would mean that the state is saved, 0 that all is done."""
+    done = users(*FORECAST, "nproc=2", "hooks=[{type: users.Leave}]", "output_dir=run", CODE=code)
     assert done.returncode == 1
     assert done.stderr.startswith("error: rank 1 ")
-    assert "75" in done.stderr.splitlines()[0]
+    assert code in done.stderr.splitlines()[0]
     assert exp.result("run")["error"]["rank"] == 1
 
 
@@ -60,6 +67,14 @@ def test_what_a_job_of_a_sweep_exits_with_is_data(users):
     done = users("-m", *FORECAST, *hook, "seed=1", CODE="0")
     assert done.returncode == 1
     assert "1 failed" in done.stdout
+
+
+@pytest.mark.extended
+def test_an_error_that_cannot_be_written_is_said_all_the_same(exp, users):
+    done = users(*FORECAST, "hooks=[{type: users.Bare}]", "output_dir=run")
+    assert done.returncode == 1
+    assert "ValueError" in done.stderr.splitlines()[0]
+    assert "users.py" in done.stderr.splitlines()[0]
 
 
 @pytest.mark.extended

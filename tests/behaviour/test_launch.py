@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
 
 import pytest
 
-from tests.behaviour.conftest import STEADY, TINY, first_line, has_steps, losses, result, wait_for
+from tests.behaviour.conftest import LONG, STEADY, TINY, first_line, has_steps, losses, result, wait_for
 from tests.conftest import clean_environment
 
 
@@ -105,10 +106,15 @@ def test_a_port_that_is_taken_is_named_and_jobs_of_one_machine_need_none(exp, st
 
 def test_a_job_for_slurm_is_shown_without_one_and_refused_where_there_is_none(exp, tmp_path):
     wanted = ["launcher=submitit", "launcher.nodes=2", "nproc=4", "output_dir=run"]
-    shown = exp(*TINY, *wanted, "launcher.dry_run=true")
+    asked = ["launcher.gres=gcu:8", "launcher.time_minutes=90", "launcher.account=me", "launcher.exclude=n9",
+             "launcher.mem_gib=2", "+launcher.extra.mail_type=END", "launcher.setup=[module load it]"]  # fmt: skip
+    shown = exp(*TINY, *wanted, *asked, "launcher.dry_run=true")
     assert shown.returncode == 0, shown.stderr
     script = shown.stdout.splitlines()
-    assert "#SBATCH --nodes=2" in script
+    options = ("nodes=2", "ntasks-per-node=1", "cpus-per-task=4", "gres=gcu:8", "time=90", "account=me", "exclude=n9",
+               "mem=2048M", "mail-type=END", "requeue")  # fmt: skip
+    assert {f"#SBATCH --{option}" for option in options} <= set(script)
+    assert "module load it" in script
     assert any(line.startswith("#SBATCH --signal=") for line in script)
     assert not exp.path("run").exists()
     (tmp_path / "bin").mkdir()
@@ -116,3 +122,60 @@ def test_a_job_for_slurm_is_shown_without_one_and_refused_where_there_is_none(ex
     assert done.returncode == 3
     assert "sbatch" in first_line(done) or "Slurm" in first_line(done)
     assert not exp.path("run").exists()
+
+
+@pytest.mark.extended
+def test_ranks_of_others_save_together_and_one_that_is_killed_or_told_otherwise_is_named(exp, start):
+    settings = [*LONG, "launcher=external", "output_dir=run"]
+    first, second = (start(*settings, **place) for place in places(2))
+    wait_for(has_steps(exp.path("run")), first, second)
+    second.send_signal(signal.SIGUSR2)  # notice to one
+    said = [process.communicate(timeout=120) for process in (first, second)]
+    assert [first.returncode, second.returncode] == [75, 75], said
+    assert said[1] == ("", "")
+
+    first, second = (start(*settings, "resume=auto", **place) for place in places(2))
+    known = (exp.path("run") / "metrics.jsonl").stat().st_size
+    wait_for(lambda: (exp.path("run") / "metrics.jsonl").stat().st_size > known, first, second)
+    second.kill()
+    errors = first.communicate(timeout=120)[1]
+    assert first.returncode == 1
+    assert errors.startswith("error: rank 1 "), errors
+
+    several = zip(places(2), ([], ["optim.lr=0.01"]))
+    processes = [start(*settings, *words, "output_dir=other", **place) for place, words in several]
+    said = [process.communicate(timeout=120) for process in processes]
+    assert [process.returncode for process in processes] == [2, 2], said
+    assert said[0][1].startswith("error: rank 1 ")
+    assert "optim.lr=0.01" in said[0][1].splitlines()[0]
+    assert not exp.path("other").exists()
+
+
+@pytest.mark.extended
+def test_tasks_of_srun_are_refused_where_they_are_several(exp, python):
+    """Each sees the other; one that is alone runs, with a warning."""
+    srun = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "2",
+            "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2"}  # fmt: skip
+    tasks = [
+        subprocess.Popen([*python, *TINY], cwd=exp.folder, env=clean_environment(**srun, SLURM_PROCID=rank),
+                         stderr=subprocess.PIPE, text=True)
+        for rank in "01"
+    ]  # fmt: skip
+    for task in tasks:
+        errors = task.communicate(timeout=100)[1]
+        assert task.returncode == 2, errors
+        assert "SLURM_PROCID=" in errors.splitlines()[0]
+    assert list(exp.folder.iterdir()) == []
+    done = exp(*TINY, "max_steps=1", **srun, SLURM_PROCID="0")
+    assert done.returncode == 0, done.stderr
+    assert "SLURM_STEP_NUM_TASKS=2" in done.stderr
+
+
+@pytest.mark.extended
+def test_a_node_that_never_comes_ends_the_run(exp):
+    endpoint = f"127.0.0.1:{free_port()}"
+    done = exp(
+        *TINY, "launcher.nnodes=2", f"launcher.rdzv_endpoint={endpoint}", "launcher.timeout_s=4", "output_dir=run"
+    )
+    assert done.returncode == 1
+    assert endpoint in first_line(done)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 
@@ -64,3 +65,31 @@ def test_ctrl_c_and_a_closed_terminal_say_how_to_go_on(exp, start, number):
     assert errors.startswith("error: interrupted")
     assert "resume=auto" in output + errors
     assert "Traceback" not in output + errors
+
+
+@pytest.mark.extended
+def test_sigterm_to_every_process_of_a_job_loses_no_step(exp, start):
+    """As ``scancel`` and ``scontrol requeue`` send it: to all that belong to the job's step."""
+    where = ["launcher=submitit", "launcher.cluster=debug", "nproc=2", "output_dir=run"]
+    process = start(*LONG, *where)
+    wait_for(has_steps(exp.path("run")), process)
+    for pid in family(process.pid):
+        os.kill(pid, signal.SIGTERM)
+    output, errors = process.communicate(timeout=280)
+    assert process.returncode == 75, output + errors
+    assert len(list(exp.path("run").glob("checkpoints/step_*.pth"))) == 1
+
+
+@pytest.mark.extended
+def test_a_validation_that_was_cut_short_is_made_first(exp, start):
+    settings = [*STEPS, "val_every=20", "max_steps=40", "output_dir=run"]
+    metrics = exp.path("run") / "metrics.jsonl"
+    process = start(*settings, "data.eval_batch_size=1")  # thousands of batches
+    wait_for(lambda: metrics.is_file() and '"step": 20' in metrics.read_text(), process)
+    os.kill(process.pid, signal.SIGUSR2)
+    output, errors = process.communicate(timeout=280)
+    assert process.returncode == 75, output + errors
+    done = exp(*settings, "data.eval_batch_size=128", "resume=auto")
+    assert done.returncode == 0, done.stderr
+    records = [json.loads(line) for line in metrics.read_text().splitlines()]
+    assert [record["step"] for record in records if record["split"] == "val"] == [20, 40]

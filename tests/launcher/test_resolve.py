@@ -34,14 +34,18 @@ def test_auto_is_local_for_one_process_and_torchrun_for_more(settings, nproc, ki
     assert launcher.max_restarts == settings.get("max_restarts", 0)
 
 
-def test_local_refuses_several_processes():
-    with pytest.raises(ConfigError, match="nproc=2 needs launcher=torchrun"):
-        resolve(config("exp.launcher.local.LocalLauncher"), 2)
-
-
-def test_several_nodes_need_a_meeting_point():
-    with pytest.raises(ConfigError, match=r"set launcher\.rdzv_endpoint="):
-        resolve(config(nnodes=2), 1)
+@pytest.mark.parametrize(
+    ("settings", "nproc", "key"),
+    [
+        ({"target": "exp.launcher.local.LocalLauncher"}, 2, "nproc"),
+        ({"target": "exp.launcher.local.LocalLauncher", "max_restarts": 1}, 1, "launcher.max_restarts"),
+        ({"target": "exp.launcher.local.LocalLauncher", "nnodes": 2, "rdzv_endpoint": "h:1"}, 1, "launcher.nnodes"),
+        ({"nnodes": 2}, 1, "launcher.rdzv_endpoint"),
+    ],
+)
+def test_what_a_launcher_cannot_do_is_refused_with_its_key(settings, nproc, key):
+    with pytest.raises(ConfigError, match=key):
+        resolve(config(**settings), nproc)
 
 
 def test_stale_variables_are_taken_away_and_named():
