@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -351,3 +352,23 @@ def test_segmentation_does_not_count_pixels_without_data(segmentation, tiff, tmp
     for channel, fill in enumerate(data.read.fill):
         assert (batch["image"][:, channel][ignored] == float(fill)).all()
     assert (batch["image"][:, 0][~ignored] != 100.0).float().mean() > 0.99
+
+
+def test_colours_are_taken_by_their_names(tmp_path, noise, scenes):
+    """The bands of a file that says which is which come as red, green, blue, and that is reported."""
+    pixels = noise(tmp_path / "rgb.png")
+    for number in range(9):
+        for name in ("a", "b"):
+            path = tmp_path / "data" / name / f"{number}.tif"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with rasterio.open(path, "w", driver="GTiff", height=40, width=50, count=3, dtype="uint8") as file:
+                for band, channel in enumerate((2, 1, 0), 1):
+                    file.write(pixels[..., channel], band)
+                    file.set_band_description(band, ("red", "green", "blue")[channel])
+    data = scenes(root=str(tmp_path / "data"), size=16)
+    path = data.read.examples[0]
+    assert (data.read(path) == pixels).all()
+    with open_image(Path(path), data.read, whole=0) as image:
+        assert (image.crop(3, 4, 20, 30).numpy() == pixels[3:23, 4:34].transpose(2, 0, 1)).all()
+    assert data.record(lambda each: [each])["bands_read_as_rgb"] == ["blue", "green", "red"]
+    assert any("blue, green, red" in note for note in data.notes)

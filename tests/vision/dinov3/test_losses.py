@@ -102,10 +102,10 @@ def test_ignored_pixels_and_the_spread_of_a_batch_do_not_matter(loss):
     other[0, :, 0, :2] = torch.randn(3, 2)
     torch.testing.assert_close(loss(other, label, 255), loss(logits.detach(), label, 255))
     assert torch.isfinite(loss(logits, torch.full_like(label, 255), 255))
-    if loss is not dice_loss:  # divided by all pixels, so that the mean over ranks is that of the whole batch
-        assert loss(logits, torch.full_like(label, 255), 255).item() == 0.0
-        halves = (loss(logits[:1], label[:1], 255) + loss(logits[1:], label[1:], 255)) / 2
-        torch.testing.assert_close(loss(logits, label, 255), halves)
+    # Divided by all pixels or images, so that the mean over ranks is that of the whole batch.
+    assert loss(logits, torch.full_like(label, 255), 255).item() == 0.0
+    halves = (loss(logits[:1], label[:1], 255) + loss(logits[1:], label[1:], 255)) / 2
+    torch.testing.assert_close(loss(logits, label, 255), halves)
 
 
 def test_a_sum_of_losses():
@@ -131,3 +131,9 @@ def test_dice_of_a_perfect_prediction_is_nothing():
     sure = torch.nn.functional.one_hot(label.long(), 3).permute(0, 3, 1, 2).float() * 100
     assert dice_loss(sure, label, 255).item() == pytest.approx(0.0, abs=1e-5)
     assert dice_loss(-sure, label, 255).item() > 0.5
+    # A class that no image has costs nothing, however much of it is predicted.
+    more = torch.cat([sure, torch.full((2, 1, 8, 8), 98.0)], dim=1)
+    with_it = torch.softmax(more, dim=1)[:, :3]
+    expected = [1 - (2 * (p * t).sum() + 1) / (p.sum() + t.sum() + 1)
+                for p, t in zip(with_it.flatten(0, 1), (sure / 100).flatten(0, 1))]  # fmt: skip
+    assert dice_loss(more, label, 255).item() == pytest.approx(float(sum(expected)) / 6, abs=1e-6)

@@ -11,7 +11,7 @@ import numpy as np
 from exp.data.places import shortened
 from exp.errors import DataError
 
-__all__ = ["BandChoice", "Plan", "colour_names", "colours_in", "is_measured_band", "plain_name"]
+__all__ = ["BandChoice", "Plan", "colour_names", "colours_in", "is_measured_band", "order_of_colours", "plain_name"]
 
 _CHANNELS = {1: ("gray",), 2: ("gray", "alpha"), 3: ("red", "green", "blue"), 4: ("red", "green", "blue", "alpha")}
 # By the bands of Sentinel-2, whose red is the fourth; of other sensors only the plain words are certain.
@@ -157,6 +157,22 @@ def colours_in(names: Sequence[str]) -> list[int | None]:
         places = [index for index, name in enumerate(names) if _word(name) in words]
         found.append(places[0] if len(places) == 1 else None)
     return found
+
+
+def order_of_colours(names: Sequence[str]) -> list[int] | None:
+    """In which order the bands of a file are red, green, blue.
+
+    Args:
+        names: of its bands: three colours, and transparency perhaps.
+
+    Returns:
+        Indexes from 0; None: they are so already, or their names do not tell.
+    """
+    order = colours_in(names[:3])
+    if len(names) not in (3, 4) or sorted(each for each in order if each is not None) != [0, 1, 2]:
+        return None
+    found = [*(each for each in order if each is not None), *range(3, len(names))]
+    return None if found == sorted(found) else found
 
 
 def _word(name: str) -> str:

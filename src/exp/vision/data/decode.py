@@ -24,6 +24,7 @@ from exp.vision.data.values import Raw
 
 __all__ = [
     "BY_RASTERIO",
+    "band_names_of",
     "by_rasterio",
     "decoded",
     "has_mask",
@@ -92,6 +93,16 @@ def image_size(path: str | os.PathLike[str]) -> tuple[int, int] | None:
         return None
     finally:
         Image.MAX_IMAGE_PIXELS = before
+
+
+def band_names_of(path: str | os.PathLike[str]) -> tuple[str, ...]:
+    """Names of the bands of a file that rasterio reads (:func:`names_in`), by its header."""
+    import rasterio
+
+    with warnings.catch_warnings(), naming(path):
+        warnings.simplefilter("ignore")
+        with rasterio.open(Path(path)) as file:
+            return names_in(file)
 
 
 def by_rasterio(path: str | os.PathLike[str]) -> bool:

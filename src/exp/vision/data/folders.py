@@ -88,6 +88,8 @@ def find(root: Path, fractions: Sequence[float], classes: Sequence[str] | None, 
         if left_out:
             notes[title] = left_out
             said.append(f"warning: {title.replace('_', ' ')} of {root}: {', '.join(left_out)}")
+    if not unlabelled:
+        said += _odd_classes(root, names)
     unread = not_read(folder for place in above for folder in folders_in(place) if folder.name in empty)
     said += [f"warning: in empty folders {line}" for line in unread]
     labelled = {place: _labelled(place, folders, names) for place, folders in found.items()}
@@ -103,6 +105,24 @@ def find(root: Path, fractions: Sequence[float], classes: Sequence[str] | None, 
             hints = not_read([place, *folders_in(place)])
             raise DataError("\n  ".join([f"{place} holds no images; {_EXPECTED}", *hints]))
     return Listing(names, parts, notes if unlabelled else {**notes, **_uneven(names, parts, said)}, said)
+
+
+def _odd_classes(root: Path, names: Sequence[str]) -> list[str]:
+    """Classes that are hardly meant: one alone, or two whose names differ in case alone."""
+    if len(names) == 1:
+        return [f"warning: {names[0]} is the only class of {root}: every figure is perfect, whatever is learned"]
+    alike = [group for group in _by_casefold(names).values() if len(group) > 1]
+    return [
+        f"warning: classes {' and '.join(group)} differ in case alone; join their folders if they are one"
+        for group in alike
+    ]
+
+
+def _by_casefold(names: Sequence[str]) -> dict[str, list[str]]:
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(name.casefold(), []).append(name)
+    return groups
 
 
 def _taken_for_parts(root: Path, parts: Mapping[str, Path]) -> list[str]:

@@ -13,6 +13,7 @@ from exp.data.places import content_of, sample_folder
 from exp.errors import DataError
 
 __all__ = [
+    "ARCHIVE",
     "NAMED_FILES",
     "PARTS",
     "SUFFIXES",
@@ -29,6 +30,8 @@ __all__ = [
 
 PARTS = ("train", "val", "test")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".jp2", ".bmp", ".webp")
+ARCHIVE = "__MACOSX"
+"""A folder that archives of a Mac bring along; there are no images in it."""
 NAMED_FILES = 20
 """Of files that could not be used, so many are named in a record or a message."""
 # Files that lie beside images, and are none: texts, tables, and what tells where on Earth an image is.
@@ -87,7 +90,7 @@ def data_root(root: str | os.PathLike[str] | None, sample_data: str | None, name
 def folders_in(folder: Path) -> list[Path]:
     """Its folders, sorted; left out are hidden ones, and links that lead back to it or above it."""
     with os.scandir(folder) as entries:
-        found = [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+        found = [entry for entry in entries if entry.is_dir() and not entry.name.startswith((".", ARCHIVE))]
     return sorted(Path(entry.path) for entry in found if not (entry.is_symlink() and _leads_back(entry.path, folder)))
 
 
@@ -105,7 +108,7 @@ def files_below(folder: Path) -> list[str]:
         kept = []
         for name in folders:
             path = os.path.join(place, name)  # noqa: PTH118 - a million of them
-            if name.startswith("."):
+            if name.startswith((".", ARCHIVE)):
                 continue
             if os.path.islink(path):  # noqa: PTH114
                 real = os.path.realpath(path)

@@ -9,7 +9,7 @@ from typing import NamedTuple, Sequence
 import numpy as np
 
 from exp.errors import DataError
-from exp.vision.data.bands import BandChoice, is_measured_band
+from exp.vision.data.bands import BandChoice, is_measured_band, order_of_colours
 from exp.vision.data.decode import read_raw
 from exp.vision.data.modality import Modalities
 from exp.vision.data.values import Raw, ValueRange, convert, invalid_values, no_data, split_alpha, to_channels
@@ -186,12 +186,19 @@ class ImageReader:
             DataError: there are others, or it cannot be told which.
         """
         if self.bands is None:
+            order = self.order_of(raw.names)
+            if order is not None:
+                raw = raw._replace(pixels=raw.pixels[..., order])
             return split_alpha(raw, path, self.channels, self.alpha)
         plan = self.bands.plan(raw.pixels.shape[2], raw.names, raw.alpha, path)
         transparency = None if plan.alpha is None else raw.pixels[..., plan.alpha]
         if transparency is not None and self.alpha is None and is_measured_band(transparency):
             transparency = None
         return raw.pixels[..., plan.indexes], transparency
+
+    def order_of(self, names: Sequence[str]) -> list[int] | None:
+        """The order in which a file's bands are taken where none are chosen: red, green, blue, if their names tell."""
+        return order_of_colours(names) if self.bands is None and self.channels == 3 else None
 
     def range_for(self, pixels: np.ndarray) -> ValueRange | None:
         """What becomes 0 and 255 of these values; None: they stay as they are, or may not come."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import filecmp
 import os
+from pathlib import Path
 from typing import Any, Sequence
 
 from exp.vision.data.listing import SUFFIXES, Listing, other_files
 
 __all__ = ["remarks"]
+
+_ALIKE = 8
 
 
 def remarks(listing: Listing, name: str, bands: Sequence[int | str] | None) -> tuple[dict[str, Any], list[str]]:
@@ -32,8 +36,32 @@ def remarks(listing: Listing, name: str, bands: Sequence[int | str] | None) -> t
             f"warning: files beside the images of {name} are not read, as exp reads {' '.join(SUFFIXES)} only: {told}; "
             "convert them, or move them elsewhere"
         )
+    copies = _in_two_parts(listing)
+    if copies:
+        notes["files_in_two_parts"] = len(copies)
+        said.append(
+            f"warning: {len(copies)} images of {name} are in two parts, such as {copies[0]}: figures are measured on "
+            "what was trained on; remove them from one"
+        )
     wanted = list(bands or ())
     twice = sorted({str(band) for band in wanted if wanted.count(band) > 1})
     if twice:
         said.append(f"note: data.bands names {', '.join(twice)} more than once: the model gets it as often")
     return notes, said
+
+
+def _in_two_parts(listing: Listing) -> list[str]:
+    """Held-out images of which the training part has a file of the same name and content.
+
+    Names that many files have, as of numbered tiles, tell nothing, and would take long to compare.
+    """
+    trained: dict[str, list[str]] = {}
+    for path, *_ in listing.parts.get("train", []):
+        trained.setdefault(Path(path).name, []).append(path)
+    held = [sample[0] for part, members in listing.parts.items() if part != "train" for sample in members]
+    found = []
+    for path in held:
+        alike = trained.get(Path(path).name, [])
+        if len(alike) <= _ALIKE and any(path != each and filecmp.cmp(path, each, shallow=False) for each in alike):
+            found.append(path)
+    return found

@@ -52,7 +52,10 @@ def cross_entropy(
 
 
 def dice_loss(logits: torch.Tensor, labels: torch.Tensor, ignore_index: int) -> torch.Tensor:
-    """One minus the soft Dice coefficient of each image and class (V-Net, arXiv 1606.04797), averaged.
+    """One minus the soft Dice coefficient (V-Net, arXiv 1606.04797), averaged over the classes of each image, then over
+    images.
+
+    A class without a pixel in an image is left out there: whatever little is predicted of it would count as a miss.
 
     Args:
         logits: (B, K, H, W).
@@ -68,8 +71,9 @@ def dice_loss(logits: torch.Tensor, labels: torch.Tensor, ignore_index: int) -> 
     truth = torch.zeros_like(probabilities).scatter_(1, index, 1.0) * known
     overlap = (probabilities * truth).sum(dim=(2, 3))
     size = probabilities.sum(dim=(2, 3)) + truth.sum(dim=(2, 3))
-    # Smoothed by one pixel: a class that is neither there nor predicted has no loss.
-    return (1.0 - (2.0 * overlap + 1.0) / (size + 1.0)).mean()
+    there = truth.sum(dim=(2, 3)) > 0
+    loss = (1.0 - (2.0 * overlap + 1.0) / (size + 1.0)) * there  # smoothed by one pixel
+    return (loss.sum(dim=1) / there.sum(dim=1).clamp(min=1)).mean()
 
 
 def focal_loss(

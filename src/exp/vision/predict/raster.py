@@ -116,6 +116,9 @@ class RasterImage:
         self._has_mask = has_mask(dataset)
         self._indexes = list(range(1, dataset.count + 1))  # of what is read, in this order
         self._limits: ValueRange | None = None
+        order = reader.order_of(self._names)
+        if order is not None:
+            self._indexes = [index + 1 for index in order]
         if reader.bands is not None:
             plan = reader.bands.plan(dataset.count, self._names, self._alpha, path)
             self._indexes = [index + 1 for index in plan.indexes]
