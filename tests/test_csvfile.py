@@ -24,6 +24,6 @@ def test_cells_that_a_spreadsheet_would_compute_are_text():
         "a=b",
     ]
     (row,) = csv.reader(io.StringIO(csv_content([cells]).decode(), newline=""))
-    assert row == [*(f"'{cell}" for cell in cells[:5]), "-1.5e-3", "+7", "-inf", "Tree", "-3", "a=b"]
+    assert row == [*(f"'{cell}" for cell in cells[:5]), "-1.5e-3", "+7", "-inf", "Forest", "-3", "a=b"]
     scenes = [Scene("=1+1.png", [("@class", 0.5)], "-x")]
     assert predictions_csv(scenes).splitlines()[1] == b"'=1+1.png,'@class,0.5000,'-x"
