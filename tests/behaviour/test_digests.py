@@ -61,7 +61,7 @@ def test_a_damaged_record_is_named_by_whoever_reads_it(exp, copy_of):
     (run / "result.json").write_text(f"{text[:digit]}{(int(text[digit]) + 1) % 10}{text[digit + 1 :]}")
     with pytest.raises(Exception, match=r"result\.json"):
         _ = public.open_run(run).result
-    done = exp("task=report", f"run={run}", "output_dir=report")
+    done = exp("task=report", "run=run", "output_dir=report")
     assert "result.json" in done.stdout
     assert "0." not in done.stdout.split("report:")[0]  # no figure of it is shown
     (run / "result.json").write_text(text)
@@ -69,7 +69,7 @@ def test_a_damaged_record_is_named_by_whoever_reads_it(exp, copy_of):
     (run / "metrics.jsonl").write_text(records.replace('"step": 4', '"step": 3'))
     config = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(config.replace("seed: 2023", "seed: 2022"))
-    done = exp("task=report", f"run={run}", "output_dir=report")
+    done = exp("task=report", "run=run", "output_dir=report")
     assert "metrics.jsonl" in done.stdout
     assert "config.yaml" in done.stdout
     assert "no digests" not in done.stdout

@@ -53,6 +53,22 @@ def test_it_is_predicted_swept_compared_and_tried_out_in_one_batch(oil, exp):
     assert (exp.path("short") / "plots" / "curves.png").is_file()
 
 
+@pytest.mark.extended
+def test_overfit_reports_whether_the_model_can_learn(oil, exp):
+    code = exp.folder / "my_experiment.py"
+    text = code.read_text()
+    for old, new in (('"y": row[-1]', '"y": row[0]'), ("nn.Dropout(0.1), ", "")):
+        assert old in text
+        text = text.replace(old, new)
+    code.write_text(text)
+    overfit = ["--config-dir", "my_conf", "experiment=oil", "backend=cpu", "debug=overfit", "plots=false"]
+    assert "the model can learn" in oil(*overfit, "optim.lr=1e-2", "output_dir=learned").stdout
+    told = exp.result("learned")
+    assert told["steps"] < 500
+    assert told["measured_on"] == "test (training batches)"
+    assert "that is not near zero" in oil(*overfit, "optim.lr=1e-9", "max_steps=4", "output_dir=not").stdout
+
+
 def test_what_is_wrong_with_it_is_said_before_the_first_step(oil, exp):
     code = exp.folder / "my_experiment.py"
     text = code.read_text()

@@ -34,9 +34,9 @@ GROUPS = {
 }  # fmt: skip
 # Pages whose commands have a test of their own.
 ELSEWHERE = {
-    "add-an-experiment": "tests/test_add_an_experiment.py",
-    "add-a-task": "tests/test_add_a_task.py",
-    "add-a-wrapper": "tests/test_add_a_wrapper.py",
+    "add-an-experiment": "tests/behaviour/test_own_code.py",
+    "add-a-task": "tests/behaviour/test_own_code.py",
+    "add-a-wrapper": "tests/behaviour/test_own_code.py",
     "fsdp": "tests/engine/test_fsdp.py",
     "python": "tests/test_python.py",
     "estimate": "tests/estimate/test_estimate.py",

@@ -68,6 +68,7 @@ def hydra(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.extended
 def test_every_configuration_is_the_same_as_composed_alone(hydra, tmp_path, monkeypatch):
     loader, master, jobs = hydra
 

@@ -23,6 +23,7 @@ from exp.config import fields
 from exp.config.dictionaries import opened
 from exp.config.explain import nearest
 from exp.config.names import distrust
+from exp.config.paths import refuse_empty
 from exp.config.schema import ExpConfig
 from exp.config.structures import structure_of, task_named
 from exp.config.walk import REFERENCE, nodes
@@ -75,8 +76,9 @@ def check_weights_there(value: str, key: str = "init_from") -> None:
     """Refuse a path that leads to nothing that a run leaves.
 
     Raises:
-        ConfigError: there is no such file or folder, or the folder has neither a configuration nor weights.
+        ConfigError: it is empty, or leads to nothing, or to a folder that has neither a configuration nor weights.
     """
+    refuse_empty({key: value})
     path = Path(value).expanduser()
     if not path.exists():
         there = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []

@@ -126,13 +126,16 @@ class Tiling:
             The number of the first of some rows, and their labels, uint8 (rows, width); each row once.
         """
         height, width = self.window_of(image.height, image.width)
-        tops, lefts = window_origins(image.height, height, self.stride), window_origins(image.width, width, self.stride)
+        upper, lefts = (
+            window_origins(image.height, height, self.stride),
+            window_origins(image.width, width, self.stride),
+        )
         columns = max(self.band_bytes // (4 * num_classes * height), width)
         at_once = max(min(_WINDOWS_AT_ONCE, self.band_bytes // (4 * num_classes * height * width)), 1)
         strips = [(begin, min(begin + columns, image.width)) for begin in range(0, image.width, columns)]
         kept: list[torch.Tensor | None] = [None] * len(strips)  # sums in the rows that the next windows cover, too
-        down, across = _covered(image.height, height, tops), _covered(image.width, width, lefts)
-        for top, following in zip(tops, [*tops[1:], image.height]):
+        down, across = _covered(image.height, height, upper), _covered(image.width, width, lefts)
+        for top, following in zip(upper, [*upper[1:], image.height]):
             final, labels = following - top, []
             for number, (begin, end) in enumerate(strips):
                 # Windows that touch two strips are computed for both.
