@@ -78,6 +78,7 @@ def test_what_does_leave_the_card_is_counted_and_said(exp):
     assert "trunc" in done.stdout
 
 
+@needs_current_card  # the older plug-in does not give its generator's state
 def test_a_resumed_run_restores_the_cards_random_state(exp):
     words = [*(word for word in CARDS if word not in NEEDLESS), "nproc=2"]
     for name, more in (("whole", []), ("half", ["resume=whole/checkpoints/step_00000002.pth"])):
@@ -120,7 +121,7 @@ def test_without_the_cards_collectives_tensors_are_staged_where_that_is_allowed_
     halved = [*CARDS, "nproc=2", "backend._target_=mine.Halved"]
     done = exp(*halved, "output_dir=run")
     assert done.returncode == 3
-    assert "rank 1: no libeccl.so" in first_line(done)
+    assert "rank 1: no libeccl.so" in done.stderr.splitlines()[0]
     for name, words, shell in (
         ("allowed", [*halved, "backend.allow_fallback=true"], {}),
         ("named", [*CARDS, "nproc=2", "backend.process_group=gloo"], {"TORCH_DISTRIBUTED_BACKEND": "nonsense"}),
