@@ -27,7 +27,6 @@ def test_help_fits_a_screen_and_lists_every_choice(exp):
     assert all(line in shown.stdout for line in ("nproc: 3\n", "name: timebridge_weather\n"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("flags", [["--help"], ["nprox=2"]])
 def test_answers_without_importing_torch(tmp_path, flags):
     script = (
@@ -56,7 +55,6 @@ def test_a_default_run_is_quiet_and_leaves_its_records(exp):
     assert "${" not in (exp.path("run") / "config.yaml").read_text(), "the frozen configuration must be resolved"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [[*TINY, "launcher=local"], ["launcher=submitit", "launcher.dry_run=true"], ["--help"]],
@@ -76,7 +74,6 @@ def test_a_run_whose_reader_has_gone_goes_on(exp, tmp_path, arguments):
         assert exp.result("run")["status"] == "completed"
 
 
-@pytest.mark.slow
 def test_stale_variables_cause_a_warning_and_nothing_else(exp):
     stale = {"RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "LOCAL_RANK": "3"}
     done = exp(*TINY, "output_dir=run", **stale)
@@ -96,7 +93,6 @@ def test_shell_completion_and_info_work(exp):
     assert "exp.conf" in shown.stdout
 
 
-@pytest.mark.slow
 def test_two_nodes_make_one_run(exp):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -142,7 +138,6 @@ def interrupt_when_saved(process: Forked, folder: Path, number: int) -> tuple[st
     return printed, errors
 
 
-@pytest.mark.slow
 def test_an_interrupted_local_run_says_so_and_can_be_continued(exp):
     settings = [*TINY, "max_steps=400", "checkpoint.every_steps=1", "output_dir=run"]
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -161,7 +156,6 @@ def test_an_interrupted_local_run_says_so_and_can_be_continued(exp):
     assert exp(*settings).returncode == 2  # it is completed
 
 
-@pytest.mark.slow
 def test_an_interrupt_ends_the_whole_sweep(exp):
     settings = [
         *TINY,

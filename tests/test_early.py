@@ -35,7 +35,7 @@ class Mine(CpuBackend):
 """
 
 
-@pytest.mark.parametrize("name", ["SIGUSR2", pytest.param("SIGINT", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["SIGUSR2", "SIGINT"])
 def test_while_the_command_line_is_imported(name, tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-m", "exp", *TINY], cwd=tmp_path, env=clean_environment(), text=True,

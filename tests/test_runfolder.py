@@ -59,7 +59,6 @@ class Poison(Hook):
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("task", ["train", "predict"])
 def test_a_run_whose_test_metric_is_not_finite_has_failed(trained, task):
     arguments = [*TINY, f"output_dir={task}"]
@@ -88,7 +87,6 @@ def test_a_run_whose_test_metric_is_not_finite_has_failed(trained, task):
         assert lines
 
 
-@pytest.mark.slow
 def test_a_sweep_gets_nan_and_writes_null(trained):
     (trained / "poison.py").write_text(POISON)
     done = run_exp(

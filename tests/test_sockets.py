@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import clean_environment
 
 
-@pytest.mark.parametrize("arguments", [[], pytest.param(["nproc=2", "launcher.fork=false"], marks=pytest.mark.slow)])
+@pytest.mark.parametrize("arguments", [[], pytest.param(["nproc=2", "launcher.fork=false"])])
 def test_a_long_temporary_folder_is_no_matter(exp, arguments):
     temporary = exp.folder / ("t" * 80)
     temporary.mkdir()

@@ -45,7 +45,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", disk], check=True)
 
 
-@pytest.mark.parametrize("nproc", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("nproc", [1, 2])
 def test_a_disk_that_is_full_in_mid_run(tmp_path, small_disk, nproc):
     (tmp_path / "fills.py").write_text(FILLS)
     arguments = ["model._target_=fills.Model", "output_dir=disk/run", "log_every=1", f"nproc={nproc}"]
@@ -59,7 +59,6 @@ def test_a_disk_that_is_full_in_mid_run(tmp_path, small_disk, nproc):
     assert "Traceback" not in done.stderr + done.stdout
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "where"),
     [

@@ -6,8 +6,6 @@ from exp.compare.curves import Curve, history_of, thinned
 from exp.compare.runs import find_runs
 from exp.compare.scale import is_logarithmic
 
-pytestmark = pytest.mark.slow  # nothing here depends on the version of torch
-
 
 @pytest.mark.parametrize(
     ("numbers", "log"),

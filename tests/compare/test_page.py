@@ -18,8 +18,6 @@ from exp.compare.runs import find_runs
 LIBRARY = Path(exp.compare.__file__).parent / "echarts"
 VOID = {"meta", "img", "br", "input", "link", "base", "hr"}
 
-pytestmark = pytest.mark.slow  # nothing here depends on the version of torch
-
 
 class Page(html.parser.HTMLParser):
     """What a page consists of: its elements with their attributes and texts; raises where they are not balanced."""

@@ -11,8 +11,6 @@ from exp.compare.paper_formats import as_latex, as_markdown, heads_of
 from exp.compare.runs import find_runs
 from exp.compare.seeds import Mean, groups_by_metric, mean_text
 
-pytestmark = pytest.mark.slow  # nothing here depends on the version of torch
-
 
 def names(runs):
     return {metric: [group.names for group in groups] for metric, groups in groups_by_metric(runs).items()}

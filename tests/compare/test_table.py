@@ -5,15 +5,12 @@ import io
 import json
 import math
 
-import pytest
 from rich.console import Console
 
 from exp.compare.page_table import results_table
 from exp.compare.runs import find_runs
 from exp.compare.table import write_table
 from exp.compare.terminal import as_rich_table
-
-pytestmark = pytest.mark.slow  # nothing here depends on the version of torch
 
 
 def printed(runs, **options):

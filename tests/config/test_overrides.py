@@ -51,7 +51,6 @@ def collections(node, prefix):
             yield from collections(inner, f"{prefix}{field.name}.")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("chosen", "parts"),
     [
@@ -73,7 +72,6 @@ def test_every_dictionary_and_list_of_the_schema_takes_what_is_given(exp, chosen
     assert MISSING not in found.values()
 
 
-@pytest.mark.slow
 def test_a_dictionary_replaces_that_of_the_experiment_and_members_are_set_one_by_one():
     structures.register()
     choices.register_resolvers()

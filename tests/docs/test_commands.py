@@ -7,7 +7,6 @@ import pytest
 from tests.docs.reader import GROUPS, try_pages
 
 
-@pytest.mark.slow
 @pytest.mark.extended
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("group", GROUPS)

@@ -84,7 +84,6 @@ def test_records_are_those_of_their_rows(page):
     assert keep_result().check(folder) == []
 
 
-@pytest.mark.slow
 def test_a_record_of_a_run_and_what_is_refused(tmp_path, capsys):
     done = run_exp(tmp_path, *TINY, "data.horizon=24", "seed=7", "output_dir=run")
     assert done.returncode == 0, done.stderr

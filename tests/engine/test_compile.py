@@ -38,7 +38,6 @@ def oil(exp):
 
 
 @needs_compilation
-@pytest.mark.slow
 def test_a_compiled_run_is_as_another_and_goes_on_uncompiled(oil, exp):
     oil("max_steps=4", "output_dir=eager")
     assert oil.products() == 0
@@ -53,7 +52,6 @@ def test_a_compiled_run_is_as_another_and_goes_on_uncompiled(oil, exp):
 
 
 @pytest.mark.skipif(not compat.supports_full_sharding(), reason="needs torch >= 2.7")
-@pytest.mark.slow
 def test_of_a_sharded_model_the_blocks_are_compiled(oil, exp):
     oil("max_steps=3", "output_dir=eager", "nproc=2", "wrapper=fsdp")
     assert oil.products() == 0
@@ -66,7 +64,6 @@ def test_of_a_sharded_model_the_blocks_are_compiled(oil, exp):
 
 
 @needs_compilation
-@pytest.mark.slow
 def test_a_compiler_that_is_missing_is_named_before_the_data_are_read(exp):
     done = exp(*TINY, "compile=true", "output_dir=run", CXX="/nowhere/c++", TORCHINDUCTOR_CACHE_DIR=str(exp.folder),
                TORCHINDUCTOR_COMPILE_THREADS="1")  # fmt: skip

@@ -198,7 +198,6 @@ RUN = ["model.attention_dropout=0", "log_every=1", "optim.clip_grad_norm=0.5", "
 
 
 @needs_sharding
-@pytest.mark.slow
 def test_goes_on_from_any_number_of_ranks_and_either_wrapper(exp):
     exp.train("ddp", *RUN, "nproc=2", "wrapper=ddp")
     expected = exp.losses("ddp")

@@ -43,7 +43,6 @@ def wait_for(condition, seconds: float = 90) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.slow
 def test_the_same_command_follows_the_job_that_is_there(tmp_path):
     (tmp_path / "slow.py").write_text(MODEL)
     run = tmp_path / "run"
@@ -86,7 +85,6 @@ def test_the_same_command_follows_the_job_that_is_there(tmp_path):
     assert (ended.returncode, "MSE" in ended.stdout) == (0, True), ended.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [([], "needs run="), (["run=nowhere"], "holds no submitted job"), (["run=[a,b]"], "needs run=")],

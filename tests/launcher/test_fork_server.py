@@ -56,7 +56,6 @@ def train(exp):
     return train
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("safe", "plugins", "how"),
     [(True, False, "of the agent"), (True, True, "of its own"), (False, False, "started")],
@@ -74,7 +73,7 @@ def test_workers_are_forked_where_that_is_safe(exp, train, safe, plugins, how):
     assert exp.result("run")["metrics"] == pytest.approx(reference["metrics"], rel=1e-5)
 
 
-@pytest.mark.parametrize("fork", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("fork", [True, False])
 def test_signals_that_give_notice_stay_blocked_in_every_process(exp, train, fork):
     """Python's resource tracker unblocks SIGTERM in the process that starts it: scancel would then kill that one."""
     done = train("run", "launcher=submitit", "launcher.cluster=debug", f"launcher.fork={fork}")

@@ -8,7 +8,6 @@ import torch
 from tests.conftest import TINY
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(not hasattr(torch, "_import_device_backends"), reason="torch >= 2.5 loads plug-ins by itself"),
 ]
 

@@ -89,7 +89,6 @@ def job(tmp_path):
         started.process.communicate()
 
 
-@pytest.mark.slow
 def test_an_error_ends_the_job_even_beside_a_rank_that_ignores_the_end(job):
     running = job("raise-stubborn")
     running.wait_joined()
@@ -101,7 +100,7 @@ def test_an_error_ends_the_job_even_beside_a_rank_that_ignores_the_end(job):
 
 @pytest.mark.parametrize(
     ("number", "code"),
-    [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 143)],
+    [pytest.param(signal.SIGINT, 130), (signal.SIGTERM, 143)],
     ids=["INT", "TERM"],
 )
 def test_a_signal_ends_everything_even_a_rank_that_ignores_it(job, number, code):

@@ -83,7 +83,6 @@ def test_a_module_that_is_used_twice_has_two_masks_and_the_same_ones_when_comput
     backward_begins()  # without a stream, nothing
 
 
-@pytest.mark.slow
 def test_one_and_two_processes_train_alike_with_dropout_and_resume_at_the_other_number(exp):
     settings = [*TINY[:-3], "max_steps=6", "log_every=1", "plots=false", "model.dropout=0.2", "dropout_by_sample=true"]
     settings += ["model.cointegrated_layers=1", "checkpoint.every_steps=3", "checkpoint.keep_last=9"]

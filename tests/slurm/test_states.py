@@ -33,7 +33,6 @@ def wait_until_ended(*jobs: str) -> dict[str, JobState]:
         time.sleep(0.2)
 
 
-@pytest.mark.slow
 def test_every_kind_of_end(batch):
     good, bad, killed = batch("true"), batch("exit 3"), batch("kill -9 $$")
     states = wait_until_ended(good, bad, killed)
@@ -43,7 +42,6 @@ def test_every_kind_of_end(batch):
     assert describe_end(bad, states[bad]).startswith(f"Slurm job {bad} on n")
 
 
-@pytest.mark.slow
 def test_an_array_and_what_waits(batch):
     array = batch("sleep 1", "--array=0-1")
     waiting = batch("true", "--hold")
@@ -55,7 +53,6 @@ def test_an_array_and_what_waits(batch):
     assert {state.name for state in ended.values()} == {"COMPLETED"}
 
 
-@pytest.mark.slow
 def test_a_job_that_nobody_knows_and_a_slurm_that_does_not_answer(batch, monkeypatch):
     assert find_states(["1"]) == {"1": JobState("GONE")}
     monkeypatch.setenv("SLURM_CONF", "/nowhere/slurm.conf")

@@ -38,7 +38,6 @@ def assert_same_weights(first: Path, second: Path) -> None:
         assert torch.equal(weight, other["state_dict"][name]), name
 
 
-@pytest.mark.slow
 def test_a_job_is_followed_to_its_result(submit, result):
     code, said = submit("launcher.time_minutes=5", "launcher.mem_gib=1.5", "launcher.setup=[echo set up here]").end()
     assert code == 0, said
@@ -55,7 +54,6 @@ def test_two_nodes_are_one_run(submit, result):
     assert result("run")["world_size"] == 4
 
 
-@pytest.mark.slow
 def test_a_wrong_request_is_refused_before_it_is_submitted(submit, cluster, tmp_path):
     for setting, named in (
         ("launcher.partition=nope", "nope"),
@@ -71,7 +69,6 @@ def test_a_wrong_request_is_refused_before_it_is_submitted(submit, cluster, tmp_
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
 def test_a_request_that_can_never_be_met_is_cancelled(submit, cluster, result):
     code, said = submit("launcher.partition=small", "launcher.time_minutes=20").end()
     assert code == 3, said
@@ -82,7 +79,6 @@ def test_a_request_that_can_never_be_met_is_cancelled(submit, cluster, result):
         result("run")
 
 
-@pytest.mark.slow
 def test_the_signal_before_the_time_limit_loses_no_step(submit, whole, result, cluster, tmp_path):
     running = submit(*EXACT)
     running.wait_for_steps()
@@ -96,7 +92,6 @@ def test_the_signal_before_the_time_limit_loses_no_step(submit, whole, result, c
     assert_same_weights(tmp_path / "run", whole)
 
 
-@pytest.mark.slow
 def test_a_job_of_higher_priority_takes_both_nodes_and_gives_them_back(submit, whole, result, cluster, tmp_path):
     settings = [*EXACT[:-1], "nproc=1"]
     running = submit(*settings, "launcher.nodes=2")
@@ -113,7 +108,6 @@ def test_a_job_of_higher_priority_takes_both_nodes_and_gives_them_back(submit, w
     assert_same_weights(tmp_path / "run", whole)
 
 
-@pytest.mark.slow
 def test_sigterm_alone_loses_no_step(submit, result, cluster):
     """With the workers forked, as they are by default here, and nothing saved on the way."""
     running = submit(*LONG, "checkpoint.every_epochs=0", "nproc=2")
@@ -129,7 +123,6 @@ def test_sigterm_alone_loses_no_step(submit, result, cluster):
     assert "preempted after step" in running.logs()
 
 
-@pytest.mark.slow
 def test_a_failing_node_costs_what_was_not_saved(submit, result, cluster):
     running = submit(*EXACT, "checkpoint.every_steps=10")
     running.wait_for_steps()
@@ -144,7 +137,6 @@ def test_a_failing_node_costs_what_was_not_saved(submit, result, cluster):
     assert int(result("run")["resumed_from"][-12:-4]) >= 10
 
 
-@pytest.mark.slow
 def test_a_killed_rank_on_another_node_is_the_one_that_is_named(submit, result):
     running = submit(*LONG, "launcher.nodes=2", "nproc=2")
     running.wait_for_steps()
@@ -155,7 +147,6 @@ def test_a_killed_rank_on_another_node_is_the_one_that_is_named(submit, result):
     assert result("run")["error"]["rank"] == 3
 
 
-@pytest.mark.slow
 def test_a_node_of_which_all_was_killed_is_named_and_no_rank_of_another(submit, result):
     running = submit(*LONG, "launcher.nodes=2", "nproc=1")
     running.wait_for_steps()
@@ -169,7 +160,6 @@ def test_a_node_of_which_all_was_killed_is_named_and_no_rank_of_another(submit, 
     assert result("run")["error"]["rank"] in (None, 1)
 
 
-@pytest.mark.slow
 def test_a_job_that_dies_without_a_word_is_noticed(submit):
     running = submit(*LONG)
     running.wait_for_steps()
@@ -179,7 +169,6 @@ def test_a_job_that_dies_without_a_word_is_noticed(submit):
     assert "is FAILED: it left no result" in said
 
 
-@pytest.mark.slow
 def test_the_time_limit_ends_a_run_that_saves_nothing(submit):
     """A task without state cannot use the signal; one that ignores it would look the same."""
     stuck = "launcher.setup=[exec sleep 200]"
@@ -189,7 +178,6 @@ def test_the_time_limit_ends_a_run_that_saves_nothing(submit):
     assert "launcher.time_minutes" in said
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("cancel", [False, True])
 def test_an_interrupt_leaves_or_cancels_the_job(submit, cluster, tmp_path, cancel):
     running = submit(*LONG, f"launcher.cancel_on_exit={cancel}")
@@ -210,7 +198,6 @@ def test_an_interrupt_leaves_or_cancels_the_job(submit, cluster, tmp_path, cance
         assert not (tmp_path / "run" / "result.json").exists()
 
 
-@pytest.mark.slow
 def test_the_same_command_follows_the_job_that_is_there(submit, cluster, result, tmp_path):
     """Killed followers leave one job, which has its folder while it waits to be started again, too."""
     running = submit(*EXACT)
@@ -226,7 +213,6 @@ def test_the_same_command_follows_the_job_that_is_there(submit, cluster, result,
     assert not (tmp_path / "run" / ".lock").exists()
 
 
-@pytest.mark.slow
 def test_nobody_need_wait(submit, cluster, result):
     running = submit("launcher.wait=false")
     code, said = running.end()
@@ -240,7 +226,6 @@ def test_nobody_need_wait(submit, cluster, result):
     assert result("run")["status"] == "completed"
 
 
-@pytest.mark.slow
 def test_a_sweep_that_this_slurm_takes_in_two_arrays_only(submit, cluster, tmp_path):
     """It takes four jobs in one; of six, each has its own result, and those that fail end no others."""
     code, said = submit("seed=1,2,3", "optim.lr=0.001,-1", "launcher.array_parallelism=4", sweep=True).end()
@@ -263,7 +248,6 @@ def test_a_sweep_that_this_slurm_takes_in_two_arrays_only(submit, cluster, tmp_p
     assert cluster.jobs() == []
 
 
-@pytest.mark.slow
 def test_jobs_on_one_node_take_different_cards(submit, cluster, tmp_path):
     """The cluster counts its cards, but gives no numbers to the jobs; these are one array."""
     code, said = submit(
@@ -279,7 +263,6 @@ def test_jobs_on_one_node_take_different_cards(submit, cluster, tmp_path):
     assert not cards[0] & cards[1]
 
 
-@pytest.mark.slow
 def test_the_same_without_slurm(exp):
     """In this process; in one of its own: tests/launcher/test_attach.py."""
     where = ["launcher=submitit", "launcher.cluster=debug"]

@@ -67,7 +67,6 @@ def hydra(tmp_path, monkeypatch):
     GlobalHydra.instance().clear()
 
 
-@pytest.mark.slow
 @pytest.mark.extended
 def test_every_configuration_is_the_same_as_composed_alone(hydra, tmp_path, monkeypatch):
     loader, master, jobs = hydra

@@ -8,12 +8,8 @@ import os
 import signal
 import time
 
-import pytest
-
 from exp.launcher.submitit import in_slices
 from tests.conftest import TINY, Forked
-
-pytestmark = pytest.mark.slow
 
 SWEEP = ["-m", *TINY, "output_dir=sweep"]
 

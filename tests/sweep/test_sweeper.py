@@ -56,7 +56,6 @@ def statuses(exp) -> list[str]:
         return [row["status"] for row in csv.DictReader(file)]
 
 
-@pytest.mark.slow
 def test_optuna_goes_on_where_trials_fail(exp):
     pytest.importorskip("optuna", reason="the extra 'optuna' is not installed")
     optuna = [*SWEEP, "hydra/sweeper=optuna", "hydra.sweeper.n_trials=2", "hydra.sweeper.n_jobs=2"]
@@ -67,7 +66,6 @@ def test_optuna_goes_on_where_trials_fail(exp):
     assert "lr: 0.00044" in exp.path("sweep/optimization_results.yaml").read_text()
 
 
-@pytest.mark.slow
 def test_a_sweeper_that_raises_is_one_line(exp):
     """As Optuna's does where no trial has a value."""
     pytest.importorskip("optuna", reason="the extra 'optuna' is not installed")
@@ -79,7 +77,6 @@ def test_a_sweeper_that_raises_is_one_line(exp):
     assert "1 failed" in done.stdout
 
 
-@pytest.mark.slow
 def test_a_search_for_the_worst_ends_with_its_first_batch(exp):
     pytest.importorskip("optuna", reason="the extra 'optuna' is not installed")
     optuna = [*SWEEP, "hydra/sweeper=optuna", "hydra.sweeper.n_trials=3", "hydra.sweeper.n_jobs=1"]
@@ -92,7 +89,6 @@ def test_a_search_for_the_worst_ends_with_its_first_batch(exp):
     assert "names 2 directions" in refused.stderr
 
 
-@pytest.mark.slow
 def test_jobs_that_are_the_same_are_gone_on_with_one_by_one(exp):
     assert exp(*SWEEP, "seed=1,1").returncode == 0
     exp.path("sweep/0/result.json").unlink()

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 from tests.conftest import TINY
 from tests.terminal import on_a_terminal
-
-pytestmark = pytest.mark.slow
 
 
 def test_a_sweep(exp):

@@ -93,7 +93,6 @@ def test_a_continued_training_keeps_the_statistics_and_ends_the_same(trained):
     assert all(torch.equal(value, ends[1][key]) for key, value in ends[0].items())
 
 
-@pytest.mark.slow
 def test_two_processes_measure_what_one_does(trained):
     done = train(trained, "two", "nproc=2")
     assert done.returncode == 0, done.stderr

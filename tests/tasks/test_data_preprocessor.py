@@ -35,7 +35,6 @@ class Stock(BaseModel):
 """
 
 
-@pytest.mark.slow
 def test_training_under_a_wrapper_and_evaluation_see_the_same(exp):
     (exp.folder / "mine.py").write_text(MINE)
     settings = [*TINY, "model._target_=mine.Stock", "max_steps=1"]

@@ -6,7 +6,6 @@ import gzip
 
 import numpy as np
 import pandas as pd
-import pytest
 
 SMALL = ["backend=cpu", "data.lookback=96", "max_steps=2", "max_epochs=1", "global_batch_size=8"]
 
@@ -30,7 +29,6 @@ def test_weather_with_cointegrated_attention_in_two_processes(exp):
     assert exp.result("run")["published"]["mse"] == 0.143
 
 
-@pytest.mark.slow
 def test_solar_from_a_gzipped_file_without_header_and_dates(exp):
     write_series(exp.folder / "solar_AL.txt.gz", 137, dates=False)
     small = [*SMALL, "model.d_model=16", "model.d_ff=16", "model.num_heads=2", "model.num_patches_out=2"]

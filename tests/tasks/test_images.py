@@ -80,7 +80,7 @@ def test_a_training_leaves_metrics_and_pictures(trained):
 @pytest.mark.parametrize(
     ("name", "settings", "where", "same"),
     [
-        pytest.param("scenes", SCENES, ["backend=cpu", "nproc=2"], 1e-6, marks=pytest.mark.slow),
+        pytest.param("scenes", SCENES, ["backend=cpu", "nproc=2"], 1e-6),
         pytest.param("tiles", TILES, ["backend=gcu", "backend.simulate=true", "nproc=4"], 1e-5, marks=needs_card),
     ],
 )
@@ -94,7 +94,7 @@ def test_several_devices_compute_what_one_does(trained, name, settings, where, s
 
 @pytest.mark.parametrize(
     ("name", "settings"),
-    [("scenes", SCENES), pytest.param("tiles", [*TILES, "data.num_workers=1"], marks=pytest.mark.slow)],
+    [("scenes", SCENES), pytest.param("tiles", [*TILES, "data.num_workers=1"])],
 )
 def test_a_resumed_run_ends_in_the_same_state_bit_for_bit(trained, name, settings):
     halves = trained / f"{name}-halves"
@@ -151,7 +151,6 @@ def test_segmentation_predicts_files_as_maps_overlays_and_areas(trained, tmp_pat
     assert (trained / "maps2" / "predictions" / "classes" / "large.png").is_file()
 
 
-@pytest.mark.slow
 def test_scenes_are_predicted_with_a_table_and_a_sheet(trained):
     """Of the test split, where the truth is known: the same accuracy as in training."""
     done = run_exp(trained, *SCENES, "backend=cpu", "task=predict", "init_from=scenes", "output_dir=classes", "nproc=2")
@@ -182,7 +181,6 @@ def test_features_are_files_and_maps(trained):
     assert min(size(folder / "plots" / "features.png")) > 100
 
 
-@pytest.mark.slow
 def test_mmrs1m_by_the_users_recipe(trained):
     """At a small size, on the sample; what is not there is told."""
     root = SAMPLES / "mmrs1m" / "data"
@@ -198,7 +196,6 @@ def test_mmrs1m_by_the_users_recipe(trained):
     assert refused.stderr.startswith("error: data.datasets: UCMerced is not in")
 
 
-@pytest.mark.slow
 def test_a_file_that_cannot_be_used_is_the_first_line(trained, tmp_path):
     root = tmp_path / "scenes"
     for name in ("Forest", "River"):
@@ -216,7 +213,6 @@ def test_a_file_that_cannot_be_used_is_the_first_line(trained, tmp_path):
     assert result(trained, "cut2")["data"]["skipped"]["count"] == 1
 
 
-@pytest.mark.slow
 def test_weights_of_a_bare_backbone_give_features_but_predict_nothing(trained):
     state = torch.load(trained / "scenes" / "checkpoints" / "best.pth")["state_dict"]
     bare = {key[len("backbone.") :]: value for key, value in state.items() if key.startswith("backbone.")}
@@ -235,7 +231,6 @@ def test_weights_of_a_bare_backbone_give_features_but_predict_nothing(trained):
     assert "the weights were trained with data.channels=3, but it is 5 here" in done.stderr.splitlines()[0]
 
 
-@pytest.mark.slow
 def test_a_range_is_asked_for_and_stays_with_the_weights(trained, tmp_path):
     """16-bit scenes: the range is measured on the training images, and evaluation and prediction have it from there."""
     for name in ("Forest", "River"):
@@ -262,7 +257,6 @@ def test_a_range_is_asked_for_and_stays_with_the_weights(trained, tmp_path):
     assert result(trained, "nir-eval")["data"]["value_range"] == [0.0, 65535.0]
 
 
-@pytest.mark.slow
 def test_masks_of_mostly_unknown_colours_do_not_train(trained, tmp_path):
     """Dubai's masks as JPEG: hardly a colour is what it was."""
     for number in range(1, 4):
@@ -284,7 +278,6 @@ def test_masks_of_mostly_unknown_colours_do_not_train(trained, tmp_path):
     assert "it is a JPEG, which changes colours" in first
 
 
-@pytest.mark.slow
 def test_dictionaries_on_top_of_a_run_take_any_member(trained):
     done = run_exp(trained, "task=eval", "init_from=tiles", "data.palette.pond=ABCDEF", "--cfg", "job")
     assert done.returncode == 0, done.stderr

@@ -18,8 +18,6 @@ from exp.vision.draw.scale import round_length, with_scale_bar
 from exp.vision.draw.sheet import Tile, sheet, spread
 from exp.vision.draw.text import fitted, text_width
 
-pytestmark = pytest.mark.slow  # nothing here depends on the version of torch
-
 PALETTE = [(60, 16, 152), (132, 41, 246), (110, 193, 228)]
 CLASSES = ["building", "land", "road"]
 

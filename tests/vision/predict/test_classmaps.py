@@ -106,7 +106,6 @@ def test_counts_and_the_small_copy_are_those_of_the_whole_map():
     np.testing.assert_array_equal(small.labels, resized_labels(labels, 41, 33))
 
 
-@pytest.mark.slow
 def test_memory_grows_with_the_width_and_not_with_the_height(tmp_path):
     """2000 x 16000 pixels, 8 classes: 96 MB of pixels, 1 GB of scores."""
     pytest.importorskip("rasterio")
