@@ -109,11 +109,10 @@ def test_ignored_pixels_and_the_spread_of_a_batch_do_not_matter(loss):
     other = logits.detach().clone()
     other[0, :, 0, :2] = torch.randn(3, 2)
     torch.testing.assert_close(loss(other, label, 255), loss(logits.detach(), label, 255))
-    assert torch.isfinite(loss(logits, torch.full_like(label, 255), 255))
-    if loss is not dice_loss:  # divided by all pixels, so that the mean over ranks is that of the whole batch
-        assert loss(logits, torch.full_like(label, 255), 255).item() == 0.0
-        halves = (loss(logits[:1], label[:1], 255) + loss(logits[1:], label[1:], 255)) / 2
-        torch.testing.assert_close(loss(logits, label, 255), halves)
+    # Divided by all pixels or images, so that the mean over ranks is that of the whole batch.
+    assert loss(logits, torch.full_like(label, 255), 255).item() == 0.0
+    halves = (loss(logits[:1], label[:1], 255) + loss(logits[1:], label[1:], 255)) / 2
+    torch.testing.assert_close(loss(logits, label, 255), halves)
 
 
 def test_a_sum_of_losses():
@@ -139,3 +138,10 @@ def test_dice_of_a_perfect_prediction_is_nothing():
     sure = torch.nn.functional.one_hot(label.long(), 3).permute(0, 3, 1, 2).float() * 100
     assert dice_loss(sure, label, 255).item() == pytest.approx(0.0, abs=1e-5)
     assert dice_loss(-sure, label, 255).item() > 0.5
+
+
+def test_a_class_that_an_image_has_not_does_not_enter_its_dice_loss():
+    """Even scores of three classes, two of which are there: 1 - (2 * 2/3 + 1) / (4/3 + 2 + 1) of each."""
+    labels = torch.tensor([[[0, 0], [1, 1]], [[255, 255], [255, 255]]])
+    assert dice_loss(torch.zeros(1, 3, 2, 2), labels[:1], 255).item() == pytest.approx(6 / 13)
+    assert dice_loss(torch.zeros(2, 3, 2, 2), labels, 255).item() == pytest.approx(3 / 13)  # one without a known pixel

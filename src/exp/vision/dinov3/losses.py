@@ -52,7 +52,7 @@ def cross_entropy(
 
 
 def dice_loss(logits: torch.Tensor, labels: torch.Tensor, ignore_index: int) -> torch.Tensor:
-    """One minus the soft Dice coefficient of each image and class (V-Net, arXiv 1606.04797), averaged.
+    """One minus the soft Dice coefficient (V-Net, arXiv 1606.04797) of each image, averaged over the classes in it.
 
     Args:
         logits: (B, K, H, W).
@@ -67,9 +67,10 @@ def dice_loss(logits: torch.Tensor, labels: torch.Tensor, ignore_index: int) -> 
     index = labels.long().unsqueeze(1) * known  # ignored pixels: class 0, then masked away
     truth = torch.zeros_like(probabilities).scatter_(1, index, 1.0) * known
     overlap = (probabilities * truth).sum(dim=(2, 3))
-    size = probabilities.sum(dim=(2, 3)) + truth.sum(dim=(2, 3))
-    # Smoothed by one pixel: a class that is neither there nor predicted has no loss.
-    return (1.0 - (2.0 * overlap + 1.0) / (size + 1.0)).mean()
+    pixels = truth.sum(dim=(2, 3))
+    losses = 1.0 - (2.0 * overlap + 1.0) / (probabilities.sum(dim=(2, 3)) + pixels + 1.0)  # smoothed by one pixel
+    present = (pixels > 0).float()
+    return ((losses * present).sum(dim=1) / present.sum(dim=1).clamp(min=1.0)).mean()
 
 
 def focal_loss(
