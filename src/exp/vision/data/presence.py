@@ -115,7 +115,7 @@ class Presence:
 
     def _warn(self, lacking: Sequence[str], where: str, found: Sequence[int], means: str) -> None:
         """Once for what it means, however often it is found."""
-        if means not in self._told:
+        if lacking and means not in self._told:
             self._told.add(means)
             names = ("class " if len(lacking) == 1 else "classes ") + ", ".join(lacking)
             self.say(f"warning: no pixel of {names} in {where}: {means}{self.masks.hint(found)}")
