@@ -87,6 +87,7 @@ def acme(exp):
     return run
 
 
+@pytest.mark.extended
 def test_the_doctor_judges_before_it_advises_and_advises_within_a_time(acme, exp):
     done = acme("task=doctor", "task.timeout_s=20", "task.burst_s=0.1", "backend=endless", "output_dir=run")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -40,6 +40,7 @@ def test_jobs_are_ranked_a_failed_one_is_shown_and_the_sweep_goes_on_with_what_i
     assert rows["0.001"] == rows["1e-05"] == "completed"
 
 
+@pytest.mark.extended
 def test_a_sweep_that_is_refused_or_only_shown_leaves_nothing(exp):
     for words in (["precision=fp8,fp9"], ["launcher=submitit,local"], ["seed=1,2", "optim.typo=3"]):
         done = exp(*SWEEP, *words)

@@ -101,6 +101,7 @@ def test_what_has_no_digest_or_another_is_refused(exp, hub):
         assert not (cache / "models--timm--small" / "blobs" / etag).exists()
 
 
+@pytest.mark.extended
 def test_a_server_that_stands_still_ends_in_an_error(exp, hub):
     hub.cut, hub.stands_still = 1000, True
     environment = {**hub.environment(exp.folder / "cache"), "HF_HUB_DOWNLOAD_TIMEOUT": "1"}

@@ -36,6 +36,7 @@ def test_of_two_in_one_folder_one_runs_and_after_kill_9_the_folder_is_free(exp, 
     assert result(run)["resumed_from"] is not None
 
 
+@pytest.mark.extended
 def test_a_lock_that_was_copied_or_is_left_of_a_dead_process_holds_nobody_up(exp, start):
     run = exp.path("run")
     process = start(*LONG, "output_dir=run", "checkpoint.every_steps=2")

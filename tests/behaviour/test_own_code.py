@@ -171,6 +171,7 @@ class Flat(Model):
 }
 
 
+@pytest.mark.extended
 def test_an_installed_package_brings_typed_keys_and_its_yaml_by_its_entry_point(exp):
     for name, text in INSTALLED.items():
         path = exp.folder / "site" / name

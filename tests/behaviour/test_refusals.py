@@ -168,6 +168,7 @@ def test_a_record_that_holds_something_else_is_named(copy_of, exp):
         (run / name).write_bytes(kept)
 
 
+@pytest.mark.extended
 def test_what_has_been_computed_before_an_error_of_the_data_is_kept(exp):
     (exp.folder / "late.py").write_text(
         "from exp.errors import DataError\nfrom exp.forecasting.timebridge import TimeBridge\n\n\n"

@@ -65,6 +65,7 @@ def test_what_does_not_fit_is_refused_by_its_key(exp, trained):
     assert "strange.pth" in refused(exp, *FORECAST, "init_from=strange.pth")
 
 
+@pytest.mark.extended
 def test_a_training_begins_with_a_new_head_but_with_less_only_where_told(exp, trained):
     settings = [*FORECAST, f"init_from={trained('forecast')}", *SHORT]
     done = exp(*settings, "data.horizon=12", "output_dir=head")

@@ -24,6 +24,7 @@ class Level(Model):
 """
 
 
+@pytest.mark.extended
 def test_sweeps_sweepers_and_reports_choose_by_validation(exp):
     (exp.folder / "mine.py").write_text(MINE)
     rows = [f"2020-01-{day:02d} {hour:02d}:00:00,{value}" for day in range(1, 31) for hour in range(24)

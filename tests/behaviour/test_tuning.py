@@ -51,6 +51,7 @@ def test_low_rank_updates_are_all_that_is_trained_and_merged_by_who_has_none(exp
     assert result(plain)["metrics"] == pytest.approx(found["metrics"], abs=1e-6)
 
 
+@pytest.mark.extended
 def test_a_training_with_a_head_over_four_blocks_and_updates_resumes_bit_for_bit(exp):
     settings = [*DPT, "model.lora.rank=2", "model.lora.dropout=0.1"]
     run(exp, "run", *settings)

@@ -72,6 +72,12 @@ def test_what_the_hint_says_gives_the_class_its_pixels(pairs, segmentation):
     assert not {"classes_without_training_pixels", "classes_not_measured"} & set(data.record(lambda value: [value]))
 
 
+def test_nothing_is_said_where_every_class_has_pixels(pairs, segmentation):
+    data = segmentation(root=str(pairs(0, 1)), classes=["a", "b"], split=[0.8, 0.2, 0.0])
+    data._presence.say = pytest.fail
+    data._presence.look({"train": data.train})
+
+
 def test_only_masks_that_were_read_tell(pairs, segmentation):
     folder = pairs(0, 1, val=0)
     ranks = [
