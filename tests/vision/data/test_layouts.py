@@ -36,6 +36,8 @@ def test_folders_of_classes_with_and_without_parts(tmp_path, noise, scenes, part
             noise(tmp_path / part / "ab"[number % 2] / f"{number}.png", 4, 4)
     record = scenes(root=str(tmp_path)).record(one)
     assert record.pop("tested_on") == ("test" if "test" in expected else "val")
+    copies = record.pop("files_in_two_parts", 0)  # noise writes the same content under the same name
+    assert (copies > 0) == (len(parts) > 1)
     assert record == expected
 
 
@@ -67,10 +69,8 @@ def test_classes_that_cannot_be_learned_or_measured_are_noted(tmp_path, noise, s
     record = data.record(one)
     assert record["classes_without_training_images"] == ["B"]
     assert record["classes_not_measured"] == ["rare"]
-    assert data.notes == [
-        "warning: no training image of class B (test: 1), so it cannot be learned; do you mean b?",
-        "warning: no image of class rare in val or test, so no figure tells of it",
-    ]
+    for words in (("class B", "do you mean b?"), ("class rare",), ("B and b",)):
+        assert any(all(word in note for word in words) for note in data.notes), (words, data.notes)
     given = scenes(root=str(tmp_path), classes=["a", "b", "B", "rare"]).record(one)
     assert given["classes_without_training_images"] == ["B"]
     for number in range(20):
@@ -116,7 +116,7 @@ def test_what_is_no_class_becomes_none(tmp_path, noise, scenes):
     assert data.classes == ["b", "öde Wüste"]
     record = data.record(one)
     assert record["train"] + record["val"] + record["test"] == 30
-    assert record["empty_folders"] == ["__MACOSX", "empty"]
+    assert record["empty_folders"] == ["empty"]
     given = scenes(root=str(tmp_path), classes=["öde Wüste", "sea", "b"])
     assert given.record(one)["classes_without_images"] == ["sea"]
     noise(tmp_path / "elsewhere" / "x.png", 4, 4)
