@@ -192,8 +192,11 @@ def family(pid: int) -> dict[int, str]:
     return {each: names[each] for each in found if each in names}
 
 
-def gone(pids: Iterable[int]) -> bool:
-    """Whether none of the processes lives; one that nobody has waited for does not."""
+def gone(pids: Iterable[int], within_s: float = 10.0) -> bool:
+    """Whether none of the processes lives after a while; one that nobody has waited for does not.
+
+    Python's resource tracker ends a moment after the process that it has cleaned up after.
+    """
 
     def lives(pid: int) -> bool:
         try:
@@ -201,6 +204,9 @@ def gone(pids: Iterable[int]) -> bool:
         except OSError:
             return False
 
+    pids, deadline = list(pids), time.monotonic() + within_s
+    while any(map(lives, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
     return not any(map(lives, pids))
 
 
