@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Mapping, Sequence
 from exp.config import structures
 from exp.config.names import allow, distrust, names_in
 from exp.errors import ConfigError, RunError, UnavailableError
-from exp.runfolder import RunFolder, read_json, read_records
+from exp.runfolder import RunFolder, read_json
 
 if TYPE_CHECKING:
     import os
@@ -68,9 +68,8 @@ class OpenRun:
         import pandas as pd
 
         # Not pandas' reader of JSON, which rounds, and takes columns for dates by their names.
-        file = RunFolder(self.path).metrics
-        records = read_records(file.read_bytes().splitlines() if file.is_file() else ())
-        rows = [{key: math.nan if value is None else value for key, value in record.items()} for record in records]
+        rows = [{key: math.nan if value is None else value for key, value in record.items()}
+                for record in RunFolder(self.path).records()]  # fmt: skip
         return pd.DataFrame(rows) if rows else pd.DataFrame(columns=["split", "step"])
 
     @property

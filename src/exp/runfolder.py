@@ -164,6 +164,10 @@ class RunFolder:
         kept = [path for path in self._recorded if path.name in digests]
         return [path.name for path in kept if not path.is_file() or digest_of(path) != digests[path.name]]
 
+    def records(self) -> list[dict[str, Any]]:
+        """The records of ``metrics.jsonl`` (:func:`read_records`); none where there is no such file."""
+        return list(read_records(self.metrics.read_bytes().splitlines())) if self.metrics.is_file() else []
+
     def has_checkpoint(self) -> bool:
         """Whether a training has saved its state here."""
         return any(self.checkpoints.glob("step_*.pth"))

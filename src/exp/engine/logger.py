@@ -87,7 +87,7 @@ def build_loggers(session: Session) -> list[Any]:
     if not session.distributed.is_main:
         return []
     folder = session.folder.path
-    found: list[Any] = [TrackerBackend(session)]
+    found: list[Any] = [TrackerBackend(session)] if session.config.logger.trackers else []
     for number, config in enumerate(session.config.logger.vis_backends):
         key = f"logger.vis_backends[{number}]"
         content: Any = OmegaConf.to_container(config, resolve=True)

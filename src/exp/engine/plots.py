@@ -10,7 +10,7 @@ from exp.draw.files import encoded
 from exp.draw.fonts import undrawable
 from exp.engine.fsdp import is_sharded
 from exp.engine.wrapper import unwrapped
-from exp.runfolder import read_records, write_atomically
+from exp.runfolder import write_atomically
 
 if TYPE_CHECKING:
     from exp.data.base import Data
@@ -78,9 +78,8 @@ def draw_training(session: Session, data: Data, model: Any, evaluator: Evaluator
     """
     pictures: dict[str, Picture] = {}
     if session.folder.metrics.is_file():
-        records = list(read_records(session.folder.metrics.read_bytes().splitlines()))
         metric, greater = evaluator.metric_name, evaluator.greater_is_better
-        pictures["curves.png"] = training_curves(records, metric, greater, session.config.name)
+        pictures["curves.png"] = training_curves(session.folder.records(), metric, greater, session.config.name)
     if is_sharded(unwrapped(model)):  # a forward pass would wait for the other ranks
         session.say("plots: no pictures of predictions with wrapper=fsdp; task=predict draws them")
     else:

@@ -37,9 +37,11 @@ class Tracker(abc.ABC):
     rest of the run, with a warning; the run goes on.
 
     Attributes:
+        address: where a person finds the run; :meth:`open` sets it.
         requires: packages that it imports, by the name that pip knows them by; looked for before the run starts.
     """
 
+    address: str = ""
     requires: ClassVar[Mapping[str, str]] = {}
 
     @abc.abstractmethod
@@ -54,11 +56,6 @@ class Tracker(abc.ABC):
         Returns:
             The tracker's own name of the run.
         """
-
-    @property
-    def address(self) -> str:
-        """Where a person finds the run; valid once it is open."""
-        return ""
 
     @abc.abstractmethod
     def log(self, values: Mapping[str, float], step: int) -> None:

@@ -53,7 +53,6 @@ class MlflowTracker(Tracker):
         self.run_id = ""
         self._waiting: list[Any] = []
         self._client: MlflowClient | None = None
-        self._experiment_id = ""
 
     @property
     def client(self) -> MlflowClient:
@@ -71,24 +70,25 @@ class MlflowTracker(Tracker):
                 self._client.search_experiments(max_results=1)
         return self._client
 
-    @property
-    def address(self) -> str:
-        """Of the run's page; of a database, the command that shows it."""
-        if self.embedded:
-            return f"run {self.run_id}; mlflow ui --backend-store-uri {self.uri}"
-        return f"{self.uri.rstrip('/')}/#/experiments/{self._experiment_id}/runs/{self.run_id}"
-
     def open(self, run: TrackedRun, known: str | None) -> str:
-        """A new run with the configuration as its parameters; one that is known goes on."""
+        """A new run with the configuration as its parameters; a run that is known is continued."""
         self._waiting = []
-        if known is not None:
-            self.run_id = known
-            self._experiment_id = self.client.get_run(known).info.experiment_id
+        if known is None:
+            experiment = self._begin(run)
+        else:
+            self.run_id, experiment = known, self.client.get_run(known).info.experiment_id
             self.client.update_run(known, status="RUNNING")
-            return known
-        self._experiment_id = self._experiment(self.experiment or run.experiment)
+        if self.embedded:  # the command that shows it
+            self.address = f"run {self.run_id}; mlflow ui --backend-store-uri {self.uri}"
+        else:
+            self.address = f"{self.uri.rstrip('/')}/#/experiments/{experiment}/runs/{self.run_id}"
+        return self.run_id
+
+    def _begin(self, run: TrackedRun) -> str:
+        """Make the run; returns the id of its experiment."""
+        experiment = self._experiment(self.experiment or run.experiment)
         tags = {**run.facts, **self.tags, "mlflow.source.name": "exp", "mlflow.user": _user()}
-        made = self.client.create_run(self._experiment_id, tags=tags, run_name=run.name)
+        made = self.client.create_run(experiment, tags=tags, run_name=run.name)
         self.run_id = made.info.run_id
         from mlflow.entities import Param
 
@@ -97,9 +97,9 @@ class MlflowTracker(Tracker):
             for start in range(0, len(parameters), _MOST_PARAMETERS):
                 self.client.log_batch(self.run_id, params=parameters[start : start + _MOST_PARAMETERS])
         except Exception:
-            self.client.delete_run(self.run_id)  # it is tried again, with another one
+            self.client.delete_run(self.run_id)  # task=track begins another one
             raise
-        return self.run_id
+        return experiment
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Gathered until :meth:`flush`."""

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from exp.config.create import create
 from exp.config.targets import find_module, resolve
 from exp.errors import ConfigError, UnavailableError
-from exp.runfolder import read_json, read_records, write_json
+from exp.runfolder import read_json, write_json
 from exp.trackers.base import TrackedRun, Tracker
 
 if TYPE_CHECKING:
@@ -188,8 +188,7 @@ def hand_over(chosen: LoggerConfig, folder: RunFolder, warn: Callable[[str], obj
     Returns:
         The reporters, all closed.
     """
-    metrics = folder.metrics
-    records = list(read_records(metrics.read_bytes().splitlines() if metrics.is_file() else ()))
+    records = folder.records()
     newest = max((record["step"] for record in records), default=-1)
     result = read_json(folder.result) or {}
     run = _tracked(OmegaConf.load(folder.config), folder)

@@ -36,12 +36,6 @@ class SwanlabTracker(Tracker):
     ) -> None:
         self.project, self.workspace, self.mode, self.tags = project, workspace, mode, tags
         self._run: Any = None
-        self._address = ""
-
-    @property
-    def address(self) -> str:
-        """The run's page; offline, the command that sends it."""
-        return self._address
 
     def open(self, run: TrackedRun, known: str | None) -> str:
         """Continues a run that is known."""
@@ -65,7 +59,7 @@ class SwanlabTracker(Tracker):
             resume="allow",
         )
         # Asked for a page where there is none, the client raises.
-        self._address = str(self._run.url) if mode == "online" else f"swanlab sync {folder}/run-*-{name}"
+        self.address = str(self._run.url) if mode == "online" else f"swanlab sync {folder}/run-*-{name}"
         return name
 
     def log(self, values: Mapping[str, float], step: int) -> None:

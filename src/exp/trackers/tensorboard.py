@@ -28,11 +28,6 @@ class TensorboardTracker(Tracker):
         self._writer: SummaryWriter | None = None
 
     @property
-    def address(self) -> str:
-        """The command that shows it."""
-        return f"tensorboard --logdir {self.folder}"
-
-    @property
     def writer(self) -> SummaryWriter:
         """Of torch; another file each time that the run goes on, which TensorBoard shows as one."""
         if self._writer is None:
@@ -44,6 +39,7 @@ class TensorboardTracker(Tracker):
     def open(self, run: TrackedRun, known: str | None) -> str:
         """The configuration goes into the tab of texts."""
         self.folder = Path(known) if known else self.folder or run.folder / "tensorboard"
+        self.address = f"tensorboard --logdir {self.folder}"  # the command that shows it
         self._keys = run.keys
         if known is None:
             rows = [f"| {key} | {value} |" for key, value in run.keys.items()]

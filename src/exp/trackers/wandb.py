@@ -37,12 +37,6 @@ class WandbTracker(Tracker):
     ) -> None:
         self.project, self.entity, self.mode, self.tags = project, entity, mode, tags
         self._run: Any = None
-        self._address = ""
-
-    @property
-    def address(self) -> str:
-        """The run's page; offline, the command that sends it."""
-        return self._address
 
     def _has_key(self) -> bool:
         if os.environ.get("WANDB_API_KEY"):
@@ -80,7 +74,7 @@ class WandbTracker(Tracker):
         )
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
-        self._address = self._run.url if mode == "online" else f"wandb sync {folder / 'wandb'}/offline-run-*-{name}"
+        self.address = self._run.url if mode == "online" else f"wandb sync {folder / 'wandb'}/offline-run-*-{name}"
         return name
 
     def log(self, values: Mapping[str, float], step: int) -> None:
