@@ -95,7 +95,7 @@ def check_name(key: str, name: str) -> None:
         return
     top = name.partition(".")[0]
     chosen = _within(name, (*_OPEN, *_plugins))
-    if is_target and not chosen:  # whoever has installed a package of plugins has chosen it, whichever file names it
+    if is_target and not chosen:  # an installed package of plugins is the user's choice, whichever file names it
         chosen = top in _with_plugins() or (name not in _of_others and _is_own(top))
     if not chosen or any(part.startswith("__") for part in name.split(".")):
         raise refusal(key, name, top)

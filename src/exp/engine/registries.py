@@ -1,7 +1,7 @@
 """The user's packages, and what the names of a configuration lead to where MMEngine's registries look them up.
 
-On their own these import any dotted path, and any module of a plain name that nobody has registered. So a name is
-checked here before MMEngine sees it.
+MMEngine's registries import any dotted path, and for a plain name that is not registered any module of that name. So
+a name is checked here before MMEngine sees it.
 """
 
 from __future__ import annotations
