@@ -225,8 +225,8 @@ def _parsed(path: Path, problems: list[str]) -> Any:
         return read_json(path) if path.suffix == ".json" else yaml.load(path.read_text("utf-8"), _LOADER)  # noqa: S506
     except FileNotFoundError:
         return None
-    except RunError as error:
-        problems.append(_first_line(error))
+    except RunError as error:  # which names the whole path; a table has room for the name
+        problems.append(_first_line(error).replace(str(path), path.name))
         return None
     except (OSError, ValueError, yaml.YAMLError) as error:
         problems.append(f"{path.name} cannot be read: {_first_line(error)}")
