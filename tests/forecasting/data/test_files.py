@@ -138,6 +138,7 @@ REFUSED = [
     (GOOD, "date,a\n0,2020-01-01,5\n1,2020-01-02,6\n", "row 2, column 3"),  # pandas takes it for an index
     (GOOD, f"date,a,b,\n{DAY}1,2,\n", "row 1, column 4"),
     (GOOD, ",date,a\n0,2020-01-01,1\n", "row 1, column 1"),
+    (GOOD, "Unnamed: 0,date,a\n0,2020-01-01,1\n", "row 1, column 1"),
     (GOOD, f"date,a, a\n{DAY}1,2\n", "row 1, column 3: 'a'"),
     (GOOD, "date;p (mbar, abs);b\n", "semicolon"),
     (GOOD, "date\ta\n2020-01-01\t1\n", "tab"),
@@ -172,10 +173,9 @@ def test_what_else_is_refused(write):
     assert "row 1, column 2: ''" in refusal(write("1,\n3,4\n"), header=False)
     refusal(write(gzip.compress(GOOD.encode(), mtime=0)[:30], "s.csv.gz"))
     rows = [f"2020-01-01 {hour:02d}:00:00,{hour}\n" for hour in range(24)]
-    rows[4] = '2020-01-01 04:00:00,"5\n'
-    assert "row 6" in refusal(write("date,a\n" + "".join(rows)))
-    rows[20] = '2020-01-01 20:00:00,"20\n'  # by another stray one it is closed, further down
-    assert "row 6" in refusal(write("date,a\n" + "".join(rows)))
+    for cell, later in (('"5', "20"), ('"5"x', "20"), ('"5', '"20')):  # the last is closed by another stray one
+        rows[4], rows[20] = f"2020-01-01 04:00:00,{cell}\n", f"2020-01-01 20:00:00,{later}\n"
+        assert "row 6" in refusal(write("date,a\n" + "".join(rows)))
 
 
 def test_a_row_that_is_cut_is_no_empty_cell(write):
@@ -298,6 +298,7 @@ def test_keys_of_intervals_are_judged_by_themselves():
     for changed, key in (
         ({"intervals_from": "nonsense"}, "task.intervals_from=nonsense"),
         ({"intervals_from": "model"}, "task.intervals_from=model"),
+        ({"intervals_adapt": 7}, "task.intervals_adapt=7"),
         ({"intervals_adapt": 0.1}, "task.intervals_adapt=0.1"),
         ({"intervals_signed": True}, "task.intervals_signed=true"),
         ({"intervals": 0.8}, "task.intervals=[0.8]"),

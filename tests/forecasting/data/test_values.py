@@ -115,7 +115,10 @@ def test_ambiguous_dates_of_new_rows_are_read_as_those_of_the_run(tmp_path):
     data = ForecastingData("s", str(path), 1, lookback=24, horizon=8)
     with pytest.raises(DataError, match="row 2, column date"):
         data.test  # noqa: B018 - the access raises
-    data.adopt({"name": "s", "names": ["a"], "mean": [3.0], "std": [2.0], "date_format": "%d.%m.%Y %H:%M"})
+    state = {"name": "s", "names": ["a"], "mean": [3.0], "std": [2.0]}
+    with pytest.raises(DataError, match="row 2, column date"):
+        data.adopt({**state, "date_format": "%Y-%m-%d"})
+    data.adopt({**state, "date_format": "%d.%m.%Y %H:%M"})
     assert str(data.dates[0]) == "2020-02-01 12:00:00"
     assert str(data.future_window()[1][0]) == "2020-02-05 12:00:00"
 

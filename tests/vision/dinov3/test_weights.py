@@ -104,6 +104,7 @@ def test_weights_of_another_size_name_the_keys_that_mend_it():
         ({"size": "vits16plus"}, vits16, "model.size=vits16"),
         ({"depth": 3}, SceneClassifier(3, **SMALL).state_dict(), "model.depth=2"),
         ({"num_heads": 4}, SceneClassifier(3, **SMALL).state_dict(), "model.num_heads=2"),
+        ({"size": "vits16plus"}, SceneClassifier(3, **SMALL).state_dict(), "model.size=tiny"),
         ({"patch_size": 8}, published(SceneClassifier(3, **SMALL), "authors"), "model.patch_size=16"),
         ({"embed_dim": None, "depth": None, "num_heads": 12}, in_parts, "model.num_heads=null"),
     ):
