@@ -17,10 +17,8 @@ def test_text_gives_the_standardised_number_back(mean, std):
     told = np.random.default_rng(0).normal(size=(200, 1)).astype(np.float32)
     values = told.astype(np.float64) * std + mean
     texts = shortest_texts(values, np.array([mean]), np.array([std]))
-    read = np.array([[float(text) for text in row] for row in texts])
-    again, expected = (((each - mean) / std).astype(np.float32) for each in (read, values))
+    again, expected = (((each - mean) / std).astype(np.float32) for each in (texts.astype(np.float64), values))
     assert np.array_equal(again, expected)
-    assert len({text for row in texts for text in row}) == 200
 
 
 def test_truth_reads_as_in_the_file():

@@ -30,9 +30,7 @@ def test_the_channels_asked_for_and_the_names_of_their_files(wanted, most, expec
 
 def test_many_channels_have_short_names():
     names = [f"household_{number}" for number in range(862)]
-    found = pages(names, "all", 100)
-    assert len(found) == 9
-    assert found[-1].name == "household_80_to_household_86_800-861"
+    assert pages(names, "all", 100)[8].name == "household_80_to_household_86_800-861"
     with pytest.raises(ConfigError, match=r"task.channels.*OIL"):
         pages(names, ["OIL"], 4)
 
@@ -49,8 +47,7 @@ def test_a_picture_has_dates_and_units_of_the_file():
     assert forecast.get_xdata()[-1] == dates[-1].tz_localize(None).to_pydatetime()
     figure_png(figure)
     assert "2020" in axes.xaxis.get_major_formatter().get_offset()
-    legend = axes.get_legend().get_window_extent()
-    assert legend.y0 >= axes.get_window_extent().y1 - 1, "above the curves"
+    assert axes.get_legend().get_window_extent().y0 >= axes.get_window_extent().y1 - 1, "above the curves"
     future = draw_forecast(window._replace(truth=None, dates=None), ["$a$", "b"], [0, 1])
     assert [len(axes.get_lines()) for axes in future.axes] == [3, 3]
     assert future.axes[1].get_lines()[1].get_xdata()[0] == 0

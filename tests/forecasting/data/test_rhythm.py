@@ -34,8 +34,7 @@ def test_a_series_goes_on_by_its_calendar_though_rows_are_missing(case, missing)
     dates, expected = CASES[case]
     kept = dates.delete([number % len(dates) for number in missing])
     assert continued(kept, 3, recent=8).tolist() == [pd.Timestamp(date) for date in expected]
-    irregular = find_rhythm(kept).irregular
-    assert irregular == len(missing)
+    assert find_rhythm(kept).irregular == len(missing)
 
 
 def test_the_recent_dates_tell_where_the_whole_follows_no_calendar():

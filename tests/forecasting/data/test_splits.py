@@ -30,16 +30,15 @@ def test_ratio(num_rows, train, val, test):
 def test_just_enough_rows_and_too_few():
     parts = borders("ratio", 100, 60, 10)  # 70 rows for training, 10 for validation
     assert [len(rows) - 70 + 1 for rows in parts.values()] == [1, 1, 11]
-    for split, num_rows, lookback, horizon, words in (
-        ("ratio", 100, 61, 10, ["lookback + horizon can be at most 70", "the horizon at most 10"]),
-        ("ratio", 100, 50, 11, ["70 for training, 10 for validation and 20 for testing"]),
-        ("ett_hour", 14399, 96, 1, ["14400", "data.split=ratio"]),
-        ("ett", 20000, 96, 1, ["data.split=ett "]),
-        ("ratio", 100, 0, 1, ["data.lookback=0"]),
+    for split, num_rows, lookback, horizon, named in (
+        ("ratio", 100, 61, 10, "lookback"),
+        ("ratio", 100, 50, 11, "horizon"),
+        ("ett_hour", 14399, 96, 1, "data.split=ratio"),
+        ("ett", 20000, 96, 1, "data.split=ett "),
+        ("ratio", 100, 0, 1, "data.lookback=0"),
     ):
-        with pytest.raises(DataError) as error:
+        with pytest.raises(DataError, match=named):
             borders(split, num_rows, lookback, horizon)
-        assert all(word in str(error.value).splitlines()[0] for word in words)
     with pytest.raises(DataError) as error:
         borders("ratio", 100, 96, 24)
     enough = int(str(error.value).split(" rows would do")[0].split()[-1])

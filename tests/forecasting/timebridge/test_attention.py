@@ -20,9 +20,7 @@ def test_other_devices_take_the_fused_kernel_and_it_agrees():
     torch.manual_seed(0)
     tensors = [torch.randn(2, 3, 5, 4) for _ in range(3)]
     torch.testing.assert_close(attention(*tensors), F.scaled_dot_product_attention(*tensors))
-    elsewhere = attention(*(tensor.to("meta") for tensor in tensors), dropout_p=0.1)
-    assert elsewhere.shape == (2, 3, 5, 4)
-    assert elsewhere.device.type == "meta"
+    assert attention(*(tensor.to("meta") for tensor in tensors), dropout_p=0.1).shape == (2, 3, 5, 4)
 
 
 @pytest.mark.parametrize("p", [0.15, 0.5, 0.999])

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from exp.vision.dinov3.backbone import VisionTransformer
 from exp.vision.dinov3.sizes import SIZES
@@ -19,13 +20,10 @@ def tiny(**settings):
 
 
 def num_parameters(size):
-    """Of a backbone of this size, by a formula that holds for a small one."""
-    block = VisionTransformer(dataclasses.replace(size, embed_dim=64, num_heads=4, hidden_dim=128, depth=1)).blocks[0]
+    """Of a backbone of this size; that the layers are these is seen beside transformers' own."""
     dim, hidden = size.embed_dim, size.hidden_dim
     feed_forward = (2 * (dim + 1) * hidden if size.gated else (dim + 1) * hidden) + (hidden + 1) * dim
     per_block = (dim + 1) * 3 * dim + (dim + 1) * dim + feed_forward + 6 * dim
-    small = (64 + 1) * 4 * 64 + (2 if size.gated else 1) * 65 * 128 + 129 * 64 + 6 * 64
-    assert sum(p.numel() for p in block.parameters()) == small  # the formula above is that of the code
     return size.depth * per_block + 3 * 16 * 16 * dim + dim + 5 * dim + 2 * dim
 
 
@@ -34,15 +32,11 @@ def test_parameters_are_as_many_as_published():
         assert num_parameters(SIZES[name]) / 1e6 == pytest.approx(millions, rel=0.015)
 
 
-@pytest.mark.parametrize(("height", "width"), [(33, 47), (5, 3)])
-def test_any_image_size(height, width):
-    model = tiny().eval()
-    image = torch.randn(1, 3, height, width)
+def test_any_image_size():
+    model, image = tiny().eval(), torch.randn(1, 3, 33, 5)
     (features,) = model(image)
-    assert features.patches.shape == (1, -(-height // 16), -(-width // 16), 32)
-    padded = torch.zeros(1, 3, -(-height // 16) * 16, -(-width // 16) * 16)
-    padded[..., :height, :width] = image
-    torch.testing.assert_close(model(padded)[0].patches, features.patches)
+    assert features.patches.shape == (1, 3, 1, 32)
+    torch.testing.assert_close(model(F.pad(image, (0, 11, 0, 15)))[0].patches, features.patches)
 
 
 def test_features_of_any_blocks_in_their_order():
@@ -77,9 +71,7 @@ def test_recomputed_activations_give_the_same_gradients():
         torch.manual_seed(1)
         model(torch.randn(4, 3, 32, 32))[0].patches.square().mean().backward()
         gradients.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
-    assert gradients[0].keys() == gradients[1].keys()
-    for name, gradient in gradients[0].items():
-        torch.testing.assert_close(gradients[1][name], gradient)
+    torch.testing.assert_close(*gradients)
 
 
 def test_drop_path_keeps_the_mean_and_positions_are_rescaled_in_training_alone():

@@ -20,7 +20,7 @@ def scores_and_labels(seed=0, size=(3, 4), classes=3):
     return logits, label
 
 
-@pytest.mark.parametrize("gamma", [0.0, 0.5, 2.0])
+@pytest.mark.parametrize("gamma", [0.0, 2.0])
 def test_focal_loss_is_the_paper_s_sum(gamma):
     logits, label = scores_and_labels()
     weights = torch.tensor([0.25, 1.0, 2.0])
@@ -33,7 +33,7 @@ def test_focal_loss_is_the_paper_s_sum(gamma):
             total -= float(weights[truth]) * (1 - p) ** gamma * math.log(p)
     assert focal_loss(logits, label, 255, gamma, weights).item() == pytest.approx(total / 24, rel=1e-5)
     if gamma == 0:
-        torch.testing.assert_close(focal_loss(logits, label, 255, 0.0), cross_entropy(logits, label, 255))
+        assert cross_entropy(logits, label, 255, weights).item() == pytest.approx(total / 24, rel=1e-5)
 
 
 def test_focal_loss_of_what_is_certain_has_a_finite_gradient():
@@ -44,55 +44,34 @@ def test_focal_loss_of_what_is_certain_has_a_finite_gradient():
     assert torch.isfinite(logits.grad).all()
 
 
-def jaccard(wrong, truth):
-    """One minus intersection over union of the prediction that is wrong in these pixels."""
-    predicted = truth ^ wrong
-    return 1 - len(predicted & truth) / len(predicted | truth)
-
-
 def lovasz_by_sets(errors, truth):
     """The Lovász extension of the Jaccard loss, by its definition over growing sets of the largest errors."""
-    order = sorted(range(len(errors)), key=lambda pixel: -errors[pixel])
     total, wrong, before = 0.0, set(), 0.0
-    for pixel in order:
-        wrong = wrong | {pixel}
-        after = jaccard(wrong, truth)
+    for pixel in sorted(errors, key=lambda pixel: -errors[pixel].item()):
+        wrong.add(pixel)
+        predicted = truth ^ wrong
+        after = 1 - len(predicted & truth) / len(predicted | truth)
         total, before = total + errors[pixel] * (after - before), after
     return total
 
 
 def lovasz_reference(logits, label):
-    images = []
-    for scores, labels in zip(logits, label):
-        p = scores.softmax(0).flatten(1)
-        known = [pixel for pixel, value in enumerate(labels.flatten().tolist()) if value != 255]
-        of_classes = []
-        for number in range(len(p)):
-            truth = {place for place, pixel in enumerate(known) if int(labels.flatten()[pixel]) == number}
-            errors = [abs((place in truth) - p[number, pixel].item()) for place, pixel in enumerate(known)]
-            if truth:
-                of_classes.append(lovasz_by_sets(errors, truth))
-        images.append(sum(of_classes) / len(of_classes) if of_classes else 0.0)
-    return sum(images) / len(images)
+    total = 0.0
+    for scores, labels in zip(logits.softmax(1).flatten(2), label.flatten(1).tolist()):
+        known = [pixel for pixel, value in enumerate(labels) if value != 255]
+        for number in set(labels) - {255}:
+            truth = {pixel for pixel in known if labels[pixel] == number}
+            errors = {pixel: (float(pixel in truth) - scores[number, pixel]).abs() for pixel in known}
+            total = total + lovasz_by_sets(errors, truth) / len(set(labels) - {255})
+    return total / len(logits)
 
 
-def test_lovasz_softmax_is_the_extension_of_the_jaccard_loss():
+def test_lovasz_softmax_is_the_extension_of_the_jaccard_loss_and_so_is_its_gradient():
     logits, label = scores_and_labels()
     label[1][label[1] == 2] = 0  # a class that is not there
-    assert lovasz_softmax(logits, label, 255).item() == pytest.approx(lovasz_reference(logits, label), rel=1e-5)
-
-
-def test_lovasz_gradient_is_that_of_the_loss():
-    logits, label = scores_and_labels(5)
-    lovasz_softmax(logits, label, 255).backward()
-    step = 1e-3
-    for place in ((0, 0, 1, 1), (1, 2, 2, 3), (0, 1, 0, 0)):  # the last is ignored
-        values = []
-        for sign in (1, -1):
-            moved = logits.detach().clone()
-            moved[place] += sign * step
-            values.append(lovasz_reference(moved, label))
-        assert logits.grad[place].item() == pytest.approx((values[0] - values[1]) / (2 * step), abs=2e-4)
+    found, expected = lovasz_softmax(logits, label, 255), lovasz_reference(logits, label)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(*(torch.autograd.grad(each, logits)[0] for each in (found, expected)))
 
 
 @pytest.mark.parametrize("loss", [cross_entropy, dice_loss, focal_loss, lovasz_softmax])
@@ -101,7 +80,6 @@ def test_ignored_pixels_and_the_spread_of_a_batch_do_not_matter(loss):
     other = logits.detach().clone()
     other[0, :, 0, :2] = torch.randn(3, 2)
     torch.testing.assert_close(loss(other, label, 255), loss(logits.detach(), label, 255))
-    assert torch.isfinite(loss(logits, torch.full_like(label, 255), 255))
     # Divided by all pixels or images, so that the mean over ranks is that of the whole batch.
     assert loss(logits, torch.full_like(label, 255), 255).item() == 0.0
     halves = (loss(logits[:1], label[:1], 255) + loss(logits[1:], label[1:], 255)) / 2
@@ -112,18 +90,20 @@ def test_a_sum_of_losses():
     logits, label = scores_and_labels()
     losses = Losses(3, 255, [1.0, 2.0, 0.5], 0.5, focal_weight=2.0, focal_gamma=1.5, dice_weight=1.0, lovasz_weight=3.0)
     found = losses(logits, label)
-    assert set(found) == {"loss_ce", "loss_focal", "loss_dice", "loss_lovasz"}
     weights = torch.tensor([1.0, 2.0, 0.5])
-    torch.testing.assert_close(found["loss_ce"], 0.5 * cross_entropy(logits, label, 255, weights))
-    torch.testing.assert_close(found["loss_focal"], 2.0 * focal_loss(logits, label, 255, 1.5, weights))
-    torch.testing.assert_close(found["loss_lovasz"], 3.0 * lovasz_softmax(logits, label, 255))
+    expected = {
+        "loss_ce": 0.5 * cross_entropy(logits, label, 255, weights),
+        "loss_focal": 2.0 * focal_loss(logits, label, 255, 1.5, weights),
+        "loss_dice": dice_loss(logits, label, 255),
+        "loss_lovasz": 3.0 * lovasz_softmax(logits, label, 255),
+    }
+    torch.testing.assert_close(found, expected)
     small = {"embed_dim": 16, "depth": 1, "num_heads": 1, "layer_scale": 0.5}
     scenes = SceneClassifier(3, **small, cross_entropy_weight=0.0, focal_weight=1.0)
     image = torch.randint(0, 256, (4, 3, 16, 16), dtype=torch.uint8)
     label = torch.tensor([0, 2, -1, 1])
     loss = scenes(image=image, label=label, mode="loss")
-    assert list(loss) == ["loss"]
-    torch.testing.assert_close(loss["loss"], focal_loss(scenes(image=image), label, -1))
+    torch.testing.assert_close(loss, {"loss": focal_loss(scenes(image=image), label, -1)})
 
 
 def test_dice_of_a_perfect_prediction_is_nothing():

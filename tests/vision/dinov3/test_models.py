@@ -35,8 +35,6 @@ def test_every_trainable_parameter_gets_a_gradient(settings):
     total, logged = model.parse_losses(model(**batch(), mode="loss"))
     total.backward()
     assert [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
-    assert any(p.requires_grad for p in model.parameters())
-    assert logged["loss"] is total
     if settings.get("auxiliary_weight"):
         parts = [logged[f"loss_{part}"].item() for part in ("ce", "dice", "auxiliary")]
         assert total.item() == pytest.approx(sum(parts), rel=1e-5)
@@ -52,9 +50,8 @@ def test_labels_of_images_do_not_depend_on_what_they_are_batched_with():
         together = model(image=padded, sizes=[tuple(image.shape[2:]) for image in images], mode="predict")
         for row, image in enumerate(images):
             height, width = image.shape[2:]
-            assert torch.equal(together[row, :height, :width], model(image=image, mode="predict")[0])
-            assert (together[row, height:] == 255).all()
-            assert (together[row, :, width:] == 255).all()
+            alone = model(image=image, mode="predict")[0]
+            assert torch.equal(together[row], F.pad(alone, (0, 56 - width, 0, 64 - height), value=255))
 
 
 def test_scene_loss_and_features():
@@ -91,11 +88,7 @@ def test_heads_and_losses_are_in_float32_under_autocast(kind, dtype):
     assert features[-1].patches.abs().max() > 1e6
     assert torch.isfinite(logits).all()
     exact = model(image=image, label=label, mode="loss")
-    for name, loss in losses.items():
-        assert loss.dtype == torch.float32
-        assert torch.isfinite(loss)
-        assert loss.item() == pytest.approx(exact[name].item(), rel=0.1, abs=1e-3), name
+    torch.testing.assert_close(losses, exact, rtol=0.1, atol=1e-3)  # dtypes, too
     model.features = lambda image, blocks: [features[block] for block in blocks]  # from here on they are the same
-    exact = model(image=image, label=label, mode="loss")
-    torch.testing.assert_close(losses, exact, rtol=1e-6, atol=0)
-    torch.testing.assert_close(logits, model(image=image), rtol=1e-6, atol=0)
+    exact = [model(image=image, label=label, mode="loss"), model(image=image)]
+    torch.testing.assert_close([losses, logits], exact, rtol=1e-6, atol=0)

@@ -8,7 +8,7 @@ from exp.errors import ConfigError
 from exp.vision.dinov3 import Distiller, SceneClassifier, Segmenter
 
 SMALL = {"embed_dim": 32, "depth": 3, "num_heads": 2}
-OF_ANY = [
+OF_SCENES = [
     ({"size": "vits61"}, "vits16"),  # the nearest
     ({"embed_dim": 32, "num_heads": 3}, "embed_dim=36"),
     ({"depth": 0}, "depth"),
@@ -35,8 +35,8 @@ OF_ANY = [
     ({"class_weights": [1.0]}, "class_weights"),
     ({"focal_gamma": -1.0}, "focal_gamma"),
     ({"cross_entropy_weight": 0.0}, "cross_entropy_weight"),
+    ({"label_smoothing": -0.1}, "label_smoothing"),
 ]
-OF_SCENES = [({"label_smoothing": share}, "label_smoothing") for share in (2, -0.1)]
 OF_SEGMENTERS = [
     ({"head": "uper"}, "upernet"),
     ({"head_norm": "layer"}, "head_norm"),
@@ -58,11 +58,8 @@ OF_DISTILLERS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("kind", "cases"),
-    [(SceneClassifier, OF_ANY + OF_SCENES), (Segmenter, OF_ANY + OF_SEGMENTERS), (Distiller, OF_DISTILLERS)],
-)
-def test_settings_that_cannot_be(kind, cases):
-    for settings, key in cases:
-        with pytest.raises(ConfigError, match=key):
-            kind(3, **{**SMALL, **settings})
+def test_settings_that_cannot_be():
+    for kind, cases in ((SceneClassifier, OF_SCENES), (Segmenter, OF_SEGMENTERS), (Distiller, OF_DISTILLERS)):
+        for settings, key in cases:
+            with pytest.raises(ConfigError, match=key):
+                kind(3, **{**SMALL, **settings})

@@ -45,7 +45,6 @@ def test_patches_and_pixels(tmp_path):
 
 def test_a_damaged_store_is_named_and_refused(tmp_path):
     store = make_store(tmp_path / "store", {"train": 10, "val": 4})
-    store.check_complete()
     rows = rows_of(store, "train", "cls", torch.device("cpu"), 0, 4)
     rows.check_finite("x")
     store.write_block("train", 0, {"cls": np.where(np.arange(10)[:, None] == 7, np.nan, np.zeros((10, 12)))})
@@ -53,27 +52,20 @@ def test_a_damaged_store_is_named_and_refused(tmp_path):
         rows.check_finite("x")
     path = tmp_path / "store" / "val_mean.npy"
     whole = path.read_bytes()
-    for content in (whole[:-5], b"", None):
-        path.unlink()
-        if content is not None:
-            path.write_bytes(content)
+    for spoil in (lambda: path.write_bytes(whole[:-5]), lambda: path.write_bytes(b""), path.unlink,
+                  lambda: np.save(str(path), np.zeros((3, 12), np.float32))):  # fmt: skip
+        Store(tmp_path / "store").check_complete()
+        spoil()
         with pytest.raises(ConfigError, match=r"val_mean\.npy"):
             Store(tmp_path / "store").check_complete()
         path.write_bytes(whole)
-    np.save(str(path), np.zeros((3, 12), np.float32))
-    with pytest.raises(ConfigError, match=r"val_mean\.npy"):
-        Store(tmp_path / "store").check_complete()
+    (tmp_path / "store" / "about.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"about\.json"):
+        Store(tmp_path / "store")
 
 
 def test_features_that_do_not_fit_their_type_are_refused():
-    with pytest.raises(RunError, match="cls"):
-        narrowed("cls", np.array([np.nan], np.float32), "float32")
-    with pytest.raises(RunError, match=r"task\.feature_dtype"):
-        narrowed("cls", np.array([1e6], np.float32), "float16")
+    for value, dtype, named in ((np.nan, "float32", "cls"), (1e6, "float16", r"task\.feature_dtype")):
+        with pytest.raises(RunError, match=named):
+            narrowed("cls", np.array([value], np.float32), dtype)
     assert narrowed("cls", np.array([1.0], np.float32), "float16").dtype == np.float16
-
-
-def test_a_store_of_something_else(tmp_path):
-    (tmp_path / "about.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"about\.json"):
-        Store(tmp_path)
