@@ -83,7 +83,7 @@ def test_a_bad_file_is_named_and_the_others_are_done(exp, trained, odd_files, na
 
 
 def test_a_prediction_ends_between_windows_when_it_is_told_to(exp, trained, tmp_path):
-    Image.fromarray(np.zeros((3000, 3000, 3), np.uint8)).save(tmp_path / "large.png")
+    Image.fromarray(np.zeros((70_000, 1000, 3), np.uint8)).save(tmp_path / "large.png")  # too large to be held
     process = Forked(
         tmp_path, "task=predict", f"init_from={trained('tiles')}", "backend=cpu", "plots=false",
         f"task.input={tmp_path / 'large.png'}", "model.overlap=0.9", "output_dir=out",
