@@ -66,7 +66,7 @@ def test_of_a_sharded_model_the_blocks_are_compiled(oil, exp):
 @needs_compilation
 def test_a_compiler_that_is_missing_is_named_before_the_data_are_read(exp):
     done = exp(*TINY, "compile=true", "output_dir=run", CXX="/nowhere/c++", TORCHINDUCTOR_CACHE_DIR=str(exp.folder),
-               TORCHINDUCTOR_COMPILE_THREADS="1")  # fmt: skip
+               TORCHINDUCTOR_COMPILE_THREADS="1", fresh=True)  # fmt: skip
     assert done.returncode in (2, 3)
     assert "compile=true" in done.stderr.splitlines()[0]
     assert "/nowhere/c++" in done.stderr.splitlines()[0]

@@ -74,7 +74,7 @@ def write_features(session: Session) -> dict[str, Any]:
         {"images": len(files), "failed": len(failed)},
         None,
         files=report,
-        data=tell_inputs(session, inputs, failed),
+        data=tell_inputs(session, inputs, failed, data.read),
         measured_on="features",
         published=None,
     )

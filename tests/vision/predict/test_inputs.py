@@ -2,9 +2,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from exp.errors import ConfigError, DataError, RunError
+from exp.vision.data.reader import ImageReader
 from exp.vision.predict.inputs import Failure, each_of_mine, find_images, named, report_failures, tell_inputs
 
 
@@ -90,11 +92,25 @@ def test_what_could_not_be_used_is_said_and_recorded(tmp_path, make_session):
     session, said = make_session(input=str(tmp_path)), []
     session.say = said.append
     inputs = named(find_images(str(tmp_path)))
-    assert tell_inputs(session, inputs, []) == {"other_files": {".gif": 2}}
+    assert tell_inputs(session, inputs, [], ImageReader()) == {"other_files": {".gif": 2}}
     failures = [Failure(f"{number}.png", f"{number}.png is empty") for number in range(24)]
-    told = tell_inputs(session, inputs, [Failure("x.png", "no bands"), *failures])["skipped"]
+    told = tell_inputs(session, inputs, [Failure("x.png", "no bands"), *failures], ImageReader())["skipped"]
     assert told["count"] == 25
     assert told["files"][:2] == ["x.png: no bands", "0.png is empty"]
     assert len(told["files"]) == 20
     assert said[-5].startswith("warning: 25 of 1 images could not be used")
     assert said[-1].startswith("  and 22 more")
+
+
+def test_images_whose_bands_are_named_in_another_order_are_reported(tmp_path, make_session):
+    rasterio = pytest.importorskip("rasterio")
+    make(tmp_path, "a.png", "c.tif")  # which is none: that is reported when it is read
+    with rasterio.open(tmp_path / "b.tif", "w", driver="GTiff", height=4, width=4, count=3, dtype="uint8") as file:
+        file.write(np.zeros((3, 4, 4), np.uint8))
+        file.descriptions = ("blue", "green", "red")
+    session, said = make_session(input=str(tmp_path)), []
+    session.say = said.append
+    inputs = named(find_images(str(tmp_path)))
+    assert tell_inputs(session, inputs, [], ImageReader()) == {"bands_read_as_rgb": [str(tmp_path / "b.tif")]}
+    assert "b.tif" in said[0]
+    assert tell_inputs(session, inputs, [], ImageReader(4)) == {}

@@ -14,7 +14,7 @@ from exp.errors import DataError
 from exp.vision.data.adopting import adopt, begin_with, other_classes, record_of, state_of
 from exp.vision.data.bands import BandChoice
 from exp.vision.data.dataset import ImageDataset, findings
-from exp.vision.data.decode import band_names_of, by_rasterio
+from exp.vision.data.decode import reordered_bands
 from exp.vision.data.labels import NO_DATA
 from exp.vision.data.listing import Listing
 from exp.vision.data.modality import Modalities, ModalityDraw
@@ -111,7 +111,7 @@ class ImageData(Data):
         self._skip_errors = on_error == "skip"
         self.input_record: dict[str, Any] = {}
         self._notes, self.notes = remarks(listing, name, wanted)
-        reordered = self._reordered()
+        reordered = reordered_bands(self.read.examples[0]) if self.read.takes_colours else []
         if reordered:
             self._notes["bands_read_as_rgb"] = reordered
             self.notes.append(f"note: bands named {', '.join(reordered)} are read as red, green, blue")
@@ -132,17 +132,6 @@ class ImageData(Data):
             draw = self._parts["train"].draw = ModalityDraw(groups, modality_weights, seed)
             self._notes["modality_shares"] = draw.shares
         self.tested_on = "test" if "test" in self._parts else "val"
-
-    def _reordered(self) -> list[str]:
-        """Names of the bands of the first training image, where they are colours in another order than RGB."""
-        path = self.read.examples[0]
-        if not by_rasterio(path):
-            return []
-        try:
-            names = band_names_of(path)
-        except DataError:
-            return []  # reported when it is read
-        return list(names) if self.read.order_of(names) is not None else []
 
     @property
     def train(self) -> ImageDataset:

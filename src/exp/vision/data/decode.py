@@ -17,14 +17,13 @@ import numpy as np
 from PIL import Image
 
 from exp.errors import DataError
-from exp.vision.data.bands import colour_names
+from exp.vision.data.bands import colour_names, colours_in, order_of_colours
 from exp.vision.data.jpeg import is_jpeg, lacks_end, truncated
 from exp.vision.data.tiff import check_tiff, refuse_complex
 from exp.vision.data.values import Raw
 
 __all__ = [
     "BY_RASTERIO",
-    "band_names_of",
     "by_rasterio",
     "decoded",
     "has_mask",
@@ -33,8 +32,10 @@ __all__ = [
     "marks_alpha",
     "names_in",
     "naming",
+    "order_in",
     "read_bytes",
     "read_raw",
+    "reordered_bands",
 ]
 
 BY_RASTERIO = (".tif", ".tiff", ".jp2")
@@ -95,14 +96,23 @@ def image_size(path: str | os.PathLike[str]) -> tuple[int, int] | None:
         Image.MAX_IMAGE_PIXELS = before
 
 
-def band_names_of(path: str | os.PathLike[str]) -> tuple[str, ...]:
-    """Names of the bands of a file that rasterio reads (:func:`names_in`), by its header."""
+def reordered_bands(path: str | os.PathLike[str]) -> list[str]:
+    """What a file calls its bands where these are colours in another order than RGB; by its header.
+
+    Returns:
+        Their names, in the order of the file; empty where they are in order, or the file does not tell.
+    """
+    if not by_rasterio(path):
+        return []
     import rasterio
 
-    with warnings.catch_warnings(), naming(path):
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with rasterio.open(Path(path)) as file:
-            return names_in(file)
+        try:
+            with rasterio.open(Path(path)) as file:
+                return _colour_names_in(file) if order_in(file) is not None else []
+        except (OSError, rasterio.errors.RasterioError):
+            return []  # reported when it is read
 
 
 def by_rasterio(path: str | os.PathLike[str]) -> bool:
@@ -182,7 +192,19 @@ def _read_raster(path: str | os.PathLike[str]) -> Raw:
                 return Raw(colors[bands[0]], names=colour_names(3))
             nodata, names, alpha = file.nodata, names_in(file), marks_alpha(file)
             masked = file.dataset_mask() == 0 if has_mask(file) else None
-    return Raw(np.moveaxis(bands, 0, -1), alpha, nodata, names, masked)
+            order = order_in(file)
+    return Raw(np.moveaxis(bands, 0, -1), alpha, nodata, names, masked, order)
+
+
+def order_in(file: Any) -> list[int] | None:
+    """In which order the bands of an open dataset of rasterio are red, green, blue; None: as they are, or not known."""
+    return order_of_colours(_colour_names_in(file))
+
+
+def _colour_names_in(file: Any) -> list[str]:
+    """The descriptions of its bands, where these are colours; else what colours the file says they are."""
+    descriptions = [description or "" for description in file.descriptions]
+    return descriptions if None not in colours_in(descriptions) else [each.name for each in file.colorinterp]
 
 
 def marks_alpha(file: Any) -> bool:

@@ -12,6 +12,7 @@ from exp.errors import DataError
 from exp.vision.data.listing import (
     PARTS,
     Listing,
+    archives_in,
     files_below,
     folders_in,
     image_files,
@@ -83,7 +84,8 @@ def find(root: Path, fractions: Sequence[float], classes: Sequence[str] | None, 
     empty = sorted({name for folders in found.values() for name in folders} - filled - {_LOOSE})
     names = list(sorted(filled) if unlabelled else classes or sorted(filled))
     notes: dict[str, Any] = {}
-    said = [f"warning: {hint}" for hint in _taken_for_parts(root, places)]
+    said = archives_in(dict.fromkeys([root, *above]))
+    said += [f"warning: {hint}" for hint in _taken_for_parts(root, places)]
     for title, left_out in (("empty_folders", empty), ("classes_without_images", sorted(set(names) - filled))):
         if left_out:
             notes[title] = left_out

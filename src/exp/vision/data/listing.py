@@ -18,6 +18,7 @@ __all__ = [
     "PARTS",
     "SUFFIXES",
     "Listing",
+    "archives_in",
     "data_root",
     "files_below",
     "folders_in",
@@ -92,6 +93,12 @@ def folders_in(folder: Path) -> list[Path]:
     with os.scandir(folder) as entries:
         found = [entry for entry in entries if entry.is_dir() and not entry.name.startswith((".", ARCHIVE))]
     return sorted(Path(entry.path) for entry in found if not (entry.is_symlink() and _leads_back(entry.path, folder)))
+
+
+def archives_in(folders: Iterable[Path]) -> list[str]:
+    """A line for each folder of a Mac's archive directly in these."""
+    found = [folder / ARCHIVE for folder in folders if (folder / ARCHIVE).is_dir()]
+    return [f"note: {folder} is not read: archives of a Mac bring it along, without images" for folder in found]
 
 
 def image_files(folder: Path) -> list[str]:

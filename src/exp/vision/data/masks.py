@@ -10,7 +10,7 @@ from typing import Any, Mapping, Sequence
 
 from exp.data.places import content_of
 from exp.errors import DataError
-from exp.vision.data.listing import Listing, files_below, folders_in, refuse_twins, split
+from exp.vision.data.listing import Listing, archives_in, files_below, folders_in, refuse_twins, split
 
 __all__ = ["check", "find", "pairs_below"]
 
@@ -73,7 +73,9 @@ def find(
         )
     for line in lone:
         logger.warning("left out: %s", line)
-    said = [f"warning: {len(lone)} files have no partner and are left out, such as: {lone[0]}"] if lone else []
+    said = archives_in([root])
+    if lone:
+        said.append(f"warning: {len(lone)} files have no partner and are left out, such as: {lone[0]}")
     notes: dict[str, Any] = {"without_partner": len(lone)} if lone else {}
     if not patterns:
         return Listing([], split(pairs, fractions, root, by_class=False), notes, said)

@@ -9,7 +9,7 @@ from typing import NamedTuple, Sequence
 import numpy as np
 
 from exp.errors import DataError
-from exp.vision.data.bands import BandChoice, is_measured_band, order_of_colours
+from exp.vision.data.bands import BandChoice, is_measured_band
 from exp.vision.data.decode import read_raw
 from exp.vision.data.modality import Modalities
 from exp.vision.data.values import Raw, ValueRange, convert, invalid_values, no_data, split_alpha, to_channels
@@ -186,9 +186,8 @@ class ImageReader:
             DataError: there are others, or it cannot be told which.
         """
         if self.bands is None:
-            order = self.order_of(raw.names)
-            if order is not None:
-                raw = raw._replace(pixels=raw.pixels[..., order])
+            if raw.order is not None and self.takes_colours:
+                raw = raw._replace(pixels=raw.pixels[..., raw.order])
             return split_alpha(raw, path, self.channels, self.alpha)
         plan = self.bands.plan(raw.pixels.shape[2], raw.names, raw.alpha, path)
         transparency = None if plan.alpha is None else raw.pixels[..., plan.alpha]
@@ -196,9 +195,10 @@ class ImageReader:
             transparency = None
         return raw.pixels[..., plan.indexes], transparency
 
-    def order_of(self, names: Sequence[str]) -> list[int] | None:
-        """The order in which a file's bands are taken where none are chosen: red, green, blue, if their names tell."""
-        return order_of_colours(names) if self.bands is None and self.channels == 3 else None
+    @property
+    def takes_colours(self) -> bool:
+        """Whether the model gets red, green, blue, or the gray of these, in whichever order a file has them."""
+        return self.bands is None and self.channels in (1, 3)
 
     def range_for(self, pixels: np.ndarray) -> ValueRange | None:
         """What becomes 0 and 255 of these values; None: they stay as they are, or may not come."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import filecmp
 import os
-from pathlib import Path
-from typing import Any, Sequence
+from collections import defaultdict
+from typing import Any, Callable, Sequence
 
 from exp.vision.data.listing import SUFFIXES, Listing, other_files
 
 __all__ = ["remarks"]
 
 _ALIKE = 8
+_MOST_FILES = 4096  # whose sizes are looked at, which is slow on some file systems
+_END = 4096  # bytes
 
 
 def remarks(listing: Listing, name: str, bands: Sequence[int | str] | None) -> tuple[dict[str, Any], list[str]]:
@@ -51,17 +54,40 @@ def remarks(listing: Listing, name: str, bands: Sequence[int | str] | None) -> t
 
 
 def _in_two_parts(listing: Listing) -> list[str]:
-    """Held-out images of which the training part has a file of the same name and content.
+    """Held-out images of which the training part has a file of the same content.
 
-    Names that many files have, as of numbered tiles, tell nothing, and would take long to compare.
+    Among more than 4096 files only those of the same name are compared. Names that many files have, as of numbered
+    tiles, tell nothing then, and would take long to compare.
     """
-    trained: dict[str, list[str]] = {}
-    for path, *_ in listing.parts.get("train", []):
-        trained.setdefault(Path(path).name, []).append(path)
-    held = [sample[0] for part, members in listing.parts.items() if part != "train" for sample in members]
-    found = []
-    for path in held:
-        alike = trained.get(Path(path).name, [])
-        if len(alike) <= _ALIKE and any(path != each and filecmp.cmp(path, each, shallow=False) for each in alike):
-            found.append(path)
-    return found
+    trained = {path for path, *_ in listing.parts["train"]}
+    held = {path for members in listing.parts.values() for path, *_ in members} - trained
+    groups = [[*trained, *held]]
+    if len(groups[0]) > _MOST_FILES:
+        groups = [each for each in _split(groups, os.path.basename) if len(each) <= _ALIKE]
+    for key in (_size, _end):
+        groups = [each for each in _split(groups, key) if trained.intersection(each) and held.intersection(each)]
+    return sorted(
+        path
+        for members in groups
+        for path in held.intersection(members)
+        if any(filecmp.cmp(path, other, shallow=False) for other in trained.intersection(members))
+    )
+
+
+def _split(groups: list[list[str]], key: Callable[[str], Any]) -> list[list[str]]:
+    found: dict[Any, list[str]] = defaultdict(list)
+    for number, members in enumerate(groups):
+        for path in members:
+            with contextlib.suppress(OSError):  # it is reported when it is read
+                found[number, key(path)].append(path)
+    return [each for each in found.values() if len(each) > 1]
+
+
+def _size(path: str) -> int:
+    return os.stat(path).st_size  # noqa: PTH116 - of thousands
+
+
+def _end(path: str) -> bytes:
+    with open(path, "rb") as file:  # noqa: PTH123
+        file.seek(max(_size(path) - _END, 0))
+        return file.read()

@@ -31,6 +31,7 @@ class Raw(NamedTuple):
         nodata: the value that the file says stands for no data; None: it says none.
         names: of its channels, as far as the file tells; empty: it does not.
         masked: pixels that a mask in the file says hold no data, bool (H, W); None: there is no such mask.
+        order: in which order its channels are red, green, blue, where the file says so; None: as they are.
     """
 
     pixels: np.ndarray
@@ -38,6 +39,7 @@ class Raw(NamedTuple):
     nodata: float | None = None
     names: Sequence[str] = ()
     masked: np.ndarray | None = None
+    order: list[int] | None = None
 
 
 def split_alpha(

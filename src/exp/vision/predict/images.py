@@ -49,7 +49,7 @@ def predict(session: Session, data: Any, model: Any) -> Prediction:
     else:
         metrics, files, failures = predict_scenes(session, data, model, inputs, truths)
     report_failures(failures, len(inputs), task.on_error)
-    data.input_record = tell_inputs(session, inputs, failures)
+    data.input_record = tell_inputs(session, inputs, failures, data.read)
     return Prediction(metrics, files, "predictions")
 
 

@@ -9,14 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Sequence
 
 from exp.errors import ConfigError, DataError, RunError
+from exp.vision.data.decode import reordered_bands
 from exp.vision.data.listing import NAMED_FILES, SUFFIXES, files_below, other_files
+from exp.vision.data.reader import spread_over
 
 if TYPE_CHECKING:
     from exp.session import Session
+    from exp.vision.data.reader import ImageReader
 
 __all__ = ["Failure", "Input", "each_of_mine", "find_images", "named", "report_failures", "tell_inputs"]
 
 _SAID = 3  # failures on the terminal
+_LOOKED_AT = 64  # headers of files
 
 logger = logging.getLogger(__name__)
 
@@ -119,19 +123,30 @@ def each_of_mine(session: Session, inputs: Sequence[Input], work: Callable[[int,
     return failures
 
 
-def tell_inputs(session: Session, inputs: Sequence[Input], failures: Sequence[Failure]) -> dict[str, Any]:
-    """Say what of ``task.input`` could not be used, and what was not looked at for its suffix.
+def tell_inputs(
+    session: Session, inputs: Sequence[Input], failures: Sequence[Failure], reader: ImageReader
+) -> dict[str, Any]:
+    """Say what of ``task.input`` was read in another order, could not be used, or was left out for its suffix.
 
     Args:
         session: has the task.
         inputs: all files.
         failures: of all ranks.
+        reader: has read them.
 
     Returns:
-        For the record: ``skipped`` (``count``, and the first of the ``files`` with their reasons) and ``other_files``
-        (count by suffix), as far as there are such.
+        For the record: ``skipped`` (``count``, and the first of the ``files`` with their reasons), ``other_files``
+        (count by suffix) and ``bands_read_as_rgb`` (of 64 files, those whose bands are), as far as there are such.
     """
     found: dict[str, Any] = {}
+    looked_at = spread_over([str(entry.path) for entry in inputs], _LOOKED_AT) if reader.takes_colours else []
+    reordered = [path for path in looked_at if reordered_bands(path)]
+    if reordered:
+        found["bands_read_as_rgb"] = reordered[:NAMED_FILES]
+        session.say(
+            f"note: bands of {len(reordered)} of {len(looked_at)} images that were looked at, such as {reordered[0]}, "
+            f"are named {', '.join(reordered_bands(reordered[0]))}, and are read as red, green, blue"
+        )
     wanted = session.config.task.input
     if wanted is not None and Path(wanted).expanduser().is_dir():
         others = other_files({entry.path.parent for entry in inputs})

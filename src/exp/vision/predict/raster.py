@@ -11,7 +11,16 @@ import torch
 
 from exp.errors import DataError
 from exp.vision.data.bands import is_measured_band
-from exp.vision.data.decode import by_rasterio, has_mask, has_rasterio, image_size, marks_alpha, names_in, naming
+from exp.vision.data.decode import (
+    by_rasterio,
+    has_mask,
+    has_rasterio,
+    image_size,
+    marks_alpha,
+    names_in,
+    naming,
+    order_in,
+)
 from exp.vision.data.tiff import check_tiff, refuse_complex
 from exp.vision.data.values import Raw, convert, no_data, split_alpha
 from exp.vision.draw.pictures import shrunk, to_rgb
@@ -117,7 +126,7 @@ class RasterImage:
         self._has_mask = has_mask(dataset)
         self._indexes = list(range(1, dataset.count + 1))  # of what is read, in this order
         self._limits: ValueRange | None = None
-        order = reader.order_of(self._names)
+        order = order_in(dataset) if reader.takes_colours else None
         if order is not None:
             self._indexes = [index + 1 for index in order]
         if reader.bands is not None:
