@@ -23,7 +23,6 @@ _SOCKET = "/listener-12345678"
 _PRIVATE = "/pymp-12345678"  # multiprocessing's own folder; ours has a shorter name
 _OTHERS = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - what is made there is private
 _LEAST_BYTES = 2**16
-_kept: list[tempfile.TemporaryDirectory[str]] = []  # removed when this process ends
 
 
 def folder_for_sockets() -> str | None:
@@ -74,18 +73,19 @@ def make_sockets_possible() -> None:
             f"{', '.join(_OTHERS)} can be written; set TMPDIR to a folder of at most "
             f"{_LONGEST - len(_PRIVATE + _SOCKET)} bytes, or data.num_workers=0"
         )
-    _kept.append(tempfile.TemporaryDirectory(prefix="exp-", dir=base))
-    keep_sockets_in(_kept[-1].name)
-    util.register_after_fork(_kept[-1], _remove_if_left)
+    folder = tempfile.mkdtemp(prefix="exp-", dir=base)
+    keep_sockets_in(folder)
+    util.Finalize(None, shutil.rmtree, (folder, True), exitpriority=-100)  # after what the sockets in it need to end
+    util.register_after_fork(_remove_if_left, lambda remove_if_left: remove_if_left(folder))
 
 
-def _remove_if_left(folder: tempfile.TemporaryDirectory[str]) -> None:
+def _remove_if_left(folder: str) -> None:
     """In a loader process: where its parent is killed, it outlives that by some seconds, and removes the folder."""
     parent = os.getppid()
 
     def end() -> None:
         if os.getppid() != parent:
-            shutil.rmtree(folder.name, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
 
     util.Finalize(None, end, exitpriority=0)
 
