@@ -11,7 +11,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import MissingConfigException
 from hydra.types import RunMode
-from omegaconf import open_dict
+from omegaconf import OmegaConf, open_dict
 
 from exp.backend import FLOAT32
 from exp.backends_registry import choose, create_backend
@@ -22,7 +22,6 @@ from exp.config.names import check_names
 from exp.config.overruled import overruled
 from exp.config.schema import ExpConfig
 from exp.config.validate import refuse_device_arguments, validate
-from exp.config.walk import plain
 from exp.errors import ConfigError
 from exp.frozen import FrozenRun
 from exp.runfolder import RunFolder, read_result
@@ -150,14 +149,14 @@ def _note_choices(config: ExpConfig, overrides: list[str]) -> None:
         record.trained_in is not None
     ):  # of these, the run's choices stand in the record; only the user's count beside them
         groups -= {group for group in trained.GROUPS if not any(each.startswith(f"{group}=") for each in overrides)}
-    choices = plain(HydraConfig.get().runtime.choices)
+    choices: Any = OmegaConf.to_container(HydraConfig.get().runtime.choices)
     chosen = {group: choice for group, choice in choices.items() if group in groups}
     noted = {
-        "chosen": {**plain(record.chosen), **chosen, "backend": config.backend.name},
+        "chosen": {**record.chosen, **chosen, "backend": config.backend.name},
         "follows": trained.follows(config),
     }
     for key, value in noted.items():
-        if plain(record[key]) != value:  # new nodes take their time, and jobs of a sweep have the same here
+        if record[key] != value:  # new nodes take their time, and jobs of a sweep have the same here
             record[key] = value
 
 

@@ -12,7 +12,6 @@ from exp import console
 from exp.config import resuming, structures, trained
 from exp.config.names import allow, distrust
 from exp.config.schema import ExpConfig
-from exp.config.text import to_yaml
 from exp.config.validate import check_folder
 from exp.errors import ConfigError, RunError
 from exp.footprint import Footprint, missing_folders, remove_empty
@@ -72,11 +71,11 @@ class FrozenRun:
             raise
         self.footprint = Footprint(folder, missing)
         contents = {
-            folder.config.name: to_yaml(self.config).encode(),
-            folder.overrides.name: to_yaml(self.overrides).encode(),
+            folder.config.name: OmegaConf.to_yaml(self.config, resolve=True).encode(),
+            folder.overrides.name: OmegaConf.to_yaml(OmegaConf.create(list(self.overrides))).encode(),
         }
         if self.reference is not None:
-            contents[folder.reference.name] = to_yaml(self.reference).encode()
+            contents[folder.reference.name] = OmegaConf.to_yaml(self.reference, resolve=True).encode()
         config = folder.in_use(folder.config)
         if not (joined and config.is_file() and config.read_bytes() == contents[config.name]):
             folder.stage(contents)

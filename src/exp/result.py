@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Mapping
 
-from exp.config.walk import plain
+from omegaconf import OmegaConf
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
@@ -40,6 +40,7 @@ def blank_result(config: ExpConfig) -> dict[str, Any]:
     Args:
         config: the frozen configuration.
     """
+    weights: Any = OmegaConf.to_container(OmegaConf.create(config.record.weights))
     return {
         "status": "failed",
         "task": config.task.name,
@@ -55,7 +56,7 @@ def blank_result(config: ExpConfig) -> dict[str, Any]:
         "published": None,
         "trained_in": None,
         "differs": [],
-        "weights": plain(config.record.weights) or None,
+        "weights": weights or None,
         "backend": config.backend.name,
         "simulated": config.backend.simulate,
         "device_type": None,

@@ -123,7 +123,7 @@ def test_opening_a_strangers_run_in_python_imports_nothing(stranger, exp, monkey
     assert not exp.path("executed").exists()
 
 
-FUNCTION = "exp.config.text.to_yaml"
+FUNCTION = "exp.config.explain.nearest"
 
 
 @pytest.mark.parametrize(
@@ -163,8 +163,8 @@ def test_so_has_every_other(refused, overrides, key):
 @pytest.mark.parametrize(
     ("transform", "key"),
     [
-        ("{type: exp.config.text.to_yaml}", "pipeline[0].type"),
-        ("{type: RandomChoice, transforms: [[{type: exp.config.text.to_yaml}]]}", "transforms[0][0].type"),
+        ("{type: exp.config.explain.nearest}", "pipeline[0].type"),
+        ("{type: RandomChoice, transforms: [[{type: exp.config.explain.nearest}]]}", "transforms[0][0].type"),
         ("{type: RandomFlip, _scope_: evil}", "_scope_"),
     ],
 )

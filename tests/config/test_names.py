@@ -50,7 +50,7 @@ def executed(tmp_path, monkeypatch):
     [
         "os.system",
         "exp.cli.os.system",  # what a module has imported
-        "exp.config.text.to_yaml",  # no class
+        "exp.config.explain.nearest",  # no class
         "exp.forecasting.timebridge.TimeBridge.__init__.__globals__",
         "exp.backends.cpu.CpuBackend",  # a class of another key's
         "torch.nn",
@@ -94,11 +94,11 @@ def test_registries_import_nothing(executed):
     assert registered("hooks[0].type", "EMAHook", HOOKS, Hook) is EMAHook
     assert registered("hooks[0].type", "mmengine.EMAHook", HOOKS, Hook) is EMAHook
     assert registered("hooks[0].type", "mmengine.hooks.EMAHook", HOOKS, Hook) is EMAHook
-    for name in ("mine", "mine.Part", "os.system", "exp.config.text.to_yaml", "torch.nn.Linear", "EMAHok"):
+    for name in ("mine", "mine.Part", "os.system", "exp.config.explain.nearest", "torch.nn.Linear", "EMAHok"):
         with pytest.raises(ConfigError, match=r"hooks\[0\]\.type"):
             registered("hooks[0].type", name, HOOKS, Hook)
     sys.path.append(".")
-    for name in ("mine", "mine.Part", "exp.config.text.to_yaml"):
+    for name in ("mine", "mine.Part", "exp.config.explain.nearest"):
         with pytest.raises(ConfigError, match=r"model\.head\.type"):
             check_type("model.head.type", name)
     for name in ("random", "no module", "ExponentialMovingAverage", "torch.nn.ReLU"):

@@ -14,7 +14,6 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf, open_dict
 
 from exp.config import choices, structures
-from exp.config.text import to_yaml
 from exp.errors import ExpError
 from exp.freezing import complete, freeze
 from exp.sweep.composing import Composer
@@ -84,7 +83,7 @@ def test_every_configuration_is_the_same_as_composed_alone(hydra, tmp_path, monk
 
     def shared(overrides: list[str]) -> str:
         run = complete(composer.prepared(master, overrides, 0), composer.task_overrides(overrides), tmp_path / "run")
-        return to_yaml(run.config)
+        return OmegaConf.to_yaml(run.config, resolve=True)
 
     def outcome(way, overrides: list[str]) -> str:
         try:

@@ -30,8 +30,8 @@ def opened(structure: type) -> DictConfig:
 
 def _open(node: Any) -> None:
     for key in list(node):
-        child = node._get_node(key)
-        if isinstance(child, DictConfig) and not child._is_none() and not child._is_missing():
+        child = None if OmegaConf.is_missing(node, key) or OmegaConf.is_interpolation(node, key) else node[key]
+        if isinstance(child, DictConfig):
             if OmegaConf.get_type(child) is dict:
                 OmegaConf.set_struct(child, False)
             else:

@@ -7,7 +7,7 @@ import re
 from typing import Any, Iterable, Sequence
 
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
-from omegaconf import DictConfig
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 __all__ = ["config_keys", "explain", "nearest"]
@@ -21,11 +21,10 @@ def nearest(wrong: str, known: Iterable[str]) -> str:
 
 def config_keys(config: Any, prefix: str = "") -> list[str]:
     """All keys of a configuration, dotted."""
+    content = OmegaConf.to_container(config, resolve=False) if OmegaConf.is_config(config) else config
     keys: list[str] = []
-    if isinstance(config, DictConfig) and not config._is_none() and not config._is_missing():
-        for key in config:
-            name = f"{prefix}{key!s}"
-            keys += [name, *config_keys(config._get_node(key), f"{name}.")]
+    for key, value in content.items() if isinstance(content, dict) else ():
+        keys += [f"{prefix}{key!s}", *config_keys(value, f"{prefix}{key!s}.")]
     return keys
 
 

@@ -143,14 +143,16 @@ def names_in(config: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
         config: of OmegaConf; others have none.
         prefix: the key of ``config``; empty for the root.
     """
-    for place, parent, key, node in nodes(config, prefix):
-        name, value = str(key), node._value()
+    for place, parent, key in nodes(config, prefix):
+        name, leads_on = str(key), OmegaConf.is_interpolation(parent, key)
         wanted = name in ("_target_", "_scope_", "type") or name.endswith("_type")
-        if isinstance(value, str) and "${" in value and (wanted or value.startswith("${")):
-            try:
-                value = parent[key]
-            except OmegaConfBaseException:
-                continue  # which is told where it is wanted
+        if not (wanted or leads_on):
+            continue
+        try:
+            value = parent[key]
+        except OmegaConfBaseException:
+            continue  # which is told where it is wanted
+        if leads_on:
             yield from names_in(value, place)
         if wanted and isinstance(value, str):
             yield place, value

@@ -9,7 +9,7 @@ from typing import Any, Mapping, Sequence
 
 from omegaconf import ListConfig, OmegaConf
 
-from exp.config.walk import nodes
+from exp.config.walk import nodes, written
 from exp.errors import ConfigError
 from exp.hub import is_name
 from exp.task import task_class
@@ -61,7 +61,7 @@ def refuse_empty(values: Mapping[str, Any]) -> None:
 
 
 def _expand_home(config: Any) -> None:
-    for _, parent, key, node in nodes(config):
-        value = node._value()
+    for _, parent, key in nodes(config):
+        value = written(parent, key)
         if isinstance(value, str) and (value == "~" or value.startswith("~/")) and "${" not in value:
             parent[key] = str(Path(value).expanduser())

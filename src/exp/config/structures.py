@@ -19,7 +19,7 @@ from exp.config.explain import nearest
 from exp.config.schema import ExpConfig, LauncherConfig
 from exp.config.slurm import SubmititConfig
 from exp.config.targets import resolve
-from exp.config.walk import nodes
+from exp.config.walk import nodes, written
 from exp.errors import ConfigError
 from exp.launcher.base import Launcher
 from exp.task import task_class
@@ -86,7 +86,8 @@ def typed(config: Any, of_others: bool = False) -> ExpConfig:
     if task != MISSING and (structure_of(task) or task.startswith("exp.") or not of_others):
         root.task = structure_of(task) or task_class(config)
     merged = OmegaConf.merge(root, config)
-    for place, _, _, node in [("", None, "", merged), *nodes(merged)]:
+    below = ((place, written(parent, key)) for place, parent, key in nodes(merged))
+    for place, node in [("", merged), *below]:
         kind: Any = OmegaConf.get_type(node) if isinstance(node, DictConfig) else None
         # Beside a `_target_` of one's own, added keys are that class's: its constructor takes or refuses them.
         other = place in ("model", "data") and node.get("_target_") != getattr(kind, "_target_", None)

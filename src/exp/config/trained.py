@@ -26,7 +26,7 @@ from exp.config.names import distrust
 from exp.config.paths import refuse_empty
 from exp.config.schema import ExpConfig
 from exp.config.structures import structure_of, task_named
-from exp.config.walk import REFERENCE, nodes
+from exp.config.walk import nodes, written
 from exp.console import shown
 from exp.errors import ConfigError
 from exp.hub import is_name
@@ -57,6 +57,7 @@ NEUTRAL = re.compile(
     r"^(data\.(num_workers|eval_batch_size|cache_megabytes|on_device)|model\.activation_checkpointing)$"
 )
 """Keys that say how fast something is computed, not what."""
+_REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*(?:\.\w+)*)\}")  # an interpolation that is another key and nothing else
 _own_files: list[Path] = []
 """Folders of configurations on the command line: what they name is the user's choice, in the run's file, too."""
 
@@ -197,9 +198,9 @@ def follows(config: ExpConfig) -> dict[str, str]:
     """
     found = {}
     for group in _GROUPS:
-        for key, _, _, node in nodes(getattr(config, group), group):
-            value = node._value()
-            match = REFERENCE.fullmatch(value) if isinstance(value, str) else None
+        for key, parent, name in nodes(getattr(config, group), group):
+            value = written(parent, name)
+            match = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
             if match is not None:
                 found[key] = match.group(1)
     return found

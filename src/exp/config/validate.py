@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any, Sequence
 
-from omegaconf import MISSING, OmegaConf
+from omegaconf import OmegaConf
 
 from exp import hub
 from exp.backend import PRECISIONS
@@ -18,7 +18,7 @@ from exp.config.hardware import check_available, check_processes, runs_elsewhere
 from exp.config.hooks import check_hooks, check_schedulers
 from exp.config.ranges import check_ranges
 from exp.config.targets import check_target, find_module, find_own_module
-from exp.config.walk import nodes
+from exp.config.walk import nodes, written
 from exp.contract import TASK_PAGE, asked
 from exp.errors import ConfigError, UnavailableError
 from exp.launcher.base import launcher_class
@@ -168,8 +168,8 @@ def _check_targets(config: ExpConfig) -> None:
 
 
 def _check_credentials(config: ExpConfig) -> None:
-    for key, _, _, node in nodes(config):
-        value = node._value()
+    for key, parent, name in nodes(config):
+        value = written(parent, name)
         if isinstance(value, str) and value != without_credentials(value):
             raise ConfigError(
                 f"{key}={without_credentials(value)} has a password, which config.yaml would keep; give the address "
@@ -178,7 +178,7 @@ def _check_credentials(config: ExpConfig) -> None:
 
 
 def _check_missing(config: ExpConfig) -> None:
-    missing = sorted(key for key, _, _, child in nodes(config) if child._value() == MISSING)
+    missing = sorted(key for key, parent, name in nodes(config) if OmegaConf.is_missing(parent, name))
     # The data's first: the model's values refer to them.
     missing = [key for key in missing if key.startswith("data.")] or missing
     if missing:

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Collection
 
 from hydra.errors import HydraException
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from exp import console, launcher
 from exp.config import choices, explain
 from exp.config.hardware import runs_elsewhere
-from exp.config.walk import plain
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, REFUSED, ConfigError, ExpError
 from exp.footprint import remove_empty
 from exp.freezing import complete
@@ -242,7 +242,7 @@ def _common_launcher(jobs: list[Job]) -> Launcher | None:
     configs = [job.run.config for job in jobs if job.run is not None]
     if not any(runs_elsewhere(config) for config in configs):
         return None
-    asked = {to_json([plain(c.launcher), c.nproc]) for c in configs}
+    asked = {to_json([OmegaConf.to_container(c.launcher, resolve=True), c.nproc]) for c in configs}
     if len(asked) > 1:
         raise ConfigError(
             "a sweep on Slurm is one job array, whose jobs all ask for the same; sweep launcher.* and nproc in "

@@ -18,7 +18,6 @@ from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from exp.config.walk import nodes
 from exp.freezing import prepare
 
 if TYPE_CHECKING:
@@ -102,8 +101,7 @@ class Composer:
             del config["hydra"]
         prepared = prepare(config, self.task_overrides(overrides))
         if shape is not None and not shape.by_hydra and shape.prepared is None:
-            values = (str(node._value()) for _, _, _, node in nodes(prepared) if not _has_members(node))
-            shape.by_hydra = any("${hydra:" in value for value in values)
+            shape.by_hydra = "${hydra:" in str(OmegaConf.to_container(prepared))
             shape.prepared = None if shape.by_hydra else copy.deepcopy(prepared)
         return prepared
 

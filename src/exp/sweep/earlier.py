@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Sequence
 
 from omegaconf.errors import OmegaConfBaseException
 
+from exp.config.resuming import as_plain
 from exp.config.schema import ExpConfig
 from exp.config.structures import load
-from exp.config.walk import plain
 from exp.result import selecting_value
 from exp.runfolder import RunFolder, read_result, to_json
 
@@ -35,7 +35,7 @@ class Finished:
 
 def identity(config: ExpConfig) -> str:
     """A digest of a configuration, less the keys that do not change what a run computes."""
-    kept = {key: value for key, value in plain(config).items() if key not in _ELSEWHERE}
+    kept = {key: value for key, value in as_plain(config).items() if key not in _ELSEWHERE}
     return hashlib.sha256(to_json(kept, sort_keys=True, default=str).encode()).hexdigest()
 
 
