@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -70,21 +71,13 @@ def test_reset_forgets():
     metrics = segmentation()
     metrics.compute(Distributed())
     metrics.reset()
-    with pytest.raises(DataError, match=r"no pixel of these masks has a class; all are ignored \(data.ignore_values"):
+    with pytest.raises(DataError, match=r"no pixel .* has a class.*data.ignore_values"):
         metrics.compute(Distributed())
 
 
-def test_ranks_add_up_even_one_without_a_sample(ranks):
-    results = ranks(
-        """
-        group = join()
-        import torch
-        from exp.vision.metrics import SceneMetrics
-        metrics = SceneMetrics(["a", "b"])
-        label = torch.tensor([0, 1, 1] if rank == 0 else [], dtype=torch.int64)
+def test_a_rank_without_a_sample_has_what_the_others_counted():
+    other, without = SceneMetrics(["a", "b"]), SceneMetrics(["a", "b"])
+    for metrics, label in ((other, torch.tensor([0, 1, 1])), (without, torch.empty(0, dtype=torch.int64))):
         metrics.update(torch.eye(2)[label], {"label": label})
-        print(json.dumps(metrics.compute(group)))
-        """,
-        world_size=2,
-    )
-    assert results == [{"accuracy": 1.0, "macro_f1": 1.0}] * 2
+    both = SimpleNamespace(sum=lambda counts: counts.add_(other.confusion.counts))
+    assert without.compute(both) == {"accuracy": 1.0, "macro_f1": 1.0}

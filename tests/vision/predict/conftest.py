@@ -11,18 +11,15 @@ from exp.engine.distributed import Distributed
 from exp.launcher.rank import RankInfo
 from exp.runfolder import RunFolder
 from exp.session import Session
+from tests.vision.data.conftest import tiff  # noqa: F401 - a fixture
 
 
 @pytest.fixture
 def make_session(tmp_path):
-    """Makes a session of one process on the CPU; ``task`` are keys of the task, ``model`` those of the model."""
+    """Makes a session of one process on the CPU; ``task`` are keys of the task that is ``named``."""
 
-    def make(model=None, rank=0, world_size=1, named="predict", **task):
-        config = OmegaConf.merge(
-            OmegaConf.structured(ExpConfig),
-            {"name": "pictures", "model": model or {}, "task": OmegaConf.structured(task_named(named))},
-            {"task": task},
-        )
+    def make(rank=0, world_size=1, named="predict", **task):
+        config = OmegaConf.structured(ExpConfig(name="pictures", task=task_named(named)(**task)))
         info = RankInfo(rank=rank, world_size=world_size)
         session = Session(config, RunFolder(tmp_path / "run"), info, CpuBackend(name="cpu"))
         session.folder.create()
