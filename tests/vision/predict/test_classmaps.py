@@ -39,9 +39,7 @@ def test_a_class_png_holds_the_numbers_and_shows_the_colours(tmp_path):
         assert not path.exists(), "before it is complete"
     assert path.read_bytes()[24] == 8, "bits for each pixel"
     with Image.open(path) as picture:
-        assert picture.mode == "P"
-        picture.verify()
-    assert (np.asarray(Image.open(path)) == labels).all()
+        np.testing.assert_array_equal(np.asarray(picture), labels)
     # Any other decoder sees the colours.
     seen = cv2.imread(str(path))[..., ::-1]
     for number, color in [*enumerate(PALETTE), (255, (0, 0, 0))]:
@@ -76,12 +74,6 @@ def test_a_probability_tiff_has_a_band_for_each_class(tmp_path):
         np.testing.assert_array_equal(file.read(), np.where(missing, np.nan, shares))
 
 
-def test_an_error_leaves_no_file(tmp_path):
-    with pytest.raises(ZeroDivisionError), class_png(tmp_path / "x.png", (9, 9), PALETTE):
-        _ = 1 / 0
-    assert not list(tmp_path.iterdir())
-
-
 def test_counts_and_the_small_copy_are_those_of_the_whole_map():
     labels = blocks(1000, 70)
     counts, small = Counts(), SmallMap(labels.shape, (41, 33))
@@ -102,8 +94,9 @@ def test_memory_grows_with_the_width_and_not_with_the_height(tmp_path, tiff):
     """2000 x 16000 pixels, 8 classes: 96 MB of pixels, 1 GB of scores."""
     for height in (2000, 16000):
         tiff(tmp_path / f"{height}.tif", np.full((3, height, 2000), 7, np.uint8), compress="deflate")
-    script = """
-        import contextlib, pathlib, resource
+    script = r"""
+        import resource
+        from pathlib import Path
         from exp.vision.data.reader import ImageReader
         from exp.vision.predict.classmaps import class_png, class_tiff
         from exp.vision.predict.raster import open_image
@@ -112,11 +105,10 @@ def test_memory_grows_with_the_width_and_not_with_the_height(tmp_path, tiff):
         colours = [(number, 0, 0) for number in range(8)]
 
         def peak(height):
-            with contextlib.ExitStack() as stack:
-                image = stack.enter_context(open_image(pathlib.Path(f"{height}.tif"), ImageReader(), whole=0))
-                png = stack.enter_context(class_png(pathlib.Path("x.png"), (height, 2000), colours))
-                tiff = stack.enter_context(class_tiff(pathlib.Path("y.tif"), image, colours))
-                scores = lambda windows: windows[:, :1].float().expand(-1, 8, -1, -1)
+            scores = lambda windows: windows[:, :1].float().expand(-1, 8, -1, -1)
+            with open_image(Path(f"{height}.tif"), ImageReader(), whole=0) as image, \
+                    class_png(Path("x.png"), (height, 2000), colours) as png, \
+                    class_tiff(Path("y.tif"), image, colours) as tiff:
                 for top, labels in Tiling("slide", 512, 0.25).rows(scores, 8, image):
                     assert image.without_data(top, len(labels)) is None
                     png.add(labels.numpy())
