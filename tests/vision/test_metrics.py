@@ -53,20 +53,6 @@ def test_scenes_by_hand():
     assert values["macro_f1"] == pytest.approx((1 + 2 / 3 + 0) / 3)
 
 
-def test_any_batching_gives_the_same():
-    torch.manual_seed(0)
-    truth, predicted = torch.randint(0, 4, (7, 5, 5)), torch.randint(0, 3, (7, 5, 5))
-    truth[truth == 3] = 255
-    results = []
-    for size in (1, 3, 7):
-        metrics = SegmentationMetrics(CLASSES)
-        for begin in range(0, 7, size):
-            part = slice(begin, begin + size)
-            metrics.update(predicted[part], {"label": truth[part]})
-        results.append(metrics.compute(Distributed()))
-    assert results[0] == results[1] == results[2]
-
-
 def test_reset_forgets():
     metrics = segmentation()
     metrics.compute(Distributed())

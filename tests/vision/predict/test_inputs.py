@@ -70,13 +70,8 @@ def test_what_could_not_be_used_is_said_and_recorded(tmp_path, make_session):
     session, said = make_session(input=str(tmp_path)), []
     session.say = said.append
     inputs = named(find_images(str(tmp_path)))
-    failures = [
-        Failure("x.png", "no bands"),
-        *(Failure(f"{number}.png", f"{number}.png is empty") for number in range(24)),
-    ]
-    assert tell_inputs(session, inputs, failures) == {
-        "other_files": {".gif": 2},
-        "skipped": {"count": 25, "files": ["x.png: no bands", *(f"{number}.png is empty" for number in range(19))]},
-    }
+    failures = [Failure("x.png", "no bands"), *[Failure("y.png", "y.png is empty")] * 24]
+    skipped = {"count": 25, "files": ["x.png: no bands", *["y.png is empty"] * 19]}
+    assert tell_inputs(session, inputs, failures) == {"other_files": {".gif": 2}, "skipped": skipped}
     assert said[-5].startswith("warning: 25 of 1 images could not be used")
     assert said[-1].startswith("  and 22 more")
