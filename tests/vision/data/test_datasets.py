@@ -70,7 +70,8 @@ def test_augmentation_depends_on_seed_epoch_and_sample_only(thirty):
     random.seed(1)
     alone = [data.train[keys(number)]["image"][0] for number in (4, 9, 2)]
     assert torch.equal(together, torch.stack(alone))
-    assert random.random() == random.Random(1).random(), "which goes on as if nothing had been drawn"
+    drawn = random.random(), np.random.random()  # which go on as if nothing had been drawn
+    assert drawn == (random.Random(1).random(), np.random.RandomState(1).random_sample())
     for other in (data.train[keys(4, epoch=1)], thirty(seed=1).train[keys(4)]):
         assert not torch.equal(together[0], other["image"][0])
     sampler = TrainBatchSampler(21, 3, rank=1, world_size=2, with_epoch=True)

@@ -21,13 +21,6 @@ def read_image(path, channels=3, value_range=None, alpha=None):
     return ImageReader(channels, value_range, alpha)(path)
 
 
-def test_colours_come_in_the_order_of_the_file(tmp_path, noise):
-    written = noise(tmp_path / "ä x.png")
-    read = read_image(tmp_path / "ä x.png")
-    assert read.dtype == np.uint8
-    np.testing.assert_array_equal(read, written)
-
-
 def test_sixteen_bits_keep_their_depth():
     path = next((SAMPLES / "eurosat_nir" / "Forest").iterdir())
     values = cv2.imread(str(path), cv2.IMREAD_UNCHANGED)
@@ -78,7 +71,7 @@ def test_a_fourth_band_is_alpha_which_tells_where_there_is_no_data_or_a_band(
     if opaque:
         pixels[..., 3] = 255
         pixels[:10, :, 3] = 0
-    path, reader = tmp_path / f"x.{suffix}", ImageReader(channels, alpha=alpha)
+    path, reader = tmp_path / f"ä x.{suffix}", ImageReader(channels, alpha=alpha)
     if suffix == "png":
         Image.fromarray(pixels, "RGBA").save(path)
     else:  # GDAL marks the fourth of four bands as alpha unless it is told otherwise
@@ -89,6 +82,7 @@ def test_a_fourth_band_is_alpha_which_tells_where_there_is_no_data_or_a_band(
             refused(f"x.{suffix} .*{asked}", read, path)
             continue
         image, missing = read(path)
+        assert image.dtype == np.uint8
         np.testing.assert_array_equal(image, pixels[..., :channels])
         np.testing.assert_array_equal(missing, pixels[..., 3] == 0 if channels == 3 and opaque else None)
 

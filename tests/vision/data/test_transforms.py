@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import colorsys
-import pickle
-import random
 
 import numpy as np
 import pytest
@@ -133,11 +131,3 @@ def test_mmcv_s_transforms_take_any_number_of_channels(channels):
 def test_a_wrong_transform_is_named(spec, said):
     with pytest.raises(ConfigError, match=rf"data.train_pipeline\[1\].*{said}"):
         Pipeline("data.train_pipeline", [{"type": "RandomRotate90"}, spec])
-
-
-def test_generators_are_put_back():
-    before = pickle.dumps((random.getstate(), np.random.get_state()))
-    with preserved_generators():
-        seed_sample(1, 2, 3)
-        np.random.standard_normal(3)
-    assert pickle.dumps((random.getstate(), np.random.get_state())) == before

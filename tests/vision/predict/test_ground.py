@@ -55,12 +55,9 @@ def test_maps_for_surveying_keep_their_own_plane(crs, origin, area):
     assert row_areas(dataset(crs, from_origin(*origin, 2.0, 2.0))) == pytest.approx(np.full(64, area), rel=1e-6)
 
 
-def test_what_does_not_tell_a_place_has_no_areas():
+def test_a_class_has_the_ground_of_its_rows_unless_the_file_does_not_tell_its_place():
     assert row_areas(SimpleNamespace(crs=None, transform=from_origin(0, 0, 1, 1), height=4, width=4)) is None
     assert Counts().metres is None
-
-
-def test_a_class_has_the_ground_of_its_rows():
     areas = np.linspace(1.0, 2.0, 10)
     counts = Counts(areas)
     labels = np.zeros((10, 4), np.uint8)
