@@ -152,6 +152,8 @@ def test_a_range_is_given_or_measured_and_belongs_to_the_weights(deep):
         other = deep(value_range=own)
         other.adopt(theirs)
         assert other.state() == expected
+        mean = min(1400 / expected["value_range"][1], 1.0) * 255
+        assert other.val[torch.arange(2)]["image"].mean() == pytest.approx(mean, abs=1)
     of_bytes = deep(value_range="auto")
     of_bytes.adopt({**state, "value_range": None})
     refused("holds uint16 values", of_bytes.val.__getitem__, torch.arange(2))
