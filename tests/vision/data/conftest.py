@@ -22,8 +22,8 @@ SAMPLES = Path(__file__).parents[2] / "samples"
 CROP = [
     {"type": "RandomResize", "scale": [50, 40], "ratio_range": [0.8, 1.5], "keep_ratio": True},
     {"type": "RandomCrop", "crop_size": 32, "cat_max_ratio": 0.75},
-    {"type": "RandomFlip", "prob": 0.5}, {"type": "RandomRotate90"}, {"type": "PhotoMetricDistortion"},
-    {"type": "PadTo", "size": 32},
+    {"type": "RandomFlip", "prob": 0.5, "direction": ["horizontal", "vertical"]}, {"type": "RandomRotate90"},
+    {"type": "PhotoMetricDistortion"}, {"type": "PadTo", "size": 32},
 ]  # fmt: skip
 """A training's pipeline."""
 

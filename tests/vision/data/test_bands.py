@@ -204,16 +204,16 @@ def test_a_stretch_is_of_each_band_over_the_training_split(fields):
 
 
 def test_mean_and_deviation_of_the_training_split_make_it_standard(fields, tmp_path):
-    data = fields(value_range=[0, 3000], mean="train")
+    data = fields(value_range=[100, 3000], mean="train")
     data.normalisation.look()
     table = data.normalisation.settle()
     assert table["mean"] == pytest.approx([850, 650, 450, 1650], abs=2)
     assert data.state()["mean"] == table["mean"]
     arguments = data.model_arguments()
     assert arguments["band_names"] == table["bands"] == ["B04", "B03", "B02", "B08"]
-    assert arguments["pixel_mean"] == pytest.approx([mean * 255 / 3000 for mean in table["mean"]], rel=1e-12)
+    assert arguments["pixel_mean"] == pytest.approx([(mean - 100) * 255 / 2900 for mean in table["mean"]], rel=1e-12)
     (tmp_path / "kept.json").write_text(json.dumps(table))
-    again = fields(value_range=[0, 3000], mean=str(tmp_path / "kept.json"))
+    again = fields(value_range=[100, 3000], mean=str(tmp_path / "kept.json"))
     assert again.model_arguments() == arguments
     mean, std = (torch.tensor(arguments[name]).reshape(1, -1, 1, 1) for name in ("pixel_mean", "pixel_std"))
     again.meet(SimpleNamespace(pixel_mean=mean, pixel_std=std))
