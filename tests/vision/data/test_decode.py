@@ -35,6 +35,13 @@ def test_values_are_clipped_to_their_range_and_those_that_are_no_number_become_0
     assert convert(values, "x.tif", 1, (0.0, 2.0))[..., 0].tolist() == [[0.0, 0.0, 127.5, 255.0, 0.0]]
 
 
+def test_a_thermal_frame_is_grey():
+    path = next((SAMPLES / "hituav" / "night").iterdir())
+    grey = read_image(path, channels=1)
+    assert grey.shape == (512, 640, 1)
+    np.testing.assert_array_equal(read_image(path, channels=3), np.repeat(grey, 3, axis=2))
+
+
 def test_channels_by_one_rule():
     pixels = np.random.default_rng(0).integers(0, 256, (4, 5, 5), dtype=np.uint8)
     np.testing.assert_array_equal(convert(pixels, "x.png", 5), pixels)
