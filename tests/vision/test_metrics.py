@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -52,39 +53,17 @@ def test_scenes_by_hand():
     assert values["macro_f1"] == pytest.approx((1 + 2 / 3 + 0) / 3)
 
 
-def test_any_batching_gives_the_same():
-    torch.manual_seed(0)
-    truth, predicted = torch.randint(0, 4, (7, 5, 5)), torch.randint(0, 3, (7, 5, 5))
-    truth[truth == 3] = 255
-    results = []
-    for size in (1, 3, 7):
-        metrics = SegmentationMetrics(CLASSES)
-        for begin in range(0, 7, size):
-            part = slice(begin, begin + size)
-            metrics.update(predicted[part], {"label": truth[part]})
-        results.append(metrics.compute(Distributed()))
-    assert results[0] == results[1] == results[2]
-
-
 def test_reset_forgets():
     metrics = segmentation()
     metrics.compute(Distributed())
     metrics.reset()
-    with pytest.raises(DataError, match=r"no pixel of these masks has a class; all are ignored \(data.ignore_values"):
+    with pytest.raises(DataError, match=r"no pixel .* has a class.*data.ignore_values"):
         metrics.compute(Distributed())
 
 
-def test_ranks_add_up_even_one_without_a_sample(ranks):
-    results = ranks(
-        """
-        group = join()
-        import torch
-        from exp.vision.metrics import SceneMetrics
-        metrics = SceneMetrics(["a", "b"])
-        label = torch.tensor([0, 1, 1] if rank == 0 else [], dtype=torch.int64)
+def test_a_rank_without_a_sample_has_what_the_others_counted():
+    other, without = SceneMetrics(["a", "b"]), SceneMetrics(["a", "b"])
+    for metrics, label in ((other, torch.tensor([0, 1, 1])), (without, torch.empty(0, dtype=torch.int64))):
         metrics.update(torch.eye(2)[label], {"label": label})
-        print(json.dumps(metrics.compute(group)))
-        """,
-        world_size=2,
-    )
-    assert results == [{"accuracy": 1.0, "macro_f1": 1.0}] * 2
+    both = SimpleNamespace(sum=lambda counts: counts.add_(other.confusion.counts))
+    assert without.compute(both) == {"accuracy": 1.0, "macro_f1": 1.0}

@@ -25,15 +25,12 @@ def test_windows_cover_an_image_to_its_end(extent, expected):
 
 
 @pytest.mark.parametrize("band_bytes", [Tiling.band_bytes, 4 * 6 * 64 * 100, 1])
-@pytest.mark.parametrize(
-    ("kind", "window", "overlap", "size"),
-    [
-        ("slide", 64, 0.25, (300, 210)),
-        ("slide", 33, 0.6, (131, 20)),
-        ("slide", 64, 0.0, (64, 300)),
-        ("whole", 8, 0.0, (90, 120)),
-    ],
-)
+@pytest.mark.parametrize(("kind", "window", "overlap", "size"), [
+    ("slide", 64, 0.25, (300, 210)),
+    ("slide", 33, 0.6, (131, 20)),
+    ("slide", 64, 0.0, (64, 300)),
+    ("whole", 8, 0.0, (90, 120)),
+])  # fmt: skip
 def test_labels_are_of_the_means_over_all_windows(kind, window, overlap, size, band_bytes):
     """Beside the mean of all windows over the whole image; in strips of a few columns, too."""
     pixels, scores, tiling = noise(*size), network(), Tiling(kind, window, overlap)

@@ -1,18 +1,31 @@
 from __future__ import annotations
 
+import itertools
+import sys
+import warnings
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
+import torch
 from omegaconf import OmegaConf
 
 from exp.config.create import create
 from exp.data.base import Data
+from exp.errors import DataError
 from exp.vision.config import SceneDataConfig, SegmentationDataConfig
 from exp.vision.data.preflight import preflight
+from exp.vision.predict.raster import open_image
 
 SAMPLES = Path(__file__).parents[2] / "samples"
+CROP = [
+    {"type": "RandomResize", "scale": [50, 40], "ratio_range": [0.8, 1.5], "keep_ratio": True},
+    {"type": "RandomCrop", "crop_size": 32, "cat_max_ratio": 0.75},
+    {"type": "RandomFlip", "prob": 0.5, "direction": ["horizontal", "vertical"]}, {"type": "RandomRotate90"},
+    {"type": "PhotoMetricDistortion"}, {"type": "PadTo", "size": 32},
+]  # fmt: skip
+"""A training's pipeline."""
 
 
 @pytest.fixture
@@ -27,6 +40,34 @@ def noise():
         return pixels
 
     return write
+
+
+@pytest.fixture
+def tiff():
+    """Writes (bands, H, W) as a GeoTIFF."""
+    rasterio = pytest.importorskip("rasterio")
+
+    def write(path, bands, names=None, mask=None, **more):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        profile = {"driver": "GTiff", "height": bands.shape[1], "width": bands.shape[2], "count": len(bands)}
+        place = {"crs": "EPSG:32633", "transform": rasterio.transform.from_origin(3e5, 5.8e6, 10, 10)}
+        with warnings.catch_warnings(), rasterio.Env(GDAL_TIFF_INTERNAL_MASK=True):
+            warnings.simplefilter("ignore")
+            with rasterio.open(path, "w", **{"dtype": bands.dtype, **place, **profile, **more}) as file:
+                file.write(bands)
+                for number, name in enumerate(names or [], 1):
+                    file.set_band_description(number, name)
+                if mask is not None:
+                    file.write_mask(mask)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def without_rasterio(monkeypatch):
+    """Hides rasterio from now on."""
+    return lambda: monkeypatch.setitem(sys.modules, "rasterio", None)
 
 
 @pytest.fixture
@@ -51,6 +92,50 @@ def segmentation(make_data):
     return lambda **values: make_data(SegmentationDataConfig, **values)
 
 
+@pytest.fixture
+def pairs(tmp_path, noise):
+    """Writes images, each of its own, and masks with the values ``labels(number)``, (H, W); gives the root."""
+    seeds = itertools.count()
+
+    def write(count, labels, images="images", masks="masks"):
+        for number in range(count):
+            values = labels(number)
+            noise(tmp_path / images / f"{number}.png", *values.shape[:2], seed=next(seeds))
+            (tmp_path / masks).mkdir(parents=True, exist_ok=True)
+            assert cv2.imwrite(str(tmp_path / masks / f"{number}.png"), values.astype(np.uint8))
+        return str(tmp_path)
+
+    return write
+
+
 def part(image, top, left, height, width):
     """What the model sees of an open image: (height, width, C)."""
     return image.seen.crop(top, left, height, width).permute(1, 2, 0).numpy()
+
+
+def by_rows(path, reader):
+    """A file as a prediction reads it that never holds it whole: the image, and which pixels hold no data."""
+    with open_image(path, reader, whole=0) as image:
+        return part(image, 0, 0, image.height, image.width), image.without_data(0, image.height)
+
+
+def keys(*numbers, epoch=0):
+    """Of samples, as a training asks for them."""
+    return torch.tensor([[number, epoch] for number in numbers])
+
+
+def record(data):
+    """What ``result.json`` says of the data, of one process."""
+    return data.record(lambda value: [value])
+
+
+def refused(said, call, *arguments, **keywords):
+    """Whether it is a :class:`DataError` that says this."""
+    with pytest.raises(DataError, match=said):
+        call(*arguments, **keywords)
+
+
+def cut(path, size=100):
+    """What a copy leaves that has been interrupted."""
+    with open(path, "r+b") as file:  # noqa: PTH123
+        file.truncate(size)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,8 +18,7 @@ from exp.vision.predict.inputs import named
 @pytest.fixture
 def model():
     torch.manual_seed(0)
-    tiny = SceneClassifier(num_classes=3, embed_dim=32, depth=1, num_heads=2, layer_scale=1.0)
-    return tiny.eval()
+    return SceneClassifier(num_classes=3, embed_dim=32, depth=1, num_heads=2, layer_scale=1.0).eval()
 
 
 def noise(height, width):
@@ -31,27 +31,24 @@ def test_features_of_an_image_that_fits_are_the_model_s(make_session, model):
     with torch.no_grad():
         direct = model.features(torch.from_numpy(pixels).permute(2, 0, 1).unsqueeze(0))[0]
     assert patches.shape == (5, 7, 32)
-    torch.testing.assert_close(cls, direct.cls[0])
-    torch.testing.assert_close(patches, direct.patches[0])
+    torch.testing.assert_close((cls, patches), (direct.cls[0], direct.patches[0]))
 
 
 @pytest.mark.parametrize("size", [(300, 200), (129, 500)])
 def test_windows_cover_every_patch_of_a_large_image(make_session, model, size):
     seen = []
-    model.backbone.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].shape[-2:]))
-    pixels = np.full((*size, 3), 255, np.uint8)
-    cls, patches = image_features(make_session(), model, pixels, 128)
-    assert patches.shape == (-(-size[0] // 16), -(-size[1] // 16), 32)
+    model.backbone.register_forward_pre_hook(lambda module, inputs: seen.append(max(inputs[0].shape[-2:])))
+    cls, patches = image_features(make_session(), model, np.full((*size, 3), 255, np.uint8), 128)
+    rows, columns = (-(-side // 16) for side in size)
+    assert (cls.shape, patches.shape) == ((32,), (rows, columns, 32))
     assert len(seen) > 1
-    assert max(max(shape) for shape in seen) <= 128
+    assert max(seen) <= 128
     # A white image looks the same everywhere, but where it is padded to whole patches.
-    rows, columns = size[0] // 16, size[1] // 16
     assert torch.isfinite(patches).all()
-    assert patches[: rows - 3, : columns - 3].std(dim=(0, 1)).max() < 0.1 * patches.std()
-    assert cls.shape == (32,)
+    assert patches[: rows - 4, : columns - 4].std(dim=(0, 1)).max() < 0.1 * patches.std()
 
 
-def test_files_hold_the_features_and_say_of_what(make_session, model, tmp_path):
+def test_files_hold_the_features_and_say_of_what(make_session, model):
     images = {"a.png": noise(64, 48), "b.png": noise(32, 32)}
     session = make_session(named="features", feature_dtype="float32", resize=96)
     writer = FeatureWriter(session, model, lambda path: images[path.name])
@@ -59,10 +56,9 @@ def test_files_hold_the_features_and_say_of_what(make_session, model, tmp_path):
         writer.add(number, entry)
     entry = writer.written[0]
     assert (entry.height, entry.width, entry.rows, entry.columns) == (96, 72, 6, 5)
-    with safe_open(session.folder.path / "features" / "a.safetensors", framework="np") as file:
-        assert file.get_tensor("patches").shape == (6, 5, 32)
+    with safe_open(session.folder.path / entry.features, framework="np") as file:
+        assert (file.get_tensor("patches").shape, file.get_tensor("cls").shape) == ((6, 5, 32), (32,))
         assert file.get_tensor("patches").dtype == np.float32
-        assert file.get_tensor("cls").shape == (32,)
         assert json.loads(file.metadata()["file"]) == "a.png"
     components = writer.summed(session.distributed)
     picture, colors = feature_picture(session.folder.path, entry, images["a.png"], components)
@@ -70,25 +66,14 @@ def test_files_hold_the_features_and_say_of_what(make_session, model, tmp_path):
     assert colors.std() > 10
 
 
-@pytest.mark.parametrize(
-    ("scale", "said"), [(1e6, "are too large for float16; take task.feature"), (float("nan"), "are not finite")]
-)
+@pytest.mark.parametrize(("scale", "said"), [(1e6, "float16; take task.feature"), (float("nan"), "are not finite")])
 def test_features_that_no_file_should_hold_are_refused(make_session, model, scale, said):
     model.backbone.norm.weight.data *= scale
     writer = FeatureWriter(make_session(named="features"), model, lambda path: noise(32, 32))
-    with pytest.raises(RunError, match=rf"features \(cls of a.png\) {said}"):
+    with pytest.raises(RunError, match=rf"a.png.* {said}"):
         writer.add(0, named([Path("a.png")])[0])
 
 
 def test_a_rank_without_images_takes_part(make_session, model):
-    class Two:
-        """What two ranks would do, seen from the one that had no image."""
-
-        def gather(self, value):
-            return [7, value]
-
-        def sum(self, value):
-            return value + 1.0
-
-    writer = FeatureWriter(make_session(named="features"), model, None)
-    assert writer.summed(Two()).axes.shape == (3, 7)
+    other = SimpleNamespace(gather=lambda value: [7, value], sum=lambda value: value + 1.0)
+    assert FeatureWriter(make_session(named="features"), model, None).summed(other).axes.shape == (3, 7)

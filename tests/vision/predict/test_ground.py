@@ -1,14 +1,17 @@
-"""How much ground pixels cover, by what is known of the Earth."""
+"""How much ground pixels cover, by what is known of the Earth, and tables of it."""
 
 from __future__ import annotations
 
+import io
 import math
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from exp.vision.data.reader import ImageReader
+from exp.vision.predict.areas import Area, areas_csv, total_csv
 from exp.vision.predict.classmaps import Counts
 from exp.vision.predict.ground import row_areas
 from exp.vision.predict.raster import DecodedImage, metres_of, open_image
@@ -25,13 +28,9 @@ def dataset(crs, transform, height=64, width=48):
     return SimpleNamespace(crs=rasterio.crs.CRS.from_string(crs), transform=transform, height=height, width=width)
 
 
-def mercator(latitude):
-    return RADIUS * math.asinh(math.tan(math.radians(latitude)))
-
-
 def test_mercators_pixels_shrink_with_the_latitude():
     """From 0 to 70 degrees, 10 degrees wide: the ground between these meridians and parallels."""
-    wide, high = RADIUS * math.radians(10), mercator(70)
+    wide, high = RADIUS * math.radians(10), RADIUS * math.asinh(math.tan(math.radians(70)))
     areas = row_areas(dataset("EPSG:3857", from_bounds(0, 0, wide, high, 40, 500), 500, 40))
     e = math.sqrt(0.00669437999014)
     below = math.sin(math.radians(70))
@@ -47,20 +46,18 @@ def test_degrees_are_measured_row_by_row():
     assert areas[0] < 0.01 * areas[180]
 
 
-@pytest.mark.parametrize(("crs", "side"), [("EPSG:32640", 1.0), ("EPSG:2263", 0.3048006096)])
-def test_maps_for_surveying_keep_their_own_plane(crs, side):
-    areas = row_areas(dataset(crs, from_origin(984000.0 if side < 1 else 300000.0, 200000.0, 2.0, 2.0)))
-    assert areas == pytest.approx(np.full(64, 4.0 * side**2), rel=1e-6)
+@pytest.mark.parametrize(("crs", "origin", "area"), [
+    ("EPSG:32640", (300000.0, 200000.0), 4.0),
+    ("EPSG:2263", (984000.0, 200000.0), 4.0 * 0.3048006096**2),  # in feet
+    ("EPSG:3035", (1e9, 1e9), 4.0),  # outside of the projection
+])  # fmt: skip
+def test_maps_for_surveying_keep_their_own_plane(crs, origin, area):
+    assert row_areas(dataset(crs, from_origin(*origin, 2.0, 2.0))) == pytest.approx(np.full(64, area), rel=1e-6)
 
 
-def test_what_does_not_tell_a_place_has_no_areas():
-    nowhere = SimpleNamespace(crs=None, transform=from_origin(0, 0, 1, 1), height=4, width=4)
-    assert row_areas(nowhere) is None
-    beyond = row_areas(dataset("EPSG:3035", from_origin(1e9, 1e9, 10, 10)))
-    assert beyond == pytest.approx(np.full(64, 100.0)), "outside of the projection: its own plane"
-
-
-def test_a_class_has_the_ground_of_its_rows():
+def test_a_class_has_the_ground_of_its_rows_unless_the_file_does_not_tell_its_place():
+    assert row_areas(SimpleNamespace(crs=None, transform=from_origin(0, 0, 1, 1), height=4, width=4)) is None
+    assert Counts().metres is None
     areas = np.linspace(1.0, 2.0, 10)
     counts = Counts(areas)
     labels = np.zeros((10, 4), np.uint8)
@@ -68,7 +65,6 @@ def test_a_class_has_the_ground_of_its_rows():
     for top in (0, 6):
         counts.add(labels[top : top + 6])
     assert counts.metres[:2] == pytest.approx([4 * areas[:7].sum(), 4 * areas[7:].sum()])
-    assert Counts().metres is None
 
 
 def scaled(given, of_data, image):
@@ -79,15 +75,26 @@ def scaled(given, of_data, image):
     return side, None if areas is None else areas.tolist(), writer.overruled
 
 
-def test_a_given_scale_holds_for_every_file(tmp_path):
-    profile = {"driver": "GTiff", "height": 4, "width": 3, "count": 3, "dtype": "uint8", "crs": "EPSG:32640"}
-    with rasterio.open(tmp_path / "x.tif", "w", transform=from_origin(3e5, 2.8e6, 2, 2), **profile) as file:
-        file.write(np.zeros((3, 4, 3), np.uint8))
+def test_a_given_scale_holds_for_every_file(tmp_path, tiff):
     plain = DecodedImage(np.zeros((4, 3, 3), np.uint8))
-    with open_image(tmp_path / "x.tif", ImageReader(), whole=0) as image:
-        assert metres_of(image) == 2.0
-        assert scaled(None, 7.0, image) == (2.0, [4.0] * 4, 0), "the file's before that of the data"
+    with open_image(tiff(tmp_path / "x.tif", np.zeros((3, 4, 3), np.uint8)), ImageReader(), whole=0) as image:
+        assert metres_of(image) == 10.0
+        assert scaled(None, 7.0, image) == (10.0, [100.0] * 4, 0), "the file's before that of the data"
         assert scaled(0.5, 7.0, image) == (0.5, [0.25] * 4, 1)
-        assert scaled(2.0, None, image) == (2.0, [4.0] * 4, 0), "the same is no other"
+        assert scaled(10.0, None, image) == (10.0, [100.0] * 4, 0), "the same is no other"
     assert scaled(None, 7.0, plain) == (7.0, [49.0] * 4, 0)
     assert scaled(None, None, plain) == (None, None, 0)
+
+
+def test_shares_are_of_the_known_pixels_and_the_total_knows_metres_only_where_all_images_do():
+    areas = [Area("a.tif", [1, 3], [4.0, 12.0]), Area("b, c.tif", [0, 0], [0.0, 0.0]), Area("d", [2, 2], None)]
+    rows = pd.read_csv(io.BytesIO(areas_csv(areas[:2], ["road", "water"])))
+    assert rows.columns.tolist() == ["file", "class", "pixels", "share", "square_metres"]
+    assert rows.to_numpy().tolist() == [
+        ["a.tif", "road", 1, 0.25, 4.0], ["a.tif", "water", 3, 0.75, 12.0],
+        ["b, c.tif", "road", 0, 0.0, 0.0], ["b, c.tif", "water", 0, 0.0, 0.0],
+    ]  # fmt: skip
+    known, unknown = (pd.read_csv(io.BytesIO(total_csv(some, ["road", "water"]))) for some in (areas[:2], areas))
+    assert known["square_metres"].tolist() == [4.0, 12.0]
+    assert unknown["pixels"].tolist() == [3, 5]
+    assert unknown["square_metres"].isna().all()
