@@ -29,37 +29,38 @@ def test_red_green_and_blue_are_known_by_name():
 
 def test_kernels_of_other_bands():
     """A grey image keeps its embedding; known colours get their own kernels; other orders are not taken for RGB."""
+    mean = WEIGHT.mean(dim=1)
     for channels in (1, 2, 4, 13):
         made = embedded(WEIGHT, channels, [], "auto", "x")
-        assert made.shape == (2, channels, 2, 2)
-        torch.testing.assert_close(made.sum(dim=1), WEIGHT.sum(dim=1))
-        torch.testing.assert_close(made[:, 0], WEIGHT.mean(dim=1) * 3 / channels)
+        torch.testing.assert_close(made, torch.stack([mean * 3 / channels] * channels, dim=1))
     made = embedded(WEIGHT, 4, ["B08", "B02", "B03", "B04"], "auto", "x")
-    torch.testing.assert_close(made[:, [3, 2, 1]], WEIGHT * 0.75)
-    torch.testing.assert_close(made[:, 0], WEIGHT.mean(dim=1) * 0.75)
-    zero = embedded(WEIGHT, 4, SENTINEL, "zero", "x")
-    assert torch.equal(zero[:, :3], WEIGHT)
-    assert zero[:, 3].abs().max() == 0
+    torch.testing.assert_close(made, torch.stack([mean, WEIGHT[:, 2], WEIGHT[:, 1], WEIGHT[:, 0]], dim=1) * 0.75)
     repeated = embedded(WEIGHT, 4, [], "repeat", "x")
     torch.testing.assert_close(repeated, WEIGHT[:, [0, 1, 2, 0]] * 0.75)
+    zero = torch.cat([WEIGHT, torch.zeros_like(WEIGHT[:, :1])], dim=1)
+    assert torch.equal(embedded(WEIGHT, 4, SENTINEL, "zero", "x"), zero)
     assert torch.equal(embedded(WEIGHT, 3, ["B02", "B03", "B04"], "auto", "x"), WEIGHT[:, [2, 1, 0]])
     assert torch.equal(embedded(WEIGHT, 3, ["B08", "B04", "B03"], "auto", "x"), WEIGHT)
     with pytest.raises(ConfigError, match=r"x\.pth"):  # five channels, of which nobody knows the colours
         embedded(torch.zeros(2, 5, 2, 2), 4, SENTINEL, "named", "x.pth")
 
 
-def test_published_weights_begin_a_training_on_other_bands_with_their_statistics():
+def test_a_training_on_other_bands_begins_with_kernels_and_statistics_of_the_weights():
     theirs = SceneClassifier(3, **SMALL)
-    state = dict(theirs.backbone.state_dict())
-    source = Path("dinov3_vits16_pretrain_sat493m.pth")
+    state, source = dict(theirs.backbone.state_dict()), Path("dinov3_vits16_pretrain_sat493m.pth")
+    kernel, mean = state["patch_embed.proj.weight"], [0.430, 0.411, 0.296]
+    average = sum(mean) / 3
     model = SceneClassifier(3, in_channels=4, band_names=SENTINEL, **SMALL)
     own = model.fit_state_dict(model.adapt_state_dict(state, source), source)
-    kernel = state["patch_embed.proj.weight"]
     torch.testing.assert_close(own["backbone.patch_embed.proj.weight"][:, :3], kernel * 0.75)
-    mean = [0.430, 0.411, 0.296, (0.430 + 0.411 + 0.296) / 3]
-    assert (own["pixel_mean"].flatten() / 255).tolist() == pytest.approx(mean, abs=1e-6)
+    assert (own["pixel_mean"].flatten() / 255).tolist() == pytest.approx([*mean, average], abs=1e-6)
     given = SceneClassifier(3, in_channels=4, pixel_mean=[1.0, 2, 3, 4], pixel_std=[5.0, 6, 7, 8], **SMALL)
     assert given.adapt_state_dict(state, source)["pixel_mean"].flatten().tolist() == [1, 2, 3, 4]
     # Three bands in another order: for features, too, where nothing is made to fit.
     turned = SceneClassifier(3, band_names=["B02", "B03", "B04"], **SMALL).adapt_state_dict(state, source)
     assert torch.equal(turned["backbone.patch_embed.proj.weight"], kernel[:, [2, 1, 0]])
+    # From a checkpoint of ours.
+    ours = SceneClassifier(3, normalization="satellite", **SMALL).state_dict()
+    model = SceneClassifier(3, in_channels=13, **SMALL)
+    own = model.fit_state_dict(model.adapt_state_dict(ours, Path("best.pth")), Path("best.pth"))
+    assert (own["pixel_mean"].flatten() / 255).tolist() == pytest.approx([average] * 13, abs=1e-6)
