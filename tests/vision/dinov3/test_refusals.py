@@ -11,38 +11,27 @@ SMALL = {"embed_dim": 32, "depth": 3, "num_heads": 2}
 OF_SCENES = [
     ({"size": "vits61"}, "vits16"),  # the nearest
     ({"embed_dim": 32, "num_heads": 3}, "embed_dim=36"),
-    ({"depth": 0}, "depth"),
     ({"patch_size": 0}, "patch_size"),
     ({"freeze": "half"}, "freeze"),
-    ({"freeze": 4}, "freeze"),
     ({"drop_path": 1.0}, "drop_path"),
     ({"rope_rescale": 0.5}, "rope_rescale"),
-    ({"normalization": "mars"}, "normalization"),
     ({"normalization": "satellite", "pixel_mean": [1.0] * 3, "pixel_std": [1.0] * 3}, "normalization"),
     ({"blocks": [5]}, "blocks"),
     ({"band_init": "copy"}, "band_init"),
     ({"band_init": "zero"}, "data.band_names"),
     ({"lora": {"rank": -1}}, "rank"),
-    ({"lora": {"rank": 4, "alpha": 0.0}}, "alpha"),
     ({"lora": {"rank": 4, "targets": ["w1"]}}, "targets"),
     ({"lora": {"rank": 4}, "freeze": "all"}, "freeze"),
-    ({"lora": {"ranks": 4}}, "ranks"),
-    ({"dropout": 1.0}, "dropout"),
     ({"class_weights": [1.0, -1.0, 1.0]}, "class_weights"),
-    ({"focal_gamma": -1.0}, "focal_gamma"),
     ({"cross_entropy_weight": 0.0}, "cross_entropy_weight"),
-    ({"label_smoothing": -0.1}, "label_smoothing"),
 ]
 OF_SEGMENTERS = [
     ({"head": "uper"}, "upernet"),
     ({"head_norm": "layer"}, "head_norm"),
-    ({"head_channels": -5}, "head_channels"),
     ({"auxiliary_weight": 0.4, "auxiliary_block": 7}, "auxiliary_block"),
     ({"inference": "crop"}, "inference"),
     ({"overlap": 1.0}, "overlap"),
-    ({"tta_scales": [0.0]}, "tta_scales"),
     ({"head": "upernet", "blocks": [1, 2]}, "blocks"),
-    ({"head": "dpt", "reassemble_channels": [8, 8]}, "reassemble_channels"),
 ]
 OF_DISTILLERS = [
     ({"teacher": {"size": "vits61"}}, "teacher"),

@@ -1,18 +1,16 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 
 from exp.engine.distributed import Distributed
 from exp.vision.draw.components import Moments
 
 
-def cloud(count=500, dim=12):
+def cloud():
     generator = torch.Generator().manual_seed(0)
-    scales = torch.tensor([8.0, 4.0, 2.0] + [0.5] * (dim - 3))
-    mix, _ = torch.linalg.qr(torch.randn(dim, dim, generator=generator))
-    return torch.randn(count, dim, generator=generator) * scales @ mix + 100.0
+    mix, _ = torch.linalg.qr(torch.randn(12, 12, generator=generator))
+    return torch.randn(500, 12, generator=generator) * torch.tensor([8.0, 4.0, 2.0] + [0.5] * 9) @ mix + 100.0
 
 
 def components_of(*parts):
@@ -43,13 +41,11 @@ def test_a_feature_has_the_same_colour_in_every_image_and_the_mean_is_grey():
     np.testing.assert_allclose(colors, [[[0.5, 0.5, 0.5], [0.5, 1.0, 0.5]]], atol=1e-3)
 
 
-@pytest.mark.parametrize(("height", "width"), [(48, 64), (41, 50)])
-def test_a_map_has_the_image_s_size_and_its_patches_in_place(height, width):
+def test_a_map_has_the_image_s_size_and_its_patches_in_place():
     components = components_of(cloud())
     patches = np.zeros((3, 4, 12), np.float32) + components.mean
     patches[0, 2] += 5 * components.deviation[0] * components.axes[0]
-    picture = components.picture(patches, height, width, 16)
-    assert picture.shape == (height, width, 3)
+    picture = components.picture(patches, 41, 50, 16)
+    assert picture.shape == (41, 50, 3)
     row, column = np.unravel_index(picture[..., 0].argmax(), picture.shape[:2])
-    assert row < 16
-    assert 32 <= column < 48
+    assert (row // 16, column // 16) == (0, 2)

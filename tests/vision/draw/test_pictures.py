@@ -74,14 +74,11 @@ def test_every_entry_of_a_legend_and_every_tile_of_a_sheet_is_there(number, widt
     assert min(count(picture, color) for color in colors) > 1500
 
 
-@pytest.mark.parametrize("width", [20, 80, 300])
-def test_text_is_shortened_to_the_room_it_has(width):
+def test_text_is_shortened_to_the_room_it_has():
     text = "a rather long name of an image_001.tif"
-    shown = fitted(text, width, 12)
-    assert text_width(shown, 12) <= width
-    assert shown == text or "…" in shown
-    if width > 50:
-        assert shown[-2:] == text[-2:], "names of files differ at their ends"
+    assert all(text_width(fitted(text, width, 12), 12) <= width for width in (20, 80, 300))
+    assert fitted(text, 300, 12) == text
+    assert fitted(text, 80, 12)[-2:] == "if", "names of files differ at their ends"
 
 
 def test_values_of_16_bit_are_stretched_and_bytes_are_not():
@@ -92,10 +89,8 @@ def test_values_of_16_bit_are_stretched_and_bytes_are_not():
 
 
 def test_sizes():
-    small = np.zeros((4, 4, 3), np.uint8)
-    assert shrunk(np.zeros((400, 100, 1), np.uint8), 40).shape == (40, 10, 1)
-    assert shrunk(small, 40) is small
-    assert enlarged(small, 10).shape == (12, 12, 3)
+    assert [shrunk(np.zeros((side, 100, 1)), 40).shape for side in (400, 40)] == [(40, 10, 1), (16, 40, 1)]
+    assert enlarged(np.zeros((4, 4, 3), np.uint8), 10).shape == (12, 12, 3)
     labels = np.kron(np.array([[1, 2], [3, 4]], np.uint8), np.ones((30, 30), np.uint8))
     assert resized_labels(labels, 2, 2).tolist() == [[1, 2], [3, 4]]
     assert [spread(10, 4), spread(3, 4), spread(3, 1)] == [[0, 3, 6, 9], [0, 1, 2], [0]]
