@@ -7,20 +7,19 @@ import torch
 import torch.nn.functional as F
 
 from exp.errors import ConfigError
-from exp.vision.dinov3 import SIZES, SceneClassifier, Segmenter
-from exp.vision.dinov3.pyramid_heads import DptHead, blocks_of_levels
+from exp.vision.dinov3 import Distiller, SceneClassifier, Segmenter
+from exp.vision.dinov3.pyramid_heads import blocks_of_levels
 
-SMALL = {"embed_dim": 32, "depth": 4, "num_heads": 2, "layer_scale": 0.5, "head_channels": 16}
-SCENES = {key: value for key, value in SMALL.items() if key != "head_channels"}
+SMALL = {"embed_dim": 32, "depth": 4, "num_heads": 2, "layer_scale": 0.5}
 VARIANTS = {
     "linear probe": {"freeze": "all", "head": "linear"},
     "everything": {
         "auxiliary_weight": 0.4, "dice_weight": 0.5, "class_weights": [1.0, 2.0, 0.5], "blocks": [1, -1],
-        "drop_path": 0.1, "activation_checkpointing": True, "dropout": 0.1,
+        "drop_path": 0.1, "activation_checkpointing": True, "dropout": 0.1, "head_channels": 16,
     },
     "inner block": {"blocks": [0], "head": "linear"},
-    "upernet": {"head": "upernet", "head_norm": "group", "dropout": 0.1},
-    "dpt": {"head": "dpt", "head_norm": "group", "dropout": 0.1},
+    "upernet": {"head": "upernet", "head_channels": 16, "head_norm": "group", "dropout": 0.1},
+    "dpt": {"head": "dpt", "head_channels": 16, "head_norm": "group", "dropout": 0.1},
 }  # fmt: skip
 
 
@@ -54,13 +53,10 @@ def test_each_of_the_four_blocks_and_for_dpt_the_cls_token_matters(head):
     assert gradient.abs().sum(dim=(0, 2, 3)).min() > 0
 
 
-def test_heads_over_four_blocks_see_the_ends_of_four_parts_with_the_paper_s_channels():
+def test_heads_over_four_blocks_see_the_ends_of_four_parts_of_more_than_one_image():
     assert [blocks_of_levels(depth) for depth in (2, 4, 12, 24, 40)] == [
         [0, 0, 1, 1], [0, 1, 2, 3], [2, 5, 8, 11], [5, 11, 17, 23], [9, 19, 29, 39],
     ]  # fmt: skip
-    head = DptHead(SIZES["vitb16"].embed_dim, 150)
-    assert [layer.out_channels for layer in head.project] == [96, 192, 384, 768]
-    assert {layer.out_channels for layer in head.enter} == {256}
     model = Segmenter(3, head="upernet", **SMALL).train()
     with pytest.raises(ConfigError, match="head_norm"):  # one image has no batch statistics of pooled features
         model(image=images(16, 16, count=1), mode="tensor")
@@ -81,7 +77,7 @@ def test_labels_of_images_do_not_depend_on_what_they_are_batched_with():
 
 
 def test_scene_loss_and_features():
-    model, image, label = SceneClassifier(4, **SCENES).eval(), images(32, 32, count=3), torch.tensor([1, -1, 3])
+    model, image, label = SceneClassifier(4, **SMALL).eval(), images(32, 32, count=3), torch.tensor([1, -1, 3])
     logits = model(image=image, mode="predict")
     expected = F.cross_entropy(logits[[0, 2]], label[[0, 2]], reduction="sum") / 3
     torch.testing.assert_close(model(image=image, label=label, mode="loss"), {"loss": expected})
@@ -96,7 +92,7 @@ def test_heads_and_losses_are_in_float32_under_autocast(kind):
     torch.manual_seed(0)
     image = images(32, 32)
     if kind == "scenes":
-        model, label = SceneClassifier(4, **SCENES), torch.tensor([1, 3])
+        model, label = SceneClassifier(4, **SMALL), torch.tensor([1, 3])
     else:
         model = Segmenter(4, auxiliary_weight=0.4, dice_weight=0.5, dropout=0.0, **SMALL)
         label = image[:, 0] % 4
@@ -109,3 +105,43 @@ def test_heads_and_losses_are_in_float32_under_autocast(kind):
     model.features = lambda image, blocks: [features[block] for block in blocks]  # from here on they are the same
     exact = [model(image=image, label=label, mode="loss"), model(image=image)]
     torch.testing.assert_close(results, exact, rtol=1e-6, atol=0)  # dtypes, too
+
+
+OF_SCENES = [
+    ({"size": "vits61"}, "vits16"),  # the nearest
+    ({"embed_dim": 32, "num_heads": 3}, "embed_dim=36"),
+    ({"patch_size": 0}, "patch_size"),
+    ({"freeze": "half"}, "freeze"),
+    ({"drop_path": 1.0}, "drop_path"),
+    ({"rope_rescale": 0.5}, "rope_rescale"),
+    ({"normalization": "satellite", "pixel_mean": [1.0] * 3, "pixel_std": [1.0] * 3}, "normalization"),
+    ({"blocks": [5]}, "blocks"),
+    ({"band_init": "copy"}, "band_init"),
+    ({"band_init": "zero"}, "data.band_names"),
+    ({"lora": {"rank": -1}}, "rank"),
+    ({"lora": {"rank": 4, "targets": ["w1"]}}, "targets"),
+    ({"lora": {"rank": 4}, "freeze": "all"}, "freeze"),
+    ({"class_weights": [1.0, -1.0, 1.0]}, "class_weights"),
+    ({"cross_entropy_weight": 0.0}, "cross_entropy_weight"),
+]
+OF_SEGMENTERS = [
+    ({"head": "uper"}, "upernet"),
+    ({"head_norm": "layer"}, "head_norm"),
+    ({"auxiliary_weight": 0.4, "auxiliary_block": 7}, "auxiliary_block"),
+    ({"inference": "crop"}, "inference"),
+    ({"overlap": 1.0}, "overlap"),
+    ({"head": "upernet", "blocks": [1, 2]}, "blocks"),
+]
+OF_DISTILLERS = [
+    ({"teacher": {"size": "vits61"}}, "teacher"),
+    ({"cls_weight": 0.0, "patch_weight": 0.0}, "patch_weight"),
+    ({"smooth_l1_share": 2.0}, "smooth_l1_share"),
+    ({"blocks": [0]}, "blocks"),
+]
+
+
+def test_settings_that_cannot_be_are_refused_by_their_key():
+    for kind, cases in ((SceneClassifier, OF_SCENES), (Segmenter, OF_SEGMENTERS), (Distiller, OF_DISTILLERS)):
+        for settings, key in cases:
+            with pytest.raises(ConfigError, match=key):
+                kind(3, **{**SMALL, **settings})

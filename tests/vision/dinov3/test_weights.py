@@ -1,6 +1,6 @@
 """Weights under the names by which the authors and timm publish them, made here from one random model.
 
-Those of Hugging Face are read beside transformers.
+Those of Hugging Face are read beside transformers. And their patch embedding for other bands.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from exp.errors import ConfigError
+from exp.vision.data.bands import colours_in
 from exp.vision.dinov3 import SceneClassifier, Segmenter
+from exp.vision.dinov3.bands import embedded
 
 SMALL = {"embed_dim": 32, "depth": 2, "num_heads": 2}
 TIMM = {
@@ -166,3 +168,53 @@ def test_weights_tell_their_settings():
     ):  # fmt: skip
         found, expected = model.settings_of(model.state_dict()), {**all_have, **expected}
         assert {key: found.get(key) for key in expected} == expected
+
+
+WEIGHT = torch.arange(2 * 3 * 4, dtype=torch.float32).reshape(2, 3, 2, 2).square()
+SENTINEL = ["B04", "B03", "B02", "B08"]
+
+
+def test_red_green_and_blue_are_known_by_name():
+    for names, places in (
+        (["blue", "Green", "RED"], [2, 1, 0]),
+        (["B8A", "B4", "B03", "B2"], [1, 2, 3]),
+        (["4", "3", "2"], [None, None, None]),  # numbers of bands without a name say nothing
+        (["red", "red", "blue"], [None, None, 2]),
+    ):
+        assert colours_in(names) == places
+
+
+def test_kernels_of_other_bands():
+    """A grey image keeps its embedding; known colours get their own kernels; other orders are not taken for RGB."""
+    mean = WEIGHT.mean(dim=1)
+    for channels in (1, 2, 4, 13):
+        made = embedded(WEIGHT, channels, [], "auto", "x")
+        torch.testing.assert_close(made, torch.stack([mean * 3 / channels] * channels, dim=1))
+    made = embedded(WEIGHT, 4, ["B08", "B02", "B03", "B04"], "auto", "x")
+    torch.testing.assert_close(made, torch.stack([mean, WEIGHT[:, 2], WEIGHT[:, 1], WEIGHT[:, 0]], dim=1) * 0.75)
+    repeated = embedded(WEIGHT, 4, [], "repeat", "x")
+    torch.testing.assert_close(repeated, WEIGHT[:, [0, 1, 2, 0]] * 0.75)
+    zero = torch.cat([WEIGHT, torch.zeros_like(WEIGHT[:, :1])], dim=1)
+    assert torch.equal(embedded(WEIGHT, 4, SENTINEL, "zero", "x"), zero)
+    assert torch.equal(embedded(WEIGHT, 3, ["B02", "B03", "B04"], "auto", "x"), WEIGHT[:, [2, 1, 0]])
+    assert torch.equal(embedded(WEIGHT, 3, ["B08", "B04", "B03"], "auto", "x"), WEIGHT)
+    with pytest.raises(ConfigError, match=r"x\.pth"):  # five channels, of which nobody knows the colours
+        embedded(torch.zeros(2, 5, 2, 2), 4, SENTINEL, "named", "x.pth")
+
+
+def test_a_training_on_other_bands_begins_with_kernels_and_statistics_of_the_weights():
+    state, source = published(scenes()), Path("dinov3_vits16_pretrain_sat493m.pth")
+    kernel, mean, average = state["patch_embed.proj.weight"], [0.430, 0.411, 0.296], (0.430 + 0.411 + 0.296) / 3
+    model = scenes(in_channels=4, band_names=SENTINEL)
+    own = model.fit_state_dict(model.adapt_state_dict(state, source), source)
+    torch.testing.assert_close(own["backbone.patch_embed.proj.weight"][:, :3], kernel * 0.75)
+    assert (own["pixel_mean"].flatten() / 255).tolist() == pytest.approx([*mean, average], abs=1e-6)
+    given = scenes(in_channels=4, pixel_mean=[1.0, 2, 3, 4], pixel_std=[5.0, 6, 7, 8])
+    assert given.adapt_state_dict(state, source)["pixel_mean"].flatten().tolist() == [1, 2, 3, 4]
+    # Three bands in another order: for features, too, where nothing is made to fit.
+    turned = scenes(band_names=["B02", "B03", "B04"]).adapt_state_dict(state, source)
+    assert torch.equal(turned["backbone.patch_embed.proj.weight"], kernel[:, [2, 1, 0]])
+    # From a checkpoint of ours.
+    ours, model = scenes(normalization="satellite").state_dict(), scenes(in_channels=13)
+    own = model.fit_state_dict(model.adapt_state_dict(ours, source), source)
+    assert (own["pixel_mean"].flatten() / 255).tolist() == pytest.approx([average] * 13, abs=1e-6)
