@@ -256,13 +256,13 @@ def test_what_is_secret_is_hidden_in_any_form(monkeypatch, tmp_path):
 def test_a_machine_is_told_from_another():
     card = {"index": 0, "name": "A", "uuid": "x"}
     one = {"packages": {"driver": "1"}, "variables": {}, "cards": [card]}
+    assert different(one, one) is None
     for change, said in (
-        ({}, None),
-        ({"packages": {"driver": "2"}}, "driver=1, this one has 2"),
-        ({"cards": []}, "1 cards, this one has 0"),
-        ({"cards": [{**card, "uuid": "y"}]}, "the card 0 A x, this one has 0 A y"),
+        ({"packages": {"driver": "2"}}, "driver=1"),
+        ({"cards": []}, "1 cards"),
+        ({"cards": [{**card, "uuid": "y"}]}, "the card 0 A x"),
     ):
-        assert different(one, {**one, **change}) == said
+        assert said in different(one, {**one, **change})
 
 
 def test_a_difference_is_found_at_any_depth():
