@@ -53,7 +53,7 @@ def lovasz_by_sets(errors, truth):
     return total
 
 
-def lovasz_reference(logits, label):
+def lovasz_of_images(logits, label):
     total = 0.0
     for scores, labels in zip(logits.softmax(1).flatten(2), label.flatten(1).tolist()):
         known = [pixel for pixel, value in enumerate(labels) if value != 255]
@@ -67,7 +67,7 @@ def lovasz_reference(logits, label):
 def test_lovasz_softmax_is_the_extension_of_the_jaccard_loss_and_so_is_its_gradient():
     logits, label = scores_and_labels()
     label[1][label[1] == 2] = 0  # a class that is not there
-    found, expected = lovasz_softmax(logits, label, 255), lovasz_reference(logits, label)
+    found, expected = lovasz_softmax(logits, label, 255), lovasz_of_images(logits, label)
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(*(torch.autograd.grad(each, logits)[0] for each in (found, expected)))
 
@@ -85,14 +85,11 @@ def test_ignored_pixels_and_the_spread_of_a_batch_do_not_matter(loss):
 
 def test_a_sum_of_losses():
     logits, label = scores_and_labels()
-    losses = Losses(3, 255, [1.0, 2.0, 0.5], 0.5, focal_weight=2.0, focal_gamma=1.5, dice_weight=1.0, lovasz_weight=3.0)
+    losses = Losses(3, 255, [1.0, 2.0, 0.5], 0.5, focal_weight=2.0, focal_gamma=1.5, dice_weight=4.0, lovasz_weight=3.0)
     weights = torch.tensor([1.0, 2.0, 0.5])
-    expected = {
-        "loss_ce": 0.5 * cross_entropy(logits, label, 255, weights),
-        "loss_focal": 2.0 * focal_loss(logits, label, 255, 1.5, weights),
-        "loss_dice": dice_loss(logits, label, 255),
-        "loss_lovasz": 3.0 * lovasz_softmax(logits, label, 255),
-    }
+    ce, focal = cross_entropy(logits, label, 255, weights), focal_loss(logits, label, 255, 1.5, weights)
+    dice, lovasz = dice_loss(logits, label, 255), lovasz_softmax(logits, label, 255)
+    expected = {"loss_ce": 0.5 * ce, "loss_focal": 2.0 * focal, "loss_dice": 4.0 * dice, "loss_lovasz": 3.0 * lovasz}
     torch.testing.assert_close(losses(logits, label), expected)
 
 

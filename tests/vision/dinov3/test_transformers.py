@@ -93,6 +93,9 @@ def test_what_stands_beside_the_weights_counts(transformers, tmp_path):
         (tmp_path / "config.json").write_text(json.dumps({**reference.config.to_dict(), **wrong}))
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             model()
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        model()
 
 
 @pytest.mark.parametrize("size", ["vits16", "vits16plus"])

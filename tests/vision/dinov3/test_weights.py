@@ -16,14 +16,8 @@ from exp.vision.dinov3 import SceneClassifier, Segmenter
 from exp.vision.dinov3.bands import embedded
 
 SMALL = {"embed_dim": 32, "depth": 2, "num_heads": 2}
-TIMM = {
-    "storage_tokens": "reg_token",
-    "ls1.gamma": "gamma_1",
-    "ls2.gamma": "gamma_2",
-    "mlp.w1": "mlp.fc1_g",
-    "mlp.w2": "mlp.fc1_x",
-    "mlp.w3": "mlp.fc2",
-}
+TIMM = {"storage_tokens": "reg_token", "ls1.gamma": "gamma_1", "ls2.gamma": "gamma_2", "mlp.w1": "mlp.fc1_g",
+        "mlp.w2": "mlp.fc1_x", "mlp.w3": "mlp.fc2"}  # fmt: skip
 
 
 def published(model, form="authors"):
