@@ -1,4 +1,4 @@
-"""Sentinel-2 scenes of 16 bits through the command line: bands by name, statistics, training, resuming, prediction."""
+"""Sentinel-2 scenes of 16 bits through the command line: bands by name, statistics, training, prediction."""
 
 from __future__ import annotations
 
@@ -32,8 +32,7 @@ def write(path, seed, side=64, order=NAMES):
         place = rasterio.transform.from_origin(3e5, 5.8e6, 10, 10)
         with rasterio.open(path, "w", crs="EPSG:32633", transform=place, **profile) as file:
             file.write(values)
-            for number, name in enumerate(order, 1):
-                file.set_band_description(number, name)
+            file.descriptions = tuple(order)
     return truth.astype(np.uint8)
 
 
@@ -61,7 +60,7 @@ def train(folder, name, *more):
         *fields(folder), "data.bands=[B04,B03,B02,B08]", "data.stretch=[1,99]", "data.mean=train", "data.size=64",
         "data.num_workers=0", "model.embed_dim=32", "model.depth=1", "model.num_heads=2", "model.patch_size=8",
         "model.head=linear", "model.window=64", "global_batch_size=8", "max_steps=40", "val_every=40", "optim.lr=3e-3",
-        "schedule.warmup_steps=2", "checkpoint.every_steps=20", "checkpoint.keep_last=9", "plots=false",
+        "schedule.warmup_steps=2", "checkpoint.every_steps=20", "plots=false",
     ]  # fmt: skip
     return run_exp(folder, *settings, "backend=cpu", f"output_dir={name}", *more)
 

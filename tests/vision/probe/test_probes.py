@@ -49,8 +49,8 @@ def classes_that_overlap(*counts, several=False):
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
-    train, val, test = classes_that_overlap(700, 200, 300)
-    return keep(tmp_path_factory.mktemp("probe") / "store", {"train": train, "val": val, "test": test})
+    train, test = classes_that_overlap(700, 300)
+    return keep(tmp_path_factory.mktemp("probe"), {"train": train, "test": test})
 
 
 def rows(store, part, resident=2**30):
