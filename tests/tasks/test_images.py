@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import csv
+from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
 from PIL import Image
 
-from tests.behaviour.conftest import BACKBONE, SHORT, result
-from tests.vision.data.conftest import SAMPLES
+from tests.behaviour.conftest import BACKBONE, SHORT, result, table
 
-ROAD = SAMPLES / "mmrs1m" / "data" / "classification" / "DUBAI_split" / "test" / "road"
+MMRS = Path(__file__).parents[1] / "samples" / "mmrs1m" / "data"
+ROAD = MMRS / "classification" / "DUBAI_split" / "test" / "road"
 
 
 @pytest.fixture
@@ -25,11 +25,6 @@ def run(exp):
         return exp.path("run")
 
     return ended
-
-
-def table(path):
-    with path.open() as file:
-        return list(csv.DictReader(file))
 
 
 def names(folder):
@@ -92,7 +87,7 @@ def test_features_are_listed_and_drawn(run, trained):
 
 
 def test_a_recipe_trains_on_the_sets_that_are_there_and_draws_what_it_learns(run):
-    settings = ["experiment=dinov3_mmrs1m", f"data.root={SAMPLES / 'mmrs1m' / 'data'}", "data.size=32"]
+    settings = ["experiment=dinov3_mmrs1m", f"data.root={MMRS}", "data.size=32"]
     settings += ["model.size=vits16", "global_batch_size=4", "data.num_workers=0"]
     folder = run(*settings, *BACKBONE, *SHORT)
     data = result(folder)["data"]
