@@ -121,6 +121,7 @@ OF_SCENES = [
     ({"lora": {"rank": -1}}, "rank"),
     ({"lora": {"rank": 4, "targets": ["w1"]}}, "targets"),
     ({"lora": {"rank": 4}, "freeze": "all"}, "freeze"),
+    ({"dropout": 1.0}, "dropout"),
     ({"class_weights": [1.0, -1.0, 1.0]}, "class_weights"),
     ({"cross_entropy_weight": 0.0}, "cross_entropy_weight"),
 ]
