@@ -6,13 +6,8 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 from exp.backends.cpu import CpuBackend
-from exp.backends.gcu import GcuBackend, is_legacy
-from exp.backends.gcu_legacy import LegacyGcuBackend
-
-from exp.errors import UnavailableError
 
 
 def illness(local_rank: int) -> str:
@@ -33,11 +28,6 @@ class SickBackend(CpuBackend):
         if illness(local_rank) == "never starts":
             time.sleep(300)
         return super().worker_env(local_rank, local_world_size, single_node)
-
-    def set_device(self, local_rank):
-        if illness(local_rank) == "no card":
-            raise UnavailableError(f"local_rank {local_rank} has no card: torch sees {local_rank}; lower nproc")
-        return super().set_device(local_rank)
 
     def describe(self, device):
         return {**super().describe(device), "card": self.rank}
@@ -60,19 +50,3 @@ class SickBackend(CpuBackend):
     def monitor(self):
         path = os.environ.get("SICK_MONITOR")
         return json.loads(Path(path).read_text()) if path else []
-
-
-Cards: Any = LegacyGcuBackend if is_legacy() else GcuBackend
-
-
-class SickCards(Cards):
-    """Cards of which some ranks have lost their collectives."""
-
-    rank = 0
-
-    def worker_env(self, local_rank, local_world_size, single_node):
-        self.rank = local_rank
-        return super().worker_env(local_rank, local_world_size, single_node)
-
-    def collectives_missing(self):
-        return "no eccl here" if illness(self.rank) == "lacks collectives" else super().collectives_missing()

@@ -1,9 +1,8 @@
-"""Sentinel-2 scenes of 16 bits through the command line: bands by name, statistics, training, resuming, prediction."""
+"""Sentinel-2 scenes of 16 bits through the command line: bands by name, statistics, training, prediction."""
 
 from __future__ import annotations
 
 import json
-import shutil
 import warnings
 
 import numpy as np
@@ -33,8 +32,7 @@ def write(path, seed, side=64, order=NAMES):
         place = rasterio.transform.from_origin(3e5, 5.8e6, 10, 10)
         with rasterio.open(path, "w", crs="EPSG:32633", transform=place, **profile) as file:
             file.write(values)
-            for number, name in enumerate(order, 1):
-                file.set_band_description(number, name)
+            file.descriptions = tuple(order)
     return truth.astype(np.uint8)
 
 
@@ -52,14 +50,17 @@ def trained(tmp_path_factory):
     return folder
 
 
+def fields(folder):
+    return ["experiment=dinov3_dubai", "data=segmentation", "data.name=fields", f"data.root={folder / 'data'}",
+            "data.classes=[low,high]", "data.palette=null"]  # fmt: skip
+
+
 def train(folder, name, *more):
     settings = [
-        "experiment=dinov3_dubai", "data=segmentation", "data.name=fields", f"data.root={folder / 'data'}",
-        "data.classes=[low,high]", "data.palette=null", "data.bands=[B04,B03,B02,B08]", "data.stretch=[1,99]",
-        "data.mean=train", "model.embed_dim=32", "model.depth=1", "model.num_heads=2", "model.patch_size=8",
-        "model.head=linear", "model.window=64", "data.size=64", "data.num_workers=0", "global_batch_size=8",
-        "max_steps=40", "val_every=40", "optim.lr=3e-3", "schedule.warmup_steps=2", "checkpoint.every_steps=20",
-        "checkpoint.keep_last=9", "plots=false",
+        *fields(folder), "data.bands=[B04,B03,B02,B08]", "data.stretch=[1,99]", "data.mean=train", "data.size=64",
+        "data.num_workers=0", "model.embed_dim=32", "model.depth=1", "model.num_heads=2", "model.patch_size=8",
+        "model.head=linear", "model.window=64", "global_batch_size=8", "max_steps=40", "val_every=40", "optim.lr=3e-3",
+        "schedule.warmup_steps=2", "checkpoint.every_steps=20", "plots=false",
     ]  # fmt: skip
     return run_exp(folder, *settings, "backend=cpu", f"output_dir={name}", *more)
 
@@ -81,25 +82,6 @@ def test_the_bands_are_learnt_from_and_statistics_are_kept(trained):
     assert state["state_dict"]["pixel_mean"].reshape(-1).tolist() == pytest.approx(expected.tolist(), rel=1e-6)
 
 
-def test_a_continued_training_keeps_the_statistics_and_ends_the_same(trained):
-    shutil.copytree(trained / "run", trained / "halves")
-    (trained / "halves" / "checkpoints" / "step_00000040.pth").unlink()
-    (trained / "halves" / "result.json").unlink()
-    done = train(trained, "halves", "resume=auto")
-    assert done.returncode == 0, done.stderr
-    ends = [
-        torch.load(trained / name / "checkpoints" / "step_00000040.pth")["state_dict"] for name in ("run", "halves")
-    ]
-    assert all(torch.equal(value, ends[1][key]) for key, value in ends[0].items())
-
-
-def test_two_processes_measure_what_one_does(trained):
-    done = train(trained, "two", "nproc=2")
-    assert done.returncode == 0, done.stderr
-    assert of(trained, "two", "statistics.json") == of(trained, "run", "statistics.json")
-    assert of(trained, "two")["metrics"] == pytest.approx(of(trained, "run")["metrics"], abs=0.02)
-
-
 def test_a_large_scene_is_predicted_from_the_same_bands(trained, tmp_path):
     truth = write(tmp_path / "new.tif", 99, side=160, order=sorted(NAMES, reverse=True))
     done = run_exp(trained, "task=predict", "init_from=run", f"task.input={tmp_path / 'new.tif'}", "backend=cpu",
@@ -111,23 +93,13 @@ def test_a_large_scene_is_predicted_from_the_same_bands(trained, tmp_path):
     assert (labels[:, 20:] == truth[:, 20:]).mean() > 0.9
 
 
-def test_a_scene_without_a_band_is_told_in_one_line(trained, tmp_path):
-    write(tmp_path / "few.tif", 1, order=["B02", "B03", "B04"])
-    done = run_exp(trained, "task=predict", "init_from=run", f"task.input={tmp_path / 'few.tif'}", "backend=cpu",
-                   "output_dir=no", "plots=false")  # fmt: skip
-    assert done.returncode == 1
-    assert "few.tif has no band B08, which data.bands asks for; it has B02, B03, B04" in done.stderr
-
-
 def test_statistics_are_printed_and_are_a_file_that_mean_takes(trained):
-    done = run_exp(trained, "task=stats", "experiment=dinov3_dubai", "data=segmentation", "data.name=fields",
-                   f"data.root={trained / 'data'}", "data.classes=[low,high]", "data.palette=null",
-                   "data.bands=[B08,B02]", "backend=cpu", "output_dir=stats")  # fmt: skip
+    done = run_exp(trained, "task=stats", *fields(trained), "data.bands=[B08,B02]", "backend=cpu", "nproc=2",
+                   "output_dir=stats")  # fmt: skip
     assert done.returncode == 0, done.stderr
     (row,) = [line for line in done.stdout.splitlines() if line.split()[:1] == ["B02"]]
-    table = of(trained, "stats", "statistics.json")
-    assert float(row.split()[1]) == pytest.approx(table["mean"][1], abs=0.01)
+    assert float(row.split()[1]) == pytest.approx(of(trained, "stats", "statistics.json")["mean"][1], abs=0.01)
     assert row.endswith("12.50 %")
     refused = train(trained, "refused", "data.std=null", "data.mean=stats")
     assert refused.returncode == 2
-    assert "data.mean has 2 numbers, but there are 4 bands" in refused.stderr.splitlines()[0]
+    assert "data.mean has 2 numbers" in refused.stderr.splitlines()[0]

@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import json
 
-import pytest
-import torch
-from mmengine.model import BaseModel, ImgDataPreprocessor
-
-from exp.engine.wrapper import forward, predictions, preprocessed
 from tests.conftest import TINY
 
 # Whatever a batch holds, the model is to see 100.
@@ -50,30 +45,3 @@ def test_training_under_a_wrapper_and_evaluation_see_the_same(exp):
     assert seen("output_dir=none") == both
     assert seen("output_dir=two", "nproc=2") == both
     assert seen("task=eval", "init_from=none", "plugins=[mine]", "output_dir=eval") == {("predict", 100.0, 100.0)}
-
-
-class Pixels(BaseModel):
-    """As from an image library on MMEngine: ``inputs`` and ``data_samples``."""
-
-    def __init__(self):
-        super().__init__(ImgDataPreprocessor(mean=[1.0], std=[2.0], pad_size_divisor=4, bgr_to_rgb=True))
-        self.scale = torch.nn.Parameter(torch.ones(1))
-
-    def forward(self, inputs, data_samples=None, mode="tensor"):
-        return inputs * self.scale
-
-
-@pytest.mark.parametrize("stage", ["val", "test"])
-def test_mmengines_image_preprocessor(stage):
-    model, images = Pixels(), torch.rand(2, 3, 6, 8) * 255
-    expected = torch.nn.functional.pad((images.flip(1) - 1) / 2, (0, 0, 0, 2))
-    assert torch.equal(predictions(model, {"inputs": images}, stage), expected)
-    assert torch.equal(forward(model, preprocessed(model, {"inputs": images}), "tensor"), expected)
-
-
-def test_a_model_without_any_of_it_is_called_with_the_batch():
-    class Plain(torch.nn.Module):
-        def forward(self, x, mode):
-            return x, mode
-
-    assert predictions(Plain(), {"x": 3}) == (3, "predict")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from pathlib import Path
 from typing import ClassVar
 
@@ -27,15 +26,13 @@ def doctor(exp):
     choices = exp.path("my_conf") / "backend"
     choices.mkdir(parents=True)
     (choices / "sick.yaml").write_text("_target_: tests.tasks.sick.SickBackend\nname: sick\n")
-    (choices / "sick_cards.yaml").write_text("_target_: tests.tasks.sick.SickCards\nname: sick_cards\nsimulate: true\n")
 
-    def run(*arguments, sick=None, output="run", timeout_s=60, **environment):
-        settings = ["--config-dir", "my_conf", "task=doctor", f"output_dir={output}", "task.burst_s=0.3"]
+    def run(*arguments, sick=None, timeout_s=60, **environment):
+        settings = ["--config-dir", "my_conf", "task=doctor", "output_dir=run", "task.burst_s=0.3"]
         shell = {"PYTHONPATH": str(ROOT), "SICK": json.dumps(sick or {}), **environment}
         done = exp(*settings, f"task.timeout_s={timeout_s}", *arguments, **shell)
         assert "Traceback" not in done.stdout + done.stderr
-        path = exp.path(output) / "doctor.json"
-        return done, json.loads(path.read_text()) if path.exists() else {}
+        return done, json.loads((exp.path("run") / "doctor.json").read_text())
 
     return run
 
@@ -45,42 +42,17 @@ def findings(report, status="failed"):
     return {found["check"]: found["ranks"] for found in report["findings"] if found["status"] == status}
 
 
-def test_a_card_too_few_then_a_rank_that_never_arrives(doctor):
-    done, report = doctor("backend=sick", "nproc=2", sick={1: "no card"})
-    assert (done.returncode, findings(report)) == (1, {"device": [1]}), done.stdout
-    # In the same folder: nothing of the earlier examination may be taken for this one's.
-    done, report = doctor("backend=sick", "nproc=2", sick={1: "never starts"}, timeout_s=TIMEOUT_S)
-    assert (done.returncode, findings(report)) == (1, {"ranks": [1]}), done.stdout
-
-
-def test_ranks_that_are_ill_do_not_hide_each_other(doctor, tmp_path):
-    (tmp_path / "monitor.json").write_text(
-        json.dumps([reading(0, utilisation_percent=98), reading(1, utilisation_percent=0, state="Sleep")])
-    )
+def test_ranks_that_are_ill_do_not_hide_each_other_and_one_that_never_arrives_is_named(doctor, tmp_path):
+    readings = [reading(0, utilisation_percent=98), reading(1, utilisation_percent=0, state="Sleep")]
+    (tmp_path / "monitor.json").write_text(json.dumps(readings))
     sick = {0: "slow", 1: "full", 2: "breaks", 3: "other library"}
     done, report = doctor("backend=sick", "nproc=4", sick=sick, SICK_MONITOR=str(tmp_path / "monitor.json"))
     assert done.returncode == 1
     assert findings(report) == {"memory": [1], "utilisation": [1], "autocast": [2], "burst": [2]}, done.stdout
     assert findings(report, "warning") == {"burst": [0], "packages": [3]}
-
-
-@pytest.mark.parametrize("size", ["256k", "16k"])
-def test_a_full_disk(doctor, tmp_path, size):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(disk)], capture_output=True, text=True, check=False
-    )
-    if mounted.returncode != 0:
-        pytest.skip(f"cannot mount a small disk here: {mounted.stderr.strip()}")
-    try:
-        done, report = doctor("backend=cpu", output="disk/run")
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
-    assert done.returncode == 1
-    assert str(disk / "run") in done.stdout + done.stderr
-    if report:
-        assert findings(report) == {"output": [0]}
+    # In the same folder: nothing of the earlier examination may be taken for this one's.
+    done, report = doctor("backend=sick", "nproc=2", sick={1: "never starts"}, timeout_s=TIMEOUT_S)
+    assert (done.returncode, findings(report)) == (1, {"ranks": [1]}), done.stdout
 
 
 def test_bytes_that_nobody_counts_are_not_told_as_none():
@@ -100,28 +72,20 @@ def test_bytes_that_nobody_counts_are_not_told_as_none():
 def test_a_training_that_does_not_fit_is_told_with_the_batch_that_does(doctor):
     fits = ["backend=gcu_simulated", "model.d_model=32", "model.d_ff=32", "model.num_heads=2", "data.eval_batch_size=4"]
     done, report = doctor(*fits, timeout_s=120)
-    assert (done.returncode, report["verdict"], report["findings"]) == (0, "ok", [])
+    assert (done.returncode, report["findings"]) == (0, [])
     assert 0 < report["training"]["memory_peak"] < report["training"]["free"]
     (operators,) = (check["values"] for check in report["ranks"][0]["checks"] if check["name"] == "operators")
-    assert {"native_layer_norm_backward", "threshold_backward"} <= set(operators["lacking"])
-    assert "native_layer_norm_backward" in operators["portable"]
+    assert "native_layer_norm_backward" in {*operators["lacking"]} & {*operators["portable"]}
     assert operators["left_device"] == {}
     done, report = doctor(*fits, "global_batch_size=262144", "overwrite=true", timeout_s=120)
-    assert (done.returncode, report["verdict"], report["findings"]) == (0, "ok", [])
-    assert report["training"]["fits"] is False
+    assert (done.returncode, report["findings"], report["training"]["fits"]) == (0, [], False)
     batch, accumulate = map(int, re.findall(r"=(\d+)", report["training"]["advice"]))
-    assert batch * accumulate == 262144
-    assert accumulate > 1
+    assert (batch * accumulate, accumulate > 1) == (262144, True)
 
 
 @needs_card
-@pytest.mark.parametrize(
-    ("argument", "status"), [("backend.allow_fallback=true", "failed"), ("backend.process_group=gloo", "warning")]
-)
-def test_a_group_that_falls_back(doctor, argument, status):
-    done, report = doctor("backend=sick_cards", "nproc=2", argument, sick={1: "lacks collectives"})
-    assert done.returncode == (1 if status == "failed" else 0), done.stdout
-    assert findings(report, status) == {"group": [0, 1]}
-    # Copies through the CPU are slow, and must add up all the same.
+def test_a_group_that_copies_through_the_cpu_is_a_warning_and_adds_up_all_the_same(doctor):
+    done, report = doctor("backend=gcu", "backend.simulate=true", "nproc=2", "backend.process_group=gloo")
+    assert (done.returncode, findings(report, "warning")) == (0, {"group": [0, 1]}), done.stdout
     checks = [check for rank in report["ranks"] for check in rank["checks"] if check["name"] in ("all_reduce", "ddp")]
     assert {check["status"] for check in checks} == {"ok"}

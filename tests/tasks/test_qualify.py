@@ -10,16 +10,21 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
+import torch
 
 from exp.compat import TORCH_VERSION
+from exp.qualify.collectives import addends
+from exp.qualify.difference import difference
+from exp.qualify.machine import different
 from exp.qualify.operator_table import judge_operators
+from exp.qualify.tidy import Secrets, tidy
 from tests.conftest import Forked
 from tests.docs.reader import lines_of
 from tests.simulators import needs_current_card
 
 PAGE = Path(__file__).parents[2] / "docs" / "qualify.md"
-KIT = ["task=qualify", "nproc=2", "output_dir=kit", "task.experiments=[timebridge_small]"]
 EXAMPLE = "timebridge_small"
+KIT = ["task=qualify", "nproc=2", "output_dir=kit", f"task.experiments=[{EXAMPLE}]"]
 
 
 def read(exp) -> dict:
@@ -31,92 +36,67 @@ def test_a_kit_that_is_killed_goes_on_where_it_was(exp):
     arguments = [*KIT, "backend=cpu", rows, "task.soak_minutes=0", "overwrite=false"]
     # Where a secret comes in: the key of a service in the environment, which a row's own output may repeat.
     secret = {"SERVICE_TOKEN": "correct-horse-battery"}
-    first = Forked(exp.folder, *arguments, **secret)
-    deadline = time.monotonic() + 250
-    name = f"operators-{EXAMPLE}-fp32"
-    trail = exp.path("kit") / "rows" / "collectives" / "output.log"
-    while not trail.exists() and first.poll() is None:
+    first, deadline = Forked(exp.folder, *arguments, **secret), time.monotonic() + 250
+    while not (exp.path("kit") / "rows" / "collectives" / "output.log").exists():
+        assert first.poll() is None, first.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    assert first.poll() is None, first.communicate()
     first.kill()
-    before = read(exp)["rows"]
+    name, before = f"operators-{EXAMPLE}-fp32", read(exp)["rows"]
     assert before[name]["verdict"] == "pass", before[name]
-    assert before["collectives"]["verdict"] == "not run"
-    assert before["collectives"]["started"] == 1
+    assert (before["collectives"]["verdict"], before["collectives"]["started"]) == ("not run", 1)
 
     done = exp(*arguments, **secret)
     assert done.returncode == 0, done.stdout + done.stderr
     kit = read(exp)
     assert kit["rows"][name] == before[name]  # not made again
-    collectives = kit["rows"]["collectives"]
-    assert collectives["started"] == 2
-    whole = TORCH_VERSION >= (2, 0)  # before it, gloo knows no bf16
-    assert collectives["verdict"] == ("pass" if whole else "warn"), collectives
-    assert {line["name"] for line in collectives["values"]["lines"]} == {
-        f"{what} {how}" for what in ("all_reduce", "broadcast") for how in ("fp32", "bf16")[: 1 + whole]}  # fmt: skip
-    assert whole or "refused: all_reduce bf16: Invalid scalar type" in collectives["finding"]
     operators = {row["name"]: row["status"] for row in kit["rows"][name]["values"]["operators"]}
-    backward = [each for each in operators if "backward" in each]
-    assert backward
-    assert {operators[each] for each in backward} == {"equal"}
-    # What was not asked for is there, with the reason.
+    assert {status for each, status in operators.items() if "backward" in each} == {"equal"}
+    collectives, whole = kit["rows"]["collectives"], TORCH_VERSION >= (2, 0)  # before it, gloo knows no bf16
+    assert collectives["started"] == 2
+    assert kit["verdict"] == collectives["verdict"] == ("pass" if whole else "warn"), collectives
+    assert whole or "refused: all_reduce bf16" in collectives["finding"]
+    assert {"all_reduce fp32", "broadcast fp32"} <= {line["name"] for line in collectives["values"]["lines"]}
     assert kit["rows"]["doctor"]["finding"] == "left out by task.rows"
-    page = (exp.path("kit") / "qualify.md").read_text()
-    assert all(f"| {row} |" in page for row in kit["rows"])
-    assert kit["verdict"] == collectives["verdict"]
+    assert f"| {name} |" in (exp.path("kit") / "qualify.md").read_text()
     files = [file for file in exp.path("kit").rglob("*") if file.is_file()]
     assert not [file for file in files if file.suffix in (".pth", ".npz", ".yaml")]
     assert not [file for file in files if b"correct-horse-battery" in file.read_bytes()]
 
-    refused = exp(*arguments, "nproc=3")
-    assert refused.returncode == 2
-    assert "holds a kit of nproc=2, this one has 3" in refused.stderr
-    refused = exp(*arguments, **secret, OMP_NUM_THREADS="2")
-    assert refused.returncode == 2
-    assert "holds a kit of OMP_NUM_THREADS=1, this one has 2" in refused.stderr
+    for more, extra, named in ((["nproc=3"], {}, "nproc=2"), ([], {"OMP_NUM_THREADS": "2"}, "OMP_NUM_THREADS=1")):
+        refused = exp(*arguments, *more, **secret, **extra)
+        assert refused.returncode == 2
+        assert named in refused.stderr
     again = exp(*reversed(arguments), **secret)
     assert again.returncode == 0, again.stderr
 
 
-def commands(kit: dict) -> dict[str, list[str]]:
-    return {name: shlex.split(row["command"])[3:] for name, row in kit["rows"].items()}
-
-
 def test_any_number_of_cards_has_a_batch_that_they_can_share(exp):
-    wanted = ["task.experiments=[dinov3_dubai]", "task.budget_minutes=0.1", "task.small=false"]
-    assert exp(*KIT, *wanted, "backend=cpu", "nproc=3").returncode == 75
-    made = commands(read(exp))
-    assert {row["verdict"] for row in read(exp)["rows"].values()} == {"not run"}  # the budget was spent
-    batch = {name: [each for each in command if "batch_size" in each] for name, command in made.items()}
-    assert batch["parity-dinov3_dubai-1"] == ["global_batch_size=8"]
-    assert batch["parity-dinov3_dubai-3"] == batch["resume-dinov3_dubai-3"] == ["global_batch_size=9"]
-    assert batch["soak-dinov3_dubai-3"] == ["global_batch_size=9"]
-    assert [batch[f"speed-dinov3_dubai-{nproc}"] for nproc in (1, 2, 3)] == [
-        ["global_batch_size=8"], ["global_batch_size=16"], ["global_batch_size=24"]]  # fmt: skip
-    assert "experiment=dinov3_dubai" in made["doctor"]
-    assert "experiment=dinov3_dubai" in made["collectives"]
+    def batches(*more):
+        """The settings of batches of each row; none is run, since the budget is spent."""
+        wanted = ["task.experiments=[dinov3_dubai]", "task.budget_minutes=0.1", "task.small=false", "overwrite=true"]
+        assert exp(*KIT, *wanted, "backend=cpu", "nproc=3", *more).returncode == 75
+        made = {name: shlex.split(row["command"]) for name, row in read(exp)["rows"].items()}
+        return {name: [each for each in command if "batch_size=" in each] for name, command in made.items()}
 
-    exp(*KIT, *wanted, "backend=cpu", "nproc=3", "batch_size=2", "accumulate=2", "overwrite=true")
-    made = commands(read(exp))
-    assert [name for name, command in made.items() if "batch_size=2" not in command] == []
-    assert [name for name, command in made.items() if "global_batch_size" in " ".join(command)] == []
+    shared = batches()
+    assert {row["verdict"] for row in read(exp)["rows"].values()} == {"not run"}
+    for row, number in (("parity-{}-1", 8), ("parity-{}-3", 9), ("resume-{}-3", 9), ("soak-{}-3", 9),
+                        ("speed-{}-1", 8), ("speed-{}-2", 16), ("speed-{}-3", 24)):  # fmt: skip
+        assert shared[row.format("dinov3_dubai")] == [f"global_batch_size={number}"], row
+    own = batches("batch_size=2", "accumulate=2")
+    assert {tuple(each) for each in own.values()} == {("batch_size=2",)}
 
 
-@pytest.mark.parametrize(
-    ("override", "finding"),
-    [
-        ('task.rows=[doctor,"sped-*"]', "task.rows: no row is called sped-*; there are doctor, "),
-        ("task.experiments=[nothing]", "the rows of nothing cannot be made: "),
-        ("data.root=nowhere", f"the rows of {EXAMPLE} cannot be made: "),
-        ("task.steps=5", "task.steps=5 must be more than 5"),
-    ],
-)
-def test_what_no_row_can_be_made_of_is_refused_at_the_outset(exp, override, finding):
-    done = exp(*KIT, "backend=cpu", override)
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert finding in done.stderr
-    assert not exp.path("kit").exists()
+def test_what_no_row_can_be_made_of_is_refused_at_the_outset(exp):
+    for override, named in (
+        ('task.rows=[doctor,"sped-*"]', "task.rows: no row is called sped-*"),
+        ("data.root=nowhere", f"the rows of {EXAMPLE}"),
+        ("task.steps=5", "task.steps=5"),
+    ):
+        done = exp(*KIT, "backend=cpu", override)
+        assert (done.returncode, named in done.stderr) == (2, True), done.stdout + done.stderr
+        assert not exp.path("kit").exists()
 
 
 DEFECTS = '''
@@ -192,67 +172,60 @@ def test_planted_defects_are_found_and_named(exp):
     done = exp(*arguments, timeout=1500, PYTHONPATH=str(exp.folder))
     assert done.returncode == 1, done.stdout + done.stderr
     kit = read(exp)["rows"]
-    assert kit["doctor"]["verdict"] == "warn"
-    assert kit["doctor"]["finding"].startswith("burst, rank 1: ")
-    operators = kit[f"operators-{EXAMPLE}-fp32"]
-    assert operators["verdict"] == "fail"
-    assert "aten.gelu.default wrong by" in operators["finding"]
-    assert "aten.mean.dim left the card (1 calls, " in operators["finding"]
-    assert [row["name"] for row in operators["values"]["operators"] if row["status"] == "wrong"] == [
-        "aten.gelu.default"
-    ]
-    operators = kit[f"operators-{EXAMPLE}-bf16"]
-    assert "aten.gelu_backward.default crashed" in operators["finding"]
-    assert "SIGABRT" in operators["finding"]
-    statuses = {row["name"]: row["status"] for row in operators["values"]["operators"]}
-    assert statuses["aten.convolution_backward.default"] == "equal"  # which comes after it
-    assert kit["collectives"]["verdict"] == "fail"
-    assert kit["collectives"]["finding"].startswith("all_reduce fp16, 4 KiB: hung for 45 s")
+    single, half, speed = f"operators-{EXAMPLE}-fp32", f"operators-{EXAMPLE}-bf16", f"speed-{EXAMPLE}-1"
+    assert [kit[name]["verdict"] for name in ("doctor", single, half, "collectives")] == ["warn", *["fail"] * 3]
+    for name, finding in (
+        ("doctor", "burst, rank 1: "),
+        (single, "aten.gelu.default wrong by"),
+        (single, "aten.mean.dim left the card (1 calls, "),
+        (half, "aten.gelu_backward.default crashed"),
+        (half, "SIGABRT"),
+        ("collectives", "all_reduce fp16, 4 KiB: hung for 45 s"),
+        (speed, "a step leave the card, most of mean"),
+    ):
+        assert finding in kit[name]["finding"]
+    found = {name: {row["name"]: row["status"] for row in kit[name]["values"]["operators"]} for name in (single, half)}
+    assert [name for name, status in found[single].items() if status == "wrong"] == ["aten.gelu.default"]
+    assert found[half]["aten.convolution_backward.default"] == "equal"  # which comes after the crash
     measured = {line["name"] for line in kit["collectives"]["values"]["lines"]}
-    assert {"all_reduce fp32", "broadcast fp16"} <= measured  # before it, and after
-    assert "calls and" in kit[f"speed-{EXAMPLE}-1"]["finding"]
-    assert "a step leave the card, most of mean" in kit[f"speed-{EXAMPLE}-1"]["finding"]
+    assert {"all_reduce fp32", "broadcast fp16"} <= measured  # before what hangs, and after
 
 
 def test_the_commands_of_the_page_are_right(exp):
     commands = lines_of(PAGE)
-    assert len(commands) == 7
+    assert commands
     for command in commands:
-        _, _, _, *arguments = shlex.split(command)
-        done = exp(*arguments, "--cfg", "job")
+        done = exp(*shlex.split(command)[3:], "--cfg", "job")
         assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(
     ("found", "status", "verdict"),
     [
-        ({"relative": 1e-7, "dtype": "float32"}, "equal", "pass"),
-        ({"relative": 1e-4, "dtype": "float32"}, "off", "warn"),
+        ({"relative": 1e-7}, "equal", "pass"),
+        ({"relative": 1e-4}, "off", "warn"),
+        ({"relative": 1e-2}, "wrong", "fail"),
         ({"relative": 1e-4, "dtype": "bfloat16"}, "equal", "pass"),
-        ({"relative": 1e-2, "dtype": "float32"}, "wrong", "fail"),
-        ({"relative": None, "not_finite": {"relative": "inf"}, "dtype": "float32"}, "wrong", "fail"),
-        ({"relative": 1.0, "dtype": "int64"}, "wrong", "fail"),
-        ({"relative": 0.0, "dtype": "float32", "left": [2, 4096]}, "left the card", "warn"),
-        ({"relative": 0.0, "dtype": "float32", "left": None}, "equal", "pass"),
+        ({"relative": 1.0, "dtype": "int64", "left": None}, "wrong", "fail"),
+        ({"relative": 1e-2, "precision": "efp"}, "equal", "pass"),
+        ({"relative": None, "not_finite": {"relative": "inf"}}, "wrong", "fail"),
+        ({"relative": 0.0, "left": [2, 4096]}, "left the card", "warn"),
         ({"error": "RuntimeError: no kernel"}, "failed", "fail"),
         ({"crash": "exit code 1"}, "crashed", "fail"),
         ({"uncompared": "random"}, "not compared", "pass"),
-        ({"relative": 1e-2, "dtype": "float32", "precision": "efp"}, "equal", "pass"),
     ],
 )
 def test_the_verdict_on_an_operator(found, status, verdict):
     good = {"name": "aten.add.Tensor", "relative": 0.0, "dtype": "float32", "detail": ""}
-    precision = found.get("precision", "fp32")
-    judged = judge_operators([good, {"name": "aten.gelu.default", "detail": "float32[2]", **found}], precision)
+    line = {"name": "aten.gelu.default", "detail": "float32[2]", "dtype": "float32", **found}
+    judged = judge_operators([good, line], found.get("precision", "fp32"))
     assert judged.verdict == verdict
     assert {row["name"]: row["status"] for row in judged.values["operators"]} == {
         "aten.add.Tensor": "equal", "aten.gelu.default": status}  # fmt: skip
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 8, 18, 64, 129, 256])
+@pytest.mark.parametrize("world_size", [2, 3, 18, 256])
 def test_sums_of_any_number_of_ranks_are_whole_numbers_that_bf16_has(world_size):
-    from exp.qualify.collectives import addends
-
     parts = [addends(rank, world_size, 20) for rank in range(world_size)]
     total = sum(own for own, _ in parts)
     assert all((right == total).all() for _, right in parts)
@@ -261,16 +234,12 @@ def test_sums_of_any_number_of_ranks_are_whole_numbers_that_bf16_has(world_size)
 
 
 def test_what_is_secret_is_hidden_in_any_form(monkeypatch, tmp_path):
-    from exp.qualify.tidy import Secrets, tidy
-
     monkeypatch.setenv("HOME", "/home/someone")
     monkeypatch.setenv("DB_PASS", 'horse"battery')
     secrets = Secrets(["hooks=[{type: Mine, auth: 'correct-horse'}]", "author=somebody"], {"PRIVATE_KEY": "staple-1"})
     shown = {
         "a correct-horse b": "a *** b",
         r'"horse\"battery"': '"***"',
-        "staple-1": "***",
-        "somebody": "somebody",
         "https://me:word@host/path": "https://***@host/path",
         "/home/someone/data, /home/someone.": "~/data, ~.",
         "/mnt/home/someone/x": "/mnt/home/someone/x",
@@ -279,34 +248,31 @@ def test_what_is_secret_is_hidden_in_any_form(monkeypatch, tmp_path):
     }
     assert {text: secrets.hide_in(text) for text in shown} == shown
     (tmp_path / "output.log").write_text("staple-1")
-    (tmp_path / "weights.pth").write_text("")
+    (tmp_path / "weights.pth").touch()
     tidy(tmp_path, secrets)
-    assert (tmp_path / "output.log").read_text() == "***"
-    assert not (tmp_path / "weights.pth").exists()
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"output.log": "***"}
 
 
 def test_a_machine_is_told_from_another():
-    from exp.qualify.machine import different
-
-    one = {"packages": {"driver": "1"}, "variables": {}, "cards": [{"index": 0, "name": "A", "uuid": "x"}]}
+    card = {"index": 0, "name": "A", "uuid": "x"}
+    one = {"packages": {"driver": "1"}, "variables": {}, "cards": [card]}
     assert different(one, one) is None
-    assert different(one, {**one, "packages": {"driver": "2"}}) == "driver=1, this one has 2"
-    assert different(one, {**one, "cards": []}) == "1 cards, this one has 0"
-    other = [{"index": 0, "name": "A", "uuid": "y"}]
-    assert different(one, {**one, "cards": other}) == "the card 0 A x, this one has 0 A y"
+    for change, said in (
+        ({"packages": {"driver": "2"}}, "driver=1"),
+        ({"cards": []}, "1 cards"),
+        ({"cards": [{**card, "uuid": "y"}]}, "the card 0 A x"),
+    ):
+        assert said in different(one, {**one, **change})
 
 
 def test_a_difference_is_found_at_any_depth():
-    import torch
-
-    from exp.qualify.difference import difference
-
-    one = torch.ones(3)
-    nan = torch.tensor([1.0, math.nan, 1.0])
-    assert difference((one, [one]), (one, [one.clone()]), 0.0)["relative"] == 0.0
-    assert difference((nan,), (nan.clone(),), 0.0)["relative"] == 0.0
-    assert difference((nan,), (one,), 0.0)["relative"] == math.inf
-    assert difference((one, torch.ones(2)), (one, one), 0.0)["relative"] == math.inf
-    assert difference((one, 4), (one, 2), 0.0)["relative"] == 1.0
-    assert difference((one * 1.5,), (one,), 0.0)["relative"] == pytest.approx(0.5)
-    assert difference((one * 1e-6,), (one * 0,), 10.0)["relative"] == pytest.approx(1e-7)  # sums that cancel out
+    one, nan = torch.ones(3), torch.tensor([1.0, math.nan, 1.0])
+    for ours, theirs, floor, relative in (
+        ((one, [nan]), (one, [nan.clone()]), 0.0, 0.0),
+        ((nan,), (one,), 0.0, math.inf),
+        ((one, torch.ones(2)), (one, one), 0.0, math.inf),
+        ((one, 4), (one, 2), 0.0, 1.0),
+        ((one * 1.5,), (one,), 0.0, 0.5),
+        ((one * 1e-6,), (one * 0,), 10.0, 1e-7),  # sums that cancel out
+    ):
+        assert difference(ours, theirs, floor)["relative"] == pytest.approx(relative)

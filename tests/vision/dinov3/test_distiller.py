@@ -11,6 +11,7 @@ from exp.vision.dinov3 import Distiller, SceneClassifier
 
 STUDENT = {"embed_dim": 16, "depth": 1, "num_heads": 1, "layer_scale": 0.5}
 TEACHER = {"size": "tiny", "embed_dim": 32, "depth": 2, "num_heads": 2}
+IMAGES = torch.randint(0, 256, (3, 3, 48, 48), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
 
 
 @pytest.fixture
@@ -22,20 +23,15 @@ def weights(tmp_path):
     return model.eval(), str(tmp_path / "teacher.pth")
 
 
-def student(file, patch_size=16, **settings):
+def student(file, **settings):
     torch.manual_seed(0)
-    return Distiller(3, {**TEACHER, "init_from": file}, **STUDENT, patch_size=patch_size, **settings)
-
-
-def images(side=48):
-    return torch.randint(0, 256, (3, 3, side, side), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    return Distiller(3, {**TEACHER, "init_from": file}, **STUDENT, **settings)
 
 
 def test_losses_and_agreement_by_their_formulas(weights):
     teacher, file = weights
     model = student(file, cls_weight=0.5, patch_weight=2.0, smooth_l1_share=0.25)
-    total, losses = model.parse_losses(model(image=images(), mode="loss"))
-    (theirs,), (ours,) = teacher.features(images()), model.features(images())
+    (theirs,), (ours,) = teacher.features(IMAGES), model.features(IMAGES)
 
     def standardised(x):
         return (x - x.mean(-1, keepdim=True)) / (x.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt()
@@ -45,45 +41,29 @@ def test_losses_and_agreement_by_their_formulas(weights):
     cosine = F.cosine_similarity(projected, wanted, dim=-1)
     distance = (projected - wanted).abs()
     smooth = torch.where(distance < 1, distance.square() / 2, distance - 0.5).mean()
-    torch.testing.assert_close(losses["loss_cls"], 0.5 * (1 - cosine_cls.mean()), rtol=1e-4, atol=1e-5)
-    patches = 2.0 * (0.75 * (1 - cosine.mean()) + 0.25 * smooth)
-    torch.testing.assert_close(losses["loss_patches"], patches, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(total, losses["loss_cls"] + losses["loss_patches"])
-    alike = model(image=images(), mode="predict")
-    torch.testing.assert_close(alike.cls, cosine_cls, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(alike.patches, cosine.mean(dim=(1, 2)), rtol=1e-4, atol=1e-5)
+    expected = {
+        "loss_cls": 0.5 * (1 - cosine_cls.mean()),
+        "loss_patches": 2.0 * (0.75 * (1 - cosine.mean()) + 0.25 * smooth),
+    }
+    torch.testing.assert_close(model(image=IMAGES, mode="loss"), expected, rtol=1e-4, atol=1e-5)
+    alike = model(image=IMAGES, mode="predict")
+    torch.testing.assert_close(list(alike), [cosine_cls, cosine.mean(dim=(1, 2))], rtol=1e-4, atol=1e-5)
 
 
-def test_the_teacher_is_nowhere_but_in_the_loss(weights):
-    model = student(weights[1])
-    names = {name for name, _ in model.named_parameters()}
-    before = torch.random.get_rng_state()
-    model(image=images(), mode="loss")["loss_cls"].backward()
-    assert torch.equal(torch.random.get_rng_state(), before)
-    assert {name for name, _ in model.named_parameters()} == names
-    assert not any("teacher" in name for name in model.state_dict())
-    assert all(p.grad is None and not p.requires_grad for p in model._made[0].parameters())
-    assert model.train()._made[0].training is False
+@pytest.mark.parametrize("settings", [{"cls_weight": 0.0}, {"patch_weight": 0.0}, {}])
+def test_the_student_is_trained_with_all_of_its_parameters_and_the_teacher_is_none_of_them(weights, settings):
+    model = student(weights[1], **settings).train()
+    before, random = dict(model.named_parameters()), torch.random.get_rng_state()
+    sum(model(image=IMAGES, mode="loss").values()).backward()
+    assert torch.equal(torch.random.get_rng_state(), random)
+    assert dict(model.named_parameters()).keys() == before.keys()
+    assert [name for name, p in before.items() if p.requires_grad != (p.grad is not None)] == []
 
 
 def test_grids_of_another_patch_size_meet(weights):
     model = student(weights[1], patch_size=8)
-    assert torch.isfinite(model(image=images(), mode="loss")["loss_patches"])  # 6 x 6 patches beside 3 x 3
-    assert model(image=images(40), mode="predict").patches.shape == (3,)
-
-
-def test_a_student_learns_with_all_of_its_parameters(weights):
-    for settings in ({"cls_weight": 0.0}, {"patch_weight": 0.0}, {}):
-        model = student(weights[1], **settings).train()
-        model.parse_losses(model(image=images(), mode="loss"))[0].backward()
-        assert [name for name, p in model.named_parameters() if p.requires_grad != (p.grad is not None)] == []
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    first = model(image=images(), mode="predict").patches.mean().item()
-    for _ in range(20):
-        optimizer.zero_grad()
-        model.parse_losses(model(image=images(), mode="loss"))[0].backward()
-        optimizer.step()
-    assert model(image=images(), mode="predict").patches.mean().item() > first + 0.3
+    assert torch.isfinite(model(image=IMAGES, mode="loss")["loss_patches"])  # 6 x 6 patches beside 3 x 3
+    assert model(image=IMAGES[..., :40, :40], mode="predict").patches.shape == (3,)
 
 
 def test_weights_of_another_size_say_which_keys_mend_it(weights):

@@ -1,4 +1,4 @@
-"""Classifier and segmenter: losses, inference on whole images, what is trained."""
+"""Classifier and segmenter with every head: losses, inference on whole images, what is trained."""
 
 from __future__ import annotations
 
@@ -6,89 +6,143 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from exp.compat import TORCH_VERSION
-from exp.vision.dinov3 import SceneClassifier, Segmenter
+from exp.errors import ConfigError
+from exp.vision.dinov3 import Distiller, SceneClassifier, Segmenter
+from exp.vision.dinov3.pyramid_heads import blocks_of_levels
 
-SMALL = {"embed_dim": 32, "depth": 3, "num_heads": 2, "layer_scale": 0.5}
+SMALL = {"embed_dim": 32, "depth": 4, "num_heads": 2, "layer_scale": 0.5}
 VARIANTS = {
     "linear probe": {"freeze": "all", "head": "linear"},
-    "up-sampling": {"head": "upsample", "head_norm": "group", "head_channels": 32},
     "everything": {
-        "head_channels": 32, "auxiliary_weight": 0.4, "dice_weight": 0.5, "class_weights": [1.0, 2.0, 0.5],
-        "blocks": [1, -1], "drop_path": 0.1, "activation_checkpointing": True, "dropout": 0.1,
+        "auxiliary_weight": 0.4, "dice_weight": 0.5, "class_weights": [1.0, 2.0, 0.5], "blocks": [1, -1],
+        "drop_path": 0.1, "activation_checkpointing": True, "dropout": 0.1, "head_channels": 16,
     },
     "inner block": {"blocks": [0], "head": "linear"},
+    "upernet": {"head": "upernet", "head_channels": 16, "head_norm": "group", "dropout": 0.1},
+    "dpt": {"head": "dpt", "head_channels": 16, "head_norm": "group", "dropout": 0.1},
 }  # fmt: skip
 
 
-def batch(count=2, size=(40, 56), classes=3):
-    torch.manual_seed(2)
-    image = torch.randint(0, 256, (count, 3, *size), dtype=torch.uint8)
-    label = torch.randint(0, classes + 1, (count, *size)).to(torch.uint8)
-    label[label == classes] = 255
-    return {"image": image, "label": label}
+def images(*size, count=2):
+    return torch.randint(0, 256, (count, 3, *size), dtype=torch.uint8, generator=torch.Generator().manual_seed(2))
 
 
 @pytest.mark.parametrize("settings", VARIANTS.values(), ids=VARIANTS)
-def test_every_trainable_parameter_gets_a_gradient(settings):
-    model = Segmenter(3, **SMALL, **settings).train()
-    total, logged = model.parse_losses(model(**batch(), mode="loss"))
-    total.backward()
-    assert [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
-    if settings.get("auxiliary_weight"):
-        parts = [logged[f"loss_{part}"].item() for part in ("ce", "dice", "auxiliary")]
-        assert total.item() == pytest.approx(sum(parts), rel=1e-5)
+def test_every_trainable_parameter_gets_a_gradient_from_an_image_of_any_size(settings):
+    for size in ((16, 16), (33, 80)):
+        model, image = Segmenter(3, **SMALL, **settings).train(), images(*size)
+        losses = model(image=image, label=image[:, 0] % 3, mode="loss")
+        sum(losses.values()).backward()
+        assert [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
+        assert model(image=image, mode="tensor").shape == (2, 3, *size)
+    assert ("loss_auxiliary" in losses) is ("auxiliary_weight" in settings)
+
+
+@pytest.mark.parametrize("head", ["upernet", "dpt"])
+def test_each_of_the_four_blocks_and_for_dpt_the_cls_token_matters(head):
+    torch.manual_seed(0)
+    model, image = Segmenter(3, **SMALL, **VARIANTS[head]).eval(), images(48, 64)
+    maps = []
+    for features in model.features(image, [0, 1, 2, 3]):
+        maps.append(features.patches.permute(0, 3, 1, 2))
+        maps += [features.cls[:, :, None, None].expand_as(maps[-1])] * (head == "dpt")
+    maps = torch.cat(maps, dim=1).detach().requires_grad_()
+    scores = model.head(maps)
+    torch.testing.assert_close(model(image=image), F.interpolate(scores, (48, 64), mode="bilinear"))
+    (gradient,) = torch.autograd.grad(scores.square().sum(), maps)
+    assert gradient.abs().sum(dim=(0, 2, 3)).min() > 0
+
+
+def test_heads_over_four_blocks_see_the_ends_of_four_parts_of_more_than_one_image():
+    assert [blocks_of_levels(depth) for depth in (2, 4, 12, 24, 40)] == [
+        [0, 0, 1, 1], [0, 1, 2, 3], [2, 5, 8, 11], [5, 11, 17, 23], [9, 19, 29, 39],
+    ]  # fmt: skip
+    model = Segmenter(3, head="upernet", **SMALL).train()
+    with pytest.raises(ConfigError, match="head_norm"):  # one image has no batch statistics of pooled features
+        model(image=images(16, 16, count=1), mode="tensor")
 
 
 def test_labels_of_images_do_not_depend_on_what_they_are_batched_with():
     model = Segmenter(3, **SMALL, head="linear", window=32, overlap=0.25).eval()
-    images = [torch.randint(0, 256, (1, 3, *size), dtype=torch.uint8) for size in ((40, 56), (64, 33), (20, 20))]
-    padded = torch.zeros(3, 3, 64, 56, dtype=torch.uint8)
-    for row, image in enumerate(images):
-        padded[row, :, : image.shape[2], : image.shape[3]] = image[0]
-    with torch.no_grad():
-        together = model(image=padded, sizes=[tuple(image.shape[2:]) for image in images], mode="predict")
-        for row, image in enumerate(images):
-            height, width = image.shape[2:]
-            alone = model(image=image, mode="predict")[0]
-            assert torch.equal(together[row], F.pad(alone, (0, 56 - width, 0, 64 - height), value=255))
+    sizes = [(40, 56), (64, 33), (20, 20)]
+    alone = [images(*size, count=1)[0] for size in sizes]
+
+    def padded(parts, value):
+        return torch.stack(
+            [F.pad(part, (0, 56 - part.shape[-1], 0, 64 - part.shape[-2]), value=value) for part in parts]
+        )
+
+    together = model(image=padded(alone, 0), sizes=sizes, mode="predict")
+    assert torch.equal(together, padded([model(image=image[None], mode="predict")[0] for image in alone], 255))
 
 
 def test_scene_loss_and_features():
-    model = SceneClassifier(4, **SMALL).eval()
-    image = torch.randint(0, 256, (3, 3, 32, 32), dtype=torch.uint8)
-    label = torch.tensor([1, -1, 3])
+    model, image, label = SceneClassifier(4, **SMALL).eval(), images(32, 32, count=3), torch.tensor([1, -1, 3])
     logits = model(image=image, mode="predict")
-    loss = model(image=image, label=label, mode="loss")["loss"]
     expected = F.cross_entropy(logits[[0, 2]], label[[0, 2]], reduction="sum") / 3
-    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(model(image=image, label=label, mode="loss"), {"loss": expected})
     (features,) = model.features(image)
     joined = torch.cat([features.cls, features.patches.mean(dim=(1, 2))], dim=-1)
     torch.testing.assert_close(model.head(joined), logits)
 
 
-@pytest.mark.parametrize(("kind", "dtype"), [("scenes", torch.float16), ("upsample", torch.bfloat16)])
-def test_heads_and_losses_are_in_float32_under_autocast(kind, dtype):
-    """With features beyond what float16 carries, and the same backbone output they equal those without autocast."""
-    if dtype == torch.float16 and TORCH_VERSION < (2, 3):
-        pytest.skip("this torch has no float16 autocast on the CPU")
+@pytest.mark.parametrize("kind", ["scenes", "tiles"])
+def test_heads_and_losses_are_in_float32_under_autocast(kind):
+    """With the same backbone output, beyond what float16 carries, they equal those without autocast."""
     torch.manual_seed(0)
+    image = images(32, 32)
     if kind == "scenes":
         model, label = SceneClassifier(4, **SMALL), torch.tensor([1, 3])
     else:
-        model = Segmenter(4, head=kind, auxiliary_weight=0.4, dice_weight=0.5, dropout=0.0, **SMALL)
-        label = torch.randint(0, 4, (2, 32, 32)).to(torch.uint8)
+        model = Segmenter(4, auxiliary_weight=0.4, dice_weight=0.5, dropout=0.0, **SMALL)
+        label = image[:, 0] % 4
     model.backbone.norm.weight.data.fill_(1e6)
-    image = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
-    with torch.autocast("cpu", dtype=dtype):
-        features = model.features(image, [0, 1, 2])
-        losses = model(image=image, label=label, mode="loss")
-        logits = model(image=image)
-    assert logits.dtype == features[-1].patches.dtype == torch.float32
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        features = model.features(image, [0, 1, 2, 3])
+        results = [model(image=image, label=label, mode="loss"), model(image=image)]
     assert features[-1].patches.abs().max() > 1e6
-    assert torch.isfinite(logits).all()
-    exact = model(image=image, label=label, mode="loss")
-    torch.testing.assert_close(losses, exact, rtol=0.1, atol=1e-3)  # dtypes, too
+    assert torch.isfinite(results[1]).all()
     model.features = lambda image, blocks: [features[block] for block in blocks]  # from here on they are the same
     exact = [model(image=image, label=label, mode="loss"), model(image=image)]
-    torch.testing.assert_close([losses, logits], exact, rtol=1e-6, atol=0)
+    torch.testing.assert_close(results, exact, rtol=1e-6, atol=0)  # dtypes, too
+
+
+OF_SCENES = [
+    ({"size": "vits61"}, "vits16"),  # the nearest
+    ({"embed_dim": 32, "num_heads": 3}, "embed_dim=36"),
+    ({"patch_size": 0}, "patch_size"),
+    ({"freeze": "half"}, "freeze"),
+    ({"drop_path": 1.0}, "drop_path"),
+    ({"rope_rescale": 0.5}, "rope_rescale"),
+    ({"normalization": "satellite", "pixel_mean": [1.0] * 3, "pixel_std": [1.0] * 3}, "normalization"),
+    ({"blocks": [5]}, "blocks"),
+    ({"band_init": "copy"}, "band_init"),
+    ({"band_init": "zero"}, "data.band_names"),
+    ({"lora": {"rank": -1}}, "rank"),
+    ({"lora": {"rank": 4, "targets": ["w1"]}}, "targets"),
+    ({"lora": {"rank": 4}, "freeze": "all"}, "freeze"),
+    ({"dropout": 1.0}, "dropout"),
+    ({"class_weights": [1.0, -1.0, 1.0]}, "class_weights"),
+    ({"cross_entropy_weight": 0.0}, "cross_entropy_weight"),
+]
+OF_SEGMENTERS = [
+    ({"head": "uper"}, "upernet"),
+    ({"head_norm": "layer"}, "head_norm"),
+    ({"auxiliary_weight": 0.4, "auxiliary_block": 7}, "auxiliary_block"),
+    ({"inference": "crop"}, "inference"),
+    ({"overlap": 1.0}, "overlap"),
+    ({"head": "upernet", "blocks": [1, 2]}, "blocks"),
+]
+OF_DISTILLERS = [
+    ({"teacher": {"size": "vits61"}}, "teacher"),
+    ({"cls_weight": 0.0, "patch_weight": 0.0}, "patch_weight"),
+    ({"smooth_l1_share": 2.0}, "smooth_l1_share"),
+    ({"blocks": [0]}, "blocks"),
+]
+
+
+def test_settings_that_cannot_be_are_refused_by_their_key():
+    for kind, cases in ((SceneClassifier, OF_SCENES), (Segmenter, OF_SEGMENTERS), (Distiller, OF_DISTILLERS)):
+        for settings, key in cases:
+            with pytest.raises(ConfigError, match=key):
+                kind(3, **{**SMALL, **settings})

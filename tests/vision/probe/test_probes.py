@@ -1,4 +1,4 @@
-"""Probes against scikit-learn's, on the same features."""
+"""Stores of features, and probes of them against scikit-learn's."""
 
 from __future__ import annotations
 
@@ -7,20 +7,50 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import average_precision_score, f1_score
+from sklearn.neighbors import KNeighborsClassifier
 
 from exp.errors import ConfigError
 from exp.vision.probe.linear import Scale, fit_logistic, fit_sgd, scores
 from exp.vision.probe.neighbours import nearest, votes
-from exp.vision.probe.rows import Rows, check_sizes, per_class, rows_of
-from exp.vision.probe.scoring import average_precision, of_images
-from tests.vision.probe.conftest import CLASSES, make_store
-
-linear_model = pytest.importorskip("sklearn.linear_model")
-from sklearn.metrics import average_precision_score, f1_score  # noqa: E402
-from sklearn.neighbors import KNeighborsClassifier  # noqa: E402
+from exp.vision.probe.rows import Rows, check_sizes, patch_labels, per_class, rows_of
+from exp.vision.probe.scoring import average_precision, of_images, of_pixels
+from exp.vision.probe.store import BLOCK, ArraySpec, Store
 
 CPU = torch.device("cpu")
+CLASSES = ["a", "b", "c", "d"]
 COUNT = len(CLASSES)
+
+
+def keep(folder, parts, classes=CLASSES, patch_size=8):
+    """A store as task=features makes it, of ``{part: {name: array}}``."""
+    specs = {name: ArraySpec(each.shape[1:], each.dtype.name) for part in parts.values() for name, each in part.items()}
+    about = {"experiment": "x", "classes": classes, "patch_size": patch_size, "fingerprint": {}, "weights": {}}
+    Store.prepare(folder, about, specs, {part: len(values["labels"]) for part, values in parts.items()})
+    store = Store(folder)
+    for part, values in parts.items():
+        for number in store.missing(part):
+            where = slice(number * BLOCK, (number + 1) * BLOCK)
+            store.write_block(part, number, {name: each[where] for name, each in values.items()})
+    return store
+
+
+def classes_that_overlap(*counts, several=False):
+    """Features and labels of so many images in each part; with ``several``, an image has any of the classes."""
+    generator = np.random.default_rng(0)
+    centres = generator.normal(size=(COUNT, 24))
+    for count in counts:
+        kinds = generator.integers(0, COUNT, count)
+        rows = (centres[kinds] + 1.6 * generator.normal(size=(count, 24))).astype(np.float32)
+        labels = (rows[:, :COUNT] > 0.8).astype(np.uint8) if several else kinds
+        yield {"cls": rows[:, :12], "mean": rows[:, 12:], "labels": labels}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    train, test = classes_that_overlap(700, 300)
+    return keep(tmp_path_factory.mktemp("probe"), {"train": train, "test": test})
 
 
 def rows(store, part, resident=2**30):
@@ -33,13 +63,10 @@ def test_equal_votes_are_equal():
     several = np.zeros((300, 7, 2), np.float32)
     several[..., 0] = 1.0
     for labels in (several, np.zeros((300, 7), np.int64)):
-        said = votes(similar, labels, 2, 0.07)
-        assert np.unique(said[:, 0]).tolist() == [1.0]
-    assert average_precision(said[:, 0], np.arange(300) % 2) == 0.5
+        assert (votes(similar, labels, 2, 0.07)[:, 0] == 1.0).all()
     pairs = np.repeat(similar[:, :3], 2, axis=1)  # each neighbour twice, once of either class
-    labels = np.array([[1, 0, 0, 1, 1, 0]]).repeat(300, axis=0)
     noise = np.random.default_rng(1).normal(0.0, 3e-8, pairs.shape).astype(np.float32)
-    tied = votes(pairs + noise, labels, 2, 0.07)
+    tied = votes(pairs + noise, np.array([[1, 0, 0, 1, 1, 0]]).repeat(300, axis=0), 2, 0.07)
     assert (tied.argmax(axis=1) == 0).mean() > 0.95
 
 
@@ -54,25 +81,15 @@ def test_logistic_regression_is_scikit_learns(store, strength):
     weights, converged = fit_logistic(train, scale, COUNT, strength, 500)
     assert converged
     mean, std = (each.numpy().astype(np.float64) for each in scale.moments)
-    reference = linear_model.LogisticRegression(C=strength, max_iter=5000, tol=1e-8)
+    reference = LogisticRegression(C=strength, max_iter=5000, tol=1e-8)
     reference.fit((matrix(train) - mean) / std, train.labels)
-    ours = of_images(scores(test, scale, weights), test.labels)
     predicted = reference.predict((matrix(test) - mean) / std)
-    theirs = {
-        "accuracy": (predicted == test.labels).mean(),
-        "macro_f1": f1_score(test.labels, predicted, average="macro"),
-    }
-    assert {name: ours[name] for name in theirs} == pytest.approx(theirs, abs=1e-3)
+    ours = of_images(scores(test, scale, weights), test.labels)
+    expected = [(predicted == test.labels).mean(), f1_score(test.labels, predicted, average="macro")]
+    assert [ours["accuracy"], ours["macro_f1"]] == pytest.approx(expected, abs=1e-3)
     theirs = reference.coef_.T - reference.coef_.T.mean(axis=1, keepdims=True)
-    apart = np.abs(weights[:-1].numpy() - weights[:-1].numpy().mean(axis=1, keepdims=True) - theirs).max()
-    assert apart < 1e-2 * np.abs(theirs).max(), "the same minimum"
-
-
-def objective(made, weights, strength):
-    """In float64."""
-    logits = torch.from_numpy(matrix(made)) @ weights[:-1].double() + weights[-1].double()
-    loss = torch.nn.functional.cross_entropy(logits, torch.from_numpy(made.labels), reduction="sum")
-    return float(strength * loss + 0.5 * (weights[:-1].double() ** 2).sum())
+    apart = weights[:-1].numpy() - weights[:-1].numpy().mean(axis=1, keepdims=True) - theirs
+    assert np.abs(apart).max() < 1e-2 * np.abs(theirs).max(), "the same minimum"
 
 
 def test_features_that_are_nearly_the_same_are_no_obstacle():
@@ -80,52 +97,50 @@ def test_features_that_are_nearly_the_same_are_no_obstacle():
     generator = np.random.default_rng(0)
     hidden = generator.normal(size=(400, 6))
     labels = (hidden[:, :COUNT] + generator.normal(size=(400, COUNT))).argmax(axis=1)
-    matrix = hidden @ generator.normal(size=(6, 24)) + 1e-2 * generator.normal(size=(400, 24))
-    matrix = (matrix * np.logspace(-1, 1, 24) + 30.0).astype(np.float32)
-    made = Rows([matrix], labels, np.arange(400), CPU, 2**30)
+    mixed = hidden @ generator.normal(size=(6, 24)) + 1e-2 * generator.normal(size=(400, 24))
+    mixed = (mixed * np.logspace(-1, 1, 24) + 30.0).astype(np.float32)
+    made = Rows([mixed], labels, np.arange(400), CPU, 2**30)
     weights, converged = fit_logistic(made, Scale(None), COUNT, 100.0, 1000)
-    reference = linear_model.LogisticRegression(C=100.0, max_iter=10**5, tol=1e-10, solver="newton-cg")
-    reference.fit(matrix.astype(np.float64), labels)
-    theirs = torch.from_numpy(np.concatenate([reference.coef_.T, reference.intercept_[None]]))
     assert converged
-    assert objective(made, weights, 100.0) == pytest.approx(objective(made, theirs, 100.0), rel=1e-5)
     assert not fit_logistic(made, Scale(None), COUNT, 100.0, 5)[1]
+    reference = LogisticRegression(C=100.0, max_iter=10**5, tol=1e-10, solver="newton-cg")
+    reference.fit(mixed.astype(np.float64), labels)
+
+    def objective(coefficients, intercept):
+        logits = torch.from_numpy(mixed.astype(np.float64) @ coefficients + intercept)
+        loss = torch.nn.functional.cross_entropy(logits, torch.from_numpy(labels), reduction="sum")
+        return 100.0 * loss.item() + 0.5 * np.square(coefficients).sum()
+
+    ours = objective(weights[:-1].double().numpy(), weights[-1].double().numpy())
+    assert ours == pytest.approx(objective(reference.coef_.T, reference.intercept_), rel=1e-5)
 
 
-def test_neighbours_are_scikit_learns(store):
-    train, test = rows(store, "train", resident=0), rows(store, "test")
+def test_neighbours_are_scikit_learns_in_several_blocks():
+    generator = np.random.default_rng(0)
+    values, labels = generator.normal(size=(10000, 6)).astype(np.float32), generator.integers(0, COUNT, 10000)
+    train = Rows([values], labels, np.arange(10000), CPU, 0)
+    test = Rows([values], labels, np.arange(0, 10000, 100), CPU, 2**30)
     similarities, places = nearest(train, test, 20)
+    assert places[:, 0].tolist() == test.numbers.tolist()
     for k, temperature in ((1, 0.07), (5, 0.07), (20, 0.5)):
-        said = votes(similarities[:, :k], train.labels[places[:, :k]], COUNT, temperature)
+        said = votes(similarities[:, :k], labels[places[:, :k]], COUNT, temperature)
         reference = KNeighborsClassifier(
             k, metric="cosine", algorithm="brute", weights=lambda far, t=temperature: np.exp((1 - far) / t)
-        ).fit(matrix(train), train.labels)
-        assert np.abs(said - reference.predict_proba(matrix(test))).max() < 1e-3
-
-
-def test_neighbours_are_found_in_several_blocks():
-    values = np.random.default_rng(0).normal(size=(20000, 4)).astype(np.float32)
-    made = Rows([values], np.zeros(20000, np.int64), np.arange(20000), CPU, 0)
-    some = Rows([values[:5]], np.zeros(5, np.int64), np.arange(5), CPU, 0)
-    unit = values / np.linalg.norm(values, axis=1, keepdims=True)
-    similarities, places = nearest(made, some, 3)
-    assert places[:, 0].tolist() == [0, 1, 2, 3, 4]
-    expected = np.sort(unit[:5] @ unit.T, axis=1)[:, :-4:-1]
-    assert similarities == pytest.approx(expected, abs=1e-5)
+        ).fit(values, labels)
+        assert np.abs(said - reference.predict_proba(values[::100])).max() < 1e-3
 
 
 def test_several_labels(tmp_path):
-    store = make_store(tmp_path / "store", {"train": 400, "test": 300}, labels="several")
+    store = keep(tmp_path, dict(zip(("train", "test"), classes_that_overlap(400, 300, several=True))))
     train, test = rows(store, "train"), rows(store, "test")
     scale = Scale(train)
     said = scores(test, scale, fit_logistic(train, scale, COUNT, 1.0, 500)[0])
     inputs, others = (scale(torch.from_numpy(matrix(part)).float()).numpy() for part in (train, test))
     theirs = []
     for column in range(COUNT):
-        reference = linear_model.LogisticRegression(C=1.0, max_iter=5000, tol=1e-8).fit(inputs, train.labels[:, column])
+        reference = LogisticRegression(C=1.0, max_iter=5000, tol=1e-8).fit(inputs, train.labels[:, column])
         theirs.append(average_precision_score(test.labels[:, column], reference.decision_function(others)))
-    ours = [average_precision(said[:, column], test.labels[:, column]) for column in range(COUNT)]
-    assert [*ours, of_images(said, test.labels)["mAP"]] == pytest.approx([*theirs, np.mean(theirs)], abs=1e-3)
+    assert of_images(said, test.labels)["mAP"] == pytest.approx(np.mean(theirs), abs=1e-3)
     tied, truth = np.round(said[:, 0]), test.labels[:, 0]
     assert average_precision(tied, truth) == pytest.approx(average_precision_score(truth, tied), abs=1e-6)
 
@@ -160,31 +175,67 @@ def test_shots_are_drawn_by_seed(store):
 
 def test_columns_that_are_constant_are_not_scaled_by_their_rounding():
     """1.1 has no exact float32, and a column may waver in its last digit; what differs more is a feature."""
-    generator = np.random.default_rng(0)
-    matrix = generator.normal(size=(5000, 5)).astype(np.float32)
-    matrix[:, 1] = 1.1
-    matrix[:, 2] = np.where(matrix[:, 0] > 0, np.float32(1.1), np.nextafter(np.float32(1.1), np.float32(2)))
-    matrix[:, 3] = 1000.0 + 0.01 * matrix[:, 4]
-    made = Rows([matrix], np.zeros(5000, np.int64), np.arange(5000), CPU, 2**30)
-    scale = Scale(made)
-    assert scale.moments[1][1:3].tolist() == [1.0, 1.0]
-    scaled = scale(torch.from_numpy(matrix))
-    assert scaled[:, 1:3].abs().max() < 1e-6
-    assert scaled[:, 3].std().item() == pytest.approx(1.0, abs=1e-2)
-    exact = matrix.astype(np.float64)
-    assert scale.moments[0].numpy() == pytest.approx(exact.mean(axis=0), rel=1e-5, abs=1e-6)
-    assert scale.moments[1][[0, 4]].numpy() == pytest.approx(exact.std(axis=0)[[0, 4]], rel=1e-5)
+    columns = np.random.default_rng(0).normal(size=(5000, 5)).astype(np.float32)
+    columns[:, 1] = 1.1
+    columns[:, 2] = np.where(columns[:, 0] > 0, np.float32(1.1), np.nextafter(np.float32(1.1), np.float32(2)))
+    columns[:, 3] = 1000.0 + 0.01 * columns[:, 4]
+    scale = Scale(Rows([columns], np.zeros(5000, np.int64), np.arange(5000), CPU, 2**30))
+    mean, std = (each.numpy() for each in scale.moments)
+    exact = columns.astype(np.float64)
+    assert mean == pytest.approx(exact.mean(axis=0), rel=1e-5, abs=1e-6)
+    assert std == pytest.approx([exact[:, 0].std(), 1.0, 1.0, exact[:, 3].std(), exact[:, 4].std()], rel=1e-2)
+    assert scale(torch.from_numpy(columns))[:, 1:3].abs().max() < 1e-6
 
 
 def test_settings_beyond_the_data_are_refused_or_said(store):
     def checked(shots=(), k=(5,), probes=("knn",)):
-        return check_sizes(SimpleNamespace(shots=list(shots), k=list(k), probes=list(probes)), train, CLASSES)
+        return check_sizes(SimpleNamespace(shots=shots, k=k, probes=probes), rows(store, "train"), CLASSES)
 
-    train = rows(store, "train")
-    few = int(np.bincount(train.labels).min()) + 1
     assert checked() == checked(k=[701], probes=["sgd"]) == []
     assert "task.k=[701]" in checked(k=[5, 701])[0]
-    assert f"task.shots={few}" in checked(shots=[few])[0]
+    assert "task.shots=180" in checked(shots=[180])[0]  # more than the smallest class has
     for settings, key in (({"k": [701]}, r"task\.k"), ({"shots": [1]}, r"task\.k"), ({"shots": [900]}, r"task\.shots")):
         with pytest.raises(ConfigError, match=key):
             checked(**settings)
+
+
+def test_patches_and_pixels(tmp_path):
+    """Patches of two kinds, in masks with a border that does not count and one that is no whole patch."""
+    generator, parts = np.random.default_rng(1), {}
+    kinds = generator.integers(0, 2, (2, 20, 3, 3))
+    for part, classes in zip(("train", "val"), kinds):
+        mask = classes.repeat(4, 1).repeat(4, 2)[:, :10].astype(np.uint8)
+        mask[:, :, 0] = 255
+        mask[0, :4, :4] = 255
+        patches = np.stack([classes * 2.0 - 1, generator.normal(size=classes.shape)], axis=-1).astype(np.float16)
+        parts[part] = {"patches": patches, "labels": mask}
+    store = keep(tmp_path, parts, ["a", "b"], patch_size=4)
+    assert patch_labels(store, "train", 2).tolist() == [-1, *kinds[0].reshape(-1)[1:]]
+    known = rows_of(store, "train", "patches", CPU, 0, 2, images=np.arange(1, 20))
+    assert len(known) == 19 * 9
+    scale = Scale(known)
+    weights, _ = fit_logistic(known, scale, 2, 10.0, 100)
+    right, wrong = of_pixels(store, "val", np.arange(20), scale, [weights, -weights], CPU)
+    assert right["mIoU"] > 0.75
+    assert wrong["mIoU"] < 0.25
+
+
+def test_a_damaged_store_is_named_and_refused(tmp_path):
+    train, val = classes_that_overlap(10, 4)
+    train["cls"][7] = np.nan
+    store = keep(tmp_path, {"train": train, "val": val})
+    rows_of(store, "train", "mean", CPU, 0, 4).check_finite("x")
+    with pytest.raises(ConfigError, match=r"x: .* row 7"):
+        rows_of(store, "train", "cls+mean", CPU, 0, 4).check_finite("x")
+    path = tmp_path / "val_mean.npy"
+    whole = path.read_bytes()
+    shorter = np.zeros((3, 12), np.float32)
+    for spoil in (lambda: path.write_bytes(whole[:-5]), path.unlink, lambda: np.save(str(path), shorter)):
+        Store(tmp_path).check_complete()
+        spoil()
+        with pytest.raises(ConfigError, match=r"val_mean\.npy"):
+            Store(tmp_path).check_complete()
+        path.write_bytes(whole)
+    (tmp_path / "about.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"about\.json"):
+        Store(tmp_path)
