@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from exp.compat import has_fused_attention
 from exp.forecasting.timebridge.attention import attention, detrending_matrix, dropout
@@ -13,14 +12,9 @@ def test_attention_is_a_softmax_average_of_the_values():
     query, key, value = torch.randn(2, 3, 5, 4), torch.randn(2, 3, 7, 4), torch.randn(2, 3, 7, 4)
     weights = torch.softmax(torch.einsum("bhqe,bhke->bhqk", query, key) / 2.0, -1)
     torch.testing.assert_close(attention(query, key, value), torch.einsum("bhqk,bhke->bhqe", weights, value))
-
-
-@pytest.mark.skipif(not has_fused_attention(), reason="torch < 2.0 has no fused attention")
-def test_other_devices_take_the_fused_kernel_and_it_agrees():
-    torch.manual_seed(0)
-    tensors = [torch.randn(2, 3, 5, 4) for _ in range(3)]
-    torch.testing.assert_close(attention(*tensors), F.scaled_dot_product_attention(*tensors))
-    assert attention(*(tensor.to("meta") for tensor in tensors), dropout_p=0.1).shape == (2, 3, 5, 4)
+    if has_fused_attention():  # which other devices take
+        on_meta = (tensor.to("meta") for tensor in (query, key, value))
+        assert attention(*on_meta, dropout_p=0.1).shape == (2, 3, 5, 4)
 
 
 @pytest.mark.parametrize("p", [0.15, 0.5, 0.999])
@@ -37,13 +31,12 @@ def test_dropout_drops_the_share_and_keeps_the_mean(p, size):
 
 
 def test_dropout_is_independent_within_a_draw_and_follows_the_seed():
-    torch.manual_seed(0)
-    first = dropout(torch.ones(100_000, 4), 0.5)
-    correlation = torch.corrcoef(first.t())
-    assert (correlation - torch.eye(4)).abs().max() < 0.02
-    assert first.mean(0).sub(1).abs().max() < 0.02
-    torch.manual_seed(0)
-    assert torch.equal(dropout(torch.ones(100_000, 4), 0.5), first)
+    drawn = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        drawn.append(dropout(torch.ones(100_000, 4), 0.5))
+    assert torch.equal(*drawn)
+    assert (torch.corrcoef(drawn[0].t()) - torch.eye(4)).abs().max() < 0.02
 
 
 def test_the_matrix_subtracts_the_trailing_mean_along_the_embedding():

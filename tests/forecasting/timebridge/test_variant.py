@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import math
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from reference_timebridge import PlainTimeBridge, plain_loss
 from torch import nn
 from torch.distributions import Normal
 
 from exp.forecasting.timebridge import TimeBridge, TimeBridgePrior
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))
-from reference_timebridge import PlainTimeBridge, plain_loss
+from exp.forecasting.timebridge.hmm import log_likelihood, viterbi
+from tests.forecasting.timebridge.conftest import log_density
 
 SIZES = {"lookback": 48, "period": 12, "num_patches_out": 2, "d_model": 8, "d_ff": 12, "num_heads": 2}
 SIZES.update(integrated_layers=1, downsampling_layers=1, cointegrated_layers=1)
 HORIZON, CLASSES, EMBEDDING, LAGS = 24, 4, 2, 2
-FLOOR, LOG_FLOOR = 1e-3, math.log(1e-3)
 NEVER_READ = (
     "encoder_zc.zc_", "encoder_zc.stationary_dist", "encoder_zd.zd_", "encoder_zd.enc_embedding",
     "encoder_zd.nonstationary_dist", "encoder_zd.nonstationary_transition_prior.fc", "encoder_u.trans", "final_mlp",
@@ -82,17 +79,6 @@ class Variant:
         both = [self.bridges[number, length](batch["x"], batch["marks"]) for length in (SIZES["lookback"], HORIZON)]
         return (torch.cat(both, dim=1) - mean) / std
 
-    def density(self, networks, context, own):
-        """Sum over latents of log N(residual; 0, 1) + log |d residual / d own|, one network after the other."""
-        total = 0
-        for latent, network in enumerate(networks):
-            value = own[..., latent : latent + 1].detach().requires_grad_()
-            residual = network(torch.cat([context, value], dim=-1))
-            (slope,) = torch.autograd.grad(residual.sum(), value)
-            magnitude = torch.where(slope.abs() > FLOOR, slope.abs().log(), ((slope / FLOOR) ** 2 - 1) / 2 + LOG_FLOOR)
-            total = total + (Normal(0.0, 1.0).log_prob(residual) + magnitude).squeeze(-1)
-        return total
-
     def terms(self, batch):
         """Those of ours at the latents' mean, unweighted."""
         mean, std = batch["x"].mean(1, keepdim=True), batch["x"].std(1, keepdim=True)
@@ -102,33 +88,19 @@ class Variant:
         posterior = Normal(z, (log_variance / 2).exp()).log_prob(z)
         split, early = self.split, z[..., : self.split]
         lagged = torch.cat([early[:, lag : lag - LAGS] for lag in range(LAGS)], dim=-1)
-        later = self.density(self.stationary, self.context(lagged), early[:, LAGS:])
+        later = log_density(self.stationary, self.context(lagged), early[:, LAGS:])
         prior = torch.cat([Normal(0.0, 1.0).log_prob(early[:, :LAGS]).sum(-1), later], dim=1)
-        likelihood, path = self.regimes(series)
-        changing = self.density(self.changing, self.embedding[path], z[..., split:])
+        emission = Normal(self.means[:, :4], self.deviations[:, :4].relu() + 0.1)
+        emissions = emission.log_prob(series[:, :, None, :4]).sum(-1)
+        regimes = emissions, self.initial.log_softmax(0), self.transition.log_softmax(1)
+        changing = log_density(self.changing, self.embedding[viterbi(*regimes)], z[..., split:])
         return {
             "loss_forecast": plain_loss(observed[:, lookback:], batch["y"], 0.35),
             "loss_reconstruction": plain_loss(observed[:, :lookback], batch["x"], 0.35),
             "loss_stationary_kl": (posterior[..., :split].sum(-1) - prior).mean(),
             "loss_changing_kl": (posterior[..., split:].sum(-1) - changing).mean(),
-            "loss_hmm": -likelihood.mean() / series.shape[1],
+            "loss_hmm": -log_likelihood(*regimes).mean() / series.shape[1],
         }
-
-    def regimes(self, series):
-        """Log-likelihood and the most probable path, step by step."""
-        emission = Normal(self.means[:, :4], self.deviations[:, :4].relu() + 0.1)
-        observed = emission.log_prob(series[:, :, None, :4]).sum(-1)
-        transition = self.transition.log_softmax(1)
-        alpha = best = observed[:, 0] + self.initial.log_softmax(0)
-        origins = []
-        for step in range(1, series.shape[1]):
-            alpha = observed[:, step] + torch.logsumexp(alpha[:, :, None] + transition, dim=1)
-            values, origin = (best[:, :, None] + transition).max(dim=1)
-            best, origins = values + observed[:, step], [*origins, origin]
-        path = [best.argmax(1)]
-        for origin in reversed(origins):
-            path.append(origin.gather(1, path[-1][:, None]).squeeze(1))
-        return alpha.logsumexp(1), torch.stack(path[::-1], dim=1)
 
 
 def ours(channels, **settings):
@@ -178,7 +150,7 @@ def test_from_100_channels_on_it_fits_too(channels):
     model.load_state_dict(model.adapt_state_dict(variant.state, Path("checkpoint.pth")), strict=True)
     z = torch.randn(2, 9, channels)[..., : variant.split]
     lagged = torch.cat([z[:, lag : lag - LAGS] for lag in range(LAGS)], dim=-1)
-    expected = variant.density(variant.stationary, variant.context(lagged), z[:, LAGS:])
+    expected = log_density(variant.stationary, variant.context(lagged), z[:, LAGS:])
     torch.testing.assert_close(model.stationary_prior(z)[:, LAGS:], expected, rtol=1e-4, atol=1e-3)
 
 
