@@ -49,18 +49,17 @@ def assert_as_plain(model, form, relative=1e-5):
 
 
 @both_forms
-@pytest.mark.parametrize(("batch", "steps", "regimes"), [(3, 1, 4), (2, 4, 1), (5, 37, 5), (1, 1440, 16)])
-def test_likelihood_posterior_and_gradients_are_those_of_the_plain_recursion(form, batch, steps, regimes):
-    assert_as_plain(random_model(batch, steps, regimes, scale=2.0), form)
-
-
-@both_forms
-def test_rows_that_do_not_add_up_to_one_and_long_unlikely_sequences(form):
-    emissions, initial, transition = random_model(2, 50, 3)
-    other = [emissions, initial + 0.3, transition + torch.tensor([[0.7], [-1.0], [0.1]])]
-    emissions, *rest = random_model(1, 1440, 2, scale=30.0)  # nothing may underflow
-    for model in (other, [emissions - 1e4, *rest]):
-        assert_close(log_likelihood(*model, form=form), plain_log_likelihood(*model), relative=1e-6)
+@pytest.mark.parametrize(
+    ("batch", "steps", "regimes", "scale", "offset"),
+    [(3, 1, 4, 2, 0), (2, 4, 1, 2, 0), (5, 37, 5, 2, 0), (1, 1440, 16, 2, 0), (1, 1440, 2, 30, -1e4)],
+)
+def test_likelihood_posterior_and_gradients_are_those_of_the_plain_recursion(
+    form, batch, steps, regimes, scale, offset
+):
+    emissions, initial, transition = random_model(batch, steps, regimes, scale)
+    rows = torch.linspace(-1.0, 1.0, regimes).unsqueeze(1)  # of probabilities that do not add up to one
+    for more in (0.0, rows):
+        assert_as_plain((emissions + offset, initial, transition + more), form)
 
 
 @both_forms
@@ -145,15 +144,3 @@ def test_auto_agrees_with_both_forms_and_half_precision_gives_float32():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(log_likelihood(*model), expected)
     assert log_likelihood(model[0].bfloat16(), *model[1:]).dtype == torch.float32
-
-
-def test_what_cannot_be_is_refused():
-    emissions, initial, transition = random_model(2, 5, 3)
-    for wrong in (
-        lambda: log_likelihood(emissions[0], initial, transition),
-        lambda: posterior(emissions, initial[:2], transition),
-        lambda: viterbi(emissions, initial, transition[:2]),
-        lambda: log_likelihood(emissions, initial, transition, form="tree"),
-    ):
-        with pytest.raises(ValueError):
-            wrong()

@@ -73,22 +73,6 @@ def test_frozen_regimes_stay_whatever_the_optimizer_does(batch):
         assert torch.equal(each.regimes.path(batch["x"], frozen=True), path)
 
 
-def test_regimes_are_found():
-    """Two regimes that differ in their means: learned from the series alone."""
-    torch.manual_seed(1)
-    truth = (torch.arange(120) // 30 % 2).expand(8, 120)
-    series = torch.randn(8, 120, 3) * 0.3 + (truth * 2.0 - 1.0)[..., None]
-    regimes = Regimes(2, 3)
-    optimizer = torch.optim.Adam(regimes.parameters(), lr=0.1)
-    for _ in range(60):
-        optimizer.zero_grad()
-        regimes.negative_log_likelihood(series).backward()
-        optimizer.step()
-    regimes.freeze()
-    agreement = (regimes.path(series, frozen=True) == truth).float().mean()
-    assert max(agreement, 1 - agreement) > 0.99
-
-
 def test_wrong_settings_are_refused():
     for wrong in ({"stationary_share": 1.2}, {"lags": 96}, {"regimes": 0}, {"prior_hidden": 0}, {"hmm_weight": -1.0},
                   {"quantiles": [0.1, 0.5, 0.9]}):  # fmt: skip
