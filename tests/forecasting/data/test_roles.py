@@ -9,35 +9,26 @@ import torch
 
 from exp.errors import DataError
 from exp.forecasting.config import ForecastingDataConfig
-from exp.forecasting.data.dataset import ForecastingData
 from exp.forecasting.data.preflight import preflight
 
-ROWS, LOOKBACK, HORIZON = 200, 24, 8
 NAMES = ["pump", "temp", "flow"]
 
 
 @pytest.fixture
 def values():
     """Three series; some cells of each are empty."""
-    values = np.random.default_rng(0).normal(size=(ROWS, 3)).round(3)
+    values = np.random.default_rng(0).normal(size=(200, 3)).round(3)
     values[[0, 30, 31, 170], 0] = values[171, 1] = values[175, 2] = np.nan
     return values
 
 
 @pytest.fixture
-def made(tmp_path):
-    def made(values, **keys):
-        table = pd.DataFrame(values, columns=NAMES)
-        table.insert(0, "date", pd.date_range("2020-01-01", periods=len(values), freq="h"))
-        table.to_csv(tmp_path / "plant.csv", index=False)
-        keys = {"channels": 3, "missing": "mask", **keys}
-        return ForecastingData("plant", str(tmp_path / "plant.csv"), lookback=LOOKBACK, horizon=HORIZON, **keys)
-
-    return made
+def plant(made):
+    return lambda values, **keys: made(pd.DataFrame(values, columns=NAMES), **{"missing": "mask", **keys})
 
 
-def test_empty_cells_are_filled_where_they_are_seen_and_nan_where_they_are_truth(made, values):
-    data = made(values)
+def test_empty_cells_are_filled_where_they_are_seen_and_nan_where_they_are_truth(plant, values):
+    data = plant(values)
     np.testing.assert_allclose(data.mean, np.nanmean(values[:140], axis=0))
     np.testing.assert_allclose(data.std, np.nanstd(values[:140], axis=0))
     assert data.train[[0]]["x"][0, 0, 0] == 0.0  # nothing before it: the mean
@@ -48,22 +39,22 @@ def test_empty_cells_are_filled_where_they_are_seen_and_nan_where_they_are_truth
     np.testing.assert_array_equal(batch["known"].numpy(), ~np.isnan(truth))
     np.testing.assert_allclose(data.to_original_units(batch["y"].double()), truth, atol=1e-6)
     assert data.record(lambda each: [each])["cells_without_truth"] == 6
-    there = made(values, targets=["flow"], covariates=["temp"], on_device=True).test
+    there = plant(values, targets=["flow"], covariates=["temp"], on_device=True).test
     cut = there.on_device(torch.device("cpu"), None)(torch.tensor([5, 0, 17]))
     torch.testing.assert_close(cut, there[[5, 0, 17]], rtol=0, atol=0, equal_nan=True)
 
 
-def test_covariates_come_ahead_and_beyond_the_last_target(made, values):
+def test_covariates_come_ahead_and_beyond_the_last_target(plant, values):
     # The plan of the pump goes on for five rows more; nobody knows the rest yet.
     plan = np.full((5, 3), np.nan)
     plan[:, 0] = np.arange(5) + 0.5
     values = np.concatenate([values, plan])
-    data = made(values, covariates=["pump"])
+    data = plant(values, covariates=["pump"])
     assert data.target_names == ["temp", "flow"]
     batch = data.test[[3]]
-    assert batch["future"].shape == (1, HORIZON, 1 + 4)
-    begin = data.rows["test"].start + 3 + LOOKBACK
-    pump = values[begin : begin + HORIZON, 0]
+    assert batch["future"].shape == (1, 8, 5)
+    begin = data.rows["test"].start + 3 + 24
+    pump = values[begin : begin + 8, 0]
     later = batch["future"][0, :, 0].double() * data.std[0] + data.mean[0]
     np.testing.assert_allclose(later[~np.isnan(pump)], pump[~np.isnan(pump)], atol=1e-6)
     assert batch["known"][0, :, 0].sum() == 0
@@ -72,18 +63,14 @@ def test_covariates_come_ahead_and_beyond_the_last_target(made, values):
     ahead = window["future"][0, :, 0].double() * data.std[0] + data.mean[0]
     np.testing.assert_allclose(ahead, [0.5, 1.5, 2.5, 3.5, 4.5, 4.5, 4.5, 4.5], atol=1e-6)
     np.testing.assert_allclose(window["future"][0, :, 1], np.arange(8, 16) / 23 - 0.5, atol=1e-6)
-    assert made(values, covariates=[]).test[[0]]["future"].shape[-1] == 4
+    assert plant(values, covariates=[]).test[[0]]["future"].shape[-1] == 4
 
 
-def test_one_series_alone(made, values):
-    """TSLib's mode S; by number where there are no names."""
-    data = made(values, inputs=["flow"], targets=["flow"], channels=1)
+def test_one_series_alone(plant, values):
+    """TSLib's mode S."""
+    data = plant(values, inputs=["flow"], targets=["flow"], channels=1)
     assert data.names == ["flow"]
     np.testing.assert_allclose(data.mean, np.nanmean(values[:140, 2]))
-    pd.DataFrame(values).to_csv(data.path.parent / "bare.csv", index=False, header=False)
-    keys = {"inputs": [2], "missing": "mask", "header": False, "lookback": LOOKBACK, "horizon": HORIZON}
-    bare = ForecastingData("bare", str(data.path.parent / "bare.csv"), 1, **keys)
-    assert torch.equal(bare.test[[0]]["x"], data.test[[0]]["x"])
 
 
 @pytest.mark.parametrize(
@@ -99,39 +86,39 @@ def test_one_series_alone(made, values):
         ({"inputs": ["flow"], "channels": 1, "targets": ["temp"]}, "'temp'"),
     ],
 )
-def test_roles_that_cannot_be_are_refused_before_anything_starts(made, values, keys, named):
-    config = {"name": "plant", "file": str(made(values).path), "channels": 3, "missing": "mask", **keys}
+def test_roles_that_cannot_be_are_refused_before_anything_starts(plant, values, keys, named):
+    config = {"name": "plant", "file": str(plant(values).path), "channels": 3, "missing": "mask", **keys}
     with pytest.raises(DataError, match=named):
         preflight(vars(ForecastingDataConfig(**config)))
     with pytest.raises(DataError, match=named):
-        made(values, **keys)
+        plant(values, **keys)
 
 
-def test_empty_cells_where_there_may_be_none_or_nothing_else(made, values):
+def test_empty_cells_where_there_may_be_none_or_nothing_else(plant, values):
     with pytest.raises(DataError, match="row 2, column pump"):
-        made(values, missing="refuse")
-    with pytest.raises(DataError, match=r"plant.csv, column flow"):
-        made(values * [1, 1, np.nan])
+        plant(values, missing="refuse")
+    with pytest.raises(DataError, match=r"s.csv, column flow"):
+        plant(values * [1, 1, np.nan])
 
 
-def test_rows_that_are_known_ahead_are_in_no_part(made, values):
-    before = made(values, covariates=["temp"])
+def test_rows_that_are_known_ahead_are_in_no_part(plant, values):
+    before = plant(values, covariates=["temp"])
     longer = np.concatenate([values, np.full((60, 3), 0.5) * [np.nan, 1, np.nan]])
-    after = made(longer, covariates=["temp"])
+    after = plant(longer, covariates=["temp"])
     assert after.rows == before.rows
     assert after.num_past == 200
     assert torch.equal(after.mean, before.mean)
-    new = made(longer, covariates=["temp"], split="new")
+    new = plant(longer, covariates=["temp"], split="new")
     new.adopt(before.state())
     assert new.rows == {"test": range(260)}
 
 
-def test_a_part_without_any_truth_is_refused_and_a_series_without_is_told(made, values):
+def test_a_part_without_any_truth_is_refused_and_a_series_without_is_told(plant, values):
     values[140:160, 2] = np.nan  # all of validation's rows
-    data = made(values)
+    data = plant(values)
     assert ["val part" in note for note in data.notes if "flow" in note] == [True]
     data.check_truth(["train", "val", "test"])
-    data = made(values, targets=["flow"])
+    data = plant(values, targets=["flow"])
     data.check_truth(["train", "test"])
     with pytest.raises(DataError, match=r"flow .*val.*141 to 160"):
         data.check_truth(["train", "val", "test"])

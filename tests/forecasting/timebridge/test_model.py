@@ -1,3 +1,5 @@
+"""TimeBridge against a plain reference, and its loss, dropout and quantile heads."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -6,8 +8,11 @@ import pytest
 import torch
 from reference_timebridge import PlainTimeBridge, plain_loss
 
+from exp.compat import has_fused_attention
 from exp.errors import ConfigError
 from exp.forecasting.timebridge import TimeBridge
+from exp.forecasting.timebridge.attention import attention, dropout
+from exp.forecasting.timebridge.loss import TimeFrequencyLoss, dft_matrix
 from exp.forecasting.timebridge.quantiles import quantile_loss
 
 SMALL = {"channels": 3, "lookback": 48, "horizon": 12, "period": 6, "d_model": 16, "d_ff": 24, "num_heads": 4}
@@ -41,13 +46,6 @@ def test_forecast_loss_gradients_and_settings_equal_those_of_the_plain_reference
     told = {key.split(".")[1]: value for key, value in ours.settings_of(plain.state_dict()).items()}
     known = {key: value for key, value in options.items() if key not in ("channels", "num_heads")}
     assert told == {**known, "quantiles": None}
-
-
-def test_the_time_features_are_read_only_where_channels_meet(batch):
-    batch["marks"] = torch.rand(5, 48, 5)
-    alone, meeting = (TimeBridge(**settings(layers, time_features=5)).eval() for layers in ((3, 1, 0), (1, 1, 1)))
-    assert torch.equal(alone(**batch), alone(**{**batch, "marks": batch["marks"] * float("nan")}))
-    assert not torch.allclose(meeting(**batch), meeting(**{**batch, "marks": -batch["marks"]}))
 
 
 PUBLISHED = {  # channels, period, patches_out, heads, stable_len, d_model, d_ff, layers
@@ -95,19 +93,15 @@ def test_quantile_heads_have_the_pinball_loss_and_do_not_cross(batch):
     assert all(torch.isfinite(loss) for loss in losses.values())
 
 
-def test_losses_are_in_float32_and_gradients_finite_also_of_constant_series(batch):
-    torch.manual_seed(0)
+def test_gradients_of_constant_series_are_finite(batch):
     model = TimeBridge(**settings((1, 1, 1))).eval()
-    exact = model(**batch, mode="loss")["loss"]
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        rough = model(**batch, mode="loss")["loss"]
-    assert rough.dtype == torch.float32
-    assert rough.item() == pytest.approx(exact.item(), rel=2e-2)
     constant = {**batch, "x": torch.full((5, 48, 3), 7.0), "y": torch.full((5, 12, 3), 7.0)}
-    for loss in (rough, model(**constant, mode="loss")["loss"]):
+    for dtype in (torch.float32, torch.bfloat16):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+            loss = model(**constant, mode="loss")["loss"]
         model.zero_grad()
         loss.backward()
-        assert torch.isfinite(loss)
+        assert loss.dtype == torch.float32
         assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.requires_grad)
 
 
@@ -132,3 +126,64 @@ def test_losses_are_in_float32_and_gradients_finite_also_of_constant_series(batc
 def test_settings_that_do_not_go_together_are_refused(wrong, named):
     with pytest.raises(ConfigError, match=named):
         TimeBridge(**{**SMALL, **wrong})
+
+
+@pytest.mark.skipif(not has_fused_attention(), reason="torch < 2.0 has no fused attention")
+def test_other_devices_take_the_fused_kernel():
+    on_meta = [torch.randn(2, 3, 5, 4, device="meta") for _ in range(3)]
+    assert attention(*on_meta, dropout_p=0.1).shape == (2, 3, 5, 4)
+
+
+@pytest.mark.parametrize("p", [0.15, 0.5, 0.999])
+@pytest.mark.parametrize("size", [400_000, 400_003])
+def test_dropout_drops_the_share_and_keeps_the_mean(p, size):
+    torch.manual_seed(0)
+    x = torch.ones(size, requires_grad=True)
+    kept = dropout(x, p)
+    share = (kept == 0).float().mean().item()
+    assert share == pytest.approx(p, abs=4 * (p * (1 - p) / size) ** 0.5 + 2**-16)
+    torch.testing.assert_close(kept[kept != 0], torch.full_like(kept[kept != 0], 1 / (1 - p)), rtol=0.01, atol=0)
+    kept.sum().backward()
+    assert torch.equal(x.grad, kept.detach())
+
+
+def test_dropout_is_independent_within_a_draw_and_follows_the_seed():
+    drawn = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        drawn.append(dropout(torch.ones(100_000, 4), 0.5))
+    assert torch.equal(*drawn)
+    assert (torch.corrcoef(drawn[0].t()) - torch.eye(4)).abs().max() < 0.02
+
+
+@pytest.mark.parametrize(("horizon", "alpha"), [(7, 1.0), (96, 0.0), (720, 0.35)])
+def test_the_loss_and_its_gradient_equal_those_of_the_fft(horizon, alpha):
+    torch.manual_seed(0)
+    prediction, target = torch.randn(4, horizon, 3, requires_grad=True), torch.randn(4, horizon, 3)
+    loss, expected = TimeFrequencyLoss(horizon, alpha)(prediction, target), plain_loss(prediction, target, alpha)
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-5)
+    gradients = (torch.autograd.grad(each, prediction)[0] for each in (loss, expected))
+    torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-5 / horizon)
+
+
+def test_the_gradient_is_zero_where_there_is_no_difference():
+    prediction = torch.randn(2, 24, 3, requires_grad=True)
+    loss = TimeFrequencyLoss(24, 0.35)(prediction, prediction.detach().clone())
+    loss.backward()
+    assert loss.item() < 1e-12
+    assert torch.equal(prediction.grad, torch.zeros_like(prediction))
+
+
+def test_the_matrix_of_the_transform_is_accurate_at_long_horizons():
+    x = torch.randn(8, 2048, dtype=torch.float64)
+    spectrum = torch.fft.rfft(x)
+    expected = torch.cat([spectrum.real, spectrum.imag], 1)
+    torch.testing.assert_close(x @ dft_matrix(2048).double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_loss_of_half_precision_is_computed_in_float32():
+    torch.manual_seed(0)
+    prediction, target = torch.randn(2, 96, 3).bfloat16(), torch.randn(2, 96, 3)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = TimeFrequencyLoss(96, 0.35)(prediction, target)
+    assert torch.equal(loss, TimeFrequencyLoss(96, 0.35)(prediction.float(), target))

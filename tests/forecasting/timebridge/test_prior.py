@@ -1,43 +1,182 @@
-"""TimeBridge with a transition prior: its terms, its two phases, and what it computes in float32."""
+"""TimeBridge with a transition prior: its terms and phases; and checkpoints of the users' variant, made here in its own
+form, against a plain re-computation from their tensors.
+"""
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from pathlib import Path
+
 import pytest
 import torch
+from reference_timebridge import PlainTimeBridge, plain_loss
+from torch import nn
+from torch.distributions import Normal
 
 from exp.compat import TORCH_VERSION
 from exp.errors import ConfigError
-from exp.forecasting.timebridge import TimeBridgePrior
+from exp.forecasting.timebridge import TimeBridge, TimeBridgePrior
+from exp.forecasting.timebridge.hmm import log_likelihood, viterbi
 from exp.forecasting.timebridge.regimes import Regimes
 from exp.forecasting.timebridge.transition import ChangingPrior, StationaryPrior
+from tests.forecasting.timebridge.conftest import log_density
 
-SIZES = {"channels": 7, "lookback": 96, "horizon": 24, "d_model": 16, "d_ff": 16, "num_heads": 2, "prior_hidden": 8}
+SIZES = {"lookback": 48, "period": 12, "num_patches_out": 2, "d_model": 8, "d_ff": 12, "num_heads": 2}
+SIZES.update(integrated_layers=1, downsampling_layers=1, cointegrated_layers=1)
+HORIZON, CLASSES, EMBEDDING, LAGS = 24, 4, 2, 2
 TERMS = ["loss_forecast", "loss_reconstruction", "loss_stationary_kl", "loss_changing_kl", "loss_hmm"]
+NEVER_READ = ("encoder_zc.stationary_dist.0.weight", "encoder_zd.enc_embedding.0.weight", "encoder_u.trans.0.weight",
+              "encoder_u.initial_prob", "encoder_u.transition_matrix.0.weight", "final_mlp.0.weight")  # fmt: skip
+
+
+def mlp(inputs, hidden):
+    layers = nn.Sequential(nn.Linear(inputs, hidden), nn.LeakyReLU(0.2), nn.Linear(hidden, 1))
+    return nn.Sequential(OrderedDict(net=layers))
+
+
+class Variant:
+    """The tensors of the variant's ``Model`` under its names, and what is computed from them."""
+
+    def __init__(self, channels, hidden=6):
+        torch.manual_seed(0)
+        self.split = int(channels * 0.7)
+        compressed, split = self.split > 100, self.split
+        context = 10 if compressed else LAGS * split
+        self.stationary = nn.ModuleList(mlp(context + 1, 3 if channels >= 100 else hidden) for _ in range(split))
+        self.changing = nn.ModuleList(mlp(EMBEDDING + 1, hidden) for _ in range(channels - split))
+        compress = nn.Linear(LAGS * split, 10)
+        self.context = compress if compressed else nn.Identity()
+        self.embedding = nn.Embedding(CLASSES, EMBEDDING)
+        sizes = {"observation_means": [channels], "observation_stddevs": [channels], "log_pi": [], "log_A": [CLASSES]}
+        self.regimes = nn.ParameterDict({name: nn.Parameter(torch.randn(CLASSES, *sizes[name])) for name in sizes})
+        self.regimes["observation_stddevs"].data[1, 2] = -0.3  # an emission of the least deviation
+        parts = {
+            "encoder_zc.stationary_transition_prior.gs": self.stationary,
+            "encoder_zc.stationary_transition_prior.compress": compress,
+            "encoder_zd.nonstationary_transition_prior.gs": self.changing,
+            "encoder_u": self.regimes,
+            "c_embeddings": self.embedding,
+        }
+        self.state = {f"{part}.{key}": value for part in parts for key, value in parts[part].state_dict().items()}
+        self.state.update({name: torch.randn(2, 3) for name in NEVER_READ})
+        self.bridges = {}
+        for number in ("", "1"):
+            forecast, past = (PlainTimeBridge(channels=channels, horizon=length, **SIZES).eval()
+                              for length in (HORIZON, SIZES["lookback"]))  # fmt: skip
+            for parameter in (*forecast.parameters(), *past.parameters()):  # zeros and ones would hide mistakes
+                parameter.data.add_(torch.randn_like(parameter), alpha=0.1)
+            decoder = past.decoder[1].weight.detach().clone()
+            past.load_state_dict({**forecast.state_dict(), "decoder.1.weight": decoder})
+            self.bridges[number] = past, forecast
+            for key, value in forecast.state_dict().items():
+                first, _, remainder = key.partition(".")
+                self.state[f"{first}{number}.{remainder}"] = value
+            self.state[f"decoder{number}_x.1.weight"] = decoder
+
+    def terms(self, batch):
+        """Those of ours at the latents' mean, unweighted."""
+        mean, std = batch["x"].mean(1, keepdim=True), batch["x"].std(1, keepdim=True)
+        observed, second = (
+            torch.cat([bridge(batch["x"], batch["marks"]) for bridge in self.bridges[number]], dim=1)
+            for number in ("", "1")
+        )
+        z, log_variance, lookback = (observed - mean) / std, (second - mean) / std, SIZES["lookback"]
+        series = (torch.cat([batch["x"], batch["y"]], dim=1) - mean) / (std + 1e-5)
+        posterior = Normal(z, (log_variance / 2).exp()).log_prob(z)
+        split, early = self.split, z[..., : self.split]
+        lagged = torch.cat([early[:, lag : lag - LAGS] for lag in range(LAGS)], dim=-1)
+        later = log_density(self.stationary, self.context(lagged), early[:, LAGS:])
+        prior = torch.cat([Normal(0.0, 1.0).log_prob(early[:, :LAGS]).sum(-1), later], dim=1)
+        means, deviations = (self.regimes[f"observation_{name}"][:, :4] for name in ("means", "stddevs"))
+        emissions = Normal(means, deviations.relu() + 0.1).log_prob(series[:, :, None, :4]).sum(-1)
+        regimes = emissions, self.regimes["log_pi"].log_softmax(0), self.regimes["log_A"].log_softmax(1)
+        changing = log_density(self.changing, self.embedding(viterbi(*regimes)), z[..., split:])
+        return {
+            "loss_forecast": plain_loss(observed[:, lookback:], batch["y"], 0.35),
+            "loss_reconstruction": plain_loss(observed[:, :lookback], batch["x"], 0.35),
+            "loss_stationary_kl": (posterior[..., :split].sum(-1) - prior).mean(),
+            "loss_changing_kl": (posterior[..., split:].sum(-1) - changing).mean(),
+            "loss_hmm": -log_likelihood(*regimes).mean() / series.shape[1],
+        }
+
+
+def ours(channels, **settings):
+    weights = {f"{name}_weight": 1.0 for name in ("reconstruction", "stationary_kl", "changing_kl", "hmm")}
+    sizes = {**SIZES, "channels": channels, "horizon": HORIZON, "lags": LAGS, "sampling": False, **weights}
+    torch.manual_seed(0)
+    return TimeBridgePrior(**{**sizes, **settings}).eval()
 
 
 @pytest.fixture
 def batch():
-    torch.manual_seed(3)
-    return {"x": torch.randn(4, 96, 7), "y": torch.randn(4, 24, 7), "marks": torch.rand(4, 96, 4) - 0.5}
+    torch.manual_seed(5)
+    series = torch.randn(3, SIZES["lookback"] + HORIZON, 7).cumsum(1)
+    marks = torch.rand(3, SIZES["lookback"], 4) - 0.5
+    return {"x": series[:, : SIZES["lookback"]], "y": series[:, SIZES["lookback"] :], "marks": marks}
 
 
-def make(**settings):
-    torch.manual_seed(0)
-    return TimeBridgePrior(**{**SIZES, **settings})
+def test_a_checkpoint_of_the_variant_loads_wholly_and_computes_the_same(batch):
+    variant, model = Variant(7), ours(7, prior_hidden=6, initial_log_variance=-4.0)
+    file = {f"module.{key}": value for key, value in variant.state.items()}
+    model.load_state_dict(model.adapt_state_dict(file, Path("checkpoint.pth")), strict=True)
+    with torch.no_grad():
+        forecast = model(batch["x"], batch["marks"], mode="predict")
+        terms = model(**batch, mode="loss")
+    torch.testing.assert_close(forecast, variant.bridges[""][1](batch["x"], batch["marks"]), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(terms, variant.terms(batch), rtol=1e-5, atol=1e-5)
+
+    plain = TimeBridge(channels=7, horizon=HORIZON, **SIZES).eval()
+    for weights in (file, model.state_dict()):  # and of our own variant
+        plain.load_state_dict(plain.adapt_state_dict(weights, Path("checkpoint.pth")), strict=True)
+        assert torch.equal(plain(batch["x"], batch["marks"]), forecast)
+
+
+@pytest.mark.parametrize("channels", [120, 150])
+def test_from_100_channels_on_it_fits_too(channels):
+    """Three hidden units of stationary latents, and a compressed context where these are more than 100."""
+    variant, model = Variant(channels), ours(channels, changing_hidden=6)
+    model.load_state_dict(model.adapt_state_dict(variant.state, Path("checkpoint.pth")), strict=True)
+    z = torch.randn(2, 9, channels)[..., : variant.split]
+    lagged = torch.cat([z[:, lag : lag - LAGS] for lag in range(LAGS)], dim=-1)
+    expected = log_density(variant.stationary, variant.context(lagged), z[:, LAGS:])
+    torch.testing.assert_close(model.stationary_prior(z)[:, LAGS:], expected, rtol=1e-4, atol=1e-3)
+
+
+def test_it_tells_its_settings():
+    model = ours(10, lags=1)
+    told = model.settings_of(model.adapt_state_dict(Variant(7).state, Path("checkpoint.pth")))
+    own = model.settings_of(model.state_dict())
+    assert {key: value for key, value in told.items() if own[key] != value} == {
+        "data.channels": 7, "model.lags": 2, "model.prior_hidden": 6, "model.changing_hidden": 6,
+        "model.stationary_share": 4 / 7,
+    }  # fmt: skip
+
+
+def test_the_offset_of_the_log_variance_stays_with_the_weights():
+    """In files from before it was kept it was the configuration's."""
+    first, other = ours(7, prior_hidden=6, initial_log_variance=-3.0), ours(7, prior_hidden=6)
+    state = first.state_dict()
+    other.load_state_dict(other.adapt_state_dict(state, Path("best.pth")))
+    assert other.log_variance_shift == -3.0
+    before = {key: value for key, value in state.items() if key != "log_variance_shift"}
+    first.log_variance_shift.fill_(9.0)
+    first.load_state_dict(before)
+    assert first.log_variance_shift == -3.0
+    assert first.adapt_state_dict(before, Path("best.pth"))["log_variance_shift"] == -3.0
 
 
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({}, TERMS),
-        ({"cointegrated_layers": 1}, TERMS),
+        ({"sampling": True}, TERMS),
+        ({"sampling": True, "cointegrated_layers": 0}, TERMS),
         ({"stationary_share": 1.0}, TERMS[:3]),
         ({"stationary_share": 0.0}, [*TERMS[:2], *TERMS[3:]]),
         ({"prior": False}, TERMS[:2]),
     ],
 )
 def test_terms_are_apart_and_every_parameter_learns(batch, settings, expected):
-    model = make(**settings)
+    model = ours(7, **settings).train()
     model.start_epoch(0)
     terms = model(**batch, mode="loss")
     assert list(terms) == expected
@@ -48,7 +187,7 @@ def test_terms_are_apart_and_every_parameter_learns(batch, settings, expected):
 
 
 def test_a_change_after_a_flat_lookback_does_not_drown_the_other_terms(batch):
-    model = make(stationary_share=0.5, sampling=False)
+    model = ours(7, stationary_share=0.5, sampling=False)
     model.start_epoch(0)
     usual = model(**batch, mode="loss")["loss_hmm"]
     batch["x"][0, :, 1], batch["y"][0, :, 1] = 0.3, 0.3
@@ -60,7 +199,7 @@ def test_a_change_after_a_flat_lookback_does_not_drown_the_other_terms(batch):
 
 
 def test_frozen_regimes_stay_whatever_the_optimizer_does(batch):
-    model, again = make(regime_epochs=2), make(regime_epochs=2)
+    model, again = ours(7, regime_epochs=2), ours(7, regime_epochs=2)
     for epoch in (1, 2):
         model.start_epoch(epoch)
         assert (model(**batch, mode="loss")["loss_hmm"] == 0) == (epoch == 2)
@@ -77,7 +216,7 @@ def test_wrong_settings_are_refused():
     for wrong in ({"stationary_share": 1.2}, {"lags": 96}, {"regimes": 0}, {"prior_hidden": 0}, {"hmm_weight": -1.0},
                   {"quantiles": [0.1, 0.5, 0.9]}):  # fmt: skip
         with pytest.raises(ConfigError, match=next(iter(wrong))):
-            make(**wrong)
+            ours(7, **wrong)
 
 
 @pytest.mark.parametrize("compressed", [None, 3])
