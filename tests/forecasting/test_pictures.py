@@ -40,12 +40,12 @@ def test_a_picture_has_dates_and_units_of_the_file():
     values = np.arange(120.0).reshape(60, 2)
     window = Forecast("load", values[:50], values[50:] + 1, values[50:], dates)
     figure = draw_forecast(window, ["$a$", "b"], [1])
+    figure_png(figure)
     (axes,) = figure.axes
     history, truth, forecast, _ = axes.get_lines()
     assert history.get_ydata().tolist() == values[20:50, 1].tolist()  # three horizons
     assert truth.get_xdata()[0] == history.get_xdata()[-1]
     assert forecast.get_xdata()[-1] == dates[-1].tz_localize(None).to_pydatetime()
-    figure_png(figure)
     assert "2020" in axes.xaxis.get_major_formatter().get_offset()
     assert axes.get_legend().get_window_extent().y0 >= axes.get_window_extent().y1 - 1, "above the curves"
     future = draw_forecast(window._replace(truth=None, dates=None), ["$a$", "b"], [0, 1])
