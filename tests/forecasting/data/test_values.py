@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from exp.errors import DataError
+from exp.forecasting.data.dataset import ForecastingData
 
 ROWS = 5000
 RNG = np.random.default_rng(0)
@@ -67,6 +69,18 @@ def test_too_few_new_rows_and_what_they_cannot_do(made):
     assert str(data.future_window()[1][0]) == "2020-01-02 06:00:00"
     with pytest.raises(DataError, match=r"s.csv"):
         data.train  # noqa: B018 - the access raises
+
+
+def test_ambiguous_dates_of_new_rows_are_read_as_those_of_the_run(tmp_path):
+    path, dates = tmp_path / "new.csv", pd.date_range("2020-02-01 12:00", periods=96, freq="h")
+    path.write_text("date,a\n" + "".join(f"{date:%d.%m.%Y %H:%M},{n % 7}\n" for n, date in enumerate(dates)))
+    data = ForecastingData("s", str(path), 1, lookback=24, horizon=8)
+    state = {"name": "s", "names": ["a"], "mean": [3.0], "std": [2.0]}
+    for use in (lambda: data.test, lambda: data.adopt({**state, "date_format": "%Y-%m-%d"})):
+        with pytest.raises(DataError, match="row 2, column date"):
+            use()
+    data.adopt({**state, "date_format": "%d.%m.%Y %H:%M"})
+    assert data.dates.tolist() == dates.tolist()
 
 
 def test_authors_weights_say_where_the_order_of_series_is_not_known(made):

@@ -125,7 +125,7 @@ def test_of_equally_good_ways_the_lowest_regime_is_taken(form):
     assert viterbi(emissions, uniform[0], uniform, form=form).tolist() == [[0, 1, 0]]
 
 
-def test_auto_agrees_with_both_forms_and_half_precision_gives_float32():
+def test_auto_agrees_with_both_forms_half_precision_gives_float32_and_other_shapes_are_refused():
     model = random_model(16, 100, 4)
     expected = log_likelihood(*model)
     for form in ("loop", "scan"):
@@ -133,3 +133,6 @@ def test_auto_agrees_with_both_forms_and_half_precision_gives_float32():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(log_likelihood(*model), expected)
     assert log_likelihood(model[0].bfloat16(), *model[1:]).dtype == torch.float32
+    for wrong in ((model[0][0], *model[1:]), (*model[:2], model[2][:2])):
+        with pytest.raises(ValueError):
+            viterbi(*wrong)

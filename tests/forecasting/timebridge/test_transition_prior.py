@@ -130,3 +130,15 @@ def test_what_is_kept_for_the_backward_pass_does_not_grow_with_the_hidden_size(n
 
     assert kept(20, 8) == kept(20, 64)
     assert kept(80, 8) < 4.1 * kept(20, 8)
+
+
+def test_what_cannot_be_is_refused():
+    for wrong in (
+        lambda: ChangingPrior(3, 2, hidden=0),
+        lambda: StationaryPrior(3, lags=0),
+        lambda: StationaryPrior(3, negative_slope=-0.1),
+        lambda: StationaryPrior(4, lags=3)(torch.randn(2, 3, 4)),
+        lambda: ChangingPrior(5, 2)(torch.randn(2, 3, 5), torch.randn(2, 4, 2)),
+    ):
+        with pytest.raises(ValueError):
+            wrong()
