@@ -2,11 +2,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.distributed as dist
-from mmengine.model import MMDistributedDataParallel
 from mmengine.optim import OptimWrapper
 
-from exp.forecasting.timebridge import TimeBridge
 from exp.models.base import Model
 
 
@@ -37,18 +34,3 @@ def test_train_step_fits_a_line_and_steps_predict():
     assert logged["loss"] < 1e-6
     for predict in (model.val_step, model.test_step):
         torch.testing.assert_close(predict(batch), batch["y"], rtol=1e-3, atol=1e-3)
-
-
-def test_mmengines_ddp_trains_every_kind_of_layer_without_looking_for_unused_parameters(tmp_path):
-    torch.manual_seed(0)
-    model = TimeBridge(3, 24, 6, period=6, d_model=8, d_ff=8, num_heads=2, integrated_layers=1, cointegrated_layers=1)
-    batch = {"x": torch.randn(4, 24, 3), "marks": torch.rand(4, 24, 4) - 0.5, "y": torch.randn(4, 6, 3)}
-    wrapper = OptimWrapper(torch.optim.Adam(model.parameters(), lr=1e-2))
-    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
-    try:
-        wrapped = MMDistributedDataParallel(model)
-        losses = [wrapped.train_step(batch, wrapper)["loss"].item() for _ in range(10)]
-        assert losses[-1] < losses[0]
-        assert wrapped.val_step(batch).shape == (4, 6, 3)
-    finally:
-        dist.destroy_process_group()
