@@ -50,22 +50,19 @@ def file_of(dates, name="date", values=None):
 
 
 @pytest.mark.parametrize(
-    "text",
-    [GOOD, GOOD.replace("\n", "\r\n"), "\ufeff" + GOOD, GOOD + "\n \n", GOOD.replace("2020-01-01", "2020/1/1")],
-    ids=["plain", "crlf", "byte order mark", "blank lines at the end", "slashes"],
-)
-def test_a_table_with_dates(write, text):
-    series = read_series(write(text), channels=2)
+    "content",
+    [GOOD, GOOD.replace("\n", "\r\n"), "\ufeff" + GOOD, GOOD + "\n \n", GOOD.replace("2020-01-01", "2020/1/1"),
+     gzip.compress(GOOD.encode(), mtime=0)],
+    ids=["plain", "crlf", "byte order mark", "blank lines at the end", "slashes", "compressed"],
+)  # fmt: skip
+def test_a_table_with_dates(write, content):
+    series = read_series(write(content, "s.csv.gz" if isinstance(content, bytes) else "s.csv"), channels=2)
     np.testing.assert_array_equal(series.values, [[1, 2], [3, 4.5], [-5, 0.6]])
     assert series.names == ("a", "b")
     assert [str(date) for date in series.dates] == [f"2020-01-01 0{hour}:00:00" for hour in range(3)]
-
-
-def test_numbers_only(write):
-    path = write(gzip.compress(b"0,1.5,2\n3,4,5\n", mtime=0), "solar.txt.gz")
-    series = read_series(path, header=False, channels=3)
-    np.testing.assert_array_equal(series.values, [[0, 1.5, 2], [3, 4, 5]])
-    assert (series.dates, series.names) == (None, ("0", "1", "2"))
+    bare = read_series(write("0,1.5,2\n3,4,5\n"), header=False, channels=3)
+    np.testing.assert_array_equal(bare.values, [[0, 1.5, 2], [3, 4, 5]])
+    assert (bare.dates, bare.names) == (None, ("0", "1", "2"))
 
 
 FORMS = ["%d/%m/%Y %H:%M", "%m/%d/%Y %H:%M:%S", "%d.%m.%Y %H:%M", "%d-%m-%y %H:%M", "%m/%d/%Y %I:%M %p",

@@ -90,8 +90,6 @@ def test_roles_that_cannot_be_are_refused_before_anything_starts(plant, values, 
     config = {"name": "plant", "file": str(plant(values).path), "channels": 3, "missing": "mask", **keys}
     with pytest.raises(DataError, match=named):
         preflight(vars(ForecastingDataConfig(**config)))
-    with pytest.raises(DataError, match=named):
-        plant(values, **keys)
 
 
 def test_empty_cells_where_there_may_be_none_or_nothing_else(plant, values):
