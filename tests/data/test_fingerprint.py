@@ -9,25 +9,23 @@ from exp.data.fingerprint import differences, of_file, of_samples
 
 
 def test_a_file_is_known_by_its_size_and_its_ends(tmp_path):
-    file = tmp_path / "a.csv"
-    file.write_bytes(b"head" + b"0" * 2**22 + b"tail")
+    file, moved, middle = tmp_path / "a.csv", tmp_path / "elsewhere" / "a.csv", b"0" * 2**22
+    file.write_bytes(b"head" + middle + b"tail")
     before = of_file(file)
-    moved = tmp_path / "elsewhere"
-    moved.mkdir()
-    shutil.copy(str(file), str(moved / "a.csv"))
-    os.utime(moved / "a.csv", (0, 0))
-    assert differences(before, of_file(moved / "a.csv")) == []
-    file.write_bytes(b"head" + b"0" * 2**22 + b"tale")
-    assert differences(before, of_file(file)) == ["a.csv has other contents"]
-    file.write_bytes(b"head")
-    assert differences(before, of_file(file)) == [f"a.csv has 4 bytes, not {2**22 + 8}"]
+    moved.parent.mkdir()
+    shutil.copy(str(file), str(moved))
+    os.utime(moved, (0, 0))
+    assert differences(before, of_file(moved)) == []
+    for content, found in ((b"head" + middle + b"tale", "other contents"), (b"head", "4 bytes, not 4194312")):
+        file.write_bytes(content)
+        assert differences(before, of_file(file)) == [f"a.csv has {found}"]
 
 
-def image_folder(root, classes, per_class=3):
+def image_folder(root):
     parts = {"train": [], "val": []}
-    for number, name in enumerate(classes):
+    for number, name in enumerate(["river", "forest"]):
         (root / name).mkdir(parents=True)
-        for index in range(per_class):
+        for index in range(3):
             path = root / name / f"{index}.png"
             path.write_bytes(b"x" * (index + 1))
             parts["val" if index == 0 else "train"].append((str(path), number))
@@ -35,15 +33,13 @@ def image_folder(root, classes, per_class=3):
 
 
 def test_a_folder_of_images_is_known_by_names_labels_and_sizes(tmp_path):
-    before = of_samples(image_folder(tmp_path / "a", ["river", "forest"]))
-    parts = image_folder(tmp_path / "b" / "c", ["river", "forest"])
+    before = of_samples(image_folder(tmp_path / "a"))
+    parts = image_folder(tmp_path / "b")
     assert differences(before, of_samples(parts)) == []
-    (tmp_path / "b" / "c" / "river" / "1.png").write_bytes(b"another")
+    (tmp_path / "b" / "river" / "1.png").write_bytes(b"another")
     assert differences(before, of_samples(parts)) == ["river/1.png has 7 bytes, not 2"]
     parts["train"] = parts["train"][1:]
     parts["val"][0] = (parts["val"][0][0], 1)  # labels may come from other files
-    assert differences(before, of_samples(parts)) == [
-        "river/0.png has other contents",
-        "river/1.png is no longer there",
-    ]
+    expected = ["river/0.png has other contents", "river/1.png is no longer there"]
+    assert differences(before, of_samples(parts)) == expected
     assert differences({}, before)[0].endswith(" was not there")

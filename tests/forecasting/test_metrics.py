@@ -8,53 +8,68 @@ import torch
 
 from exp.engine.distributed import Distributed
 from exp.errors import DataError
+from exp.forecasting.intervals.intervals import Intervals
+from exp.forecasting.intervals.metrics import IntervalMetrics
+from exp.forecasting.known_metrics import KnownForecastMetrics
 from exp.forecasting.metrics import ForecastMetrics
 
 
 @pytest.mark.parametrize("largest", [1e25, 1e-25])
-def test_both_units_against_float64(largest):
+@pytest.mark.parametrize("missing", [False, True])
+def test_both_units_against_float64(largest, missing):
+    """Also where some truth is missing and the second of three series is not forecast."""
     generator = torch.Generator().manual_seed(0)
     truth, outputs = (torch.randn(23, 5, 3, generator=generator) for _ in range(2))
     std = torch.tensor([0.01, 1.0, 0.3], dtype=torch.float64) * largest
-    error = (outputs.double() - truth.double()).numpy()
-    in_file = error * std.numpy()
-    expected = {"mse": (error**2).mean(), "mae": np.abs(error).mean(),
-                "mse_file_units": (in_file**2).mean(), "mae_file_units": np.abs(in_file).mean()}  # fmt: skip
+    names, scored = ["a", "b", "c"], [0, 1, 2]
+    if missing:
+        truth[torch.rand(truth.shape, generator=generator) < 0.3] = np.nan
+        names, scored = ["a", "c"], [0, 2]
+    error = (outputs.double() - truth.double())[..., scored].numpy()
+    in_file = error * std[scored].numpy()
+    expected = {"mse": np.nanmean(error**2), "mae": np.nanmean(np.abs(error)),
+                "mse_file_units": np.nanmean(in_file**2), "mae_file_units": np.nanmean(np.abs(in_file))}  # fmt: skip
     results = []
     for size in (23, 7, 1):
-        metrics = ForecastMetrics(["a", "b", "c"], std)
-        for begin in range(0, 23, size):
-            metrics.update(outputs[begin : begin + size], {"y": truth[begin : begin + size]})
+        metrics = KnownForecastMetrics(scored, ["a", "b", "c"], std) if missing else ForecastMetrics(names, std)
+        for index in torch.arange(23).split(size):
+            metrics.update(outputs[index], {"y": truth[index], "known": (~truth[index].isnan()).float()})
         results.append(metrics.compute(Distributed()))
         assert results[-1] == pytest.approx(expected, rel=1e-6)
         assert results[-1] == pytest.approx(results[0], rel=1e-9)
     channels, steps = metrics.tables()
-    assert channels.columns["mse_file_units"] == pytest.approx((in_file**2).mean(axis=(0, 1)), rel=1e-6)
-    assert steps.columns["mae_file_units"] == pytest.approx(np.abs(in_file).mean(axis=(0, 2)), rel=1e-6)
+    assert channels.rows == names
+    assert channels.columns["mse_file_units"] == pytest.approx(np.nanmean(in_file**2, axis=(0, 1)), rel=1e-6)
+    assert steps.columns["mae_file_units"] == pytest.approx(np.nanmean(np.abs(in_file), axis=(0, 2)), rel=1e-6)
 
 
-def test_ranks_of_which_one_has_no_window(ranks):
-    script = """
-    import torch
-    from exp.forecasting.intervals.intervals import Intervals
-    from exp.forecasting.intervals.metrics import IntervalMetrics
-    from exp.forecasting.metrics import ForecastMetrics
+class Group(Distributed):
+    """Of one rank alone, or of a second one ``beside`` it; sums and gathers what both have."""
+
+    def __init__(self, beside=None):
+        super().__init__()
+        self.given, self.others = [], None if beside is None else iter(beside.given)
+
+    def sum(self, value):
+        self.given.append(value.clone())
+        return value if self.others is None else value.add_(next(self.others))
+
+    def gather(self, value):
+        self.given.append(value)
+        return [value] if self.others is None else [value, next(self.others)]
+
+
+@pytest.mark.parametrize("kind", [ForecastMetrics, KnownForecastMetrics, IntervalMetrics])
+def test_a_rank_without_a_window_has_the_figures_of_all(kind):
     mean, std = torch.zeros(2).double(), torch.tensor([2.0, 4.0]).double()
     intervals = Intervals("residuals", [0.5], [0.25, 0.5, 0.75], torch.tensor([-1.0, 0.0, 1.0]).view(-1, 1, 1))
-    errors, sure = ForecastMetrics(["a", "b"], std), IntervalMetrics(intervals, ["a", "b"], mean, std)
-    if rank == 0:
-        errors.update(torch.ones(3, 5, 2), {"y": torch.zeros(3, 5, 2)})
-        truth = torch.arange(30.0).view(3, 5, 2) % 5 - 2
-        sure.update(torch.zeros_like(truth), {"y": truth})
-    group = join()
-    print(json.dumps([errors.compute(group), errors.tables()[0].columns["mse_file_units"], sure.compute(group),
-                      sure.tables()[1].columns["coverage_50"]]))
-    """
-    for totals, channels, sure, steps in ranks(script, world_size=2):
-        assert totals == {"mse": 1.0, "mae": 1.0, "mse_file_units": 10.0, "mae_file_units": 3.0}
-        assert channels == [4.0, 16.0]
-        assert (sure["coverage_50"], sure["width_50"]) == (pytest.approx(0.6), 2.0)  # -1, 0 and 1 of -2 to 2
-        assert np.mean(steps) == pytest.approx(0.6)
+    more = {ForecastMetrics: [], KnownForecastMetrics: [[0, 1]], IntervalMetrics: [intervals]}[kind]
+    full, empty = (kind(*more, ["a", "b"], *([mean] if kind is IntervalMetrics else []), std) for _ in range(2))
+    full.update(torch.zeros(3, 5, 2), {"y": torch.randn(3, 5, 2), "known": torch.ones(3, 5, 2)})
+    first = Group()
+    expected = full.compute(first)
+    assert empty.compute(Group(beside=first)) == expected
+    assert [table.columns for table in empty.tables()] == [table.columns for table in full.tables()]
 
 
 def test_no_window_at_all_is_refused():

@@ -11,14 +11,9 @@ import pytest
 from exp.parity.compare import EARLY_STEPS, compare, tolerances
 from exp.runfolder import RunFolder
 
-FIRST = {
-    "output/000001/a": [1.0, 2.0],
-    "output/000001/model": [3.0],
-    "gradient/000001/b.weight": [0.5],
-    "gradient/000001/a.weight": [0.5],
-    "parameter/000001/b.weight": [1.0],
-    "parameter/000001/a.weight": [1.0],
-}
+FIRST = {"output/000001/a": [1.0, 2.0], "output/000001/model": [3.0]}
+FIRST.update({f"gradient/000001/{name}.weight": [0.5] for name in "ba"})
+FIRST.update({f"parameter/000001/{name}.weight": [1.0] for name in "ba"})
 
 
 @pytest.fixture
@@ -40,59 +35,40 @@ def differences(tmp_path):
 
 
 def departures(found):
-    return [(d.kind, d.step, d.name) for d in found if d.absolute > 0]
+    return [(d.kind, d.step, d.name, d.absolute, d.relative) for d in found if d.absolute > 0]
 
 
 def test_equal_traces_differ_nowhere_and_come_in_the_order_of_execution(differences):
     found = differences({})
     assert departures(found) == []
-    assert [(d.kind, d.name) for d in found] == [
-        ("output", "a"),
-        ("output", "model"),
-        ("loss", "loss"),
-        ("gradient", "b.weight"),
-        ("gradient", "a.weight"),
-        ("parameter", "b.weight"),
-        ("parameter", "a.weight"),
-        ("drift", "b.weight"),
-        ("drift", "a.weight"),
-    ]
+    parameters = [(kind, f"{name}.weight") for kind in ("gradient", "parameter", "drift") for name in "ba"]
+    assert [(d.kind, d.name) for d in found] == [("output", "a"), ("output", "model"), ("loss", "loss"), *parameters]
 
 
-def test_a_difference_is_relative_to_the_largest_value(differences):
-    (found,) = [d for d in differences({"output/000001/a": [1.5, 2.0]}) if d.absolute]
-    assert (found.kind, found.name, found.absolute, found.relative) == ("output", "a", 0.5, 0.25)
-
-
-def test_equal_infinities_and_nans_are_equal_others_are_not(differences):
+def test_a_difference_is_relative_to_the_largest_value_and_to_none_that_is_not_finite(differences):
+    assert departures(differences({"output/000001/a": [1.5, 2.0]})) == [("output", 1, "a", 0.5, 0.25)]
     masked = {"output/000001/a": [-math.inf, math.nan]}
     assert departures(differences(masked, masked)) == []
-    (found,) = [d for d in differences({"output/000001/a": [math.nan, 2.0]}) if d.absolute]
-    assert (found.name, found.absolute, found.relative) == ("a", math.inf, math.inf)
+    found = departures(differences({"output/000001/a": [math.nan, 2.0]}))
+    assert found == [("output", 1, "a", math.inf, math.inf)]
 
 
-def test_a_gradient_that_one_of_the_two_lacks_is_a_departure(differences):
-    name = "gradient/000001/b.weight"
-    assert departures(differences({name: None}))[0] == ("gradient", 1, "b.weight")
-    assert departures(differences({}, {name: None}))[0] == ("gradient", 1, "b.weight")
-
-
-def test_a_module_that_one_of_the_two_does_without_is_none(differences):
+def test_a_gradient_that_one_of_the_two_lacks_is_a_departure_and_a_module_is_none(differences):
+    lacking = {"gradient/000001/b.weight": None}
+    for found in (differences(lacking), differences({}, lacking)):
+        assert departures(found)[0][:3] == ("gradient", 1, "b.weight")
     assert departures(differences({"output/000001/a": None})) == []
 
 
 def test_the_direction_of_a_vanishing_gradient_is_not_held_against_the_optimizer(differences):
-    gradient = {"gradient/000001/a.weight": [0.5, 1e-9]}
-    found = differences({**gradient, "parameter/000001/a.weight": [1.0, 2.0]},
-                        {**gradient, "parameter/000001/a.weight": [1.0, 3.0]})  # fmt: skip
-    assert departures(found) == [("drift", 1, "a.weight")]
+    traces = [{"gradient/000001/a.weight": [0.5, 1e-9], "parameter/000001/a.weight": [1.0, far]} for far in (2.0, 3.0)]
+    assert [each[:3] for each in departures(differences(*traces))] == [("drift", 1, "a.weight")]
 
 
 def test_late_losses_may_differ_more(differences):
     steps = EARLY_STEPS + 1
     found = differences({}, losses=[1.0] * steps, expected=[1.001] * steps)
-    kinds = [d.kind for d in found if d.name == "loss"]
-    assert kinds == ["loss"] * EARLY_STEPS + ["late_loss"]
+    assert [d.kind for d in found if d.name == "loss"] == ["loss"] * EARLY_STEPS + ["late_loss"]
     limits = tolerances("fp32", None)
     assert limits["loss"] < 1e-3 < limits["late_loss"]
     assert tolerances("fp32", 1e-2)["late_loss"] == 0.5

@@ -1,10 +1,20 @@
+"""From a series to windows: parts, time features, and the bundled series against a reading of its file by pandas."""
+
 from __future__ import annotations
 
 import pickle
+import re
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 
+from exp.errors import DataError
+from exp.forecasting.data.dataset import ForecastingData
+from exp.forecasting.data.preflight import locate
+from exp.forecasting.data.splits import borders
+from exp.forecasting.data.timefeatures import time_features
 from exp.forecasting.data.windows import WindowDataset
 
 LOOKBACK, HORIZON = 7, 3
@@ -17,42 +27,25 @@ def data():
 
 def test_equals_a_loop_over_windows(data):
     values, marks = data
-    rows = range(11, 45)
-    dataset = WindowDataset(values, marks, rows, LOOKBACK, HORIZON)
+    dataset = WindowDataset(values, marks, range(11, 45), LOOKBACK, HORIZON, True)
     assert len(dataset) == 34 - 10 + 1
     index = torch.tensor([24, 0, 3, 3])
-    batch = dataset[index]
-    for number, window in enumerate(index.tolist()):
-        begin = rows.start + window
-        assert torch.equal(batch["x"][number], values[begin : begin + LOOKBACK])
-        assert torch.equal(batch["marks"][number], marks[begin : begin + LOOKBACK])
-        assert torch.equal(batch["y"][number], values[begin + LOOKBACK : begin + LOOKBACK + HORIZON])
-    assert torch.equal(batch["index"], index)
-
-
-def test_other_ways_to_ask(data):
-    dataset = WindowDataset(*data, range(50), LOOKBACK, HORIZON)
-    for key, value in pickle.loads(pickle.dumps(dataset))[[4, 2]].items():
-        assert torch.equal(value, dataset[torch.tensor([4, 2])][key])
+    begins = [11 + number for number in index.tolist()]
+    expected = {
+        "x": torch.stack([values[begin : begin + LOOKBACK] for begin in begins]),
+        "marks": torch.stack([marks[begin : begin + LOOKBACK] for begin in begins]),
+        "y": torch.stack([values[begin + LOOKBACK : begin + LOOKBACK + HORIZON] for begin in begins]),
+        "index": index,
+    }
+    on_device = dataset.on_device(torch.device("cpu"), None)(dataset.numbers(index))
+    torch.testing.assert_close(on_device, dataset[index], rtol=0, atol=0, check_stride=True)
+    for found in (dataset[index], dataset[index.tolist()], pickle.loads(pickle.dumps(dataset))[index]):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+        assert all(found[key].transpose(1, 2).is_contiguous() for key in ("x", "marks", "y"))
     assert dataset[[]]["x"].shape == (0, LOOKBACK, 5)
-    assert all(dataset[[0, 1]][key].transpose(1, 2).is_contiguous() for key in ("x", "marks", "y"))
-    for index in (-1, 41):
+    for outside in (-1, 25):
         with pytest.raises(IndexError):
-            dataset[[index]]
-
-
-def test_parts_share_memory(data):
-    values, marks = data
-    parts = [WindowDataset(values, marks, rows, LOOKBACK, HORIZON) for rows in (range(20), range(13, 50))]
-    values[15] = 100.0
-    assert parts[0][[10]]["x"][0, 5].tolist() == [100.0] * 5
-    assert parts[1][[0]]["x"][0, 2].tolist() == [100.0] * 5
-
-
-def test_a_device_cuts_the_same_batches(data):
-    dataset, index = WindowDataset(*data, range(10, 50), 7, 3, True), torch.tensor([30, 0, 4, 4])
-    cut = dataset.on_device(torch.device("cpu"), None)
-    torch.testing.assert_close(cut(dataset.numbers(index)), dataset[index], rtol=0, atol=0, check_stride=True)
+            dataset[[outside]]
 
 
 @pytest.mark.parametrize(
@@ -60,5 +53,80 @@ def test_a_device_cuts_the_same_batches(data):
     [(None, 16 * 40 * 9 * 4, True), (None, 16 * 40 * 9 * 4 - 1, False), (True, 0, True), (False, 2**40, False)],
 )
 def test_a_series_lies_on_the_device_where_it_is_small_beside_its_memory(data, resident, free, there):
-    dataset = WindowDataset(*data, range(10, 50), 7, 3, resident)
+    dataset = WindowDataset(*data, range(10, 50), LOOKBACK, HORIZON, resident)
     assert (dataset.on_device(torch.device("cpu"), free) is not None) is there
+
+
+def test_ett():
+    ends = {"train": range(8640), "val": range(8640 - 720, 11520), "test": range(11520 - 720, 14400)}
+    assert borders("ett_hour", 17420, 720, 96) == ends
+    assert borders("ett_minute", 69680, 96, 96)["test"] == range(46080 - 96, 57600)
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "train", "val", "test"),
+    # Rows of weather, solar and national illness; 0.7 * 10 is just below 7 in no arithmetic that Python has.
+    [(52696, 36887, 5270, 10539), (52560, 36792, 5256, 10512), (966, 676, 97, 193), (10, 7, 1, 2)],
+)
+def test_ratio(num_rows, train, val, test):
+    expected = {"train": range(train), "val": range(train - 2, train + val), "test": range(train + val - 2, num_rows)}
+    assert num_rows == train + val + test
+    assert borders("ratio", num_rows, 2, 1) == expected
+
+
+def test_just_enough_rows_and_too_few():
+    parts = borders("ratio", 100, 60, 10)  # 70 rows for training, 10 for validation
+    assert [len(rows) - 70 + 1 for rows in parts.values()] == [1, 1, 11]
+    for split, num_rows, lookback, horizon, named in (
+        ("ratio", 100, 61, 10, "lookback"),
+        ("ratio", 100, 50, 11, "horizon"),
+        ("ett_hour", 14399, 96, 1, "data.split=ratio"),
+        ("ett", 20000, 96, 1, "data.split=ett "),
+        ("ratio", 100, 0, 1, "data.lookback=0"),
+    ):
+        with pytest.raises(DataError, match=named):
+            borders(split, num_rows, lookback, horizon)
+    with pytest.raises(DataError) as error:
+        borders("ratio", 100, 96, 24)
+    enough = int(re.search(r"(\d+) rows would do", str(error.value))[1])
+    assert borders("ratio", enough, 96, 24)
+    with pytest.raises(DataError):
+        borders("ratio", enough - 1, 96, 24)
+
+
+def test_scaled_calendar():
+    # A Friday at 12, the last second of a leap year (a Saturday), and the first of a year (a Monday).
+    dates = pd.DatetimeIndex(["2016-07-01 12:45:00", "2016-12-31 23:59:59", "2018-01-01 00:00:00"])
+    expected = [[12 / 23 - 0.5, 4 / 6 - 0.5, -0.5, 182 / 365 - 0.5], [0.5, 5 / 6 - 0.5, 0.5, 0.5], [-0.5] * 4]
+    for features, values in ((time_features(dates, 3), expected), (time_features(None, 3), np.zeros((3, 4)))):
+        assert features.dtype == np.float32
+        np.testing.assert_allclose(features, values, atol=1e-7)
+
+
+def test_windows_are_standardised_with_the_training_rows():
+    data = ForecastingData("ETTh1", "ETTh1.csv", 7, split="ett_hour", allow_gaps=False)
+    table = pd.read_csv(locate(None, "ETTh1.csv", "ETTh1"))
+    values = table.iloc[:, 1:].to_numpy()
+    assert [len(part) for part in (data.train, data.val, data.test)] == [7825, 2785, 2785]  # as in the authors' logs
+    assert (data.notes, data.names) == ([], [*table.columns[1:]])
+    mean, std = values[:8640].mean(axis=0), values[:8640].std(axis=0)
+    np.testing.assert_allclose(np.stack([data.mean, data.std]), np.stack([mean, std]), rtol=1e-12)
+    window, begin = 2784, 11520 + 2784
+    batch, expected = data.test[[window]], (values[begin - 720 : begin + 96] - mean) / std
+    np.testing.assert_allclose(torch.cat([batch["x"], batch["y"]], dim=1)[0], expected, atol=1e-6)
+    assert [str(date) for date in data.dates_of("test", window)] == [*table["date"][begin : begin + 96]]
+    with pytest.raises(IndexError):
+        data.dates_of("test", 2785)
+    seen = data.future_window()[0]["x"]
+    np.testing.assert_allclose(data.to_original_units(seen)[0], values[-720:], atol=1e-5)
+
+
+def test_a_constant_series_without_dates(tmp_path):
+    path = tmp_path / "m.csv"
+    path.write_text("".join(f"0.1,{number**2}\n" for number in range(60)))
+    data = ForecastingData("m", str(path), 2, lookback=6, horizon=3, header=False)
+    assert float(data.std[0]) == 1.0
+    batch = data.train[[0]]
+    assert float(batch["x"][0, :, 0].abs().max()) < 1e-6
+    assert not batch["marks"].any()
+    assert (data.future_window()[1], data.dates_of("train", 0)) == (None, None)

@@ -21,8 +21,8 @@ from exp.models.base import Model
 
 SIGMA = torch.tensor([[0.5, 2.0], [1.0, 4.0], [2.0, 8.0]])  # by step and channel
 Z80, Z95 = 1.2816, 1.9600
-LEVELS = [0.8, 0.95]
-QUANTILES = [0.025, 0.1, 0.5, 0.9, 0.975]
+NORMAL = torch.tensor([-Z95, -Z80, 0.0, Z80, Z95])
+LEVELS, QUANTILES = [0.8, 0.95], [0.025, 0.1, 0.5, 0.9, 0.975]
 
 
 class Windows:
@@ -37,7 +37,7 @@ class Windows:
         return len(self.x)
 
     def __getitem__(self, index):
-        return {"x": self.x[index], "y": self.y[index]}
+        return {"x": self.x[index], "y": self.y[index], "index": index}
 
 
 class Signal(Model):
@@ -47,12 +47,11 @@ class Signal(Model):
         super().__init__()
         self.spread, self.factor, self.quantiles = spread, factor, QUANTILES
 
-    def forward(self, x, y=None, mode="tensor"):
+    def forward(self, x, y=None, index=None, mode="tensor"):
         if mode != "spread":
             return x
         said = (SIGMA * self.factor).expand_as(x)
-        z = torch.tensor([-Z95, -Z80, 0.0, Z80, Z95])
-        return said if self.spread == "std" else x.unsqueeze(-1) + said.unsqueeze(-1) * z
+        return said if self.spread == "std" else x.unsqueeze(-1) + said.unsqueeze(-1) * NORMAL
 
 
 def gaussian(generator, shape):
@@ -63,64 +62,59 @@ def skewed(generator, shape):
     return torch.empty(shape).exponential_(generator=generator) * SIGMA
 
 
-def session():
-    return SimpleNamespace(
+def scores(noise, spread=None, factor=1.0, count=1000, budget=2**20):
+    session = SimpleNamespace(
         backend=create_backend({"_target_": "cpu", "name": "cpu"}),
         config=SimpleNamespace(precision="fp32"),
         device=torch.device("cpu"),
         distributed=Distributed(),
     )
-
-
-def scores(noise, spread=None, factor=1.0, count=1000, budget=2**20):
-    model, here = Signal(spread, factor), session()
+    model = Signal(spread, factor)
     data = SimpleNamespace(eval_batch_size=64, names=["a", "b"], scored=[0, 1])
-    return Scores(here, data, Windows(count, noise), model, budget, spread and Spread(here, model))
+    return Scores(session, data, Windows(count, noise), model, budget, spread and Spread(session, model))
 
 
-def measured(intervals, noise):
-    """The figures, and the tables of channels and steps."""
+def filled(metrics, windows, order, size):
+    for index in order.split(size):
+        metrics.update(windows.x[index], windows[index])
+    return metrics.compute(Distributed())
+
+
+def coverage(intervals, noise):
+    """The figures, and those of 80 % by channel and step."""
     metrics = IntervalMetrics(intervals, ["a", "b"], torch.zeros(2).double(), torch.ones(2).double())
-    test = Windows(4000, noise, seed=1)
-    for index in torch.arange(4000).split(256):
-        metrics.update(test.x[index], test[index])
-    return metrics.compute(Distributed()), metrics.tables()
+    figures = filled(metrics, Windows(4000, noise, seed=1), torch.arange(4000), 256)
+    return figures, [value for table in metrics.tables() for value in table.columns["coverage_80"]]
 
 
-def covers(found):
-    return all(abs(found[f"coverage_{100 * level:g}"] - level) < 0.03 for level in LEVELS)
+def covers(figures):
+    return all(abs(figures[f"coverage_{100 * level:g}"] - level) < 0.03 for level in LEVELS)
 
 
-@pytest.mark.parametrize(("noise", "signed"), [(gaussian, False), (gaussian, True), (skewed, True), (skewed, False)])
-def test_residuals_cover_noise_of_any_distribution(noise, signed):
-    found = calibrated_residuals(scores(noise), LEVELS, signed=signed)
-    intervals = Intervals("residuals", LEVELS, found.taus, torch.from_numpy(found.offsets))
-    figures, (channels, steps) = measured(intervals, noise)
+@pytest.mark.parametrize(
+    ("noise", "signed", "width"),
+    # The skewed ones from 0 to -log(0.05), and to either side; or from -log(0.975) to -log(0.025).
+    [(gaussian, False, 2 * Z95), (gaussian, True, 2 * Z95), (skewed, True, 3.66), (skewed, False, 2 * 3.0)],
+)
+def test_residuals_cover_noise_of_any_distribution(noise, signed, width):
+    made = calibrated_residuals(scores(noise), LEVELS, signed=signed)
+    intervals = Intervals("residuals", LEVELS, made.taus, torch.from_numpy(made.offsets))
+    figures, by_place = coverage(intervals, noise)
     assert covers(figures), figures
-    for table in (channels, steps):
-        assert all(abs(value - 0.8) < 0.03 for value in table.columns["coverage_80"])
-    if noise is skewed:  # from 0 to -log(0.05), and to either side; or from -log(0.975) to -log(0.025)
-        assert figures["width_95"] == pytest.approx(float(SIGMA.mean()) * (3.66 if signed else 2 * 3.0), rel=0.1)
-    else:
-        for factor in (1.5, 1 / 1.5):  # a forecast that is worse or better than in validation is found out
-            assert not covers(measured(intervals, lambda *how, f=factor: f * noise(*how))[0])
-        assert channels.columns["width_95"] == pytest.approx((2 * Z95 * SIGMA.mean(0)).tolist(), rel=0.1)
-        assert figures["crps"] == pytest.approx(float(SIGMA.mean()) / math.sqrt(math.pi), rel=0.03)
+    assert by_place == pytest.approx([0.8] * 5, abs=0.03)
+    assert figures["width_95"] == pytest.approx(width * float(SIGMA.mean()), rel=0.1)
 
 
 @pytest.mark.parametrize("kind", ["std", "quantiles"])
 @pytest.mark.parametrize("factor", [1.0, 0.5, 3.0])
 def test_what_a_model_says_is_measured_and_mended(kind, factor):
     given = scores(gaussian, kind, factor)
-    plain, mended = torch.zeros(5, 1, 1), calibrated_quantiles if kind == "quantiles" else calibrated_residuals
-    if kind == "std":
-        plain = torch.tensor([-Z95, -Z80, 0, Z80, Z95]).view(-1, 1, 1)
-    found, _ = measured(Intervals(kind, LEVELS, QUANTILES, plain, given.spread, calibrated=False), gaussian)
-    # A model that is wrong by construction fails, and only that.
-    assert covers(found) == (factor == 1.0), found
-    made = mended(given, LEVELS)
-    found, _ = measured(Intervals(kind, LEVELS, made.taus, torch.from_numpy(made.offsets), given.spread), gaussian)
-    assert covers(found), found
+    plain = NORMAL.view(-1, 1, 1) * (kind == "std")
+    said, _ = coverage(Intervals(kind, LEVELS, QUANTILES, plain, given.spread, calibrated=False), gaussian)
+    assert covers(said) == (factor == 1.0), said  # a model that is wrong by construction fails, and only that
+    made = (calibrated_quantiles if kind == "quantiles" else calibrated_residuals)(given, LEVELS)
+    mended = Intervals(kind, LEVELS, made.taus, torch.from_numpy(made.offsets), given.spread)
+    assert covers(coverage(mended, gaussian)[0])
 
 
 def test_ranks_are_those_of_the_definition_where_truth_is_missing_too():
@@ -136,7 +130,7 @@ def test_ranks_are_those_of_the_definition_where_truth_is_missing_too():
             assert ordered.lower_bound(level)[place] == known[-rank]
 
 
-def test_a_series_that_is_forecast_needs_truth_and_others_do_not():
+def test_a_series_that_is_forecast_needs_windows_with_truth_and_others_do_not():
     values = np.random.default_rng(0).normal(size=(40, 2, 3)).astype(np.float32)
     values[:, :, 0] = np.nan
     values[6:, 1, 2] = np.nan
@@ -144,9 +138,6 @@ def test_a_series_that_is_forecast_needs_truth_and_others_do_not():
     for scored, named in (([1, 2], "6 of 40 .* c at step 2 .* 9 "), ([0, 1], "0 of 40 .* a at step 1 ")):
         with pytest.raises(ConfigError, match=named):
             OrderedScores(values.copy(), ["a", "b", "c"], scored).bound(0.9)
-
-
-def test_too_few_windows_say_how_many_would_do():
     assert [windows_needed(level) for level in (0.5, 0.8, 0.99)] == [1, 4, 99]
     calibrated_residuals(scores(gaussian, count=19), LEVELS)
     with pytest.raises(ConfigError, match=r"18 .* 19 "):
@@ -168,12 +159,10 @@ def test_scores_are_those_of_their_formulas(kind):
     levels = [0.2, 0.6]
     taus = quantile_levels(levels)
     offsets = torch.tensor([-1.5, -0.4, 0.1, 0.7, 1.0]).view(-1, 1, 1)
-    spread = None if kind == "residuals" else Spread(session(), Signal("std"))
-    intervals = Intervals(kind, levels, taus, offsets, spread)
+    given = scores(gaussian, None if kind == "residuals" else "std", count=50)
     mean, std = torch.tensor([3.0, -500.0]).double(), torch.tensor([0.1, 20.0]).double()
-    test = Windows(50, gaussian)
-    test.y[3, 1, 1] = math.nan
-    y, x = test.y.double(), test.x.double()
+    given.val.y[3, 1, 1] = math.nan
+    y, x = given.val.y.double(), given.val.x.double()
     known = y == y
     scale = 1.0 if kind == "residuals" else SIGMA.double()
     errors = [y - (x + float(offset) * scale) for offset in offsets]
@@ -187,29 +176,22 @@ def test_scores_are_those_of_their_formulas(kind):
         "width_60_file_units": (2.5 * std * scale * torch.ones_like(y))[known].mean(),
     }
     for size in (50, 7):
-        metrics = IntervalMetrics(intervals, None, mean, std)
-        for index in torch.arange(50).split(size):
-            metrics.update(test.x[index], test[index])
-        found = metrics.compute(Distributed())
+        metrics = IntervalMetrics(Intervals(kind, levels, taus, offsets, given.spread), None, mean, std)
+        found = filled(metrics, given.val, torch.arange(50), size)
         for name, value in expected.items():
             assert found[name] == pytest.approx(float(value), rel=1e-5), name
 
 
 def test_the_score_of_a_gaussian_in_closed_form():
-    error, std = torch.tensor([0.0, 1.3, -4.0]).double(), torch.tensor([1.0, 0.5, 2.0]).double()
-    grid = torch.linspace(-40, 40, 400001).double()
-    for one, found, width in zip(error, gaussian_crps(error, std), std):
-        below = 0.5 * (1 + torch.erf(grid / width / math.sqrt(2)))
-        assert float(found) == pytest.approx(float(((below - (grid >= one).double()) ** 2).sum() * 2e-4), rel=1e-3)
-    # Without a width: the absolute error.
-    assert gaussian_crps(error, torch.zeros(3)).tolist() == pytest.approx([0.0, 1.3, 4.0], abs=1e-5)
+    error, std = torch.tensor([0.0, 1.3, -4.0, 1.3]).double(), torch.tensor([1.0, 0.5, 2.0, 0.0]).double()
+    # Integrals over x of (CDF(x) - (x >= error))^2; without a width the absolute error.
+    assert gaussian_crps(error, std).tolist() == pytest.approx([0.233695, 1.019359, 2.905593, 1.3], rel=1e-5)
 
 
 def test_a_negative_correction_crosses_no_quantiles_and_all_figures_are_of_the_same_ones():
     offsets = torch.tensor([0.2, 1.0, 0.0, -1.0, -0.2]).view(-1, 1, 1)
+    forecast, said = torch.zeros(1, 1, 1), torch.tensor([-0.6, -0.5, 0.0, 0.5, 0.6]).view(1, 1, 1, 5)
     intervals = Intervals("quantiles", LEVELS, QUANTILES, offsets, lambda _: said)
-    forecast = torch.zeros(1, 1, 1)
-    said = torch.tensor([-0.6, -0.5, 0.0, 0.5, 0.6]).view(1, 1, 1, 5)
     quantiles = dict(intervals.quantiles(forecast, said))
     assert [round(float(quantiles[number]), 6) for number in range(5)] == [-0.4, 0.0, 0.0, 0.0, 0.4]
     metrics = IntervalMetrics(intervals, None, torch.zeros(1).double(), torch.ones(1).double())
@@ -225,13 +207,11 @@ def by_definition(scores, first, level, rate):
     windows, horizon = scores.shape
     inside = np.full((windows, horizon), np.nan)
     for step in range(horizon):
-        half, misses = [float(first[step])], {}
+        half = float(first[step])
         for window in range(windows):
-            if window - step - 1 >= 0:  # the truth of this step of that window is the last row that is known
-                missed = misses[window - step - 1]
-                half.append(max(half[-1] + rate * float(first[step]) * (missed - (1 - level)), 0.0))
-            misses[window] = scores[window, step] > half[-1]
-            inside[window, step] = not misses[window]
+            if window > step:  # the truth of this step of the window step + 1 before is the last row that is known
+                half = max(half + rate * float(first[step]) * (level - inside[window - step - 1, step]), 0.0)
+            inside[window, step] = scores[window, step] <= half
     return inside.sum(axis=0)
 
 
@@ -245,16 +225,13 @@ def test_adapted_intervals_use_only_what_is_known():
 @pytest.mark.parametrize("factor", [0.5, 3.0])
 def test_adapted_intervals_follow_a_drift(factor):
     """Calibrated on errors of another size than those of the test."""
-    found = calibrated_residuals(scores(gaussian), LEVELS)
-    intervals = Intervals("residuals", LEVELS, found.taus, torch.from_numpy(found.offsets), adapts=0.02)
+    made = calibrated_residuals(scores(gaussian), LEVELS)
+    intervals = Intervals("residuals", LEVELS, made.taus, torch.from_numpy(made.offsets), adapts=0.02)
     test = Windows(4000, lambda *how: factor * gaussian(*how), seed=1)
-    results = []
-    for size, budget in ((4000, 2**28), (300, 1)):
-        metrics = AdaptiveMetrics(intervals, 0.02, budget)
-        order = torch.randperm(4000, generator=torch.Generator().manual_seed(size))  # ranks have any share
-        for index in order.split(size):
-            metrics.update(test.x[index], {**test[index], "index": index})
-        results.append(metrics.compute(Distributed()))
-    assert results[0] == pytest.approx(results[1], rel=1e-9)
-    for level in LEVELS:
-        assert abs(results[0][f"coverage_{100 * level:g}_adaptive"] - level) < 0.03
+    order = torch.randperm(4000, generator=torch.Generator().manual_seed(0))  # ranks have any share
+    whole, parts = (
+        filled(AdaptiveMetrics(intervals, 0.02, budget), test, order, size)
+        for size, budget in ((4000, 2**28), (300, 1))
+    )
+    assert whole == pytest.approx(parts, rel=1e-9)
+    assert [whole[f"coverage_{level}_adaptive"] for level in (80, 95)] == pytest.approx(LEVELS, abs=0.03)

@@ -20,68 +20,56 @@ def random_model(batch, steps, regimes, scale=1.0, seed=0):
 
 
 def plain_log_likelihood(emissions, initial, transition):
-    """The textbook's recursion, in the dtype of its arguments, differentiated by autograd."""
-    message = initial + emissions[:, 0]
+    """The textbook's recursion, in float64, differentiated by autograd."""
+    message = initial.double() + emissions[:, 0].double()
     for t in range(1, emissions.shape[1]):
         message = emissions[:, t] + torch.logsumexp(message.unsqueeze(2) + transition, 1)
     return torch.logsumexp(message, 1)
 
 
-def path_score(path, emissions, initial, transition):
-    score = initial[path[:, 0]] + emissions.gather(2, path.unsqueeze(2)).squeeze(2).sum(1)
-    return score + transition[path[:, :-1], path[:, 1:]].sum(1)
-
-
-def in_float64(tensors, requires_grad=False):
-    return [tensor.detach().double().requires_grad_(requires_grad) for tensor in tensors]
-
-
 def assert_close(actual, expected, relative=1e-5):
     """To ``relative`` of each element or of the largest one, whichever is more."""
     assert actual.dtype == torch.float32
-    torch.testing.assert_close(
-        actual.double(), expected, rtol=relative, atol=relative * expected.abs().max().item() + 1e-30
-    )
+    largest = expected.abs().max().item()
+    torch.testing.assert_close(actual.double(), expected.double(), rtol=relative, atol=relative * largest + 1e-30)
+
+
+def assert_as_plain(model, form, relative=1e-5):
+    """Likelihood, gradients and posterior are the plain recursion's; each sequence counts with a weight of its own."""
+    weights = torch.linspace(0.5, 2.0, len(model[0]))
+    ours, plain = ([tensor.to(dtype).requires_grad_() for tensor in model] for dtype in (torch.float32, torch.float64))
+    actual, expected = log_likelihood(*ours, form=form), plain_log_likelihood(*plain)
+    assert_close(actual, expected)
+    used = slice(None) if model[0].shape[1] > 1 else slice(2)  # a single step has no transition
+    found = torch.autograd.grad((actual * weights).sum(), ours[used])
+    gradients = torch.autograd.grad((expected * weights).sum(), plain[used])
+    for mine, theirs in zip(found, gradients):
+        assert_close(mine, theirs, relative)
+    assert_close(posterior(*model, form=form), gradients[0] / weights.view(-1, 1, 1), relative)
 
 
 @both_forms
 @pytest.mark.parametrize(
-    ("batch", "steps", "regimes"),
-    [(3, 1, 4), (3, 2, 3), (2, 4, 1), (5, 37, 5), (1, 1440, 16)],
+    ("batch", "steps", "regimes", "scale", "offset"),
+    [(3, 1, 4, 2, 0), (2, 4, 1, 2, 0), (5, 37, 5, 2, 0), (1, 1440, 16, 2, 0), (1, 1440, 2, 30, -1e4)],
 )
-def test_likelihood_posterior_and_gradients_are_those_of_the_plain_recursion(form, batch, steps, regimes):
-    ours = [tensor.requires_grad_() for tensor in random_model(batch, steps, regimes, scale=2.0)]
-    plain = in_float64(ours, requires_grad=True)
-    weights = torch.linspace(0.5, 2.0, batch)  # so that each sequence's share of the gradients is seen
-    actual, expected = log_likelihood(*ours, form=form), plain_log_likelihood(*plain)
-    assert_close(actual, expected)
-    (actual * weights).sum().backward()
-    (expected * weights.double()).sum().backward()
-    for name, mine, theirs in zip(("emissions", "initial", "transition"), ours, plain):
-        if (name, steps) != ("transition", 1):
-            assert_close(mine.grad, theirs.grad)
-    assert_close(posterior(*ours, form=form), plain[0].grad / weights.double().view(-1, 1, 1))
-
-
-@both_forms
-def test_rows_that_do_not_add_up_to_one_and_long_unlikely_sequences(form):
-    emissions, initial, transition = random_model(2, 50, 3)
-    other = [emissions, initial + 0.3, transition + torch.tensor([[0.7], [-1.0], [0.1]])]
-    emissions, *rest = random_model(1, 1440, 2, scale=30.0)  # nothing may underflow
-    for ours in (other, [emissions - 1e4, *rest]):
-        assert_close(log_likelihood(*ours, form=form), plain_log_likelihood(*in_float64(ours)), relative=1e-6)
+def test_likelihood_posterior_and_gradients_are_those_of_the_plain_recursion(
+    form, batch, steps, regimes, scale, offset
+):
+    emissions, initial, transition = random_model(batch, steps, regimes, scale)
+    rows = torch.linspace(-1.0, 1.0, regimes).unsqueeze(1)  # of probabilities that do not add up to one
+    for more in (0.0, rows):
+        assert_as_plain((emissions + offset, initial, transition + more), form)
 
 
 @both_forms
 def test_a_step_that_every_regime_finds_improbable_costs_nothing_else(form):
-    emissions, initial, transition = random_model(3, 60, 4)
-    before = posterior(emissions, initial, transition, form=form)
-    improbable = emissions.clone()
-    improbable[:, 20] -= 2.0**14
-    improbable[:, 41:43] -= 2.0**20
-    assert_close(log_likelihood(improbable, initial, transition, form=form),
-                 plain_log_likelihood(*in_float64([improbable, initial, transition])), relative=1e-6)  # fmt: skip
-    after = posterior(improbable, initial, transition, form=form)
+    emissions, *rest = random_model(3, 60, 4)
+    before = posterior(emissions, *rest, form=form)
+    emissions[:, 20] -= 2.0**14
+    emissions[:, 41:43] -= 2.0**20
+    assert_close(log_likelihood(emissions, *rest, form=form), plain_log_likelihood(emissions, *rest), relative=1e-6)
+    after = posterior(emissions, *rest, form=form)
     # What the subtraction leaves of the emissions' digits decides about their steps; the others keep theirs.
     torch.testing.assert_close(after[:, :19], before[:, :19], rtol=0, atol=1e-3)
     torch.testing.assert_close(after[:, 45:], before[:, 45:], rtol=0, atol=2e-2)
@@ -95,58 +83,37 @@ def test_observations_that_only_an_improbable_regime_explains(form, size):
     emissions = torch.full((2, 200, 3), -size).scatter_(2, path.unsqueeze(2), -1.0)
     initial = torch.log_softmax(torch.tensor([0.0, -20.0, -40.0]), 0)
     transition = torch.log_softmax(torch.tensor([[0.0, -30.0, -60.0], [-40.0, 0.0, -35.0], [-25.0, -45.0, 0.0]]), 1)
-    ours = [tensor.clone().requires_grad_() for tensor in (emissions, initial, transition)]
-    plain = in_float64(ours, requires_grad=True)
-    actual, expected = log_likelihood(*ours, form=form), plain_log_likelihood(*plain)
-    assert_close(actual, expected)
-    actual.sum().backward()
-    expected.sum().backward()
-    for mine, theirs in zip(ours, plain):
-        assert_close(mine.grad, theirs.grad, relative=1e-4)
+    assert_as_plain((emissions, initial, transition), form, relative=1e-4)
     if size > 1e2:
-        assert torch.equal(viterbi(*ours, form=form), path)
+        assert torch.equal(viterbi(emissions, initial, transition, form=form), path)
 
 
 @both_forms
-def test_transitions_of_probability_zero(form):
-    """A chain that only moves on: float64's recursion takes -inf, and so do we, with gradients of exactly 0 there."""
-    emissions, _, _ = random_model(3, 120, 4, scale=3.0)
-    initial = torch.tensor([0.0, -INF, -INF, -INF])
-    keep = torch.full((4,), 0.9)
-    keep[-1] = 1.0
-    transition = (torch.diag(keep) + torch.diag(torch.full((3,), 0.1), 1)).log()
-    ours = [tensor.clone().requires_grad_() for tensor in (emissions, initial, transition)]
-    actual = log_likelihood(*ours, form=form)
-    assert_close(actual, plain_log_likelihood(*in_float64(ours)))
-    actual.sum().backward()
-    assert (ours[2].grad[transition == -INF] == 0).all()
-    assert (ours[1].grad[1:] == 0).all()
-    assert ours[2].grad.sum().item() == pytest.approx(3 * 119, rel=1e-4)
-    steps = viterbi(*ours, form=form).diff()
-    assert ((steps >= 0) & (steps <= 1)).all()
-    torch.testing.assert_close(posterior(*ours, form=form), ours[0].grad, rtol=0, atol=1e-6)
-
-
-@both_forms
-def test_an_impossible_sequence_is_very_improbable_and_its_gradients_are_finite(form):
-    emissions, initial, transition = random_model(2, 20, 3)
+def test_what_is_impossible_is_very_improbable_and_its_gradients_are_finite(form):
+    """-inf, as in the first sequence, and in a chain that only moves on."""
+    emissions, initial, _ = random_model(2, 20, 3)
     emissions[0, 7] = -INF
-    ours = [tensor.clone().requires_grad_() for tensor in (emissions, initial, transition)]
-    likelihood = log_likelihood(*ours, form=form)
+    transition = torch.tensor([[0.9, 0.1, 0.0], [0.0, 0.9, 0.1], [0.0, 0.0, 1.0]]).log()
+    model = [tensor.requires_grad_() for tensor in (emissions, initial, transition)]
+    likelihood = log_likelihood(*model, form=form)
     assert likelihood[0].item() == pytest.approx(LOG_FLOOR, rel=1e-3)
-    assert_close(likelihood[1:], plain_log_likelihood(*in_float64([emissions[1:], initial, transition])))
-    likelihood.sum().backward()
-    assert all(torch.isfinite(tensor.grad).all() for tensor in ours)
-    assert torch.isfinite(posterior(*ours, form=form)).all()
+    assert_close(likelihood[1:], plain_log_likelihood(emissions[1:], initial, transition))
+    gradients = torch.autograd.grad(likelihood.sum(), model)
+    assert all(torch.isfinite(tensor).all() for tensor in (*gradients, posterior(*model, form=form)))
+    counts = torch.autograd.grad(log_likelihood(*model, form=form)[1], transition)[0]
+    assert (counts[transition == -INF] == 0).all()
+    assert counts.sum().item() == pytest.approx(19, rel=1e-4)
+    assert set(viterbi(*model, form=form)[1].diff().tolist()) <= {0, 1}
 
 
 @both_forms
 @pytest.mark.parametrize(("steps", "regimes"), [(1, 3), (2, 3), (7, 2), (4, 4)])
 def test_the_path_is_the_best_of_all_paths(form, steps, regimes):
-    model = random_model(6, steps, regimes, scale=1.5, seed=steps)
+    emissions, initial, transition = model = random_model(6, steps, regimes, scale=1.5, seed=steps)
     paths = torch.tensor(list(itertools.product(range(regimes), repeat=steps)))
-    scores = torch.stack([path_score(path.expand(6, -1), *in_float64(model)) for path in paths])
-    assert torch.equal(viterbi(*model, form=form), paths[scores.argmax(0)])
+    scores = emissions[:, torch.arange(steps), paths].double().sum(-1) + initial[paths[:, 0]]
+    scores += transition[paths[:, :-1], paths[:, 1:]].double().sum(-1)
+    assert torch.equal(viterbi(*model, form=form), paths[scores.argmax(1)])
 
 
 @both_forms
@@ -154,28 +121,18 @@ def test_of_equally_good_ways_the_lowest_regime_is_taken(form):
     uniform = torch.full((3, 3), 0.25).log()
     assert torch.equal(viterbi(torch.zeros(2, 33, 3), uniform[0], uniform, form=form), torch.zeros(2, 33).long())
     emissions = torch.zeros(1, 3, 3)
-    emissions[0, 1, 1] = emissions[0, 1, 2] = 4.0  # regimes 1 and 2 are equally good in the middle
+    emissions[0, 1, 1:] = 4.0  # regimes 1 and 2 are equally good in the middle
     assert viterbi(emissions, uniform[0], uniform, form=form).tolist() == [[0, 1, 0]]
 
 
-def test_half_precision_inputs_and_autocast_still_give_float32():
-    model = random_model(2, 30, 3)
+def test_auto_agrees_with_both_forms_half_precision_gives_float32_and_other_shapes_are_refused():
+    model = random_model(16, 100, 4)
     expected = log_likelihood(*model)
+    for form in ("loop", "scan"):
+        torch.testing.assert_close(log_likelihood(*model, form=form), expected)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(log_likelihood(*model), expected)
     assert log_likelihood(model[0].bfloat16(), *model[1:]).dtype == torch.float32
-
-
-def test_what_cannot_be_is_refused_and_auto_agrees_with_both_forms():
-    emissions, initial, transition = random_model(2, 5, 3)
-    for wrong in (
-        lambda: log_likelihood(emissions[0], initial, transition),
-        lambda: posterior(emissions, initial[:2], transition),
-        lambda: viterbi(emissions, initial, transition[:2]),
-        lambda: log_likelihood(emissions, initial, transition, form="tree"),
-    ):
+    for wrong in ((model[0][0], *model[1:]), (*model[:2], model[2][:2])):
         with pytest.raises(ValueError):
-            wrong()
-    model = random_model(16, 100, 4)
-    for form in ("loop", "scan"):
-        torch.testing.assert_close(log_likelihood(*model), log_likelihood(*model, form=form))
+            viterbi(*wrong)

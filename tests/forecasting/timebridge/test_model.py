@@ -1,20 +1,21 @@
+"""TimeBridge against a plain reference, and its loss, dropout and quantile heads."""
+
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-
-from exp.errors import ConfigError
-from exp.forecasting.timebridge import TimeBridge
-from exp.forecasting.timebridge.quantiles import quantile_loss
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))
 from reference_timebridge import PlainTimeBridge, plain_loss
 
+from exp.compat import has_fused_attention
+from exp.errors import ConfigError
+from exp.forecasting.timebridge import TimeBridge
+from exp.forecasting.timebridge.attention import attention, dropout
+from exp.forecasting.timebridge.loss import TimeFrequencyLoss, dft_matrix
+from exp.forecasting.timebridge.quantiles import quantile_loss
+
 SMALL = {"channels": 3, "lookback": 48, "horizon": 12, "period": 6, "d_model": 16, "d_ff": 24, "num_heads": 4}
-LAYERS = [(3, 1, 0), (1, 1, 1), (1, 1, 2), (1, 2, 1), (0, 0, 1)]
 
 
 def settings(layers, **more):
@@ -22,128 +23,67 @@ def settings(layers, **more):
     return {**SMALL, **dict(zip(names, layers)), **more}
 
 
-def batch_of(channels=3, lookback=48, horizon=12, size=5, marks=4):
+@pytest.fixture
+def batch():
     torch.manual_seed(1)
-    return {
-        "x": torch.randn(size, lookback, channels).cumsum(1),
-        "marks": torch.rand(size, lookback, marks) - 0.5,
-        "y": torch.randn(size, horizon, channels),
-    }
+    return {"x": torch.randn(5, 48, 3).cumsum(1), "marks": torch.rand(5, 48, 4) - 0.5, "y": torch.randn(5, 12, 3)}
 
 
-def pair(**options):
-    """Ours and the plain reference with the same weights, in eval mode."""
-    torch.manual_seed(0)
-    ours, plain = TimeBridge(**options), PlainTimeBridge(**options)
-    plain.load_state_dict(ours.state_dict(), strict=True)
-    return ours.eval(), plain.eval()
-
-
-@pytest.mark.parametrize("layers", LAYERS)
+@pytest.mark.parametrize("layers", [(3, 1, 0), (1, 1, 1), (1, 1, 2), (1, 2, 1), (0, 0, 1)])
 @pytest.mark.parametrize("patches_out", [None, 3])
-def test_forecast_loss_and_gradients_equal_the_plain_reference(layers, patches_out):
-    ours, plain = pair(**settings(layers, num_patches_out=patches_out if layers[1] else None))
-    batch = batch_of()
-    expected = plain(batch["x"], batch["marks"])
-    torch.testing.assert_close(ours(batch["x"], batch["marks"]), expected, rtol=1e-5, atol=1e-5)
-    loss, expected_loss = ours(**batch, mode="loss")["loss"], plain_loss(expected, batch["y"], 0.35)
-    torch.testing.assert_close(loss, expected_loss, rtol=1e-5, atol=1e-5)
-    names = [name for name, _ in plain.named_parameters() if "norm0" not in name]
-    gradients = (torch.autograd.grad(each, [model.get_parameter(name) for name in names])
-                 for each, model in ((loss, ours), (expected_loss, plain)))  # fmt: skip
-    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
-
-
-def test_the_time_features_are_read_only_where_channels_meet():
-    batch = batch_of(marks=5)
-    alone, _ = pair(**settings((3, 1, 0), time_features=5))
-    assert torch.equal(alone(**batch), alone(**{**batch, "marks": batch["marks"] * float("nan")}))
-    meeting, plain = pair(**settings((1, 1, 1), time_features=5))
-    assert not torch.allclose(meeting(**batch), meeting(**{**batch, "marks": -batch["marks"]}))
-    torch.testing.assert_close(meeting(**batch), plain(batch["x"], batch["marks"]), rtol=1e-5, atol=1e-5)
-
-
-def test_a_period_gives_the_number_of_patches_as_in_the_authors_code():
-    sizes = {"lookback": 104, "stable_len": 4, "num_patches_out": 4}  # of the users' illness.sh, period 24
+def test_forecast_loss_gradients_and_settings_equal_those_of_the_plain_reference(batch, layers, patches_out):
+    options = settings(layers, num_patches_out=patches_out if layers[1] else None)
     torch.manual_seed(0)
-    ours = TimeBridge(**{**settings((1, 1, 2)), **sizes, "period": 24}).eval()
-    plain = PlainTimeBridge(**{**settings((1, 1, 2)), **sizes, "period": 26}).eval()
+    ours, plain = TimeBridge(**options).eval(), PlainTimeBridge(**options).eval()
     plain.load_state_dict(ours.state_dict(), strict=True)
-    batch = batch_of(lookback=104)
-    torch.testing.assert_close(ours(**batch), plain(batch["x"], batch["marks"]), rtol=1e-5, atol=1e-5)
+    forecast, expected = ours(batch["x"], batch["marks"]), plain(batch["x"], batch["marks"])
+    losses = ours(**batch, mode="loss")["loss"], plain_loss(expected, batch["y"], 0.35)
+    torch.testing.assert_close([forecast, losses[0]], [expected, losses[1]], rtol=1e-5, atol=1e-5)
+    names = [name for name, _ in plain.named_parameters() if "norm0" not in name]
+    gradients = (torch.autograd.grad(loss, [model.get_parameter(name) for name in names])
+                 for loss, model in zip(losses, (ours, plain)))  # fmt: skip
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
+    told = {key.split(".")[1]: value for key, value in ours.settings_of(plain.state_dict()).items()}
+    known = {key: value for key, value in options.items() if key not in ("channels", "num_heads")}
+    assert told == {**known, "quantiles": None}
 
 
 PUBLISHED = {  # channels, period, patches_out, heads, stable_len, d_model, d_ff, layers
     "etth1": (7, 24, None, 8, 6, 128, 128, (3, 1, 0)),
     "ettm1": (7, 48, 6, 4, 6, 64, 128, (3, 1, 0)),
-    "weather": (21, 48, 12, 8, 6, 128, 128, (1, 1, 1)),
     "solar": (137, 48, 12, 8, 6, 128, 128, (1, 1, 1)),
     "electricity": (321, 24, 4, 32, 4, 512, 512, (1, 1, 2)),
     "traffic": (862, 24, 8, 64, 2, 512, 512, (1, 1, 3)),
 }
 
 
-def official_shapes(period, patches_out, d_model, d_ff, layers):
-    """Names and shapes of the authors' weights for a lookback of 720 and a horizon of 96."""
-    patches = 720 // period
-    patches_out = patches_out or patches
-    shapes = {"embedding.proj.0.weight": (d_model, period), "decoder.1.weight": (96, patches_out * d_model)}
-    kinds = ["integrated"] * layers[0] + ["downsampling"] * layers[1] + ["cointegrated"] * layers[2]
-    for index, kind in enumerate(kinds):
-        prefix = f"encoder.attn_layers.{index}."
-        for attention in ("attention1", "attention2") if kind == "cointegrated" else ("attention",):
-            for name in ("q_proj", "k_proj", "v_proj", "out"):
-                shapes[f"{prefix}{attention}.{name}.weight"] = (d_model, d_model)
-                shapes[f"{prefix}{attention}.{name}.bias"] = (d_model,)
-        if kind == "downsampling":
-            shapes[f"{prefix}conv1.weight"] = (patches_out, patches, 1)
-            shapes[f"{prefix}conv2.weight"] = (patches_out, patches_out + 1, 1)
-        for norm in ("norm0", "norm1", "norm2") if kind == "cointegrated" else ("norm1", "norm2"):
-            shapes[f"{prefix}{norm}.weight"] = shapes[f"{prefix}{norm}.bias"] = (d_model,)
-        shapes.update({f"{prefix}fc1.weight": (d_ff, d_model), f"{prefix}fc1.bias": (d_ff,)})
-        shapes.update({f"{prefix}fc2.weight": (d_model, d_ff), f"{prefix}fc2.bias": (d_model,)})
-    return shapes
-
-
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_official_weights_load_strictly_and_tell_their_settings(name):
     channels, period, patches_out, heads, stable_len, d_model, d_ff, layers = PUBLISHED[name]
-    shapes = official_shapes(period, patches_out, d_model, d_ff, layers)
-    state = {key: torch.ones(shape) for key, shape in shapes.items()}
+    sizes = settings(layers, period=period, num_patches_out=patches_out, lookback=720, horizon=96)
+    sizes.update(channels=channels, d_model=d_model, d_ff=d_ff, num_heads=heads)
+    # The plain reference has the names and shapes of the authors' weights.
+    state = {key: torch.ones_like(value) for key, value in PlainTimeBridge(**sizes).state_dict().items()}
     prefix = "teacher.encoder." if name == "solar" else "module."  # any path before the names is found
     official = {f"{prefix}{key}": value for key, value in state.items()}
-    sizes = {"period": period, "num_patches_out": patches_out, "num_heads": heads, "stable_len": stable_len}
-    sizes.update(channels=channels, lookback=720, horizon=96, d_model=d_model, d_ff=d_ff)
-    model = TimeBridge(**settings(layers, **sizes))
+    model = TimeBridge(**sizes, stable_len=stable_len)
     model.load_state_dict(model.adapt_state_dict(official, Path("official.pth")), strict=True)
     assert all((parameter == 1).all() for parameter in model.parameters())
-    assert TimeBridge(**SMALL).settings_of(state) == {
-        "model.d_model": d_model, "model.period": period, "model.d_ff": d_ff, "model.num_patches_out": patches_out,
-        "model.integrated_layers": layers[0], "model.downsampling_layers": layers[1],
-        "model.cointegrated_layers": layers[2], "data.lookback": 720, "data.horizon": 96,
-        "model.quantiles": None,
-    }  # fmt: skip
+    told = {key.split(".")[1]: value for key, value in TimeBridge(**SMALL).settings_of(state).items()}
+    del sizes["channels"], sizes["num_heads"]
+    assert told == {**sizes, "quantiles": None}
 
 
-@pytest.mark.parametrize("layers", LAYERS)
-def test_a_model_tells_its_own_settings(layers):
-    model = TimeBridge(**settings(layers))
-    told = {key.split(".")[1]: value for key, value in model.settings_of(model.state_dict()).items()}
-    expected = {**settings(layers), "num_patches_out": None, "quantiles": None}
-    assert told == {key: value for key, value in expected.items() if key not in ("channels", "num_heads")}
-
-
-def test_quantile_heads_have_the_pinball_loss_and_do_not_cross():
-    levels = [0.1, 0.5, 0.9]
-    model, batch = TimeBridge(**settings((1, 1, 0), quantiles=levels)).eval(), batch_of()
+def test_quantile_heads_have_the_pinball_loss_and_do_not_cross(batch):
+    model = TimeBridge(**settings((1, 1, 0), quantiles=[0.1, 0.5, 0.9])).eval()
     model.quantile_decoder[1].weight.data.mul_(-3.0)  # any order
     forecast, quantiles = (model(batch["x"], batch["marks"], mode=mode) for mode in ("predict", "spread"))
     torch.testing.assert_close(quantiles[..., 1], forecast)
     assert (quantiles.diff(dim=-1) >= 0).all()
-    low, high = quantile_loss([forecast], batch["y"], [0.1]), quantile_loss([forecast], batch["y"], [0.9])
     error = batch["y"] - forecast
-    torch.testing.assert_close(low, 2 * torch.where(error > 0, 0.1 * error, -0.9 * error).mean())
-    torch.testing.assert_close((low + high) / 2, plain_loss(forecast, batch["y"], 0.0))  # symmetric: absolute error
+    for level in (0.1, 0.9):
+        expected = 2 * torch.where(error > 0, level * error, (level - 1) * error).mean()
+        torch.testing.assert_close(quantile_loss([forecast], batch["y"], [level]), expected)
     known = (torch.rand(error.shape) < 0.5).float()
     known[0] = 0.0
     y = torch.where(known > 0, batch["y"], torch.tensor(float("nan")))
@@ -153,24 +93,21 @@ def test_quantile_heads_have_the_pinball_loss_and_do_not_cross():
     assert all(torch.isfinite(loss) for loss in losses.values())
 
 
-def test_losses_are_in_float32_and_gradients_finite_also_of_constant_series():
-    model, _ = pair(**settings((1, 1, 1)))
-    batch = batch_of()
-    exact = model(**batch, mode="loss")["loss"]
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        rough = model(**batch, mode="loss")["loss"]
-    assert rough.dtype == torch.float32
-    assert rough.item() == pytest.approx(exact.item(), rel=2e-2)
+def test_gradients_of_constant_series_are_finite(batch):
+    model = TimeBridge(**settings((1, 1, 1))).eval()
     constant = {**batch, "x": torch.full((5, 48, 3), 7.0), "y": torch.full((5, 12, 3), 7.0)}
-    for loss in (rough, model(**constant, mode="loss")["loss"]):
+    for dtype in (torch.float32, torch.bfloat16):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+            loss = model(**constant, mode="loss")["loss"]
         model.zero_grad()
         loss.backward()
-        assert torch.isfinite(loss)
+        assert loss.dtype == torch.float32
         assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.requires_grad)
 
 
-def test_settings_and_calls_that_do_not_go_together_are_refused():
-    for wrong, named in (
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
         ({"lookback": 50, "period": 15}, "period=10 or 25"),
         ({"lookback": 4}, "lookback=6, or period=4"),
         ({"num_heads": 5}, "num_heads=4 or 8"),
@@ -184,9 +121,69 @@ def test_settings_and_calls_that_do_not_go_together_are_refused():
         ({"quantiles": [0.1, 0.9]}, "quantiles"),
         ({"quantiles": [0.5, 0.1]}, "quantiles"),
         ({"quantiles": [0.5, 1.5]}, "quantiles"),
-    ):
-        with pytest.raises(ConfigError, match=named):
-            TimeBridge(**{**SMALL, **wrong})
-    for y, mode in ((None, "loss"), (batch_of()["y"], "train")):
-        with pytest.raises(ValueError):
-            TimeBridge(**SMALL)(**{**batch_of(), "y": y}, mode=mode)
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(wrong, named):
+    with pytest.raises(ConfigError, match=named):
+        TimeBridge(**{**SMALL, **wrong})
+
+
+@pytest.mark.skipif(not has_fused_attention(), reason="torch < 2.0 has no fused attention")
+def test_other_devices_take_the_fused_kernel():
+    on_meta = [torch.randn(2, 3, 5, 4, device="meta") for _ in range(3)]
+    assert attention(*on_meta, dropout_p=0.1).shape == (2, 3, 5, 4)
+
+
+@pytest.mark.parametrize("p", [0.15, 0.5, 0.999])
+@pytest.mark.parametrize("size", [400_000, 400_003])
+def test_dropout_drops_the_share_and_keeps_the_mean(p, size):
+    torch.manual_seed(0)
+    x = torch.ones(size, requires_grad=True)
+    kept = dropout(x, p)
+    share = (kept == 0).float().mean().item()
+    assert share == pytest.approx(p, abs=4 * (p * (1 - p) / size) ** 0.5 + 2**-16)
+    torch.testing.assert_close(kept[kept != 0], torch.full_like(kept[kept != 0], 1 / (1 - p)), rtol=0.01, atol=0)
+    kept.sum().backward()
+    assert torch.equal(x.grad, kept.detach())
+
+
+def test_dropout_is_independent_within_a_draw_and_follows_the_seed():
+    drawn = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        drawn.append(dropout(torch.ones(100_000, 4), 0.5))
+    assert torch.equal(*drawn)
+    assert (torch.corrcoef(drawn[0].t()) - torch.eye(4)).abs().max() < 0.02
+
+
+@pytest.mark.parametrize(("horizon", "alpha"), [(7, 1.0), (96, 0.0), (720, 0.35)])
+def test_the_loss_and_its_gradient_equal_those_of_the_fft(horizon, alpha):
+    torch.manual_seed(0)
+    prediction, target = torch.randn(4, horizon, 3, requires_grad=True), torch.randn(4, horizon, 3)
+    loss, expected = TimeFrequencyLoss(horizon, alpha)(prediction, target), plain_loss(prediction, target, alpha)
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-5)
+    gradients = (torch.autograd.grad(each, prediction)[0] for each in (loss, expected))
+    torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-5 / horizon)
+
+
+def test_the_gradient_is_zero_where_there_is_no_difference():
+    prediction = torch.randn(2, 24, 3, requires_grad=True)
+    loss = TimeFrequencyLoss(24, 0.35)(prediction, prediction.detach().clone())
+    loss.backward()
+    assert loss.item() < 1e-12
+    assert torch.equal(prediction.grad, torch.zeros_like(prediction))
+
+
+def test_the_matrix_of_the_transform_is_accurate_at_long_horizons():
+    x = torch.randn(8, 2048, dtype=torch.float64)
+    spectrum = torch.fft.rfft(x)
+    expected = torch.cat([spectrum.real, spectrum.imag], 1)
+    torch.testing.assert_close(x @ dft_matrix(2048).double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_loss_of_half_precision_is_computed_in_float32():
+    torch.manual_seed(0)
+    prediction, target = torch.randn(2, 96, 3).bfloat16(), torch.randn(2, 96, 3)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = TimeFrequencyLoss(96, 0.35)(prediction, target)
+    assert torch.equal(loss, TimeFrequencyLoss(96, 0.35)(prediction.float(), target))

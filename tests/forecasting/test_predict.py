@@ -1,14 +1,20 @@
-"""Pictures of forecasts: which channels, over which dates."""
+"""Forecasts as files: numbers that read back exactly, names of columns, and pictures."""
 
 from __future__ import annotations
+
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from exp.draw.figure import figure_png
 from exp.errors import ConfigError
+from exp.forecasting.digits import shortest_texts
+from exp.forecasting.intervals.intervals import Band
 from exp.forecasting.pictures import Forecast, draw_forecast, pages
+from exp.forecasting.predict import _write_csv
 
 NAMES = ["HUFL", "$cost$ a/b", "_x", "OT", "ot", "1"]
 
@@ -40,14 +46,46 @@ def test_a_picture_has_dates_and_units_of_the_file():
     values = np.arange(120.0).reshape(60, 2)
     window = Forecast("load", values[:50], values[50:] + 1, values[50:], dates)
     figure = draw_forecast(window, ["$a$", "b"], [1])
+    figure_png(figure)
     (axes,) = figure.axes
     history, truth, forecast, _ = axes.get_lines()
     assert history.get_ydata().tolist() == values[20:50, 1].tolist()  # three horizons
     assert truth.get_xdata()[0] == history.get_xdata()[-1]
     assert forecast.get_xdata()[-1] == dates[-1].tz_localize(None).to_pydatetime()
-    figure_png(figure)
     assert "2020" in axes.xaxis.get_major_formatter().get_offset()
     assert axes.get_legend().get_window_extent().y0 >= axes.get_window_extent().y1 - 1, "above the curves"
     future = draw_forecast(window._replace(truth=None, dates=None), ["$a$", "b"], [0, 1])
     assert [len(axes.get_lines()) for axes in future.axes] == [3, 3]
     assert future.axes[1].get_lines()[1].get_xdata()[0] == 0
+
+
+@pytest.mark.parametrize(("mean", "std"), [(1e9 + 20, 2.0), (10.0, 3.0), (2e-31, 1e-30), (0.0, 1.0), (-5e30, 1e30)])
+def test_text_gives_the_standardised_number_back(mean, std):
+    told = np.random.default_rng(0).normal(size=(200, 1)).astype(np.float32)
+    values = told.astype(np.float64) * std + mean
+    texts = shortest_texts(values, np.array([mean]), np.array([std]))
+    again, expected = (((each - mean) / std).astype(np.float32) for each in (texts.astype(np.float64), values))
+    assert np.array_equal(again, expected)
+
+
+def test_truth_reads_as_in_the_file():
+    written = ["10.123", "9.87", "10", "34.5678", "nan"]
+    mean, std = np.array([10.04]), np.array([2.12])
+    standardised = ((np.array([[float(text)] for text in written]) - mean) / std).astype(np.float32)
+    texts = shortest_texts(standardised.astype(np.float64) * std + mean, mean, std)[:, 0].tolist()
+    assert texts == [*written[:-1], ""]
+
+
+def test_no_two_columns_of_a_forecast_have_one_name(tmp_path):
+    """Series may be called as what stands beside them."""
+    names = ["x", "step", "x_truth", "x_lo80"]
+    data = SimpleNamespace(target_names=names, scored=[0, 1, 2, 3], mean=torch.zeros(4), std=torch.ones(4))
+    forecast = np.arange(8.0).reshape(2, 4)
+    _write_csv(tmp_path / "f.csv", data, None, forecast, forecast + 10, [Band(0.8, forecast - 1, forecast + 1)])
+    table = pd.read_csv(tmp_path / "f.csv")
+    assert len(set(table.columns)) == 17 == len(table.columns)
+    assert not any(".1" in name for name in table.columns)  # pandas' way to part them
+    np.testing.assert_array_equal(table[names], forecast)
+    np.testing.assert_array_equal(table["x_truth_"], forecast[:, 0] + 10)
+    np.testing.assert_array_equal(table["x_lo80_"], forecast[:, 0] - 1)
+    assert table["step_"].tolist() == [1, 2]
