@@ -23,7 +23,7 @@ SCHEDULES = [
 
 
 class Two(torch.nn.Module):
-    """A backbone of one layer and a head, with norms and biases."""
+    """A backbone of one layer and a head, with biases."""
 
     num_layers = 1
 
@@ -35,100 +35,75 @@ class Two(torch.nn.Module):
         return 0 if name.startswith("layer") else None
 
 
-def parts(make_runner, schedules, **optim):
-    """A runner with optimizer and schedulers at step 0."""
-    config = OmegaConf.merge(OmegaConf.structured(OptimConfig), optim)
-    torch.manual_seed(0)
-    model = Two()
-    runner = make_runner(model=model, optimizer=build_optimizer(model, config), max_epochs=3)
-    runner.session.config.optim = config
-    runner.train_loop.steps_per_epoch = PER_EPOCH
-    runner.param_schedulers = runner.build_param_scheduler(copy.deepcopy(schedules))
-    return runner
+@pytest.fixture
+def trained(make_runner):
+    """Makes a runner after ``steps`` with these settings, and the checkpoint that it would write."""
 
-
-def train(runner, steps, first=0):
-    for step in range(first + 1, first + steps + 1):
-        for index, parameter in enumerate(runner.model.parameters()):
-            parameter.grad = torch.full_like(parameter, (step + index) % 3 - 1.0)
-        runner.optim_wrapper.optimizer.step()
-        for scheduler in runner.param_schedulers:
-            if not scheduler.by_epoch:
-                scheduler.step()
-        if step % PER_EPOCH == 0:
+    def make(schedules=(), steps=0, **optim):
+        config = OmegaConf.merge(OmegaConf.structured(OptimConfig), optim)
+        torch.manual_seed(0)
+        model = Two()
+        runner = make_runner(model=model, optimizer=build_optimizer(model, config), max_epochs=3)
+        runner.session.config.optim = config
+        runner.train_loop.steps_per_epoch = PER_EPOCH
+        runner.param_schedulers = runner.build_param_scheduler(copy.deepcopy(list(schedules)))
+        for step in range(1, steps + 1):
+            for index, parameter in enumerate(model.parameters()):
+                parameter.grad = torch.full_like(parameter, (step + index) % 3 - 1.0)
+            runner.optim_wrapper.optimizer.step()
             for scheduler in runner.param_schedulers:
-                if scheduler.by_epoch:
+                if not scheduler.by_epoch or step % PER_EPOCH == 0:
                     scheduler.step()
+        content = {"optimizer": copy.deepcopy(runner.optim_wrapper.state_dict()),
+                   "config": {"optim": OmegaConf.to_container(config)}}  # fmt: skip
+        return runner, content
 
-
-def saved(runner, step, **optim):
-    config = OmegaConf.to_container(OmegaConf.merge(OmegaConf.structured(OptimConfig), optim))
-    return {
-        "optimizer": copy.deepcopy(runner.optim_wrapper.state_dict()),
-        "config": {"optim": config},
-        "meta": {"step": step, "epoch": step // PER_EPOCH},
-    }
+    return make
 
 
 @pytest.mark.parametrize("step", [2, 4, 7])
-def test_rates_are_those_of_a_training_that_always_had_the_new_ones(make_runner, step):
-    old, new = {"lr": 0.1}, {"lr": 0.02, "weight_decay": 0.3}
-    first = parts(make_runner, SCHEDULES, **old)
-    train(first, step)
-    content = saved(first, step, **old)
-    straight = parts(make_runner, SCHEDULES, **new)
-    train(straight, step)
-    later = parts(make_runner, SCHEDULES, **new)
-    later.model.load_state_dict(first.model.state_dict())
+def test_rates_are_those_of_a_training_that_always_had_the_new_ones(trained, step):
+    new = {"lr": 0.02, "weight_decay": 0.3}
+    _, content = trained(SCHEDULES, step, lr=0.1)
+    straight, _ = trained(SCHEDULES, step, **new)
+    later, _ = trained(SCHEDULES, **new)
     later.train_loop.restore(step // PER_EPOCH, step, step % PER_EPOCH * 4)
     carry_over(later, content)
     ours, theirs = (each.optim_wrapper.state_dict() for each in (later, straight))
     assert ours["param_groups"] == theirs["param_groups"]
-    assert ours["param_groups"][0]["weight_decay"] == 0.3
-    for index, value in content["optimizer"]["state"].items():
-        assert torch.equal(ours["state"][index]["exp_avg"], value["exp_avg"])
-    train(later, 3, first=step)
-    train(straight, 3, first=step)
-    rates = [each.optim_wrapper.optimizer.param_groups[0]["lr"] for each in (later, straight)]
-    assert rates[0] == rates[1]
+    torch.testing.assert_close(ours["state"], content["optimizer"]["state"], rtol=0, atol=0)
+    states = [[scheduler.state_dict() for scheduler in each.param_schedulers] for each in (later, straight)]
+    assert states[0] == states[1]  # and so they go on
 
 
-def test_moments_stay_with_their_parameters_where_groups_change(make_runner):
-    first = parts(make_runner, [])
-    train(first, 3)
-    state = first.optim_wrapper.optimizer.state
-    moments = {name: state[parameter]["exp_avg"].clone() for name, parameter in first.model.named_parameters()}
-    new = {"backbone_lr_scale": 0.1, "decay_norm_and_bias": False, "weight_decay": 0.1}
-    later = parts(make_runner, [], **new)
-    carry_over(later, saved(first, 3))
+def test_moments_stay_with_their_parameters_where_groups_change(trained):
+    first, content = trained(steps=3)
+    later, _ = trained(backbone_lr_scale=0.1, decay_norm_and_bias=False, weight_decay=0.1)
+    carry_over(later, content)
     assert len(later.optim_wrapper.optimizer.param_groups) == 4
-    state = later.optim_wrapper.optimizer.state
-    for name, parameter in later.model.named_parameters():
-        assert torch.equal(state[parameter]["exp_avg"], moments[name]), name
+    found, expected = (
+        {name: runner.optim_wrapper.optimizer.state[p]["exp_avg"] for name, p in runner.model.named_parameters()}
+        for runner in (later, first)
+    )
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
-def test_an_option_that_needs_what_has_not_been_kept_is_refused(make_runner):
-    first = parts(make_runner, [])
-    train(first, 3)
-    with pytest.raises(
-        ConfigError, match=r"resume: optim.options=\{'amsgrad': True\} need state that Adam has not kept"
-    ):
-        carry_over(parts(make_runner, [], options={"amsgrad": True}), saved(first, 3))
-    carry_over(parts(make_runner, [], options={"betas": [0.5, 0.9]}), saved(first, 3))
-    sgd = {"type": "SGD", "options": {}}
-    plain = parts(make_runner, [], **sgd)
-    train(plain, 3)
-    carry_over(parts(make_runner, [], type="SGD", options={"momentum": 0.9}), saved(plain, 3, **sgd))
+def test_an_option_that_needs_what_has_not_been_kept_is_refused(trained):
+    _, adam = trained(steps=3)
+    with pytest.raises(ConfigError, match=r"optim.options=\{'amsgrad': True\}"):
+        carry_over(trained(options={"amsgrad": True})[0], adam)
+    carry_over(trained(options={"betas": [0.5, 0.9]})[0], adam)
+    _, sgd = trained(steps=3, type="SGD", options={})
+    carry_over(trained(type="SGD", options={"momentum": 0.9})[0], sgd)
 
 
-def test_a_schedule_that_follows_validations_cannot_be_replayed(make_runner):
-    runner = parts(make_runner, [{"type": "ReduceOnPlateauLR", "monitor": "mse"}])
-    with pytest.raises(ConfigError, match="the schedule follows the validations so far"):
-        carry_over(runner, saved(runner, 3))
+def test_a_schedule_that_follows_validations_cannot_be_replayed(trained):
+    with pytest.raises(ConfigError, match="ReduceOnPlateau"):
+        carry_over(*trained([{"type": "ReduceOnPlateauLR", "monitor": "mse"}]))
 
 
-def test_the_length_counts_only_where_there_are_schedules(make_runner):
-    changed = [Change("max_steps", 3, 5), Change("nproc", 1, 2)]
-    assert not changes_course(changed, [])
-    assert changes_course(changed, parts(make_runner, SCHEDULES).param_schedulers)
+def test_the_length_counts_only_where_there_are_schedules(trained):
+    length = [Change("max_steps", 3, 5), Change("nproc", 1, 2)]
+    assert not changes_course(length, [])
+    assert changes_course(length, trained(SCHEDULES)[0].param_schedulers)
     assert changes_course([Change("optim.lr", 1, 2)], [])

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
-from exp.backends.cpu import CpuBackend
 from torch import nn
 
 from exp.compat import supports_estimates
@@ -30,30 +27,24 @@ class Two(Model):
 
 
 class Rows(Data):
-    def __init__(self) -> None:
-        self.train = [{"x": torch.ones(64)}] * 16
+    train = [{"x": torch.ones(64)}] * 16
 
     def metrics(self, detailed=False):
         raise NotImplementedError
 
 
-def rate_of(seconds=LEAST_SECONDS, backend=CpuBackend, **model):
-    config = SimpleNamespace(model={"_target_": f"{__name__}.Two", **model}, seed=1, batch_size=8, precision="fp32")
-    info = SimpleNamespace(rank=0, world_size=2)
-    session = SimpleNamespace(config=config, backend=backend(name="cpu"), device=torch.device("cpu"), info=info)
-    return training_rate(session, Rows(), samples_per_second=1000.0, seconds=seconds)
-
-
 @pytest.mark.skipif(not supports_estimates(), reason="torch < 2.1 does not count")
-def test_operations_are_those_of_theory_and_the_share_is_of_all_ranks():
-    rate = rate_of()
+def test_operations_are_those_of_theory_and_the_share_is_of_all_ranks(make_session):
+    session = make_session(world_size=2, model={"_target_": f"{__name__}.Two"}, batch_size=8)
+    rate = training_rate(session, Rows(), samples_per_second=1000.0, seconds=LEAST_SECONDS)
     first, second = 2 * 64 * 256, 2 * 256 * 32
     # Forward; backward once for the weights, and for the inputs of the second layer alone.
     assert rate["flops_per_second"] == 1000 * (2 * first + 3 * second)
-    alone = matrix_rate(CpuBackend(name="cpu"), torch.device("cpu"), "fp32")
+    alone = matrix_rate(session.backend, session.device, "fp32")
     assert rate["flops_share"] == pytest.approx(rate["flops_per_second"] / (2 * alone), rel=5)
 
 
-def test_a_short_training_and_a_model_that_reads_values_have_none():
-    assert rate_of(seconds=0.9 * LEAST_SECONDS) == {}
-    assert rate_of(reads=True) == {}
+@pytest.mark.parametrize(("seconds", "reads"), [(0.9 * LEAST_SECONDS, False), (LEAST_SECONDS, True)])
+def test_a_short_training_and_a_model_that_reads_values_have_none(make_session, seconds, reads):
+    session = make_session(model={"_target_": f"{__name__}.Two", "reads": reads}, batch_size=8)
+    assert training_rate(session, Rows(), samples_per_second=1000.0, seconds=seconds) == {}
