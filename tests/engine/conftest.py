@@ -19,6 +19,7 @@ from exp.engine.optim import BackendOptimWrapper
 from exp.engine.progress import Progress
 from exp.engine.runner import Runner
 from exp.launcher.rank import RankInfo
+from exp.metrics import Evaluator, SampleMetric
 from exp.models.base import Model
 from exp.runfolder import RunFolder
 from exp.session import Session
@@ -54,17 +55,11 @@ class Line(Model):
         return {"loss": (self.w * x - y).square().mean()} if mode == "loss" else self.w * x
 
 
-class Mse:
-    """What the loop asks of metrics."""
+class Mse(SampleMetric):
+    names, greater_is_better = ("mse",), False
 
-    def reset(self):
-        self.errors = []
-
-    def update(self, outputs, batch):
-        self.errors.append((outputs - batch["y"]).square().mean().item())
-
-    def compute(self, distributed):
-        return {"mse": sum(self.errors) / len(self.errors)}
+    def per_sample(self, outputs, batch):
+        return (outputs - batch["y"]).square()
 
 
 class Samples(Dataset):
@@ -96,13 +91,13 @@ def make_runner(make_session):
     """Makes a runner around a line, with our hooks; an epoch has 16 steps of one micro-batch."""
 
     def make(model=None, accumulate=1, log_every=5, max_epochs=1, hooks=(), schedulers=None, optimizer=None,
-             evaluator=None, **limits):  # fmt: skip
+             metrics=None, **limits):  # fmt: skip
         session = make_session(global_batch_size=4 * accumulate)
         session.folder.create()
         model = model or Line()
         sampler = TrainBatchSampler(64, batch_size=4, accumulate=accumulate)
         optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
-        metrics = MetricsHook(session.folder.metrics, log_every, Progress(None), time.time())
+        logging = MetricsHook(session.folder.metrics, log_every, Progress(None), time.time())
         saving = CheckpointHook(session.folder.checkpoints, OmegaConf.structured(CheckpointConfig), None, 0.0, "mse")
         test_loader = DataLoader(Samples())
         runner = Runner(
@@ -112,13 +107,13 @@ def make_runner(make_session):
             train_cfg={"type": TrainLoop, "max_epochs": max_epochs, "accumulate": accumulate, **limits},
             val_dataloader=test_loader,
             val_cfg={"type": EvalLoop, "stage": "val"},
-            val_evaluator=evaluator or Mse(),
+            val_evaluator=Evaluator(metrics or [Mse()]),
             test_dataloader=test_loader,
             test_cfg={"type": EvalLoop, "stage": "test"},
-            test_evaluator=Mse(),
+            test_evaluator=Evaluator([Mse()]),
             optim_wrapper=BackendOptimWrapper(optimizer, session.backend, accumulate=accumulate),
             param_scheduler=schedulers,
-            custom_hooks=[metrics, saving, *hooks],
+            custom_hooks=[logging, saving, *hooks],
             visualizer={"type": "Visualizer", "name": session.unique_name, "vis_backends": None},
         )
         runner.saving, runner.sampler = saving, sampler

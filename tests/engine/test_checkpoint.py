@@ -1,8 +1,10 @@
-"""Files of checkpoints: ours, those of other tools, and what is none."""
+"""Files of checkpoints: ours, those of other tools, and what is none; and how they are written beside the training."""
 
 from __future__ import annotations
 
+import errno
 import pickle
+import resource
 import threading
 from argparse import Namespace
 from collections import defaultdict
@@ -11,26 +13,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from exp.backends.cpu import CpuBackend
 from mmengine.config import ConfigDict
 
 from exp.engine import checkpoint
+from exp.engine.checkpoint_writer import CheckpointWriter
+from exp.engine.optim import BackendOptimWrapper
 from exp.errors import CheckpointError
 
 
 def test_plain_data_comes_back_the_same_and_other_data_are_refused(tmp_path):
-    content = {
-        "state_dict": torch.nn.Linear(3, 2).state_dict(),
-        "meta": {"step": np.int64(7), "lr": np.float64(0.5), "name": "x", "none": None, "betas": (0.9, 0.99)},
-        "rng": [torch.get_rng_state()],
-    }
-    checkpoint.write(tmp_path / "step_7.pth", content)
+    tensors = {"state_dict": dict(torch.nn.Linear(3, 2).state_dict()), "rng": [torch.get_rng_state()]}
+    meta = {"step": np.int64(7), "lr": np.float64(0.5), "name": "x", "none": None, "betas": (0.9, 0.99)}
+    checkpoint.write(tmp_path / "step_7.pth", {**tensors, "meta": meta})
     with pytest.raises(TypeError, match=r"_thread\.lock"):
         checkpoint.write(tmp_path / "other.pth", {"lock": threading.Lock()})
     read = checkpoint.read(tmp_path / "step_7.pth")
-    assert read["meta"] == {"step": 7, "lr": 0.5, "name": "x", "none": None, "betas": (0.9, 0.99)}
-    assert type(read["meta"]["step"]) is int
-    torch.testing.assert_close([read["rng"], read["state_dict"]], [content["rng"], dict(content["state_dict"])],
-                               rtol=0, atol=0)  # fmt: skip
+    assert repr(read.pop("meta")) == "{'step': 7, 'lr': 0.5, 'name': 'x', 'none': None, 'betas': (0.9, 0.99)}"
+    torch.testing.assert_close(read, tensors, rtol=0, atol=0)
     assert [path.name for path in tmp_path.iterdir()] == ["step_7.pth"], "a temporary file was left behind"
 
 
@@ -38,17 +38,16 @@ def test_no_flipped_bit_changes_what_is_read(tmp_path):
     path, content = tmp_path / "step_1.pth", {"state_dict": {"a": torch.arange(8.0)}, "meta": {"step": 3}}
     checkpoint.write(path, content)
     whole = path.read_bytes()
-    taken = []
+    taken = 0
     for place in range(len(whole)):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
         try:
             read = checkpoint.read(path)
         except CheckpointError:
             continue
-        assert torch.equal(read["state_dict"]["a"], content["state_dict"]["a"])
-        assert read["meta"] == content["meta"]
-        taken.append(place)
-    assert len(taken) <= 9  # of the mark before the digest: such a file has none
+        taken += 1
+        torch.testing.assert_close(read, content, rtol=0, atol=0)
+    assert taken <= 9  # of the mark before the digest: such a file has none
 
 
 @pytest.mark.parametrize("write", [torch.save, pickle.dump])
@@ -60,33 +59,6 @@ def test_a_refusal_names_the_culprit_and_advises_nothing_unsafe(tmp_path, write)
     with pytest.raises(CheckpointError, match=r"names torch\.nn\.modules\.") as error:
         checkpoint.read(path)
     assert "weights_only" not in f"{error.value}{error.value.__cause__}"
-
-
-def test_a_checkpoint_of_mmengine_is_read(tmp_path):
-    from mmengine.model import BaseModel
-    from mmengine.runner import Runner
-
-    class Tiny(BaseModel):
-        def __init__(self):
-            super().__init__()
-            self.backbone = torch.nn.Linear(2, 2)
-
-        def forward(self, inputs, mode="loss"):
-            return {"loss": self.backbone(inputs).square().mean()}
-
-    loader = torch.utils.data.DataLoader([{"inputs": torch.ones(2)}] * 4, batch_size=2)
-    model = Tiny()
-    runner = Runner(
-        model, str(tmp_path), train_dataloader=loader, optim_wrapper={"optimizer": {"type": "SGD", "lr": 0.1}},
-        train_cfg={"by_epoch": True, "max_epochs": 1}, experiment_name="checkpoint", log_level="ERROR",
-    )  # fmt: skip
-    runner.message_hub.update_info("scale", np.float32(2))
-    runner.message_hub.update_info("palette", np.zeros((2, 3), np.uint8))
-    runner.train()
-    content = checkpoint.read(tmp_path / "epoch_1.pth")
-    assert content["meta"]["epoch"] == 1
-    torch.testing.assert_close(checkpoint.weights_of(content), model.state_dict(), rtol=0, atol=0)
-    assert type(content["message_hub"]["runtime_info"]["scale"]).__module__ != "numpy", "nothing of it is made anew"
 
 
 def test_settings_beside_the_weights_and_files_older_than_zip_are_read(tmp_path):
@@ -128,19 +100,90 @@ def test_a_file_that_is_no_checkpoint_is_called_so(tmp_path, content):
 
 
 def test_pruning_keeps_what_was_written_or_read_and_never_everything_else_instead(tmp_path):
-    """What is set aside takes the place of an earlier one: here, of the same step."""
-
-    def names():
-        return [path.name for path in checkpoint.list_checkpoints(tmp_path)]
-
     for step in (1, 2, 8, 10):
         checkpoint.write(tmp_path / f"step_{step:08d}.pth", {"step": step})
-    checkpoint.prune(tmp_path, keep=2, known={"step_00000002.pth"})
-    assert names() == ["step_00000010.pth", "step_00000002.pth"]
-    checkpoint.prune(tmp_path, keep=0, known={"step_00000002.pth"})
-    assert names() == ["step_00000002.pth"]
-    (tmp_path / "set_aside").mkdir()
-    (tmp_path / "set_aside" / "step_00000002.pth").write_bytes(b"of an earlier time")
-    checkpoint.set_aside(checkpoint.list_checkpoints(tmp_path))
-    assert names() == []
-    assert checkpoint.read(tmp_path / "set_aside" / "step_00000002.pth") == {"step": 2}
+    for keep, left in ((2, [10, 2]), (0, [2])):
+        checkpoint.prune(tmp_path, keep, known={"step_00000002.pth"})
+        assert [checkpoint.step_of(path) for path in checkpoint.list_checkpoints(tmp_path)] == left
+
+
+def test_what_is_set_aside_takes_the_place_of_an_earlier_one(tmp_path):
+    for step in (1, 2):
+        checkpoint.write(tmp_path / "step_00000002.pth", {"attempt": step})
+        checkpoint.set_aside(checkpoint.list_checkpoints(tmp_path))
+    assert checkpoint.list_checkpoints(tmp_path) == []
+    assert checkpoint.read(tmp_path / "set_aside" / "step_00000002.pth") == {"attempt": 2}
+
+
+@pytest.mark.parametrize("with_weights", [False, True])
+def test_what_is_written_is_the_state_at_the_call_while_training_goes_on(tmp_path, with_weights):
+    backend = CpuBackend(name="cpu")
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+    wrapper = BackendOptimWrapper(torch.optim.Adam(model.parameters(), lr=0.1), backend)
+    writer, path, go_on = CheckpointWriter(backend), tmp_path / "a.pth", threading.Event()
+
+    def steps(count):
+        for _ in range(count):
+            wrapper.update_params(model(torch.randn(8, 4)).square().sum())
+
+    def state():
+        return {"state_dict": model.state_dict(), "optimizer": wrapper.state_dict()["state"]}
+
+    def late(*arguments):
+        assert go_on.wait(60)
+        checkpoint.write(*arguments)
+
+    steps(1)
+    for _ in range(2):  # the second into the memory of the first
+        before = checkpoint.plain(state(), lambda tensor: tensor.detach().clone())
+        go_on.clear()
+        writer.start({path: state()}, wrapper, with_weights, write=late)
+        steps(3)
+        go_on.set()
+        writer.wait()
+        torch.testing.assert_close(checkpoint.read(path), before, rtol=0, atol=0)
+
+
+def test_tensors_that_files_and_names_share_are_copied_once():
+    writer, shared, got = CheckpointWriter(CpuBackend(name="cpu")), torch.ones(3), {}
+    contents = {"a": {"x": shared, "tied": shared}, "b": {"x": shared, "other": torch.ones(3)}}
+    writer.start(contents, write=got.__setitem__)
+    writer.wait()
+    assert got["a"]["x"] is got["a"]["tied"] is got["b"]["x"] is not got["b"]["other"]
+
+
+def test_what_the_disk_says_is_raised_once_where_training_is(tmp_path):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    writer = CheckpointWriter(CpuBackend(name="cpu"))
+    for then in (writer.wait, lambda: writer.start({tmp_path / "b.pth": {}})):
+        writer.start({tmp_path / "a.pth": {}}, write=full)
+        with pytest.raises(OSError, match="No space left"):
+            then()
+        writer.wait()
+        writer.check()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_outgrows_the_disk_leaves_the_former_one(tmp_path):
+    path = tmp_path / "a.pth"
+    checkpoint.write(path, {"step": 1})
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            checkpoint.write(path, {"step": 2, "weights": torch.zeros(2**16)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [each.name for each in tmp_path.iterdir()] == ["a.pth"]
+    assert checkpoint.read(path) == {"step": 1}
+
+
+def test_a_copy_of_mapped_weights_is_what_the_file_holds(tmp_path):
+    path = tmp_path / "a.pth"
+    checkpoint.write(path, {"state_dict": {"a": torch.arange(5.0)}})
+    mapped = checkpoint.read(path, mapped=True)["state_dict"]["a"]
+    path.unlink()
+    mapped += 1  # of this process alone
+    assert mapped.tolist() == [1, 2, 3, 4, 5]

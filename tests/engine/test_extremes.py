@@ -18,10 +18,6 @@ VALUES = torch.tensor([5.0, 1.0, float("nan"), 9.0, 3.0, 9.0, 2.0, 7.0])
 class Score(SampleMetric):
     names = ("score",)
 
-    def __init__(self, greater_is_better: bool) -> None:
-        super().__init__()
-        self.greater_is_better = greater_is_better
-
     def per_sample(self, outputs, batch):
         return outputs[:, 0]
 
@@ -42,7 +38,9 @@ def found(ranks: int, batch: int, greater: bool, worst: int = 3, best: int = 2):
             return gathered
 
         group.gather = gather
-        extremes = Extremes(Evaluator([Score(greater)]), Score(greater), worst, best)
+        score = Score()
+        score.greater_is_better = greater
+        extremes = Extremes(Evaluator([score]), score, worst, best)
         extremes.reset()
         for part in torch.arange(len(VALUES))[rank::ranks].split(batch):
             extremes.update(VALUES[part].unsqueeze(1).repeat(1, 4), {"index": part})

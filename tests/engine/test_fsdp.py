@@ -1,4 +1,7 @@
-"""wrapper=fsdp: the numbers of DDP, a share of the memory, and checkpoints that any number of ranks goes on from."""
+"""wrapper=fsdp: the numbers of DDP, a share of the memory, and checkpoints from which any number of ranks goes on.
+
+They are written beside the training, by threads that need no collective.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,8 @@ from exp.errors import ConfigError
 from tests.behaviour.conftest import SCENES
 from tests.engine.conftest import ON_DEVICES, needs_sharding
 from tests.simulators import needs_current_card
+
+on_cpu_and_card = pytest.mark.parametrize("backend", ["cpu", pytest.param("gcu", marks=needs_current_card)])
 
 # Two of the kinds of model need values, or keep tensors where nobody else sees them: these are built whole.
 BUILD = """
@@ -56,7 +61,7 @@ end(found)
 
 
 @needs_sharding
-@pytest.mark.parametrize("backend", ["cpu", pytest.param("gcu", marks=needs_current_card)])
+@on_cpu_and_card
 def test_rank_0_alone_has_the_model_whole_and_only_in_host_memory(ranks, backend):
     """24 blocks of 4 MiB, half of them on each card."""
     first, second = ranks(ON_DEVICES + BUILD, world_size=2, backend=backend)
@@ -105,6 +110,96 @@ def test_the_index_of_shards_runs_no_code(tmp_path):
     with pytest.raises(pickle.UnpicklingError):
         load_shards(tmp_path, lambda _: None)
     assert not (tmp_path / "touched").exists()
+
+
+# A sharded model with layers of odd sizes, a frozen bias and buffers; ``save`` is what the checkpoint hook does.
+SAVE = """
+import threading
+from pathlib import Path
+from exp.engine import checkpoint, sharded_files, sharded_save
+from exp.engine.checkpoint_writer import CheckpointWriter
+from exp.engine.fsdp import FullyShard
+from exp.engine.optim import BackendOptimWrapper
+from exp.errors import RunError
+
+group = join()
+torch.manual_seed(0)
+layers = [nn.Linear(5, 5), nn.Linear(5, 5), nn.Linear(5, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)]
+layers[0].bias.requires_grad_(False)
+model = FullyShard().place(nn.Sequential(*layers), backend, device)
+optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.1, foreach=False)
+optim = BackendOptimWrapper(optimizer, backend, "fp32", model=model)
+writer = CheckpointWriter(backend)
+saver = sharded_save.ShardedSaver(group, writer.closing)
+folder = Path(os.path.realpath(folder)) / "checkpoints"
+files = {"step_00000001.pth": saver.training, "best.pth": saver.best}
+
+def step():
+    optim.update_params(model(torch.arange(20.0).reshape(4, 5).to(device)).square().mean())
+
+def content(file):
+    trained = {} if file == "best.pth" else {"optimizer": optimizer.state_dict()}
+    return {"meta": {"step": 1}, "state_dict": model.state_dict(), **trained}
+
+def save(file):
+    part, write = files[file](folder / file, content(file))
+    writer.start({folder / file: part}, optim, True, write=write)
+
+def whole(value):
+    if isinstance(value, dict):
+        return {key: whole(each) for key, each in value.items()}
+    if hasattr(value, "to_local"):
+        return torch.cat(group.gather(value.to_local().detach().cpu()))
+    return value.detach().cpu().clone() if isinstance(value, torch.Tensor) else value
+
+go_on = threading.Event()
+functions = {name: getattr(sharded_files, name) for name in ("write_part", "write_rows", "put_together")}
+for function, inner in functions.items():
+    def late(*arguments, inner=inner):
+        assert go_on.wait(60)
+        return inner(*arguments)
+    setattr(sharded_files, function, late)
+for file in files:
+    step()
+    expected = whole(content(file))
+    go_on.clear()
+    save(file)
+    step()
+    step()  # none of them waits for the files
+    assert not (folder / file).exists()
+    go_on.set()
+    writer.wait()
+    group.barrier()
+    torch.testing.assert_close(checkpoint.read(folder / file), expected, rtol=0, atol=0)
+    group.barrier()
+
+def full(*_):
+    raise OSError(28, "No space left on device")
+
+found = [sorted(path.name for path in folder.iterdir())]
+if rank == 1:
+    sharded_files.write_part = sharded_files.write_rows = full
+for file in files:
+    save(file)
+    try:
+        writer.wait()
+    except RunError as error:
+        found.append(str(error))
+    group.barrier()
+    checkpoint.read(folder / file)
+group.barrier()
+end(found)
+"""
+
+
+@needs_sharding
+@on_cpu_and_card
+def test_the_state_at_the_call_is_written_while_training_goes_on_or_who_cannot_write_is_named(ranks, backend):
+    """The checkpoint before stays then."""
+    (files, *told), (_, *own) = ranks(ON_DEVICES + SAVE, world_size=2, backend=backend)
+    assert files == ["best.pth", "best_00000001.safetensors", "step_00000001.pth", "step_00000001.shards0"]
+    assert ["No space left on device" in each for each in own] == [True, True]
+    assert told == [f"rank 1: {each}" for each in own]
 
 
 # With a frozen block, recomputed activations, two micro-batches and clipping.

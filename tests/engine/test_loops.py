@@ -1,4 +1,4 @@
-"""What one step, one validation and one checkpoint are, when they come, and what is checked around them."""
+"""What one step, one validation and one checkpoint are, when they come."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from mmengine.hooks import Hook
 
 from exp.engine import checkpoint
 from exp.engine.losses import LossMeter
-from exp.engine.placement import check_optimizer, check_placement
 from exp.engine.soundness import not_finite
-from exp.errors import PlacementError, RunError
+from exp.errors import RunError
 from tests.engine.conftest import Line, Mse
 
 NAN, INF = float("nan"), float("inf")
@@ -31,11 +30,12 @@ class Spy(Hook):
 class Given(Mse):
     """Gives these values, one after another, whatever it measures."""
 
-    def __init__(self, *values):
-        self.values = list(values)
+    def __init__(self, *given):
+        super().__init__()
+        self.given = list(given)
 
     def compute(self, distributed):
-        return {"mse": self.values.pop(0)}
+        return {"mse": self.given.pop(0)}
 
 
 def test_an_iteration_is_a_step_with_the_gradients_of_the_whole_batch_at_any_accumulation(make_runner):
@@ -68,7 +68,7 @@ def test_validation_by_epochs_or_by_steps_and_always_at_the_end(make_runner, val
 
 
 def test_checkpoints_by_steps_wait_for_the_validation_there(make_runner):
-    runner = make_runner(evaluator=Given(2.0, 3.0), val_every=8)
+    runner = make_runner(metrics=[Given(2.0, 3.0)], val_every=8)
     runner.saving.every_steps, runner.saving.every_epochs, runner.saving.keep_last = 8, 0, 10
     runner.train_loop.run()
     kept = [checkpoint.read(path) for path in checkpoint.list_checkpoints(runner.saving.folder)]
@@ -105,7 +105,7 @@ def test_predictions_that_are_nan_end_the_run_whatever_the_metric_makes_of_them(
     blind = Given(1.0)
     blind.update = lambda outputs, batch: None
     with pytest.raises(RunError, match=r"NaN in \d of \d+ validation batches"):
-        make_runner(model=Broken(), evaluator=blind).val_loop.run()
+        make_runner(model=Broken(), metrics=[blind]).val_loop.run()
 
 
 def test_a_loss_that_some_batches_have_not_is_the_mean_over_the_others():
@@ -122,16 +122,3 @@ def test_sums_of_losses_are_float32_whatever_comes_in(dtype):
     for _ in range(3000):
         meter.add({"loss": torch.tensor(3, dtype=dtype)})  # 3000 times 3 is beyond what bf16 can count
     assert meter.read() == {"loss": 3.0}
-
-
-def test_what_is_elsewhere_is_named_with_device_and_shape():
-    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(4, 5, device="meta"))
-    with pytest.raises(PlacementError, match=r"rank 3: 2 of 4 (.|\n)*1\.weight: meta, shape \(5, 4\)"):
-        check_placement(model, torch.device("cpu"), rank=3)
-
-
-def test_an_optimizer_of_other_parameters_is_refused():
-    model = torch.nn.Linear(2, 2)
-    check_optimizer(model, torch.optim.SGD(model.parameters(), lr=1), rank=0)
-    with pytest.raises(PlacementError, match="rank 1: 2 tensors"):
-        check_optimizer(model, torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=1), rank=1)

@@ -25,10 +25,6 @@ def optimizer(model, lacking=(), **settings):
     return build_optimizer(model, OmegaConf.structured(config), lacking)
 
 
-def scenes():
-    return SceneClassifier(3, embed_dim=32, depth=2, num_heads=2)
-
-
 def groups_of(model, **settings):
     """Learning rate and weight decay of every parameter, by name."""
     groups = optimizer(model, **settings).param_groups
@@ -36,41 +32,36 @@ def groups_of(model, **settings):
     return {name: of[id(p)] for name, p in model.named_parameters() if p.requires_grad}
 
 
-def test_learning_rates_fall_with_depth():
-    found = groups_of(scenes(), backbone_lr_scale=0.5, layer_decay=0.1)
-    expected = {
-        "head.weight": 1.0,
-        "backbone.norm.weight": 0.5,
-        "backbone.blocks.1.attn.qkv.weight": 0.05,
-        "backbone.blocks.0.mlp.fc1.bias": 0.005,
-        "backbone.patch_embed.proj.weight": 0.0005,
-        "backbone.cls_token": 0.0005,
-    }
-    assert {name: found[name][0] for name in expected} == pytest.approx(expected)
+@pytest.fixture
+def scenes():
+    return SceneClassifier(3, embed_dim=32, depth=2, num_heads=2)
+
+
+def test_learning_rates_fall_with_depth(scenes):
+    found = groups_of(scenes, backbone_lr_scale=0.5, layer_decay=0.1)
+    expected = {"head": 1.0, "backbone.norm": 0.5, "backbone.blocks.1.attn.qkv": 0.05,
+                "backbone.blocks.0.mlp.fc1": 0.005, "backbone.patch_embed.proj": 0.0005}  # fmt: skip
+    assert {name: found[f"{name}.weight"][0] for name in expected} == pytest.approx(expected)
+    assert found["backbone.cls_token"][0] == pytest.approx(0.0005)
 
 
 @pytest.mark.parametrize("scale", [0.1, 10.0])
-def test_the_rate_that_is_logged_is_that_of_optim_lr(scale):
-    made = optimizer(scenes(), backbone_lr_scale=scale)
+def test_the_rate_that_is_logged_is_that_of_optim_lr(scenes, scale):
+    made = optimizer(scenes, backbone_lr_scale=scale)
     wrapper = BackendOptimWrapper(made, CpuBackend(name="cpu"))
-    assert wrapper.learning_rate == 1.0
-    for group in made.param_groups:
-        group["lr"] *= 0.5  # as a scheduler does
-    assert wrapper.learning_rate == 0.5
+    for rate in (1.0, 0.5, 0.25):
+        assert wrapper.learning_rate == rate
+        for group in made.param_groups:
+            group["lr"] *= 0.5  # as a scheduler does
 
 
-def test_norms_biases_tokens_and_regimes_can_go_without_decay():
-    for name, (_, decay) in groups_of(scenes(), decay_norm_and_bias=False).items():
-        plain = name.endswith(("bias", "gamma", "token", "tokens")) or "norm" in name
-        assert decay == (0.0 if plain else 0.5), name
-    model = TimeBridgePrior(horizon=4, channels=2, lookback=24, d_model=8, d_ff=8, num_heads=2, period=12)
-    found = groups_of(model, decay_norm_and_bias=False)
-    without = {name for name, (_, decay) in found.items() if decay == 0.0}
-    assert {name for name in found if name.startswith("regimes.")} <= without
-    stacked = {name for name, p in model.named_parameters() if name.endswith("bias") and p.dim() > 1}
-    assert stacked
-    assert stacked <= without
-    assert {name for name in found if name.endswith("weight") and "norm" not in name} - without
+def test_norms_biases_tokens_and_regimes_can_go_without_decay(scenes):
+    prior = TimeBridgePrior(horizon=4, channels=2, lookback=24, d_model=8, d_ff=8, num_heads=2, period=12)
+    for model in (scenes, prior):
+        for name, (_, decay) in groups_of(model, decay_norm_and_bias=False).items():
+            plain = name.endswith(("bias", "gamma", "token", "tokens")) or "norm" in name
+            plain = plain or name.startswith("regimes.")
+            assert decay == (0.0 if plain else 0.5), name
 
 
 class Lazy(CpuBackend):
@@ -94,26 +85,27 @@ class Lazy(CpuBackend):
 
 @pytest.mark.parametrize(("precision", "clip"), [("fp32", None), pytest.param("fp16", 0.01, marks=needs_cpu_scaler)])
 def test_the_backend_ends_every_step_also_one_that_overflows(precision, clip):
-    model, backend, scaled = Line(), Lazy(), precision == "fp16"
-    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-    wrapper = BackendOptimWrapper(sgd, backend, precision, accumulate=2, clip_grad_norm=clip)
-    gradients, norms = [], []
-    wrapper.before_step = lambda: gradients.append(model.w.grad.item())
-    x = torch.ones(4)
+    def wrapped():
+        sgd = torch.optim.SGD(Line().parameters(), lr=0.1)
+        return BackendOptimWrapper(sgd, backend, precision, accumulate=2, clip_grad_norm=clip)
+
+    backend, scaled = Lazy(), precision == "fp16"
+    wrapper, gradients, norms = wrapped(), [], []
+    (weight,) = wrapper.optimizer.param_groups[0]["params"]
+    wrapper.before_step = lambda: gradients.append(weight.grad.item())
     for step in range(4):
         for _ in range(2):
-            with wrapper.optim_context(model):
-                loss = model(x, 3 * x)["loss"]
+            loss = (weight - 3).square().mean()
             wrapper.update_params(loss * float("inf") if scaled and step == 2 else loss)
         norms.append(wrapper.grad_norm)
     assert backend.moved == [True, True, not scaled, True]
     assert gradients[0] == pytest.approx(-6.0)  # as they are, not times the loss scale
-    assert model.w.grad is None
+    assert weight.grad is None
     if scaled:
         assert [float(norm) < float("inf") for norm in norms] == backend.moved
         assert norms[0].item() == pytest.approx(6.0)
-        assert model.w.item() == pytest.approx(0.1 * clip * 3)
-        other = BackendOptimWrapper(torch.optim.SGD(Line().parameters(), lr=0.1), backend, precision)
+        assert weight.item() == pytest.approx(0.1 * clip * 3)
+        other = wrapped()
         other.load_state_dict(wrapper.state_dict())
         assert other.scaler.get_scale() == wrapper.scaler.get_scale() == 512.0
 
@@ -128,9 +120,7 @@ def test_a_fused_optimizer_is_a_foreach_one_where_its_step_would_leave_the_devic
 @needs_fused
 def test_the_form_of_a_step_is_that_of_the_device_at_hand():
     """A checkpoint of a card with a fused step goes on where there is none."""
-    model = Line()
-    state = torch.optim.AdamW(model.parameters(), fused=True).state_dict()
-    here = BackendOptimWrapper(torch.optim.AdamW(model.parameters(), foreach=True), CpuBackend(name="cpu"))
-    here.load_state_dict(state)
-    (group,) = here.optimizer.param_groups
+    fused, foreach = (torch.optim.AdamW(Line().parameters(), **{form: True}) for form in ("fused", "foreach"))
+    BackendOptimWrapper(foreach, CpuBackend(name="cpu")).load_state_dict(fused.state_dict())
+    (group,) = foreach.param_groups
     assert (group["fused"], group["foreach"]) == (None, True)
