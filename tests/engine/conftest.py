@@ -5,6 +5,7 @@ import time
 import pytest
 import torch
 from exp.backends.cpu import CpuBackend
+from mmengine.hooks import Hook
 from omegaconf import OmegaConf
 from torch.utils.data import DataLoader, Dataset
 
@@ -60,6 +61,18 @@ class Mse(SampleMetric):
 
     def per_sample(self, outputs, batch):
         return (outputs - batch["y"]).square()
+
+
+class Spy(Hook):
+    """Keeps in ``seen`` what ``look(runner)`` gives before each step."""
+
+    priority = "LOWEST"
+
+    def __init__(self, look):
+        self.look, self.seen = look, []
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        self.seen.append(self.look(runner))
 
 
 class Samples(Dataset):

@@ -6,25 +6,14 @@ import json
 
 import pytest
 import torch
-from mmengine.hooks import Hook
 
 from exp.engine import checkpoint
 from exp.engine.losses import LossMeter
 from exp.engine.soundness import not_finite
 from exp.errors import RunError
-from tests.engine.conftest import Line, Mse
+from tests.engine.conftest import Line, Mse, Spy
 
 NAN, INF = float("nan"), float("inf")
-
-
-class Spy(Hook):
-    """Notes at each step its number, its number in the epoch, and whether the model trains."""
-
-    def __init__(self):
-        self.seen = []
-
-    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-        self.seen.append((runner.iter, batch_idx, runner.model.training))
 
 
 class Given(Mse):
@@ -39,10 +28,10 @@ class Given(Mse):
 
 
 def test_an_iteration_is_a_step_with_the_gradients_of_the_whole_batch_at_any_accumulation(make_runner):
-    spy = Spy()
+    spy = Spy(lambda runner: runner.iter)
     runner = make_runner(accumulate=4, hooks=[spy])
     runner.train_loop.run()
-    assert spy.seen == [(step, step, True) for step in range(4)]
+    assert spy.seen == [0, 1, 2, 3]
     assert (runner.epoch, runner.sampler.samples) == (1, 0)
     # By hand: the same permutation in batches of 16.
     w, x = torch.zeros(1, requires_grad=True), torch.linspace(0, 1, 64)
@@ -59,12 +48,12 @@ def test_an_iteration_is_a_step_with_the_gradients_of_the_whole_batch_at_any_acc
      (10, 20, [10, 20]), (100, 20, [20])],
 )  # fmt: skip
 def test_validation_by_epochs_or_by_steps_and_always_at_the_end(make_runner, val_every, max_steps, expected):
-    spy = Spy()
+    spy = Spy(lambda runner: runner.model.training)
     runner = make_runner(max_epochs=2, max_steps=max_steps, val_every=val_every, hooks=[spy])
     runner.train_loop.run()
     records = map(json.loads, runner.session.folder.metrics.read_text().splitlines())
     assert [record["step"] for record in records if record["split"] == "val"] == expected
-    assert all(training for _, _, training in spy.seen)  # a validation in mid-epoch leaves the model in this mode
+    assert all(spy.seen)  # a validation in mid-epoch leaves the model in this mode
 
 
 def test_checkpoints_by_steps_wait_for_the_validation_there(make_runner):

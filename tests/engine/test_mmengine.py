@@ -21,7 +21,7 @@ from exp.config.hooks import REFUSED, check_hooks
 from exp.engine import checkpoint
 from exp.engine.stock_hooks import build_hooks
 from exp.errors import ConfigError
-from tests.engine.conftest import Line
+from tests.engine.conftest import Line, Spy
 
 
 class Touches(Hook):
@@ -44,7 +44,7 @@ class Touches(Hook):
         assert runner.val_evaluator is runner.val_loop.evaluator
         assert len(runner.param_schedulers) == 1
         assert self in runner.hooks
-        runner.register_hook(Late(), priority="LOWEST")
+        runner.register_hook(Spy(lambda runner: runner.iter), priority="LOWEST")
 
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
         assert (set(data_batch), outputs["loss"].dim()) == ({"x", "y"}, 0)
@@ -71,19 +71,12 @@ class Touches(Hook):
         self.validated = runner.epoch
 
 
-class Late(Hook):
-    """Registered once the training has begun."""
-
-    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-        self.latest = runner.iter
-
-
 def test_a_hook_finds_what_mmengine_documents_and_its_checkpoints_are_read(make_runner):
     hook, schedule = Touches(), {"type": "ExponentialLR", "gamma": 0.5, "by_epoch": True}
     runner = make_runner(max_epochs=2, hooks=[hook], schedulers=[schedule])
     runner.train()
     assert hook.validated == 2
-    assert runner.hooks[-1].latest == 31
+    assert runner.hooks[-1].seen == list(range(32))
     assert runner.message_hub.get_scalar("train/mine").current() == 2.0
     content = checkpoint.read(Path(runner.work_dir) / "mine.pth")
     assert torch.equal(checkpoint.weights_of(content)["w"], runner.model.w)

@@ -67,12 +67,6 @@ def test_norms_biases_tokens_and_regimes_can_go_without_decay(scenes):
 class Lazy(CpuBackend):
     """Ends its graph with every step, as lazy devices do, and trains in fp16."""
 
-    precisions = ("fp32", "fp16")
-
-    def __init__(self):
-        super().__init__(name="lazy")
-        self.moved = []
-
     def grad_scaler(self, precision):
         return torch.amp.GradScaler("cpu", init_scale=1024.0) if precision == "fp16" else None
 
@@ -89,7 +83,8 @@ def test_the_backend_ends_every_step_also_one_that_overflows(precision, clip):
         sgd = torch.optim.SGD(Line().parameters(), lr=0.1)
         return BackendOptimWrapper(sgd, backend, precision, accumulate=2, clip_grad_norm=clip)
 
-    backend, scaled = Lazy(), precision == "fp16"
+    backend, scaled = Lazy(name="lazy"), precision == "fp16"
+    backend.moved = []
     wrapper, gradients, norms = wrapped(), [], []
     (weight,) = wrapper.optimizer.param_groups[0]["params"]
     wrapper.before_step = lambda: gradients.append(weight.grad.item())

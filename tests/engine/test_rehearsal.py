@@ -22,13 +22,13 @@ class Strings(Samples):
 
 class Numbers(Data):
     eval_batch_size = 4
-    tested, measured = Samples, Mse
+    tested = Samples
 
     def __init__(self):
         self.train, self.val, self.test = Samples(), Samples(), self.tested()
 
     def metrics(self, detailed=False):
-        return self.measured()
+        return Mse()
 
 
 class Restless(Line):
@@ -44,17 +44,7 @@ class Restless(Line):
         return super().forward(x, y, mode)
 
 
-@pytest.fixture
-def session_of(monkeypatch, make_session):
-    """Makes a session whose configuration names these two classes."""
-
-    def make(data=Numbers, model=Restless, **place):
-        monkeypatch.setitem(globals(), "OwnData", data)
-        monkeypatch.setitem(globals(), "OwnModel", model)
-        names = {kind: {"_target_": f"{__name__}.Own{kind.title()}"} for kind in ("data", "model")}
-        return make_session(batch_size=4, **names, **place)
-
-    return make
+OWN = {"data": {"_target_": f"{__name__}.Numbers"}, "model": {"_target_": f"{__name__}.Restless"}, "batch_size": 4}
 
 
 def begin(session):
@@ -77,33 +67,30 @@ def begin(session):
         (Numbers, {"collate": lambda self, samples: samples}, "batch"),
         (Numbers, {"tested": Strings}, "update(outputs, batch) raises TypeError: "),
         (Numbers, {"tested": lambda self: [None, {}]}, ".test[...]"),
-        (Line, {"forward": lambda self, x, y: x}, "mode='predict'"),
-        (Line, {"forward": lambda self, x, y, mode: x.mean()}, "mode='predict'"),
-        (Line, {"forward": lambda self, x, y, mode: x if mode != "loss" else {"loss": x}}, "(4,)"),
-        (Line, {"forward": lambda self, x, y, mode: x if mode != "loss" else {"loss": x.sum()}}, "gradient"),
+        (Restless, {"forward": lambda self, x, y: x}, "mode='predict'"),
+        (Restless, {"forward": lambda self, x, y, mode: x.mean()}, "mode='predict'"),
+        (Restless, {"forward": lambda self, x, y, mode: x if mode != "loss" else {"loss": x}}, "(4,)"),
+        (Restless, {"forward": lambda self, x, y, mode: x if mode != "loss" else {"loss": x.sum()}}, "gradient"),
         (Mse, {"per_sample": lambda self, outputs, batch: outputs[:3]}, "per_sample"),
         (Mse, {"compute": lambda self, distributed: {"far": 1.0}}, "far"),
     ],
 )
-def test_one_line_says_class_member_and_page(session_of, base, members, named):
+def test_one_line_says_class_member_and_page(monkeypatch, make_session, base, members, named):
     """More of them: tests/behaviour/test_own_code.py."""
-    own = type("Own", (base,), members)
-    if base is Mse:
-        session = session_of(data=type("Data", (Numbers,), {"measured": own}))
-    else:
-        session = session_of(**{"data" if base is Numbers else "model": own})
+    for member, value in members.items():
+        monkeypatch.setattr(base, member, value, raising=False)
     with pytest.raises(ConfigError) as told:
-        begin(session)
+        begin(make_session(**OWN))
     (line,) = str(told.value).splitlines()
     assert named in line
     assert "docs/add-an-experiment.md" in line
 
 
-def test_nothing_of_it_stays(session_of):
+def test_nothing_of_it_stays(make_session):
     def states():
         return [torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()]
 
-    session = session_of()
+    session = make_session(**OWN)
     data = build_data(session)
     model = build_model(session, data)
     model.norm.eval()  # frozen by its owner, in a model that trains
@@ -112,13 +99,13 @@ def test_nothing_of_it_stays(session_of):
     assert states() == before
     assert (model.training, model.norm.training, model.norm.running_mean.item()) == (True, False, 0.0)
     # A rank without a sample takes part all the same; switched off, nobody does.
-    rehearse(session_of(rank=8, world_size=9), data, model)
+    rehearse(make_session(rank=64, world_size=65, **OWN), data, model)
     session.config.rehearsal = False
     rehearse(session, data, type("Own", (Line,), {"forward": None})())
 
 
-def test_parameters_without_a_gradient_are_named(session_of):
-    session = session_of()
+def test_parameters_without_a_gradient_are_named(make_session):
+    session = make_session(**OWN)
     data = build_data(session)
     error = explain_unused(session, data, build_model(session, data))
     assert "norm.weight, norm.bias" in str(error)

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from mmengine.hooks import Hook
 from omegaconf import OmegaConf
 
 from exp.engine import schedule
 from exp.errors import ConfigError
-from tests.engine.conftest import Line, Mse
+from tests.engine.conftest import Line, Mse, Spy
 
 CONF = Path(__file__).parents[2] / "conf" / "schedule"
 SCALES = torch.tensor([1.0, 0.1, 0.01], dtype=torch.float64)
@@ -24,28 +23,17 @@ def groups(make=torch.optim.Adam, scales=SCALES, **options):
     return make(parts, lr=LR, **options)
 
 
-class Look(Hook):
-    """Notes the rates of all groups at each optimizer step, which moves no weight."""
-
-    priority = "LOWEST"
-
-    def __init__(self):
-        self.seen = []
-
-    def before_train_iter(self, runner, batch_idx, data_batch=None):
-        self.seen.append([group["lr"] for group in runner.optim_wrapper.optimizer.param_groups])
-
-
 @pytest.fixture
 def rates(make_runner):
     """The rate of the first group at each optimizer step; the other groups keep their part of it."""
 
     def run(schedulers, scales=SCALES, max_epochs=3, **options):
-        look, model, optimizer = Look(), Line(), groups(scales=scales)
+        model, optimizer = Line(), groups(scales=scales)
+        spy = Spy(lambda _: [group["lr"] for group in optimizer.param_groups])
         model.others = torch.nn.ParameterList([p for group in optimizer.param_groups for p in group["params"]])
-        make_runner(model, hooks=[look], schedulers=schedulers, optimizer=optimizer, max_epochs=max_epochs,
+        make_runner(model, hooks=[spy], schedulers=schedulers, optimizer=optimizer, max_epochs=max_epochs,
                     **options).train()  # fmt: skip
-        seen = torch.tensor(look.seen, dtype=torch.float64)
+        seen = torch.tensor(spy.seen, dtype=torch.float64)
         torch.testing.assert_close(seen, seen[:, :1] * scales, rtol=1e-9, atol=1e-18)
         return seen[:, 0]
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 FOLDER = Path(__file__).parent
 
@@ -36,6 +35,6 @@ def losses(run: Path) -> list[float]:
     return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-def read(name: str) -> Any:
+def read(name: str) -> list[float]:
     """The golden losses of an experiment."""
     return json.loads((FOLDER / f"{name}.json").read_text())["losses"]
