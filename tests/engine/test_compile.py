@@ -9,6 +9,7 @@ from exp.backends.cpu import CpuBackend
 from exp import compat
 from exp.engine.kernels import settle_kernels
 from tests.conftest import TINY
+from tests.engine.conftest import needs_sharding
 
 MODEL = """
 import torch
@@ -27,43 +28,24 @@ class Mlp(Model):
 needs_compilation = pytest.mark.skipif(not compat.supports_compilation(), reason="torch 2.3 compiles in place")
 
 
-@pytest.fixture
-def mlp(exp):
-    """Trains a model of its own; ``mlp.products()`` counts the matrix products in what torch has compiled."""
-    (exp.folder / "mine.py").write_text(MODEL)
-    cache = exp.folder / "compiled"
-    own = {"TORCHINDUCTOR_CACHE_DIR": str(cache), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-
-    def train(name, *arguments):
-        exp.train(name, "model._target_=mine.Mlp", "log_every=1", *arguments, **own)
-
-    train.products = lambda: sum("addmm" in file.read_text() for file in cache.rglob("*.py"))
-    return train
-
-
 @needs_compilation
-def test_a_compiled_run_is_as_another_and_goes_on_uncompiled(mlp, exp):
-    mlp("eager")
-    assert mlp.products() == 0
-    mlp("run", "max_steps=2", "nproc=2", "compile=true")
-    assert mlp.products() > 0
-    saved = torch.load(str(exp.path("run") / "checkpoints" / "best.pth"), map_location="cpu")
-    assert list(saved["state_dict"]) == [f"layers.{number}.{kind}" for number in (0, 2) for kind in ("weight", "bias")]
-    mlp("run", "resume=auto")
+@pytest.mark.parametrize("wrapper", ["ddp", pytest.param("fsdp", marks=needs_sharding)])
+def test_a_compiled_run_is_as_another_and_goes_on_uncompiled(exp, wrapper):
+    def train(name, *arguments):
+        """Gives the number of matrix products in what torch has compiled so far."""
+        own = {"TORCHINDUCTOR_CACHE_DIR": str(exp.folder / "compiled"), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+        exp.train(name, "model._target_=mine.Mlp", "log_every=1", *arguments, **own)
+        return sum("addmm" in file.read_text() for file in exp.folder.glob("compiled/**/*.py"))
+
+    (exp.folder / "mine.py").write_text(MODEL)
+    assert train("eager") == 0
+    assert train("run", "max_steps=2", "nproc=2", f"wrapper={wrapper}", "compile=true") > 0
+    if wrapper == "ddp":
+        saved = torch.load(str(exp.path("run") / "checkpoints" / "best.pth"), map_location="cpu")["state_dict"]
+        assert list(saved) == [f"layers.{number}.{kind}" for number in (0, 2) for kind in ("weight", "bias")]
+    train("run", "resume=auto")
     assert exp.losses("run") == pytest.approx(exp.losses("eager"), rel=1e-5)
     assert exp.result("run")["changed_on_resume"]["compile"] == {"old": True, "new": False}
-
-
-@pytest.mark.skipif(not compat.supports_full_sharding(), reason="needs torch >= 2.7")
-def test_of_a_sharded_model_the_blocks_are_compiled(mlp, exp):
-    mlp("eager", "nproc=2", "wrapper=fsdp")
-    assert mlp.products() == 0
-    mlp("run", "nproc=2", "wrapper=fsdp", "compile=true")
-    assert mlp.products() > 0
-    assert exp.losses("run") == pytest.approx(exp.losses("eager"), rel=1e-5)
-    done = exp("task=eval", "init_from=run", "backend=cpu", "plugins=[mine]", "output_dir=evaluated")
-    assert done.returncode == 0, done.stderr
-    assert exp.result("evaluated")["metric"] == pytest.approx(exp.result("run")["metric"], rel=1e-5)
 
 
 class Unfused(CpuBackend):

@@ -73,16 +73,10 @@ def test_a_checkpoint_after_an_epoch_does_not_end_it_again(make_runner):
 
 
 def test_a_buffer_may_hold_infinity_as_masks_do():
-    state = {
-        "mask": torch.tensor([0.0, -INF]),
-        "mean": torch.tensor([NAN]),
-        "count": torch.tensor(3),
-        "w": torch.ones(2),
-        "b": torch.tensor([INF]),
-        "none": torch.zeros(0),
-        "half": torch.full((70000,), 2.0).half(),
-    }
-    assert not_finite(state, {"w", "b", "none", "half"}) == ["mean", "b"]
+    weights = {"w": torch.ones(2), "b": torch.tensor([INF]), "none": torch.zeros(0), "half": torch.full((70000,), 2.0)}
+    weights["half"] = weights["half"].half()  # their sum is not finite
+    buffers = {"mask": torch.tensor([0.0, -INF]), "mean": torch.tensor([NAN]), "count": torch.tensor(3)}
+    assert not_finite({**buffers, **weights}, set(weights)) == ["mean", "b"]
 
 
 @pytest.mark.parametrize("form", [lambda value: value, lambda value: {"y": [value]}])
