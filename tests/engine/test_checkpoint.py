@@ -144,14 +144,6 @@ def test_what_is_written_is_the_state_at_the_call_while_training_goes_on(tmp_pat
         torch.testing.assert_close(checkpoint.read(path), before, rtol=0, atol=0)
 
 
-def test_tensors_that_files_and_names_share_are_copied_once():
-    writer, shared, got = CheckpointWriter(CpuBackend(name="cpu")), torch.ones(3), {}
-    contents = {"a": {"x": shared, "tied": shared}, "b": {"x": shared, "other": torch.ones(3)}}
-    writer.start(contents, write=got.__setitem__)
-    writer.wait()
-    assert got["a"]["x"] is got["a"]["tied"] is got["b"]["x"] is not got["b"]["other"]
-
-
 def test_what_the_disk_says_is_raised_once_where_training_is(tmp_path):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")

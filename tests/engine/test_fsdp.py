@@ -210,14 +210,13 @@ def test_trains_as_ddp_does_and_goes_on_from_any_number_of_ranks_and_either_wrap
         return [(each["loss"], each["grad_norm"]) for each in records if each["split"] == "train"]
 
     ddp = figures("ddp", "nproc=2")
-    near = [pytest.approx(each, rel=1e-4) for each in ddp]
+    near = [(pytest.approx(loss, rel=1e-5), pytest.approx(norm, rel=1e-4)) for loss, norm in ddp]
     assert figures("fsdp", "nproc=4", "wrapper=fsdp") == near
-    assert figures("half", "nproc=2", "wrapper=fsdp", *HALF) == [pytest.approx(each, rel=5e-2) for each in ddp]
-    for name, start, arguments in (
-        ("fewer", "fsdp", ["nproc=2", "wrapper=fsdp"]),
-        ("back", "ddp", ["nproc=2", "wrapper=fsdp"]),
-    ):
-        assert figures(name, *arguments, f"resume={start}/checkpoints/step_00000002.pth") == near[2:]
+    halves = [(pytest.approx(loss, rel=2e-2), pytest.approx(norm, rel=5e-2)) for loss, norm in ddp]
+    assert figures("half", "nproc=2", "wrapper=fsdp", *HALF) == halves
+    for start in ("fsdp", "ddp"):
+        half = f"resume={start}/checkpoints/step_00000002.pth"
+        assert figures(f"from_{start}", "nproc=2", "wrapper=fsdp", half) == near[2:]
     (best,) = exp.path("fsdp").glob("checkpoints/best_*.safetensors")
     whole = torch.load(str(exp.path("ddp") / "checkpoints" / "best.pth"), weights_only=True)["state_dict"]
     torch.testing.assert_close(load_file(str(best)), dict(whole), rtol=1e-4, atol=1e-5)
