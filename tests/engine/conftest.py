@@ -1,14 +1,15 @@
 from __future__ import annotations
 
 import time
-from types import SimpleNamespace
 
 import pytest
 import torch
 from exp.backends.cpu import CpuBackend
+from mmengine.hooks import Hook
 from omegaconf import OmegaConf
 from torch.utils.data import DataLoader, Dataset
 
+from exp.compat import supports_full_sharding
 from exp.config.schema import CheckpointConfig, ExpConfig
 from exp.data.sampler import TrainBatchSampler
 from exp.engine.checkpoint_hook import CheckpointHook
@@ -19,39 +20,59 @@ from exp.engine.optim import BackendOptimWrapper
 from exp.engine.progress import Progress
 from exp.engine.runner import Runner
 from exp.launcher.rank import RankInfo
+from exp.metrics import Evaluator, SampleMetric
 from exp.models.base import Model
 from exp.runfolder import RunFolder
 from exp.session import Session
 from exp.tasks.train import Train
 
+needs_sharding = pytest.mark.skipif(not supports_full_sharding(), reason="needs torch >= 2.7")
+
+# What scripts of several ranks begin with. They end as exp's workers do: torch 2.13 may abort while the interpreter is
+# taken down after a backward pass.
+ON_DEVICES = """
+import os, torch, torch.distributed as dist
+from torch import nn
+torch.set_num_threads(1)
+if name != "cpu":
+    backend.simulate = True
+device = backend.set_device(rank)
+
+def end(found):
+    backend.destroy_process_group()
+    print(json.dumps(found), flush=True)
+    os._exit(0)
+"""
+
 
 class Line(Model):
-    """y = w x; ``poison`` makes the loss of one step infinite."""
+    """y = w x."""
 
-    def __init__(self, poison: int | None = None) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.w = torch.nn.Parameter(torch.zeros(1))
-        self.poison, self.calls = poison, 0
 
     def forward(self, x, y, mode="loss"):
-        if mode == "predict":
-            return self.w * x
-        self.calls += 1
-        loss = (self.w * x - y).square().mean()
-        return {"loss": loss * float("inf") if self.calls == self.poison else loss}
+        return {"loss": (self.w * x - y).square().mean()} if mode == "loss" else self.w * x
 
 
-class Mse:
-    """What the loop asks of metrics."""
+class Mse(SampleMetric):
+    names, greater_is_better = ("mse",), False
 
-    def reset(self):
-        self.errors = []
+    def per_sample(self, outputs, batch):
+        return (outputs - batch["y"]).square()
 
-    def update(self, outputs, batch):
-        self.errors.append((outputs - batch["y"]).square().mean().item())
 
-    def compute(self, distributed):
-        return {"mse": sum(self.errors) / len(self.errors)}
+class Spy(Hook):
+    """Keeps in ``seen`` what ``look(runner)`` gives before each step."""
+
+    priority = "LOWEST"
+
+    def __init__(self, look):
+        self.look, self.seen = look, []
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        self.seen.append(self.look(runner))
 
 
 class Samples(Dataset):
@@ -64,47 +85,51 @@ class Samples(Dataset):
 
 
 @pytest.fixture
-def make_runner(tmp_path):
-    """Makes a runner around a line, with our hooks; ``runner.run_steps()`` trains, without the validation ``val``."""
+def make_session(tmp_path):
+    """Makes a session of a training on the CPU, whose rank is alone in this process."""
+
+    def make(rank=0, world_size=1, **settings):
+        task = OmegaConf.structured(Train)
+        config = OmegaConf.merge(OmegaConf.structured(ExpConfig), {"name": "line", "task": task, **settings})
+        info = RankInfo(rank=rank, world_size=world_size)
+        session = Session(config, RunFolder(tmp_path), info, CpuBackend(name="cpu"))
+        session.device, session.distributed = torch.device("cpu"), Distributed()
+        return session
+
+    return make
+
+
+@pytest.fixture
+def make_runner(make_session):
+    """Makes a runner around a line, with our hooks; an epoch has 16 steps of one micro-batch."""
 
     def make(model=None, accumulate=1, log_every=5, max_epochs=1, hooks=(), schedulers=None, optimizer=None,
-             val=EvalLoop, values=None, evaluator=None, **limits):  # fmt: skip
-        config = OmegaConf.structured(ExpConfig)
-        config.name, config.task, config.global_batch_size = "line", OmegaConf.structured(Train), 4 * accumulate
-        session = Session(config, RunFolder(tmp_path), RankInfo.single(), CpuBackend(name="cpu"))
+             metrics=None, **limits):  # fmt: skip
+        session = make_session(global_batch_size=4 * accumulate)
         session.folder.create()
-        session.device, session.distributed = torch.device("cpu"), Distributed()
         model = model or Line()
         sampler = TrainBatchSampler(64, batch_size=4, accumulate=accumulate)
-        loader = DataLoader(Samples(), batch_size=None, sampler=sampler)
         optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
-        wrapper = BackendOptimWrapper(optimizer, session.backend, accumulate=accumulate)
-        metrics = MetricsHook(session.folder.metrics, log_every, Progress(None), time.time())
+        logging = MetricsHook(session.folder.metrics, log_every, Progress(None), time.time())
         saving = CheckpointHook(session.folder.checkpoints, OmegaConf.structured(CheckpointConfig), None, 0.0, "mse")
         test_loader = DataLoader(Samples())
         runner = Runner(
             session,
             model,
-            train_dataloader=loader,
+            train_dataloader=DataLoader(Samples(), batch_size=None, sampler=sampler),
             train_cfg={"type": TrainLoop, "max_epochs": max_epochs, "accumulate": accumulate, **limits},
             val_dataloader=test_loader,
-            val_cfg={"type": val, "stage": "val", **({} if values is None else {"values": values})},
-            val_evaluator=evaluator or Mse(),
+            val_cfg={"type": EvalLoop, "stage": "val"},
+            val_evaluator=Evaluator(metrics or [Mse()]),
             test_dataloader=test_loader,
             test_cfg={"type": EvalLoop, "stage": "test"},
-            test_evaluator=Mse(),
-            optim_wrapper=wrapper,
+            test_evaluator=Evaluator([Mse()]),
+            optim_wrapper=BackendOptimWrapper(optimizer, session.backend, accumulate=accumulate),
             param_scheduler=schedulers,
-            custom_hooks=[metrics, saving, *hooks],
+            custom_hooks=[logging, saving, *hooks],
             visualizer={"type": "Visualizer", "name": session.unique_name, "vis_backends": None},
         )
-
-        def run_steps():
-            runner.call_hook("before_train")
-            runner.train_loop._run_epoch()
-
-        runner.run_steps = run_steps
-        runner.parts = SimpleNamespace(metrics=metrics, saving=saving, sampler=sampler)
+        runner.saving, runner.sampler = saving, sampler
         return runner
 
     return make

@@ -1,66 +1,73 @@
-"""compile=true: numbers, names and files are those of a run without; and who cannot have it is told why."""
+"""Kernels: compile=true gives the numbers, names and files of a run without; attention is fused where that is right."""
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
-
 import pytest
 import torch
+from exp.backends.cpu import CpuBackend
 
 from exp import compat
+from exp.engine.kernels import settle_kernels
 from tests.conftest import TINY
-from tests.docs.reader import write_files
+from tests.engine.conftest import needs_sharding
 
-ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "add-an-experiment.md"
-OIL = ["--config-dir", "my_conf", "experiment=oil", "backend=cpu", "log_every=1", "plots=false", "rehearsal=false"]
+MODEL = """
+import torch
+from exp.models.base import Model
+
+class Mlp(Model):
+    def __init__(self, lookback, horizon, **_):
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(lookback, 8), torch.nn.GELU(), torch.nn.Linear(8, horizon))
+
+    def forward(self, x, y=None, mode="tensor", **_):
+        outputs = self.layers(x.transpose(1, 2)).transpose(1, 2)
+        return {"loss": (outputs - y).square().mean()} if mode == "loss" else outputs
+"""
 
 needs_compilation = pytest.mark.skipif(not compat.supports_compilation(), reason="torch 2.3 compiles in place")
 
 
-@pytest.fixture
-def oil(exp):
-    """Trains the example's model; what torch compiles is kept in ``compiled``."""
-    yaml = [f"my_conf/{group}.yaml" for group in ("data/oil", "model/mlp", "experiment/oil")]
-    write_files(PAGE, exp.folder, python=["my_experiment.py"], yaml=yaml)
-    shutil.copy(str(ROOT / "data" / "ett" / "ETTh1.csv"), str(exp.folder))
-    code = exp.folder / "my_experiment.py"
-    code.write_text(code.read_text().replace("nn.Dropout(0.1)", "nn.Dropout(0.0)"))  # masks are drawn otherwise
-    cache = exp.folder / "compiled"
-
-    def run(*arguments: str) -> None:
-        done = exp(*OIL, *arguments, TORCHINDUCTOR_CACHE_DIR=str(cache), TORCHINDUCTOR_COMPILE_THREADS="1")
-        assert done.returncode == 0, done.stdout + done.stderr
-
-    run.products = lambda: sum("addmm" in file.read_text() for file in cache.rglob("*.py"))
-    return run
-
-
 @needs_compilation
-def test_a_compiled_run_is_as_another_and_goes_on_uncompiled(oil, exp):
-    oil("max_steps=4", "output_dir=eager")
-    assert oil.products() == 0
-    oil("max_steps=2", "output_dir=run", "nproc=2", "compile=true")
-    assert oil.products() > 0
-    (file,) = (exp.folder / "run" / "checkpoints").glob("step_*.pth")
-    saved = torch.load(str(file), map_location="cpu", weights_only=False)
-    assert list(saved["state_dict"]) == [f"layers.{number}.{kind}" for number in (0, 3) for kind in ("weight", "bias")]
-    oil("max_steps=4", "output_dir=run", "resume=auto")
+@pytest.mark.parametrize("wrapper", ["ddp", pytest.param("fsdp", marks=needs_sharding)])
+def test_a_compiled_run_is_as_another_and_goes_on_uncompiled(exp, wrapper):
+    def train(name, *arguments):
+        """Gives the number of matrix products in what torch has compiled so far."""
+        own = {"TORCHINDUCTOR_CACHE_DIR": str(exp.folder / "compiled"), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+        exp.train(name, "model._target_=mine.Mlp", "log_every=1", *arguments, **own)
+        return sum("addmm" in file.read_text() for file in exp.folder.glob("compiled/**/*.py"))
+
+    (exp.folder / "mine.py").write_text(MODEL)
+    assert train("eager") == 0
+    assert train("run", "max_steps=2", "nproc=2", f"wrapper={wrapper}", "compile=true") > 0
+    if wrapper == "ddp":
+        saved = torch.load(str(exp.path("run") / "checkpoints" / "best.pth"), map_location="cpu")["state_dict"]
+        assert list(saved) == [f"layers.{number}.{kind}" for number in (0, 2) for kind in ("weight", "bias")]
+    train("run", "resume=auto")
     assert exp.losses("run") == pytest.approx(exp.losses("eager"), rel=1e-5)
     assert exp.result("run")["changed_on_resume"]["compile"] == {"old": True, "new": False}
 
 
-@pytest.mark.skipif(not compat.supports_full_sharding(), reason="needs torch >= 2.7")
-def test_of_a_sharded_model_the_blocks_are_compiled(oil, exp):
-    oil("max_steps=3", "output_dir=eager", "nproc=2", "wrapper=fsdp")
-    assert oil.products() == 0
-    oil("max_steps=3", "output_dir=run", "nproc=2", "wrapper=fsdp", "compile=true")
-    assert oil.products() > 0
-    assert exp.losses("run") == pytest.approx(exp.losses("eager"), rel=1e-5)
-    assert exp.result("run")["metric"] == pytest.approx(exp.result("eager")["metric"], rel=1e-4)
-    oil("task=eval", "init_from=run", "output_dir=evaluated")
-    assert exp.result("evaluated")["metric"] == pytest.approx(exp.result("run")["metric"], rel=1e-5)
+class Unfused(CpuBackend):
+    def fused_attention(self, precision: str) -> bool:
+        return precision != "fp32"
+
+
+@pytest.mark.skipif(not compat.TORCH_VERSION >= (2, 3), reason="attention has no switches")
+def test_attention_is_not_fused_where_the_device_cannot():
+    def is_fused():
+        query = torch.randn(1, 2, 3, 4, requires_grad=True)
+        made = torch.nn.functional.scaled_dot_product_attention(query, query, query).grad_fn
+        return "ScaledDotProduct" in made.name()
+
+    try:
+        settle_kernels(Unfused(name="cpu"), torch.device("cpu"), "bf16")
+        assert is_fused()
+        settle_kernels(Unfused(name="cpu"), torch.device("cpu"), "fp32")
+        assert not is_fused()
+    finally:
+        compat._never_left.close()
+    assert is_fused()
 
 
 @needs_compilation

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -17,63 +18,42 @@ VALUES = torch.tensor([5.0, 1.0, float("nan"), 9.0, 3.0, 9.0, 2.0, 7.0])
 class Score(SampleMetric):
     names = ("score",)
 
-    def __init__(self, greater_is_better: bool) -> None:
-        super().__init__()
-        self.greater_is_better = greater_is_better
-
     def per_sample(self, outputs, batch):
         return outputs[:, 0]
 
 
-class Ranks:
-    """``gather`` of several ranks that are threads."""
+def found(ranks: int, batch: int, greater: bool, worst: int = 3, best: int = 2):
+    """Numbers of the worst and of the best samples, which all ranks have; ranks are threads here."""
+    barrier, sent = threading.Barrier(ranks, timeout=20), [None] * ranks
 
-    def __init__(self, count: int) -> None:
-        self.barrier = threading.Barrier(count)
-        self.values = [None] * count
-        self.sent = []
-
-    def of(self, rank: int) -> Distributed:
+    def work(rank: int):
         group = Distributed()
 
         def gather(value):
-            self.sent.append(len(value))
-            self.values[rank] = value
-            self.barrier.wait(20)
-            found = list(self.values)
-            self.barrier.wait(20)
-            return found
+            assert len(value) <= worst + best
+            sent[rank] = value
+            barrier.wait()
+            gathered = list(sent)
+            barrier.wait()
+            return gathered
 
         group.gather = gather
-        return group
-
-
-def found(ranks: int, batch: int, greater: bool, worst: int = 3, best: int = 2):
-    groups, results = Ranks(ranks), [None] * ranks
-
-    def work(rank: int) -> None:
-        extremes = Extremes(Evaluator([Score(greater)]), Score(greater), worst, best)
+        score = Score()
+        score.greater_is_better = greater
+        extremes = Extremes(Evaluator([score]), score, worst, best)
         extremes.reset()
-        numbers = torch.arange(len(VALUES))[rank::ranks]
-        for part in numbers.split(batch):
-            outputs = VALUES[part].unsqueeze(1).repeat(1, 4)
-            extremes.update(outputs, {"index": part})
-        kept = extremes._worst + extremes._best
-        assert all(sample.outputs.storage().size() == 4 for sample in kept), "not whole batches"
-        results[rank] = extremes.collect(groups.of(rank))
-
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(ranks)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert max(groups.sent) <= worst + best
-    for each in results:
-        for sample in each[0] + each[1]:
+        for part in torch.arange(len(VALUES))[rank::ranks].split(batch):
+            extremes.update(VALUES[part].unsqueeze(1).repeat(1, 4), {"index": part})
+        both = extremes.collect(group)
+        for sample in both[0] + both[1]:
             assert sample.outputs.tolist() == [sample.value] * 4
-    shown = [tuple([sample.number for sample in part] for part in each) for each in results]
-    assert all(each == shown[0] for each in shown)
-    return shown[0]
+            assert sample.outputs.storage().size() == 4, "not whole batches"
+        return tuple([sample.number for sample in part] for part in both)
+
+    with ThreadPoolExecutor(ranks) as pool:
+        first, *others = pool.map(work, range(ranks))
+    assert others == [first] * (ranks - 1)
+    return first
 
 
 @pytest.mark.parametrize("ranks", [1, 3])

@@ -1,158 +1,195 @@
-"""What MMEngine's documentation, and the hooks of MMSegmentation and MMPretrain, take of a runner is there."""
+"""What MMEngine's documentation, and the hooks of MMSegmentation and MMPretrain, take of a runner is there.
+
+Every hook that MMEngine exports works here, or is refused; a new one fails until it has been decided.
+"""
 
 from __future__ import annotations
 
 import logging
 from pathlib import Path
 
+import mmengine.hooks
+import numpy as np
 import pytest
 import torch
-from mmengine.config import Config
 from mmengine.hooks import Hook
 from mmengine.logging import MessageHub, MMLogger
-from mmengine.model import is_model_wrapper
-from mmengine.runner import LogProcessor
+from mmengine.model import BaseModule
 from mmengine.visualization import Visualizer
 
-from exp.engine.loops import EvalLoop, TrainLoop
-from tests.engine.conftest import Line
-
-WHOLE = {"weights_only": False} if hasattr(torch.serialization, "safe_globals") else {}  # of torch.load
+from exp.config.hooks import REFUSED, check_hooks
+from exp.engine import checkpoint
+from exp.engine.stock_hooks import build_hooks
+from exp.errors import ConfigError
+from tests.engine.conftest import Line, Spy
 
 
 class Touches(Hook):
     """A hook that looks at everything, at the stage where others do."""
 
-    def __init__(self):
-        self.stages = []
-
     def before_run(self, runner):
-        self.stages.append("before_run")
-        assert isinstance(runner.cfg, Config)
-        assert runner.cfg.optim.type == runner.cfg["optim"]["type"] == "Adam"
-        assert runner.cfg.get("no_such_key", 3) == 3
-        assert (runner.rank, runner.world_size, runner.distributed, runner.launcher) == (0, 1, False, "none")
-        assert (runner.seed, runner.deterministic) == (2023, False)
+        place = (runner.rank, runner.world_size, runner.distributed, runner.launcher, runner.seed, runner.deterministic)
+        assert place == (0, 1, False, "none", 2023, False)
+        names = (runner.model_name, runner.default_scope.scope_name, runner.cfg.optim.type, runner.cfg["optim"]["type"])
+        assert names == ("Line", "mmengine", "Adam", "Adam")
         assert Path(runner.log_dir) == Path(runner.work_dir) / runner.timestamp
         assert Path(runner.log_dir).is_dir()
-        assert runner.experiment_name.startswith("line")
-        assert runner.model_name == "Line"
-        assert runner.default_scope.scope_name == "mmengine"
-        assert isinstance(runner.log_processor, LogProcessor)
-        assert runner.logger is MMLogger.get_current_instance()
-        assert runner.message_hub is MessageHub.get_current_instance()
-        assert runner.visualizer is Visualizer.get_current_instance()
-        assert runner._resume is False
+        for own, kind in ((runner.logger, MMLogger), (runner.message_hub, MessageHub), (runner.visualizer, Visualizer)):
+            assert own is kind.get_current_instance()
 
     def before_train(self, runner):
         assert (runner.max_epochs, runner.max_iters, runner.val_interval, runner.val_begin) == (2, 32, 1, 1)
-        assert runner.train_dataloader is runner.train_loop.dataloader
-        assert runner.val_dataloader is runner.val_loop.dataloader
-        assert runner.test_dataloader is runner.test_loop.dataloader
-        assert [len(loader.dataset) for loader in (runner.train_dataloader, runner.val_dataloader)] == [64, 64]
+        for stage in ("train", "val", "test"):
+            assert getattr(runner, f"{stage}_dataloader") is getattr(runner, f"{stage}_loop").dataloader
         assert runner.val_evaluator is runner.val_loop.evaluator
-        assert runner.test_evaluator is runner.test_loop.evaluator
-        assert (type(runner.train_loop), type(runner.val_loop)) == (TrainLoop, EvalLoop)
         assert len(runner.param_schedulers) == 1
         assert self in runner.hooks
-        runner.register_hook(Late(), priority="LOWEST")
-        assert isinstance(runner.hooks[-1], Late)
-
-    def before_train_epoch(self, runner):
-        self.stages.append(f"epoch {runner.epoch}")
+        runner.register_hook(Spy(lambda runner: runner.iter), priority="LOWEST")
 
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-        assert set(data_batch) == {"x", "y"}
-        assert outputs["loss"].dim() == 0
+        assert (set(data_batch), outputs["loss"].dim()) == ({"x", "y"}, 0)
         assert self.end_of_epoch(runner.train_dataloader, batch_idx) == (runner.iter in (15, 31))
         assert self.is_last_train_epoch(runner) == (runner.iter > 15)
-        if self.every_n_train_iters(runner, 16):
-            self.stages.append(f"iter {runner.iter}")
-            assert runner.optim_wrapper.get_lr()["lr"] == [runner.optim_wrapper.param_groups[0]["lr"]]
-            assert isinstance(runner.optim_wrapper.optimizer, torch.optim.Optimizer)
-            assert not is_model_wrapper(runner.model)
+        assert runner.optim_wrapper.get_lr()["lr"] == [runner.optim_wrapper.param_groups[0]["lr"]]
+        assert self.every_n_train_iters(runner, 16) == (runner.iter in (15, 31))
         if self.is_last_train_iter(runner):
             runner.visualizer.add_scalar("mine", 1.0, step=runner.iter)
             runner.message_hub.update_scalar("train/mine", 2.0)
-            runner.logger.info("the last step")
+            runner.message_hub.update_info("palette", np.zeros((2, 3), np.uint8))
 
     def after_train_epoch(self, runner):
         if self.every_n_epochs(runner, 2):
             runner.save_checkpoint(runner.work_dir, "mine.pth", by_epoch=True)
 
     def after_val_epoch(self, runner, metrics=None):
-        self.stages.append(f"val {metrics['mse'] > 0}")
         assert runner.message_hub.get_info("loop_stage") == "val"
         loop = runner.val_loop  # as MMPretrain's EMAHook measures a second time
         loop.evaluator.reset()
         for index, batch in enumerate(loop.dataloader):
             loop.run_iter(index, batch)
-        assert loop.evaluator.compute(None) == metrics
-
-    def after_run(self, runner):
-        self.stages.append("after_run")
+        assert loop.evaluator.compute(runner.distributed_group) == metrics
+        self.validated = runner.epoch
 
 
-class Late(Hook):
-    """Registered once the training has begun."""
-
-    calls = 0
-
-    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-        self.calls += 1
-
-
-def test_a_hook_finds_what_mmengine_documents(make_runner):
-    hook = Touches()
-    schedule = [{"type": "ExponentialLR", "gamma": 0.5, "by_epoch": True}]
-    runner = make_runner(max_epochs=2, hooks=[hook], schedulers=schedule)
+def test_a_hook_finds_what_mmengine_documents_and_its_checkpoints_are_read(make_runner):
+    hook, schedule = Touches(), {"type": "ExponentialLR", "gamma": 0.5, "by_epoch": True}
+    runner = make_runner(max_epochs=2, hooks=[hook], schedulers=[schedule])
     runner.train()
-    assert hook.stages == [
-        "before_run",
-        "epoch 0",
-        "iter 15",
-        "val True",
-        "epoch 1",
-        "iter 31",
-        "val True",
-        "after_run",
-    ]
-    assert runner.hooks[-1].calls == 32
+    assert hook.validated == 2
+    assert runner.hooks[-1].seen == list(range(32))
     assert runner.message_hub.get_scalar("train/mine").current() == 2.0
-    content = torch.load(Path(runner.work_dir) / "mine.pth", **WHOLE)
-    assert torch.equal(content["state_dict"]["w"], runner.model.w.detach())
+    content = checkpoint.read(Path(runner.work_dir) / "mine.pth")
+    assert torch.equal(checkpoint.weights_of(content)["w"], runner.model.w)
     assert (content["meta"]["epoch"], content["meta"]["seed"]) == (2, 2023)
     assert {"optimizer", "param_schedulers", "message_hub"} <= set(content)
+    assert type(content["message_hub"]["runtime_info"]["palette"]).__module__ != "numpy", "nothing of it is made anew"
 
 
-@pytest.mark.parametrize("from_a_file", [False, True])
+class Part(BaseModule):
+    def __init__(self):
+        super().__init__(init_cfg={"type": "Constant", "layer": "Linear", "val": 7.0})
+        self.linear = torch.nn.Linear(1, 1)
+
+
+@pytest.mark.parametrize("weights", [None, "a file's"])
 def test_what_a_model_says_of_its_initialisation_is_done_but_not_to_weights_of_a_file(
-    make_runner, from_a_file, tmp_path, monkeypatch
+    make_runner, weights, tmp_path, monkeypatch
 ):
     """``init_cfg``, also of a part, as MMSegmentation's models have it; MMEngine notes it in a worker's log."""
     monkeypatch.setattr(logging.getLogger(), "handlers", [logging.FileHandler(tmp_path / "rank0.log")])
-    from mmengine.model import BaseModule
-
-    class Part(BaseModule):
-        def __init__(self):
-            super().__init__(init_cfg={"type": "Constant", "layer": "Linear", "val": 7.0})
-            self.linear = torch.nn.Linear(1, 1)
-
-    class Model(Line):
-        def __init__(self):
-            super().__init__()
-            self.part = Part()
-
-    seen = []
-
-    class Look(Hook):
-        def before_train(self, runner):
-            seen.append(runner.model.part.linear.weight.item())
-
-    model = Model()
+    model = Line()
+    model.part = Part()
     before = model.part.linear.weight.item()
-    runner = make_runner(model, hooks=[Look()])
-    runner.session.weights = "a file's" if from_a_file else None
+    runner = make_runner(model)
+    runner.session.weights = weights
     runner.train()
-    assert seen == [before if from_a_file else 7.0]
-    assert ("ConstantInit" in (tmp_path / "rank0.log").read_text()) != from_a_file
+    assert model.part.linear.weight.item() == (before if weights else 7.0)  # no step changes it
+    assert ("ConstantInit" in (tmp_path / "rank0.log").read_text()) == (weights is None)
+
+
+TABLE = (Path(__file__).parents[2] / "docs" / "hooks.md").read_text()
+EMA = {"type": "EMAHook", "momentum": 0.2}
+WORK = [
+    EMA,
+    {"type": "EmptyCacheHook", "before_epoch": True, "after_iter": True},
+    {"type": "EarlyStoppingHook", "monitor": "mse", "patience": 1, "stopping_threshold": -1.0},
+    {"type": "IterTimerHook"},
+    {"type": "ProfilerHook", "record_shapes": True},
+    {"type": "RuntimeInfoHook"},
+    {"type": "SyncBuffersHook"},
+]
+
+
+def test_each_of_mmengines_hooks_works_or_is_refused():
+    works = {hook["type"] for hook in WORK}
+    assert sorted([*works, *REFUSED]) == sorted(mmengine.hooks.__all__)
+    for name in mmengine.hooks.__all__:
+        assert f"| `{name}` | {'works' if name in works else 'refused'} |" in TABLE
+
+
+def test_all_that_work_do_so_together(make_runner):
+    """In two epochs of 16 steps, and a test; what they do to the weights: tests/behaviour/test_hooks.py."""
+    hooks = build_hooks(WORK, "mse", greater_is_better=False)
+    runner = make_runner(max_epochs=2, log_every=4, hooks=hooks)
+    runner.load_or_resume()
+    runner.train()
+    content, runner.tested = runner.saving.tested(runner)
+    assert runner.test_with(content)["mse"] == runner.tested["validation"]["mse"]  # the same data here
+    assert "traceEvents" in (Path(runner.work_dir) / "profile.json").read_text()
+    hub = runner.message_hub
+    counts = {name: len(scalar.data[0]) for name, scalar in hub.log_scalars.items()}
+    assert [counts[f"train/{name}"] for name in ("loss", "lr", "time", "data_time")] == [32] * 4
+    assert counts["val/mse"] == 2
+    assert {"val/time", "test/time"} <= set(counts)
+    assert hub.get_info("max_iters") == 32
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_some_are_refused_by_either_name(name):
+    for kind in (name, f"mmengine.hooks.{name}"):
+        with pytest.raises(ConfigError, match=f"hooks: {name} "):
+            check_hooks([{"type": kind}])
+    check_hooks([{"type": f"mine.{name}"}])  # of the same name, and not MMEngine's
+
+
+class Cut(Hook):
+    """Saves within the first validation, as notice to end does."""
+
+    def before_val(self, runner):
+        self.raw = runner.model.w.item()
+
+    def before_val_iter(self, runner, batch_idx, data_batch=None):
+        if batch_idx == 1:
+            runner.saving.save(runner, runner.iter, validation_due=True, waits=True)
+            self.averaged = runner.model.w.item()
+            self.content = checkpoint.read(runner.saving.folder / "step_00000016.pth")
+
+
+def test_a_checkpoint_of_a_cut_validation_holds_the_weights_of_the_training(make_runner):
+    """Beside those that EMAHook has put in their place until the validation's end."""
+    cut = Cut()
+    make_runner(hooks=[*build_hooks([EMA], "mse", greater_is_better=False), cut]).train()
+    assert cut.content["meta"]["validation_due"]
+    assert cut.averaged != cut.raw
+    weights = [cut.content["state_dict"]["w"], cut.content["ema_state_dict"]["module.w"]]
+    assert weights == [cut.averaged, cut.raw]
+
+
+mmengine.registry.HOOKS.register_module(
+    module=type("Mine", (mmengine.hooks.LoggerHook,), {}), name="MyLogger", force=True
+)
+
+
+@pytest.mark.parametrize(
+    ("hook", "named"),
+    [
+        ({"type": "MyLogger"}, "LoggerHook"),  # derived from a refused one
+        ({"type": "EMAHok"}, "EMAHook"),
+        ({"type": "EMAHook", "begin_iter": -1}, "begin_iter"),
+        ({"type": "EarlyStoppingHook", "monitor": "msee", "rule": "less"}, "mse"),
+        ({"type": "EMAHook", "priority": "SILLY"}, "SILLY"),
+    ],
+)
+def test_a_hook_that_cannot_work_is_refused_by_name(hook, named):
+    with pytest.raises(ConfigError, match=named):
+        build_hooks([hook], "mse", False, ["mse"])

@@ -6,30 +6,16 @@ import subprocess
 import sys
 import threading
 
-import pytest
 
-
-@pytest.fixture
-def cache(tmp_path, monkeypatch):
-    """A cache folder of its own, as yapf fills it; and its files."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_half_a_cache_is_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     subprocess.run([sys.executable, "-c", "import yapf"], check=True)
-    pickles = [path for path in (tmp_path / "cache").rglob("*.pickle") if path.stat().st_size]
-    assert len(pickles) == 2
-    return pickles
-
-
-def test_half_a_cache_is_waited_for(cache):
-    whole = {path: path.read_bytes() for path in cache}
-    for path in cache:
-        path.write_bytes(whole[path][: len(whole[path]) // 2])
+    whole = {path: path.read_bytes() for path in tmp_path.rglob("*.pickle") if path.stat().st_size}
+    assert len(whole) == 2
+    for path, content in whole.items():
+        path.write_bytes(content[: len(content) // 2])
     importing = subprocess.Popen([sys.executable, "-c", "import exp.engine; print('imported')"], stdout=subprocess.PIPE)
-
-    def finish():
-        for path in cache:
-            path.write_bytes(whole[path])
-
-    writer = threading.Timer(3, finish)
+    writer = threading.Timer(3, lambda: [path.write_bytes(content) for path, content in whole.items()])
     writer.start()
     output, _ = importing.communicate(timeout=60)
     writer.join()

@@ -1,87 +1,85 @@
+"""Schedules in real runs of 16 steps per epoch, in which MMEngine's own hook steps the schedulers.
+
+And other settings of optimizer and schedule in mid-training: as if they had been these from the beginning.
+"""
+
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
 import torch
-from mmengine.hooks import Hook
 from omegaconf import OmegaConf
 
-from exp.engine import schedule
+from exp.config.resuming import Change
+from exp.config.schema import OptimConfig
+from exp.engine.carry import carry_over, changes_course
+from exp.engine.optim import build_optimizer
+from exp.engine.schedule import TorchOneCycle
 from exp.errors import ConfigError
-from tests.engine.conftest import Line, Mse
+from tests.engine.conftest import Line, Mse, Spy
 
 CONF = Path(__file__).parents[2] / "conf" / "schedule"
-SCALES = (1.0, 0.1, 0.01)
+SCALES = torch.tensor([1.0, 0.1, 0.01], dtype=torch.float64)
+LR = 2e-3
 
 
-def groups(make=torch.optim.Adam, lr=2e-3, **options):
-    """An optimizer whose groups learn at parts of ``lr``, as layer_decay and backbone_lr_scale leave them."""
-    parts = [{"params": [torch.nn.Parameter(torch.ones(1))], "lr": lr * scale} for scale in SCALES]
-    return make(parts, lr=lr, **options)
+def groups(make=torch.optim.Adam, scales=SCALES, **options):
+    """An optimizer whose groups learn at parts of one rate, as layer_decay and backbone_lr_scale leave them."""
+    parts = [{"params": [torch.nn.Parameter(torch.ones(1))], "lr": LR * float(scale)} for scale in scales]
+    return make(parts, lr=LR, **options)
 
 
-def rates(optimizer, make_runner, schedulers, epochs=3, steps=None):
-    """Rates of every group at each optimizer step of a real run, in which MMEngine's own hook steps the schedulers."""
-    seen = []
+@pytest.fixture
+def rates(make_runner):
+    """The rate of the first group at each optimizer step; the other groups keep their part of it."""
 
-    class Look(Hook):
-        priority = "LOWEST"
+    def run(schedulers, scales=SCALES, max_epochs=3, **options):
+        model, optimizer = Line(), groups(scales=scales)
+        spy = Spy(lambda _: [group["lr"] for group in optimizer.param_groups])
+        model.others = torch.nn.ParameterList([p for group in optimizer.param_groups for p in group["params"]])
+        make_runner(model, hooks=[spy], schedulers=schedulers, optimizer=optimizer, max_epochs=max_epochs,
+                    **options).train()  # fmt: skip
+        seen = torch.tensor(spy.seen, dtype=torch.float64)
+        torch.testing.assert_close(seen, seen[:, :1] * scales, rtol=1e-9, atol=1e-18)
+        return seen[:, 0]
 
-        def before_train_iter(self, runner, batch_idx, data_batch=None):
-            seen.append([group["lr"] for group in optimizer.param_groups])
+    return run
 
-    model = Line()
-    model.others = torch.nn.ParameterList([p for group in optimizer.param_groups for p in group["params"]])
-    runner = make_runner(model, hooks=[Look()], max_epochs=epochs, schedulers=schedulers, optimizer=optimizer,
-                         max_steps=steps)  # fmt: skip
-    runner.session.config.max_epochs = epochs
-    runner.train_loop._validate = lambda: None
-    runner.param_schedulers = runner.build_param_scheduler(runner.param_schedulers)
-    runner.train_loop.run()
-    return torch.tensor(seen, dtype=torch.float64)
+
+def configured(name, warmup=5, **length):
+    """The schedulers of one of our files."""
+    root = OmegaConf.create({"schedule": OmegaConf.load(CONF / f"{name}.yaml"), "optim": {"lr": LR}, **length})
+    root.schedule.warmup_steps = warmup
+    return OmegaConf.to_container(root.schedule.param_scheduler, resolve=True)
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in CONF.glob("*.yaml")))
-def test_every_schedule_keeps_the_ratio_of_the_groups_rates(name, make_runner):
-    content = OmegaConf.load(CONF / f"{name}.yaml")
-    root = OmegaConf.create(
-        {"schedule": {"warmup_steps": 5, **content}, "max_epochs": 3, "max_steps": 48, "optim": {"lr": 2e-3}}
-    )
-    schedulers = OmegaConf.to_container(root.schedule.param_scheduler, resolve=True)
-    seen = rates(groups(), make_runner, schedulers)
+def test_every_schedule_keeps_the_ratio_of_the_groups_rates(name, rates):
+    seen = rates(configured(name, max_epochs=3, max_steps=48))
     assert len(seen) == 48
-    for number, scale in enumerate(SCALES):
-        torch.testing.assert_close(seen[:, number], seen[:, 0] * scale, rtol=1e-9, atol=1e-18)
-    if name != "constant":
-        assert seen[:, 0].max() > 1.5 * seen[-1, 0]
+    assert name == "constant" or seen.max() > 1.5 * seen[-1]
 
 
 @pytest.mark.parametrize(("epochs", "steps"), [(None, 20), (3, None), (3, 20), (1, 40)])
 @pytest.mark.parametrize("name", ["cosine", "onecycle", "warmup_cosine", "warmup_poly"])
-def test_a_schedule_reaches_the_rate_and_ends_with_the_training(name, epochs, steps, make_runner):
-    """An epoch has 16 steps. The last value of all is that after the last step."""
-    content = OmegaConf.load(CONF / f"{name}.yaml")
-    root = OmegaConf.create(
-        {"schedule": {"warmup_steps": 5, **content}, "max_epochs": epochs, "max_steps": steps, "optim": {"lr": 2e-3}}
-    )
-    schedulers = OmegaConf.to_container(root.schedule.param_scheduler, resolve=True)
-    seen = rates(groups(), make_runner, schedulers, epochs, steps)[:, 0]
+def test_a_schedule_reaches_the_rate_and_ends_with_the_training(name, epochs, steps, rates):
+    length = {"max_epochs": epochs, "max_steps": steps}
+    seen = rates(configured(name, **length), **length)
     assert len(seen) == min(16 * (epochs or 9), steps or 99)
-    assert seen[-1] < 2e-3 / 10
+    assert seen[-1] < LR / 10
     if name.startswith("warmup"):
-        assert seen[0] <= 2e-6
-        torch.testing.assert_close(seen[4:6], torch.full((2,), 2e-3, dtype=torch.float64))
-        assert seen[6] < 2e-3
+        assert seen[0] <= LR / 1000
+        assert seen[4:6].tolist() == pytest.approx([LR, LR])
+        assert seen[6] < LR
 
 
 @pytest.mark.parametrize("warmup", [0, 1, 2])
-def test_a_short_warm_up_ends_at_the_learning_rate(warmup, make_runner):
-    content = OmegaConf.load(CONF / "warmup_cosine.yaml")
-    root = OmegaConf.create({"schedule": {"warmup_steps": warmup, **content}})
-    seen = rates(groups(), make_runner, OmegaConf.to_container(root.schedule.param_scheduler, resolve=True))[:, 0]
-    assert seen[max(warmup - 1, 0)] == pytest.approx(2e-3)
-    assert seen[0] == pytest.approx(2e-6 if warmup == 2 else 2e-3)
+def test_a_short_warm_up_ends_at_the_learning_rate(warmup, rates):
+    seen = rates(configured("warmup_cosine", warmup))
+    assert seen[max(warmup - 1, 0)] == pytest.approx(LR)
+    assert seen[0] == pytest.approx(LR / 1000 if warmup == 2 else LR)
 
 
 @pytest.mark.parametrize(
@@ -91,83 +89,138 @@ def test_a_short_warm_up_ends_at_the_learning_rate(warmup, make_runner):
         {"type": "CosineAnnealingLR", "eta_min": 1e-4, "T_max": 47, "by_epoch": False},
     ],
 )
-def test_an_absolute_eta_min_is_that_of_the_full_rate_and_keeps_the_ratio(scheduler, make_runner):
-    plain = torch.optim.Adam([torch.nn.Parameter(torch.ones(1))], lr=2e-3)
-    stock = rates(plain, make_runner, [dict(scheduler)])[:, 0]
+def test_an_absolute_eta_min_is_that_of_the_full_rate_and_keeps_the_ratio(scheduler, rates):
+    stock = rates([dict(scheduler)], scales=SCALES[:1])
     assert stock[-1] == pytest.approx(1e-4, rel=0.01)
-    seen = rates(groups(), make_runner, [dict(scheduler)])
-    for number, scale in enumerate(SCALES):
-        torch.testing.assert_close(seen[:, number], stock * scale, rtol=1e-9, atol=1e-18)
+    torch.testing.assert_close(rates([dict(scheduler)]), stock, rtol=1e-9, atol=1e-18)
 
 
 @pytest.mark.parametrize(
-    ("schedulers", "text"),
+    ("scheduler", "named"),
     [
-        ({"type": "LinearLR", "end": 1}, "begin=0 to end=1 takes one epoch, .* set end=2 or more, or convert_to_iter"),
-        ({"type": "LinearLR", "by_epoch": False, "end": 5, "begin": 4, "end_factor": 0.1}, "takes one step, .* end=6"),
-        ({"type": "OneCycleLR", "eta_max": 2e-3, "total_steps": 48, "by_epoch": False},
-         "OneCycleLR gives all groups .* eta_max=0.002; .* type TorchOneCycle"),
-        ({"type": "SteppLR", "step_size": 1}, "SteppLR.*'StepLR'"),
-        ({"type": "StepLR", "stepsize": 1}, "StepLR does not take these settings: .*stepsize"),
-        ({"type": "TorchOneCycle", "eta_max": 1e-3, "total_steps": 3, "by_epoch": True},
-         "goes by step; set its convert"),
+        ({"type": "LinearLR", "end": 1}, "end=2 or more, or convert_to_iter_based"),
+        ({"type": "LinearLR", "by_epoch": False, "end": 5, "begin": 4, "end_factor": 0.1}, "end=6"),
+        ({"type": "OneCycleLR", "eta_max": LR, "total_steps": 48, "by_epoch": False}, "eta_max=0.002"),
+        ({"type": "SteppLR", "step_size": 1}, "'StepLR'"),
+        ({"type": "StepLR", "stepsize": 1}, "StepLR .*stepsize"),
+        ({"type": "TorchOneCycle", "eta_max": 1e-3, "total_steps": 3, "by_epoch": True}, "convert_to_iter_based"),
+        ({"type": "ReduceOnPlateauLR", "monitor": "ac"}, "monitor=ac; did you mean 'acc'"),
     ],
-)  # fmt: skip
-def test_a_scheduler_that_would_do_something_else_is_refused(schedulers, text, make_runner):
-    with pytest.raises(ConfigError, match=text):
-        rates(groups(), make_runner, [schedulers])
+)
+def test_a_scheduler_that_would_do_something_else_is_refused(scheduler, named, rates):
+    with pytest.raises(ConfigError, match=named):
+        rates([scheduler], metrics=[Accuracy()])
 
 
-class Judge(Mse):
-    """Metrics that tell their names, of which larger ones are better."""
+class Accuracy(Mse):
+    """Never becomes better."""
 
-    names, metric_name, greater_is_better = ("mse", "acc"), "acc", True
+    names, greater_is_better = ("acc",), True
 
     def compute(self, distributed):
-        return {**super().compute(distributed), "acc": 1.0}
+        return {"acc": 1.0}
 
 
 def test_what_follows_the_validations_follows_the_metric_that_decides(make_runner):
     config = {"type": "ReduceOnPlateauLR", "factor": 0.1, "patience": 1}
-    runner = make_runner(max_epochs=4, schedulers=[config], evaluator=Judge())
+    runner = make_runner(max_epochs=4, schedulers=[config], metrics=[Accuracy(), Mse()])
     runner.train()
-    assert runner.param_schedulers[0].monitor == "acc"
-    assert runner.param_schedulers[0].rule == "greater"
-    assert runner.optim_wrapper.optimizer.param_groups[0]["lr"] == pytest.approx(0.01), "it never becomes better"
-    runner = make_runner(max_epochs=2, schedulers=[{**config, "monitor": "ac"}], evaluator=Judge())
-    with pytest.raises(ConfigError, match=r"monitor=ac; did you mean 'acc'\?, but what is measured is mse, acc"):
-        runner.train()
+    (found,) = runner.param_schedulers
+    assert (found.monitor, found.rule) == ("acc", "greater")
+    assert runner.optim_wrapper.optimizer.param_groups[0]["lr"] == pytest.approx(0.01)
 
 
-@pytest.mark.parametrize(
-    ("make_one", "momentum"),
-    [
-        (lambda **kw: groups(torch.optim.SGD, momentum=0.9, **kw), lambda group: group["momentum"]),
-        (lambda **kw: groups(torch.optim.Adam, **kw), lambda group: group["betas"][0]),
-    ],
-    ids=["SGD", "Adam"],
-)
-def test_one_cycle_of_several_groups_continues_exactly(make_one, momentum):
-    def run(optimizer, scheduler, steps):
-        seen = []
-        for _ in range(steps):
-            optimizer.step()
-            scheduler.step()
-            seen.append([(group["lr"], momentum(group)) for group in optimizer.param_groups])
-        return seen
+@pytest.mark.parametrize("options", [{"make": torch.optim.SGD, "momentum": 0.9}, {"make": torch.optim.Adam}])
+def test_one_cycle_of_several_groups_turns_all_momenta_against_the_rates(options):
+    """That it is continued exactly: tests/behaviour/test_resume.py."""
+    optimizer = groups(**options)
+    scheduler = TorchOneCycle(optimizer, eta_max=4e-3, total_steps=20, pct_start=0.2)
+    seen = []
+    for _ in range(3):
+        optimizer.step()
+        scheduler.step()
+        seen += [[(group["lr"], group.get("momentum") or group["betas"][0]) for group in optimizer.param_groups]]
+    # Its largest rate stands for that of optim.lr: the other groups keep their part of it, at its least momentum.
+    assert seen[2] == [pytest.approx((4e-3 * float(scale), 0.85)) for scale in SCALES]
+    assert seen[0][0][1] > 0.86
 
-    cycle = {"eta_max": 4e-3, "total_steps": 20, "pct_start": 0.2}
-    optimizer = make_one()
-    whole = run(optimizer, schedule.TorchOneCycle(optimizer, **cycle), 19)
-    # Its largest rate stands for that of optim.lr: the other groups keep their part of it.
-    assert [rate for rate, _ in whole[2]] == pytest.approx([4e-3 * scale for scale in SCALES])
-    assert whole[2][0][1] == pytest.approx(0.85) != pytest.approx(whole[0][0][1])
-    assert all(step[0][1] == step[1][1] == step[2][1] for step in whole)
-    first = make_one()
-    scheduler = schedule.TorchOneCycle(first, **cycle)
-    seen = run(first, scheduler, 8)
-    second = make_one()
-    resumed = schedule.TorchOneCycle(second, **cycle)
-    second.load_state_dict(first.state_dict())
-    resumed.load_state_dict(scheduler.state_dict())
-    assert seen + run(second, resumed, 11) == whole
+
+PER_EPOCH = 4
+SCHEDULES = [
+    {"type": "LinearLR", "start_factor": 0.1, "end": 3, "by_epoch": False},
+    {"type": "CosineAnnealingLR", "T_max": 3, "by_epoch": True, "convert_to_iter_based": True},
+    {"type": "ExponentialLR", "gamma": 0.5, "begin": 1, "by_epoch": True},
+]
+
+
+@pytest.fixture
+def trained(make_runner):
+    """Makes a runner after ``steps`` with these settings, and the checkpoint that it would write."""
+
+    def make(schedules=(), steps=0, **optim):
+        config = OmegaConf.merge(OmegaConf.structured(OptimConfig), optim)
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1))  # a backbone of one layer, and a head
+        model.num_layers, model.layer_of = 1, lambda name: 0 if name.startswith("0.") else None
+        runner = make_runner(model=model, optimizer=build_optimizer(model, config), max_epochs=3)
+        runner.session.config.optim = config
+        runner.train_loop.steps_per_epoch = PER_EPOCH
+        runner.param_schedulers = runner.build_param_scheduler(copy.deepcopy(list(schedules)))
+        for step in range(1, steps + 1):
+            for index, parameter in enumerate(model.parameters()):
+                parameter.grad = torch.full_like(parameter, (step + index) % 3 - 1.0)
+            runner.optim_wrapper.optimizer.step()
+            for scheduler in runner.param_schedulers:
+                if not scheduler.by_epoch or step % PER_EPOCH == 0:
+                    scheduler.step()
+        content = {"optimizer": copy.deepcopy(runner.optim_wrapper.state_dict()),
+                   "config": {"optim": OmegaConf.to_container(config)}}  # fmt: skip
+        return runner, content
+
+    return make
+
+
+@pytest.mark.parametrize("step", [2, 4, 7])
+def test_rates_are_those_of_a_training_that_always_had_the_new_ones(trained, step):
+    new = {"lr": 0.02, "weight_decay": 0.3}
+    _, content = trained(SCHEDULES, step, lr=0.1)
+    straight, _ = trained(SCHEDULES, step, **new)
+    later, _ = trained(SCHEDULES, **new)
+    later.train_loop.restore(step // PER_EPOCH, step, step % PER_EPOCH * 4)
+    carry_over(later, content)
+    ours, theirs = (each.optim_wrapper.state_dict() for each in (later, straight))
+    assert ours["param_groups"] == theirs["param_groups"]
+    torch.testing.assert_close(ours["state"], content["optimizer"]["state"], rtol=0, atol=0)
+    states = [[scheduler.state_dict() for scheduler in each.param_schedulers] for each in (later, straight)]
+    assert states[0] == states[1]  # and so they go on
+
+
+def test_moments_stay_with_their_parameters_where_groups_change(trained):
+    first, content = trained(steps=3)
+    later, _ = trained(backbone_lr_scale=0.1, decay_norm_and_bias=False, weight_decay=0.1)
+    carry_over(later, content)
+    ours, theirs = (each.optim_wrapper.optimizer for each in (later, first))
+    assert len(ours.param_groups) == 4
+    for mine, other in zip(later.model.parameters(), first.model.parameters()):
+        torch.testing.assert_close(ours.state[mine], theirs.state[other], rtol=0, atol=0)
+
+
+def test_an_option_that_needs_what_has_not_been_kept_is_refused(trained):
+    _, adam = trained(steps=3)
+    with pytest.raises(ConfigError, match=r"optim.options=\{'amsgrad': True\}"):
+        carry_over(trained(options={"amsgrad": True})[0], adam)
+    carry_over(trained(options={"betas": [0.5, 0.9]})[0], adam)
+    _, sgd = trained(steps=3, type="SGD", options={})
+    carry_over(trained(type="SGD", options={"momentum": 0.9})[0], sgd)
+
+
+def test_a_schedule_that_follows_validations_cannot_be_replayed(trained):
+    with pytest.raises(ConfigError, match="ReduceOnPlateau"):
+        carry_over(*trained([{"type": "ReduceOnPlateauLR", "monitor": "mse"}]))
+
+
+def test_the_length_counts_only_where_there_are_schedules(trained):
+    length = [Change("max_steps", 3, 5), Change("nproc", 1, 2)]
+    assert not changes_course(length, [])
+    assert changes_course(length, trained(SCHEDULES)[0].param_schedulers)
+    assert changes_course([Change("optim.lr", 1, 2)], [])

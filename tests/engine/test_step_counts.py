@@ -8,27 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import run_exp
 from tests.simulators import needs_current_card
-
-pytestmark = needs_current_card
 
 BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")
 
 
-@pytest.fixture
-def counts(monkeypatch):
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    return importlib.import_module("step_counts")
-
-
+@needs_current_card
 @pytest.mark.parametrize(
     ("family", "nproc"), [("timebridge", 1), ("prior", 1), ("scenes", 1), ("segmentation", 1), ("timebridge", 2)]
 )
-def test_a_step_costs_a_card_no_more_than_by_hand(counts, tmp_path, family, nproc):
-    arguments, environment = counts.order(family, nproc, str(tmp_path))
-    done = run_exp(tmp_path, *arguments, **environment)
+def test_a_step_costs_a_card_no_more_than_by_hand(exp, monkeypatch, family, nproc):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    counts = importlib.import_module("step_counts")
+    arguments, environment = counts.order(family, nproc, str(exp.folder))
+    done = exp(*arguments, **environment)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    found = counts.per_step(json.loads((tmp_path / "counts.json").read_text()))
-    assert set(found) <= set(counts.LIMITS)
+    found = counts.per_step(json.loads((exp.folder / "counts.json").read_text()))
     assert {name for name in found if found[name] > counts.LIMITS[name]} == set(), found
