@@ -57,42 +57,31 @@ def test_variables_that_do_not_go_together_are_refused(change, text):
         Place.of({name: value for name, value in given.items() if value is not None})
 
 
-GONE = {**TORCH, **MASTER, "MASTER_ADDR": "192.0.2.1"}  # an address that nobody has (RFC 5737)
-
-
-@pytest.mark.parametrize(
-    ("given", "living"),
-    [
-        ({**TORCH, **MASTER}, True),
-        ({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", **MASTER}, True),
-        ({**TORCH, **MASTER, "WORLD_SIZE": "1"}, False),
-        ({**TORCH, **MASTER, "RANK": "7"}, False),
-        ({**TORCH, "MASTER_ADDR": "127.0.0.1"}, False),
-        (GONE, False),
-        ({**GONE, "TORCHELASTIC_RUN_ID": "none"}, True),
-    ],
-)
-def test_leftovers_are_told_from_a_living_group(given, living):
-    assert (given_group(given) is not None) is living
-
-
-def test_a_process_of_another_rank_makes_a_group_a_living_one():
-    with subprocess.Popen([sys.executable, "-c", "input()"], env={**GONE, "RANK": "2"}, stdin=subprocess.PIPE):
-        assert given_group(GONE) is not None
-
-
+TWO = {**variables("torchrun", "1", "2", "1", "2"), **MASTER}
+GONE = {**TWO, "MASTER_ADDR": "192.0.2.1"}  # an address that nobody has (RFC 5737)
 OMPI, MPICH = (variables(family, "0", "2", "0", "2") for family in ("mpirun", "MPICH"))
 SRUN = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", **variables("srun", "0", "2", "0", "2")}
 SBATCH = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "2"}  # in its script
 
 
+def without(name: str, given: dict[str, str]) -> dict[str, str]:
+    return {each: value for each, value in given.items() if each != name}
+
+
 @pytest.mark.parametrize(
     ("given", "refused", "suggested"),
     [
+        (TWO, True, False),
+        (without("LOCAL_WORLD_SIZE", TWO), True, False),
+        (without("MASTER_PORT", TWO), False, False),
+        ({**TWO, "WORLD_SIZE": "1"}, False, False),
+        ({**TWO, "RANK": "7"}, False, False),
+        (GONE, False, False),
+        ({**GONE, "TORCHELASTIC_RUN_ID": "none"}, True, False),
         (OMPI, True, True),
         (MPICH, True, True),
         ({**OMPI, "OMPI_COMM_WORLD_SIZE": "1"}, False, False),
-        ({"OMPI_COMM_WORLD_SIZE": "2"}, False, False),
+        (without("OMPI_COMM_WORLD_RANK", OMPI), False, False),
         ({**OMPI, "OMPI_COMM_WORLD_SIZE": "two"}, False, False),
         ({**OMPI, "OMPI_COMM_WORLD_SIZE": "1", **GONE}, False, False),  # torch's are left over below mpirun -n 1
         (SRUN, False, True),
@@ -101,8 +90,13 @@ SBATCH = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM
         (SBATCH, False, False),
     ],
 )
-def test_groups_of_mpi_and_srun_are_known_without_a_master(given, refused, suggested):
+def test_groups_that_live_are_told_from_leftovers(given, refused, suggested):
     assert (given_group(given) is not None) is refused
     assert (suggested_group(given) is not None) is suggested
     assert given_group(given, 2) is None, "one agent on each of two nodes is as it should be"
     assert suggested_group(given, 2) is None
+
+
+def test_a_process_of_another_rank_makes_a_group_a_living_one():
+    with subprocess.Popen([sys.executable, "-c", "input()"], env={**GONE, "RANK": "0"}, stdin=subprocess.PIPE):
+        assert given_group(GONE) is not None

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.behaviour.conftest import LONG, STEADY, family, has_steps, wait_for
+from tests.behaviour.conftest import LONG, STEADY, family, gone, has_steps, wait_for
 from tests.behaviour.test_launch import free_port
 from tests.conftest import Forked
-from tests.launcher.conftest import left_in
 
 # In the third step of the first attempt each rank leaves word that it has come so far; then one fails, or all wait.
 USERS = """
@@ -70,17 +69,19 @@ def disturbed(exp, start):
 @pytest.mark.parametrize("how", ["raise", "kill the monitor"])
 def test_a_failure_ends_the_run_even_beside_a_rank_that_ignores_the_end(exp, disturbed, how):
     process = disturbed(how, "nproc=2")
-    wait_for((exp.folder / "seen1").exists, process)
+    wait_for((exp.folder / "seen1").exists)
+    everybody = family(process.pid)
     errors = process.communicate(timeout=15)[1]  # torch's agent would wait for half a minute
     assert (process.returncode, errors[:14]) == (1, "error: rank 1 "), errors
-    assert left_in(exp.folder) == []
+    assert gone(everybody)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_everything_even_a_rank_that_ignores_it(exp, disturbed, number):
     process = disturbed("sleep", "nproc=2")
     wait_for(lambda: len(list(exp.folder.glob("seen*"))) == 2, process)
-    assert list(family(process.pid).values()).count("sleep") == 2
+    everybody = family(process.pid)
+    assert list(everybody.values()).count("sleep") == 2
     process.send_signal(number)
     if number == signal.SIGINT:
         time.sleep(0.3)
@@ -88,7 +89,7 @@ def test_a_signal_ends_everything_even_a_rank_that_ignores_it(exp, disturbed, nu
     errors = process.communicate(timeout=3 if number == signal.SIGINT else 10)[1]
     assert process.returncode == 128 + number
     assert errors.startswith(f"error: interrupted by {number.name}")
-    assert left_in(exp.folder) == []
+    assert gone(everybody)
 
 
 def test_a_worker_whose_agent_died_before_it_came_up_ends_at_once(tmp_path):
@@ -132,7 +133,6 @@ def test_a_rank_that_is_killed_on_one_node_is_started_again_on_both(exp, disturb
     assert [process.returncode for process in processes] == [0, 0], said
     told = exp.result("run")
     assert (told["status"], told["restarts"], told["world_size"]) == ("completed", 1, 2)
-    assert left_in(exp.folder) == []
 
 
 def test_an_agent_whose_worker_has_ended_waits_for_the_other_without_complaint(exp, start):
