@@ -23,7 +23,7 @@ NotebookClient(nbformat.read(sys.argv[1], as_version=4), timeout=280, kernel_nam
 
 @pytest.mark.extended
 @pytest.mark.skipif(not RUNNER.is_dir(), reason="no nbclient; make test installs it (Python >= 3.10)")
-@pytest.mark.parametrize("path", (ROOT / "examples" / "notebooks").glob("*.ipynb"), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted((ROOT / "examples" / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
 def test_it_runs(path, tmp_path):
     kernel = tmp_path / "kernels" / "python3" / "kernel.json"  # this interpreter, whatever kernels are installed
     kernel.parent.mkdir(parents=True)

@@ -165,7 +165,8 @@ def test_the_same_command_follows_the_job_that_is_there(submit, cluster, result)
 
 def test_nobody_need_wait(submit, cluster, result):
     running = submit("launcher.wait=false")
-    assert f"  {running.job()}  " in running.end()
+    said = running.end()
+    assert f"  {running.job()}  " in said
     wait_for(lambda: not cluster.jobs())
     assert result()["status"] == "completed"
 
