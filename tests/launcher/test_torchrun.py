@@ -115,7 +115,7 @@ def test_nothing_listens_beyond_the_loopback_interface_and_nohup_is_respected(ex
     process = start(*LONG, "nproc=2", "output_dir=run", script=NOHUP)
     wait_for(has_steps(exp.path("run")), process)
     everybody = family(process.pid)
-    assert {place.partition(":")[0] for place in listening(everybody)} == {"0100007F"}
+    assert {place.partition(":")[0] for place in listening(everybody)} <= {"0100007F"}
     process.send_signal(signal.SIGHUP)
     time.sleep(1)
     assert process.poll() is None
@@ -141,7 +141,7 @@ def test_an_agent_whose_worker_has_ended_waits_for_the_other_without_complaint(e
     (exp.folder / "users.py").write_text(LATE)
     late = [*STEADY, *two_nodes(port), "backend._target_=users.Late", "output_dir=run"]
     first = start(*late, PYTHONPATH=str(exp.folder))
-    wait_for(lambda: f"0100007F:{port:04X}" in listening(family(first.pid)), first)
+    wait_for(lambda: f"{port:04X}" in {place[-4:] for place in listening(family(first.pid))}, first)
     second = start(*late, PYTHONPATH=str(exp.folder))
     said = [process.communicate(timeout=90) for process in (first, second)]
     assert [first.returncode, second.returncode] == [0, 0], said
