@@ -32,30 +32,27 @@ GROUPS = {
     "images": ["dinov3", "data-images", "predict-images", "probes"],
     "tuning": ["tuning"],
 }  # fmt: skip
-# Pages whose commands have a test of their own.
+# Pages whose commands have a test of their own, by that.
 ELSEWHERE = {
-    "add-an-experiment": "tests/behaviour/test_own_code.py",
-    "add-a-task": "tests/behaviour/test_own_code.py",
-    "add-a-wrapper": "tests/behaviour/test_own_code.py",
-    "fsdp": "tests/engine/test_fsdp.py",
-    "python": "tests/test_python.py",
-    "estimate": "tests/estimate/test_estimate.py",
-    "scale": "tests/estimate/test_estimate.py",
-    "qualify": "tests/tasks/test_qualify.py",
-    "trackers": "tests/behaviour/test_trackers.py",
-    "results": "tests/config/test_published.py",
+    "tests/behaviour/test_own_code.py": ["add-an-experiment", "add-a-task", "add-a-wrapper"],
+    "tests/behaviour/test_trackers.py": ["trackers"],
+    "tests/config/test_published.py": ["results"],
+    "tests/engine/test_fsdp.py": ["fsdp"],
+    "tests/estimate/test_estimate.py": ["estimate", "scale"],
+    "tests/tasks/test_qualify.py": ["qualify"],
+    "tests/test_python.py": ["python"],
 }
-# Why a command is not run here, by what is in it.
-NOT_HERE = {
-    r"backend=gcu(?!_simulated)(?!.*simulate=true)": "no such card here",
-    r"backend=(accelerator|cuda|rocm)": "no such card here",
-    r"launcher=submitit(?!.*dry_run)": "no Slurm here (tests/slurm starts one)",
-    r"task=attach": "no job here (tests/launcher/test_attach.py submits one)",
-    r"launcher=external": "started by a launcher outside (tests/launcher/test_external.py)",
-    r"init_from=(timm|hf):": "no network here (tests/behaviour has a hub of its own)",
-    r"task\.store=outputs/m_eurosat": "features of weights that are not here",
-    r"launcher\.nnodes=2": "several nodes (tests/test_cli.py starts two on one machine)",
-}
+# Commands that are composed here, and not run.
+NOT_HERE = (
+    r"backend=gcu(?!_simulated)(?!.*simulate=true)",  # there is no such card
+    r"backend=(accelerator|cuda|rocm)",
+    r"launcher=submitit(?!.*dry_run)",  # there is no Slurm; tests/slurm starts one
+    r"task=attach",  # there is no job; tests/launcher/test_attach.py submits one
+    r"launcher=external",  # a launcher outside starts it; see tests/launcher/test_external.py
+    r"init_from=(timm|hf):",  # there is no network; tests/behaviour has a hub of its own
+    r"task\.store=outputs/m_eurosat",  # features of weights that are not here
+    r"launcher\.nnodes=2",  # on one machine: tests/behaviour/test_launch.py
+)
 SERIES = [
     "data.lookback=96", "model.d_model=16", "model.d_ff=16", "model.num_heads=2", "model.num_patches_out=null",
     "global_batch_size=32", "max_epochs=1", "max_steps=2", "log_every=1", "plots=false",
@@ -89,109 +86,77 @@ UNSHRUNK = (
 )
 
 
+# Whatever starts exp leaves its arguments instead.
+PROGRAMS = """
+exp() { for word; do printf '%s\\0' "$word"; done >"$RECORD"; }
+python() { while [ "$1" != exp ]; do shift; done; shift; exp "$@"; }
+torchrun() { python "$@"; }
+mpirun() { python "$@"; }
+srun() { python "$@"; }
+"""
+
+
 def lines_of(page: Path) -> list[str]:
     """The commands in the page's blocks, comments and continuations as bash wants them."""
     blocks, fenced = [], False
     for line in page.read_text().splitlines():
-        if line.startswith("```"):
-            fenced = not fenced
-        elif fenced:
-            blocks.append(line)
-        elif line.startswith("    "):
-            blocks.append(line[4:])
-        else:
-            blocks.append("")
-    commands = re.findall(
-        r"^(?:python|exp|make|pip|kill|torchrun|mpirun|\w+=\$\()(?:\\\n|.)*", "\n".join(blocks), re.MULTILINE
-    )
-    return [command.strip() for command in commands]
+        fence = line.startswith("```")
+        fenced ^= fence
+        inside = line if fenced else line[4:] if line.startswith("    ") else ""
+        blocks.append("" if fence else inside)
+    begin = r"^(?:python|exp|make|pip|kill|torchrun|mpirun|\w+=\$\()"
+    return [command.strip() for command in re.findall(rf"{begin}(?:\\\n|.)*", "\n".join(blocks), re.MULTILINE)]
 
 
 class Shell:
-    """A reader at a terminal.
-
-    Args:
-        folder: where he works; beside it lie his home, and the programs of this test.
-    """
+    """A reader at a terminal, who works in one folder; beside it lies his home."""
 
     def __init__(self, folder: Path) -> None:
-        self.home, self.folder = make_home(folder / "home"), folder / "work"
+        home, self.folder = make_home(folder / "home"), folder / "work"
         self.folder.mkdir()
-        self.programs, self.state, self.record = folder / "bin", folder / "state", folder / "arguments"
-        self.programs.mkdir()
+        self.state, self.record = folder / "state", folder / "arguments"
         self.state.touch()
-        to_arguments = 'while [ $# -gt 0 ] && [ "$1" != exp ]; do shift; done; shift\n'
-        for name in ("python", "torchrun", "mpirun", "srun", "exp"):
-            program = self.programs / name
-            program.write_text(
-                "#!/bin/bash\n"
-                + (to_arguments if name != "exp" else "")
-                + ': >"$RECORD"\nfor word; do printf "%s\\0" "$word" >>"$RECORD"; done\n'
-            )
-            program.chmod(0o755)
         # The only weights that need no download have this size, whatever the file is called.
-        shutil.copy(str(self.home / "tiny.pth"), str(self.folder / "dinov3_vitl16_pretrain_sat493m-eadcf0ff.pth"))
+        shutil.copy(str(home / "tiny.pth"), str(self.folder / "dinov3_vitl16_pretrain_sat493m-eadcf0ff.pth"))
         (self.folder / "my_package.py").write_text(HOOK)
         rows = (ROOT / "data" / "ett" / "ETTh1.csv").read_text().splitlines(keepends=True)
         (self.folder / "new.csv").write_text("".join([rows[0], *rows[-400:]]))
         cache = os.environ.get("SIM_GCU_CACHE", str(Path.home() / ".cache" / "simulated-gcu"))
-        self.environment = {"HOME": str(self.home), "SIM_GCU_CACHE": cache}
-        self.done: list[tuple[str, str, str]] = []
+        self.environment = {"HOME": str(home), "SIM_GCU_CACHE": cache}
         self.ran: set[frozenset[str]] = set()
 
     def arguments(self, line: str) -> list[str] | None:
-        """What a program of ours is given for a line; None where the line calls none."""
-        if self.record.exists():
-            self.record.unlink()
-        script = f"source {self.state}; set -e\n{line}\ndeclare -p RUN >{self.state} 2>/dev/null || true\n"
-        environment = clean_environment(
-            PATH=f"{self.programs}:{os.environ['PATH']}", RECORD=str(self.record), **self.environment
-        )
-        done = subprocess.run(
-            ["bash", "-c", script], cwd=self.folder, env=environment, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        return self.record.read_bytes().decode().split("\0")[:-1] if self.record.exists() else None
+        """What exp is given for a line; None where the line does not call it."""
+        script = f"{PROGRAMS}source {self.state}\n{line}\ndeclare -p RUN >{self.state} 2>/dev/null || true\n"
+        environment = clean_environment(RECORD=str(self.record), **self.environment)
+        subprocess.run(["bash", "-ec", script], cwd=self.folder, env=environment, check=True)
+        if not self.record.exists():
+            return None
+        words = self.record.read_bytes().decode().split("\0")[:-1]
+        self.record.unlink()
+        return words
 
     def try_out(self, line: str) -> str | None:
         """Run a line as it is here; returns what went wrong."""
-        if line.startswith("make "):
-            self.done.append((line, "composed", "sets up an environment of its own"))
-            code = shlex.split(line, comments=True)
-            return None if subprocess.run([*code[:1], "-n", *code[1:]], cwd=ROOT, check=False,
-                                          stdout=subprocess.DEVNULL).returncode == 0 else "make -n fails"  # fmt: skip
-        if line.startswith("pip "):
-            self.done.append((line, "composed", "installs from a package index"))
+        if line.startswith("make "):  # sets up an environment of its own
+            words = ["make", "-n", *shlex.split(line, comments=True)[1:]]
+            return said(subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False))
+        if line.startswith("pip "):  # installs from a package index
             (extra,) = re.findall(r"exp\[(\w+)\]", line)
             return None if f"\n{extra} = [" in (ROOT / "pyproject.toml").read_text() else f"there is no extra {extra}"
-        if "optuna" in line and sys.version_info < (3, 11):
-            self.done.append((line, "composed", "the sweeper is not installed on this Python"))
-            return None
         arguments = self.arguments(line)
-        if arguments is None:
-            self.done.append((line, "run", ""))
+        if arguments is None or ("optuna" in line and sys.version_info < (3, 11)):  # where it is not installed
             return None
-        reason = next((reason for pattern, reason in NOT_HERE.items() if re.search(pattern, line)), None)
-        if reason is not None:
-            self.done.append((line, "composed", reason))
+        if any(re.search(pattern, line) for pattern in NOT_HERE):
             single = [re.sub(r"^([\w.+]+=[^,\[{]+),.*", r"\1", word) for word in arguments if word != "-m"]
-            done = run_exp(self.folder, *single, "--cfg", "job", **self.environment)
-        else:
-            extra = self.shrinking(line)
-            words = (*fewer_jobs(arguments), *extra)
-            # What comes last counts; and this machine is the CPU, said or not.
-            same = frozenset({word.partition("=")[0]: word for word in words}.values()) - {"backend=cpu"}
-            if same in self.ran:
-                self.done.append((line, "run", "before: no more than this is left of it here"))
-                return None
-            self.ran.add(same)
-            self.done.append((line, "shrunk" if extra else "run", " ".join(extra)))
-            done = run_exp(self.folder, *words, timeout=280, **self.environment)
-        return (
-            None
-            if done.returncode == 0
-            else f"exit code {done.returncode}\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}"
-        )
+            return said(run_exp(self.folder, *single, "--cfg", "job", **self.environment))
+        words = [*fewer_jobs(arguments), *self.shrinking(line)]
+        # What comes last counts; and this machine is the CPU, said or not.
+        same = frozenset({word.partition("=")[0]: word for word in words}.values()) - {"backend=cpu"}
+        if same in self.ran:
+            return None
+        self.ran.add(same)
+        return said(run_exp(self.folder, *words, **self.environment))
 
     def shrinking(self, line: str) -> list[str]:
         """What is appended to a line."""
@@ -207,17 +172,21 @@ class Shell:
         return [word for key, word in last.items() if key not in swept]
 
 
+def said(done: subprocess.CompletedProcess[str]) -> str | None:
+    """What a command that has failed said."""
+    text = f"exit code {done.returncode}\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}"
+    return text if done.returncode != 0 else None
+
+
 def fewer_jobs(arguments: list[str]) -> list[str]:
     """A sweep over lists as one of two jobs: the first two values of the first list, the first one of the others.
 
     Where a sweep goes on, the last value of the first list stays, too: it is the job that is not done yet.
     """
-    if "-m" not in arguments:
-        return arguments
     words, swept = [], False
     for word in arguments:
         key, _, values = word.partition("=")
-        if re.fullmatch(r"[\w./-]+(,[\w./-]+)+", values):
+        if "-m" in arguments and re.fullmatch(r"[\w./-]+(,[\w./-]+)+", values):
             each = values.split(",")
             kept = each[:1] if swept else [*each[:2], *(each[-1:] if "sweep.resume=true" in arguments else [])]
             word, swept = f"{key}={','.join(kept)}", True
@@ -226,22 +195,18 @@ def fewer_jobs(arguments: list[str]) -> list[str]:
 
 
 def try_pages(folder: Path, group: str) -> None:
-    """Try all commands of a group's pages in one folder, and print what was done with each."""
+    """Try all commands of a group's pages in one folder."""
     shell = Shell(folder)
     wrong = []
     for name in GROUPS[group]:
         page = next(page for page in PAGES if page.stem == name)
         if name == "add-a-backend":
-            write_files(
-                page, shell.folder, python=["acme_backend.py", "my_vendors.py"], yaml=["my_conf/backend/acme.yaml"]
-            )
+            python, yaml = ["acme_backend.py", "my_vendors.py"], ["my_conf/backend/acme.yaml"]
+            write_files(page, shell.folder, python=python, yaml=yaml)
         for line in lines_of(page):
             error = shell.try_out(line)
             if error is not None:
                 wrong.append(f"{page.name}: {line}\n{error}")
-    for line, how, why in shell.done:
-        print(f"{how:9} {line}   [{why}]")
-    print({how: sum(each[1] == how for each in shell.done) for how in ("run", "shrunk", "composed")})
     assert not wrong, "\n\n".join(wrong)
 
 

@@ -1,196 +1,150 @@
-"""The torchrun launcher through real processes, signals and sockets."""
+"""launcher=torchrun where ranks ignore what they are told, and where they end at different times."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import clean_environment
+from tests.behaviour.conftest import LONG, STEADY, family, gone, has_steps, wait_for
+from tests.behaviour.test_launch import free_port
+from tests.conftest import Forked
 
-ROOT = Path(__file__).parents[2]
+# In the third step of the first attempt each rank leaves word that it has come so far; then one fails, or all wait.
+USERS = """
+import os, signal, subprocess, time
+from pathlib import Path
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS
 
+@HOOKS.register_module()
+class Disturb(Hook):
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        case, seen = (os.environ["HOW"], runner.rank), Path(f"seen{runner.rank}")
+        if batch_idx < 2 or seen.exists():
+            return
+        if case in (("raise", 0), ("sleep", 1)):
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        subprocess.Popen(["sleep", "300"])  # the rank's own child
+        seen.touch()
+        while len(list(Path().glob("seen*"))) < 2:
+            time.sleep(0.01)
+        if case == ("raise", 1):
+            raise ValueError("enough")
+        if case in (("kill", 1), ("kill the monitor", 1)):
+            os.kill(os.getppid() if "monitor" in case[0] else os.getpid(), signal.SIGKILL)
+        time.sleep(300)  # as in a collective of a card's: this rank notices nothing
+"""
+LATE = """
+import os, time
+from exp.backends.cpu import CpuBackend
 
-class Job:
-    """A parent process that launches test workers, and what it leaves behind."""
-
-    def __init__(self, folder: Path, body: str = "", preexec_fn=None, **settings) -> None:
-        self.folder = folder
-        self.mark = f"{folder}-{os.getpid()}"
-        self.scratch = folder.parent / "scratch"
-        self.scratch.mkdir(exist_ok=True)
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.launcher.parent", str(folder), json.dumps({"nproc": 2, **settings})],
-            cwd=ROOT,
-            env=clean_environment(TEST_BODY=body, TEST_MARK=self.mark, TMPDIR=str(self.scratch)),
-            preexec_fn=preexec_fn,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def outcome(self, timeout: float = 60) -> dict:
-        output, errors = self.process.communicate(timeout=timeout)
-        assert output.strip(), errors
-        return json.loads(output.strip().splitlines()[-1])
-
-    def alive(self) -> dict[int, str]:
-        """The job's living processes with their command lines, the parent left out."""
-        found = {}
-        for entry in Path("/proc").glob("[0-9]*"):
-            try:
-                if f"TEST_MARK={self.mark}".encode() not in (entry / "environ").read_bytes().split(b"\0"):
-                    continue
-                if (entry / "stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                    continue
-                found[int(entry.name)] = (entry / "cmdline").read_text().replace("\0", " ")
-            except OSError:
-                continue
-        found.pop(self.process.pid, None)
-        return found
-
-    def wait_joined(self, restart: int = 0) -> None:
-        deadline = time.monotonic() + 60
-        while len(list(self.folder.glob(f"joined-{restart}-*"))) < 2:
-            assert time.monotonic() < deadline, self.alive()
-            assert self.process.poll() is None, self.process.communicate()
-            time.sleep(0.05)
-
-    def assert_gone(self, seconds: float = 10) -> None:
-        deadline = time.monotonic() + seconds
-        while self.alive():
-            assert time.monotonic() < deadline, f"left behind: {self.alive()}"
-            time.sleep(0.05)
+class Late(CpuBackend):
+    def close(self):
+        time.sleep(12 * int(os.environ["RANK"]))  # heartbeats of torch's agents are five seconds apart
+"""
+NOHUP = """
+import runpy, signal
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+runpy.run_module("exp", run_name="__main__")
+"""
 
 
 @pytest.fixture
-def job(tmp_path):
-    jobs = []
+def disturbed(exp, start):
+    """Starts a run whose ranks do so; gives its process."""
+    (exp.folder / "users.py").write_text(USERS)
 
-    def start(*args, **settings):
-        jobs.append(Job(tmp_path / "run", *args, **settings))
-        return jobs[-1]
+    def begin(how: str, *settings: str) -> Forked:
+        users = ["plugins=[users]", "hooks=[{type: users.Disturb}]", "output_dir=run"]
+        return start(*STEADY, *users, *settings, HOW=how, PYTHONPATH=str(exp.folder))
 
-    yield start
-    for started in jobs:
-        for pid in [*started.alive(), started.process.pid]:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-        started.process.communicate()
+    return begin
 
 
-def test_an_error_ends_the_job_even_beside_a_rank_that_ignores_the_end(job):
-    running = job("raise-stubborn")
-    running.wait_joined()
-    outcome = running.outcome(timeout=10)
-    assert outcome["exit_code"] == 1
-    assert outcome["failed"] == [1]
-    running.assert_gone(0)
+@pytest.mark.parametrize("how", ["raise", "kill the monitor"])
+def test_a_failure_ends_the_run_even_beside_a_rank_that_ignores_the_end(exp, disturbed, how):
+    process = disturbed(how, "nproc=2")
+    wait_for((exp.folder / "seen1").exists)
+    everybody = family(process.pid)
+    errors = process.communicate(timeout=15)[1]  # torch's agent would wait for half a minute
+    assert (process.returncode, errors[:14]) == (1, "error: rank 1 "), errors
+    assert gone(everybody)
 
 
-@pytest.mark.parametrize(
-    ("number", "code"),
-    [pytest.param(signal.SIGINT, 130), (signal.SIGTERM, 143)],
-    ids=["INT", "TERM"],
-)
-def test_a_signal_ends_everything_even_a_rank_that_ignores_it(job, number, code):
-    running = job("sleep")
-    running.wait_joined()
-    assert len(running.alive()) >= 5  # agent, two workers, two grandchildren
-    running.process.send_signal(number)
-    patience = 10
-    if number != signal.SIGTERM:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_everything_even_a_rank_that_ignores_it(exp, disturbed, number):
+    process = disturbed("sleep", "nproc=2")
+    wait_for(lambda: len(list(exp.folder.glob("seen*"))) == 2, process)
+    everybody = family(process.pid)
+    assert list(everybody.values()).count("sleep") == 2
+    process.send_signal(number)
+    if number == signal.SIGINT:
         time.sleep(0.3)
-        running.process.send_signal(number)  # once more: at once
-        patience = 3
-    outcome = running.outcome(timeout=patience)
-    assert outcome["exit_code"] == code
-    assert outcome["interrupted_by"] == number.name
-    running.assert_gone(0)
+        process.send_signal(number)  # once more: at once
+    errors = process.communicate(timeout=3 if number == signal.SIGINT else 10)[1]
+    assert process.returncode == 128 + number
+    assert errors.startswith(f"error: interrupted by {number.name}")
+    assert gone(everybody)
 
 
 def test_a_worker_whose_agent_died_before_it_came_up_ends_at_once(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.launcher.worker_all_reduce", str(tmp_path)],
-        cwd=ROOT,
-        env=clean_environment(EXP_AGENT_PID="1"),
-        timeout=20,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert not list(tmp_path.iterdir())
+    worker = Forked(tmp_path, str(tmp_path), script="from exp.worker import main; main()", EXP_AGENT_PID="1")
+    worker.communicate(timeout=20)
+    assert worker.returncode == 1
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_nothing_listens_beyond_the_loopback_interface_and_nohup_is_respected(job):
+def listening(pids) -> set[str]:
+    """Addresses, as the kernel writes them, and ports at which processes listen for TCP connections."""
+    files = {Path(os.path.realpath(link)).name for pid in pids for link in Path(f"/proc/{pid}/fd").glob("*")}
+    tables = [Path("/proc/net", table).read_text().splitlines()[1:] for table in ("tcp", "tcp6")]
+    sockets = [line.split() for table in tables for line in table]
+    return {cells[1] for cells in sockets if cells[3] == "0A" and f"socket:[{cells[9]}]" in files}
+
+
+def test_nothing_listens_beyond_the_loopback_interface_and_nohup_is_respected(exp, start):
     with socket.socket() as everywhere:
         everywhere.bind(("", 0))
         everywhere.listen()
-        assert everywhere.getsockname() in listening([os.getpid()])  # what would be found, is found
-    running = job("sleep", preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
-    running.wait_joined()
-    before = running.alive()
-    assert len(before) >= 3
-    assert not [place for place in listening(running.alive()) if not place[0].startswith("127.")]
-    running.process.send_signal(signal.SIGHUP)
+        assert f"00000000:{everywhere.getsockname()[1]:04X}" in listening([os.getpid()])
+    process = start(*LONG, "nproc=2", "output_dir=run", script=NOHUP)
+    wait_for(has_steps(exp.path("run")), process)
+    everybody = family(process.pid)
+    assert {place.partition(":")[0] for place in listening(everybody)} <= {"0100007F"}
+    process.send_signal(signal.SIGHUP)
     time.sleep(1)
-    assert running.process.poll() is None
-    assert running.alive() == before
+    assert process.poll() is None
+    assert family(process.pid) == everybody
 
 
-def listening(pids) -> list[tuple[str, int]]:
-    """Addresses and ports on which the given processes listen for TCP connections."""
-    inodes = set()
-    for pid in pids:
-        with contextlib.suppress(OSError):  # it has ended meanwhile
-            for link in Path(f"/proc/{pid}/fd").iterdir():
-                with contextlib.suppress(OSError):
-                    inodes.add(os.readlink(link))
-    found = []
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for line in Path(table).read_text().splitlines()[1:]:
-            cells = line.split()
-            if cells[3] == "0A" and f"socket:[{cells[9]}]" in inodes:
-                address, port = cells[1].split(":")
-                plain = len(address) == 8
-                name = socket.inet_ntoa(bytes.fromhex(address)[::-1]) if plain else f"ipv6 {address}"
-                found.append((name, int(port, 16)))
-    return found
+def two_nodes(port: int) -> list[str]:
+    return ["launcher.nnodes=2", f"launcher.rdzv_endpoint=127.0.0.1:{port}", "launcher.timeout_s=60"]
 
 
-def agents_log(pids, port: int) -> Path:
-    """The log of that agent among the given processes which listens on the port."""
-    (host,) = [pid for pid in pids if port in [number for _, number in listening([pid])]]
-    return Path(os.readlink(f"/proc/{host}/fd/2"))
+def test_a_rank_that_is_killed_on_one_node_is_started_again_on_both(exp, disturbed):
+    nodes = two_nodes(free_port())
+    processes = [disturbed("kill", *nodes, "launcher.max_restarts=1") for _ in range(2)]
+    said = [process.communicate(timeout=90) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], said
+    told = exp.result("run")
+    assert (told["status"], told["restarts"], told["world_size"]) == ("completed", 1, 2)
 
 
-@pytest.mark.parametrize(("max_restarts", "body"), [(0, "late"), (1, "SIGKILL")])
-def test_two_agents_on_one_machine_make_one_job(job, max_restarts, body):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    settings = {"nproc": 1, "nnodes": 2, "rdzv_endpoint": f"127.0.0.1:{port}", "timeout_s": 60}
-    jobs = [job(body, max_restarts=max_restarts, **settings) for _ in range(2)]
-    if body == "late":
-        jobs[0].wait_joined()
-        hosting = agents_log(jobs[0].alive(), port)
-    outcomes = [each.outcome(timeout=90) for each in jobs]
-    assert [outcome["exit_code"] for outcome in outcomes] == [0, 0], outcomes
-    assert [outcome["restarts"] for outcome in outcomes] == [max_restarts, max_restarts]
-    values = {path.name: path.read_text().split()[0] for path in jobs[0].folder.glob(f"joined-{max_restarts}-*")}
-    assert values == {f"joined-{max_restarts}-0": "1.0", f"joined-{max_restarts}-1": "1.0"}
-    for each in jobs:
-        each.assert_gone(0)
-    if body == "late":  # the agent whose worker has ended waits for the other's, and sends heartbeats meanwhile
-        logs = {path: path.read_text() for path in (jobs[0].folder / "logs").glob("agent*.log")}
-        assert "keep-alive" not in "".join(logs.values())
-        assert "ERROR" not in logs[hosting], logs  # the other may find the store gone at the very end
+def test_an_agent_whose_worker_has_ended_waits_for_the_other_without_complaint(exp, start):
+    """The first serves the meeting point of both, and gets heartbeats there meanwhile."""
+    port = free_port()
+    (exp.folder / "users.py").write_text(LATE)
+    late = [*STEADY, *two_nodes(port), "backend._target_=users.Late", "output_dir=run"]
+    first = start(*late, PYTHONPATH=str(exp.folder))
+    wait_for(lambda: f"{port:04X}" in {place[-4:] for place in listening(family(first.pid))}, first)
+    second = start(*late, PYTHONPATH=str(exp.folder))
+    said = [process.communicate(timeout=90) for process in (first, second)]
+    assert [first.returncode, second.returncode] == [0, 0], said
+    logs = {path.stem.rpartition("-")[2]: path.read_text() for path in exp.path("run").glob("logs/agent-*.log")}
+    assert "keep-alive" not in logs[str(first.pid)] + logs[str(second.pid)]
+    assert "ERROR" not in logs[str(first.pid)], logs  # the other may find the store gone at the very end

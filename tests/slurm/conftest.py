@@ -1,16 +1,16 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import TINY, Forked
+from tests.behaviour.conftest import has_steps, start, wait_for
+from tests.conftest import TINY
 from tests.slurm.cluster import Cluster, why_not
+
+__all__ = ["Submitted", "start"]
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +27,9 @@ def one_cluster():
 
 
 @pytest.fixture
-def cluster(one_cluster):
+def cluster(one_cluster, monkeypatch):
+    for name, value in one_cluster.environment.items():
+        monkeypatch.setenv(name, value)
     yield one_cluster
     one_cluster.clear()
 
@@ -35,43 +37,37 @@ def cluster(one_cluster):
 class Submitted:
     """``python -m exp launcher=submitit`` in the background."""
 
-    def __init__(self, cluster: Cluster, folder: Path, *arguments: str, **extra: str) -> None:
-        self.cluster, self.place = cluster, folder
-        self.process = Forked(folder, *arguments, new_session=True, **cluster.environment, **extra)
+    def __init__(self, cluster: Cluster, process, run: Path) -> None:
+        self.cluster, self.process, self.run = cluster, process, run
 
-    def wait_for(self, condition, seconds: float = 280) -> None:
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert self.process.poll() is None, self.process.communicate()
-            assert time.monotonic() < deadline, self.logs()
-            time.sleep(0.05)
+    def wait_for_steps(self) -> None:
+        wait_for(has_steps(self.run), self.process)
 
-    def wait_for_steps(self, run: str = "run") -> None:
-        metrics = self.place / run / "metrics.jsonl"
-        self.wait_for(lambda: metrics.is_file() and '"train"' in metrics.read_text())
+    def wait_for_checkpoint(self) -> None:
+        wait_for(lambda: any(self.run.glob("checkpoints/step_*.pth")), self.process)
 
     def logs(self) -> str:
-        return "\n".join(path.read_text() for path in self.place.glob("**/slurm/*.out"))
+        return "\n".join(path.read_text() for path in self.run.glob("slurm/*.out"))
 
-    def process_of(self, name: str, node: str = "") -> int:
-        """Pid of the process of the only job that calls itself so, or has it in its command line."""
-        marks = {f"SLURM_JOB_ID={self.job()}".encode(), *([f"SLURMD_NODENAME={node}".encode()] if node else [])}
+    def pid_of(self, name: str, node: str) -> int:
+        """The process of the only job on a node that calls itself so, or has it in its command line."""
+        marks = {f"SLURM_JOB_ID={self.job()}".encode(), f"SLURMD_NODENAME={node}".encode()}
         for entry in Path("/proc").glob("[0-9]*"):
             try:
-                if not marks <= set((entry / "environ").read_bytes().split(b"\0")):
-                    continue
                 called = (entry / "comm").read_text().strip()
                 # srun has the command line of what it starts.
-                if called == name or (called != "srun" and name in (entry / "cmdline").read_text()):
+                mine = called == name or (called != "srun" and name in (entry / "cmdline").read_text())
+                if mine and marks <= set((entry / "environ").read_bytes().split(b"\0")):
                     return int(entry.name)
             except OSError:
                 continue
         raise AssertionError(f"no {name}")
 
-    def end(self, seconds: float = 280) -> tuple[int, str]:
-        """Exit code, and what was printed."""
-        output, errors = self.process.communicate(timeout=seconds)
-        return self.process.returncode, output + errors
+    def end(self, code: int = 0) -> str:
+        """What was printed; the exit code has to be this one."""
+        said = "".join(self.process.communicate(timeout=280))
+        assert self.process.returncode == code, said + self.logs()
+        return said
 
     def job(self) -> str:
         """The only job's id."""
@@ -79,21 +75,15 @@ class Submitted:
 
 
 @pytest.fixture
-def submit(cluster, tmp_path):
-    started = []
+def submit(cluster, start, tmp_path):
+    def begin(*arguments: str, sweep: bool = False, small=TINY, **extra: str) -> Submitted:
+        settings = [*small, "launcher=submitit", "launcher.poll_s=0.5", "output_dir=run", *arguments]
+        return Submitted(cluster, start(*(["-m"] * sweep), *settings, **extra), tmp_path / "run")
 
-    def begin(*arguments: str, run: str = "run", sweep: bool = False, small=TINY, **extra: str) -> Submitted:
-        settings = [*small, "launcher=submitit", "launcher.poll_s=0.5", f"output_dir={run}", *arguments]
-        started.append(Submitted(cluster, tmp_path, *(["-m"] * sweep), *settings, **extra))
-        return started[-1]
-
-    yield begin
-    for submitted in started:
-        if submitted.process.poll() is None:
-            os.kill(submitted.process.pid, signal.SIGKILL)
-        submitted.process.communicate()
+    return begin
 
 
 @pytest.fixture
 def result(tmp_path):
-    return lambda name: json.loads((tmp_path / name / "result.json").read_text())
+    """The record of the run, or of a job of the sweep."""
+    return lambda job="": json.loads((tmp_path / "run" / job / "result.json").read_text())

@@ -18,57 +18,31 @@ from exp.errors import ExpError
 from exp.freezing import complete, freeze
 from exp.sweep.composing import Composer
 
-JOBS = [
-    ["seed=1", "optim.lr=1e-3"],
-    ["seed=2", "optim.lr=1"],
-    ["seed=3", "optim.lr=null"],  # refused
-    ["seed=4", "optim.lr=0.5"],
-    ["seed=x", "optim.lr=0.5"],  # refused
-    ["data.horizon=48", "model.d_model=32"],  # other keys refer to it
-    ["data.horizon=24", "model.d_model=64"],
-    ["name=first", "global_batch_size=8", "plots=false"],
-    ["name='a b'", "global_batch_size=16", "plots=true"],
-    ["name=../up", "global_batch_size=16", "plots=true"],  # refused
-    ["data.root=~/here", "name=a"],  # refused
-    ["data.root='~/here'", "name=a"],
-    ["init_from=null", "data.name=x${seed}", "seed=3"],
-    ["optim=sgd", "seed=1"],
-    ["optim=sgd", "seed=2"],
-    ["backend=auto", "seed=5"],
-    ["backend=auto", "seed=6"],
-    ["hooks=[{type: EMAHook}]", "seed=1"],
-    ["hooks=[{type: os.system}]", "seed=2"],  # refused
-    ["backend.env={A: b}", "seed=9"],
-    ["+optim.options.eps=1e-3", "seed=1"],
-    ["+optim.options.eps=1e-2", "seed=2"],
-    ["schedule.param_scheduler=null", "seed=1"],
-    ["experiment=timebridge_etth1", "data.horizon=96", "seed=2"],
-    ["experiment=timebridge_etth1", "data.horizon=192", "seed=2"],
-    ["model.nonesuch=1", "seed=2"],  # refused
-    ["batch_size=4", "max_epochs=null", "max_steps=3"],
-    ["batch_size=8", "max_epochs=2", "max_steps=null"],
+# Jobs that set the same keys, by row: what they set, with %s for their values.
+SHAPES = [
+    ("seed=%s|optim.lr=%s", "1 1e-3", "2 1", "4 0.5", "3 null", "x 0.5"),  # the last two are refused
+    ("data.horizon=%s|model.d_model=%s", "48 32", "24 64"),  # other keys refer to it
+    ("name=%s|global_batch_size=%s|plots=true", "first 8", "../up 16"),  # refused: ../up
+    ("data.root=%s|name=a", "~/here", "'~/here'"),  # refused: the first
+    ("init_from=null|data.name=x${seed}|seed=%s", "3"),
+    ("optim=sgd|seed=%s", "1", "2"),
+    ("backend=auto|seed=%s", "5", "6"),
+    ("hooks=[{type: %s}]|seed=%s", "EMAHook 1", "os.system 2"),  # refused: os.system
+    ("backend.env={A: b}|seed=%s", "9"),
+    ("+optim.options.eps=%s|seed=%s", "1e-3 1", "1e-2 2"),
+    ("schedule.param_scheduler=null|seed=%s", "1"),
+    ("experiment=timebridge_etth1|data.horizon=%s|seed=2", "96", "192"),
+    ("model.nonesuch=%s|seed=2", "1"),  # refused
+    ("batch_size=%s|max_epochs=%s|max_steps=%s", "4 null 3", "8 2 null"),
 ]
-
-
-@pytest.fixture
-def hydra(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    structures.register()
-    choices.register_resolvers()
-    GlobalHydra.instance().clear()
-    with initialize_config_module("exp.conf", version_base="1.3"):
-        loader = GlobalHydra.instance().config_loader()
-        first = ["backend=cpu", "output_dir=here"]
-        master = loader.load_configuration("config", first, run_mode=RunMode.MULTIRUN)
-        HydraConfig.instance().set_config(master)
-        assert str(master.output_dir)
-        yield loader, master, [[*first[job[0].startswith("backend=") :], *job] for job in JOBS]
-    GlobalHydra.instance().clear()
+JOBS = [(shape % tuple(values.split())).split("|") for shape, *several in SHAPES for values in several]
+SWEEP = ["backend=cpu", "output_dir=here"]
 
 
 @pytest.mark.extended
 def test_every_configuration_is_the_same_as_composed_alone(hydra, tmp_path, monkeypatch):
-    loader, master, jobs = hydra
+    loader, master = hydra
+    composer = Composer(loader)
 
     def alone(overrides: list[str]) -> str:
         composed = loader.load_sweep_config(master, overrides)
@@ -76,13 +50,11 @@ def test_every_configuration_is_the_same_as_composed_alone(hydra, tmp_path, monk
         config = copy.deepcopy(composed)
         with open_dict(config):
             del config["hydra"]
-        run = freeze(config, overrides, tmp_path / "run")
-        return OmegaConf.to_yaml(run.config, resolve=True)
-
-    composer = Composer(loader)
+        return OmegaConf.to_yaml(freeze(config, overrides, tmp_path / "run").config, resolve=True)
 
     def shared(overrides: list[str]) -> str:
-        run = complete(composer.prepared(master, overrides, 0), composer.task_overrides(overrides), tmp_path / "run")
+        prepared = composer.prepared(master, overrides, 0)
+        run = complete(prepared, composer.task_overrides(overrides), tmp_path / "run")
         return OmegaConf.to_yaml(run.config, resolve=True)
 
     def outcome(way, overrides: list[str]) -> str:
@@ -91,6 +63,7 @@ def test_every_configuration_is_the_same_as_composed_alone(hydra, tmp_path, monk
         except (ExpError, HydraException) as error:
             return f"{type(error).__name__}: {error}"
 
+    jobs = [[*SWEEP[job[0].startswith("backend=") :], *job] for job in JOBS]
     expected = [outcome(alone, job) for job in jobs]
     for job in jobs:
         with contextlib.suppress(HydraException):
@@ -100,6 +73,21 @@ def test_every_configuration_is_the_same_as_composed_alone(hydra, tmp_path, monk
     monkeypatch.setattr(loader, "load_sweep_config", lambda *job: composed.append(job) or load(*job))
     for job, text in zip(jobs, expected):
         assert outcome(shared, job) == text, job
-    kinds = [text.partition(":")[0] for text in expected]
-    assert sum(kind.endswith(("Error", "Exception")) for kind in kinds) >= 6
+    assert sum(text.partition(":")[0].endswith(("Error", "Exception")) for text in expected) >= 6
     assert len(composed) < len(jobs) - 12, "the others were composed by Hydra"
+
+
+@pytest.fixture
+def hydra(tmp_path, monkeypatch):
+    """Hydra's loader of configurations, and the configuration of a whole sweep."""
+    monkeypatch.chdir(tmp_path)
+    structures.register()
+    choices.register_resolvers()
+    GlobalHydra.instance().clear()
+    with initialize_config_module("exp.conf", version_base="1.3"):
+        loader = GlobalHydra.instance().config_loader()
+        master = loader.load_configuration("config", SWEEP, run_mode=RunMode.MULTIRUN)
+        HydraConfig.instance().set_config(master)
+        assert str(master.output_dir)
+        yield loader, master
+    GlobalHydra.instance().clear()
