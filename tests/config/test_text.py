@@ -22,55 +22,34 @@ OTHERS = [0, -1, 10**30, True, False, None, 1.5, 1e-5, float("inf"), float("nan"
 
 Typed = dataclasses.make_dataclass(
     "Typed",
-    [
-        ("whole", int, 7),
-        ("number", float, 0.5),
-        ("text", str, "x"),
-        ("maybe", Optional[int], None),
-        ("either", Union[int, str], 3),
-        ("numbers", List[int], dataclasses.field(default_factory=lambda: [1, 2])),
-        ("names", Dict[str, Any], dataclasses.field(default_factory=dict)),
-    ],
-)
+    [("whole", int, 7), ("number", float, 0.5), ("text", str, "x"), ("maybe", Optional[int], None),
+     ("either", Union[int, str], 3), ("numbers", List[int], dataclasses.field(default_factory=lambda: [1, 2])),
+     ("names", Dict[str, Any], dataclasses.field(default_factory=dict))],
+)  # fmt: skip
 
 
-@pytest.mark.parametrize("key", ["seed", "on", "null", "a b"])
-def test_one_member(key):
-    for value in [*STRINGS, *OTHERS]:
-        config = OmegaConf.create({key: value, "last": 1})
-        assert to_yaml(config) == OmegaConf.to_yaml(config, resolve=True), value
-
-
-def test_lists_of_overrides():
-    assert to_yaml([]) == OmegaConf.to_yaml(OmegaConf.create([]))
-    assert to_yaml(STRINGS) == OmegaConf.to_yaml(OmegaConf.create(STRINGS))
-    assert to_yaml(["a=${b}"]) == OmegaConf.to_yaml(OmegaConf.create(["a=${b}"]))
+def test_members_and_lists_of_overrides():
+    for key in ("seed", "on", "null", "a b"):
+        for value in [*STRINGS, *OTHERS]:
+            config = OmegaConf.create({key: value, "last": 1})
+            assert to_yaml(config) == OmegaConf.to_yaml(config, resolve=True), (key, value)
+    for overrides in ([], STRINGS, ["a=${b}"]):
+        assert to_yaml(overrides) == OmegaConf.to_yaml(OmegaConf.create(overrides))
 
 
 def test_values_that_others_give():
-    config = OmegaConf.create(
-        {
-            "typed": OmegaConf.structured(Typed),
-            "same": {"whole": "${typed.whole}", "list": "${typed.numbers}", "item": "${typed.numbers[1]}"},
-            "again": "${same.whole}",
-            "none": "${typed.maybe}",
-            "either": "${typed.either}",
-            "missing": "???",
-            "of": {"missing": "???", "null": None, 96: {"mse": 0.1}},
-            "all_of": "${of}",
-            "in_text": "${typed.text}/${typed.whole}",
-            "escaped": r"\${typed.text}",
-            "relative": {"a": 1, "b": "${.a}"},
-        }
-    )
+    content = {
+        "same": {"whole": "${typed.whole}", "list": "${typed.numbers}", "item": "${typed.numbers[1]}"},
+        "of": {"missing": "???", "null": None, 96: {"mse": 0.1}}, "all_of": "${of}", "missing": "???",
+        "again": "${same.whole}", "none": "${typed.maybe}", "either": "${typed.either}",
+        "in_text": "${typed.text}/${typed.whole}", "escaped": r"\${typed.text}", "relative": {"a": 1, "b": "${.a}"},
+    }  # fmt: skip
+    config = OmegaConf.create({"typed": OmegaConf.structured(Typed), **content})
     config.typed.number = "${typed.whole}"  # converted: 7.0
-    config.typed.names = {"a": "${again}", "b": ["${typed.text}", {"c": "${..b}"}]}
-    config.typed.names.b = ["${typed.text}", "x"]
+    config.typed.names = {"a": "${again}", "b": ["${typed.text}", "x"]}
     expected = OmegaConf.to_container(config, resolve=True)
     assert plain(config) == expected
-    assert [type(value) for value in plain(config.typed).values()] == [
-        type(each) for each in expected["typed"].values()
-    ]
+    assert [*map(type, plain(config.typed).values())] == [*map(type, expected["typed"].values())]
     assert to_yaml(config) == OmegaConf.to_yaml(config, resolve=True)
     assert plain(config.same) == expected["same"], "absolute keys begin at the root"
 
@@ -82,8 +61,8 @@ def test_what_leads_nowhere_is_refused_in_the_same_words(value):
     config = OmegaConf.create({"typed": OmegaConf.structured(Typed), "missing": "???", "wrong": "${wrong}"})
     config.typed.whole = value
     said = []
-    for way in (lambda: OmegaConf.to_yaml(config, resolve=True), lambda: to_yaml(config)):
+    for write in (lambda config: OmegaConf.to_yaml(config, resolve=True), to_yaml):
         with pytest.raises((OmegaConfBaseException, RecursionError)) as caught:
-            way()
+            write(config)
         said.append(str(caught.value))
     assert said[0] == said[1]
