@@ -21,12 +21,10 @@ MINE = [*TINY[1:], "backend=cpu", "backend._target_=mine.Mine"]
 BACKEND = """
 import os, signal, time
 from exp.backends.cpu import CpuBackend
-
 def end(at):
     if at == "{at}":
         os.kill(os.getpid(), signal.{signal})
         time.sleep(60)
-
 class Mine(CpuBackend):
     def __init__(self, **given):
         super().__init__(**given)
@@ -64,7 +62,6 @@ def test_while_the_command_line_is_imported(tmp_path):
 WITHIN_TEXT = """
 import os, signal, sys, time
 from exp import early
-
 with early.listening():
     try:
         exec("os.kill(os.getpid(), signal.SIGINT); time.sleep(60)")

@@ -38,7 +38,6 @@ def test_finite_values_are_written_as_json_writes_them():
 # Spoils the weights after the last validation: the square of what they predict is no float32.
 POISON = """
 from mmengine.hooks import Hook
-
 class Poison(Hook):
     def before_test(self, runner):
         dict(runner.model.named_parameters())["decoder.1.weight"].data.fill_(1e30)

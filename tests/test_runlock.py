@@ -34,10 +34,10 @@ def ended_process() -> int:
     return process.pid
 
 
-def test_a_lock_names_its_holder_and_goes_with_it(tmp_path):
+def test_a_silent_holder_that_lives_is_named(tmp_path):
     lock = RunLock(tmp_path)
     assert lock.acquire() is False
-    assert holder_of(tmp_path).pid == os.getpid()
+    os.utime(tmp_path / LOCK, (time.time() - STALE_AFTER_S - 60,) * 2)
     with pytest.raises(ConfigError, match=rf"host {holder_of(tmp_path).host}, pid {os.getpid()}, since 20"):
         RunLock(tmp_path).acquire()
     assert names(tmp_path) == {LOCK}
@@ -45,21 +45,12 @@ def test_a_lock_names_its_holder_and_goes_with_it(tmp_path):
     assert names(tmp_path) == set()
 
 
-def test_a_silent_holder_that_lives_is_no_dead_one(tmp_path):
-    held_by(tmp_path, STALE_AFTER_S + 60)
-    with pytest.raises(ConfigError, match="host n7, pid "):
-        RunLock(tmp_path).acquire()
-
-
 @pytest.mark.parametrize(
     ("what", "age"),
-    [
-        ({"started": 1}, 0),  # the id is another process's now
-        ({"pid": ended_process()}, 0),
-        ({"machine": "another"}, STALE_AFTER_S + 1),
-        ({"several": True}, STALE_AFTER_S + 1),
-    ],
-)
+    [({"started": 1}, 0),  # the id is another process's now
+     ({"pid": ended_process()}, 0),
+     ({"machine": "another"}, STALE_AFTER_S + 1), ({"several": True}, STALE_AFTER_S + 1)],
+)  # fmt: skip
 def test_what_a_dead_holder_has_left_is_taken(tmp_path, what, age):
     held_by(tmp_path, age, **what)
     lock = RunLock(tmp_path)
@@ -80,7 +71,7 @@ def test_a_holder_that_only_its_lock_tells_of_is_waited_for(tmp_path, what):
     lock.release()
 
     held_by(tmp_path, 0, **{"machine": "another", **(what or {})})
-    beat = threading.Timer(0.2, os.utime, [tmp_path / LOCK])
+    beat = threading.Timer(1.0, os.utime, [tmp_path / LOCK])
     beat.start()
     with pytest.raises(ConfigError, match="in use"):
         RunLock(tmp_path).acquire()

@@ -15,10 +15,8 @@ from tests.conftest import TINY, clean_environment, run_exp
 FILLS = """
 import subprocess
 from exp.forecasting.timebridge import TimeBridge
-
 class Model(TimeBridge):
     steps = 0
-
     def losses(self, *batch):
         self.steps += 1
         if self.steps == 2:
@@ -53,13 +51,10 @@ def test_a_disk_that_is_full_in_mid_run(tmp_path, small_disk, nproc):
 
 @pytest.mark.parametrize(
     ("arguments", "where"),
-    [
-        (["output_dir=afile/x"], "afile/x: Not a directory"),
-        (["output_dir=disk/x"], "disk/x: Read-only file system"),
-        (["hydra.run.dir=/proc/x"], "/proc/x: No such file"),
-        (["-m", "output_dir=afile", "seed=1"], "afile: File exists"),
-    ],
-)
+    [(["output_dir=afile/x"], "afile/x: Not a directory"), (["output_dir=disk/x"], "disk/x: Read-only file system"),
+     (["hydra.run.dir=/proc/x"], "/proc/x: No such file"),
+     (["-m", "output_dir=afile", "seed=1"], "afile: File exists")],
+)  # fmt: skip
 def test_a_folder_that_cannot_be_used(tmp_path, small_disk, arguments, where):
     (tmp_path / "afile").touch()
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)

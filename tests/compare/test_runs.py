@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from exp.compare.keys import column, short_names
-from exp.compare.runs import by_metric, differing, find_runs, ranked
+from exp.compare.runs import differing, find_runs, ranked
 from exp.errors import ConfigError
 
 
@@ -60,30 +60,10 @@ def test_status_of_runs_without_a_result(make_run, tmp_path):
     assert find_runs([folder])[0].status == "preempted"
 
 
-@pytest.mark.parametrize(
-    ("metrics", "greater", "order"),
-    [
-        ([0.3, None, 0.1, float("nan"), 0.1, float("inf"), 0.2], False, ["2", "4", "6", "0", "1", "3", "5"]),
-        ([0.3, 0.7, None, 0.5], True, ["1", "3", "0", "2"]),
-    ],
-)
-def test_the_best_come_first_and_those_without_a_metric_last(make_run, tmp_path, metrics, greater, order):
-    for number, metric in enumerate(metrics):
-        make_run(str(number), metric, error="x" if metric is None else None, greater_is_better=greater)
-    assert names(ranked(find_runs([tmp_path]))) == order
-
-
-def test_metrics_of_different_names_are_not_mixed(make_run, tmp_path):
-    for place, metric in (("0", 0.5), ("2", 0.4)):
-        make_run(place, metric=metric)
-    for place, metric in (("1", 0.7), ("3", 0.8)):
-        make_run(place, metric=metric, metric_name="mIoU", greater_is_better=True, config={"name": "dinov3_dubai"})
-    make_run("4", error="out of memory", config={"name": "dinov3_dubai"})
-    make_run("5", error="no weights", config={"name": "dinov3_dubai", "task.name": "predict"})
-    runs = find_runs([tmp_path])
-    groups = {metric: names(group) for metric, group in by_metric(runs).items()}
-    assert groups == {"mse": ["2", "0"], "mIoU": ["3", "1", "4"], None: ["5"]}
-    assert names(ranked(runs)) == ["2", "0", "3", "1", "4", "5"]
+def test_the_best_come_first_and_those_without_a_metric_last(make_run, tmp_path):
+    for number, metric in enumerate([0.3, None, 0.1, float("nan"), 0.1, float("inf"), 0.2]):
+        make_run(str(number), metric, error="x" if metric is None else None)
+    assert names(ranked(find_runs([tmp_path]))) == ["2", "4", "6", "0", "1", "3", "5"]
 
 
 def test_pictures_of_training_and_of_prediction(make_run):
