@@ -12,6 +12,12 @@ import pytest
 from tests.conftest import TINY, Forked, clean_environment, read_strictly
 
 
+def test_help_fits_a_screen(exp):
+    lines = exp("--help").stdout.rstrip().splitlines()
+    assert len(lines) <= 55
+    assert max(map(len, lines)) <= 80
+
+
 def test_a_default_run_is_quiet_and_without_colours_in_a_pipe(exp):
     """Also where they are asked for, as Jupyter does for its kernels."""
     done = exp(*TINY, "output_dir=run", FORCE_COLOR="1", CLICOLOR_FORCE="1")
