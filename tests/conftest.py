@@ -24,17 +24,9 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # of nohup, likewise
 
 # A training of the default experiment that takes seconds: few short windows, a tiny model.
 TINY = [
-    "backend=cpu",
-    "data.lookback=96",
-    "model.d_model=16",
-    "model.d_ff=16",
-    "model.num_heads=2",
-    "global_batch_size=32",
-    "max_epochs=1",
-    "max_steps=4",
-    "log_every=2",
-    "plots=false",  # matplotlib takes longer than the training
-]
+    "backend=cpu", "data.lookback=96", "model.d_model=16", "model.d_ff=16", "model.num_heads=2", "global_batch_size=32",
+    "max_epochs=1", "max_steps=4", "log_every=2", "plots=false",  # matplotlib takes longer than the training
+]  # fmt: skip
 
 # The lane of a test follows from where it stands and what it uses. `make test` leaves out what is `extended`; the old
 # Python and torch run what `make test` runs, and the `legacy` ones of the others. Files that mostly wait come first.
@@ -120,15 +112,9 @@ def run_exp(
 ) -> subprocess.CompletedProcess[str]:
     """``python -m exp`` in ``folder``, forked; ``fresh``, or an environment that the loader reads, begin anew."""
     if fresh or any(name.startswith("LD_") for name in extra):
-        return subprocess.run(
-            [sys.executable, "-m", "exp", *arguments],
-            cwd=folder,
-            env=clean_environment(**extra),
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
+        command = [sys.executable, "-m", "exp", *arguments]
+        return subprocess.run(command, cwd=folder, env=clean_environment(**extra), capture_output=True, text=True,
+                              timeout=timeout, check=False)  # fmt: skip
     process = Forked(folder, *arguments, **extra)
     try:
         said = process.communicate(timeout)
@@ -150,15 +136,7 @@ def _template():
     return context
 
 
-def _be_exp(
-    arguments: tuple[str, ...],
-    folder: str,
-    environment: dict[str, str],
-    stdout: str,
-    stderr: str,
-    new_session: bool,
-    script: str | None,
-) -> None:
+def _be_exp(arguments, folder, environment, stdout, stderr, new_session, script) -> None:
     if new_session:
         os.setsid()
     for name, descriptor in ((stdout, 1), (stderr, 2)):
@@ -236,15 +214,9 @@ def ranks(tmp_path):
                 workers.append(Forked(Path.cwd(), *arguments, script=program))
                 continue
             # What decides how torch is loaded, or whether it is.
-            workers.append(
-                subprocess.Popen(
-                    [sys.executable, "-c", program, *arguments],
-                    env=clean_environment(**environment),
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                )
-            )
+            command = [sys.executable, "-c", program, *arguments]
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+            workers.append(subprocess.Popen(command, env=clean_environment(**environment), **pipes))
         try:
             done = [worker.communicate(timeout=280) for worker in workers]
         finally:

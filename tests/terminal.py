@@ -19,14 +19,8 @@ def on_a_terminal(folder, *arguments: str, **extra: str) -> tuple[int, str]:
     """Exit code of ``python -m exp``, and everything that was drawn, without the control sequences."""
     ours, theirs = pty.openpty()
     environment = clean_environment(TERM="xterm-256color", COLUMNS="120", LINES="40", **extra)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "exp", *arguments],
-        cwd=folder,
-        env=environment,
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-    )
+    command = [sys.executable, "-m", "exp", *arguments]
+    process = subprocess.Popen(command, cwd=folder, env=environment, stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
     drawn, deadline = b"", time.monotonic() + 280
     while time.monotonic() < deadline:

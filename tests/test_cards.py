@@ -19,9 +19,7 @@ def pairs(*devices):
     ("first", "second", "one"),
     [
         ({"uuid": A}, {"uuid": f"GPU-{A.upper()}"}, True),
-        ({"uuid": A}, {"uuid": B}, False),
-        # Each sees one card, which is number 0 to it.
-        ({"uuid": A, "index": 0}, {"uuid": B, "index": 0}, False),
+        ({"uuid": A}, {"uuid": B}, False),  # each sees one card, which is number 0 to it
         # All that both tell has to agree: two parts of one card, two virtual cards.
         ({"uuid": A, "bus_id": "0000:3b:00.0"}, {"uuid": A, "bus_id": "0000:5e:00.0"}, False),
         ({"uuid": A, "bus_id": "0000:3b:00.0"}, {"uuid": B, "bus_id": "0000:3b:00.0"}, False),
@@ -38,7 +36,6 @@ def pairs(*devices):
         ({"index": 0}, {"index": 1}, False),
         ({"index": 0}, {"index": 0}, True),
         ({"index": 0, "visible": f"GPU-{A}"}, {"index": 0, "visible": f"GPU-{B}"}, False),
-        ({"index": 0, "visible": f"GPU-{A}"}, {"index": 0, "visible": f"GPU-{A}"}, True),
         ({"index": 0, "card": 3}, {"index": 0}, False),
         ({"index": 0, "device": "card:0"}, {"index": 0, "device": "other:0"}, False),
         ({"uuid": A}, {"uuid": A, "host": "two"}, False),
@@ -52,16 +49,12 @@ def test_every_rank_is_paired_with_the_first_that_has_its_card():
     assert pairs({"card": 0}, {"card": 1}, {"card": 0}, {"card": 0}, {"card": 1}) == [(0, 2), (0, 3), (1, 4)]
 
 
-def test_an_unknown_address_is_not_shown_and_finds_no_reading():
+def test_a_card_finds_its_reading_of_the_monitor():
+    unknown = [{"index": index, "uuid": ZERO, "bus_id": f"0000:{index}3:00.0"} for index in (0, 4)]
     device = {"uuid": ZERO, "bus_id": "0000:43:00.0", "index": 1}
-    rows = [{"index": 0, "uuid": ZERO, "bus_id": "0000:03:00.0"}, {"index": 1, "uuid": ZERO, "bus_id": "0000:43:00.0"}]
-    assert identity(device) == "0000:43:00.0"
-    assert reading_of(device, rows) is rows[1]
-    assert identity({"uuid": ZERO, "index": 2}) == "card 2"
-
-
-def test_a_unique_number_that_is_spelt_in_letters_is_the_monitors():
-    # Torch shows the 16 letters of the number as if they were a UUID's bytes; the monitor shows the number.
+    assert reading_of(device, unknown) is unknown[1]
+    assert (identity(device), identity({"uuid": ZERO, "index": 2})) == ("0000:43:00.0", "card 2")
+    # Torch shows the 16 letters of a unique number as if they were a UUID's bytes; the monitor shows the number.
     spelt = "63316265-3366-3263-6134-306435376238"
     rows = [{"index": 0, "uuid": "0xAAAA", "bus_id": None}, {"index": 1, "uuid": "0xc1be3f2ca40d57b8", "bus_id": None}]
     assert reading_of({"uuid": spelt, "index": 0}, rows) is rows[1]

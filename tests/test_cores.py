@@ -1,3 +1,5 @@
+"""As many cores as the scheduler's mask and the control groups of a machine of 16 leave."""
+
 from __future__ import annotations
 
 import os
@@ -5,22 +7,6 @@ import os
 import pytest
 
 from exp import cores
-
-
-@pytest.fixture
-def machine(tmp_path, monkeypatch):
-    """A machine of 16 cores, with control groups as they are given: file by path."""
-
-    def make(own: str, files: dict[str, str]) -> None:
-        monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(16)), raising=False)
-        monkeypatch.setattr(cores, "_CGROUPS", tmp_path)
-        monkeypatch.setattr(cores, "_OWN_CGROUPS", tmp_path / "own")
-        (tmp_path / "own").write_text(own)
-        for name, content in files.items():
-            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / name).write_text(content)
-
-    return make
 
 
 @pytest.mark.parametrize(
@@ -37,8 +23,13 @@ def machine(tmp_path, monkeypatch):
         ("no such format", {}, 16),
     ],
 )  # fmt: skip
-def test_quotas_count(machine, own, files, left):
-    machine(own, files)
+def test_quotas_count(tmp_path, monkeypatch, own, files, left):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(16)))
+    monkeypatch.setattr(cores, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(cores, "_OWN_CGROUPS", tmp_path / "own")
+    for name, content in {**files, "own": own}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
     assert cores.usable_cores() == left
 
 

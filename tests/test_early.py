@@ -13,42 +13,47 @@ import pytest
 
 from tests.conftest import TINY, clean_environment
 
-CODES = {"SIGUSR2": 75, "SIGTERM": 143, "SIGHUP": 129, "SIGINT": 130}
+CODES = {"SIGUSR2": 75, "SIGTERM": 143, "SIGHUP": 129}
 SAYS = "error: ended by {} before anything was begun; give the same command again\n"
+MINE = [*TINY[1:], "backend=cpu", "backend._target_=mine.Mine"]
 
-# The signal comes while backend and run are looked at: before the folder is written, or after it.
+# The signal comes while the backend is made, while it is looked at, or once the run's folder is written.
 BACKEND = """
 import os, signal, time
 from exp.backends.cpu import CpuBackend
-
-def end():
-    os.kill(os.getpid(), signal.{signal})
-    time.sleep(60)
-
+def end(at):
+    if at == "{at}":
+        os.kill(os.getpid(), signal.{signal})
+        time.sleep(60)
 class Mine(CpuBackend):
+    def __init__(self, **given):
+        super().__init__(**given)
+        end("made")
     def prepare(self):
-        {before}
+        end("checked")
     @property
     def title(self):
         assert os.path.isfile("run/config.yaml")
-        {after}
+        end("written")
+        return "mine"
 """
 
 
-@pytest.mark.parametrize("name", ["SIGUSR2", "SIGINT"])
-def test_while_the_command_line_is_imported(name, tmp_path):
-    process = subprocess.Popen(
-        [sys.executable, "-m", "exp", *TINY], cwd=tmp_path, env=clean_environment(), text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    """``python`` with these arguments, anew: how it imports is tested."""
+    return subprocess.Popen([sys.executable, *arguments], cwd=folder, env=clean_environment(), text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+
+
+def test_while_the_command_line_is_imported(tmp_path):
+    process = start(tmp_path, "-m", "exp", *TINY)
     status, wanted = Path(f"/proc/{process.pid}/status"), 1 << (signal.SIGUSR2 - 1)
     deadline = time.monotonic() + 60
     while not int(re.findall(r"SigCgt:\t(\w+)", status.read_text())[0], 16) & wanted:
         assert time.monotonic() < deadline
-    process.send_signal(getattr(signal, name))
-    said = process.communicate(timeout=60)
-    assert process.returncode == CODES[name], said
-    assert said == ("", "error: interrupted\n" if name == "SIGINT" else SAYS.format(name))
+    process.send_signal(signal.SIGUSR2)
+    assert process.communicate(timeout=60) == ("", SAYS.format("SIGUSR2"))
+    assert process.returncode == CODES["SIGUSR2"]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -57,7 +62,6 @@ def test_while_the_command_line_is_imported(name, tmp_path):
 WITHIN_TEXT = """
 import os, signal, sys, time
 from exp import early
-
 with early.listening():
     try:
         exec("os.kill(os.getpid(), signal.SIGINT); time.sleep(60)")
@@ -68,42 +72,33 @@ with early.listening():
 
 def test_while_python_executes_text(tmp_path):
     (tmp_path / "within_text.py").write_text(WITHIN_TEXT)
-    done = subprocess.run(
-        [sys.executable, "-m", "within_text"], cwd=tmp_path, env=clean_environment(), text=True, capture_output=True,
-        timeout=60, check=False,
-    )  # fmt: skip
-    assert (done.returncode, done.stderr) == (130, "error: interrupted\n")
+    process = start(tmp_path, "-m", "within_text")
+    assert process.communicate(timeout=60) == ("", "error: interrupted\n")
+    assert process.returncode == 130
+
+
+def contents(folder: Path) -> dict:
+    found = [path for path in folder.rglob("*") if "__pycache__" not in path.parts]
+    return {path: path.read_bytes() if path.is_file() else None for path in found}
 
 
 @pytest.mark.parametrize(
-    ("name", "when"),
-    [("SIGUSR2", "before"), ("SIGTERM", "after"), ("SIGHUP", "before"), ("SIGINT", "after")],
+    ("name", "at", "there"),
+    [("SIGHUP", "checked", False), ("SIGTERM", "written", False), ("SIGUSR2", "written", True)],
 )
-def test_while_a_run_is_checked_and_written(name, when, exp):
-    at = {"before": "pass", "after": "return 'mine'", when: "end()"}
-    (exp.folder / "mine.py").write_text(BACKEND.format(signal=name, **at))
-    there = set(exp.folder.iterdir())
-    done = exp(*TINY[1:], "backend=cpu", "backend._target_=mine.Mine", "output_dir=run", "nproc=2")
-    assert done.returncode == CODES[name], done.stderr
-    assert done.stderr == ("error: interrupted\n" if name == "SIGINT" else SAYS.format(name))
-    assert {path for path in exp.folder.iterdir() if path.name != "__pycache__"} == there
-
-
-def test_a_folder_that_was_there_is_as_it_was(exp):
-    exp.train("run", "max_steps=1")
-    files = {path: path.read_bytes() for path in exp.path("run").rglob("*") if path.is_file()}
-    (exp.folder / "mine.py").write_text(BACKEND.format(signal="SIGUSR2", before="pass", after="end()"))
-    own = ["backend=cpu", "backend._target_=mine.Mine", "output_dir=run", "resume=auto", "max_epochs=2", "max_steps=9"]
-    done = exp(*TINY[1:], *own)
-    assert done.returncode == 75, done.stderr
-    assert {path: path.read_bytes() for path in exp.path("run").rglob("*") if path.is_file()} == files
+def test_while_a_run_is_checked_and_written(exp, name, at, there):
+    """Also in the folder of an earlier run, which stays as it was."""
+    if there:
+        exp.train("run", "max_steps=1")
+    (exp.folder / "mine.py").write_text(BACKEND.format(signal=name, at=at))
+    before = contents(exp.folder)
+    done = exp(*MINE, "output_dir=run", "resume=auto", "max_epochs=2", "max_steps=9")
+    assert (done.returncode, done.stderr) == (CODES[name], SAYS.format(name))
+    assert contents(exp.folder) == before
 
 
 def test_while_a_sweep_is_composed(exp):
-    name = "SIGTERM"
-    source = BACKEND.format(signal=name, before="pass", after="pass")
-    (exp.folder / "mine.py").write_text(f"{source}\n    def __init__(self, **given):\n        end()\n")
-    done = exp(*TINY[1:], "backend=cpu", "backend._target_=mine.Mine", "-m", "seed=1,2", "output_dir=sweep")
-    assert done.returncode == CODES[name], done.stderr
-    assert done.stderr == f"error: ended by {name}\n"
+    (exp.folder / "mine.py").write_text(BACKEND.format(signal="SIGTERM", at="made"))
+    done = exp(*MINE, "-m", "seed=1,2", "output_dir=sweep")
+    assert (done.returncode, done.stderr) == (CODES["SIGTERM"], "error: ended by SIGTERM\n")
     assert not exp.path("sweep").exists()

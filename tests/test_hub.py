@@ -14,22 +14,21 @@ from exp.hub import parse
 
 
 def test_names():
-    assert parse("timm:a.b@v1")[1:] == ("timm/a.b", "v1")
-    assert parse("hf:o/n")[1:] == ("o/n", "main")
-    assert parse("hf:o/n@refs/pr/1")[1:] == ("o/n", "refs/pr/1")
+    names = {"timm:a.b@v1": ("timm/a.b", "v1"), "hf:o/n": ("o/n", "main"), "hf:o/n@refs/pr/1": ("o/n", "refs/pr/1")}
+    assert {text: parse(text)[1:] for text in names} == names
     for text in ("hf:", "hf:o/n@", "timm:a/b", "hf:o/n/x", "hf:o n/x", "hf:n", "hf:../x", "hf:o/n@../x"):
         with pytest.raises(ConfigError, match=text):
             parse(text)
 
 
 def test_a_folder_of_parts(tmp_path):
-    parts = {"model-1-of-2.safetensors": "a", "model-2-of-2.safetensors": "b"}
-    for file, name in parts.items():
+    parts = {"a": "model-1-of-2.safetensors", "b": "model-2-of-2.safetensors"}
+    for name, file in parts.items():
         save_file({name: torch.ones(2)}, str(tmp_path / file))
     index = tmp_path / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": {name: file for file, name in parts.items()}}))
+    index.write_text(json.dumps({"weight_map": parts}))
     assert sorted(read_weights(tmp_path).state) == ["a", "b"]
-    (tmp_path / "model-2-of-2.safetensors").unlink()
+    (tmp_path / parts["b"]).unlink()
     with pytest.raises(CheckpointError, match="model-2-of-2"):
         read_weights(tmp_path)
     for weight_map in ({}, {"a": "../model.safetensors"}, {"a": "model.bin"}):

@@ -6,11 +6,10 @@ import json
 import math
 
 import numpy as np
-import pytest
 import torch
 
 from exp.runfolder import RunFolder, last_known, to_json, write_json
-from tests.conftest import TINY, read_strictly, run_exp
+from tests.conftest import TINY, read_strictly
 
 INF, NAN = math.inf, math.nan
 
@@ -25,77 +24,47 @@ def test_numbers_that_are_not_finite_are_null_and_told(tmp_path):
         "not_finite": {"metrics.mse": "nan", "rows.1": "-inf", "rows.2.x": "inf"},
     }
     assert math.isnan(value["metrics"]["mse"])  # the caller's own is as it was
-
-
-def test_each_record_of_a_list_tells_its_own():
+    # Each record of a list tells its own.
     assert read_strictly(to_json([{"x": 1.0}, {"x": NAN}])) == [{"x": 1.0}, {"x": None, "not_finite": {"x": "nan"}}]
     assert read_strictly(to_json((NAN, 1))) == [None, 1]
 
 
 def test_finite_values_are_written_as_json_writes_them():
-    value = {"b": [1, 2.5, None, True, "x"], "a": {"c": ()}, 3: np.float64(0.1)}
-    for options in ({}, {"indent": 2}, {"sort_keys": True}):
-        one = {str(key): item for key, item in value.items()}
-        assert to_json(one, **options) == json.dumps(one, **options)
+    value = {"b": [1, 2.5, None, True, "x"], "a": {"c": ()}, "3": np.float64(0.1)}
+    assert to_json({**value, 3: value["3"]}, sort_keys=False) == json.dumps({**value, 3: value["3"]})
+    assert to_json(value, indent=2, sort_keys=True) == json.dumps(value, indent=2, sort_keys=True)
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """A folder with a trained run."""
-    folder = tmp_path_factory.mktemp("trained")
-    done = run_exp(folder, *TINY, "output_dir=run")
-    assert done.returncode == 0, done.stderr
-    return folder
-
-
+# Spoils the weights after the last validation: the square of what they predict is no float32.
 POISON = """
 from mmengine.hooks import Hook
-
 class Poison(Hook):
-    '''Spoils the weights after the last validation: the square of what they predict is no float32.'''
-
     def before_test(self, runner):
         dict(runner.model.named_parameters())["decoder.1.weight"].data.fill_(1e30)
 """
 
 
-@pytest.mark.parametrize("task", ["train", "predict"])
-def test_a_run_whose_test_metric_is_not_finite_has_failed(trained, task):
-    arguments = [*TINY, f"output_dir={task}"]
-    if task == "train":
-        (trained / "poison.py").write_text(POISON)
-        arguments += ["plugins=[poison]", "hooks=[{type: poison.Poison}]"]
-    else:
-        content = torch.load(str(trained / "run" / "checkpoints" / "best.pth"))
-        content["state_dict"]["decoder.1.weight"].fill_(1e30)
-        torch.save(content, str(trained / "spoilt.pth"))
-        arguments += [f"task={task}", "init_from=spoilt.pth"]
-    done = run_exp(trained, *arguments)
-    assert done.returncode == 1, done.stdout + done.stderr
-    measured_on = "plotted windows" if task == "predict" else "test"
-    assert f"{measured_on} mse is inf" in done.stderr.splitlines()[0]
-    folder = RunFolder(trained / task)
-    result = read_strictly(folder.result.read_text())
-    assert result["status"] == "failed"
-    assert "mse is inf" in result["error"]["message"]
-    if task != "predict":
-        lines = folder.metrics.read_text().splitlines() if folder.metrics.exists() else []
-        for record in map(read_strictly, lines):
-            if record["split"] == "test":
-                assert record["mse"] is None
-                assert record["not_finite"]["mse"] == "inf"
-        assert lines
-
-
-def test_a_sweep_gets_nan_and_writes_null(trained):
-    (trained / "poison.py").write_text(POISON)
-    done = run_exp(
-        trained, "-m", *TINY, "seed=1", "output_dir=sweep", "plugins=[poison]", "hooks=[],[{type: poison.Poison}]"
-    )
+def test_a_run_whose_test_metric_is_not_finite_has_failed(exp):
+    """In a sweep, whose table has null for it; and a prediction."""
+    (exp.folder / "poison.py").write_text(POISON)
+    hooks = ["plugins=[poison]", "hooks=[],[{type: poison.Poison}]"]
+    done = exp("-m", *TINY, *hooks, "output_dir=sweep", "sweep.plots=false")
     assert done.returncode == 1, done.stdout
-    rows = read_strictly((trained / "sweep" / "sweep.json").read_text())
-    assert sorted(row["status"] for row in rows) == ["completed", "failed"]
-    assert [row["mse"] is None for row in rows] == [row["status"] == "failed" for row in rows]
+    rows = read_strictly((exp.path("sweep") / "sweep.json").read_text())
+    assert [(row["status"], row["mse"] is None) for row in rows] == [("completed", False), ("failed", True)]
+    lines = (exp.path("sweep") / "1" / "metrics.jsonl").read_text().splitlines()
+    (tested,) = [record for record in map(read_strictly, lines) if record["split"] == "test"]
+    assert (tested["mse"], tested["not_finite"]["mse"]) == (None, "inf")
+
+    content = torch.load(str(exp.path("sweep/0/checkpoints/best.pth")))
+    content["state_dict"]["decoder.1.weight"].fill_(1e30)
+    torch.save(content, str(exp.path("spoilt.pth")))
+    done = exp(*TINY, "task=predict", "init_from=spoilt.pth", "output_dir=predict")
+    assert done.returncode == 1, done.stdout
+    assert "plotted windows mse is inf" in done.stderr.splitlines()[0]
+    for name, measured_on in (("sweep/1", "test"), ("predict", "plotted windows")):
+        assert exp.result(name)["status"] == "failed"
+        assert f"{measured_on} mse is inf" in exp.result(name)["error"]["message"]
 
 
 def test_how_far_a_training_came_that_was_killed(tmp_path):

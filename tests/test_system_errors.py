@@ -11,25 +11,16 @@ import pytest
 
 from tests.conftest import TINY, clean_environment, run_exp
 
+# Fills the disk of the run folder in its second step.
 FILLS = """
-import os
+import subprocess
 from exp.forecasting.timebridge import TimeBridge
-
-
 class Model(TimeBridge):
-    '''Fills the disk of the run folder in its second step.'''
-
     steps = 0
-
     def losses(self, *batch):
         self.steps += 1
         if self.steps == 2:
-            try:
-                with open('disk/other', 'wb', buffering=0) as file:
-                    while file.write(bytes(4096)):
-                        pass
-            except OSError:
-                pass
+            subprocess.run(["dd", "if=/dev/zero", "of=disk/other"], stderr=subprocess.DEVNULL)
         return super().losses(*batch)
 """
 
@@ -54,48 +45,37 @@ def test_a_disk_that_is_full_in_mid_run(tmp_path, small_disk, nproc):
     first, *others = done.stderr.splitlines()
     assert first.startswith("error: rank ")
     assert f"cannot write {small_disk}" in first
-    assert "No space left on device; make space" in first
     assert any("result.json could not be written: No space left" in line for line in others)
     assert "Traceback" not in done.stderr + done.stdout
 
 
 @pytest.mark.parametrize(
     ("arguments", "where"),
-    [
-        (["output_dir=afile/x"], "afile/x: Not a directory"),
-        (["output_dir=frozen/x"], "frozen/x: Read-only file system"),
-        (["hydra.run.dir=/proc/x"], "/proc/x: No such file"),
-        (["-m", "output_dir=afile", "seed=1"], "afile: File exists"),
-    ],
-)
+    [(["output_dir=afile/x"], "afile/x: Not a directory"), (["output_dir=disk/x"], "disk/x: Read-only file system"),
+     (["hydra.run.dir=/proc/x"], "/proc/x: No such file"),
+     (["-m", "output_dir=afile", "seed=1"], "afile: File exists")],
+)  # fmt: skip
 def test_a_folder_that_cannot_be_used(tmp_path, small_disk, arguments, where):
     (tmp_path / "afile").touch()
-    if "frozen" in where:
-        (tmp_path / "frozen").symlink_to(small_disk)
-        subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
     done = run_exp(tmp_path, *arguments, *TINY)
     assert done.returncode == 2, done.stderr
-    assert done.stderr.startswith("error: cannot ")
-    assert where in done.stderr.splitlines()[0]
-    assert len(done.stderr.splitlines()) == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: cannot ")
+    assert where in line
 
 
 def test_too_little_memory_for_torch(tmp_path):
     """Its import fails in other places from one limit to the next; now and then within C code that loses the reason."""
-    seen = 0
-    for mib in (760, 720, 680):
-        limit = mib << 20
+    said = []
+    for limit in (760 << 20, 720 << 20, 680 << 20):
         done = subprocess.run(
             [sys.executable, "-m", "exp", *TINY, "output_dir=run"], cwd=tmp_path, env=clean_environment(),
             capture_output=True, text=True, check=False, timeout=120,
             preexec_fn=lambda limit=limit: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
         )  # fmt: skip
-        assert done.returncode in (1, 3, 127, -signal.SIGABRT), (mib, done.stderr)
-        if done.returncode not in (1, 3):
-            continue
-        first, *details = done.stderr.splitlines()
-        assert first.startswith("error: "), (mib, done.stderr)
-        seen += "ulimit -v" in first
-        # The folder goes, so the end of its log is shown, each line marked as such.
-        assert all(line.startswith("  ") for line in details), (mib, done.stderr)
-    assert seen
+        assert done.returncode in (1, 3, 127, -signal.SIGABRT), (limit, done.stderr)
+        if done.returncode in (1, 3):
+            said.append(done.stderr.splitlines()[0])
+    assert all(line.startswith("error: ") for line in said), said
+    assert any("ulimit -v" in line for line in said), said

@@ -19,19 +19,10 @@ from exp import plugins
 from exp.config import choices, structures
 
 _MODULES = [
-    "exp.execute",
-    "exp.freezing",
-    "exp.launcher.local",
-    "exp.launcher.torchrun",
-    "exp.session",
-    "exp.engine.training",
-    "exp.forecasting.data.dataset",
-    "exp.forecasting.timebridge.model",
-    "exp.vision.data.dataset",
-    "exp.vision.data.segmentation",
-    "exp.vision.dinov3.segmenter",
-    "rich.table",
-]
+    "exp.execute", "exp.freezing", "exp.launcher.local", "exp.launcher.torchrun", "exp.session", "exp.engine.training",
+    "exp.forecasting.data.dataset", "exp.forecasting.timebridge.model", "exp.vision.data.dataset",
+    "exp.vision.data.segmentation", "exp.vision.dinov3.segmenter", "rich.table",
+]  # fmt: skip
 
 for module in _MODULES:
     with contextlib.suppress(ImportError):  # it is told by the runs

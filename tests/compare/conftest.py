@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-import yaml
+from omegaconf import OmegaConf
 from PIL import Image
 
 CONFIG = {
@@ -15,25 +15,13 @@ CONFIG = {
     "data": {"_target_": "exp.forecasting.data.dataset.ForecastingData", "name": "ETTh1", "lookback": 96},
     "optim": {"type": "Adam", "lr": 0.001},
     "schedule": {"param_scheduler": [{"type": "OneCycleLR", "eta_max": 0.001, "total_steps": 4}]},
-    "name": "timebridge_small",
-    "seed": 1,
-    "nproc": 1,
-    "batch_size": 32,
-    "global_batch_size": 32,
-    "max_epochs": 4,
+    "name": "timebridge_small", "seed": 1, "nproc": 1, "batch_size": 32, "global_batch_size": 32, "max_epochs": 4,
     "resume": None,
-}
-
-
-def merged(base, changes):
-    result = json.loads(json.dumps(base))
-    for key, value in changes.items():
-        *parents, last = key.split(".")
-        node = result
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[last] = value
-    return result
+}  # fmt: skip
+RESULT = {
+    "task": "train", "backend": "cpu", "world_size": 1, "steps": 40, "wall_s": 12.3456, "samples_per_second": 1234.5678,
+    "measured_on": "test", "error": None, "devices": [{"name": "Some Processor", "index": None, "host": "here"}],
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -44,9 +32,11 @@ def make_run(tmp_path):
         folder = tmp_path / place
         (folder / "logs").mkdir(parents=True)
         (folder / "logs" / "rank0.log").write_text("begun\n")
-        settings = merged(CONFIG, {"output_dir": str(folder), **(config or {})})
-        (folder / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
-        (folder / "overrides.yaml").write_text(yaml.safe_dump(list(overrides)))
+        settings = OmegaConf.create({**CONFIG, "output_dir": str(folder)})
+        for key, value in (config or {}).items():
+            OmegaConf.update(settings, key, value, merge=False)
+        OmegaConf.save(settings, folder / "config.yaml")
+        OmegaConf.save(OmegaConf.create(list(overrides)), folder / "overrides.yaml")
         if metric is not None:
             name = result.setdefault("metric_name", "mse")
             # As many digits as training leaves: reports have to round them themselves.
@@ -56,17 +46,12 @@ def make_run(tmp_path):
             failed = {"rank": 0, "type": "RunError", "message": error}
             result = {"status": "failed", "metric": None, "metric_name": None, "metrics": {}, "error": failed, **result}
         if result:
-            usual = {"task": "train", "experiment": settings["name"], "backend": "cpu", "world_size": 1, "steps": 40,
-                     "wall_s": 12.3456, "samples_per_second": 1234.5678, "measured_on": "test", "error": None,
-                     "devices": [{"name": "Some Processor", "index": None, "host": "here"}]}  # fmt: skip
-            (folder / "result.json").write_text(json.dumps({**usual, **result}))
+            (folder / "result.json").write_text(json.dumps({**RESULT, "experiment": settings.name, **result}))
         if records:
             (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
         for name in pictures:
-            file = folder / name
-            file.parent.mkdir(parents=True, exist_ok=True)
-            noise = np.random.default_rng(len(name)).integers(0, 255, (600, 900, 3)).astype(np.uint8)
-            Image.fromarray(noise if "noise" in name else noise // 255).save(file)
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(np.zeros((600, 900, 3), np.uint8)).save(folder / name)
         return folder
 
     return make
@@ -76,19 +61,18 @@ def make_run(tmp_path):
 def make_sweep(make_run):
     """A sweep over the learning rate and the seed, as Hydra's multirun leaves it: metrics, curves, one failed job."""
 
-    def make(place="sweep", rates=(1e-4, 1e-3, 1e-2), seeds=(1, 2), failed=(5,), **more):
-        folders = []
-        for number, (rate, seed) in enumerate((rate, seed) for rate in rates for seed in seeds):
+    def make():
+        for number, (rate, seed) in enumerate((rate, seed) for rate in (1e-4, 1e-3, 1e-2) for seed in (1, 2)):
             score = 0.4 + abs(np.log10(rate) + 3) / 10 + seed / 100
-            overrides = [f"optim.lr={rate}", f"seed={seed}", f"output_dir={place}"]
             records = [{"split": "train", "step": step, "epoch": 0, "loss": 1 / step + score, "lr": rate,
                         "samples_per_second": 100.0} for step in range(2, 42, 2)]  # fmt: skip
             records += [{"split": "val", "step": step, "epoch": 0, "mse": 1 / step + score} for step in (10, 20, 40)]
-            outcome = {"error": "loss is nan\nat step 7"} if number in failed else {"metric": score}
-            config = {"optim.lr": rate, "seed": seed, "data.seed": seed}
-            folders.append(make_run(f"{place}/{number}", overrides=overrides, config=config, records=records,
-                                    **outcome, **more))  # fmt: skip
-        (folders[0].parent / "multirun.yaml").write_text("hydra: {}\n")
-        return folders[0].parent
+            outcome = {"error": "loss is nan\nat step 7"} if number == 5 else {"metric": score}
+            folder = make_run(
+                f"sweep/{number}", overrides=[f"optim.lr={rate}", f"seed={seed}", "output_dir=sweep"],
+                config={"optim.lr": rate, "seed": seed, "data.seed": seed}, records=records, **outcome,
+            )  # fmt: skip
+        (folder.parent / "multirun.yaml").write_text("hydra: {}\n")
+        return folder.parent
 
     return make

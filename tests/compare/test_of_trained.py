@@ -14,34 +14,31 @@ CHOSEN = {"experiment": "timebridge_small", "model": "timebridge_small", "data":
 @pytest.fixture
 def runs(make_run, tmp_path):
     """Two trainings, an evaluation of each with the defaults of a training, and one whose training is gone."""
-    own = ["data=csv", "data.name=plain"]
-    linear = {"model": {"_target_": "exp.models.DLinear"}, "data.name": "plain"}
-    first = make_run("a", 0.5, [*own, "model=dlinear", "max_epochs=2"], {
-        **linear, "max_epochs": 2, "optim.lr": 0.01, "record": {"chosen": {**CHOSEN, "model": "dlinear"}},
-    })  # fmt: skip
-    second = make_run("b", 0.4, own, {"data.name": "plain", "record": {"chosen": CHOSEN}})
-    other = {"schedule.param_scheduler": [], "task.name": "eval", "max_epochs": 10}
-    for place, folder, more in (("c", first, linear), ("d", second, {}), ("e", tmp_path / "gone", {})):
+    linear = {"data.name": "plain", "model": {"_target_": "exp.models.DLinear"}}
+    for place, chosen, config in (
+        ("a", {**CHOSEN, "model": "dlinear"}, {**linear, "max_epochs": 2, "optim.lr": 0.01}),
+        ("b", CHOSEN, {"data.name": "plain"}),
+    ):
+        overrides = ["data=csv", "data.name=plain", f"model={chosen['model']}"]
+        make_run(place, 0.5, overrides, {**config, "record": {"chosen": chosen}})
+    other = {"data.name": "plain", "schedule.param_scheduler": [], "task.name": "eval", "max_epochs": 10}
+    for place, trained, more in (("c", "a", linear), ("d", "b", {}), ("e", "gone", {})):
         chosen = {**CHOSEN, "schedule": "constant", "model": "dlinear" if more else "timebridge_small"}
-        record = {"chosen": chosen, "trained_in": str(folder)}
-        make_run(place, 0.6, ["task=eval"], {"data.name": "plain", **more, **other, "record": record})
+        record = {"chosen": chosen, "trained_in": str(tmp_path / trained)}
+        make_run(place, 0.6, ["task=eval"], {**more, **other, "record": record})
     return find_runs([tmp_path])
 
 
 def test_an_evaluation_has_the_choices_of_the_run_that_it_evaluates(runs):
-    pairs = runs[:4]
-    assert column(pairs, "model") == ["dlinear", "timebridge_small"] * 2
-    assert column(pairs, "schedule") == ["halving"] * 4
-    assert column(pairs, "max_epochs") == [2, 4, 2, 4]
-    assert column(pairs, "optim.lr") == [0.01, 0.001] * 2
-    assert "schedule.param_scheduler" not in differing(pairs)
+    trained = {"model": ["dlinear", "timebridge_small"], "schedule": ["halving"] * 2, "max_epochs": [2, 4],
+               "optim.lr": [0.01, 0.001]}  # fmt: skip
+    assert {key: column(runs[:4], key) for key in trained} == {key: values * 2 for key, values in trained.items()}
+    assert "schedule.param_scheduler" not in differing(runs[:4])
     assert column(runs[4:], "max_epochs") == column(runs[4:], "optim.lr") == [None]
 
 
 def test_no_two_columns_of_a_paper_have_the_same_head(make_run, runs, tmp_path):
     make_run("f", 0.3, ["data=csv", "data.name=other"], {"data.name": "other", "record": {"chosen": CHOSEN}})
-    runs = find_runs([tmp_path])
-    (table,) = paper_tables(runs)
+    (table,) = paper_tables(find_runs([tmp_path]))
     assert len(set(table.keys)) == len(table.keys)
-    assert table.keys.count("data") == 1
     assert {row.labels[table.keys.index("data")] for row in table.rows} == {"plain", "other"}

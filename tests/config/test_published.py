@@ -7,10 +7,9 @@ its ``Namespace(...)`` is the same for the four horizons of a data set, but for 
 from __future__ import annotations
 
 import pytest
-from hydra import compose, initialize_config_module
 
-from exp.config.structures import register
 from exp.forecasting.data.splits import borders
+from tests.config.conftest import composed
 
 KEYS = ("period", "num_p", "n_heads", "stable_len", "d_model", "d_ff", "layers", "attn_dropout", "alpha", "batch_size",
         "epochs", "patience", "lr", "lradj")  # fmt: skip
@@ -35,12 +34,6 @@ WINDOWS = {
     "traffic": (17544, (11465, 3413), (10841, 2789)),
 }
 SCHEDULES = {"type1": "ExponentialLR", "TST": "TorchOneCycle"}
-
-
-def composed(*overrides):
-    register()
-    with initialize_config_module("exp.conf", version_base="1.3"):
-        return compose("config", overrides=list(overrides))
 
 
 def values_of(config):

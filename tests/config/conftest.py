@@ -1,0 +1,13 @@
+from __future__ import annotations
+
+from hydra import compose, initialize_config_module
+
+from exp.config import choices, structures
+
+
+def composed(*overrides: str):
+    """The configuration that these words of a command line give."""
+    structures.register()
+    choices.register_resolvers()
+    with initialize_config_module("exp.conf", version_base="1.3"):
+        return compose("config", list(overrides))
