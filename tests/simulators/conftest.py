@@ -18,32 +18,25 @@ ROOT = str(Path(__file__).parents[2])
 @pytest.fixture
 def card(tmp_path):
     """Runs a script with the simulated torch_gcu on its path, one process per rank; gives what each printed."""
-    plugin = plugin_on_path()["PYTHONPATH"]  # compiled before the clock of any test starts
+    # Compiled before the clock of any test starts.
+    path = os.pathsep.join([plugin_on_path()["PYTHONPATH"], ROOT, os.environ.get("PYTHONPATH", "")])
 
     def run(script: str, world_size: int = 1, **environment: str) -> list[str]:
-        source = tmp_path / "script.py"
-        source.write_text(textwrap.dedent(script))
+        (tmp_path / "script.py").write_text(textwrap.dedent(script))
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
-            port = str(probe.getsockname()[1])
-        common = {
-            "PYTHONPATH": os.pathsep.join([plugin, ROOT, os.environ.get("PYTHONPATH", "")]),
-            "WORLD_SIZE": str(world_size),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": port,
-            "STORE": str(tmp_path / "store"),
-            **environment,
-        }
+            place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+        place.update(WORLD_SIZE=str(world_size), STORE=str(tmp_path / "store"), PYTHONPATH=path)
         workers = [
             subprocess.Popen(
-                [sys.executable, str(source)],
-                env=clean_environment(RANK=str(rank), LOCAL_RANK=str(rank), **common),
+                [sys.executable, "script.py"],
+                env=clean_environment(RANK=rank, LOCAL_RANK=rank, **place, **environment),
                 cwd=tmp_path,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
             )
-            for rank in range(world_size)
+            for rank in map(str, range(world_size))
         ]
         try:
             printed = [worker.communicate(timeout=280)[0] for worker in workers]

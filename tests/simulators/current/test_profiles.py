@@ -68,13 +68,9 @@ def test_overloads_without_a_kernel_leave_the_card_and_others_of_the_same_name_d
     from exp.backends.gcu import GcuBackend
     x = torch.ones(2, 3, device="gcu")
     ids = torch.ones(3, dtype=torch.long, device="gcu")
-    for act in (
-        lambda: x.median(1), lambda: x.random_(0, 9), lambda: x.normal_(), lambda: x.round(), lambda: x.add_(x),
-        lambda: torch.bucketize(x, x[0]), lambda: x.index_fill_(0, ids[:1], 2.0), lambda: ids.repeat_interleave(ids),
-    ):
-        act()
+    x.median(1), x.random_(0, 9), x.normal_(), x.round(), x.add_(x)
+    torch.bucketize(x, x[0]), x.index_fill_(0, ids[:1], 2.0), ids.repeat_interleave(ids)
     assert torch_gcu.simulator.fallbacks() == {}, torch_gcu.simulator.fallbacks()
-    x.unsqueeze(0).matmul(x.unsqueeze(0).transpose(1, 2)).sum().item()
     torch.repeat_interleave(ids), x.median(), x.random_(), torch.angle(x)
     torch.normal(x, 1.0), torch.normal(x, x.abs())
     x.round(decimals=1), torch.bucketize(0.5, x[0]), x.index_fill_(0, ids[:1], x[0, 0]), torch._add_relu(x, x)
@@ -86,11 +82,11 @@ def test_overloads_without_a_kernel_leave_the_card_and_others_of_the_same_name_d
     backend.set_device(0)
     lacks = {name.partition(".")[0] for name in backend.lacking_operators()}
     assert lacks >= {name.partition("::")[2] for name in left} | {"threshold_backward"}
-    print(*map(backend.fused_attention, ("fp32", "tf32", "bf16")), len(backend.lacking_operators()))
+    print(len(backend.lacking_operators()), *map(backend.fused_attention, ("fp32", "tf32", "bf16")))
     """
-    printed = {profile: card(script, SIM_GCU_PROFILE=profile)[0].split() for profile in ("s60", "l600")}
-    assert [said[-4:-1] for said in printed.values()] == [["True"] * 3, ["False", "False", "True"]]
-    assert int(printed["s60"][-1]) > int(printed["l600"][-1])
+    s60, l600 = (card(script, SIM_GCU_PROFILE=profile)[0].split()[-4:] for profile in ("s60", "l600"))
+    assert (s60[1:], l600[1:]) == (["True"] * 3, ["False", "False", "True"])
+    assert int(s60[0]) > int(l600[0])
 
 
 def test_compiling_for_an_l600_takes_the_vendors_switch(card):
