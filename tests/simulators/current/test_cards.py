@@ -1,4 +1,4 @@
-"""The API of torch.gcu: cards, memory, random states, streams, saving."""
+"""The API of torch.gcu: cards, random states, streams, saving."""
 
 from __future__ import annotations
 
@@ -48,30 +48,6 @@ def test_torch_finds_the_plugin_by_itself(card):
     """
     card(script.format(module="torch", left=None))
     card(script.format(module="torch_gcu", left="'0'"))
-
-
-def test_memory_is_counted_and_ends(card):
-    card(
-        """
-        import torch, torch_gcu
-        from tests.simulators.scripts import refused
-        before = torch.gcu.memory_allocated()
-        x = torch.empty(1024, 1024, device="gcu")
-        y = x.view(-1)[10:]  # no memory of its own
-        z = x * 2
-        assert torch.gcu.memory_allocated() - before == 8 * 2**20 and torch.gcu.memory_allocated(1) == 0
-        del z
-        assert torch.gcu.memory_allocated() - before == 4 * 2**20
-        assert torch.gcu.max_memory_allocated() - before == 8 * 2**20
-        torch.gcu.reset_peak_memory_stats()
-        assert torch.gcu.max_memory_allocated() - before == 4 * 2**20
-        assert torch.gcu.mem_get_info() == (16 * 2**20 - torch.gcu.memory_allocated(), 16 * 2**20)
-        told = "GCU out of memory. Tried to allocate 16 MiB. GCU 0 has a total capacity of 16 MiB"
-        refused(lambda: torch.empty(4, 1024, 1024, device="gcu"), torch.OutOfMemoryError, told)
-        torch.empty(3, 1024, 1024, device="gcu:1")  # has its own
-        """,
-        SIM_GCU_MEMORY="16MiB",
-    )
 
 
 def test_random_states_streams_and_events(card):
