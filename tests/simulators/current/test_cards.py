@@ -1,4 +1,4 @@
-"""The API of torch.gcu: cards, random states, streams, saving."""
+"""The API of torch.gcu: cards, random states, streams, saving; and what the current generation refuses."""
 
 from __future__ import annotations
 
@@ -73,5 +73,25 @@ def test_random_states_streams_and_events(card):
         stream.synchronize()
         end.record()
         assert x.sum().item() == 6 and start.elapsed_time(end) >= 0 and torch.gcu.current_stream() != stream
+        """
+    )
+
+
+def test_fused_cells_synchronised_batch_norm_and_torch_cuda_are_refused_but_probes_are_not(card):
+    card(
+        """
+        import torch, torch_gcu
+        from tests.simulators.scripts import refused
+        x, lstm = torch.eye(3, device="gcu"), torch.nn.LSTM(3, 4).to("gcu")
+        refused(lambda: lstm(x), NotImplementedError, "GCU has no kernel for aten::_thnn_fused_lstm_cell")
+        refused(lambda: torch.batch_norm_stats(x, 1e-5), NotImplementedError, "batch_norm_stats")
+        for name in ("memory_allocated", "empty_cache", "reset_peak_memory_stats", "memory_stats"):
+            refused(getattr(torch.cuda, name), RuntimeError, f"torch.cuda.{name} was called on a GCU machine")
+        refused(lambda: torch.cuda.manual_seed(1), RuntimeError, "which has no CUDA device")
+        for call in (torch.cuda.current_device, torch.cuda.synchronize, lambda: torch.ones(1, device="cuda")):
+            refused(call, (AssertionError, RuntimeError), "NVIDIA" if torch.backends.cuda.is_built() else "CUDA")
+        assert not torch.cuda.is_available() and torch.cuda.device_count() == 0 and not torch.cuda.is_initialized()
+        torch.manual_seed(1)
+        import mmengine.runner
         """
     )

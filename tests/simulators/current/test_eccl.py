@@ -15,10 +15,7 @@ from tests.simulators.scripts import join, rank, refused
 device = f"gcu:{rank}"
 torch.gcu.set_device(rank)
 """
-LEAVE = """
-sys.stdout.flush()
-os._exit(0)
-"""
+LEAVE = "sys.stdout.flush()\nos._exit(0)"
 
 
 def test_every_collective(card):

@@ -27,9 +27,8 @@ assert backend.ddp_kwargs(device) == {"device_ids": [3], "output_device": 3}  # 
 assert [backend.supports(precision) for precision in ("fp32", "bf16", "fp16")] == [True, False, False]
 assert backend.describe(device) == {"name": "T20 (simulated)", "index": 3, "card": 3}
 refused(lambda: backend.set_device(8), UnavailableError, "local_rank 8")
-other = made(simulate=True, process_group="mpi")
-meet = dict(store=None, rank=0, world_size=1, timeout=None)
-refused(lambda: other.init_process_group(**meet), ConfigError, "'mpi'")
+mpi = lambda: made(process_group="mpi").init_process_group(store=None, rank=0, world_size=1, timeout=None)
+refused(mpi, ConfigError, "'mpi'")
 assert [backend.precision_env(name) for name in ("efp", "fp32")] == [{"ENFLAME_ENABLE_EFP": "true"}, {}]
 os.environ["ENFLAME_ENABLE_EFP"] = "true"
 assert backend.supports("efp") and not backend.supports("fp32")
