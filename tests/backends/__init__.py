@@ -1,0 +1,11 @@
+from __future__ import annotations
+
+from typing import Any
+
+from exp.backend import Backend
+from exp.backends_registry import create_backend
+
+
+def made(target: str, **settings: Any) -> Backend:
+    """The backend that a configuration with this ``_target_`` and these settings makes."""
+    return create_backend({"_target_": target, "name": target, **settings})

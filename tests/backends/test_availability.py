@@ -1,15 +1,34 @@
+"""Which cards are there, asked without torch; and the environment that workers are given on them."""
+
 from __future__ import annotations
 
 import ctypes
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from exp.backends import _probe, cuda, rocm
 
-from exp.backends_registry import choose, create_backend
+from exp.backends_registry import choose
 from exp.errors import ConfigError, UnavailableError
+from tests.backends import made
 from tests.conftest import clean_environment
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    """A machine without cards and variables that hide them; what it gives sets the build of its torch."""
+
+    def build(version: str, cuda: str | None = None, hip: str | None = None) -> None:
+        monkeypatch.setattr(_probe, "torch_build", lambda: {"version": version, "cuda": cuda, "hip": hip})
+
+    for family in ("ROCR", "HIP", "CUDA"):
+        monkeypatch.delenv(f"{family}_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(cuda, "_PROC", tmp_path / "gpus")
+    monkeypatch.setattr(rocm, "_TOPOLOGY", tmp_path / "topology")
+    return build
 
 
 @pytest.mark.parametrize(
@@ -17,15 +36,11 @@ from tests.conftest import clean_environment
     [
         (None, 8, 8),
         ("", 8, 0),
-        ("-1", 8, 0),
-        ("0,1", 8, 2),
-        (" 0, 1", 8, 2),
-        ("0,9,1", 8, 1),
+        (" 0, 1,9,2", 8, 2),
         ("0,-1,1", 8, 1),
         ("0,1,0", 8, 0),
         ("GPU-1a,GPU-2b", 8, 2),
         ("MIG-1a,MIG-2b", 1, 1),
-        ("0,1,2", 2, 2),
     ],
 )
 def test_visible_device_variables_are_read_as_the_drivers_read_them(monkeypatch, value, total, visible):
@@ -54,126 +69,98 @@ def test_auto_takes_the_first_that_is_available_and_warns_of_one_that_does_not_e
         choose(["gcu", "rocm"])
 
 
-@pytest.mark.parametrize("target", ["nonesuch", "nonesuch.module.Class", "exp.backends.cpu.Nonesuch", "os.path.join"])
-def test_a_wrong_target_is_named(target):
-    with pytest.raises(ConfigError, match=target):
-        create_backend({"_target_": target, "name": "x"})
-
-
-def test_a_target_that_does_not_import_is_unavailable_and_says_why(tmp_path, monkeypatch):
+def test_a_target_that_is_not_there_or_does_not_load_is_named_with_the_reason(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
-    lines = {
-        "nonesuch_driver": "import nonesuch_driver",
-        "libacme": "raise OSError('libacme.so')",
-        "Syntax": "no python",
-    }
-    for number, (named, line) in enumerate(lines.items()):
-        (tmp_path / f"broken_vendor{number}.py").write_text(line)
-        with pytest.raises(UnavailableError, match=f"broken_vendor{number} .*{named}"):
-            create_backend({"_target_": f"broken_vendor{number}.Backend", "name": "x"})
+    (tmp_path / "unlinked.py").write_text("raise OSError('libacme.so')")
+    (tmp_path / "garbled.py").write_text("no python")
+    with pytest.raises(UnavailableError, match=r"unlinked .*libacme.so"):
+        made("unlinked.Backend")
+    with pytest.raises(UnavailableError, match=r"garbled .*Syntax"):
+        made("garbled.Backend")
+    with pytest.raises(ConfigError, match="nonesuch"):
+        made("nonesuch")
+    with pytest.raises(ConfigError, match="simulate=true"):
+        made("cpu", simulate=True)
 
 
-class Nvml:
-    """Stands in for NVIDIA's library; ``init`` is what its first function answers."""
+def nvml(answer: int) -> SimpleNamespace:
+    """Stands in for NVIDIA's library; ``answer`` is that of its first function, 0 where the driver is loaded."""
 
-    def __init__(self, init: int = 0) -> None:
-        self.init = init
-        self.open = 0
-
-    def nvmlInit_v2(self) -> int:  # noqa: N802
-        self.open += self.init == 0
-        return self.init
-
-    def nvmlShutdown(self) -> int:  # noqa: N802
-        self.open -= 1
+    def count(number) -> int:
+        number._obj.value = 4
         return 0
 
-    def nvmlDeviceGetCount_v2(self, count) -> int:  # noqa: N802
-        count._obj.value = 4
+    def version(text, _length) -> int:
+        text.value = b"550.54.15"
         return 0
 
-    def nvmlSystemGetDriverVersion(self, version, length) -> int:  # noqa: N802
-        version.value = b"550.54.15"
-        return 0
+    functions = {"nvmlDeviceGetCount_v2": count, "nvmlSystemGetDriverVersion": version}
+    return SimpleNamespace(nvmlInit_v2=lambda: answer, nvmlShutdown=lambda: 0, **functions)
 
 
-def cuda_backend(monkeypatch, library):
-    def load(name):
-        if library is None:
-            raise OSError(name)
-        return library
-
+@pytest.mark.parametrize(
+    ("load", "cards", "driver"),
+    [
+        (lambda name: nvml(0), 4, "550.54.15"),
+        (lambda name: nvml(9), 1, None),
+        (lambda name: Path("/nowhere").stat(), 1, None),  # no library: an OSError
+    ],
+)
+def test_cuda_cards_are_counted_by_the_management_library_else_in_proc(
+    machine, monkeypatch, tmp_path, load, cards, driver
+):
+    machine("2.5.0", cuda="12.4")
     monkeypatch.setattr(ctypes, "CDLL", load)
-    monkeypatch.setattr(_probe, "torch_build", lambda: {"version": "2.5.0", "cuda": "12.4", "hip": None})
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    return create_backend({"_target_": "cuda", "name": "cuda"})
-
-
-@pytest.mark.parametrize("library", [Nvml(), None, Nvml(init=9)], ids=["answers", "missing", "driver not loaded"])
-def test_cuda_cards_are_counted_by_the_management_library_else_in_proc(monkeypatch, tmp_path, library):
-    monkeypatch.setattr(cuda, "_PROC", tmp_path / "gpus")
-    backend = cuda_backend(monkeypatch, library)
-    if library is None or library.init:
-        assert backend.why_unavailable() is not None
-        assert backend.driver_version() is None
-        (tmp_path / "gpus" / "0000:3b:00.0").mkdir(parents=True)
-        assert (backend.why_unavailable(), backend.device_count()) == (None, 1)
-        return
-    assert (backend.why_unavailable(), backend.device_count()) == (None, 4)
-    assert backend.driver_version() == "550.54.15"
-    assert library.open == 0
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
-    assert backend.device_count() == 2
+    (tmp_path / "gpus" / "0000:3b:00.0").mkdir(parents=True)
+    backend = made("cuda")
+    assert (backend.why_unavailable(), backend.device_count(), backend.driver_version()) == (None, cards, driver)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert "CUDA_VISIBLE_DEVICES" in backend.why_unavailable()
 
 
-def test_rocm_cards_are_counted_in_the_kernels_topology(monkeypatch, tmp_path):
-    monkeypatch.setattr(rocm, "_TOPOLOGY", tmp_path)
-    monkeypatch.setattr(_probe, "torch_build", lambda: {"version": "2.5.0", "cuda": None, "hip": "6.2"})
-    for name in ("ROCR", "HIP", "CUDA"):
-        monkeypatch.delenv(f"{name}_VISIBLE_DEVICES", raising=False)
-    backend = create_backend({"_target_": "rocm", "name": "rocm"})
+@pytest.fixture
+def topology(machine, tmp_path):
+    """Writes the kernel driver's list of nodes, given as SIMD units by number; a processor's has none."""
+
+    def write(nodes: dict[int, int]) -> None:
+        for node, units in nodes.items():
+            (tmp_path / "topology" / str(node)).mkdir(parents=True)
+            properties = f"cpu_cores_count 8\nsimd_count {units}\n\n"
+            (tmp_path / "topology" / str(node) / "properties").write_text(properties)
+
+    machine("2.5.0", hip="6.2")
+    return write
+
+
+def test_rocm_cards_are_counted_in_the_kernels_topology(topology, monkeypatch):
+    backend = made("rocm")
     assert backend.why_unavailable() is not None
-    for node, units in enumerate((0, 304, 304, 304)):  # the first is a processor
-        (tmp_path / str(node)).mkdir()
-        (tmp_path / str(node) / "properties").write_text(f"cpu_cores_count 8\nsimd_count {units}\n\n")
-    assert backend.why_unavailable() is None
-    assert backend.device_count() == 3
+    topology({0: 0, 1: 304, 2: 304, 3: 304})
+    assert (backend.why_unavailable(), backend.device_count()) == (None, 3)
     monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "0,2")
-    assert backend.device_count() == 2
-    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1")
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1")  # of the two that are left
     assert backend.device_count() == 1
-    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "2")  # of the two that are left
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "2")
     assert "HIP_VISIBLE_DEVICES" in backend.why_unavailable()
 
 
-def test_each_rocm_card_has_a_kernel_cache_of_its_own(monkeypatch, tmp_path):
-    backend = create_backend({"_target_": "rocm", "name": "rocm"})
-    cache = tmp_path / "home" / "of" / "mine"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-    monkeypatch.setattr(rocm, "_TOPOLOGY", tmp_path / "topology")
-    for node, units in ((0, 0), (2, 304), (3, 304), (11, 304)):  # Slurm hides the others, and numbers these from 0
-        (tmp_path / "topology" / str(node)).mkdir(parents=True)
-        (tmp_path / "topology" / str(node) / "properties").write_text(f"simd_count {units}\n")
+def test_each_rocm_card_has_a_kernel_cache_of_its_own(topology, monkeypatch, tmp_path):
+    def cache(rank: int) -> str | None:
+        return made("rocm").worker_env(rank, 2, True).get("MIOPEN_USER_DB_PATH")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    topology({0: 0, 2: 304, 3: 304, 11: 304})  # Slurm hides the others, and numbers these from 0
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "2,0")
-    first, second = (backend.worker_env(rank, 2, True) for rank in (0, 1))
-    assert first["MIOPEN_USER_DB_PATH"] == first["MIOPEN_CUSTOM_CACHE_DIR"]
-    assert first["MIOPEN_USER_DB_PATH"].startswith(f"{cache}/")
-    assert first["MIOPEN_USER_DB_PATH"].endswith("node11")
-    assert second["MIOPEN_USER_DB_PATH"].endswith("node2")
-    assert "MIOPEN_DISABLE_CACHE" not in first
-    assert not cache.exists()  # it is MIOpen that makes it
+    assert cache(0).startswith(f"{tmp_path}/home/")
+    assert [Path(cache(rank)).name for rank in (0, 1)] == ["node11", "node2"]
+    assert not (tmp_path / "home").exists()  # it is MIOpen that makes it
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "GPU-a,GPU-b")
-    assert backend.worker_env(1, 2, True)["MIOPEN_USER_DB_PATH"].endswith("GPU-b")
-    own = create_backend({"_target_": "rocm", "name": "rocm", "env": {"MIOPEN_USER_DB_PATH": "/mine"}})
-    assert own.worker_env(0, 2, True)["MIOPEN_USER_DB_PATH"] == "/mine"
-    monkeypatch.setattr("os.access", lambda path, _mode: str(path) == str(tmp_path / "scratch"))
-    monkeypatch.setenv("EXP_SCRATCH", str(tmp_path / "scratch"))
-    (tmp_path / "scratch").mkdir()
-    assert backend.worker_env(0, 2, True)["MIOPEN_USER_DB_PATH"].startswith(f"{tmp_path}/scratch/exp")
+    assert Path(cache(1)).name == "GPU-b"
+    monkeypatch.setattr("os.access", lambda path, _mode: str(path) == "/tmp")  # the home cannot be written
+    monkeypatch.setenv("EXP_SCRATCH", "/tmp")
+    assert cache(0).startswith("/tmp/exp")
     monkeypatch.delenv("EXP_SCRATCH")
-    assert backend.worker_env(0, 2, True)["MIOPEN_DISABLE_CACHE"] == "1"
+    assert cache(0) is None
 
 
 FOREIGN_TORCH = """
@@ -181,48 +168,53 @@ import os, types
 cuda = types.SimpleNamespace(device_count=lambda: len(os.environ.get("CUDA_VISIBLE_DEVICES", "0,1,2,3").split(",")))
 with open(os.environ["LOADS"], "a") as loads:
     loads.write(os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"])
-print("loaded")
 """
 
 
-@pytest.mark.parametrize(
-    ("name", "build"),
-    [
-        ("cuda", {"version": "2.6.0+metax2.33", "cuda": "11.6", "hip": None}),
-        ("rocm", {"version": "2.5.1+das.opt1.dtk2504", "cuda": None, "hip": "6.3"}),
-    ],
-)
-def test_cards_of_others_are_counted_by_their_torch_in_a_process_of_its_own(monkeypatch, tmp_path, name, build):
+def test_cards_of_others_are_counted_once_by_their_torch(machine, monkeypatch, tmp_path):
+    """In a process of its own, without plug-ins; PyTorch's own builds are not asked."""
     (tmp_path / "torch.py").write_text(FOREIGN_TORCH)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("LOADS", str(tmp_path / "loads"))
-    monkeypatch.setattr(_probe, "torch_build", lambda: build)
     monkeypatch.setattr(_probe, "nvml_device_count", lambda: 0)
-    for module, folder in ((cuda, "_PROC"), (rocm, "_TOPOLOGY")):
-        monkeypatch.setattr(module, folder, tmp_path / "none")
-    for variable in ("ROCR", "HIP", "CUDA"):
-        monkeypatch.delenv(f"{variable}_VISIBLE_DEVICES", raising=False)
     _probe.count_by_torch.cache_clear()
-    backend = create_backend({"_target_": name, "name": name})
-    assert (backend.why_unavailable(), backend.device_count()) == (None, 4)
-    assert (tmp_path / "loads").read_text() == "0"  # once, and without plug-ins
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
-    assert backend.device_count() == 2
-    (tmp_path / "torch.py").write_text("raise OSError('libmcruntime.so: cannot open shared object file')")
-    _probe.count_by_torch.cache_clear()
-    assert "libmcruntime.so" in backend.why_unavailable()
-    (tmp_path / "loads").unlink()
-    monkeypatch.setattr(_probe, "torch_build", lambda: {**build, "version": "2.6.0+cu124"})
-    assert backend.why_unavailable() is not None  # PyTorch's own builds are not asked
+    machine("2.6.0+cu124", cuda="12.4")
+    assert made("cuda").why_unavailable() is not None
     assert not (tmp_path / "loads").exists()
+    for name, built in (("cuda", ("2.6.0+metax2.33", "11.6", None)), ("rocm", ("2.5.1+das.opt1.dtk2504", None, "6.3"))):
+        machine(*built)
+        assert (made(name).why_unavailable(), made(name).device_count()) == (None, 4)
+    assert (tmp_path / "loads").read_text() == "00"
+    (tmp_path / "torch.py").write_text("raise OSError('libmcruntime.so: cannot open shared object file')")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")  # asks again
+    assert "libmcruntime.so" in made("rocm").why_unavailable()
 
 
 @pytest.mark.parametrize("name", ["cpu", "cuda", "rocm", "gcu"])
 def test_workers_of_every_backend_get_their_share_of_the_cores_and_no_plug_in(monkeypatch, name):
     monkeypatch.setattr("exp.backend.usable_cores", lambda: 21)
-    backend = create_backend({"_target_": name, "name": name})
-    environment = backend.worker_env(3, 8, True)
+    environment = made(name).worker_env(3, 8, True)
     assert (environment["OMP_NUM_THREADS"], environment["TORCH_DEVICE_BACKEND_AUTOLOAD"]) == ("2", "0")
-    assert backend.worker_env(0, 32, True)["OMP_NUM_THREADS"] == "1"
-    own = create_backend({"_target_": name, "name": name, "env": {"OMP_NUM_THREADS": "7"}})
-    assert own.worker_env(0, 8, True)["OMP_NUM_THREADS"] == "7"
+    assert made(name).worker_env(0, 32, True)["OMP_NUM_THREADS"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("configured", "shell", "threads"),
+    [({"OMP_NUM_THREADS": "7"}, None, "7"), ({"OMP_NUM_THREADS": "7"}, "5", "5"), ({"MKL_NUM_THREADS": "3"}, "5", "3")],
+)
+def test_mkl_gets_as_many_threads_as_openmp(monkeypatch, configured, shell, threads):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if shell:
+        monkeypatch.setenv("OMP_NUM_THREADS", shell)
+    assert made("cpu", env=configured).worker_env(0, 1, True)["MKL_NUM_THREADS"] == threads
+
+
+def test_threads_apply_though_torch_was_imported_before(ranks):
+    script = """
+        import os, torch
+        torch.set_num_threads(3)
+        os.environ["OMP_NUM_THREADS"] = "2"
+        device = backend.set_device(0)
+        print(json.dumps([torch.get_num_threads(), str(device), backend.ddp_kwargs(device)]))
+    """
+    assert ranks(script) == [[2, "cpu", {}]]

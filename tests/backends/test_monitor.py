@@ -3,154 +3,65 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 from exp.backends import _monitor
 from exp.backends._monitor import parse_efsmi, parse_nvidia_smi, parse_rocm_smi
 
-from exp.backends_registry import create_backend
 from exp.cards import reading_of
+from tests.backends import made
 
-EFSMI_LONG = """
--------------------------------------------------------------------------------
---------------------- Enflame System Management Interface ---------------------
---------- Enflame Tech, All Rights Reserved. 2024-2025 Copyright (C) ----------
--------------------------------------------------------------------------------
-DEV ID 0
-    Driver Info
-        Ver                     : 1.4.3.4
-    Device Info
-        Dev Name                : S60
-        Dev UUID                : TR6Y46010302
-        Dev SN                  : A0A1650510676
-    PCIe Info
-        Vendor ID               : 1e36
-        Device ID               : c035
-        Domain                  : 0000
-        Bus                     : 17
-        Dev                     : 00
-        Func                    : 0
-    Power Info
-        Power Capa              : 300 W
-        Cur Power               : 96 W
-        Dpm Level               : Sleep
-    Device Mem Info
-        Total Size              : 42976 MiB
-        Reserved Size           : 1129 MiB
-        Used Size               : 0 MiB
-        Free Size               : 41846 MiB
-    Temperature Info
-        GCU Temp                : 35 \u2103
-    Device Usage Info
-        GCU Usage               : 0.0 %
-DEV ID 1
-    Device Mem Info
-        Mem Size                : 42976 MiB
-        Mem Usage               : 1129 MiB
-    Temperature Info
-        GCU Temp                : 41 C
-    Device Usage Info
-        GCU Usage               : 98.5 %
-"""
-
-EFSMI_TABLE = """
-+2024-12-06, 11:33:56 CST--------------------------------------------------+
-|EFSMI    V1.2.0.301       Driver Ver: 1.2.0.301                           |
-| DEV    NAME                | FW VER          | BUS-ID      ECC           |
-| TEMP   Dpm   Pwr(Usage/Cap)| Mem     GCU Virt| DUsed       SN            |
-|--------------------------------------------------------------------------|
-| 0      S60                 | 33.6.2          | 00:01:00.0  Disable       |
-| 39 C   Sleep    105W  300W | 49120MiB Disable|   0.0%      A073640510015 |
-+--------------------------------------------------------------------------+
-| 1      Enflame S60G        | 33.6.5          | 00:09:00.0  Enable        |
-| 46\u2103    LP0      N/A       | 42976MiB Disable|   97%       C807J40510285 |
-+--------------------------------------------------------------------------+
-"""
-
-EFSMI_T20 = """
--------- Enflame Tech, All Rights Reserved. 2023 Copyright (C) --------
-
-*Sat Oct  7 15:54:28 2023-------------------------------------------------*
-*EFSMI    V1.20.0          Driver Ver: 2.4.20230829                       *
-*-------------------------------------------------------------------------*
-*-------------------------------------------------------------------------*
-* DEV    NAME                | FW VER          | BUS-ID     ECC           *
-* TEMP   DPM   Pwr(Usage/Cap)| Mem         vGCU| DEV-Util   UUID          *
-*-------------------------------------------------------------------------*
-* 0      T20                 | 10.19.3         | 00:3d:0.0  Enable        *
-* 30C    Sleep   48.0W  300W | 32G      Disable|   0.0%     W00000000001  *
-*-------------------------------------------------------------------------*
-*-------------------------------------------------------------------------*
-* 1      T20                 | 10.19.3         | 00:3e:0.0  Enable        *
-* 31C    Active  96.5W  300W | 32G      Disable|  88.0%     W00000000002  *
-*-------------------------------------------------------------------------*
-"""
-
-NVIDIA = """\
-0, GPU-6fd0e7e5-1b0c-4d32-8f3c-0f2a6f1e9b11, 00000000:3B:00.0, NVIDIA A100-SXM4-80GB, 97, 70123, 81920, 61, 350.27
-1, GPU-0e6a2f11-9a10-4a4e-a3b5-6a4a0c1c2d22, 00000000:5E:00.0, NVIDIA A100-SXM4-80GB, [N/A], 4, 81920, 33, [N/A]
-"""
-
-ROCM = """\
-WARNING: AMD GPU device(s) is/are in a low-power state. Check power control/runtime_status
-
-{"card1": {"GPU use (%)": "0", "VRAM Total Memory (B)": "68702699520", "VRAM Total Used Memory (B)": "10960896",
- "Temperature (Sensor junction) (C)": "35.0", "Current Socket Graphics Package Power (W)": "N/A"},
- "card0": {"Unique ID": "0x719d230578348e8c", "PCI Bus": "0000:2F:00.0", "Card Series": "AMD Instinct MI250X",
- "GPU use (%)": "99", "Temperature (Sensor edge) (C)": "52.0", "Temperature (Sensor junction) (C)": "66.0",
- "Average Graphics Package Power (W)": "489.0", "VRAM Total Memory (B)": "68702699520",
- "VRAM Total Used Memory (B)": "34351349760"},
- "system": {"Driver version": "6.7.0"}}
-"""
+MIB = 2**20
 
 
-def test_efsmi_long():
-    first, second = parse_efsmi(EFSMI_LONG)
-    assert [first[key] for key in ("index", "name", "uuid", "bus_id")] == [0, "S60", "TR6Y46010302", "0000:17:00.0"]
-    assert [first[key] for key in ("memory_used", "memory_total")] == [0, 42976 * 2**20]
-    assert [first[key] for key in ("utilisation_percent", "temperature_c", "power_w")] == [0.0, 35.0, 96.0]
-    assert (first["state"], first["serial"]) == ("Sleep", "A0A1650510676")
-    assert second["index"] == 1
-    assert second["utilisation_percent"] == 98.5
-    assert second["memory_used"] == 1129 * 2**20
-    assert second["uuid"] is None
+def recorded(name: str) -> str:
+    """What a monitor printed on a real machine."""
+    return Path(__file__).with_name("recorded").joinpath(f"{name}.txt").read_text(encoding="utf-8")
 
 
-def test_efsmi_table():
-    first, second = parse_efsmi(EFSMI_TABLE)
-    assert first["index"] == 0
-    assert first["name"] == "S60"
-    assert first["bus_id"] == "00:01:00.0"
-    assert (first["utilisation_percent"], first["state"]) == (0.0, "Sleep")
-    assert (first["temperature_c"], first["power_w"]) == (39.0, 105.0)
-    assert first["memory_total"] == 49120 * 2**20
-    assert (second["name"], second["utilisation_percent"], second["state"]) == ("Enflame S60G", 97.0, "LP0")
-    assert (second["temperature_c"], second["power_w"]) == (46.0, None)
-    assert (first["serial"], second["serial"]) == ("A073640510015", "C807J40510285")
+COLUMNS = (
+    "index", "name", "uuid", "bus_id", "utilisation_percent", "memory_used", "memory_total", "temperature_c", "power_w",
+    "state", "serial",
+)  # fmt: skip
+A100 = "NVIDIA A100-SXM4-80GB"
+OUTPUTS = [
+    (parse_efsmi, "efsmi-q", [
+        (0, "S60", "TR6Y46010302", "0000:17:00.0", 0.0, 0, 42976 * MIB, 35.0, 96.0, "Sleep", "A0A1650510676"),
+        (1, None, None, None, 98.5, 1129 * MIB, 42976 * MIB, 41.0, None, None, None),
+    ]),
+    (parse_efsmi, "efsmi", [
+        (0, "S60", None, "00:01:00.0", 0.0, None, 49120 * MIB, 39.0, 105.0, "Sleep", "A073640510015"),
+        (1, "Enflame S60G", None, "00:09:00.0", 97.0, None, 42976 * MIB, 46.0, None, "LP0", "C807J40510285"),
+    ]),
+    (parse_efsmi, "efsmi-t20", [
+        (0, "T20", None, "00:3d:0.0", 0.0, None, 32 * 2**30, 30.0, 48.0, "Sleep", "W00000000001"),
+        (1, "T20", None, "00:3e:0.0", 88.0, None, 32 * 2**30, 31.0, 96.5, "Active", "W00000000002"),
+    ]),
+    (parse_nvidia_smi, "nvidia-smi", [
+        (0, A100, "GPU-6fd0e7e5-1b0c-4d32-8f3c-0f2a6f1e9b11", "00000000:3B:00.0", 97.0, 70123 * MIB, 81920 * MIB, 61.0,
+         350.27, None, None),
+        (1, A100, "GPU-0e6a2f11-9a10-4a4e-a3b5-6a4a0c1c2d22", "00000000:5E:00.0", None, 4 * MIB, 81920 * MIB, 33.0,
+         None, None, None),
+    ]),
+    (parse_rocm_smi, "rocm-smi", [
+        (0, "AMD Instinct MI250X", "0x719d230578348e8c", "0000:2F:00.0", 99.0, 34351349760, 68702699520, 52.0, 489.0,
+         None, None),
+        (1, None, None, None, 0.0, 10960896, 68702699520, 35.0, None, None, None),
+    ]),
+]  # fmt: skip
 
 
-def test_efsmi_table_of_a_t20():
-    first, second = parse_efsmi(EFSMI_T20)
-    assert [first[key] for key in ("index", "name", "uuid", "bus_id")] == [0, "T20", None, "00:3d:0.0"]
-    assert [first[key] for key in ("memory_used", "memory_total")] == [None, 32 * 2**30]
-    assert [first[key] for key in ("utilisation_percent", "temperature_c", "power_w")] == [0.0, 30.0, 48.0]
-    assert (first["state"], first["serial"]) == ("Sleep", "W00000000001")
-    assert (second["index"], second["utilisation_percent"], second["power_w"]) == (1, 88.0, 96.5)
-    assert (second["state"], second["serial"]) == ("Active", "W00000000002")
+@pytest.mark.parametrize(("parse", "name", "cards"), OUTPUTS)
+def test_every_card_is_read(parse, name, cards):
+    assert [tuple(card[column] for column in COLUMNS) for card in parse(recorded(name))] == cards
 
 
-def test_nvidia_smi():
-    first, second = parse_nvidia_smi(NVIDIA)
-    assert (first["index"], first["utilisation_percent"], first["power_w"]) == (0, 97.0, 350.27)
-    assert first["memory_used"] == 70123 * 2**20
-    assert (second["utilisation_percent"], second["power_w"], second["temperature_c"]) == (None, None, 33.0)
-
-
-def test_rocm_smi():
-    first, second = parse_rocm_smi(ROCM)
-    assert (first["index"], first["name"], first["utilisation_percent"]) == (0, "AMD Instinct MI250X", 99.0)
-    assert (first["temperature_c"], first["power_w"], first["memory_used"]) == (52.0, 489.0, 34351349760)
-    assert (second["index"], second["temperature_c"], second["power_w"]) == (1, 35.0, None)
+@pytest.mark.parametrize(("parse", "name", "cards"), OUTPUTS)
+def test_output_that_is_cut_off_anywhere_raises_nothing(parse, name, cards):
+    text = recorded(name)
+    for length in range(0, len(text), 7):
+        assert len(parse(text[:length])) <= len(cards)
 
 
 @pytest.mark.parametrize("parse", [parse_efsmi, parse_nvidia_smi, parse_rocm_smi])
@@ -163,9 +74,8 @@ def test_rocm_smi():
         '{"card0": 3, "cardx": {}, "card1": null}',
         "[1, 2]",
         "DEV ID x\n",
-        "| 0 | 1 | 2 |\n| a | b | c |",
-        "0, a, b\n,,,,,,,,\n\x00\xff",
-        "\n".join(line[::-1] for line in EFSMI_TABLE.splitlines()),
+        "| 0 | 1 | 2 |\n| a | b | c |\n0, a, b\n,,,,,,,,\n\x00\xff",
+        "\n".join(line[::-1] for line in recorded("efsmi").splitlines()),
     ],
 )
 def test_garbage_gives_nothing_and_raises_nothing(parse, text):
@@ -173,50 +83,37 @@ def test_garbage_gives_nothing_and_raises_nothing(parse, text):
 
 
 @pytest.mark.parametrize(
-    ("parse", "text"),
+    ("card", "found"),
     [
-        (parse_efsmi, EFSMI_LONG),
-        (parse_efsmi, EFSMI_TABLE),
-        (parse_efsmi, EFSMI_T20),
-        (parse_nvidia_smi, NVIDIA),
-        (parse_rocm_smi, ROCM),
+        ({"uuid": "0e6a2f11-9a10-4a4e-a3b5-6a4a0c1c2d22", "index": 0}, 1),
+        ({"bus_id": "0000:5e:00.0", "index": 0}, 1),
+        ({"index": 0, "card": 1}, 1),
+        ({"index": 0}, 0),
+        ({"index": 5}, None),
     ],
 )
-def test_output_that_is_cut_off_anywhere_raises_nothing(parse, text):
-    for length in range(0, len(text), 7):
-        assert len(parse(text[:length])) <= 2
-
-
-def test_a_card_is_found_by_identity_before_number():
-    rows = parse_nvidia_smi(NVIDIA)
-    assert reading_of({"uuid": "0e6a2f11-9a10-4a4e-a3b5-6a4a0c1c2d22", "index": 0}, rows)["index"] == 1
-    assert reading_of({"bus_id": "0000:5e:00.0", "index": 0}, rows)["index"] == 1
-    assert reading_of({"index": 0, "card": 1}, rows)["index"] == 1
-    assert reading_of({"index": 0}, rows)["index"] == 0
-    assert reading_of({"index": 5}, rows) is None
+def test_a_card_is_found_by_identity_before_number(card, found):
+    assert (reading_of(card, parse_nvidia_smi(recorded("nvidia-smi"))) or {"index": None})["index"] == found
 
 
 @pytest.fixture
 def program(tmp_path, monkeypatch):
-    """Puts a program on PATH."""
+    """Makes a program the only one on PATH."""
 
     def write(name: str, *lines: str) -> None:
-        path = tmp_path / name
-        path.write_text("\n".join([f"#!{sys.executable}", *lines]))
-        path.chmod(0o755)
+        (tmp_path / name).write_text("\n".join([f"#!{sys.executable}", "import sys", *lines]))
+        (tmp_path / name).chmod(0o755)
         monkeypatch.setenv("PATH", str(tmp_path))
 
     return write
 
 
 def test_the_program_is_asked_in_both_forms_and_what_fails_is_no_monitor(program, tmp_path, monkeypatch):
-    program("efsmi", "import sys", f"print({EFSMI_LONG!r} if sys.argv[1:] == ['-q'] else '')")
-    backend = create_backend({"_target_": "gcu", "name": "gcu"})
-    assert [card["state"] for card in backend.monitor()] == ["Sleep", None]
-    program("efsmi", "import sys", f"print('unknown option -q') if sys.argv[1:] else print({EFSMI_TABLE!r})")
-    assert [card["name"] for card in backend.monitor()] == ["S60", "Enflame S60G"]
-    program("nvidia-smi", "import sys", "sys.stdout.buffer.write(bytes(range(256)))", "sys.exit(9)")
+    program("efsmi", f"print({recorded('efsmi-q')!r} if sys.argv[1:] == ['-q'] else '')")
+    assert [card["state"] for card in made("gcu").monitor()] == ["Sleep", None]
+    program("efsmi", f"print('unknown option -q') if sys.argv[1:] else print({recorded('efsmi')!r})")
+    assert [card["name"] for card in made("gcu").monitor()] == ["S60", "Enflame S60G"]
+    program("nvidia-smi", "sys.stdout.buffer.write(bytes(range(256)))", "sys.exit(9)")
     assert _monitor.nvidia_smi() == []
     monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
-    for name in ("cpu", "cuda", "rocm", "gcu"):
-        assert create_backend({"_target_": name, "name": name}).monitor() == []
+    assert [made(name).monitor() for name in ("cpu", "cuda", "rocm", "gcu")] == [[]] * 4

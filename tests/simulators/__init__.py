@@ -35,3 +35,12 @@ def _mark(*generations: str) -> pytest.MarkDecorator:
 needs_card = _mark("current", "legacy")
 needs_current_card = _mark("current")
 needs_legacy_card = _mark("legacy")
+
+
+def plugin_on_path() -> dict[str, str]:
+    """What puts the simulated plug-in, compiled, where torch finds it by itself, as an installed one is found."""
+    import simulated_gcu
+    from simulated_gcu.build import extension
+
+    extension()
+    return {"PYTHONPATH": str(simulated_gcu.path())}

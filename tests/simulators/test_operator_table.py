@@ -12,21 +12,16 @@ import torch
 ROOT = Path(__file__).parents[2]
 NATIVE = """
 supported:
-- name: add.out
-- name: median.dim_values
-- name: angle
-  disable: true
-- name: gelu_backward.grad_input
-- name: scatter_reduce.two_out
+- {name: add.out}
+- {name: median.dim_values}
+- {name: angle, disable: true}
+- {name: gelu_backward.grad_input}
+- {name: scatter_reduce.two_out}
 """
 SENT = """
 fallback:
-- name: gelu_backward.grad_input
-  s60: all
-- name: scatter_reduce.two_out
-  s60:
-      - reduce: prod,mean
-  l600: all
+- {name: gelu_backward.grad_input, s60: all}
+- {name: scatter_reduce.two_out, s60: [{reduce: "prod,mean"}], l600: all}
 """
 
 

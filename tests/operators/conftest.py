@@ -1,0 +1,5 @@
+from __future__ import annotations
+
+from tests.simulators.conftest import card
+
+__all__ = ["card"]
