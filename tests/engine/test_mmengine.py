@@ -50,7 +50,7 @@ class Touches(Hook):
         assert self.end_of_epoch(runner.train_dataloader, batch_idx) == (runner.iter in (15, 31))
         assert self.is_last_train_epoch(runner) == (runner.iter > 15)
         assert runner.optim_wrapper.get_lr()["lr"] == [runner.optim_wrapper.param_groups[0]["lr"]]
-        if runner.iter == 0:  # others have been called by then
+        if runner.iter == 1:  # others have been called by then
             runner.register_hook(Spy(lambda runner: runner.iter), priority="LOWEST")
         assert self.every_n_train_iters(runner, 16) == (runner.iter in (15, 31))
         if self.is_last_train_iter(runner):
@@ -77,7 +77,7 @@ def test_a_hook_finds_what_mmengine_documents_and_its_checkpoints_are_read(make_
     runner = make_runner(max_epochs=2, hooks=[hook], schedulers=[schedule])
     runner.train()
     assert hook.validated == 2
-    assert runner.hooks[-1].seen == list(range(1, 32))
+    assert runner.hooks[-1].seen == list(range(2, 32))
     assert runner.message_hub.get_scalar("train/mine").current() == 2.0
     content = checkpoint.read(Path(runner.work_dir) / "mine.pth")
     assert torch.equal(checkpoint.weights_of(content)["w"], runner.model.w)
