@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ast
-import functools
 import importlib
 import importlib.machinery
 import inspect
 import sys
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any
 
 from exp.config.explain import nearest
 from exp.config.names import PATH, check_name
@@ -17,20 +15,6 @@ from exp.contract import page_of
 from exp.errors import ConfigError, UnavailableError
 
 __all__ = ["check_target", "find_module", "find_own_module", "resolve"]
-
-# What can give a module names that are not written in it.
-_DYNAMIC = {
-    "__getattr__",
-    "globals",
-    "vars",
-    "locals",
-    "setattr",
-    "exec",
-    "eval",
-    "__dict__",
-    "modules",
-    "import_module",
-}
 
 
 def find_own_module(name: str) -> importlib.machinery.ModuleSpec | None:
@@ -115,31 +99,22 @@ def _refuse_name(key: str, target: str, module: str, name: str, known: list[str]
 
 
 def check_target(key: str, target: str) -> None:
-    """Look whether there is what ``target`` names, without running any of it: it may import torch.
+    """Look whether there is the module that ``target`` names, without importing it: it may import torch.
 
-    Where a module's names cannot be told from its text, it is left to the worker that loads it.
+    Whether it has the class is found out by the worker that imports it.
 
     Raises:
-        ConfigError: there is no such module, or no such name in it.
-        UnavailableError: the module cannot be read as Python.
+        ConfigError: there is no such module, or the user has not chosen its code.
     """
     parts = target.split(".")
-    if not all(parts) or len(parts) < 2:
+    if not PATH.fullmatch(target) or len(parts) < 2:
         raise ConfigError(f"{key}={target} is no path of a class, such as package.module.Class")
     check_name(key, target)
-    spec, name = find_own_module(parts[0]), parts[0]
-    if spec is None:
-        raise _no_module(key, target, name)
-    for number, part in enumerate(parts[1:], 2):
-        loaded = sys.modules.get(name)
-        if loaded is not None and hasattr(loaded, part) and not hasattr(getattr(loaded, part), "__path__"):
-            return
-        below = _find_below(f"{name}.{part}", spec)
-        if below is None:
-            _check_name(key, target, name, part, spec, last=number == len(parts))
-            return
-        spec, name = below, f"{name}.{part}"
-    raise ConfigError(f"{key}={target} is a module; name the class in it")
+    find_own_module(parts[0])
+    for number in range(1, len(parts)):
+        module = ".".join(parts[:number])
+        if find_module(module) is None:
+            raise _no_module(key, target, module)
 
 
 def find_module(name: str) -> importlib.machinery.ModuleSpec | None:
@@ -166,46 +141,3 @@ def _spec(name: str, path: list[str] | None) -> importlib.machinery.ModuleSpec |
         if found is not None:
             return found
     return None
-
-
-def _check_name(
-    key: str, target: str, module: str, name: str, spec: importlib.machinery.ModuleSpec, last: bool
-) -> None:
-    if spec.origin is None or not spec.origin.endswith(".py") or not Path(spec.origin).is_file():
-        if spec.origin is None and spec.submodule_search_locations is not None:  # a folder without __init__.py
-            raise _no_module(key, target, f"{module}.{name}")
-        return
-    try:
-        known = _names_written(spec.origin, Path(spec.origin).stat().st_mtime_ns)
-    except (SyntaxError, ValueError) as error:
-        raise _broken(key, target, module, error) from error
-    if name in known or "*" in known or known & _DYNAMIC:
-        return
-    if spec.submodule_search_locations is not None and not last:
-        raise _no_module(key, target, f"{module}.{name}")
-    _refuse_name(key, target, module, name, sorted(word for word in known if not word.startswith("_")))
-
-
-@functools.lru_cache(maxsize=64)
-def _names_written(path: str, changed: int) -> frozenset[str]:
-    """What :func:`_bound` finds in a file; a sweep asks for the same one again and again."""
-    del changed  # when the file was changed last: another time, another answer
-    return frozenset(_bound(ast.parse(Path(path).read_bytes())))
-
-
-def _bound(tree: ast.AST) -> Iterator[str]:
-    """Every name that a module may have, and more: those of its functions, too, and ``*`` for what it cannot tell."""
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            yield node.name
-        elif isinstance(node, ast.Name):
-            if isinstance(node.ctx, ast.Store) or node.id in _DYNAMIC:
-                yield node.id
-        elif isinstance(node, ast.Attribute):
-            if node.attr in _DYNAMIC:
-                yield node.attr
-        elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            for alias in node.names:
-                yield alias.asname or alias.name.partition(".")[0]
-        elif isinstance(node, ast.Global):
-            yield from node.names
