@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 
 import pytest
@@ -10,11 +11,14 @@ from exp.errors import ConfigError
 from exp.launcher.ports import check_endpoint
 
 
-def test_a_port_of_another_machine_is_not_judged_here():
+def test_who_holds_a_port_is_named_but_a_port_of_another_machine_is_not_judged_here():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        check_endpoint(f"192.0.2.1:{taken.getsockname()[1]}")  # an address that is nobody's (RFC 5737)
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"port {port} is taken by python\S* \(pid {os.getpid()}\)"):
+            check_endpoint(f"127.0.0.1:{port}")
+        check_endpoint(f"192.0.2.1:{port}")  # an address that is nobody's (RFC 5737)
 
 
 @pytest.mark.parametrize(
