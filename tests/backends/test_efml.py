@@ -66,18 +66,18 @@ def test_the_variable_chooses(library):
         "GCU-1,GCU-10ab": [],
         "DRS-3": None,  # a part of a card: the plug-in knows
     }
-    assert ask(f"{{value: visible(value) for value in {list(cards)}}}", library / "new") == cards
-    named = "[visible('GCU-2'), backend._place(0)]"  # the number on the host, and the UUID
-    assert ask(named, library / "new") == [[2], {"card": 2, "uuid": "GCU-20ab"}]
+    answers = f"[{{value: visible(value) for value in {list(cards)}}}, visible('GCU-2'), backend._place(0)]"
+    # Identity is the number on the host, and the UUID.
+    assert ask(answers, library / "new") == [cards, [2], {"card": 2, "uuid": "GCU-20ab"}]
+
+
+def test_counting_loads_no_plug_in(library, tmp_path):
+    (tmp_path / "torch_gcu.py").write_text("raise AssertionError('it was imported')")
+    answers = "[backend.why_unavailable(), backend.device_count()]"
+    assert ask(answers, library / "new", PYTHONPATH=str(tmp_path)) == [None, 3]
 
 
 def test_without_a_driver_or_the_library_the_plug_in_is_asked(library, tmp_path):
     answers = "[_gcu_cards.visible_cards(), _efml.readings(), _efml.utilisation(0)]"
     assert ask(answers, library / "new", NO_DRIVER="1") == [None, [], None]
     assert ask(answers, tmp_path) == [None, [], None]
-
-
-def test_counting_needs_no_process(library, tmp_path):
-    (tmp_path / "torch_gcu.py").write_text("raise AssertionError('it was imported')")
-    answer = ask("[backend.why_unavailable(), backend.device_count()]", library / "new", PYTHONPATH=str(tmp_path))
-    assert answer == [None, 3]

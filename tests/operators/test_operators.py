@@ -64,10 +64,9 @@ def test_adaptive_average_pooling_is_torchs(shape):
 @pytest.mark.parametrize("weights", [None, torch.linspace(-1, 1, 5), torch.arange(5.0).double(), torch.arange(5)])
 def test_counting_is_torchs(dtype, weights):
     numbers = torch.tensor([3, 0, 5, 3, 120], dtype=dtype)
-    for count in (5, 0):
-        for least in (0, 200):
-            given = (numbers[:count], None if weights is None else weights[:count], least)
-            torch.testing.assert_close(kernel("bincount")(*given), torch.ops.aten.bincount(*given))
+    for count, least in ((5, 0), (5, 200), (0, 0), (0, 200)):
+        given = (numbers[:count], None if weights is None else weights[:count], least)
+        torch.testing.assert_close(kernel("bincount")(*given), torch.ops.aten.bincount(*given))
 
 
 def test_no_samples_give_no_gradient():

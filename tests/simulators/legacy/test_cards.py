@@ -55,19 +55,3 @@ def test_a_process_that_skips_the_vendors_clean_up_leaves_its_mark(card, tmp_pat
     for end, left in (("", 0), ("os._exit(0)", 1)):
         card(f"import os, torch_gcu\n{end}", SIM_GCU_EXIT_MARKS=str(tmp_path))
         assert len(list(tmp_path.glob("*.unclean"))) == left, end
-
-
-def test_saved_tensors_return_to_their_card_only_where_it_is_the_current_one(card):
-    # Torch 1.10 never asks map_location of tensors on this device.
-    card(
-        """
-        import io, torch, torch_gcu
-        saved, file = torch.randn(3, device="xla:1"), io.BytesIO()
-        torch.save(saved, file)
-        for current, wanted, found in ((0, None, "cpu"), (0, "xla:0", "cpu"), (1, None, "xla:1"), (1, "cpu", "xla:1")):
-            torch_gcu.set_device(current)
-            file.seek(0)
-            loaded = torch.load(file, map_location=wanted)
-            assert str(loaded.device) == found and torch.equal(loaded.cpu(), saved.cpu()), (current, wanted)
-        """
-    )
