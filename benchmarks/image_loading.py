@@ -16,7 +16,7 @@ import cv2
 import torch
 from hydra import compose, initialize_config_module
 
-from exp.config.create import create
+from exp.config.resolve import create
 from exp.config.structures import register
 from exp.data.base import Data
 

@@ -19,7 +19,7 @@ import torch
 from hydra import compose, initialize_config_module
 from torch import nn
 
-from exp.config.create import create
+from exp.config.resolve import create
 from exp.config.structures import register
 
 

@@ -22,7 +22,7 @@ from omegaconf import OmegaConf
 
 import exp
 from exp.compare.runs import find_runs
-from exp.config.create import create
+from exp.config.resolve import create
 from exp.data.base import Data
 from exp.errors import ConfigError, ExpError
 from exp.runfolder import RunFolder, read_json, to_json, write_atomically

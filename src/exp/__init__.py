@@ -6,7 +6,7 @@ import os
 import sys
 
 # ``python -m`` puts the current folder before all others, where a file of any name stands in for an installed package.
-# What the configuration names of it is found all the same (:func:`exp.config.targets.find_own_module`). While Python
+# What the configuration names of it is found all the same (:func:`exp.config.resolve.find_own_module`). While Python
 # looks for the module to run, the program is called "-m"; whose module it is, Python 3.10 and later say.
 _COMMAND = getattr(sys, "orig_argv", ["-m", "exp"])
 if (

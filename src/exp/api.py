@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 from exp.config import structures
-from exp.config.names import allow, distrust, names_in
+from exp.config.resolve import allow, distrust, names_in
 from exp.errors import ConfigError, RunError, UnavailableError
 from exp.runfolder import RunFolder, read_json
 
@@ -100,8 +100,8 @@ class OpenRun:
         import torch
         from mmengine.model import BaseModel
 
-        from exp.config.create import create
-        from exp.config.validate import has_weights
+        from exp.config.check import has_weights
+        from exp.config.resolve import create
         from exp.data.base import Data
         from exp.engine.fit import fit_weights, read_weights
         from exp.hub import pinned

@@ -9,8 +9,8 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 
 from exp import console
 from exp.backend import Backend
+from exp.config.resolve import resolve
 from exp.config.schema import BackendConfig
-from exp.config.targets import resolve
 from exp.contract import made
 from exp.errors import ConfigError, ExpError, UnavailableError
 from exp.plugins import entry_points

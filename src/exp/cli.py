@@ -31,6 +31,7 @@ from exp.freezing import freeze
 from exp.launcher.base import launcher_class
 from exp.launcher.external import be_quiet
 from exp.launcher.shell_env import drop_stale_variables
+from exp.raised import told
 from exp.runfolder import UMASK, RunFolder
 from exp.system_errors import as_ours
 from exp.task import create_task, task_class
@@ -132,6 +133,14 @@ def _main() -> int:
             traceback.print_exc()
         console.error(str(ours or f"{type(error).__name__}: {error}"))
         return EXIT_FAILED if ours is None else ours.exit_code
+    except Exception as error:
+        of_user = told(error)
+        if of_user is None or _full_error:
+            raise
+        _finish_sweep()
+        console.error(of_user)
+        traceback.print_tb(error.__traceback__)
+        return EXIT_FAILED
     except KeyboardInterrupt as interrupt:
         code = early.tell(interrupt, _finish_sweep())
         return max([code, *(code for code in _exit_codes if code > 128)])  # a sweep may not have begun any job

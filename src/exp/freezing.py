@@ -16,12 +16,11 @@ from omegaconf import OmegaConf, open_dict
 from exp.backend import FLOAT32
 from exp.backends_registry import choose, create_backend
 from exp.config import explain, paths, structures, trained
+from exp.config.check import check_weights, refuse_device_arguments, validate
 from exp.config.dictionaries import replace_given
-from exp.config.families import check_weights
-from exp.config.names import check_names
 from exp.config.overruled import overruled
+from exp.config.resolve import check_names
 from exp.config.schema import ExpConfig
-from exp.config.validate import refuse_device_arguments, validate
 from exp.errors import ConfigError
 from exp.frozen import FrozenRun
 from exp.runfolder import RunFolder, read_result

@@ -10,9 +10,9 @@ from omegaconf import OmegaConf
 
 from exp import console
 from exp.config import resuming, structures, trained
-from exp.config.names import allow, distrust
+from exp.config.check import check_folder
+from exp.config.resolve import allow, distrust
 from exp.config.schema import ExpConfig
-from exp.config.validate import check_folder
 from exp.errors import ConfigError, RunError
 from exp.footprint import Footprint, missing_folders, remove_empty
 from exp.launcher.base import launcher_class

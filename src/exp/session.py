@@ -20,12 +20,11 @@ from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Sequence
 from exp.backend import PRECISIONS
 from exp.backends_registry import create_backend
 from exp.cards import check_distinct
-from exp.config.backends import selected_device
-from exp.config.names import check_names
+from exp.config.resolve import check_names
 from exp.config.schema import ExpConfig
 from exp.config.structures import load
 from exp.console import make_console, wait_for, waited
-from exp.contract import check_result
+from exp.contract import check_result, shown
 from exp.errors import ConfigError, Preempted
 from exp.task import create_task
 from exp.trackers import reporting
@@ -117,7 +116,12 @@ class Session:
         from exp.launcher.rank import make_store
 
         info, config, backend = self.info, self.config, self.backend
-        self.device = selected_device(backend, info.local_rank)
+        self.device = backend.set_device(info.local_rank)
+        if getattr(self.device, "type", None) != backend.device_type:
+            raise ConfigError(
+                f"backend: {shown(backend)}.set_device must give a torch.device of type {backend.device_type!r}, not "
+                f"{self.device!r}; see docs/add-a-backend.md"
+            )
         if not backend.supports(config.precision):
             raise ConfigError(
                 f"precision={config.precision} is not supported by {backend.name} ({self.device}); "

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Sequence
 
 from omegaconf import MISSING, OmegaConf
 
-from exp.config.targets import resolve
+from exp.config.resolve import resolve
 from exp.contract import TASK_PAGE
 from exp.errors import ConfigError
 

@@ -10,10 +10,8 @@ from mmengine.registry import HOOKS
 from omegaconf import OmegaConf
 from torch import nn
 
-from exp.config.create import create
-from exp.config.hooks import check_hooks
-from exp.config.names import allow, check_names, check_path_part
-from exp.config.targets import check_target, resolve
+from exp.config.check import check_hooks
+from exp.config.resolve import allow, check_names, check_path_part, check_target, create, resolve
 from exp.engine.registries import check_type, registered
 from exp.errors import ConfigError, UnavailableError
 

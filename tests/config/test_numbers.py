@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from omegaconf import OmegaConf
 
-from exp.config.batch import derive_batch_sizes
-from exp.config.ranges import check_ranges
+from exp.config.check import check_ranges, derive_batch_sizes
 from exp.config.schema import ExpConfig, LauncherConfig
 from exp.errors import ConfigError
 

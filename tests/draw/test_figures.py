@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from exp.config.figures import FiguresConfig
+from exp.config.schema import FiguresConfig
 from exp.draw.figure import as_it_is, figure_png, label, new_figure, title_and_legend
 from exp.draw.files import encoded
 

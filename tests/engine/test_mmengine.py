@@ -17,7 +17,7 @@ from mmengine.logging import MessageHub, MMLogger
 from mmengine.model import BaseModule
 from mmengine.visualization import Visualizer
 
-from exp.config.hooks import REFUSED, check_hooks
+from exp.config.check import REFUSED, check_hooks
 from exp.engine import checkpoint
 from exp.engine.stock_hooks import build_hooks
 from exp.errors import ConfigError

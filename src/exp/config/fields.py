@@ -15,8 +15,8 @@ from typing import Any, Iterator, Sequence
 
 from omegaconf import OmegaConf
 
+from exp.config.resolve import resolve
 from exp.config.schema import LauncherConfig
-from exp.config.targets import resolve
 from exp.launcher.base import Launcher
 from exp.task import Task
 

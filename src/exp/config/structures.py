@@ -16,9 +16,8 @@ from yaml import YAMLError
 from exp import plugins
 from exp.config.dictionaries import opened
 from exp.config.explain import nearest
-from exp.config.schema import ExpConfig, LauncherConfig
-from exp.config.slurm import SubmititConfig
-from exp.config.targets import resolve
+from exp.config.resolve import resolve
+from exp.config.schema import ExpConfig, LauncherConfig, SubmititConfig
 from exp.config.walk import nodes, written
 from exp.errors import ConfigError
 from exp.launcher.base import Launcher

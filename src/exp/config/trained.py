@@ -22,8 +22,8 @@ from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryV
 from exp.config import fields
 from exp.config.dictionaries import opened
 from exp.config.explain import nearest
-from exp.config.names import distrust
 from exp.config.paths import refuse_empty
+from exp.config.resolve import distrust
 from exp.config.schema import ExpConfig
 from exp.config.structures import structure_of, task_named
 from exp.config.walk import nodes, written

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Iterator
 
 from exp.backend import PRECISIONS
 from exp.cards import identity, reading_of
-from exp.config.validate import check_data
+from exp.config.check import check_data
 from exp.doctor import facts
 from exp.doctor.facts import flops, size
 from exp.doctor.record import CheckError, Findings

@@ -13,7 +13,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from exp.backends_registry import create_backend
-from exp.config.batch import derive_batch_sizes
+from exp.config.check import derive_batch_sizes
 from exp.doctor.facts import size
 from exp.doctor.record import FAILED
 from exp.doctor.verdict import value_of

@@ -12,7 +12,7 @@ from PIL import Image
 from exp.draw.figure import figure_file, new_figure, resize
 
 if TYPE_CHECKING:
-    from exp.config.figures import FiguresConfig
+    from exp.config.schema import FiguresConfig
 
 __all__ = ["Picture", "encoded", "pixels_png"]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Mapping
 from mmengine.model import BaseModel
 from omegaconf import OmegaConf
 
-from exp.config.create import create
+from exp.config.resolve import create
 from exp.contract import EXPERIMENT_PAGE, asked, shown
 from exp.data.base import Data, check_data
 from exp.engine import deferred

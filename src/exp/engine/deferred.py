@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Sequence
 import torch
 from torch import nn
 
-from exp.config.targets import resolve
+from exp.config.resolve import resolve
 from exp.engine.wrapper import Wrapper
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from mmengine.registry import VISBACKENDS
 from mmengine.visualization.vis_backend import BaseVisBackend
 from omegaconf import OmegaConf
 
-from exp.config.create import create, make
+from exp.config.resolve import create, make
 from exp.engine.registries import registered
 from exp.errors import ConfigError
 

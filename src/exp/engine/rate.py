@@ -9,7 +9,7 @@ import torch
 from mmengine.model import BaseModel
 
 from exp.compat import supports_estimates
-from exp.config.create import create
+from exp.config.resolve import create
 from exp.matrix_rate import matrix_rate
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from exp.config.explain import nearest
-from exp.config.names import allow, check_name, is_standard, refusal
-from exp.config.targets import find_module, find_own_module, resolve
+from exp.config.resolve import allow, check_name, find_module, find_own_module, is_standard, refusal, resolve
 from exp.errors import ConfigError, UnavailableError
 
 __all__ = ["check_type", "import_plugins", "registered"]

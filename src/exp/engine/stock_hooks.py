@@ -17,8 +17,8 @@ from mmengine.registry import HOOKS
 from mmengine.runner import Priority, get_priority
 from omegaconf import OmegaConf
 
-from exp.config.create import make
-from exp.config.hooks import REFUSED, refusal
+from exp.config.check import REFUSED, refusal
+from exp.config.resolve import make
 from exp.engine.registries import registered
 from exp.engine.schedule import check_monitor
 from exp.errors import ConfigError, UnavailableError

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from exp.compat import is_transformed
-from exp.config.create import create
+from exp.config.resolve import create
 from exp.contract import WRAPPER_PAGE, asked, shown
 from exp.errors import ConfigError, PlacementError, RunError
 

@@ -9,8 +9,7 @@ import torch
 from mmengine.model import BaseModel
 from torch import nn
 
-from exp.config.create import create
-from exp.config.targets import resolve
+from exp.config.resolve import create, resolve
 from exp.contract import asked
 from exp.data.base import Data, Sketch, check_data, split_of
 from exp.data.transfer import tensors_of

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
-from exp.config.create import create
+from exp.config.resolve import create
 from exp.launcher.base import Launcher
 from exp.launcher.failures import describe_failure
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import abc
 from typing import TYPE_CHECKING, Any, ClassVar, Sequence
 
+from exp.config.resolve import resolve
 from exp.config.schema import ExpConfig, LauncherConfig
-from exp.config.targets import resolve
 from exp.errors import ConfigError
 from exp.task import task_class
 

@@ -22,7 +22,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from exp.backends_registry import create_backend
-from exp.config.names import allow
+from exp.config.resolve import allow
 from exp.launcher.processes import name_process, start_resource_tracker
 from exp.launcher.rank import SCRATCH_VARIABLE
 from exp.runfolder import RunFolder

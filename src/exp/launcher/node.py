@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Mapping
 
 from exp import hub, summary
 from exp.backends_registry import create_backend
-from exp.config.hardware import check_hardware
+from exp.config.check import check_hardware
 from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, ConfigError, ExpError, UnavailableError
 from exp.frozen import FrozenRun
 from exp.launcher.card_locks import locked_cards

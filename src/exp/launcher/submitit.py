@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 from exp.backends_registry import create_backend
 from exp.config.explain import nearest
-from exp.config.slurm import SubmititConfig
+from exp.config.schema import SubmititConfig
 from exp.errors import ConfigError, UnavailableError
 from exp.frozen import FrozenRun
 from exp.launcher.attach import remember
@@ -55,7 +55,7 @@ class SubmititLauncher(Launcher):
     """Submits frozen runs, and follows them.
 
     Args:
-        **settings: :class:`exp.config.slurm.SubmititConfig`.
+        **settings: :class:`exp.config.schema.SubmititConfig`.
     """
 
     keys = SubmititConfig

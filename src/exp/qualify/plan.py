@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Iterator, Mapping, Sequence
 
 from hydra.errors import HydraException
 
+from exp.config.check import validate
 from exp.config.explain import explain
-from exp.config.validate import validate
 from exp.errors import ConfigError
 from exp.freezing import compose, prepare
 from exp.plugins import installed

@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from exp import console, launcher
 from exp.config import choices, explain
-from exp.config.hardware import runs_elsewhere
+from exp.config.check import runs_elsewhere
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, REFUSED, ConfigError, ExpError
 from exp.footprint import remove_empty
 from exp.freezing import complete

@@ -27,7 +27,7 @@ class Predict(Task):
 
     def check(self, config: ExpConfig) -> None:
         """``task.input`` stands for the data where their family says so: a file of new rows."""
-        from exp.config.validate import preflight_of
+        from exp.config.check import preflight_of
 
         take = getattr(preflight_of(config.data), "take_input", None)
         if self.input is not None and take is not None:

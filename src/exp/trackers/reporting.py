@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping
 
 from omegaconf import OmegaConf
 
-from exp.config.create import create
-from exp.config.targets import find_module, resolve
+from exp.config.resolve import create, find_module, resolve
 from exp.errors import ConfigError, UnavailableError
 from exp.runfolder import read_json, write_json
 from exp.trackers.base import TrackedRun, Tracker

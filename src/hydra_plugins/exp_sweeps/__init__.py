@@ -32,7 +32,7 @@ class ExpLauncher(Launcher):
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Keep what the jobs' configurations are composed from."""
         from exp import sweep
-        from exp.config.names import check_path_part
+        from exp.config.resolve import check_path_part
         from exp.sweep.composing import Composer
         from exp.sweep.sweeper import check_settings
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from exp.config.create import create
+from exp.config.resolve import create
 from exp.data.base import Data
 from exp.errors import DataError
 from exp.vision.config import SceneDataConfig, SegmentationDataConfig

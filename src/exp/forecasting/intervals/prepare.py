@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Sequence
 import torch
 from omegaconf import OmegaConf
 
-from exp.config.create import create
+from exp.config.resolve import create
 from exp.contract import shown
 from exp.data.base import Data
 from exp.engine import checkpoint

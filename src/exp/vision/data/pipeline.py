@@ -8,7 +8,7 @@ import numpy as np
 from mmcv.transforms import TRANSFORMS, BaseTransform
 
 import exp.vision.data.transforms  # noqa: F401 - registers ours
-from exp.config.create import make
+from exp.config.resolve import make
 from exp.engine.registries import registered
 from exp.errors import ConfigError
 

@@ -1,46 +1,60 @@
-"""Checks that span several keys, made once, in the parent, before anything starts. Imports no torch."""
+"""Everything of a configuration that is checked before a run starts, once, in the parent. Imports no torch."""
 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 from omegaconf import OmegaConf
 
-from exp import hub
+from exp import console, hub
 from exp.backend import PRECISIONS
 from exp.config import trained
-from exp.config.batch import derive_batch_sizes
 from exp.config.explain import nearest
-from exp.config.families import check_family
-from exp.config.figures import check_figures
-from exp.config.hardware import check_available, check_processes, runs_elsewhere
-from exp.config.hooks import check_hooks, check_schedulers
-from exp.config.ranges import check_ranges
-from exp.config.targets import check_target, find_module, find_own_module
+from exp.config.resolve import check_target, find_module, find_own_module
+from exp.config.structures import structure_of
 from exp.config.walk import nodes, written
 from exp.contract import TASK_PAGE, asked
 from exp.errors import ConfigError, UnavailableError
 from exp.launcher.base import launcher_class
 from exp.lock_holder import holder_of
+from exp.plugins import Family, installed
 from exp.runfolder import RunFolder, read_result, without_credentials
 from exp.task import create_task
 from exp.torch_version import FULL_SHARDING_SINCE, installed_torch
 from exp.trackers import reporting
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from exp.backend import Backend
-    from exp.config.schema import ExpConfig
+    from exp.config.schema import ExpConfig, FiguresConfig
     from exp.task import Task
 
 __all__ = [
+    "REFUSED",
+    "check_available",
     "check_data",
+    "check_family",
+    "check_hardware",
+    "check_hooks",
+    "check_processes",
+    "check_ranges",
+    "check_schedulers",
+    "check_weights",
+    "derive_batch_sizes",
     "has_weights",
     "preflight_of",
+    "refusal",
     "refuse_device_arguments",
+    "runs_elsewhere",
     "validate",
 ]
 
+_FORMATS = ("png", "pdf", "svg")  # of figures
+_INCHES = (0.5, 100.0)
+_DPI = (10, 2400)
 _WRAPPERS = ("mmddp", "ddp", "fsdp", "none")
 
 
@@ -195,7 +209,7 @@ def _check_values(config: ExpConfig) -> None:
         raise ConfigError("neither max_epochs nor max_steps is set; give one of them")
     if config.debug.overfit and config.debug.train_batches is None:
         raise ConfigError("debug.overfit=true needs debug.train_batches: how many batches are to be learned")
-    check_figures(config.figures)
+    _check_figures(config.figures)
     check_hooks(config.hooks)
     check_schedulers(config.schedule.param_scheduler)
 
@@ -310,3 +324,284 @@ def check_folder(config: ExpConfig, trains: bool) -> None:
             + ("add resume=auto to continue it, " if trains else "")
             + "use another one, or overwrite=true to remove it"
         )
+
+
+def check_available(config: ExpConfig, backend: Backend) -> None:
+    """Whether this machine has the backend's hardware and software.
+
+    Raises:
+        UnavailableError: it has not.
+    """
+    reason = backend.why_unavailable()
+    if reason is not None:
+        raise UnavailableError(f"backend={config.backend.name} is not available: {reason}")
+
+
+def check_hardware(config: ExpConfig, backend: Backend) -> None:
+    """Whether this machine has what ``nproc`` workers need.
+
+    Raises:
+        UnavailableError: it has not.
+    """
+    check_available(config, backend)
+    count = backend.device_count() if backend.exclusive_devices else config.nproc
+    if config.nproc > count:
+        raise UnavailableError(
+            f"nproc={config.nproc} asks for more devices than backend={backend.name} has here: {count}; "
+            f"set nproc={count} or make more devices visible"
+        )
+
+
+def check_processes(config: ExpConfig, backend: Backend, task: Task) -> None:
+    """Whether the backend knows the precision, and this machine has the devices, if the run takes place on it.
+
+    Raises:
+        ConfigError: the backend does not do this precision.
+        UnavailableError: there are not enough devices.
+    """
+    if config.precision not in backend.precisions:
+        raise ConfigError(
+            f"precision={config.precision} is not supported by backend={backend.name}; "
+            f"use one of {', '.join(backend.precisions)}"
+        )
+    if not task.on_paper and not runs_elsewhere(config):
+        check_hardware(config, backend)
+
+
+def runs_elsewhere(config: ExpConfig) -> bool:
+    """Whether the run's hardware is not that of this machine, but of a cluster's nodes."""
+    return launcher_class(config).is_elsewhere(config.launcher)
+
+
+def check_family(config: ExpConfig) -> None:
+    """Whether model, data and the task's keys are of one family, as far as plugins say.
+
+    Raises:
+        ConfigError: they are not.
+    """
+    families = _families()
+    of_model, of_data = _family_of(config, "model"), _family_of(config, "data")
+    if of_model is not None and of_data is not None and of_model != of_data:
+        raise ConfigError(
+            f"the model is for {of_model}, and the data are for {of_data}; choose an experiment that has both, such as "
+            f"experiment={families[of_data].example} or experiment={families[of_model].example}"
+        )
+    if of_data is not None:
+        _check_keys(config, of_data)
+
+
+def check_weights(config: ExpConfig, trained: ExpConfig, folder: Path) -> None:
+    """Whether weights are for a model of this family at all.
+
+    Args:
+        config: in which they are to be used.
+        trained: of the run that trained them.
+        folder: its run folder.
+
+    Raises:
+        ConfigError: they are not.
+    """
+    wanted, found = _family_of(config, "model"), _family_of(trained, "model")
+    together = (set(plugin.families) for plugin in installed().values())  # their models may share a backbone
+    if wanted and found and not any({wanted, found} <= families for families in together):
+        raise ConfigError(
+            f"init_from={console.shown(folder)} has trained a model for {found} ({trained.name}), this one is for "
+            f"{wanted}; leave the experiment out, which takes that of the weights, or use other weights"
+        )
+
+
+def _families() -> Mapping[str, Family]:
+    return {name: family for plugin in installed().values() for name, family in plugin.families.items()}
+
+
+def _family_of(config: ExpConfig, part: str) -> str | None:
+    node = getattr(config, part)
+    structure = OmegaConf.get_type(node)
+    if structure is None or structure is dict:  # read from a file
+        structure = structure_of(node.get("_target_")) or object
+    return next((name for name, family in _families().items() if issubclass(structure, getattr(family, part))), None)
+
+
+def _check_keys(config: ExpConfig, of_data: str) -> None:
+    """Keys that a plugin adds to a task are read by its own families alone: with other data, nobody would."""
+    for plugin in installed().values():
+        keys = plugin.keys.get(f"task/{config.task.name}")
+        if keys is None or not plugin.families or of_data in plugin.families:
+            continue
+        for key, default in OmegaConf.structured(keys).items():
+            if getattr(config.task, key) != default:
+                raise ConfigError(
+                    f"task.{key}={getattr(config.task, key)} is for {' or '.join(plugin.families)}, and the data are "
+                    f"for {of_data}; leave it out"
+                )
+
+
+REFUSED = {
+    "Hook": "it is the base class and does nothing; name a class derived from it",
+    "CheckpointHook": "checkpoints are written already, as plain data from which a run goes on exactly; set "
+    "checkpoint.every_epochs, checkpoint.every_steps, checkpoint.keep_last and checkpoint.keep_best",
+    "LoggerHook": "it reads the losses from the device at every step and closes the visualiser before the test; "
+    "metrics.jsonl, the console and logs/ have the same: set log_every and logger",
+    "ParamSchedulerHook": "it is there already, and two of them would step every schedule twice; set schedule",
+    "DistSamplerSeedHook": "each epoch has an order of its own already, made from seed and epoch; leave it out",
+    "NaiveVisualizationHook": "its authors note in MMEngine 0.10.7 that it no longer works; use plots=true, or "
+    "task=predict for pictures of what the weights say",
+    "PrepareTTAHook": "it needs a test pipeline that gives each sample several times, which the data of exp do not; "
+    "set model.tta_scales and model.tta_flip where the model has them",
+    "NPUProfilerHook": "it needs a profiler of one vendor that no backend of exp has, and ends the process; use "
+    "ProfilerHook, or the vendor's profiler around the command",
+}
+"""Why, and what to use instead, by the name of the class; docs/hooks.md has the whole table."""
+
+
+def refusal(name: str) -> str:
+    """The message for a hook of :data:`REFUSED`."""
+    return f"hooks: {name} cannot be used here: {REFUSED[name]}"
+
+
+def check_hooks(hooks: Sequence[Any]) -> None:
+    """Refuse what is no hook, what would write elsewhere, and MMEngine's hooks that cannot do here what they say.
+
+    Args:
+        hooks: ``config.hooks``; each has ``type``, the name or dotted path of a class.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    for index, hook in enumerate(hooks):
+        name = hook.get("type") if hasattr(hook, "get") else None
+        if not isinstance(name, str):
+            raise ConfigError(f"hooks[{index}] has no type; write it as {{type: <name of a hook>, <its arguments>}}")
+        module, _, last = name.rpartition(".")
+        if last in REFUSED and module.split(".")[0] in ("", "mmengine"):
+            raise ConfigError(refusal(last))
+        ready = hook.get("on_trace_ready")
+        written = {"json_trace_path": hook.get("json_trace_path")}
+        written["on_trace_ready.dir_name"] = ready.get("dir_name") if hasattr(ready, "get") else None
+        for key, path in written.items():
+            if isinstance(path, str) and (Path(path).is_absolute() or ".." in Path(path).parts):
+                raise ConfigError(f"hooks[{index}].{key}={path} is to lie below the run folder")
+
+
+def check_schedulers(schedulers: Sequence[Any]) -> None:
+    """Refuse what is no scheduler.
+
+    Args:
+        schedulers: ``config.schedule.param_scheduler``; each has ``type``, the name of one of MMEngine's.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    for index, scheduler in enumerate(schedulers):
+        if not isinstance(scheduler.get("type") if hasattr(scheduler, "get") else None, str):
+            raise ConfigError(
+                f"schedule.param_scheduler[{index}] has no type; write it as {{type: <name of a scheduler>, <its "
+                "arguments>}"
+            )
+
+
+# A key that a launcher of the user's own does not have is not looked at.
+_LEAST: Mapping[str, int] = {
+    "nproc": 1,
+    "accumulate": 1,
+    "log_every": 1,
+    "min_delta": 0,
+    "optim.backbone_lr_scale": 0,
+    "optim.layer_decay": 0,
+    "schedule.warmup_steps": 0,
+    "checkpoint.every_epochs": 0,
+    "checkpoint.every_steps": 0,
+    "checkpoint.keep_last": 1,
+    "launcher.nnodes": 1,
+    "launcher.max_restarts": 0,
+    "wrapper.bucket_cap_mb": 1,
+    "logger.patience_s": 0,
+}
+_LEAST_OR_NULL: Mapping[str, int] = {
+    "max_epochs": 1,
+    "max_steps": 1,
+    "val_every": 1,
+    "patience": 1,
+    "debug.train_batches": 1,
+    "debug.val_batches": 1,
+    "debug.test_batches": 1,
+    "debug.restart_after": 1,
+    "launcher.step_timeout_s": 0,
+    "sweep.parallel_jobs": 1,
+}
+
+
+def check_ranges(config: ExpConfig) -> None:
+    """Refuse numbers that would do something else than they say, or nothing.
+
+    Raises:
+        ConfigError: names the first key, its value, and what is the least.
+    """
+    for limits, or_null in ((_LEAST, ""), (_LEAST_OR_NULL, ", or null")):
+        for key, least in limits.items():
+            value = OmegaConf.select(config, key)  # type: ignore[arg-type]
+            if value is not None and not value >= least:  # nan is not, either
+                raise ConfigError(f"{key}={value} must be at least {least}{or_null}")
+    clip = config.optim.clip_grad_norm
+    if clip is not None and not clip > 0:
+        raise ConfigError(f"optim.clip_grad_norm={clip} must be above 0, or null for no clipping")
+
+
+def derive_batch_sizes(
+    batch_size: int | None, global_batch_size: int | None, accumulate: int, world_size: int
+) -> tuple[int, int]:
+    """Derive the missing one of ``global_batch_size = batch_size * world_size * accumulate``.
+
+    Args:
+        batch_size: samples per device and micro-batch, or None.
+        global_batch_size: samples per optimizer step over all devices, or None.
+        accumulate: micro-batches per optimizer step.
+        world_size: number of processes.
+
+    Returns:
+        Both.
+
+    Raises:
+        ConfigError: neither is given, both disagree, or the global batch does not divide (with the nearest that do).
+    """
+    parts = world_size * accumulate
+    if batch_size is None and global_batch_size is None:
+        raise ConfigError("neither batch_size nor global_batch_size is set; give one of them")
+    for key, value in (("batch_size", batch_size), ("global_batch_size", global_batch_size)):
+        if value is not None and value < 1:
+            raise ConfigError(f"{key}={value} must be at least 1")
+    if global_batch_size is None:
+        assert batch_size is not None
+        return batch_size, batch_size * parts
+    spread = f"{world_size} process{'es' if world_size > 1 else ''} x accumulate={accumulate}"
+    if global_batch_size % parts:
+        below = global_batch_size // parts * parts
+        nearest = [str(value) for value in (below, below + parts) if value]
+        raise ConfigError(
+            f"global_batch_size={global_batch_size} does not divide over {spread}; nearest: {' or '.join(nearest)}"
+        )
+    derived = global_batch_size // parts
+    if batch_size is not None and batch_size != derived:
+        raise ConfigError(
+            f"batch_size={batch_size} over {spread} is {batch_size * parts}, "
+            f"not global_batch_size={global_batch_size}; give only one of them"
+        )
+    return derived, global_batch_size
+
+
+def _check_figures(figures: FiguresConfig) -> None:
+    """Refuse what cannot be drawn.
+
+    Raises:
+        ConfigError: names the key.
+    """
+    if figures.format not in _FORMATS:
+        raise ConfigError(
+            f"figures.format={figures.format} is not one of {', '.join(_FORMATS)}{nearest(figures.format, _FORMATS)}"
+        )
+    for key in ("width", "height"):
+        value = getattr(figures, key)
+        if value is not None and not _INCHES[0] <= value <= _INCHES[1]:
+            raise ConfigError(f"figures.{key}={value} must be from {_INCHES[0]} to {_INCHES[1]:g} inches, or null")
+    if not _DPI[0] <= figures.dpi <= _DPI[1]:
+        raise ConfigError(f"figures.dpi={figures.dpi} must be from {_DPI[0]} to {_DPI[1]} pixels per inch")

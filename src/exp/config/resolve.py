@@ -1,0 +1,431 @@
+"""The way from a name in a configuration to a class: what nobody chose is refused before it is imported or called.
+
+A class is named by ``_target_`` or ``type``, and some of MMEngine's classes take a name under another key
+(``ema_type``). :func:`check_names` looks at all of a configuration before anything is imported; :func:`resolve` imports
+a class and checks its interface; :func:`create` makes the object. Imports neither torch nor MMEngine.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.machinery
+import inspect
+import re
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any, Iterator, Mapping, Sequence
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from exp import contract
+from exp.config.explain import nearest
+from exp.config.walk import nodes
+from exp.contract import page_of
+from exp.errors import ConfigError, UnavailableError
+from exp.plugins import entry_points
+
+__all__ = [
+    "PATH",
+    "allow",
+    "check_name",
+    "check_names",
+    "check_path_part",
+    "check_target",
+    "create",
+    "distrust",
+    "find_module",
+    "find_own_module",
+    "is_standard",
+    "make",
+    "names_in",
+    "refusal",
+    "resolve",
+]
+
+_OPEN = ("exp", "torch.nn", "torch.optim", "mmengine", "mmcv")
+PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+"""The form of a name of Python's."""
+_plugins: list[str] = []
+"""What the user has named; of this process."""
+_of_others: set[str] = set()
+"""Names that stand in another's run folder: a module of the current folder is no choice of the user's then."""
+
+
+def allow(plugins: Sequence[str]) -> None:
+    """From now on, names in these modules and packages resolve."""
+    _plugins[:] = plugins
+
+
+def distrust(config: Any, chosen: str = "", groups: Sequence[str] = ("model", "data", "metrics")) -> None:
+    """From now on, what a run folder names needs ``plugins`` where it leads to the user's modules.
+
+    Args:
+        config: of the run folder.
+        chosen: text of the user's own files; the names in it are his choice.
+        groups: what of the configuration is used.
+    """
+    for group in groups:
+        names = {name for _, name in names_in(config.get(group))}
+        _of_others.update(name for name in names if not re.search(rf"(?<![\w.]){re.escape(name)}\b", chosen))
+
+
+def check_names(config: Any, overrides: Sequence[str] | None = None) -> None:
+    """Refuse a configuration that names code which the user has not chosen, or a path that leads elsewhere.
+
+    Args:
+        config: composed; interpolations are looked through.
+        overrides: the user's: ``plugins`` counts there only. None: it has been checked, and is read from a run folder.
+
+    Raises:
+        ConfigError: it does; the key is named.
+    """
+    allow(_named_by_the_user(config, overrides))
+    for key, name in names_in(config):
+        check_name(key, name)
+    if not re.match(r"^\w+$", str(config.task.name)):
+        raise ConfigError(f"task.name={config.task.name} is no task")
+    for key in ("name", "data.name"):
+        check_path_part(key, OmegaConf.select(config, key, throw_on_missing=False))
+
+
+def check_name(key: str, name: str) -> None:
+    """Refuse a name that leads to code which the user has not chosen.
+
+    Args:
+        key: that has it; a ``_target_`` may also name the user's own modules, which are not installed, and packages
+            that give exp backends.
+        name: a plain name, which only a registry can resolve, or a dotted path.
+
+    Raises:
+        ConfigError: it does.
+    """
+    is_target = key.endswith("_target_")
+    if not (is_target or "." in name or key.endswith("_scope_")) or not PATH.fullmatch(name):
+        return
+    top = name.partition(".")[0]
+    chosen = _within(name, (*_OPEN, *_plugins))
+    if is_target and not chosen:  # an installed package of plugins is the user's choice, whichever file names it
+        chosen = top in _with_plugins() or (name not in _of_others and _is_own(top))
+    if not chosen or any(part.startswith("__") for part in name.split(".")):
+        raise refusal(key, name, top)
+
+
+def check_path_part(key: str, value: Any) -> None:
+    """Refuse a name that would not be one folder below ``outputs`` where ``output_dir`` is made of it.
+
+    Raises:
+        ConfigError: it has a separator or control characters, or begins as an option or a hidden file does.
+    """
+    if not isinstance(value, str) or value == "???":
+        return
+    if not value.strip() or re.search(r"[/\\\x00-\x1f\x7f]", value) or value[0] in "-.~":
+        raise ConfigError(
+            f"{key}={value!r} is no name for a folder; leave out slashes and control characters, and begin it with "
+            "none of '-', '.' and '~'"
+        )
+
+
+def _named_by_the_user(config: Any, overrides: Sequence[str] | None) -> list[str]:
+    plugins = [str(name) for name in config.get("plugins") or ()]
+    if overrides is not None and plugins and not any(_key_of(override) == "plugins" for override in overrides):
+        raise ConfigError(
+            f"plugins=[{','.join(plugins)}] stands in a file, which may be a stranger's; give it on the command line"
+        )
+    for name in plugins:
+        if not PATH.fullmatch(name):
+            raise ConfigError(f"plugins: {name} is no name of a module or package")
+    return plugins
+
+
+def _key_of(override: str) -> str:
+    if "plugins" not in override:
+        return ""
+    from hydra.core.override_parser.overrides_parser import OverridesParser  # takes its time to load
+
+    return OverridesParser.create().parse_override(override).key_or_group
+
+
+def names_in(config: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """The names of code in a configuration, with their keys.
+
+    Args:
+        config: of OmegaConf; others have none.
+        prefix: the key of ``config``; empty for the root.
+    """
+    for place, parent, key in nodes(config, prefix):
+        name, leads_on = str(key), OmegaConf.is_interpolation(parent, key)
+        wanted = name in ("_target_", "_scope_", "type") or name.endswith("_type")
+        if not (wanted or leads_on):
+            continue
+        try:
+            value = parent[key]
+        except OmegaConfBaseException:
+            continue  # which is told where it is wanted
+        if leads_on:
+            yield from names_in(value, place)
+        if wanted and isinstance(value, str):
+            yield place, value
+
+
+def _within(name: str, places: Sequence[str]) -> bool:
+    return any(f"{name}.".startswith(f"{place}.") for place in places)
+
+
+@functools.lru_cache(maxsize=None)
+def _is_own(top: str) -> bool:
+    """Whether a module or package is the user's: not installed."""
+    spec = find_own_module(top)
+    if spec is None:
+        return True  # there is none, which is told elsewhere
+    place = spec.origin or next(iter(spec.submodule_search_locations or ()), None)
+    if top == "exp" or is_standard(top) or place is None:
+        return False
+    return not {"site-packages", "dist-packages"} & set(Path(place).parts)
+
+
+def is_standard(top: str) -> bool:
+    """Whether a module is Python's own.
+
+    Args:
+        top: its name, without a dot.
+    """
+    if top in sys.builtin_module_names or top in getattr(sys, "stdlib_module_names", ()):
+        return True
+    spec = find_module(top)
+    if spec is None or spec.origin is None:
+        return False
+    paths = sysconfig.get_paths()
+    standard = any(spec.origin.startswith(f"{paths[place]}/") for place in ("stdlib", "platstdlib"))
+    return spec.origin == "frozen" or (standard and "-packages/" not in spec.origin)
+
+
+def _with_plugins() -> set[str]:
+    """Packages that give exp backends or plugins: whoever has installed them has chosen them."""
+    found = [point.value for group in ("exp.backends", "exp.plugins") for point in entry_points(group).values()]
+    return {value.partition(":")[0].partition(".")[0] for value in found}
+
+
+def refusal(key: str, name: str, top: str) -> ConfigError:
+    """What is said of a name that the user has not chosen.
+
+    Args:
+        key: that has it.
+        name: as it stands there, or what it leads to.
+        top: the package that would have to be named.
+    """
+    named = ",".join([*_plugins, top])
+    return ConfigError(
+        f"{key}={name} is neither of exp nor in a registry, and you have not named its package; if you trust it, add "
+        f"plugins=[{named}]"
+    )
+
+
+def find_own_module(name: str) -> importlib.machinery.ModuleSpec | None:
+    """As :func:`find_module`, for a name that is the user's choice: the current folder counts, too, after all others.
+
+    From then on it stays on the path, since a module of the user's may import its neighbours.
+    """
+    spec = find_module(name)
+    here = str(Path.cwd())
+    if spec is not None or here in sys.path or getattr(sys.flags, "safe_path", False):
+        return spec
+    sys.path.append(here)
+    spec = find_module(name)
+    if spec is None:
+        sys.path.remove(here)
+    return spec
+
+
+def resolve(key: str, path: str, base: type | tuple[type, ...]) -> Any:
+    """The class that a configuration names. Nothing of it is called.
+
+    Args:
+        key: that has it, for messages.
+        path: ``package.module.Class``. Only modules are imported on the way: what a module has imported, or what an
+            object has, is not reached.
+        base: the interface of the key; what inherits none is refused.
+
+    Raises:
+        ConfigError: there is no such module, or no such class in it, or the user has not chosen its code.
+        UnavailableError: the module is there, and does not import.
+    """
+    module, _, name = path.rpartition(".")
+    if not PATH.fullmatch(path) or not module:
+        raise ConfigError(f"{key}={path} is no path of a class, such as package.module.Class")
+    check_name(key, path)
+    find_own_module(path.partition(".")[0])
+    found = _import(key, path, module)
+    if not hasattr(found, name):
+        _refuse_name(key, path, module, name, _names_of(found))
+    found = getattr(found, name)
+    if not (inspect.isclass(found) and issubclass(found, base)):
+        wanted = " or ".join(f"{each.__module__}.{each.__qualname__}" for each in _tuple(base))
+        raise ConfigError(f"{key}={path} is no subclass of {wanted}; see {page_of(key)}")
+    return found
+
+
+def _tuple(base: type | tuple[type, ...]) -> tuple[type, ...]:
+    return base if isinstance(base, tuple) else (base,)
+
+
+def _import(key: str, target: str, name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except Exception as error:  # another's module may raise anything while it loads
+        if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
+            raise _no_module(key, target, str(error.name)) from error
+        raise _broken(key, target, name, error) from error
+
+
+def _names_of(found: Any) -> list[str]:
+    return [name for name in dir(found) if not name.startswith("_")]
+
+
+def _no_module(key: str, target: str, name: str) -> ConfigError:
+    parent, _, last = name.rpartition(".")
+    hint = nearest(last, _siblings(parent)) if parent else ""
+    return ConfigError(f"{key}={target}: there is no module {name}{hint or '; is its folder on PYTHONPATH?'}")
+
+
+def _siblings(package: str) -> list[str]:
+    spec = find_module(package)
+    folders = (spec.submodule_search_locations or []) if spec is not None else []
+    return [file.stem for folder in folders for file in Path(folder).glob("[!_]*") if file.suffix in ("", ".py")]
+
+
+def _broken(key: str, target: str, name: str, error: Exception) -> UnavailableError:
+    return UnavailableError(f"{key}={target}: the module {name} does not import ({type(error).__name__}: {error})")
+
+
+def _refuse_name(key: str, target: str, module: str, name: str, known: list[str]) -> None:
+    raise ConfigError(f"{key}={target}: {module} has no {name}{nearest(name, known)}")
+
+
+def check_target(key: str, target: str) -> None:
+    """Look whether there is the module that ``target`` names, without importing it: it may import torch.
+
+    Whether it has the class is found out by the worker that imports it.
+
+    Raises:
+        ConfigError: there is no such module, or the user has not chosen its code.
+    """
+    parts = target.split(".")
+    if not PATH.fullmatch(target) or len(parts) < 2:
+        raise ConfigError(f"{key}={target} is no path of a class, such as package.module.Class")
+    check_name(key, target)
+    find_own_module(parts[0])
+    for number in range(1, len(parts)):
+        module = ".".join(parts[:number])
+        if find_module(module) is None:
+            raise _no_module(key, target, module)
+
+
+def find_module(name: str) -> importlib.machinery.ModuleSpec | None:
+    """The spec of a module, found without importing the packages above it, as ``importlib.util.find_spec`` would."""
+    above, _, _ = name.rpartition(".")
+    loaded: importlib.machinery.ModuleSpec | None = getattr(sys.modules.get(name), "__spec__", None)
+    if loaded is not None:
+        return loaded
+    if not above:
+        return _spec(name, None)
+    package = find_module(above)
+    return None if package is None else _find_below(name, package)
+
+
+def _find_below(name: str, package: importlib.machinery.ModuleSpec) -> importlib.machinery.ModuleSpec | None:
+    if package.submodule_search_locations is None:
+        return None
+    return _spec(name, list(package.submodule_search_locations))
+
+
+def _spec(name: str, path: list[str] | None) -> importlib.machinery.ModuleSpec | None:
+    for finder in sys.meta_path:
+        found = finder.find_spec(name, path) if hasattr(finder, "find_spec") else None
+        if found is not None:
+            return found
+    return None
+
+
+def create(config: Any, base: type | tuple[type, ...], key: str, **arguments: Any) -> Any:
+    """The object of the class in ``_target_``, with the other keys as its arguments.
+
+    Parts of a model may be named by ``_target_``, too, where they are modules of torch.
+
+    Args:
+        config: has ``_target_`` and arguments.
+        base: the interface of the key; no class but one that inherits it is called.
+        key: of ``config``, for messages.
+        **arguments: further ones.
+
+    Raises:
+        ConfigError: there is no such class, the user has not chosen its code, it is none of the interface, it does not
+            take these arguments, or it lacks members that its interface asks for.
+        UnavailableError: the module is there, and does not import.
+    """
+    content: Any = OmegaConf.to_container(
+        config if OmegaConf.is_config(config) else OmegaConf.create(config), resolve=True
+    )
+    target = str(content.pop("_target_"))
+    return make(resolve(f"{key}._target_", target, base), target, key, content, arguments)
+
+
+def make(cls: Any, name: str, key: str, content: Mapping[str, Any], arguments: Mapping[str, Any] | None = None) -> Any:
+    """An object of a class that a configuration has named.
+
+    Args:
+        cls: the class.
+        name: as it stands there.
+        key: that has it, for messages.
+        content: the arguments in the configuration, resolved.
+        arguments: further ones.
+
+    Raises:
+        ConfigError: as :func:`create`.
+    """
+    given = _arguments(content, key, asks_registries=not contract.is_own(cls))
+    _check_arguments(cls, name, key, given, arguments or {})
+    return contract.made(cls, key, **given, **(arguments or {}))
+
+
+def _arguments(value: Any, key: str, asks_registries: bool) -> Any:
+    """A value of the configuration, with the parts that it names made; of the names that a registry may be asked for,
+    none leads to code that is not chosen.
+    """
+    if isinstance(value, list):
+        return [_arguments(item, f"{key}[{number}]", asks_registries) for number, item in enumerate(value)]
+    if not isinstance(value, dict):
+        return value
+    if "_target_" in value:
+        if not key.startswith("model."):
+            raise ConfigError(f"{key}._target_: only parts of a model are named so; have the class above it make this")
+        from torch import nn
+
+        return create(value, nn.Module, key)
+    for name, item in value.items() if asks_registries else ():
+        if isinstance(item, str) and (name in ("type", "_scope_") or str(name).endswith("_type")):
+            from exp.engine.registries import check_type  # MMEngine's, and so torch
+
+            check_type(f"{key}.{name}", item)
+    return {name: _arguments(item, f"{key}.{name}", asks_registries) for name, item in value.items()}
+
+
+def _check_arguments(cls: Any, name: str, key: str, content: Mapping[str, Any], more: Mapping[str, Any]) -> None:
+    """Whether a constructor takes these keys: its own error would come with a traceback, and without the key."""
+    try:
+        signature = inspect.signature(cls)
+    except (TypeError, ValueError):
+        return  # of a class in C
+    try:
+        signature.bind(**content, **more)
+    except TypeError as error:
+        given = f" (of the data: {', '.join(more)})" if more else ""
+        raise ConfigError(f"{key}: {name} {_said(error)}{given}") from error
+
+
+def _said(error: TypeError) -> str:
+    text = str(error)
+    name = text.rpartition("argument")[2].strip(": ")
+    return f"takes no key {name}" if "unexpected" in text else f"needs the key {name}" if "missing" in text else text
