@@ -54,8 +54,9 @@ def test_filtered_bicubic_resizing_is_torchs(dtype, corners):
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 7, 9), (3, 7, 9), (0, 3, 7, 9)])
-def test_adaptive_average_pooling_is_torchs(shape):
-    x = drawn(*shape)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_adaptive_average_pooling_is_torchs(shape, dtype):
+    x = drawn(*shape).to(dtype)
     native = torch.ops.aten._adaptive_avg_pool2d(x, [4, 3])
     torch.testing.assert_close(kernel("_adaptive_avg_pool2d")(x, [4, 3]), native)
 

@@ -32,10 +32,8 @@ def test_overloads_are_sorted_by_what_the_lists_have(tmp_path):
     (tmp_path / "codegen" / "gcu_op_fallback.yaml").write_text(SENT)
     script = [sys.executable, str(ROOT / "simulators" / "gcu" / "operator_table.py"), str(tmp_path)]
     printed = subprocess.run(script, check=True, capture_output=True, text=True).stdout
-    found = {}
-    for section in printed.split("\n[")[1:]:
-        heading, _, names = section.partition("]\n")
-        found[heading] = set(names.split())
+    sections = (section.split("]\n") for section in printed.split("\n[")[1:])
+    found = {heading: set(names.split()) for heading, names in sections}
     assert found["card"] >= {"add.out", "add.Tensor", "add_.Tensor", "median.dim", "gelu_backward", "linear"}
     assert found["cpu"] >= {"median", "angle", "threshold_backward"}
     assert not found["card"] & found["cpu"]

@@ -38,6 +38,8 @@ os._exit(0)
 """
     card(BEGIN + script, SIM_GCU_EXIT_MARKS=str(tmp_path))
     assert not list(tmp_path.glob("*.unclean"))
+    card("import os, torch_gcu\nos._exit(0)", SIM_GCU_EXIT_MARKS=str(tmp_path))  # without the vendor's clean-up
+    assert len(list(tmp_path.glob("*.unclean"))) == 1
 
 
 def test_a_step_ends_with_all_that_lives_or_with_the_model_alone(card):

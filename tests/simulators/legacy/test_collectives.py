@@ -68,20 +68,12 @@ refused(lambda: dist.all_reduce(mine, torch_dist.ReduceOp.SUM), TypeError, "Redu
 refused(lambda: dist.new_group(backend="gloo"), RuntimeError, "only support eccl")
 dist.destroy_process_group()
 refused(lambda: dist.all_reduce(mine), RuntimeError, "has not been initialized")
-""",
-        world_size=2,
-    )
-
-
-def test_groups_that_cannot_be_made(card):
-    card(
-        BEGIN
-        + """
 name = "cpu:gloo,xla:eccl"
 refused(lambda: dist.init_process_group(name), RuntimeError, "only support eccl", f"backend='{name}'")
 os.environ["LOCAL_RANK"] = "8"
 refused(lambda: dist.init_process_group("eccl"), RuntimeError, "LOCAL_RANK=8 has no card; this process sees 8")
-"""
+""",
+        world_size=2,
     )
 
 

@@ -8,7 +8,7 @@ from tests.simulators.legacy.test_collectives import BEGIN
 pytestmark = needs_legacy_card
 
 
-def test_ddp_trains_as_torchs_over_gloo_bit_for_bit(card):
+def test_ddp_trains_as_torchs_over_gloo_bit_for_bit_and_refuses_other_devices(card):
     card(
         BEGIN
         + """
@@ -46,26 +46,17 @@ torch.testing.assert_close(here, there, rtol=0, atol=0)
 seen = [None] * size
 torch_dist.all_gather_object(seen, (here[0], here[1]["9.weight"].double().sum().item()))
 assert seen[0][0] != seen[1][0] and seen[0][1] == seen[1][1]  # data of their own, the same parameters
+
+def wrap(model, *ids, **options):
+    return lambda: torch_gcu.nn.parallel.DistributedDataParallel(model, device_ids=list(ids) or None, **options)
+cpu, card, other = nn.Linear(2, 2), nn.Linear(2, 2).to(device), nn.Linear(2, 2).to("xla:2")
+refused(wrap(cpu, 0), AssertionError, "only work with single-device GPU modules", "{device(type='cpu')}")
+refused(wrap(cpu), RuntimeError, "eccl: tensors must lie on a card")
+refused(wrap(card, 0, 1), RuntimeError, "can only be None or contain a single element")
+refused(wrap(card, rank, gradient_as_bucket_view=True), RuntimeError, "not support `gradient_as_bucket_view`")
+refused(wrap(other, 2), RuntimeError, f"communicates from xla:{rank}, got a tensor on xla:2")
 torch_dist.destroy_process_group()
 dist.destroy_process_group()
 """,
         world_size=2,
-    )
-
-
-def test_what_ddp_refuses(card):
-    card(
-        BEGIN
-        + """
-from torch import nn
-dist.init_process_group("eccl")
-def wrap(model, *ids, **options):
-    return lambda: torch_gcu.nn.parallel.DistributedDataParallel(model, device_ids=list(ids) or None, **options)
-cpu, card, other = nn.Linear(2, 2), nn.Linear(2, 2).to(device), nn.Linear(2, 2).to("xla:1")
-refused(wrap(cpu, 0), AssertionError, "only work with single-device GPU modules", "{device(type='cpu')}")
-refused(wrap(cpu), RuntimeError, "eccl: tensors must lie on a card")
-refused(wrap(card, 0, 1), RuntimeError, "can only be None or contain a single element")
-refused(wrap(card, 0, gradient_as_bucket_view=True), RuntimeError, "not support `gradient_as_bucket_view`")
-refused(wrap(other, 1), RuntimeError, "communicates from xla:0, got a tensor on xla:1")
-"""
     )
