@@ -14,10 +14,12 @@ from PIL import Image
 from exp.vision.data.bands import BandChoice
 from exp.vision.data.reader import ImageReader
 from exp.vision.data.statistics import Share, measure
+from exp.vision.dinov3 import SceneClassifier
+from exp.vision.export import input_of
 from exp.vision.predict.raster import open_image
 from tests.vision.data.conftest import by_rows, keys, part, record, refused
 
-pytest.importorskip("rasterio")
+rasterio = pytest.importorskip("rasterio")
 
 SENTINEL = ["B01", "B02", "B03", "B04", "B05", "B06", "B07", "B08", "B8A", "B09", "B10", "B11", "B12"]
 
@@ -198,9 +200,29 @@ def test_a_stretch_is_of_each_band_over_the_training_split(fields):
     other = fields(stretch=[2, 98], split=[0.3, 0.5, 0.2])
     other.adopt(data.state())
     assert other.state() == data.state()
+    low, high = fields(value_range="auto").state()["value_range"]
+    assert 400 < low < high < 1700, "of values with data"
     alone = fields(bands=["B04"], stretch=[0, 100], stretch_scope="image")
     single = alone.val[torch.tensor([0])]["image"][0, 0, :, 1:]
     assert (single.min(), single.max()) == (0.0, 255.0)
+
+
+@pytest.mark.parametrize(("more", "expected"), [
+    ({"value_range": [0, 4000]}, {"value_range": [0, 4000], "bytes_too": False, "stretch": None}),
+    ({"stretch": [2, 98]}, {"bytes_too": True, "stretch": {"percentiles": [2.0, 98.0], "scope": "train"}}),
+    ({"stretch": [2, 98], "stretch_scope": "image"}, {"value_range": None, "bytes_too": True}),
+])  # fmt: skip
+def test_an_export_tells_what_becomes_of_the_values_of_a_file(fields, more, expected):
+    data = fields(mean="train", **more)
+    data.normalisation.settle()
+    data.meet(SceneClassifier(size="tiny", depth=1, **data.model_arguments()))
+    told = input_of(data)
+    assert json.loads(json.dumps(told)) == told
+    assert told["bands"] == ["B04", "B03", "B02", "B08"]
+    assert {key: told[key] for key in expected} == expected
+    assert told["no_data"] == data.read.fill.tolist()
+    if more == {"stretch": [2, 98]}:
+        assert told["value_range"] == data.state()["value_range"]
 
 
 def test_mean_and_deviation_of_the_training_split_make_it_standard(fields, tmp_path):
@@ -253,14 +275,24 @@ def test_segmentation_does_not_count_pixels_without_data(segmentation, pairs, ti
     assert (image[~ignored][:, 0] != 100.0).float().mean() > 0.99
 
 
-def test_colours_are_taken_by_their_names(tmp_path, noise, tiff, scenes):
-    """The bands of a file that says which is which come as red, green, blue, and that is reported."""
-    pixels, names = noise(tmp_path / "rgb.png"), ["blue", "green", "red"]
+@pytest.mark.parametrize(("names", "interpretation", "found"), [
+    (["blue", "green", "red"], None, ["blue", "green", "red"]),
+    (["B02", "B03", "B04"], None, ["B02", "B03", "B04"]),
+    (["Band 1", "Band 2", "Band 3"], ["blue", "green", "red"], ["blue", "green", "red"]),  # the names say nothing
+    (["red", "green", "blue"], ["blue", "green", "red"], None),  # whoever described them knows
+    (None, ["red", "green", "blue"], None),
+])  # fmt: skip
+def test_colours_are_taken_by_what_a_file_says_of_them(tmp_path, noise, tiff, scenes, names, interpretation, found):
+    pixels = noise(tmp_path / "rgb.png")
     for number in range(18):
-        tiff(tmp_path / "data" / "ab"[number % 2] / f"{number}.tif", pixels[..., ::-1].transpose(2, 0, 1), names)
+        path = tmp_path / "data" / "ab"[number % 2] / f"{number}.tif"
+        tiff(path, (pixels[..., ::-1] if found else pixels).transpose(2, 0, 1), names)
+        if interpretation is not None:
+            with rasterio.open(path, "r+") as file:
+                file.colorinterp = [rasterio.enums.ColorInterp[name] for name in interpretation]
     data = scenes(root=str(tmp_path / "data"), size=16)
-    path = data.read.examples[0]
     for image in (data.read(path), by_rows(path, data.read)[0]):
         np.testing.assert_array_equal(image, pixels)
-    assert record(data)["bands_read_as_rgb"] == names
-    assert any("blue, green, red" in note for note in data.notes)
+    np.testing.assert_array_equal(ImageReader(1)(path), ImageReader(1)(tmp_path / "rgb.png"))
+    assert record(data).get("bands_read_as_rgb") == found
+    assert any("red, green, blue" in note for note in data.notes) == bool(found)
