@@ -151,20 +151,6 @@ def test_classes_of_the_weights_in_another_order_are_not_those_of_the_data(thirt
 EIGHT_TWO = {"train": ["*/[0-7].png"], "val": ["*/[89].png"]}
 
 
-@pytest.fixture
-def ten(segmentation, pairs):
-    """Makes a data set of ten images, with masks of two values; of those of validation, of one."""
-
-    def make(low, high, validated=None, **values):
-        def labels(number):
-            found = np.random.default_rng(number).choice([low, high], (32, 32))
-            return found if validated is None or number < 8 else np.full_like(found, validated)
-
-        return segmentation(root=pairs(10, labels), classes=["land", "water"], parts=EIGHT_TWO, **values)
-
-    return make
-
-
 def settled(data):
     """The lines that a training shows before it begins."""
     said = []
@@ -174,9 +160,11 @@ def settled(data):
     return said
 
 
-def test_a_class_without_a_pixel_is_said_before_and_after_a_training_and_with_a_hint(ten):
+def test_a_class_without_a_pixel_is_said_before_and_after_a_training_and_with_a_hint(segmentation, pairs):
     """Masks of 0 and 255: 255 does not count unless it is asked for."""
-    data = ten(0, 255)
+    root = pairs(10, lambda number: np.random.default_rng(number).choice([0, 255], (32, 32)))
+    given = {"root": root, "classes": ["land", "water"], "parts": EIGHT_TWO}
+    data = segmentation(**given)
     said = settled(data)
     assert "classes_not_measured" not in record(data), "nothing was read"
     data.train[keys(*range(8))]
@@ -186,11 +174,13 @@ def test_a_class_without_a_pixel_is_said_before_and_after_a_training_and_with_a_
     assert len(said) == 2
     hint = "'data.mask_values={0: 0, 255: 1}' 'data.ignore_values=[]'"
     assert all("water" in line and line.endswith(hint) for line in said)
-    assert settled(ten(0, 255, mask_values={0: 0, 255: 1}, ignore_values=[])) == []
+    assert settled(segmentation(**given, mask_values={0: 0, 255: 1}, ignore_values=[])) == []
 
 
-def test_a_part_in_which_no_pixel_counts_is_refused_before_the_training(ten):
-    refused(r"no pixel of the 2 validation masks .*data.ignore_values=\[255\]", settled, ten(0, 1, validated=255))
+def test_a_part_in_which_no_pixel_counts_is_refused_before_the_training(segmentation, pairs):
+    root = pairs(10, lambda number: np.full((4, 4), number % 2 if number < 8 else 255))
+    data = segmentation(root=root, classes=["land", "water"], parts=EIGHT_TWO)
+    refused(r"no pixel of the 2 validation masks .*data.ignore_values=\[255\]", settled, data)
 
 
 def test_ranks_add_up_what_they_found_in_the_masks_that_were_read(segmentation, pairs, caplog):
