@@ -185,6 +185,9 @@ def test_a_stretch_is_of_each_band_over_the_training_split(fields):
     image = data.train[keys(0, 1)]["image"]
     assert (image.shape[1], image.dtype) == (4, torch.float32)
     assert image.mean(dim=(0, 2, 3)).numpy() == pytest.approx([123.0] * 4, abs=8)  # the left column is 0 as yet
+    other = fields(stretch=[2, 98], split=[0.3, 0.5, 0.2])
+    other.adopt(data.state())
+    assert other.state() == data.state()
     low, high = fields(value_range="auto").state()["value_range"]
     assert 400 < low < high < 1700, "of values with data"
     alone = fields(bands=["B04"], stretch=[0, 100], stretch_scope="image")
