@@ -52,6 +52,7 @@ def test_bands_are_those_asked_for_in_their_order_whole_and_by_rows(scene, wante
     np.testing.assert_allclose(reader(path), expected, rtol=1e-5)
     with open_image(path, reader, whole=0) as image:
         np.testing.assert_allclose(part(image, 4, 5, 10, 20), expected[4:14, 5:25], rtol=1e-5)
+        assert image.thumbnail(16).shape == (11, 16, 3)
         np.testing.assert_array_equal(image.without_data(0, 20), bands[0] == 0)
 
 

@@ -103,7 +103,8 @@ def test_a_file_that_is_cut_or_no_image_is_named(tmp_path, noise, suffix, capfd)
         refused(rf"x\.{suffix} is (truncated|empty)", read_image, path)
     path.write_bytes(b"<html>404</html>" * 10)
     refused(rf"x\.{suffix} cannot be decoded", read_image, path)
-    path.unlink()
+    path.rename(tmp_path / "x.tif")
+    refused(r"x\.tif cannot be read", read_image, tmp_path / "x.tif")
     refused(rf"x\.{suffix} cannot be read", read_image, path)
     assert capfd.readouterr().err == ""  # OpenCV has nothing to add
 
@@ -140,7 +141,8 @@ def test_whole_jpegs_are_read(tmp_path, mode, progressive, after):
     pixels[20:] = 128
     Image.fromarray(pixels).convert(mode).save(path, quality=95, progressive=progressive)
     path.write_bytes(path.read_bytes() + after)
-    assert np.abs(read_image(path).astype(int) - pixels).mean() < 2
+    for _ in range(2):  # that it is whole is remembered
+        assert np.abs(read_image(path).astype(int) - pixels).mean() < 2
 
 
 def test_the_end_of_a_preview_is_not_that_of_its_jpeg(tmp_path, noise):

@@ -56,6 +56,7 @@ def test_masks_of_32_bits_may_hold_minus_one(tmp_path):
     ("colours.png", IndexMasks(5), "is no mask of class numbers.*data.palette"),
     ("numbers.jpg", IndexMasks(256), "is a JPEG, which changes values"),
     ("cut.png", IndexMasks(3), "is truncated"),
+    ("damaged.png", IndexMasks(3), "cannot be decoded"),
     ("damaged.png", ColourMasks(COLOURS), "cannot be decoded"),
 ])  # fmt: skip
 def test_a_mask_that_cannot_be_meant_is_refused_by_name(tmp_path, numbers, name, masks, said):

@@ -122,9 +122,10 @@ def test_a_root_that_cannot_be_meant_is_refused_with_what_may_be(tree, tmp_path,
 def test_files_and_folders_that_are_not_read_are_said(tree, scenes, segmentation, pairs):
     root = tree(*numbered("train/a", 3), "val/a/3.png", "extra/1.png", "val/a/x.gif", "val/a/y.GIF", "val/a/z.npy",
                 *(f"val/a/{name}" for name in ("about.txt", "0.png.aux.xml", ".hidden.gif", "LICENSE")))  # fmt: skip
-    data = scenes(root=root)
+    data = scenes(root=root, bands=["red", "green", "red"])
     assert record(data)["other_files"] == {".gif": 2, ".npy": 1}
-    assert any("extra beside them is not used" in note for note in data.notes)
+    for words in ("extra beside them is not used", "data.bands names red more than once"):
+        assert any(words in note for note in data.notes), (words, data.notes)
     pairs(10, lambda _: np.zeros((4, 4)))
     tree("masks/17.gif", "images/17.gif")
     assert record(segmentation(root=root, classes=["a", "b"]))["other_files"] == {".gif": 2}
@@ -171,11 +172,14 @@ def test_mmrs1m_unites_the_classes_of_its_sets_and_one_keeps_its_own(mmrs, tree)
 def test_what_mmrs1m_lacks_is_told(mmrs, tmp_path):
     refused("data.datasets: WHU-RS19 .*; there are DCSR, DUBAI_split, UCMerced", mmrs, datasets=["DCSR", "WHU-RS19"])
     refused(r"data.modality=sar; there are DCSR \(optical\)", mmrs, modality="sar")
+    refused(f"(?m)there is one here: data.root={tmp_path}/data$", mmrs, root=str(tmp_path))
     (tmp_path / "data" / "classification" / "DCSR" / "images" / "3.png").unlink()
     refused("DCSR/images/3.png is missing", mmrs)
     answers = tmp_path / "data" / "json" / "classification" / "DSCR_cls.json"
     answers.write_text('[{"image": "x.jpg"}]')
     refused("DSCR_cls.json, entry 0", mmrs)
+    answers.unlink()
+    refused("DCSR has neither train and test folders nor answers", mmrs)
 
 
 def test_the_name_of_a_data_set_tells_the_modality():
@@ -247,8 +251,8 @@ def test_images_that_would_count_twice_are_refused(tiles, tmp_path):
     ("root", "/nowhere"), ("root", None), ("layout", "mmrs"), ("on_error", "ignore"), ("num_workers", -1),
     ("split", [0.7, 0.2, 0.2]), ("split", [1.0, 0.0, 0.0]), ("modality_weights", {"sar": 1.0}),
     ("value_range", [3, 3]), ("value_range", "auto2"), ("value_range", [[0, 0], [1, 1]]), ("bands", []),
-    ("bands", [0, 1]), ("stretch", [98, 2]), ("stretch_scope", "image"), ("mean", [1.0]), ("mean", "nowhere.json"),
-    ("classes", ["a", "b", "a"]),
+    ("bands", [0, 1]), ("bands", [1.5]), ("stretch", [98, 2]), ("stretch_scope", "image"), ("mean", [1.0]),
+    ("mean", "nowhere.json"), ("classes", ["a", "b", "a"]),
 ])  # fmt: skip
 def test_a_key_that_means_nothing_is_refused_by_its_name(scenes, tmp_path, key, value):
     refused(rf"data\.{key}[= ]", scenes, **{"root": str(tmp_path), key: value})

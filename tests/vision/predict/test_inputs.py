@@ -58,7 +58,7 @@ def test_failures_fail_the_run_unless_they_may_be_skipped():
 
 
 def test_what_was_left_out_or_read_in_another_order_is_said_and_recorded(tmp_path, make_session, tiff):
-    for name in ("a.png", "b.gif", "c.GIF", "d.txt"):
+    for name in ("a.png", "b.gif", "c.GIF", "d.txt", "none.tif"):
         (tmp_path / name).touch()
     path = tiff(tmp_path / "e.tif", np.zeros((3, 4, 4), np.uint8), names=["blue", "green", "red"])
     session, said = make_session(input=str(tmp_path)), []
@@ -69,5 +69,5 @@ def test_what_was_left_out_or_read_in_another_order_is_said_and_recorded(tmp_pat
     found = {"bands_read_as_rgb": [str(path)], "other_files": {".gif": 2}, "skipped": skipped}
     assert tell_inputs(session, inputs, failures, ImageReader()) == found
     assert "e.tif" in said[0]
-    assert said[-5].startswith("warning: 25 of 2 images could not be used")
+    assert said[-5].startswith("warning: 25 of 3 images could not be used")
     assert tell_inputs(session, inputs, [], ImageReader(4)) == {"other_files": {".gif": 2}}
