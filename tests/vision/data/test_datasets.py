@@ -58,7 +58,7 @@ def test_masks_come_with_their_images(masked):
 
 
 def test_augmentation_depends_on_seed_epoch_and_sample_only(thirty):
-    """Not on the random state, nor on the batch, nor on ranks and loader workers."""
+    """Not on the batch, nor on the random state, in which ranks and loader workers differ."""
     data = thirty()
     together = data.train[keys(4, 9, 2)]["image"]
     np.random.seed(1)
@@ -189,10 +189,11 @@ def test_ranks_add_up_what_they_found_in_the_masks_that_were_read(segmentation, 
     def colours(number):
         found = np.zeros((40, 50, 3))
         found[20:] = (0, 0, 255 if number < 8 else 0)  # BGR
+        found[30:] = 255
         found[0, :number] = 7
         return found
 
-    palette = {"palette": {"a": "000000", "b": "FF0000", "ghost": "00FF00"}}
+    palette = {"palette": {"a": "000000", "b": "FF0000", "ghost": "00FF00"}, "ignore_colours": ["FFFFFF"]}
     root, sent = pairs(10, colours), []
     ranks = [segmentation(root=root, parts=EIGHT_TWO, train_pipeline=CROP, **palette) for _ in range(3)]
     ranks[0].train[keys(0, 1)]
