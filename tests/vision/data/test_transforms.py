@@ -91,11 +91,11 @@ def test_saturation_and_hue(dtype):
     """Half the saturation of red is pink; 36 of 60 degrees towards yellow or magenta are 120 of 200."""
     red = np.full((4, 4, 3), (200, 0, 0), dtype)
     np.testing.assert_allclose(changed(red, saturation_range=(0.5, 0.5))[0, 0], (200, 100, 100), atol=1)
-    turned = changed(red, hue_delta=18)
-    assert (turned == turned[0, 0]).all()
-    low, middle, high = sorted(turned[0, 0])
-    assert (low, high) == pytest.approx((0, 200), abs=1)
-    assert 3 <= middle <= 123
+    turned = [changed(red, hue_delta=18)[0, 0] for _ in range(40)]
+    low, middle, high = np.sort(turned, axis=1).T
+    np.testing.assert_allclose(low, 0, atol=1)
+    np.testing.assert_allclose(high, 200, atol=1)
+    assert 90 < middle.max() <= 121
 
 
 def test_images_without_colours_keep_theirs():
