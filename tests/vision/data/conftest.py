@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import itertools
 import sys
-import warnings
 from pathlib import Path
 
 import cv2
@@ -49,16 +48,15 @@ def tiff():
 
     def write(path, bands, names=None, mask=None, **more):
         path.parent.mkdir(parents=True, exist_ok=True)
-        profile = {"driver": "GTiff", "height": bands.shape[1], "width": bands.shape[2], "count": len(bands)}
-        place = {"crs": "EPSG:32633", "transform": rasterio.transform.from_origin(3e5, 5.8e6, 10, 10)}
-        with warnings.catch_warnings(), rasterio.Env(GDAL_TIFF_INTERNAL_MASK=True):
-            warnings.simplefilter("ignore")
-            with rasterio.open(path, "w", **{"dtype": bands.dtype, **place, **profile, **more}) as file:
-                file.write(bands)
-                for number, name in enumerate(names or [], 1):
-                    file.set_band_description(number, name)
-                if mask is not None:
-                    file.write_mask(mask)
+        profile = {"driver": "GTiff", "height": bands.shape[1], "width": bands.shape[2], "count": len(bands),
+                   "dtype": bands.dtype, "crs": "EPSG:32633",
+                   "transform": rasterio.transform.from_origin(3e5, 5.8e6, 10, 10), **more}  # fmt: skip
+        with rasterio.Env(GDAL_TIFF_INTERNAL_MASK=True), rasterio.open(path, "w", **profile) as file:
+            file.write(bands)
+            for number, name in enumerate(names or [], 1):
+                file.set_band_description(number, name)
+            if mask is not None:
+                file.write_mask(mask)
         return path
 
     return write

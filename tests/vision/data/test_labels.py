@@ -36,9 +36,7 @@ def test_numbers_are_classes_whatever_the_palette_or_by_a_table(tmp_path, number
     image = Image.fromarray(numbers, "P")
     image.putpalette(RGB[::-1].reshape(-1).tolist())
     image.save(tmp_path / "x.png")
-    values, unknown = IndexMasks(5).read(tmp_path / "x.png")
-    np.testing.assert_array_equal(values, numbers)
-    assert unknown == 0
+    np.testing.assert_array_equal(IndexMasks(5).read(tmp_path / "x.png").values, numbers)
     cv2.imwrite(str(tmp_path / "x.png"), numbers.astype(np.uint16) * 100)
     values, _ = IndexMasks(4, {100: 0, 200: 1, 300: 2, 400: 3}, ignored=[0]).read(tmp_path / "x.png")
     np.testing.assert_array_equal(values, np.where(numbers == 0, IGNORED, numbers.astype(int) - 1))
@@ -46,38 +44,32 @@ def test_numbers_are_classes_whatever_the_palette_or_by_a_table(tmp_path, number
 
 def test_masks_of_32_bits_may_hold_minus_one(tmp_path):
     Image.fromarray(np.array([[-1, 0, 1], [70000, 1, 0]], np.int32)).save(tmp_path / "x.tif")
-    for masks, expected in (
-        (IndexMasks(2, ignored=[-1, 70000]), [[IGNORED, 0, 1], [IGNORED, 1, 0]]),
-        (IndexMasks(2, {-1: 1, 0: 0, 1: 0}, ignored=[70000]), [[1, 0, 0], [IGNORED, 0, 0]]),
-    ):
-        assert masks.read(tmp_path / "x.tif").values.tolist() == expected
+    plain, by_table = IndexMasks(2, ignored=[-1, 70000]), IndexMasks(2, {-1: 1, 0: 0, 1: 0}, ignored=[70000])
+    assert plain.read(tmp_path / "x.tif").values.tolist() == [[IGNORED, 0, 1], [IGNORED, 1, 0]]
+    assert by_table.read(tmp_path / "x.tif").values.tolist() == [[1, 0, 0], [IGNORED, 0, 0]]
     refused("x.tif holds -1, 70000, which is no class", IndexMasks(2).read, tmp_path / "x.tif")
 
 
 @pytest.mark.parametrize(("name", "masks", "said"), [
-    ("numbers.png", IndexMasks(3), "holds 3, 4, which is no class; .*data.mask_values"),
-    ("numbers.png", IndexMasks(3, ignored=[3]), "holds 4, which"),
+    ("numbers.png", IndexMasks(3, ignored=[3]), "holds 4, which is no class; .*data.mask_values"),
     ("numbers.png", ColourMasks(COLOURS), "is no mask of colours.*data.classes"),
     ("colours.png", IndexMasks(5), "is no mask of class numbers.*data.palette"),
-    ("other.png", ColourMasks(COLOURS), r"100.0 % of the pixels .*: 030201 \(100.0 %\); the classes are 3C1098"),
     ("numbers.jpg", IndexMasks(256), "is a JPEG, which changes values"),
     ("cut.png", IndexMasks(3), "is truncated"),
-    ("cut.png", ColourMasks(COLOURS), "is truncated"),
     ("damaged.png", IndexMasks(3), "cannot be decoded"),
     ("damaged.png", ColourMasks(COLOURS), "cannot be decoded"),
 ])  # fmt: skip
 def test_a_mask_that_cannot_be_meant_is_refused_by_name(tmp_path, numbers, name, masks, said):
-    other = np.full((4, 4, 3), (1, 2, 3), np.uint8)
-    for each, values in (("numbers", numbers), ("colours", RGB[numbers]), ("other", other)):
-        cv2.imwrite(str(tmp_path / f"{each}.png"), values)
+    cv2.imwrite(str(tmp_path / "colours.png"), RGB[numbers])
     cv2.imwrite(str(tmp_path / "numbers.jpg"), numbers)
+    cv2.imwrite(str(tmp_path / "numbers.png"), numbers)
     content = (tmp_path / "numbers.png").read_bytes()
     (tmp_path / "cut.png").write_bytes(content[:-20])
     (tmp_path / "damaged.png").write_bytes(content[:60] + b"\0" * 20 + content[80:])
     refused(f"{name}:? {said}", masks.read, tmp_path / name)
 
 
-@pytest.mark.parametrize(("suffix", "hint"), [("png", "data.max_unknown"), ("jpg", "PNG")])
+@pytest.mark.parametrize(("suffix", "hint"), [("png", "010203 .*data.max_unknown"), ("jpg", "PNG")])
 def test_a_mask_of_other_colours_is_refused_above_a_share(tmp_path, suffix, hint):
     """9 and 11 % of a PNG; a JPEG of nothing but known colours, which it changes."""
     colours = np.repeat(RGB[[0, 1]], 50, axis=0)[None].repeat(40, axis=0)
@@ -91,12 +83,11 @@ def test_a_mask_of_other_colours_is_refused_above_a_share(tmp_path, suffix, hint
     assert ColourMasks(COLOURS, max_unknown=1.0).read(path).unknown > 0
 
 
-@pytest.mark.parametrize("bits", [1, 2, 4, 8])
-@pytest.mark.parametrize(("driver", "photometric"), [("PNG", None), ("GTiff", "minisblack"), ("GTiff", "miniswhite")])
-def test_masks_of_few_bits_keep_their_numbers(tmp_path, tiff, bits, driver, photometric):
-    count = min(2**bits, 200)
-    values = np.random.default_rng(0).integers(0, count, (20, 37)).astype(np.uint8)
-    more = {"photometric": photometric} if photometric else {}
+@pytest.mark.parametrize("bits", [1, 4])
+@pytest.mark.parametrize(("driver", "more"), [
+    ("PNG", {}), ("GTiff", {"photometric": "minisblack"}), ("GTiff", {"photometric": "miniswhite"}),
+])  # fmt: skip
+def test_masks_of_few_bits_keep_their_numbers(tmp_path, tiff, bits, driver, more):
+    values = np.random.default_rng(0).integers(0, 2**bits, (20, 37)).astype(np.uint8)
     path = tiff(tmp_path / "mask", values[None], driver=driver, nbits=bits, **more)
-    assert driver != "PNG" or path.read_bytes()[24] == bits
-    np.testing.assert_array_equal(IndexMasks(count).read(path).values, values)
+    np.testing.assert_array_equal(IndexMasks(2**bits).read(path).values, values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,20 +11,16 @@ import torch
 
 from exp.vision.data.mmrs1m import modality_in
 from exp.vision.data.modality import ModalityDraw
-from tests.vision.data.conftest import keys, record, refused
+from tests.vision.data.conftest import record, refused
 
 
 @pytest.fixture
 def masked(segmentation, pairs):
     """Masks under the three names that users give their folders; SSDD is SAR, IR_ship infrared; one comes in parts."""
-    for place, masks, count in (
-        ("Potsdam", "labels", 12),
-        ("SSDD", "masks", 10),
-        ("IR_ship/train", "annotations", 10),
-        ("IR_ship/test", "annotations", 2),
-    ):
-        above = f"segmentation/{place}"
-        root = pairs(count, lambda number: np.full((20, 30), number % 2), f"{above}/images", f"{above}/{masks}")
+    places = {"Potsdam/labels": 12, "SSDD/masks": 10, "IR_ship/train/annotations": 10, "IR_ship/test/annotations": 2}
+    for masks, count in places.items():
+        images = f"segmentation/{masks.rpartition('/')[0]}/images"
+        root = pairs(count, lambda number: np.full((20, 30), number % 2), images, f"segmentation/{masks}")
     return lambda **values: segmentation(root=root, layout="mmrs1m", classes=["a", "b"], **{"size": 20, **values})
 
 
@@ -33,25 +30,19 @@ def test_masks_are_found_whatever_their_folder_is_called(masked):
     assert record(data) == expected
     assert len(masked(modality="infrared").test) == 2
     assert len(masked(datasets=["ssdd"], split=[0.5, 0.5, 0.0]).train) == 5
-    batch = data.train[keys(0)]
-    assert batch["label"].shape == batch["image"][:, 0].shape
 
 
 def test_a_single_set_lies_in_the_folder_itself(segmentation, pairs):
-    root = pairs(5, lambda _: np.zeros((40, 50)), "segmentation/images", "segmentation/labels")
-    data = segmentation(root=root, layout="mmrs1m", classes=["a", "b"], split=[0.6, 0.2, 0.2])
-    assert len(data.train) == 3
+    root = pairs(5, lambda _: np.zeros((4, 5)), "segmentation/images", "segmentation/labels")
+    assert len(segmentation(root=root, layout="mmrs1m", classes=["a", "b"], split=[0.6, 0.2, 0.2]).train) == 3
 
 
 @pytest.mark.parametrize(("values", "said"), [
     ({"datasets": ["Vaihingen"]}, "data.datasets: Vaihingen .*; there are IR_ship, Potsdam, SSDD"),
     ({"datasets": ["SSDD"]}, "1.png has no mask in .*masks"),
-    ({"modality_weights": {"radar": 1.0}}, "data.modality_weights: radar is not one of optical, sar, infrared"),
-    ({"modality_weights": {"sar": -1.0}}, "data.modality_weights: the share of sar"),
     ({"modality": "optical", "modality_weights": {"sar": 1.0}}, "data.modality_weights has no share for optical"),
-    ({"modality_statistics": {"sar": {"mean": [1.0]}}}, "data.modality_statistics.sar="),
 ])  # fmt: skip
-def test_what_is_missing_or_means_nothing_is_refused(masked, tmp_path, values, said):
+def test_what_is_missing_is_refused(masked, tmp_path, values, said):
     (tmp_path / "segmentation" / "SSDD" / "masks" / "1.png").unlink()
     refused(said, masked, **values)
 
@@ -68,7 +59,6 @@ def test_every_epoch_has_the_shares_and_all_samples_come_before_one_comes_again(
     assert {counts[number] for number in range(90, 100)} == {7}
     again = ModalityDraw(groups, {"optical": 6, "sar": 3, "infrared": 1}, seed=1)
     assert [again(place, 5) for place in range(100)] == epochs[5]
-    assert epochs[0] != epochs[1]
 
 
 def test_a_data_set_draws_by_shares_in_training_alone(masked):
@@ -76,25 +66,20 @@ def test_a_data_set_draws_by_shares_in_training_alone(masked):
     data = masked(modality_weights=shares)
     drawn = [data.train.samples[data.train.draw(place, 0)][0] for place in range(len(data.train))]
     assert sum(modality_in(path) == "infrared" for path in drawn) == pytest.approx(0.6 * len(drawn), abs=1)
-    assert data.train[keys(0, 1)]["index"].tolist() == [0, 1]
     assert data.val.draw is None
     assert record(data)["modality_shares"] == pytest.approx(shares)
 
 
 def test_a_modality_has_statistics_of_its_own(masked):
     data = masked(modality_statistics={"sar": {"mean": [100.0], "std": [20.0]}})
-
-    class Model:
-        pixel_mean = torch.tensor([123.675, 116.28, 103.53]).reshape(1, 3, 1, 1)
-        pixel_std = torch.tensor([58.395, 57.12, 57.375]).reshape(1, 3, 1, 1)
-
-    data.meet(Model)
+    pixel_mean = torch.tensor([123.675, 116.28, 103.53]).reshape(1, 3, 1, 1)
+    pixel_std = torch.tensor([58.395, 57.12, 57.375]).reshape(1, 3, 1, 1)
+    data.meet(SimpleNamespace(pixel_mean=pixel_mean, pixel_std=pixel_std))
     for number, (path, _) in enumerate(data.test.samples):
         raw = torch.from_numpy(data.read(path)).permute(2, 0, 1).float()
         batch = data.test[torch.tensor([number])]["image"]
-        mean, std = (100.0, 20.0) if modality_in(path) == "sar" else (Model.pixel_mean[0], Model.pixel_std[0])
-        seen = (batch - Model.pixel_mean) / Model.pixel_std
-        torch.testing.assert_close(seen[0], (raw - mean) / std, rtol=0, atol=1e-4)
+        mean, std = (100.0, 20.0) if modality_in(path) == "sar" else (pixel_mean, pixel_std)
+        torch.testing.assert_close((batch - pixel_mean) / pixel_std, (raw[None] - mean) / std, rtol=0, atol=1e-4)
         prepared = torch.from_numpy(data.prepare(data.read(path), path)).permute(2, 0, 1)
         assert torch.equal(prepared, batch[0])
     other = masked()

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import colorsys
-
 import numpy as np
 import pytest
 
@@ -47,12 +45,8 @@ def test_a_crop_avoids_what_is_all_of_one_class():
     mask[70:] = 255
 
     def mixed(transform):
-        shares = []
-        for _ in range(200):
-            known = transform({"img": mask[..., None], "gt_seg_map": mask})["gt_seg_map"]
-            known = known[known != 255]
-            shares.append(known.size > 0 and 0.25 < known.mean() < 0.75)
-        return np.mean(shares)
+        crops = (transform({"img": mask[..., None], "gt_seg_map": mask})["gt_seg_map"] for _ in range(200))
+        return sum(0.25 < (crop == 1).sum() / max((crop != 255).sum(), 1) < 0.75 for crop in crops)
 
     assert mixed(RandomCrop(20, cat_max_ratio=0.75)) > 2 * mixed(RandomCrop(20))
 
@@ -80,34 +74,28 @@ def changed(image, **options):
     return next((each for each in made if not np.array_equal(each, image)), None)
 
 
-def in_hsv(image):
-    return np.array([colorsys.rgb_to_hsv(*pixel) for pixel in image.reshape(-1, 3) / 255.0]).T
-
-
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
 def test_brightness_and_contrast(dtype):
     image = pair(channels=5, dtype=dtype)["img"]
     brighter = changed(image, brightness_delta=20.0)
-    assert brighter.dtype == dtype
     shift = (brighter.astype(float) - image)[(brighter > 0) & (brighter < 255)]
     assert abs(shift).max() <= 20.5
     assert np.ptp(shift) <= 1.0  # all pixels by the same
     harder = changed(image, contrast_range=(1.5, 1.5))
     np.testing.assert_allclose(harder, np.clip(image * 1.5, 0, 255), atol=0.51)
+    assert brighter.dtype == harder.dtype == dtype
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
 def test_saturation_and_hue(dtype):
-    image = np.random.randint(40, 200, (8, 8, 3)).astype(dtype)
-    hue, saturation, value = in_hsv(image)
-    _, paler, same = in_hsv(changed(image, saturation_range=(0.5, 0.5)))
-    np.testing.assert_allclose(same, value, atol=0.01)
-    np.testing.assert_allclose(paler, saturation / 2, atol=0.02)
-    other, _, same = in_hsv(changed(image, hue_delta=18))
-    np.testing.assert_allclose(same, value, atol=0.01)
-    degrees = np.angle(np.exp(2j * np.pi * (other - hue)), deg=True)[saturation > 0.3]
-    assert np.ptp(degrees) < 12
-    assert 1 < abs(np.median(degrees)) <= 37
+    """Half the saturation of red is pink; 36 of 60 degrees towards yellow or magenta are 120 of 200."""
+    red = np.full((4, 4, 3), (200, 0, 0), dtype)
+    np.testing.assert_allclose(changed(red, saturation_range=(0.5, 0.5))[0, 0], (200, 100, 100), atol=1)
+    turned = [changed(red, hue_delta=18)[0, 0] for _ in range(40)]
+    low, middle, high = np.sort(turned, axis=1).T
+    np.testing.assert_allclose(low, 0, atol=1)
+    np.testing.assert_allclose(high, 200, atol=1)
+    assert 90 < middle.max() <= 121
 
 
 def test_images_without_colours_keep_theirs():
