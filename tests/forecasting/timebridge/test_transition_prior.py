@@ -9,7 +9,7 @@ from torch import nn
 
 from exp.forecasting.timebridge.density import gaussian_log_density, log_magnitude
 from exp.forecasting.timebridge.tangent import value_and_tangent
-from exp.forecasting.timebridge.transition import LatentMLPs, StationaryPrior
+from exp.forecasting.timebridge.transition import ChangingPrior, LatentMLPs, StationaryPrior
 from tests.forecasting.timebridge.conftest import log_density
 
 
@@ -83,3 +83,15 @@ def test_what_is_kept_for_the_backward_pass_does_not_grow_with_the_hidden_size(n
 
     assert kept(20, 8) == kept(20, 64)
     assert kept(80, 8) < 4.1 * kept(20, 8)
+
+
+def test_sizes_and_shapes_that_cannot_be_are_refused():
+    for wrong in (
+        lambda: ChangingPrior(3, 2, hidden=0),
+        lambda: StationaryPrior(3, lags=0),
+        lambda: StationaryPrior(3, negative_slope=-0.1),
+        lambda: StationaryPrior(4, lags=3)(torch.randn(2, 3, 4)),
+        lambda: ChangingPrior(5, 2)(torch.randn(2, 3, 5), torch.randn(2, 4, 2)),
+    ):
+        with pytest.raises(ValueError):
+            wrong()
