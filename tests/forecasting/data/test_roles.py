@@ -66,13 +66,6 @@ def test_covariates_come_ahead_and_beyond_the_last_target(plant, values):
     assert plant(values, covariates=[]).test[[0]]["future"].shape[-1] == 4
 
 
-def test_one_series_alone(plant, values):
-    """TSLib's mode S."""
-    data = plant(values, inputs=["flow"], targets=["flow"], channels=1)
-    assert data.names == ["flow"]
-    np.testing.assert_allclose(data.mean, np.nanmean(values[:140, 2]))
-
-
 @pytest.mark.parametrize(
     ("keys", "named"),
     [
@@ -83,20 +76,12 @@ def test_one_series_alone(plant, values):
         ({"targets": ["flow", "flow"]}, "data.targets"),
         ({"targets": []}, r"data.targets=\[\]"),
         ({"inputs": ["flow"]}, "data.channels=1"),
-        ({"inputs": ["flow"], "channels": 1, "targets": ["temp"]}, "'temp'"),
     ],
 )
 def test_roles_that_cannot_be_are_refused_before_anything_starts(plant, values, keys, named):
     config = {"name": "plant", "file": str(plant(values).path), "channels": 3, "missing": "mask", **keys}
     with pytest.raises(DataError, match=named):
         preflight(vars(ForecastingDataConfig(**config)))
-
-
-def test_empty_cells_where_there_may_be_none_or_nothing_else(plant, values):
-    with pytest.raises(DataError, match="row 2, column pump"):
-        plant(values, missing="refuse")
-    with pytest.raises(DataError, match=r"s.csv, column flow"):
-        plant(values * [1, 1, np.nan])
 
 
 def test_rows_that_are_known_ahead_are_in_no_part(plant, values):
@@ -116,7 +101,10 @@ def test_a_part_without_any_truth_is_refused_and_a_series_without_is_told(plant,
     data = plant(values)
     assert ["val part" in note for note in data.notes if "flow" in note] == [True]
     data.check_truth(["train", "val", "test"])
-    data = plant(values, targets=["flow"])
+    data = plant(values, inputs=["flow"], targets=["flow"], channels=1)  # one series alone
+    np.testing.assert_allclose(data.mean, np.nanmean(values[:140, 2]))
     data.check_truth(["train", "test"])
     with pytest.raises(DataError, match=r"flow .*val.*141 to 160"):
         data.check_truth(["train", "val", "test"])
+    with pytest.raises(DataError, match=r"s.csv, column flow"):
+        plant(values * [1, 1, np.nan])
