@@ -14,7 +14,7 @@ from exp.engine.distributed import Distributed
 from exp.errors import ConfigError
 from exp.forecasting.intervals.adaptive import AdaptiveMetrics
 from exp.forecasting.intervals.calibrate import Scores, calibrated_quantiles, calibrated_residuals
-from exp.forecasting.intervals.conformal import OrderedScores, quantile_levels, windows_needed
+from exp.forecasting.intervals.conformal import OrderedScores, quantile_levels
 from exp.forecasting.intervals.intervals import Intervals, Spread
 from exp.forecasting.intervals.metrics import IntervalMetrics, gaussian_crps
 from exp.models.base import Model
@@ -120,7 +120,6 @@ def test_a_series_that_is_forecast_needs_windows_with_truth_and_others_do_not():
     for scored, named in (([1, 2], "6 of 40 .* c at step 2 .* 9 "), ([0, 1], "0 of 40 .* a at step 1 ")):
         with pytest.raises(ConfigError, match=named):
             OrderedScores(values.copy(), ["a", "b", "c"], scored).bound(0.9)
-    assert [windows_needed(level) for level in (0.5, 0.8, 0.99)] == [1, 4, 99]
     calibrated_residuals(scores(gaussian, count=19), LEVELS)
     with pytest.raises(ConfigError, match=r"18 .* 19 "):
         calibrated_residuals(scores(gaussian, count=18), LEVELS)
