@@ -79,6 +79,7 @@ def test_other_arrays_are_refused(tmp_path):
     values[70, 3, 0] = np.nan
     for content, names in (
         ({"flow": np.zeros((9, 170))}, "flow"),
+        ({"data": np.zeros((9, 3, 1))}, "data.channels=170"),
         ({"data": np.zeros(170)}, "170"),
         ({"data": np.array([[{}]])}, "data"),
         ({"data": values}, r"data\[70, 3\]"),

@@ -128,6 +128,7 @@ REFUSED = [
     ("01:00:00", "00:00:00", "row 3, column date: '2020-01-01 00:00:00'"),
     ("3,4.5", "3,4.5,6", "row 3, column 4"),
     ("date,", "when,", "row 1"),
+    (GOOD, "date\n2020-01-01\n", "row 1"),
     (GOOD, "date,a\n0,2020-01-01,5\n1,2020-01-02,6\n", "row 2, column 3"),  # pandas takes it for an index
     (GOOD, f"date,a,b,\n{DAY}1,2,\n", "row 1, column 4"),
     (GOOD, ",date,a\n0,2020-01-01,1\n", "row 1, column 1"),
@@ -151,6 +152,7 @@ def test_the_first_cell_that_is_wrong_is_named(write):
         path = write(new if old == GOOD else GOOD.replace(old, new, 1))
         assert place in refusal(path), new
     assert "data.channels=7" in refusal(write(GOOD), channels=7)
+    assert "columns='unique_id', values='y'" in refusal(write("unique_id,ds,y\nA,2020-01-01,1\n"), channels=2)
     assert "data.header=true" in refusal(write(GOOD), header=False)
     assert "row 2, column 1: 'x'" in refusal(write("1,2\nx,4\n"), header=False)
     assert "row 1, column 2: ''" in refusal(write("1,\n3,4\n"), header=False)

@@ -73,6 +73,7 @@ def test_covariates_come_ahead_and_beyond_the_last_target(plant, values):
         ({"targets": ["flow", "flow"]}, "data.targets"),
         ({"targets": []}, r"data.targets=\[\]"),
         ({"inputs": ["flow"]}, "data.channels=1"),
+        ({"inputs": ["flow"], "channels": 1, "targets": ["temp"]}, "'temp'"),
     ],
 )
 def test_roles_that_cannot_be_are_refused_before_anything_starts(plant, values, keys, named):

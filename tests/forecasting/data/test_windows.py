@@ -12,7 +12,6 @@ import torch
 
 from exp.errors import DataError
 from exp.forecasting.data.dataset import ForecastingData
-from exp.forecasting.data.preflight import locate
 from exp.forecasting.data.splits import borders
 from exp.forecasting.data.timefeatures import time_features
 from exp.forecasting.data.windows import WindowDataset
@@ -98,19 +97,6 @@ def test_scaled_calendar():
     for features, values in ((time_features(dates, 3), expected), (time_features(None, 3), np.zeros((3, 4)))):
         assert features.dtype == np.float32
         np.testing.assert_allclose(features, values, atol=1e-7)
-
-
-def test_windows_are_standardised_with_the_training_rows():
-    data = ForecastingData("ETTh1", "ETTh1.csv", 7, split="ett_hour", allow_gaps=False)
-    table = pd.read_csv(locate(None, "ETTh1.csv", "ETTh1"))
-    values = table.iloc[:, 1:].to_numpy()
-    assert [len(part) for part in (data.train, data.val, data.test)] == [7825, 2785, 2785]  # as in the authors' logs
-    assert (data.notes, data.names) == ([], [*table.columns[1:]])
-    mean, std = values[:8640].mean(axis=0), values[:8640].std(axis=0)
-    np.testing.assert_allclose(np.stack([data.mean, data.std]), np.stack([mean, std]), rtol=1e-12)
-    window, begin = 2784, 11520 + 2784
-    batch, expected = data.test[[window]], (values[begin - 720 : begin + 96] - mean) / std
-    np.testing.assert_allclose(torch.cat([batch["x"], batch["y"]], dim=1)[0], expected, atol=1e-6)
 
 
 def test_a_constant_series_without_dates(tmp_path):

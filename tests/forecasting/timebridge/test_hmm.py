@@ -119,7 +119,6 @@ def test_the_path_is_the_best_of_all_paths(form, steps, regimes):
 @both_forms
 def test_of_equally_good_ways_the_lowest_regime_is_taken(form):
     uniform = torch.full((3, 3), 0.25).log()
-    assert torch.equal(viterbi(torch.zeros(2, 33, 3), uniform[0], uniform, form=form), torch.zeros(2, 33).long())
     emissions = torch.zeros(1, 3, 3)
     emissions[0, 1, 1:] = 4.0  # regimes 1 and 2 are equally good in the middle
     assert viterbi(emissions, uniform[0], uniform, form=form).tolist() == [[0, 1, 0]]
