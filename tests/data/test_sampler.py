@@ -53,10 +53,9 @@ def test_the_position_is_that_of_iter():
 
 
 def test_what_cannot_be_is_refused():
-    sampler = TrainBatchSampler(10, 4)
     for position in ((0, 3), (0, 12), (-1, 0), (0, -4)):
         with pytest.raises(ConfigError, match="global_batch_size=4"):
-            sampler.set_position(*position)
+            TrainBatchSampler(10, 4).set_position(*position)
     with pytest.raises(DataError, match=r"47 samples.* 48 .*batch_size 4 x 3 ranks x accumulate 4.*at most 47"):
         TrainBatchSampler(47, 4, rank=0, world_size=3, accumulate=4)
 

@@ -30,8 +30,10 @@ def test_a_few_values_that_make_or_ruin_standardised_figures_are_named_and_usual
     values["skewed"][20] = 600.0  # flatters all others
     values["sun"][30:60] = -9999.0
     values["walk"][4950] = 1e6  # in the test part
-    values["pump"] = np.full(ROWS, 5.0)
-    notes = made(values).notes
+    values["pump"] = np.full(ROWS, 0.1)  # whose deviation rounding makes
+    data = made(values)
+    notes = data.notes
+    assert (data.std[-1], bool((data.train[[0]]["x"][0, :, -1].abs() < 1e-6).all())) == (1.0, True)
     words = [
         ["constant", "pump"],
         ["row 22, column skewed", "far from"],

@@ -1,4 +1,4 @@
-"""From a series to windows: parts, time features, and the bundled series against a reading of its file by pandas."""
+"""From a series to windows: parts, time features, and batches against a loop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from exp.errors import DataError
-from exp.forecasting.data.dataset import ForecastingData
 from exp.forecasting.data.splits import borders
 from exp.forecasting.data.timefeatures import time_features
 from exp.forecasting.data.windows import WindowDataset
@@ -97,14 +96,3 @@ def test_scaled_calendar():
     for features, values in ((time_features(dates, 3), expected), (time_features(None, 3), np.zeros((3, 4)))):
         assert features.dtype == np.float32
         np.testing.assert_allclose(features, values, atol=1e-7)
-
-
-def test_a_constant_series_without_dates(tmp_path):
-    path = tmp_path / "m.csv"
-    path.write_text("".join(f"0.1,{number**2}\n" for number in range(60)))
-    data = ForecastingData("m", str(path), 2, lookback=6, horizon=3, header=False)
-    assert float(data.std[0]) == 1.0
-    batch = data.train[[0]]
-    assert float(batch["x"][0, :, 0].abs().max()) < 1e-6
-    assert not batch["marks"].any()
-    assert (data.future_window()[1], data.dates_of("train", 0)) == (None, None)
