@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import os
-import shutil
 
 from exp.data.fingerprint import differences, of_file, of_samples
 
 
 def test_a_file_is_known_by_its_size_and_its_ends(tmp_path):
-    file, moved, middle = tmp_path / "a.csv", tmp_path / "elsewhere" / "a.csv", b"0" * 2**22
+    file, middle = tmp_path / "a.csv", b"0" * 2**22
     file.write_bytes(b"head" + middle + b"tail")
     before = of_file(file)
-    moved.parent.mkdir()
-    shutil.copy(str(file), str(moved))
-    os.utime(moved, (0, 0))
-    assert differences(before, of_file(moved)) == []
+    os.utime(file, (0, 0))
+    assert differences(before, of_file(file)) == []
     for content, found in ((b"head" + middle + b"tale", "other contents"), (b"head", "4 bytes, not 4194312")):
         file.write_bytes(content)
         assert differences(before, of_file(file)) == [f"a.csv has {found}"]

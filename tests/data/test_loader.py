@@ -37,7 +37,3 @@ def test_continues_at_the_position(dataset, workers):
         sampler.advance()
     del batches
     assert_equal_batches(batches_of, whole[5:])
-    sampler.set_position(1, 0)
-    other = TrainBatchSampler(51, 4, seed=3)
-    other.set_position(1, 0)
-    assert_equal_batches(batches_of, [dataset[index] for index in other])

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import re
 
 import pytest
 import torch
@@ -16,7 +14,8 @@ from torch.nn import functional as F
 from exp.compat import supports_estimates
 from exp.config.schema import ExpConfig, LauncherConfig
 from exp.data.base import Data
-from exp.errors import ConfigError
+from exp.errors import ConfigError, UnavailableError
+from exp.estimate import command
 from exp.models.base import Model
 from exp.tasks.train import Train
 from tests.docs.reader import PAGES, lines_of
@@ -24,7 +23,7 @@ from tests.simulators import needs_current_card
 
 if supports_estimates():
     from exp.estimate.as_on_card import AsOnCard
-    from exp.estimate.trace import Tracer, trace_flops
+    from exp.estimate.trace import Tracer
     from exp.estimate.tracker import MemoryTracker
 else:
     pytest.skip("torch < 2.1 cannot estimate", allow_module_level=True)
@@ -42,30 +41,12 @@ def test_memory_is_counted_by_storage_and_to_its_end():
         del one
         assert (tracker.now["activations"], tracker.peak) == (8192, 8192)  # a view holds the first
         del view
-        assert tracker.now["activations"] == 4096
         small = torch.empty(3, device="meta")
     tracker.count([two], "gradients", share=0.5)
-    assert (tracker.now["gradients"], tracker.now["activations"]) == (2048, 512)
     tracker.restart()
-    assert tracker.peak == 2560
+    assert (tracker.now["gradients"], tracker.now["activations"], tracker.peak) == (2048, 512, 2560)
     del two, small
     assert sum(tracker.now.values()) == 0
-
-
-class Two(Model):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(64, 256, bias=False), nn.ReLU(), nn.Linear(256, 32, bias=False))
-
-    def forward(self, x, mode="loss"):
-        return {"loss": self.layers(x).mean()}
-
-
-def test_operations_of_two_layers_are_those_of_theory():
-    batch = {"x": torch.empty(8, 64, device="meta")}
-    first, second = 2 * 8 * 64 * 256, 2 * 8 * 256 * 32
-    # Forward; backward once for the weights, and for the inputs of the second layer alone.
-    assert trace_flops(Two().to("meta"), batch, contextlib.nullcontext()) == 2 * first + 3 * second
 
 
 def test_a_card_keeps_bytes_of_dropout_halves_of_weights_and_no_scores():
@@ -87,17 +68,16 @@ def test_a_card_keeps_bytes_of_dropout_halves_of_weights_and_no_scores():
     assert kept("fp32", False, F.scaled_dot_product_attention, *heads) >= scores
 
 
+SIMULATED = [
+    ([*SERIES, "global_batch_size=64", "data.eval_batch_size=4"], 2),  # which takes most in training
+    ([*SERIES, "global_batch_size=4", "data.eval_batch_size=64", "precision=bf16"], 1),  # in validation
+    ([*IMAGES, "global_batch_size=32", "precision=bf16"], 1),  # where portable kernels take float32 inside
+    ([*IMAGES, "wrapper=fsdp"], 2),
+]
+
+
 @needs_current_card
-@pytest.mark.parametrize(
-    ("overrides", "nproc"),
-    [
-        ([*SERIES, "global_batch_size=64", "data.eval_batch_size=4"], 2),
-        ([*SERIES, "global_batch_size=4", "data.eval_batch_size=64", "precision=bf16"], 1),
-        ([*IMAGES, "global_batch_size=32", "precision=bf16"], 1),  # where portable kernels take float32 inside
-        ([*IMAGES, "wrapper=fsdp"], 2),
-    ],
-    ids=["training", "validation", "images", "sharded"],
-)
+@pytest.mark.parametrize(("overrides", "nproc"), SIMULATED)
 def test_within_a_tenth_of_what_simulated_cards_count(exp, overrides, nproc):
     common = ["backend=gcu_simulated", f"nproc={nproc}", "schedule=constant", *overrides]
     for task, name in (("estimate", "estimated"), ("speed", "counted")):
@@ -120,17 +100,14 @@ def test_the_batch_that_fits_is_the_largest_and_keeps_the_global_one(exp):
 
     whole = estimate("whole", "task.memory_gib=64")
     assert (whole["fits"], whole["advice"]["accumulate"]) == (True, 1)
-    assert whole["reduced_bytes_per_step"] == 4 * whole["trained_parameters"]
-    assert whole["sent_bytes_per_rank_and_step"] == int(2 * whole["reduced_bytes_per_step"] * 3 / 4)
+    gradients = 4 * whole["trained_parameters"]
+    assert (whole["reduced_bytes_per_step"], whole["sent_bytes_per_rank_and_step"]) == (gradients, gradients * 3 // 2)
     assert 2 < whole["checkpoint_bytes"] / whole["weights_bytes"] <= 3.01  # Adam keeps two numbers for each
-    assert "weather.csv" in whole["notes"][0]
     memory = whole["memory"]["training"]["total"] * 0.6
     part = estimate("part", f"task.memory_gib={memory / 2**30}", "task.headroom=0")
     advice, largest = part["advice"], part["largest_batch_size"]
-    assert not part["fits"]
     assert advice["batch_size"] * advice["accumulate"] * 4 == part["global_batch_size"] == 32
-    assert advice["memory"] <= memory
-    assert advice["batch_size"] <= largest < 8
+    assert (part["fits"], advice["memory"] <= memory, advice["batch_size"] <= largest < 8) == (False, True, True)
     assert estimate("more", f"batch_size={largest + 1}")["memory"]["training"]["total"] > memory
 
 
@@ -139,8 +116,7 @@ class PairData(Data):
         sample = {"x": torch.ones(4), "pair": (torch.ones(2), {"deep": torch.ones(3)})}
         self.train = self.val = self.test = [sample] * 8
 
-    def metrics(self, detailed=False):
-        raise NotImplementedError
+    metrics = None  # nobody measures anything
 
 
 class OfPairs(Model):
@@ -168,12 +144,16 @@ def test_tensors_within_a_batch_are_estimated_and_losses_that_cannot_be_are_refu
             Tracer(config, CpuBackend(name="cpu"))
 
 
+def test_an_older_torch_is_refused_as_not_available(monkeypatch):
+    monkeypatch.setattr(command, "supports_estimates", lambda: False)
+    with pytest.raises(UnavailableError, match="torch 2"):
+        command.write_estimate(None, [], None)
+
+
 def test_every_command_of_the_pages_runs_as_it_is_written(exp):
-    commands = [command for page in PAGES if page.stem in ("estimate", "scale") for command in lines_of(page)]
-    assert len(commands) == 4
-    for number, command in enumerate(commands):
-        words = re.sub(r"^python -m exp ", "", command).split()
-        smaller = SERIES[1:] if "timebridge" in command else ["model.depth=6"]
-        done = exp(*words, *smaller, f"output_dir=run{number}", COLUMNS="80")
-        assert done.returncode == 0, f"{command}\n{done.stderr}"
+    lines = [line for page in PAGES if page.stem in ("estimate", "scale") for line in lines_of(page)]
+    for number, line in enumerate(lines):
+        smaller = SERIES[1:] if "timebridge" in line else ["model.depth=6"]
+        done = exp(*line.split()[3:], *smaller, f"output_dir=run{number}", COLUMNS="80")  # after python -m exp
+        assert done.returncode == 0, f"{line}\n{done.stderr}"
         assert exp.result(f"run{number}")["estimate"]["parameters"] > 1000

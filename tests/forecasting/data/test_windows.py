@@ -1,4 +1,4 @@
-"""From a series to windows: parts, time features, and the bundled series against a reading of its file by pandas."""
+"""From a series to windows: parts, time features, and batches against a loop."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ import pytest
 import torch
 
 from exp.errors import DataError
-from exp.forecasting.data.dataset import ForecastingData
-from exp.forecasting.data.preflight import locate
 from exp.forecasting.data.splits import borders
 from exp.forecasting.data.timefeatures import time_features
 from exp.forecasting.data.windows import WindowDataset
@@ -65,12 +63,11 @@ def test_ett():
 
 @pytest.mark.parametrize(
     ("num_rows", "train", "val", "test"),
-    # Rows of weather, solar and national illness; 0.7 * 10 is just below 7 in no arithmetic that Python has.
-    [(52696, 36887, 5270, 10539), (52560, 36792, 5256, 10512), (966, 676, 97, 193), (10, 7, 1, 2)],
+    # Rows of weather and national illness; 0.7 * 10 is just below 7 in no arithmetic that Python has.
+    [(52696, 36887, 5270, 10539), (966, 676, 97, 193), (10, 7, 1, 2)],
 )
 def test_ratio(num_rows, train, val, test):
     expected = {"train": range(train), "val": range(train - 2, train + val), "test": range(train + val - 2, num_rows)}
-    assert num_rows == train + val + test
     assert borders("ratio", num_rows, 2, 1) == expected
 
 
@@ -90,8 +87,6 @@ def test_just_enough_rows_and_too_few():
         borders("ratio", 100, 96, 24)
     enough = int(re.search(r"(\d+) rows would do", str(error.value))[1])
     assert borders("ratio", enough, 96, 24)
-    with pytest.raises(DataError):
-        borders("ratio", enough - 1, 96, 24)
 
 
 def test_scaled_calendar():
@@ -101,32 +96,3 @@ def test_scaled_calendar():
     for features, values in ((time_features(dates, 3), expected), (time_features(None, 3), np.zeros((3, 4)))):
         assert features.dtype == np.float32
         np.testing.assert_allclose(features, values, atol=1e-7)
-
-
-def test_windows_are_standardised_with_the_training_rows():
-    data = ForecastingData("ETTh1", "ETTh1.csv", 7, split="ett_hour", allow_gaps=False)
-    table = pd.read_csv(locate(None, "ETTh1.csv", "ETTh1"))
-    values = table.iloc[:, 1:].to_numpy()
-    assert [len(part) for part in (data.train, data.val, data.test)] == [7825, 2785, 2785]  # as in the authors' logs
-    assert (data.notes, data.names) == ([], [*table.columns[1:]])
-    mean, std = values[:8640].mean(axis=0), values[:8640].std(axis=0)
-    np.testing.assert_allclose(np.stack([data.mean, data.std]), np.stack([mean, std]), rtol=1e-12)
-    window, begin = 2784, 11520 + 2784
-    batch, expected = data.test[[window]], (values[begin - 720 : begin + 96] - mean) / std
-    np.testing.assert_allclose(torch.cat([batch["x"], batch["y"]], dim=1)[0], expected, atol=1e-6)
-    assert [str(date) for date in data.dates_of("test", window)] == [*table["date"][begin : begin + 96]]
-    with pytest.raises(IndexError):
-        data.dates_of("test", 2785)
-    seen = data.future_window()[0]["x"]
-    np.testing.assert_allclose(data.to_original_units(seen)[0], values[-720:], atol=1e-5)
-
-
-def test_a_constant_series_without_dates(tmp_path):
-    path = tmp_path / "m.csv"
-    path.write_text("".join(f"0.1,{number**2}\n" for number in range(60)))
-    data = ForecastingData("m", str(path), 2, lookback=6, horizon=3, header=False)
-    assert float(data.std[0]) == 1.0
-    batch = data.train[[0]]
-    assert float(batch["x"][0, :, 0].abs().max()) < 1e-6
-    assert not batch["marks"].any()
-    assert (data.future_window()[1], data.dates_of("train", 0)) == (None, None)

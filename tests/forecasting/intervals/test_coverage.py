@@ -12,9 +12,9 @@ import torch
 from exp.backends_registry import create_backend
 from exp.engine.distributed import Distributed
 from exp.errors import ConfigError
-from exp.forecasting.intervals.adaptive import AdaptiveMetrics, adapted
+from exp.forecasting.intervals.adaptive import AdaptiveMetrics
 from exp.forecasting.intervals.calibrate import Scores, calibrated_quantiles, calibrated_residuals
-from exp.forecasting.intervals.conformal import OrderedScores, quantile_levels, windows_needed
+from exp.forecasting.intervals.conformal import OrderedScores, quantile_levels
 from exp.forecasting.intervals.intervals import Intervals, Spread
 from exp.forecasting.intervals.metrics import IntervalMetrics, gaussian_crps
 from exp.models.base import Model
@@ -80,41 +80,23 @@ def filled(metrics, windows, order, size):
     return metrics.compute(Distributed())
 
 
-def coverage(intervals, noise):
-    """The figures, and those of 80 % by channel and step."""
+@pytest.mark.parametrize(
+    ("kind", "noise", "signed", "width"),
+    # The skewed residuals from 0 to -log(0.05), and to either side; or from -log(0.975) to -log(0.025).
+    [("residuals", skewed, True, 3.66), ("residuals", skewed, False, 2 * 3.0), ("std", gaussian, False, 2 * Z95),
+     ("quantiles", gaussian, None, 2 * Z95)],
+)  # fmt: skip
+def test_calibrated_intervals_cover_at_every_step_and_channel(kind, noise, signed, width):
+    """Noise of any distribution; also where the model says half of the deviation that there is."""
+    given = scores(noise, None if kind == "residuals" else kind, factor=0.5)
+    made = calibrated_quantiles(given, LEVELS) if signed is None else calibrated_residuals(given, LEVELS, signed)
+    intervals = Intervals(kind, LEVELS, made.taus, torch.from_numpy(made.offsets), given.spread)
     metrics = IntervalMetrics(intervals, ["a", "b"], torch.zeros(2).double(), torch.ones(2).double())
     figures = filled(metrics, Windows(4000, noise, seed=1), torch.arange(4000), 256)
-    return figures, [value for table in metrics.tables() for value in table.columns["coverage_80"]]
-
-
-def covers(figures):
-    return all(abs(figures[f"coverage_{100 * level:g}"] - level) < 0.03 for level in LEVELS)
-
-
-@pytest.mark.parametrize(
-    ("noise", "signed", "width"),
-    # The skewed ones from 0 to -log(0.05), and to either side; or from -log(0.975) to -log(0.025).
-    [(gaussian, False, 2 * Z95), (gaussian, True, 2 * Z95), (skewed, True, 3.66), (skewed, False, 2 * 3.0)],
-)
-def test_residuals_cover_noise_of_any_distribution(noise, signed, width):
-    made = calibrated_residuals(scores(noise), LEVELS, signed=signed)
-    intervals = Intervals("residuals", LEVELS, made.taus, torch.from_numpy(made.offsets))
-    figures, by_place = coverage(intervals, noise)
-    assert covers(figures), figures
-    assert by_place == pytest.approx([0.8] * 5, abs=0.03)
+    assert [figures["coverage_80"], figures["coverage_95"]] == pytest.approx(LEVELS, abs=0.03)
     assert figures["width_95"] == pytest.approx(width * float(SIGMA.mean()), rel=0.1)
-
-
-@pytest.mark.parametrize("kind", ["std", "quantiles"])
-@pytest.mark.parametrize("factor", [1.0, 0.5, 3.0])
-def test_what_a_model_says_is_measured_and_mended(kind, factor):
-    given = scores(gaussian, kind, factor)
-    plain = NORMAL.view(-1, 1, 1) * (kind == "std")
-    said, _ = coverage(Intervals(kind, LEVELS, QUANTILES, plain, given.spread, calibrated=False), gaussian)
-    assert covers(said) == (factor == 1.0), said  # a model that is wrong by construction fails, and only that
-    made = (calibrated_quantiles if kind == "quantiles" else calibrated_residuals)(given, LEVELS)
-    mended = Intervals(kind, LEVELS, made.taus, torch.from_numpy(made.offsets), given.spread)
-    assert covers(coverage(mended, gaussian)[0])
+    by_place = [value for table in metrics.tables() for value in table.columns["coverage_80"]]
+    assert by_place == pytest.approx([0.8] * 5, abs=0.03)
 
 
 def test_ranks_are_those_of_the_definition_where_truth_is_missing_too():
@@ -138,7 +120,6 @@ def test_a_series_that_is_forecast_needs_windows_with_truth_and_others_do_not():
     for scored, named in (([1, 2], "6 of 40 .* c at step 2 .* 9 "), ([0, 1], "0 of 40 .* a at step 1 ")):
         with pytest.raises(ConfigError, match=named):
             OrderedScores(values.copy(), ["a", "b", "c"], scored).bound(0.9)
-    assert [windows_needed(level) for level in (0.5, 0.8, 0.99)] == [1, 4, 99]
     calibrated_residuals(scores(gaussian, count=19), LEVELS)
     with pytest.raises(ConfigError, match=r"18 .* 19 "):
         calibrated_residuals(scores(gaussian, count=18), LEVELS)
@@ -202,36 +183,26 @@ def test_a_negative_correction_crosses_no_quantiles_and_all_figures_are_of_the_s
     assert found["crps"] == pytest.approx(2 * 2 * 0.05 * 0.025 * 0.4, rel=1e-5)
 
 
-def by_definition(scores, first, level, rate):
-    """One step after the other, without anything that is not known yet."""
-    windows, horizon = scores.shape
-    inside = np.full((windows, horizon), np.nan)
-    for step in range(horizon):
-        half = float(first[step])
-        for window in range(windows):
+def adapted_by_definition(scores, first, level, rate):
+    """Coverage and width: one step after the other, without anything that is not known yet."""
+    inside, halves = np.empty(scores.shape), np.empty(scores.shape)
+    for step, channel in np.ndindex(first.shape):
+        half = start = float(first[step, channel])
+        for window in range(len(scores)):
             if window > step:  # the truth of this step of the window step + 1 before is the last row that is known
-                half = max(half + rate * float(first[step]) * (level - inside[window - step - 1, step]), 0.0)
-            inside[window, step] = scores[window, step] <= half
-    return inside.sum(axis=0)
+                half = max(half + rate * start * (level - inside[window - step - 1, step, channel]), 0.0)
+            halves[window, step, channel] = half
+            inside[window, step, channel] = scores[window, step, channel] <= half
+    return inside.mean(), 2 * halves.mean()
 
 
-def test_adapted_intervals_use_only_what_is_known():
-    scores = np.abs(np.random.default_rng(0).normal(size=(200, 5))).astype(np.float32)
-    first = np.linspace(0.2, 2.0, 5).astype(np.float32)
-    inside, _ = adapted(scores[..., None], first[:, None], 0.8, 0.05)
-    assert inside[:, 0].tolist() == by_definition(scores, first, 0.8, 0.05).tolist()
-
-
-@pytest.mark.parametrize("factor", [0.5, 3.0])
-def test_adapted_intervals_follow_a_drift(factor):
-    """Calibrated on errors of another size than those of the test."""
-    made = calibrated_residuals(scores(gaussian), LEVELS)
-    intervals = Intervals("residuals", LEVELS, made.taus, torch.from_numpy(made.offsets), adapts=0.02)
-    test = Windows(4000, lambda *how: factor * gaussian(*how), seed=1)
-    order = torch.randperm(4000, generator=torch.Generator().manual_seed(0))  # ranks have any share
-    whole, parts = (
-        filled(AdaptiveMetrics(intervals, 0.02, budget), test, order, size)
-        for size, budget in ((4000, 2**28), (300, 1))
-    )
-    assert whole == pytest.approx(parts, rel=1e-9)
-    assert [whole[f"coverage_{level}_adaptive"] for level in (80, 95)] == pytest.approx(LEVELS, abs=0.03)
+def test_adapted_intervals_use_only_what_is_known_in_any_batches_and_memory():
+    first = np.linspace(0.2, 2.0, 6, dtype=np.float32).reshape(3, 2)
+    offsets = torch.from_numpy(np.stack([-first, 0 * first, first]))
+    intervals = Intervals("residuals", [0.8], [0.1, 0.5, 0.9], offsets, adapts=0.05)
+    test = Windows(200, gaussian)
+    coverage, width = adapted_by_definition((test.y - test.x).abs().numpy(), first, 0.8, 0.05)
+    order = torch.randperm(200, generator=torch.Generator().manual_seed(0))  # ranks have any share
+    for size, budget in ((200, 2**28), (30, 1)):
+        found = filled(AdaptiveMetrics(intervals, 0.05, budget), test, order, size)
+        assert found == pytest.approx({"coverage_80_adaptive": coverage, "width_80_adaptive": width}, rel=1e-6)

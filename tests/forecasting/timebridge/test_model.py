@@ -8,11 +8,10 @@ import pytest
 import torch
 from reference_timebridge import PlainTimeBridge, plain_loss
 
-from exp.compat import has_fused_attention
 from exp.errors import ConfigError
 from exp.forecasting.timebridge import TimeBridge
-from exp.forecasting.timebridge.attention import attention, dropout
-from exp.forecasting.timebridge.loss import TimeFrequencyLoss, dft_matrix
+from exp.forecasting.timebridge.attention import dropout
+from exp.forecasting.timebridge.loss import TimeFrequencyLoss
 from exp.forecasting.timebridge.quantiles import quantile_loss
 
 SMALL = {"channels": 3, "lookback": 48, "horizon": 12, "period": 6, "d_model": 16, "d_ff": 24, "num_heads": 4}
@@ -35,7 +34,9 @@ def test_forecast_loss_gradients_and_settings_equal_those_of_the_plain_reference
     options = settings(layers, num_patches_out=patches_out if layers[1] else None)
     torch.manual_seed(0)
     ours, plain = TimeBridge(**options).eval(), PlainTimeBridge(**options).eval()
-    plain.load_state_dict(ours.state_dict(), strict=True)
+    prefix = "module." if patches_out is None else "teacher.encoder."  # any path before the authors' names is found
+    official = {f"{prefix}{key}": value for key, value in plain.state_dict().items()}
+    ours.load_state_dict(ours.adapt_state_dict(official, Path("official.pth")), strict=True)
     forecast, expected = ours(batch["x"], batch["marks"]), plain(batch["x"], batch["marks"])
     losses = ours(**batch, mode="loss")["loss"], plain_loss(expected, batch["y"], 0.35)
     torch.testing.assert_close([forecast, losses[0]], [expected, losses[1]], rtol=1e-5, atol=1e-5)
@@ -46,32 +47,6 @@ def test_forecast_loss_gradients_and_settings_equal_those_of_the_plain_reference
     told = {key.split(".")[1]: value for key, value in ours.settings_of(plain.state_dict()).items()}
     known = {key: value for key, value in options.items() if key not in ("channels", "num_heads")}
     assert told == {**known, "quantiles": None}
-
-
-PUBLISHED = {  # channels, period, patches_out, heads, stable_len, d_model, d_ff, layers
-    "etth1": (7, 24, None, 8, 6, 128, 128, (3, 1, 0)),
-    "ettm1": (7, 48, 6, 4, 6, 64, 128, (3, 1, 0)),
-    "solar": (137, 48, 12, 8, 6, 128, 128, (1, 1, 1)),
-    "electricity": (321, 24, 4, 32, 4, 512, 512, (1, 1, 2)),
-    "traffic": (862, 24, 8, 64, 2, 512, 512, (1, 1, 3)),
-}
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_official_weights_load_strictly_and_tell_their_settings(name):
-    channels, period, patches_out, heads, stable_len, d_model, d_ff, layers = PUBLISHED[name]
-    sizes = settings(layers, period=period, num_patches_out=patches_out, lookback=720, horizon=96)
-    sizes.update(channels=channels, d_model=d_model, d_ff=d_ff, num_heads=heads)
-    # The plain reference has the names and shapes of the authors' weights.
-    state = {key: torch.ones_like(value) for key, value in PlainTimeBridge(**sizes).state_dict().items()}
-    prefix = "teacher.encoder." if name == "solar" else "module."  # any path before the names is found
-    official = {f"{prefix}{key}": value for key, value in state.items()}
-    model = TimeBridge(**sizes, stable_len=stable_len)
-    model.load_state_dict(model.adapt_state_dict(official, Path("official.pth")), strict=True)
-    assert all((parameter == 1).all() for parameter in model.parameters())
-    told = {key.split(".")[1]: value for key, value in TimeBridge(**SMALL).settings_of(state).items()}
-    del sizes["channels"], sizes["num_heads"]
-    assert told == {**sizes, "quantiles": None}
 
 
 def test_quantile_heads_have_the_pinball_loss_and_do_not_cross(batch):
@@ -112,12 +87,10 @@ def test_gradients_of_constant_series_are_finite(batch):
         ({"lookback": 4}, "lookback=6, or period=4"),
         ({"num_heads": 5}, "num_heads=4 or 8"),
         ({"stable_len": 17}, "stable_len=17"),
-        ({"num_patches_out": 0}, "num_patches_out=null"),
         ({"num_patches_out": 2, "downsampling_layers": 0}, "num_patches_out=null"),
         ({"integrated_layers": -1}, "integrated_layers=-1"),
         ({"attention_dropout": 1.0}, "attention_dropout"),
         ({"alpha": 1.5}, "alpha"),
-        ({"period": 0}, "period=0"),
         ({"quantiles": [0.1, 0.9]}, "quantiles"),
         ({"quantiles": [0.5, 0.1]}, "quantiles"),
         ({"quantiles": [0.5, 1.5]}, "quantiles"),
@@ -128,62 +101,32 @@ def test_settings_that_do_not_go_together_are_refused(wrong, named):
         TimeBridge(**{**SMALL, **wrong})
 
 
-@pytest.mark.skipif(not has_fused_attention(), reason="torch < 2.0 has no fused attention")
-def test_other_devices_take_the_fused_kernel():
-    on_meta = [torch.randn(2, 3, 5, 4, device="meta") for _ in range(3)]
-    assert attention(*on_meta, dropout_p=0.1).shape == (2, 3, 5, 4)
-
-
-@pytest.mark.parametrize("p", [0.15, 0.5, 0.999])
-@pytest.mark.parametrize("size", [400_000, 400_003])
-def test_dropout_drops_the_share_and_keeps_the_mean(p, size):
+@pytest.mark.parametrize("p", [0.15, 0.999])
+def test_dropout_drops_the_share_independently_keeps_the_mean_and_follows_the_seed(p):
     torch.manual_seed(0)
-    x = torch.ones(size, requires_grad=True)
+    x = torch.ones(100_001, 5, requires_grad=True)  # a number of elements that no draw of four divides
     kept = dropout(x, p)
     share = (kept == 0).float().mean().item()
-    assert share == pytest.approx(p, abs=4 * (p * (1 - p) / size) ** 0.5 + 2**-16)
+    assert share == pytest.approx(p, abs=4 * (p * (1 - p) / x.numel()) ** 0.5 + 2**-16)
     torch.testing.assert_close(kept[kept != 0], torch.full_like(kept[kept != 0], 1 / (1 - p)), rtol=0.01, atol=0)
+    assert (torch.corrcoef(kept.detach().t()) - torch.eye(5)).abs().max() < 0.02
     kept.sum().backward()
     assert torch.equal(x.grad, kept.detach())
+    torch.manual_seed(0)
+    assert torch.equal(dropout(x, p), kept)
 
 
-def test_dropout_is_independent_within_a_draw_and_follows_the_seed():
-    drawn = []
-    for _ in range(2):
-        torch.manual_seed(0)
-        drawn.append(dropout(torch.ones(100_000, 4), 0.5))
-    assert torch.equal(*drawn)
-    assert (torch.corrcoef(drawn[0].t()) - torch.eye(4)).abs().max() < 0.02
-
-
-@pytest.mark.parametrize(("horizon", "alpha"), [(7, 1.0), (96, 0.0), (720, 0.35)])
+@pytest.mark.parametrize(("horizon", "alpha"), [(7, 1.0), (96, 0.0), (2048, 0.35)])
 def test_the_loss_and_its_gradient_equal_those_of_the_fft(horizon, alpha):
+    """Also of a forecast that is its target, where both are 0."""
     torch.manual_seed(0)
     prediction, target = torch.randn(4, horizon, 3, requires_grad=True), torch.randn(4, horizon, 3)
-    loss, expected = TimeFrequencyLoss(horizon, alpha)(prediction, target), plain_loss(prediction, target, alpha)
+    target[1] = prediction[1].detach()
+    ours = TimeFrequencyLoss(horizon, alpha)
+    loss, expected = ours(prediction, target), plain_loss(prediction, target, alpha)
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-5)
     gradients = (torch.autograd.grad(each, prediction)[0] for each in (loss, expected))
     torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-5 / horizon)
-
-
-def test_the_gradient_is_zero_where_there_is_no_difference():
-    prediction = torch.randn(2, 24, 3, requires_grad=True)
-    loss = TimeFrequencyLoss(24, 0.35)(prediction, prediction.detach().clone())
-    loss.backward()
-    assert loss.item() < 1e-12
-    assert torch.equal(prediction.grad, torch.zeros_like(prediction))
-
-
-def test_the_matrix_of_the_transform_is_accurate_at_long_horizons():
-    x = torch.randn(8, 2048, dtype=torch.float64)
-    spectrum = torch.fft.rfft(x)
-    expected = torch.cat([spectrum.real, spectrum.imag], 1)
-    torch.testing.assert_close(x @ dft_matrix(2048).double(), expected, rtol=1e-5, atol=1e-5)
-
-
-def test_a_loss_of_half_precision_is_computed_in_float32():
-    torch.manual_seed(0)
-    prediction, target = torch.randn(2, 96, 3).bfloat16(), torch.randn(2, 96, 3)
+    half = prediction.detach().bfloat16()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss = TimeFrequencyLoss(96, 0.35)(prediction, target)
-    assert torch.equal(loss, TimeFrequencyLoss(96, 0.35)(prediction.float(), target))
+        assert torch.equal(ours(half, target), ours(half.float(), target))

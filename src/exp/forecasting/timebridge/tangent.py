@@ -21,7 +21,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from exp.compat import autocast_disabled
-from exp.forecasting.timebridge.blocks import latents_of_a_block, limits, shallow_blocks, slices, takes_shallow_blocks
+from exp.forecasting.timebridge.blocks import latents_of_a_block, limits, slices
 
 __all__ = ["plain_value_and_tangent", "value_and_tangent"]
 
@@ -80,10 +80,6 @@ class _ValueAndTangent(torch.autograd.Function):
         ctx.save_for_backward(context, own, *parameters)
         ctx.negative_slope = negative_slope
         value, derivative = torch.empty_like(own), torch.empty_like(own)
-        if takes_shallow_blocks(own, parameters):
-            for block in shallow_blocks(context, own, parameters, negative_slope):
-                value[:, block.latents], derivative[:, block.latents] = block.forward()
-            return value, derivative
         for rows, latents in _plain_blocks(own, parameters):
             chosen = [parameter[latents] for parameter in parameters]
             value[rows, latents], derivative[rows, latents] = plain_value_and_tangent(
@@ -96,14 +92,8 @@ class _ValueAndTangent(torch.autograd.Function):
     def backward(ctx: Any, value_grad: torch.Tensor, derivative_grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         context, own, *parameters = ctx.saved_tensors
         grads = [torch.zeros_like(context), torch.empty_like(own), *map(torch.zeros_like, parameters)]
-        of_outputs = (value_grad, derivative_grad)
         with autocast_disabled(own.device.type):
-            if takes_shallow_blocks(own, parameters):
-                for block in shallow_blocks(context, own, parameters, ctx.negative_slope):
-                    of_value, of_derivative = (grad[:, block.latents].contiguous() for grad in of_outputs)
-                    block.backward(of_value, of_derivative, grads)
-            else:
-                _plain_backward(context, own, parameters, ctx.negative_slope, of_outputs, grads)
+            _plain_backward(context, own, parameters, ctx.negative_slope, (value_grad, derivative_grad), grads)
         return (None, *grads)
 
 

@@ -27,8 +27,7 @@ import torch
 from torch import nn
 
 from exp.compat import autocast_disabled
-from exp.forecasting.timebridge.density import gaussian_log_density, log_magnitude, noise_log_density
-from exp.forecasting.timebridge.tangent import value_and_tangent
+from exp.forecasting.timebridge.density import gaussian_log_density, noise_log_density
 
 __all__ = ["ChangingPrior", "LatentMLPs", "StackedLinear", "StationaryPrior"]
 
@@ -81,23 +80,8 @@ class LatentMLPs(nn.Module):
         self.layers = nn.ModuleList(StackedLinear(latents, *pair) for pair in zip(sizes, sizes[1:]))
         self.negative_slope = negative_slope
 
-    def forward(self, context: torch.Tensor, own: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Values and their derivatives with respect to the own latents.
-
-        Args:
-            context: (..., K).
-            own: (..., C).
-
-        Returns:
-            Values and derivatives, (..., C) each, in the parameters' dtype, under autocast too.
-        """
-        flat_context, flat_own, weights, biases = self._flat(context, own)
-        with autocast_disabled(own.device.type):
-            value, derivative = value_and_tangent(flat_context, flat_own, weights, biases, self.negative_slope)
-        return value.view(own.shape), derivative.view(own.shape)
-
     def log_density(self, context: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-        """Sum over the latents of log N(value; 0, 1) + log |derivative|, faster than from :meth:`forward`.
+        """Sum over the latents of log N(value; 0, 1) + log |derivative by the own latent|.
 
         Args:
             context: (..., K).
@@ -106,19 +90,13 @@ class LatentMLPs(nn.Module):
         Returns:
             (...), in the parameters' dtype, under autocast too.
         """
-        flat_context, flat_own, weights, biases = self._flat(context, own)
-        with autocast_disabled(own.device.type):
-            density = noise_log_density(flat_context, flat_own, weights, biases, self.negative_slope)
-        return density.view(own.shape[:-1])
-
-    def _flat(
-        self, context: torch.Tensor, own: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
         layers = [layer for layer in self.layers if isinstance(layer, StackedLinear)]  # all are; says so to mypy
         weights: list[torch.Tensor] = [layer.weight for layer in layers]
         biases: list[torch.Tensor] = [layer.bias for layer in layers]
         flat_context, flat_own = (x.reshape(-1, x.shape[-1]).to(weights[0].dtype) for x in (context, own))
-        return flat_context, flat_own, weights, biases
+        with autocast_disabled(own.device.type):
+            density = noise_log_density(flat_context, flat_own, weights, biases, self.negative_slope)
+        return density.view(own.shape[:-1])
 
 
 class StationaryPrior(nn.Module):
@@ -154,21 +132,6 @@ class StationaryPrior(nn.Module):
         self.mlps = LatentMLPs(latents, context, hidden, num_layers, negative_slope)
         self.compress = nn.Identity() if compressed is None else nn.Linear(lags * latents, compressed)
 
-    def residuals(self, z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Noise and log-derivatives of the steps that have a complete past.
-
-        Args:
-            z: (B, T, C), T > L.
-
-        Returns:
-            eps and log |d eps / d z|, (B, T - L, C) each.
-
-        Raises:
-            ValueError: ``z`` has another number of latents, or too few steps.
-        """
-        noise, derivative = self.mlps(*self._past_and_present(z))
-        return noise, log_magnitude(derivative)
-
     def forward(self, z: torch.Tensor) -> torch.Tensor:
         """Log-densities log p(z_t | z_<t), (B, T); the first L steps are standard normal. ``z``: (B, T, C), T > L."""
         later = self.mlps.log_density(*self._past_and_present(z))
@@ -203,35 +166,26 @@ class ChangingPrior(nn.Module):
         self.latents = latents
         self.mlps = LatentMLPs(latents, embedding, hidden, num_layers, negative_slope)
 
-    def residuals(self, z: torch.Tensor, embeddings: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Noise and log-derivatives of every step.
+    def forward(self, z: torch.Tensor, embeddings: torch.Tensor) -> torch.Tensor:
+        """Log-densities log p(z_t | regime_t) of every step.
 
         Args:
             z: (B, T, C).
             embeddings: (B, T, D), of the regime of each step.
 
         Returns:
-            eps and log |d eps / d z|, (B, T, C) each.
+            (B, T).
 
         Raises:
             ValueError: ``z`` has another number of latents, or the embeddings another number of steps.
         """
-        self._check(z, embeddings)
-        noise, derivative = self.mlps(embeddings, z)
-        return noise, log_magnitude(derivative)
-
-    def forward(self, z: torch.Tensor, embeddings: torch.Tensor) -> torch.Tensor:
-        """Log-densities log p(z_t | regime_t), (B, T), for the arguments of :meth:`residuals`."""
-        self._check(z, embeddings)
-        return self.mlps.log_density(embeddings, z)
-
-    def _check(self, z: torch.Tensor, embeddings: torch.Tensor) -> None:
         _check_latents(z, self.latents)
         if embeddings.shape[:2] != z.shape[:2]:
             raise ValueError(
                 f"embeddings {tuple(embeddings.shape)} and z {tuple(z.shape)} differ in batch or steps; "
                 f"pass the embedding of every step's regime, (B, T, D)"
             )
+        return self.mlps.log_density(embeddings, z)
 
 
 def _check_latents(z: torch.Tensor, latents: int, lags: int = 0) -> None:
