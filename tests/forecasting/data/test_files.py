@@ -134,6 +134,7 @@ REFUSED = [
     (GOOD, ",date,a\n0,2020-01-01,1\n", "row 1, column 1"),
     (GOOD, f"date,a, a\n{DAY}1,2\n", "row 1, column 3: 'a'"),
     (GOOD, "date;p (mbar, abs);b\n", "semicolon"),
+    (GOOD, f"date,place,a\n{DAY}Bonn,1\n2020-01-02,Bonn,2\n", "row 2, column place: 'Bonn'"),
     (GOOD, f"{DAY}1,2\n2020-01-02,3,4\n", "`date`"),
     (GOOD, "1,2\n3,4\n", "data.header=false"),
     (GOOD, "date,a\n12:00,1\n13:00,1\n", "row 2, column date: '12:00'"),
@@ -153,6 +154,8 @@ def test_the_first_cell_that_is_wrong_is_named(write):
         assert place in refusal(path), new
     assert "data.channels=7" in refusal(write(GOOD), channels=7)
     assert "columns='unique_id', values='y'" in refusal(write("unique_id,ds,y\nA,2020-01-01,1\n"), channels=2)
+    long = sorted(f"2020-01-{day:02d},{plant},{day}\n" for plant in (7, 9) for day in range(1, 21))
+    assert "columns='plant', values='y'" in refusal(write("date,plant,y\n" + "".join(long)))
     assert "data.header=true" in refusal(write(GOOD), header=False)
     assert "row 2, column 1: 'x'" in refusal(write("1,2\nx,4\n"), header=False)
     assert "row 1, column 2: ''" in refusal(write("1,\n3,4\n"), header=False)
