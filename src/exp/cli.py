@@ -31,7 +31,7 @@ from exp.freezing import freeze
 from exp.launcher.base import launcher_class
 from exp.launcher.external import be_quiet
 from exp.launcher.shell_env import drop_stale_variables
-from exp.raised import told
+from exp.raised import frames_of, told
 from exp.runfolder import UMASK, RunFolder
 from exp.system_errors import as_ours
 from exp.task import create_task, task_class
@@ -134,17 +134,23 @@ def _main() -> int:
         console.error(str(ours or f"{type(error).__name__}: {error}"))
         return EXIT_FAILED if ours is None else ours.exit_code
     except Exception as error:
-        of_user = told(error)
-        if of_user is None or _full_error:
+        if not _tell_of_user(error):
             raise
         _finish_sweep()
-        console.error(of_user)
-        traceback.print_tb(error.__traceback__)
         return EXIT_FAILED
     except KeyboardInterrupt as interrupt:
         code = early.tell(interrupt, _finish_sweep())
         return max([code, *(code for code in _exit_codes if code > 128)])  # a sweep may not have begun any job
     return max(_exit_codes, default=EXIT_OK)
+
+
+def _tell_of_user(error: Exception, job: str = "") -> bool:
+    """Report an error of the user's code: a line that names it, and its traceback; False: it is none."""
+    of_user = None if _full_error else told(error)
+    if of_user is not None:
+        console.error(job + of_user)
+        print(frames_of(error), end="", file=sys.stderr)  # noqa: T201
+    return of_user is not None
 
 
 def _check_usage(arguments: list[str]) -> None:
@@ -248,7 +254,7 @@ def _job(config: ExpConfig) -> float | None:
             drop_stale_variables(config.launcher.nnodes)
         finished = _execute(run)
         _leave(run.folder.path, finished)
-    except (ExpError, OmegaConfBaseException, OSError, MemoryError, ImportError) as error:
+    except Exception as error:
         # Told here, not raised: Hydra would print a line of its own, and end the sweep that this job is part of.
         job = f"job {' '.join(state.overrides.task)}: " if state.mode == RunMode.MULTIRUN else ""
         ours = as_ours(error)
@@ -256,7 +262,9 @@ def _job(config: ExpConfig) -> float | None:
             console.error(job + explain.explain(error, []))
             _exit_codes.append(EXIT_CONFIG)
         elif ours is None:
-            raise
+            if not _tell_of_user(error, job):
+                raise
+            _exit_codes.append(EXIT_FAILED)
         else:
             if ours is not error and _full_error:
                 traceback.print_exc()

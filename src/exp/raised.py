@@ -18,7 +18,7 @@ from typing import Any, Sequence
 from exp.errors import ExpError
 from exp.system_errors import as_ours
 
-__all__ = ["first_line", "is_of_user", "message_of", "place_of", "shown", "told"]
+__all__ = ["first_line", "frames_of", "is_of_user", "message_of", "place_of", "shown", "told"]
 
 _KINDS = {
     "exp.backend.Backend": "backend",
@@ -71,6 +71,17 @@ def place_of(error: BaseException) -> str:
     """Where in the user's code: `` (file.py, line n)``, its innermost line; empty where there is none of it."""
     found = _innermost(error)
     return f" ({found[0]}, line {found[1]})" if found else ""
+
+
+def frames_of(error: BaseException) -> str:
+    """The traceback of an error, of the user's code alone."""
+    roots = _roots()
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if _is_users(frame.filename, roots) and not _is_installed(frame.filename)
+    ]
+    return "".join(traceback.format_list(frames))
 
 
 def told(error: BaseException) -> str | None:

@@ -24,7 +24,7 @@ from exp.config.resolve import check_names
 from exp.config.schema import ExpConfig
 from exp.config.structures import load
 from exp.console import make_console, wait_for, waited
-from exp.contract import check_result, shown
+from exp.contract import check_result, page_of, shown
 from exp.errors import ConfigError, Preempted
 from exp.task import create_task
 from exp.trackers import reporting
@@ -120,7 +120,7 @@ class Session:
         if getattr(self.device, "type", None) != backend.device_type:
             raise ConfigError(
                 f"backend: {shown(backend)}.set_device must give a torch.device of type {backend.device_type!r}, not "
-                f"{self.device!r}; see docs/add-a-backend.md"
+                f"{self.device!r}; see {page_of('backend')}"
             )
         if not backend.supports(config.precision):
             raise ConfigError(

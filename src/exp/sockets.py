@@ -76,6 +76,7 @@ def make_sockets_possible() -> None:
     folder = tempfile.mkdtemp(prefix="exp-", dir=base)
     keep_sockets_in(folder)
     util.Finalize(None, shutil.rmtree, (folder, True), exitpriority=-100)  # after what the sockets in it need to end
+    # multiprocessing keeps a weak reference to what it hands on: a function of this module lives as long as it.
     util.register_after_fork(_remove_if_left, lambda remove_if_left: remove_if_left(folder))
 
 

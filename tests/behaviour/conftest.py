@@ -193,7 +193,7 @@ def family(pid: int) -> dict[int, str]:
 
 
 def gone(pids: Iterable[int], within_s: float = 10.0) -> bool:
-    """Whether none of the processes lives after a while; one that nobody has waited for does not.
+    """Whether all of the processes end within a while; a zombie has ended.
 
     Python's resource tracker ends a moment after the process that it has cleaned up after.
     """

@@ -55,3 +55,17 @@ def test_a_metric_says_which_way_it_goes(exp):
     told = result(exp.path("run"))
     assert told["metric_name"] == "accuracy"
     assert told["greater_is_better"] is True
+
+
+def test_a_backend_that_raises_before_any_worker_starts_is_named_with_its_line(exp):
+    text = (
+        "from exp.backends.cpu import CpuBackend\n\n\nclass Broken(CpuBackend):\n    exclusive_devices = True\n\n"
+        "    def device_count(self):\n        return 1 / 0\n"
+    )
+    (exp.folder / "mine.py").write_text(text)
+    done = exp(*FORECAST, "backend._target_=mine.Broken", "output_dir=run")
+    assert done.returncode == 1, done.stdout
+    first = done.stderr.splitlines()[0]
+    for said in ("backend: mine.Broken.device_count", "ZeroDivisionError", "mine.py, line 8"):
+        assert said in first, done.stderr
+    assert not exp.path("run").exists()

@@ -163,7 +163,7 @@ def names_in(config: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
         try:
             value = parent[key]
         except OmegaConfBaseException:
-            continue  # which is told where it is wanted
+            continue  # reported where the value is used
         if leads_on:
             yield from names_in(value, place)
         if wanted and isinstance(value, str):
@@ -179,7 +179,7 @@ def _is_own(top: str) -> bool:
     """Whether a module or package is the user's: not installed."""
     spec = find_own_module(top)
     if spec is None:
-        return True  # there is none, which is told elsewhere
+        return True  # there is no such module: check_target reports it
     place = spec.origin or next(iter(spec.submodule_search_locations or ()), None)
     if top == "exp" or is_standard(top) or place is None:
         return False
@@ -203,13 +203,13 @@ def is_standard(top: str) -> bool:
 
 
 def _with_plugins() -> set[str]:
-    """Packages that give exp backends or plugins: whoever has installed them has chosen them."""
+    """Packages that give exp backends or plugins: who installs one chooses it."""
     found = [point.value for group in ("exp.backends", "exp.plugins") for point in entry_points(group).values()]
     return {value.partition(":")[0].partition(".")[0] for value in found}
 
 
 def refusal(key: str, name: str, top: str) -> ConfigError:
-    """What is said of a name that the user has not chosen.
+    """The error for a name that the user has not chosen.
 
     Args:
         key: that has it.

@@ -103,7 +103,7 @@ class SubmititConfig(LauncherConfig):
     srun_args: List[str] = field(default_factory=list)
     """Further arguments of srun, which starts the task of each node."""
     signal_delay_s: int = 90
-    """How long before the time limit a run is told to save its state."""
+    """How long before the time limit Slurm sends the signal upon which a run saves its state."""
     max_requeues: int = 100
     """How often a job is queued again before it counts as failed."""
     array_parallelism: int = 256

@@ -140,12 +140,13 @@ def tell_inputs(
     """
     found: dict[str, Any] = {}
     looked_at = spread_over([str(entry.path) for entry in inputs], _LOOKED_AT) if reader.takes_colours else []
-    reordered = [path for path in looked_at if reordered_bands(path)]
+    reordered = {path: names for path, names in ((each, reordered_bands(each)) for each in looked_at) if names}
     if reordered:
-        found["bands_read_as_rgb"] = reordered[:NAMED_FILES]
+        found["bands_read_as_rgb"] = list(reordered)[:NAMED_FILES]
+        first, names = next(iter(reordered.items()))
         session.say(
-            f"note: bands of {len(reordered)} of {len(looked_at)} images that were looked at, such as {reordered[0]}, "
-            f"are named {', '.join(reordered_bands(reordered[0]))}, and are read as red, green, blue"
+            f"note: bands of {len(reordered)} of {len(looked_at)} images that were looked at, such as {first}, "
+            f"are named {', '.join(names)}, and are read as red, green, blue"
         )
     wanted = session.config.task.input
     if wanted is not None and Path(wanted).expanduser().is_dir():
