@@ -51,30 +51,32 @@ _HOLDERS = ("state_dict", "model", "teacher", "student")
 _WRAPPER = re.compile(r"(?:(?<=\.)|^)(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 
 
-def plain(value: Any, on_cpu: Callable[[torch.Tensor], torch.Tensor] = lambda each: each.detach().cpu()) -> Any:
+def plain(
+    value: Any, on_cpu: Callable[[torch.Tensor], torch.Tensor] = lambda each: each.detach().cpu(), key: str = ""
+) -> Any:
     """``value`` with tensors on the CPU, NumPy scalars as Python numbers, and plain containers.
 
     Args:
         value: of whatever structure.
         on_cpu: gives the tensor that takes a tensor's place.
+        key: of ``value`` in what it is a part of, for messages.
 
     Raises:
-        TypeError: something in it is not plain data; the message names its type.
+        TypeError: something in it is not plain data; the message names its type and its key.
     """
     if isinstance(value, torch.Tensor):
         return on_cpu(value)
     if isinstance(value, Mapping):
-        return {key: plain(item, on_cpu) for key, item in value.items()}
+        return {name: plain(item, on_cpu, f"{key}.{name}" if key else str(name)) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        items = [plain(item, on_cpu) for item in value]
+        items = [plain(item, on_cpu, key) for item in value]
         return items if isinstance(value, list) else tuple(items)
     if isinstance(value, (np.bool_, np.integer, np.floating)):
         return value.item()
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    raise TypeError(
-        f"a {type(value).__module__}.{type(value).__qualname__} cannot go into a checkpoint: not plain data"
-    )
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    raise TypeError(f"a {kind} cannot go into a checkpoint: not plain data (key {key or 'of no name'})")
 
 
 def write(path: Path, checkpoint: Mapping[str, Any]) -> None:

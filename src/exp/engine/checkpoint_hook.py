@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Callable, Mapping
 
 from exp.engine import checkpoint
-from exp.engine.not_plain import telling_what_is_not_plain
 from exp.engine.soundness import check_finite, what_to_do
 from exp.engine.tested_weights import TestedWeights
 from exp.errors import RunError
@@ -193,8 +192,7 @@ class CheckpointHook(TestedWeights):
             def write(path: Path, copied: Any) -> None:
                 writes[path](path, copied) if path in writes else checkpoint.write(path, copied)
 
-            with telling_what_is_not_plain(due.values(), runner.hooks_that_save):
-                runner.checkpoint_writer.start(due, runner.optim_wrapper, runner.weights_wait_for_update, write, then)
+            runner.checkpoint_writer.start(due, runner.optim_wrapper, runner.weights_wait_for_update, write, then)
 
     def _written(self, names: list[str]) -> None:
         """Called in the background once files are on the disk: only now may older ones go."""

@@ -14,15 +14,14 @@ from mmengine.runner import Runner as MMEngineRunner
 from exp.config.resuming import of_training, trains_on
 from exp.engine import rng
 from exp.engine.batchnorm import average_buffers
-from exp.engine.carry import carry_over, changes_course, saved_order
 from exp.engine.checkpoint import plain
 from exp.engine.checkpoint_writer import CheckpointWriter
 from exp.engine.fsdp import is_sharded
-from exp.engine.not_plain import telling_what_is_not_plain
+from exp.engine.resume import carry_over, changes_course, saved_order
 from exp.engine.sharded import complete
 from exp.engine.sharded_save import ShardedSaver
 from exp.engine.wrapper import unwrapped
-from exp.errors import CheckpointError, ConfigError
+from exp.errors import CheckpointError, ConfigError, RunError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -88,11 +87,9 @@ class CheckpointingRunner(MMEngineRunner):
             content = self.training_checkpoint(self.iter, {})
             if self.distributed_group.is_main or self.sharded_saver is not None:
                 unchanged = ("optimizer", "param_schedulers", "rng")
-                with telling_what_is_not_plain([content], self.hooks_that_save):
-                    content = {
-                        key: value if key in unchanged else copy.deepcopy(plain(value))
-                        for key, value in content.items()
-                    }
+                content = {
+                    key: value if key in unchanged else copy.deepcopy(plain(value)) for key, value in content.items()
+                }
             self._before_validation = content
 
     def end_validation(self) -> None:
@@ -170,12 +167,23 @@ class CheckpointingRunner(MMEngineRunner):
         return infos
 
     def _let_hooks_change(self, content: dict[str, Any]) -> None:
-        """Call ``before_save_checkpoint``, and note which hooks have put weights of their own in the model's place."""
-        before = dict(content["state_dict"])
+        """Call ``before_save_checkpoint``, and note which hooks have put weights of their own in the model's place.
+
+        Raises:
+            RunError: a hook has added what is not plain data.
+        """
+        before, hooks = dict(content["state_dict"]), self.hooks_that_save()
         self.call_hook("before_save_checkpoint", checkpoint=content)
+        try:
+            plain(content if hooks else {}, lambda tensor: tensor)
+        except TypeError as error:
+            raise RunError(
+                f"hooks: before_save_checkpoint of {', '.join(hooks)}: {error}; give it numbers, strings, lists, dicts "
+                "and tensors; see docs/hooks.md"
+            ) from error
         after = content["state_dict"]
         if any(after.get(key) is not value for key, value in before.items()):
-            content["meta"]["weights_of_hooks"] = self.hooks_that_save()
+            content["meta"]["weights_of_hooks"] = hooks
 
     def hooks_that_save(self) -> list[str]:
         """The classes of the user's hooks that may change a checkpoint."""

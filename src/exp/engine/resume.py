@@ -4,18 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Iterable
+
+from omegaconf import OmegaConf
 
 from exp.config.resuming import Change, Changes, as_plain, changes, refusal
+from exp.config.schema import OptimConfig
 from exp.data.fingerprint import differences
 from exp.engine import checkpoint
+from exp.engine.optim import parameter_groups
 from exp.engine.soundness import not_finite
+from exp.engine.wrapper import unwrapped
 from exp.errors import CheckpointError, ConfigError, DataError
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from exp.session import Session
 
-__all__ = ["compare", "find_checkpoint", "trouble_with"]
+__all__ = ["carry_over", "changes_course", "compare", "find_checkpoint", "saved_order", "trouble_with"]
+
+_COURSE = ("optim.", "schedule.")
+_LENGTH = frozenset({"max_epochs", "max_steps"})
 
 _PARTS = {"meta": Mapping, "state_dict": Mapping, "optimizer": Mapping, "rng": list, "best": Mapping}
 _META = ("step", "epoch", "samples", "global_batch_size", "seed")
@@ -124,3 +134,83 @@ def compare(session: Session, content: Mapping[str, Any], source: Path) -> tuple
             f"init_from={source} and another output_dir, or go on with these with resume_changed_data=true"
         )
     return (*found.allowed, Change("contents of data", "as the training began", shown))
+
+
+# -- optimizer and schedules with other settings -----------------------------------------------------------------------
+
+
+def changes_course(changed: Iterable[Change], schedulers: list[Any], other_epochs: bool = False) -> bool:
+    """Whether optimizer or schedule have other settings than those that their state was saved with.
+
+    The length of a training counts where there are schedules, which may end with it.
+
+    Args:
+        changed: keys.
+        schedulers: of the run.
+        other_epochs: whether an epoch has another number of steps now.
+    """
+    keys = [change.key for change in changed]
+    planned = any(not _follows_validation(scheduler) for scheduler in schedulers)
+    return any(key.startswith(_COURSE) for key in keys) or (planned and (other_epochs or not _LENGTH.isdisjoint(keys)))
+
+
+def _follows_validation(scheduler: Any) -> bool:
+    return bool(getattr(scheduler, "need_val_args", False))
+
+
+def saved_order(runner: Any, content: Mapping[str, Any]) -> list[nn.Parameter]:
+    """The parameters in the order in which the optimizer's state in a checkpoint counts them.
+
+    Raises:
+        CheckpointError: its groups are not those of this model.
+    """
+    settings = OmegaConf.merge(OmegaConf.structured(OptimConfig), content["config"]["optim"])
+    groups = [group["params"] for group in parameter_groups(unwrapped(runner.model), settings)]
+    if [len(group) for group in groups] != [len(group["params"]) for group in content["optimizer"]["param_groups"]]:
+        raise CheckpointError("resume: the optimizer's state is not of this model; use init_from to start from weights")
+    return [parameter for group in groups for parameter in group]
+
+
+def carry_over(runner: Any, content: Mapping[str, Any]) -> None:
+    """Give the optimizer its moments from a checkpoint, and its groups the rates that they would have by now.
+
+    Args:
+        runner: with optimizer and schedulers as they are at step 0, and the loop where the training goes on.
+        content: of the checkpoint; it has the configuration that it was written with.
+
+    Raises:
+        ConfigError: the rates so far depended on validations.
+        CheckpointError: the optimizer's state is not of this model.
+    """
+    wrapper, saved = runner.optim_wrapper, content["optimizer"]
+    if any(map(_follows_validation, runner.param_schedulers or [])):
+        raise ConfigError(
+            "resume: the schedule follows the validations so far (ReduceOnPlateau), so optim, schedule, max_epochs, "
+            "max_steps and the number of samples cannot change with it; set them as they were, or begin anew from the "
+            "weights with init_from"
+        )
+    order = saved_order(runner, content)
+    mine = [parameter for group in wrapper.optimizer.param_groups for parameter in group["params"]]
+    place = {id(parameter): index for index, parameter in enumerate(mine)}
+    state = {place[id(order[index])]: value for index, value in saved["state"].items()}
+    wrapper.load_state_dict({**saved, "state": state, "param_groups": wrapper.optimizer.state_dict()["param_groups"]})
+    _replay(runner.param_schedulers or [], runner.train_loop)
+
+
+def _replay(schedulers: list[Any], loop: Any) -> None:
+    """Step the schedulers as MMEngine's ParamSchedulerHook does, up to where the training goes on.
+
+    With data of another size, schedules by step have those steps behind them that the epochs would have had, as the
+    schedule ends with the last one; where ``max_steps`` ends it, those that were taken.
+    """
+    by_epoch = [each for each in schedulers if each.by_epoch]
+    by_step = [each for each in schedulers if not each.by_epoch]
+    steps = loop.iter + (0 if loop.ends_by_steps else loop.ahead) if schedulers else 0
+    ended = 0
+    for step in range(1, steps + 1):
+        ends = step % loop.steps_per_epoch == 0 and ended < loop.epoch
+        ended += ends
+        for scheduler in by_step + by_epoch * ends:
+            scheduler.step()
+    for scheduler in by_epoch * (loop.epoch - ended):
+        scheduler.step()
