@@ -26,13 +26,12 @@ from torch.utils.data import DataLoader
 
 from exp.config.schema import CheckpointConfig, ExpConfig
 from exp.engine import checkpoint
-from exp.engine.checkpoint_hook import CheckpointHook
-from exp.engine.checkpoint_writer import CheckpointWriter
 from exp.engine.distributed import Distributed
+from exp.engine.finiteness import check_finite
 from exp.engine.loops import TrainLoop
 from exp.engine.optim import BackendOptimWrapper
 from exp.engine.runner import Runner
-from exp.engine.soundness import check_finite
+from exp.engine.saving import CheckpointHook, CheckpointWriter
 from exp.launcher.rank import RankInfo
 from exp.models.base import Model
 from exp.runfolder import RunFolder

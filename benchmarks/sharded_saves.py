@@ -26,11 +26,11 @@ import torch.distributed as dist
 from checkpoint_blocking import TimedWriter
 from exp.backends.cpu import CpuBackend
 
+from exp.engine import checkpoint
 from exp.engine.distributed import Distributed
 from exp.engine.fsdp import FullyShard
 from exp.engine.optim import BackendOptimWrapper
-from exp.engine.sharded import key_of, sharded_tensors
-from exp.engine.sharded_save import ShardedSaver
+from exp.engine.shards import ShardedSaver
 
 LAYERS, BATCH = 8, 64
 
@@ -62,7 +62,7 @@ def measure(rank: int, arguments: argparse.Namespace) -> None:
     optimizer = torch.optim.Adam(model.parameters())
     optim: Any = BackendOptimWrapper(optimizer, backend, "fp32", model=model)
     writer = TimedWriter(backend)
-    saver = ShardedSaver(group, writer.closing)
+    saver = ShardedSaver(group, checkpoint.write)
     batch = torch.randn(BATCH, width)
     blocked, plain = [], []
 
@@ -76,7 +76,7 @@ def measure(rank: int, arguments: argparse.Namespace) -> None:
     for number in range(arguments.saves + 1):
         group.barrier()
         begun = time.perf_counter()
-        tensors = {key_of(place): value for place, value in sharded_tensors(content())}
+        tensors = {key: value for key, value in content().items() if key != "meta"}
         folder = arguments.folder / "plain"
         dcp.save(tensors, storage_writer=dcp.FileSystemWriter(str(folder)), process_group=group.cpu_group)
         plain.append(everyones(time.perf_counter() - begun))
@@ -87,8 +87,7 @@ def measure(rank: int, arguments: argparse.Namespace) -> None:
         path = arguments.folder / f"step_{number:08d}.pth"
         begun, writer.waited = time.perf_counter(), 0.0
         writer.wait()
-        part, write = saver.training(path, content())
-        writer.start({path: part}, optim, True, write=write)
+        writer.start({path: saver.prepare(content())}, optim, True)
         started = time.perf_counter() - begun
         optim.update_params(model(batch))
         blocked.append(everyones(started + writer.waited))

@@ -28,13 +28,13 @@ from torch.utils.data import DataLoader, Dataset
 
 from exp.config.schema import CheckpointConfig, ExpConfig
 from exp.data.loader import train_loader
-from exp.engine.checkpoint_hook import CheckpointHook
 from exp.engine.distributed import Distributed
 from exp.engine.hooks import MetricsHook
 from exp.engine.loops import TrainLoop
 from exp.engine.optim import BackendOptimWrapper
 from exp.engine.progress import Progress
 from exp.engine.runner import Runner
+from exp.engine.saving import CheckpointHook
 from exp.launcher.rank import RankInfo
 from exp.models.base import Model
 from exp.runfolder import RunFolder

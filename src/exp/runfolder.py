@@ -18,7 +18,6 @@ from exp.errors import ConfigError, RunError
 __all__ = [
     "CHECKPOINT_NAME",
     "UMASK",
-    "Digesting",
     "RunFolder",
     "digest_of",
     "last_known",
@@ -199,23 +198,6 @@ def write_atomically(path: Path, content: bytes | Callable[[BinaryIO], object]) 
     finally:
         if temporary.exists():
             temporary.unlink()
-
-
-class Digesting:
-    """A file to write to that digests what is written.
-
-    Attributes:
-        sha256: of what has been written so far.
-    """
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.sha256 = hashlib.sha256()
-
-    def write(self, data: Any) -> int:
-        """Write and digest bytes."""
-        self.sha256.update(data)
-        return self._file.write(data)
 
 
 def digest_of(path: Path, less: int = 0, then: bytes = b"") -> str:

@@ -12,13 +12,13 @@ from torch.utils.data import DataLoader, Dataset
 from exp.compat import supports_full_sharding
 from exp.config.schema import CheckpointConfig, ExpConfig
 from exp.data.sampler import TrainBatchSampler
-from exp.engine.checkpoint_hook import CheckpointHook
 from exp.engine.distributed import Distributed
 from exp.engine.hooks import MetricsHook
 from exp.engine.loops import EvalLoop, TrainLoop
 from exp.engine.optim import BackendOptimWrapper
 from exp.engine.progress import Progress
 from exp.engine.runner import Runner
+from exp.engine.saving import CheckpointHook
 from exp.launcher.rank import RankInfo
 from exp.metrics import Evaluator, SampleMetric
 from exp.models.base import Model

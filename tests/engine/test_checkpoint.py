@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import os
 import pickle
 import resource
+import signal
 import threading
 from argparse import Namespace
 from collections import defaultdict
@@ -17,8 +19,8 @@ from exp.backends.cpu import CpuBackend
 from mmengine.config import ConfigDict
 
 from exp.engine import checkpoint
-from exp.engine.checkpoint_writer import CheckpointWriter
 from exp.engine.optim import BackendOptimWrapper
+from exp.engine.saving import CheckpointWriter
 from exp.errors import CheckpointError
 
 
@@ -107,6 +109,25 @@ def test_pruning_keeps_what_was_written_or_read_and_never_everything_else_instea
         assert [checkpoint.step_of(path) for path in checkpoint.list_checkpoints(tmp_path)] == left
 
 
+@pytest.mark.parametrize(("owner", "name", "left"), [(os, "fsync", 1), (Path, "replace", 1), (Path, "unlink", 2)])
+def test_a_writer_that_is_killed_leaves_a_checkpoint_that_opens_and_nothing_half_there(tmp_path, owner, name, left):
+    """While it writes, before the file has its name, and before the former one goes."""
+    paths = [tmp_path / f"step_{step:08d}.pth" for step in (1, 2)]
+    checkpoint.write(paths[0], {"step": 1})
+    pid = os.fork()
+    if not pid:
+        setattr(owner, name, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
+        try:
+            checkpoint.write(paths[1], {"step": 2})
+            checkpoint.prune(tmp_path, 1, {paths[1].name})
+        finally:
+            os._exit(1)
+    assert os.waitpid(pid, 0)[1] == signal.SIGKILL
+    checkpoint.remove_stale_temporaries(tmp_path)
+    assert sorted(tmp_path.iterdir()) == paths[:left]
+    assert checkpoint.read(checkpoint.list_checkpoints(tmp_path)[0]) == {"step": left}
+
+
 def test_what_is_set_aside_takes_the_place_of_an_earlier_one(tmp_path):
     for step in (1, 2):
         checkpoint.write(tmp_path / "step_00000002.pth", {"attempt": step})
@@ -137,7 +158,7 @@ def test_what_is_written_is_the_state_at_the_call_while_training_goes_on(tmp_pat
     for _ in range(2):  # the second into the memory of the first
         before = checkpoint.plain(state(), lambda tensor: tensor.detach().clone())
         go_on.clear()
-        writer.start({path: state()}, wrapper, with_weights, write=late)
+        writer.start({path: (state(), late)}, wrapper, with_weights)
         steps(3)
         go_on.set()
         writer.wait()
@@ -149,8 +170,8 @@ def test_what_the_disk_says_is_raised_once_where_training_is(tmp_path):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     writer = CheckpointWriter(CpuBackend(name="cpu"))
-    for then in (writer.wait, lambda: writer.start({tmp_path / "b.pth": {}})):
-        writer.start({tmp_path / "a.pth": {}}, write=full)
+    for then in (writer.wait, lambda: writer.start({tmp_path / "b.pth": ({}, full)})):
+        writer.start({tmp_path / "a.pth": ({}, full)})
         with pytest.raises(OSError, match="No space left"):
             then()
         writer.wait()

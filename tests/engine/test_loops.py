@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from exp.engine import checkpoint
+from exp.engine.finiteness import not_finite
 from exp.engine.losses import LossMeter
-from exp.engine.soundness import not_finite
 from exp.errors import RunError
 from tests.engine.conftest import Line, Mse, Spy
 

@@ -27,9 +27,10 @@ _SILENT = re.compile(
 _WHERE = re.compile(r"data\.(?:root|sample_data|archive_folder)")
 # Whether data are refused, not what they are.
 _LENIENT = re.compile(r"data\.(?:allow_gaps|on_error)")
-# The samples that a step sees, what they say and in which order; what learns from them; how its state is kept.
+# The samples that a step sees, what they say and in which order; what learns from them; what its state consists of.
 _FIXED = re.compile(
-    r"(?:model|data)(?:\..*)?|optim\.type|seed|global_batch_size|init_from|metric|task\.name|debug\.(?:train_batches|overfit)"
+    r"(?:model|data)(?:\..*)?|optim\.(?:type|options\.(?:amsgrad|centered))|seed|global_batch_size|init_from|metric|task\.name"
+    r"|debug\.(?:train_batches|overfit)"
 )
 _DATA = re.compile(r"data(?:\..*)?")
 # How long is trained, and with what: who changes it wants more of a training that had been stopped early.

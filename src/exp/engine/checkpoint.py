@@ -7,6 +7,7 @@ ever retried without the guard.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
@@ -17,18 +18,17 @@ from typing import Any, BinaryIO, Callable, Container, Mapping, Sequence
 import numpy as np
 import torch
 
-from exp.engine import sharded
+from exp.engine import shards
 from exp.engine.unpickle import load_plain
 from exp.errors import CheckpointError
 from exp.hub import shards_of
-from exp.runfolder import CHECKPOINT_NAME, Digesting, digest_of, write_atomically
+from exp.runfolder import CHECKPOINT_NAME, digest_of, write_atomically
 
 __all__ = [
     "NO_DIGEST",
     "SET_ASIDE",
     "digest_in",
     "list_checkpoints",
-    "newest_that_opens",
     "plain",
     "prune",
     "read",
@@ -51,30 +51,32 @@ _HOLDERS = ("state_dict", "model", "teacher", "student")
 _WRAPPER = re.compile(r"(?:(?<=\.)|^)(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 
 
-def plain(value: Any, on_cpu: Callable[[torch.Tensor], torch.Tensor] = lambda each: each.detach().cpu()) -> Any:
+def plain(
+    value: Any, on_cpu: Callable[[torch.Tensor], torch.Tensor] = lambda each: each.detach().cpu(), key: str = ""
+) -> Any:
     """``value`` with tensors on the CPU, NumPy scalars as Python numbers, and plain containers.
 
     Args:
         value: of whatever structure.
         on_cpu: gives the tensor that takes a tensor's place.
+        key: of ``value`` in what it is a part of, for messages.
 
     Raises:
-        TypeError: something in it is not plain data; the message names its type.
+        TypeError: something in it is not plain data; the message names its type and its key.
     """
     if isinstance(value, torch.Tensor):
         return on_cpu(value)
     if isinstance(value, Mapping):
-        return {key: plain(item, on_cpu) for key, item in value.items()}
+        return {name: plain(item, on_cpu, f"{key}.{name}" if key else str(name)) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        items = [plain(item, on_cpu) for item in value]
+        items = [plain(item, on_cpu, key) for item in value]
         return items if isinstance(value, list) else tuple(items)
     if isinstance(value, (np.bool_, np.integer, np.floating)):
         return value.item()
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    raise TypeError(
-        f"a {type(value).__module__}.{type(value).__qualname__} cannot go into a checkpoint: not plain data"
-    )
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    raise TypeError(f"a {kind} cannot go into a checkpoint: not plain data (key {key or 'of no name'})")
 
 
 def write(path: Path, checkpoint: Mapping[str, Any]) -> None:
@@ -94,35 +96,37 @@ def write(path: Path, checkpoint: Mapping[str, Any]) -> None:
     content = plain(checkpoint)
 
     def save(file: BinaryIO) -> None:
-        digesting = Digesting(file)
-        stream: Any = _Stream(digesting)
+        stream: Any = _Stream(file)
         torch.save(content, stream)
         if stream.error is not None:
             raise stream.error
-        comment = _COMMENT + digesting.sha256.hexdigest().encode()
+        comment = _COMMENT + stream.sha256.hexdigest().encode()
         file.seek(-len(_NO_COMMENT), os.SEEK_CUR)
         file.write(len(comment).to_bytes(2, "little") + comment)
 
+    former = shards.companions(path)
     write_atomically(path, save)
-    sharded.tidy(path, content)
+    for each in former:
+        if each.name != content.get(shards.BESIDE, {}).get("name"):
+            shutil.rmtree(each)
 
 
 class _Stream:
-    """A file as ``torch.save`` needs it, which writes what it is given piece by piece: nothing is put together before.
+    """A file as ``torch.save`` needs it, which digests and writes what it is given piece by piece.
 
     torch would turn an error of the file system into one of its own, which does not say which it was.
     """
 
-    def __init__(self, file: Digesting) -> None:
-        self._file = file
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self.sha256 = file, hashlib.sha256()
         self.error: OSError | None = None
 
     def write(self, data: Any) -> int:
-        if self.error is None:
-            try:
-                self._file.write(data)
-            except OSError as error:
-                self.error = error
+        self.sha256.update(data)
+        try:
+            self._file.write(b"" if self.error else data)
+        except OSError as error:
+            self.error = error
         return len(data)
 
     def flush(self) -> None:
@@ -153,7 +157,7 @@ def read(path: Path, mapped: bool = False, whole: bool = True, check: bool = Tru
         mapped: read each tensor when it is used, where torch can (>= 2.5): for who needs the weights of a file alone,
             and does not need them for long. Processes of one machine share the memory.
         whole: with the tensors of a sharded training, which lie beside the file; else
-            :func:`exp.engine.sharded.complete` brings them.
+            :func:`exp.engine.shards.complete` brings them.
         check: compare digests, also of what lies beside the file; not needed where another rank has done it.
 
     Raises:
@@ -170,8 +174,8 @@ def read(path: Path, mapped: bool = False, whole: bool = True, check: bool = Tru
             return _of_shards(path)
         if check:
             _check_digest(path)
-        content = sharded.opened(path, load_plain(path, mapped), check)
-        return sharded.complete(content, state=not mapped) if whole and sharded.BESIDE in content else content
+        content = shards.opened(path, load_plain(path, mapped), check)
+        return shards.complete(content, state=not mapped) if whole and shards.BESIDE in content else content
     except CheckpointError:
         raise
     except Exception as error:  # what a damaged file raises depends on where it is damaged
@@ -222,32 +226,6 @@ def step_of(path: Path) -> int:
     return int(found.group(1))
 
 
-def newest_that_opens(
-    folder: Path, trouble_with: Callable[[Any, Path], str | None] = lambda *_: None
-) -> tuple[Path | None, Any, list[str]]:
-    """The newest readable checkpoint.
-
-    Args:
-        folder: ``checkpoints/``.
-        trouble_with: says of a file's content, and its path, why it is not what is looked for, or None.
-
-    Returns:
-        Its path and content (both None where there is none), and one line for each newer file that is not taken.
-    """
-    skipped: list[str] = []
-    for path in list_checkpoints(folder):
-        try:
-            content = read(path, whole=False)
-        except CheckpointError as error:
-            skipped.append(str(error).splitlines()[0])
-            continue
-        trouble = trouble_with(content, path)
-        if trouble is None:
-            return path, content, skipped
-        skipped.append(f"{path} {trouble}")
-    return None, None, skipped
-
-
 def prune(folder: Path, keep: int, known: Container[str]) -> None:
     """Remove all but ``keep`` of the ``step_*.pth``: the newest of those that are known to open, then the newest.
 
@@ -258,7 +236,7 @@ def prune(folder: Path, keep: int, known: Container[str]) -> None:
     """
     ranked = sorted(list_checkpoints(folder), key=lambda path: path.name in known, reverse=True)  # newest first in each
     for path in ranked[max(keep, 1) :]:
-        sharded.remove(path)
+        shards.remove(path)
 
 
 def set_aside(paths: Sequence[Path]) -> None:
@@ -266,7 +244,7 @@ def set_aside(paths: Sequence[Path]) -> None:
     for path in paths:
         place = path.parent / SET_ASIDE
         place.mkdir(exist_ok=True)
-        for each in [*sharded.companions(path), path]:  # without the file what lies beside it counts for nothing
+        for each in [*shards.companions(path), path]:  # without the file what lies beside it counts for nothing
             if (place / each.name).is_dir():
                 shutil.rmtree(place / each.name)  # set aside before, of the same step
             each.replace(place / each.name)
@@ -277,7 +255,7 @@ def remove_stale_temporaries(folder: Path) -> None:
     if folder.is_dir():
         for path in folder.glob(".*.tmp"):
             path.unlink()
-        sharded.remove_orphans(folder)
+        shards.remove_orphans(folder)
 
 
 def weights_of(content: Any, source: Path | None = None) -> OrderedDict[str, torch.Tensor]:

@@ -14,7 +14,7 @@ from exp.errors import Preempted
 
 if TYPE_CHECKING:
     from exp.data.base import Data
-    from exp.engine.checkpoint_hook import CheckpointHook
+    from exp.engine.saving import CheckpointHook
     from exp.session import Session
 
 __all__ = ["Interrupted", "debug_hooks", "measured_part", "split_in_use"]

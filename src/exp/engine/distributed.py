@@ -34,7 +34,6 @@ class Distributed:
         world_size: number of processes.
         cpu_group: the group that carries CPU tensors; None: the default group does.
         fallback: what :func:`agree_on_fallback` gave.
-        store: of the process group; what the threads of ranks tell each other goes over it. None: there is one process.
     """
 
     def __init__(
@@ -43,13 +42,11 @@ class Distributed:
         world_size: int = 1,
         cpu_group: Any | None = None,
         fallback: dict[str, Any] | None = None,
-        store: Store | None = None,
     ) -> None:
         self.rank = rank
         self.world_size = world_size
         self.cpu_group = cpu_group
         self.fallback = fallback
-        self.store = store
 
     @classmethod
     def create(cls, backend: Backend, store: Store, rank: int, world_size: int, timeout: timedelta) -> Distributed:
@@ -61,15 +58,15 @@ class Distributed:
         fallback = agree_on_fallback(backend, store, rank, world_size)
         if fallback is not None:
             backend.init_staged_process_group(store=store, rank=rank, world_size=world_size, timeout=timeout)
-            return cls(rank, world_size, fallback=fallback, store=store)
+            return cls(rank, world_size, fallback=fallback)
         backend.init_process_group(store=store, rank=rank, world_size=world_size, timeout=timeout)
         if not dist.is_initialized():
             # A vendor with collectives of its own: CPU values still go over torch's gloo.
             dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
-            return cls(rank, world_size, store=store)
+            return cls(rank, world_size)
         carries_cpu = "cpu:gloo" in dist.get_backend() or dist.get_backend() == "gloo" or _composite_has_cpu()
         group = None if carries_cpu else dist.new_group(backend="gloo", timeout=timeout)
-        return cls(rank, world_size, group, store=store)
+        return cls(rank, world_size, group)
 
     @property
     def is_main(self) -> bool:

@@ -16,7 +16,7 @@ from torch import nn
 
 from exp import hub
 from exp.engine import checkpoint
-from exp.engine.soundness import not_finite
+from exp.engine.finiteness import not_finite
 from exp.errors import ConfigError
 from exp.task import task_class
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Mapping, TextIO
 
 from mmengine.hooks import Hook
 
+from exp.engine.finiteness import nan_in, what_to_do
 from exp.engine.left_device import LeftDevice
 from exp.engine.losses import mean_over_ranks
-from exp.engine.soundness import nan_in, what_to_do
 from exp.engine.staged import staged_bytes
 from exp.engine.stock_hooks import EveryStepHook
 from exp.errors import RunError

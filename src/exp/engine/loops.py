@@ -13,8 +13,8 @@ import torch
 from mmengine.runner import BaseLoop
 
 from exp.data.transfer import move, tensors_of
+from exp.engine.finiteness import refuse_nan
 from exp.engine.fsdp import is_sharded
-from exp.engine.soundness import refuse_nan
 from exp.engine.together import Together
 from exp.engine.wrapper import predictions, unwrapped
 from exp.heartbeat import Stage, beat

@@ -21,7 +21,7 @@ from exp.models.dropout import backward_begins
 if TYPE_CHECKING:
     from exp.backend import Backend
 
-__all__ = ["BackendOptimWrapper", "build_optimizer", "make_optimizer", "parameter_groups"]
+__all__ = ["BackendOptimWrapper", "build_optimizer", "parameter_groups"]
 
 _NOTHING: ContextManager[Any] = contextlib.nullcontext()
 _UNDECAYED = ("bias", "token", "tokens")  # ends of names, of parameters with several axes, too
@@ -198,38 +198,23 @@ def _plain(options: Any) -> dict[str, Any]:
 
 
 def build_optimizer(model: nn.Module, config: Any, lacking: Collection[str] = frozenset()) -> torch.optim.Optimizer:
-    """The optimizer of ``config`` (:class:`exp.config.schema.OptimConfig`) over the trainable parameters.
+    """The optimizer of ``config`` over the trainable parameters.
 
     Args:
         model: its trainable parameters.
-        config: see above.
-        lacking: see :func:`make_optimizer`.
-
-    Raises:
-        ConfigError: its type or one of its options is unknown, nothing is trainable, or learning rates are to differ by
-            depth and the model does not tell its layers.
-    """
-    return make_optimizer(parameter_groups(model, config), config, lacking)
-
-
-def make_optimizer(
-    groups: list[dict[str, Any]], config: Any, lacking: Collection[str] = frozenset()
-) -> torch.optim.Optimizer:
-    """The optimizer of ``config`` over groups of parameters.
-
-    Args:
-        groups: of :func:`parameter_groups`.
         config: :class:`exp.config.schema.OptimConfig`.
         lacking: ATen operators that the device has no kernel for (:meth:`exp.backend.Backend.lacking_operators`).
             Where the fused step is one of them, ``fused=true`` gives the foreach step, whose numbers are the same.
 
     Raises:
-        ConfigError: its type or one of its options is unknown.
+        ConfigError: its type or one of its options is unknown, nothing is trainable, or learning rates are to differ by
+            depth and the model does not tell its layers.
     """
     cls = registered("optim.type", config.type, OPTIMIZERS, torch.optim.Optimizer)
     options = _plain(config.options)
     if options.get("fused") and f"_fused_{config.type.lower()}_" in lacking:
         options.update(fused=False, foreach=True)
+    groups = parameter_groups(model, config)
     try:
         made: torch.optim.Optimizer = cls(groups, lr=config.lr, weight_decay=config.weight_decay, **options)
         return made

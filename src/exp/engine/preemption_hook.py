@@ -11,8 +11,8 @@ from mmengine.hooks import Hook
 from exp.errors import Preempted
 
 if TYPE_CHECKING:
-    from exp.engine.checkpoint_hook import CheckpointHook
     from exp.engine.distributed import Distributed
+    from exp.engine.saving import CheckpointHook
     from exp.preemption import PreemptionFlag
 
 __all__ = ["Agreement", "PreemptionHook"]

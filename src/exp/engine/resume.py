@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Container, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Iterable
 
-from exp.config.resuming import Change, Changes, as_plain, changes, refusal
+from omegaconf import OmegaConf
+
+from exp.config.resuming import Change, as_plain, changes, refusal, trains_on
+from exp.config.schema import OptimConfig
 from exp.data.fingerprint import differences
-from exp.engine import checkpoint
-from exp.engine.soundness import not_finite
+from exp.engine import checkpoint, rng
+from exp.engine.finiteness import not_finite
+from exp.engine.optim import parameter_groups
+from exp.engine.shards import complete
+from exp.engine.wrapper import unwrapped
 from exp.errors import CheckpointError, ConfigError, DataError
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from exp.session import Session
 
-__all__ = ["compare", "find_checkpoint", "trouble_with"]
+__all__ = ["carry_over", "changes_course", "compare", "find_checkpoint", "restore"]
 
-_PARTS = {"meta": Mapping, "state_dict": Mapping, "optimizer": Mapping, "rng": list, "best": Mapping}
-_META = ("step", "epoch", "samples", "global_batch_size", "seed")
+logger = logging.getLogger(__name__)
+
+_COURSE = ("optim.", "schedule.")
+_LENGTH = frozenset({"max_epochs", "max_steps"})
+
+_PARTS = ("meta", "state_dict", "config", "optimizer", "param_schedulers", "rng", "best")
 
 
 def trouble_with(content: Any, parameters: Container[str], path: Path | None = None) -> str | None:
@@ -29,14 +42,9 @@ def trouble_with(content: Any, parameters: Container[str], path: Path | None = N
         parameters: names of the model's parameters.
         path: one of several, of which the name tells the newest; None: the file was asked for by name.
     """
-    not_ours = "is no training checkpoint of exp"
-    if not isinstance(content, Mapping):
-        return f"{not_ours}: it holds a {type(content).__name__}"
-    lacking = [key for key, kind in _PARTS.items() if not isinstance(content.get(key), kind)]
-    if not lacking:
-        lacking = [f"meta.{key}" for key in _META if not isinstance(content["meta"].get(key), int)]
+    lacking = [key for key in _PARTS if not isinstance(content, Mapping) or key not in content]
     if lacking:
-        return f"{not_ours}: it has no {', '.join(lacking)}"
+        return f"is no training checkpoint of exp: it has no {', '.join(lacking)}"
     if path is not None and checkpoint.step_of(path) != content["meta"]["step"]:
         return f"is a copy of the checkpoint of step {content['meta']['step']}"
     names = not_finite(content["state_dict"], parameters)
@@ -75,19 +83,25 @@ def find_checkpoint(session: Session, wanted: str, parameters: Container[str]) -
             raise ConfigError(f"resume: {path} {trouble}; {do}")
         return path, content
     folder = session.folder.checkpoints if wanted == "auto" else Path(wanted) / "checkpoints"
-    if session.distributed.is_main:
-        path, content, skipped = checkpoint.newest_that_opens(
-            folder, lambda each, path: trouble_with(each, parameters, path)
-        )
-        for line in skipped:
-            session.say(f"resume: skipped: {line}")
+    for each in checkpoint.list_checkpoints(folder) if session.distributed.is_main else ():
+        try:
+            content = checkpoint.read(each, whole=False)
+            trouble = trouble_with(content, parameters, each)
+        except CheckpointError as error:
+            trouble = str(error).splitlines()[0]
+        else:
+            trouble = None if trouble is None else f"{each} {trouble}"
+        if trouble is None:
+            path = each
+            break
+        session.say(f"resume: skipped: {trouble}")
     path = session.distributed.gather(path)[0]
     if path is None:
         if wanted != "auto":
             raise ConfigError(f"resume={wanted} is neither a checkpoint nor a run folder with one that opens")
         session.say(f"resume=auto: no checkpoint in {folder}; starting anew")
         return None, None
-    return path, checkpoint.read(path, whole=False, check=False) if content is None else content
+    return path, content if session.distributed.is_main else checkpoint.read(path, whole=False, check=False)
 
 
 def compare(session: Session, content: Mapping[str, Any], source: Path) -> tuple[Change, ...]:
@@ -102,12 +116,8 @@ def compare(session: Session, content: Mapping[str, Any], source: Path) -> tuple
         ConfigError: a setting would make another training of it.
         DataError: the data files hold something else, and ``resume_changed_data`` does not allow it.
     """
-    config, before = session.config, content.get("config")
-    found = Changes()
-    if isinstance(before, Mapping):
-        found = changes(before, as_plain(config))
-    else:
-        session.say(f"resume: {source} is of an older version of exp, and does not tell what it was trained with")
+    config = session.config
+    found = changes(content["config"], as_plain(config))
     if found.refused:
         raise ConfigError(refusal(found.refused, source))
     files = content.get("data_files")
@@ -124,3 +134,140 @@ def compare(session: Session, content: Mapping[str, Any], source: Path) -> tuple
             f"init_from={source} and another output_dir, or go on with these with resume_changed_data=true"
         )
     return (*found.allowed, Change("contents of data", "as the training began", shown))
+
+
+def restore(runner: Any, content: Mapping[str, Any], source: Path) -> dict[str, Any]:
+    """Continue from a training checkpoint, once loops and schedulers are built.
+
+    Args:
+        runner: the runner.
+        content: of :func:`find_checkpoint`; :func:`compare` has looked at it.
+        source: where it was read, for messages.
+
+    Returns:
+        What the checkpoint hook knew.
+
+    Raises:
+        CheckpointError: it does not fit this model.
+        ConfigError: a hook whose weights are in it is gone, or the schedule cannot go on with the new settings.
+    """
+    meta, session, loop = content["meta"], runner.session, runner.train_loop
+    lacking = sorted(set(meta.get("weights_of_hooks", ())) - set(runner.hooks_that_save()))
+    if lacking:
+        raise ConfigError(
+            f"resume: {source} was trained with the hooks {', '.join(lacking)}, which put weights of their own "
+            "into the checkpoint; set hooks as it was, or start from its weights with init_from"
+        )
+    model, optimizer, schedulers = unwrapped(runner.model), runner.optim_wrapper, runner.param_schedulers or []
+    changed = changes_course(session.changed, schedulers, meta["steps_per_epoch"] != loop.steps_per_epoch)
+    order = saved_order(model, content) if changed else _trained(optimizer)
+    content = complete(content, model, order)
+    runner.call_hook("after_load_checkpoint", checkpoint=content)
+    for key, value in content.get("message_hub", {}).items():
+        runner.message_hub.update_info(key, value)
+    try:
+        model.load_state_dict(content["state_dict"])
+    except RuntimeError as error:
+        raise CheckpointError(f"{source} does not fit the model of this run: {error}") from error
+    # An epoch of other data may be shorter.
+    samples = min(meta["samples"], loop.steps_per_epoch * meta["global_batch_size"])
+    loop.restore(meta["epoch"], meta["step"], samples, meta["validation_due"])
+    if changed:
+        carry_over(runner, content)
+    else:
+        optimizer.load_state_dict(content["optimizer"])
+        for scheduler, state in zip(schedulers, content["param_schedulers"]):
+            scheduler.load_state_dict(state)
+    if meta["stopped"] and not trains_on(session.changed):
+        loop.stop_training = True
+        session.say("resume: this training was stopped early; with a larger patience it would go on")
+    states = content["rng"]
+    if runner.world_size == len(states):
+        rng.set_rng_state(states[runner.rank], runner.backend)
+    else:
+        rng.seed_everything(session.config.seed + runner.rank + 1000003 * meta["step"], runner.backend)
+        logger.warning("resumed at world size %d, not %d: random states start anew", runner.world_size, len(states))
+    return dict(content["best"])
+
+
+# -- optimizer and schedules with other settings -----------------------------------------------------------------------
+
+
+def changes_course(changed: Iterable[Change], schedulers: list[Any], other_epochs: bool = False) -> bool:
+    """Whether optimizer or schedule have other settings than those that their state was saved with.
+
+    The length of a training counts where there are schedules, which may end with it.
+
+    Args:
+        changed: keys.
+        schedulers: of the run.
+        other_epochs: whether an epoch has another number of steps now.
+    """
+    keys = [change.key for change in changed]
+    planned = any(not _follows_validation(scheduler) for scheduler in schedulers)
+    return any(key.startswith(_COURSE) for key in keys) or (planned and (other_epochs or not _LENGTH.isdisjoint(keys)))
+
+
+def _follows_validation(scheduler: Any) -> bool:
+    return bool(getattr(scheduler, "need_val_args", False))
+
+
+def saved_order(model: nn.Module, content: Mapping[str, Any]) -> list[nn.Parameter]:
+    """The parameters in the order in which the optimizer's state in a checkpoint counts them.
+
+    Raises:
+        CheckpointError: its groups are not those of this model.
+    """
+    settings = OmegaConf.merge(OmegaConf.structured(OptimConfig), content["config"]["optim"])
+    groups = [group["params"] for group in parameter_groups(model, settings)]
+    if [len(group) for group in groups] != [len(group["params"]) for group in content["optimizer"]["param_groups"]]:
+        raise CheckpointError("resume: the optimizer's state is not of this model; use init_from to start from weights")
+    return [parameter for group in groups for parameter in group]
+
+
+def _trained(optim_wrapper: Any) -> list[nn.Parameter]:
+    return [parameter for group in optim_wrapper.optimizer.param_groups for parameter in group["params"]]
+
+
+def carry_over(runner: Any, content: Mapping[str, Any]) -> None:
+    """Give the optimizer its moments from a checkpoint, and its groups the rates that they would have by now.
+
+    Args:
+        runner: with optimizer and schedulers as they are at step 0, and the loop where the training goes on.
+        content: of the checkpoint; it has the configuration that it was written with.
+
+    Raises:
+        ConfigError: the rates so far depended on validations.
+        CheckpointError: the optimizer's state is not of this model.
+    """
+    wrapper, saved = runner.optim_wrapper, content["optimizer"]
+    if any(map(_follows_validation, runner.param_schedulers or [])):
+        raise ConfigError(
+            "resume: the schedule follows the validations so far (ReduceOnPlateau), so optim, schedule, max_epochs, "
+            "max_steps and the number of samples cannot change with it; set them as they were, or begin anew from the "
+            "weights with init_from"
+        )
+    order = saved_order(unwrapped(runner.model), content)
+    place = {id(parameter): index for index, parameter in enumerate(_trained(wrapper))}
+    state = {place[id(order[index])]: value for index, value in saved["state"].items()}
+    wrapper.load_state_dict({**saved, "state": state, "param_groups": wrapper.optimizer.state_dict()["param_groups"]})
+    _replay(runner.param_schedulers or [], runner.train_loop)
+
+
+def _replay(schedulers: list[Any], loop: Any) -> None:
+    """Step the schedulers as MMEngine's ParamSchedulerHook does, up to where the training goes on.
+
+    With data of another size, schedules by step have those steps behind them that the epochs would have had, as the
+    schedule ends with the last one; where ``max_steps`` ends it, those that were taken.
+    """
+    by_epoch = [each for each in schedulers if each.by_epoch]
+    by_step = [each for each in schedulers if not each.by_epoch]
+    steps = loop.iter + (0 if loop.ends_by_steps else loop.ahead) if schedulers else 0
+    ended = 0
+    for step in range(1, steps + 1):
+        ends = step % loop.steps_per_epoch == 0 and ended < loop.epoch
+        ended += ends
+        for scheduler in by_step + by_epoch * ends:
+            scheduler.step()
+    for scheduler in by_epoch * (loop.epoch - ended):
+        scheduler.step()

@@ -7,34 +7,46 @@ docs/mmengine.md draws the line. The loops go in as any custom loop does, by ``t
 
 from __future__ import annotations
 
+import copy
+import functools
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Callable, Mapping
 
 import mmengine
 import torch
 from mmengine.config import Config
 from mmengine.hooks import Hook, ParamSchedulerHook
 from mmengine.logging import MMLogger
+from mmengine.runner import Runner as MMEngineRunner
 from omegaconf import OmegaConf
 
-from exp.engine import schedule
-from exp.engine.batchnorm import fit_batchnorm
-from exp.engine.checkpointing import CheckpointingRunner
+from exp.config.resuming import of_training
+from exp.engine import checkpoint, rng, schedule
+from exp.engine.batchnorm import average_buffers, fit_batchnorm
+from exp.engine.checkpoint import plain
 from exp.engine.fsdp import is_sharded
 from exp.engine.losses import LossMeter
 from exp.engine.placement import check_optimizer, check_placement, placement_report
+from exp.engine.resume import restore
+from exp.engine.saving import CheckpointHook, CheckpointWriter
+from exp.engine.shards import ShardedSaver, complete
 from exp.engine.stock_hooks import RuntimeInfoHook
 from exp.engine.wrapper import unwrapped, wrap_as_configured
-from exp.errors import ConfigError
+from exp.errors import ConfigError, RunError
 from exp.raised import first_line
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from exp.session import Session
 
 __all__ = ["Runner"]
 
 logger = logging.getLogger(__name__)
 
+# What RuntimeInfoHook and IterTimerHook write into the message hub anew; the rest is state of the user's hooks.
+_RUNTIME_INFO = {"cfg", "seed", "experiment_name", "mmengine_version", "dataset_meta", "loop_stage", "epoch", "iter",
+                 "max_epochs", "max_iters", "eta"}  # fmt: skip
 # Ours take their place: they read a loss from the device at every step, pickle objects, or print at length.
 _DISABLED_HOOKS = dict.fromkeys(["timer", "sampler_seed", "logger", "checkpoint"])
 
@@ -65,7 +77,7 @@ class _StartHook(Hook):
         self._begin(runner)
 
 
-class Runner(CheckpointingRunner):
+class Runner(MMEngineRunner):
     """Runs one experiment on the session's device.
 
     Args:
@@ -73,6 +85,12 @@ class Runner(CheckpointingRunner):
         model: on the CPU; placed and wrapped here.
         **kwargs: MMEngine's Runner's arguments.
     """
+
+    sharded_saver: ShardedSaver | None = None
+    """Writes this rank's part of a model that is sharded; None: rank 0 writes all."""
+
+    _load: Callable[[], None] | None = None
+    _before_validation: dict[str, Any] | None = None
 
     def __init__(self, session: Session, model: torch.nn.Module, **kwargs: Any) -> None:
         self.session = session
@@ -157,6 +175,184 @@ class Runner(CheckpointingRunner):
         if not self.distributed or self.optim_wrapper is None:
             return model  # evaluation runs the bare module: its ranks may have different numbers of batches
         return wrap_as_configured(model, config.wrapper, self.backend, self.device)
+
+    # -- checkpoints ------------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def checkpoint_writer(self) -> CheckpointWriter:
+        """Writes checkpoints in the background; in use on ranks that write."""
+        return CheckpointWriter(self.backend)
+
+    def prepare_saving(self) -> None:
+        """Called before training. A collective."""
+        if is_sharded(unwrapped(self.model)):
+            self.sharded_saver = ShardedSaver(self.distributed_group, checkpoint.write)
+
+    @property
+    def writes(self) -> bool:
+        """Whether this rank writes something of a checkpoint."""
+        return self.distributed_group.is_main or self.sharded_saver is not None
+
+    def _foreign_hooks(self, *stages: str) -> list[Hook]:
+        """The hooks that are not the engine's own and do something at one of the stages."""
+        return [
+            hook
+            for hook in self.hooks
+            if not type(hook).__module__.startswith("exp.engine.")
+            and not set(stages).isdisjoint(hook.get_triggered_stages())
+        ]
+
+    def hooks_that_save(self) -> list[str]:
+        """The classes of the user's hooks that may change a checkpoint, its weights included."""
+        return [type(hook).__name__ for hook in self._foreign_hooks("before_save_checkpoint")]
+
+    @functools.cached_property
+    def weights_wait_for_update(self) -> bool:
+        """Whether trained parameters remain as they are between two updates: neither model nor hooks change them."""
+        steady = getattr(unwrapped(self.model), "changed_by_optimizer_alone", False)
+        return steady and all(isinstance(hook, ParamSchedulerHook) for hook in self._foreign_hooks(*Hook.stages))
+
+    def average_buffers(self) -> None:
+        """Average running statistics over ranks: those of the model, and of copies that hooks keep. A collective."""
+        if self.world_size > 1:
+            held = [value for hook in self.hooks for value in vars(hook).values() if isinstance(value, torch.nn.Module)]
+            average_buffers([unwrapped(self.model), *held], self.distributed_group)
+
+    def prepare_validation(self) -> None:
+        """Called before the hooks of a validation, some of which replace the weights until its end. A collective."""
+        if self.train_loop is None:
+            return
+        self.average_buffers()
+        if self._foreign_hooks("before_val", "before_val_epoch", "before_val_iter"):
+            # A checkpoint of a validation that is cut short has to hold the weights of the training.
+            content = self.training_checkpoint(self.iter, {})
+            if self.writes:
+                changed = {key: content[key] for key in content if key not in ("optimizer", "param_schedulers", "rng")}
+                content.update(copy.deepcopy(plain(changed)))
+            self._before_validation = content
+
+    def end_validation(self) -> None:
+        """Called after the hooks of a validation."""
+        self._before_validation = None
+
+    def resume_from(self, content: Mapping[str, Any], source: Path, checkpoint_hook: CheckpointHook) -> None:
+        """Have :meth:`train` continue from a training checkpoint, once loops and schedulers are built."""
+
+        def load() -> None:
+            checkpoint_hook.load_state_dict(restore(self, content, source))
+            checkpoint_hook.take_over_best(self, source)
+
+        self._load, self._resume = load, True  # MMEngine's hooks ask for the latter by this name
+
+    def test_with(self, content: Mapping[str, Any] | None) -> dict[str, float]:
+        """Test the weights of a checkpoint, or those that the model has; the hooks' stages as in MMEngine."""
+
+        def load() -> None:
+            model = unwrapped(self.model)
+            whole = complete(content or {}, model)
+            self.call_hook("after_load_checkpoint", checkpoint=whole)
+            model.load_state_dict(whole["state_dict"])
+
+        self._load, self._resume = None if content is None else load, False
+        metrics: dict[str, float] = self.test()
+        return metrics
+
+    def load_or_resume(self) -> None:
+        """Load what :meth:`resume_from` or :meth:`test_with` was given, between ``before_run`` and the loop.
+
+        Weights to start from are loaded before wrapping.
+        """
+        if self._load is not None:
+            self._load()
+            self._load = None
+
+    def weights_checkpoint(self) -> dict[str, Any]:
+        """The model's weights as the hooks want them kept, where they come from, and what of the data belongs to them.
+
+        For ranks that write.
+        """
+        content = self._weights(self.iter)
+        self._let_hooks_change(content)
+        return content
+
+    def _weights(self, step: int) -> dict[str, Any]:
+        session = self.session
+        content: dict[str, Any] = {"meta": self._meta(step), "state_dict": unwrapped(self.model).state_dict()}
+        found = {"data": session.data_state, "data_files": session.data_files}
+        content.update((key, value) for key, value in found.items() if value is not None)
+        content["config"] = of_training(session.config)
+        return content
+
+    def _infos_of_hooks(self) -> dict[str, Any]:
+        """What hooks keep in the message hub and want resumed, as far as it is plain data."""
+        infos = {}
+        for key, value in self.message_hub.state_dict()["runtime_info"].items():
+            if key not in _RUNTIME_INFO:
+                try:
+                    infos[key] = plain(value)
+                except TypeError as error:
+                    logger.warning("message hub: %s is not resumed: %s", key, error)
+        return infos
+
+    def _let_hooks_change(self, content: dict[str, Any]) -> None:
+        """Call ``before_save_checkpoint``, and note which hooks have put weights of their own in the model's place.
+
+        Raises:
+            RunError: a hook has added what is not plain data.
+        """
+        before, hooks = dict(content["state_dict"]), self.hooks_that_save()
+        self.call_hook("before_save_checkpoint", checkpoint=content)
+        try:
+            plain(content if hooks else {}, lambda tensor: tensor)
+        except TypeError as error:
+            raise RunError(
+                f"hooks: before_save_checkpoint of {', '.join(hooks)}: {error}; give it numbers, strings, lists, dicts "
+                "and tensors; see docs/hooks.md"
+            ) from error
+        after = content["state_dict"]
+        if any(after.get(key) is not value for key, value in before.items()):
+            content["meta"]["weights_of_hooks"] = hooks
+
+    def training_checkpoint(self, step: int, best: Mapping[str, Any], validation_due: bool = False) -> dict[str, Any]:
+        """All that an exact continuation needs. A collective: every rank's random state is in it.
+
+        Args:
+            step: optimizer steps completed.
+            best: what the checkpoint hook knows of the epochs so far.
+            validation_due: whether a validation is to be made before training goes on.
+        """
+        if validation_due and self._before_validation is not None:
+            content = dict(self._before_validation)
+            content["meta"] = {**content["meta"], "validation_due": True}
+            content["best"] = dict(best)
+            return content
+        self.average_buffers()
+        content = self._weights(step)
+        content["meta"]["validation_due"] = validation_due
+        content["optimizer"] = self.optim_wrapper.state_dict()
+        content["param_schedulers"] = [scheduler.state_dict() for scheduler in self.param_schedulers or []]
+        content["rng"] = self.distributed_group.gather(rng.rng_state(self.backend))
+        content["best"] = dict(best)
+        content["message_hub"] = self._infos_of_hooks()
+        if self.distributed_group.is_main:  # as in MMEngine: they may write files
+            self._let_hooks_change(content)
+        return content
+
+    def _meta(self, step: int) -> dict[str, Any]:
+        loop = self.train_loop
+        return {
+            "format": 1,
+            "experiment": self.session.config.name,
+            "step": step,
+            "iter": step,  # as MMEngine's hooks call it
+            "epoch": self.epoch,
+            "samples": loop.sampler.samples,
+            "steps_per_epoch": loop.steps_per_epoch,
+            "stopped": loop.stop_training,
+            "global_batch_size": self.session.config.global_batch_size,
+            "world_size": self.world_size,
+            "seed": self.seed,
+        }
 
     # -- less noise -------------------------------------------------------------------------------------------------
 

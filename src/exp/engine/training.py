@@ -21,7 +21,6 @@ from exp.engine.building import (
     make_result,
     record_environment,
 )
-from exp.engine.checkpoint_hook import CheckpointHook
 from exp.engine.debug import Interrupted, debug_hooks, split_in_use
 from exp.engine.fsdp import is_sharded, refuse_hooks
 from exp.engine.hooks import MetricsHook
@@ -35,6 +34,7 @@ from exp.engine.rehearsal import explain_first_step, explain_unused, rehearse
 from exp.engine.resume import compare, find_checkpoint
 from exp.engine.rng import seed_everything
 from exp.engine.runner import Runner
+from exp.engine.saving import CheckpointHook
 from exp.engine.stock_hooks import build_hooks
 from exp.engine.wrapper import place_as_configured, unwrapped
 from exp.errors import ConfigError, ExpError, RunError, SampleError

@@ -14,7 +14,6 @@ import tarfile
 import types
 import warnings
 import zipfile
-from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ import torch
 
 from exp.compat import TORCH_VERSION
 
-__all__ = ["load_plain"]
+__all__ = ["load_index", "load_plain"]
 
 _ADMITTED = {
     ("collections", "OrderedDict"), ("torch._utils", "_rebuild_tensor_v2"), ("torch._utils", "_rebuild_parameter"),
@@ -36,7 +35,12 @@ _COMPANIONS = re.compile(
     r"|(?:builtins|__builtin__)\.(?:getattr|bool|int|float|complex|str|bytes|bytearray|list|tuple|dict|set|frozenset|slice|range)"
     r"|typing\.Any|torch\.torch_version\.TorchVersion"
 )
-
+# What the index of a distributed checkpoint of tensors is made of.
+_INDEX = re.compile(
+    r"torch\.distributed\.checkpoint\.metadata\.(?:Metadata|TensorStorageMetadata|TensorProperties|ChunkStorageMetadata"
+    r"|MetadataIndex|StorageMeta|_MEM_FORMAT_ENCODING)|torch\.distributed\.checkpoint\.filesystem\._StorageInfo"
+    r"|torch\.serialization\._get_layout"
+)
 _MAPS = TORCH_VERSION >= (2, 5)
 
 
@@ -61,18 +65,6 @@ class _Inert:
     extend = append
 
 
-class _InertMapping:
-    """The same for kinds of dict, which torch's unpickler fills only if they are of Python's own."""
-
-    def __new__(cls, *_: Any, **__: Any) -> OrderedDict[Any, Any]:  # type: ignore[misc]
-        return OrderedDict()
-
-
-def _stand_in(module: str, name: str) -> type:
-    kind = _InertMapping if name.lower().endswith(("dict", "cfgnode")) else _Inert
-    return type(name, (kind,), {"__module__": module, "__qualname__": name})
-
-
 class _PlainUnpickler(pickle.Unpickler):
     """Admits tensors, their storages and containers, and stand-ins; anything else in the file is refused by name."""
 
@@ -83,8 +75,28 @@ class _PlainUnpickler(pickle.Unpickler):
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
             return getattr(torch, name)
         if _COMPANIONS.fullmatch(f"{module}.{name}"):
-            return _stand_in(module, name)
+            return type(name, (_Inert,), {"__module__": module})
         raise pickle.UnpicklingError(f"it names {module}.{name}, which is not plain data")
+
+
+class _IndexUnpickler(_PlainUnpickler):
+    """Admits the classes of an index, too; entries that are no tensors have another."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Look up what the pickle asks for, if it is harmless."""
+        if _INDEX.fullmatch(f"{module}.{name}"):
+            return pickle.Unpickler.find_class(self, module, name)
+        return super().find_class(module, name)
+
+
+def load_index(path: Path) -> Any:
+    """The index of a distributed checkpoint, which is a pickle.
+
+    Raises:
+        pickle.UnpicklingError: it names what has no place in an index of tensors.
+    """
+    with path.open("rb") as file:
+        return _IndexUnpickler(file).load()
 
 
 def load_plain(path: Path, mapped: bool = False) -> Any:

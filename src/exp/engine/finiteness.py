@@ -109,15 +109,14 @@ def refuse_nan(runner: Any, sums: Sequence[Sequence[torch.Tensor]], stage: str) 
     """
     read = _read({(batch, place): value for batch, found in enumerate(sums) for place, value in enumerate(found)})
     wrong = sorted({batch for (batch, _), value in read.items() if math.isnan(value)})
-    by_rank = runner.distributed_group.gather((wrong[:1], len(wrong), len(sums)))
-    total = sum(count for _, count, _ in by_rank)
-    if total:
-        rank, first = next((rank, found[0]) for rank, (found, _, _) in enumerate(by_rank) if found)
-        batches = f"{sum(count for _, _, count in by_rank)} {'validation' if stage == 'val' else stage} batches"
+    by_rank = runner.distributed_group.gather((wrong, len(sums)))
+    first = next(((rank, found[0]) for rank, (found, _) in enumerate(by_rank) if found), None)
+    if first is not None:
+        total, batches = sum(len(found) for found, _ in by_rank), sum(count for _, count in by_rank)
         advice = "check the weights and the data, or use precision=fp32"
         raise RunError(
-            f"predictions are NaN in {total} of {batches}, first in batch {first + 1} of rank {rank}; "
-            f"{advice if runner.train_loop is None else what_to_do(runner)}"
+            f"predictions are NaN in {total} of {batches} {'validation' if stage == 'val' else stage} batches, first "
+            f"in batch {first[1] + 1} of rank {first[0]}; {advice if runner.train_loop is None else what_to_do(runner)}"
         )
 
 

@@ -1,0 +1,459 @@
+"""When a training is saved, what is kept of it, and how its state gets to the disk while it goes on.
+
+The state is copied to host memory, and a thread writes the copy. What is copied when: tensors on a card at once, into
+page-locked memory where the backend has it, so that the card does it between two steps and nobody waits. On the CPU the
+optimizer's state is copied by the thread, while the next step computes its gradients: nothing but the optimizer changes
+it, and its step waits (:attr:`exp.engine.optim.BackendOptimWrapper.before_update`). Weights too, where the model
+promises the same of them (:attr:`exp.models.base.Model.changed_by_optimizer_alone`) and no hook of the user's can
+change them; other weights, and buffers, at once.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Callable, Mapping
+
+import torch
+from mmengine.hooks import Hook
+
+from exp.engine import checkpoint, shards
+from exp.engine.finiteness import check_finite, what_to_do
+from exp.engine.fsdp import local_part
+from exp.errors import RunError
+from exp.heartbeat import Stage, beat
+
+if TYPE_CHECKING:
+    from exp.backend import Backend
+
+__all__ = ["CheckpointHook", "CheckpointWriter"]
+
+logger = logging.getLogger(__name__)
+
+Write = Callable[[Path, Any], object]
+"""Writes a checkpoint, which nothing else refers to, to a path."""
+
+_VERDICTS = ("best", "best_epoch", "best_step", "last", "last_step", "reference", "bad_epochs")
+"""What a resumed run must know of the validations before it: attributes of the hook."""
+
+
+class CheckpointHook(Hook):
+    """Keeps the best and the newest checkpoints, and stops a run that no longer gets better.
+
+    Best and early stopping live here together, because both are part of what a resumed run must know.
+
+    Args:
+        folder: ``checkpoints/``.
+        config: :class:`exp.config.schema.CheckpointConfig`.
+        patience: validations without a better metric after which training stops; None: never.
+        min_delta: relative improvement that counts as better for ``patience``.
+        metric: the validation metric.
+        greater_is_better: whether larger values of it are better.
+    """
+
+    priority = "VERY_LOW"  # after the schedulers, so that their new state is in the file
+
+    def __init__(
+        self,
+        folder: Path,
+        config: Any,
+        patience: int | None,
+        min_delta: float,
+        metric: str,
+        greater_is_better: bool = False,
+    ) -> None:
+        self.folder = folder
+        self.best_path = folder / "best.pth"
+        # Read once: an access to the configuration costs as much as a small kernel.
+        self.every_steps: int = config.every_steps
+        self.every_epochs: int = config.every_epochs
+        self.keep_last: int = config.keep_last
+        self.keep_best: bool = config.keep_best
+        self.patience = patience
+        self.min_delta = min_delta
+        self.metric = metric
+        self.sign = -1.0 if greater_is_better else 1.0  # of what is to be small
+        self.best: float | None = None
+        self.best_epoch, self.best_step = 0, 0
+        self.last: float | None = None  # of the latest validation
+        self.last_step: int | None = None
+        self.reference: float | None = None  # the last value that was better by min_delta
+        self.bad_epochs = 0
+        self._source: Path | None = None  # what this attempt goes on from
+        self._known: set[str] = set()  # names of checkpoints in the folder that it has written or read
+        self._due: dict[Path, tuple[Any, Write]] = {}  # what this rank is to write, and how, by file
+        self._saved = (-1, False, False)  # step, whether a validation is due, whether the training was stopped
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run must know of the validations before it."""
+        return {name: getattr(self, name) for name in _VERDICTS}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` gave."""
+        self.__dict__.update((name, state[name]) for name in _VERDICTS if name in state)
+
+    # -- when something is saved -----------------------------------------------------------------------------------
+
+    def before_train(self, runner: Any) -> None:
+        """Remove what a killed writer left; once the run has started, set aside what it does not go on from."""
+        runner.prepare_saving()
+        if runner.distributed_group.is_main:
+            checkpoint.remove_stale_temporaries(self.folder)
+        begins_at = runner.iter
+        runner.session.when_started(lambda: self._set_aside(runner, begins_at))
+
+    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        """Save within the epoch."""
+        runner.checkpoint_writer.check()
+        step = runner.iter + 1
+        # Where a validation follows, the checkpoint waits for it.
+        if self.every_steps and step % self.every_steps == 0 and not runner.train_loop.validates_after(step, batch_idx):
+            self.save(runner, step)
+
+    def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
+        """Judge the weights, then save."""
+        value = (metrics or {})[self.metric]
+        if not math.isfinite(value):
+            raise RunError(f"validation {self.metric} is {value} after step {runner.iter}; {what_to_do(runner)}")
+        self.last, self.last_step = value, runner.iter
+        if self.best is None or self.sign * value < self.sign * self.best:
+            self.best, self.best_epoch, self.best_step = value, runner.epoch, runner.iter
+            if self.keep_best:
+                content = runner.weights_checkpoint() if runner.writes else {}
+                check_finite(runner, content.get("state_dict"), runner.iter)
+                if content:
+                    content["meta"]["validation"] = {self.metric: value}
+                    self._prepare(runner, self.best_path, content)
+        least = None if self.reference is None else self.sign * self.reference - self.min_delta * abs(self.reference)
+        self.bad_epochs += 1
+        if least is None or self.sign * value < least:
+            self.reference, self.bad_epochs = value, 0
+        elif self.patience is not None and self.bad_epochs >= self.patience:
+            runner.train_loop.stop_training = True
+        at_steps = self.every_steps and runner.iter % self.every_steps == 0
+        if at_steps or (runner.train_loop.val_every is None and self._epoch_is_saved(runner.epoch)):
+            self.save(runner, runner.iter)
+        self._write(runner)
+
+    def after_train_epoch(self, runner: Any) -> None:
+        """Save at the end of an epoch where no validation follows, which would do it."""
+        if runner.train_loop.val_every is not None and self._epoch_is_saved(runner.epoch + 1):
+            self.save(runner, runner.iter, epoch_ended=True)
+
+    def _epoch_is_saved(self, epoch: int) -> bool:
+        return bool(self.every_epochs) and epoch % self.every_epochs == 0
+
+    def after_train(self, runner: Any) -> None:
+        """The last state is always kept."""
+        self.save(runner, runner.iter, waits=True)
+
+    def save(
+        self, runner: Any, step: int, validation_due: bool = False, epoch_ended: bool = False, waits: bool = False
+    ) -> None:
+        """Have a checkpoint written in the background, unless it is that of the last call. A collective.
+
+        Args:
+            runner: the runner.
+            step: optimizer steps completed.
+            validation_due: whether a validation is to be made before training goes on.
+            epoch_ended: whether the hooks have been told of the end of the epoch already.
+            waits: return when it is on the disk: nothing is trained after it.
+
+        Raises:
+            RunError: the weights are not finite.
+            OSError: this checkpoint (where ``waits``), or the one before, could not be written.
+        """
+        state = (step, validation_due, runner.train_loop.stop_training)
+        if state != self._saved:
+            self._saved = state
+            content = runner.training_checkpoint(step, self.state_dict(), validation_due)
+            if epoch_ended:
+                content["meta"].update(epoch=runner.epoch + 1, samples=0)
+            check_finite(runner, content["state_dict"], step)
+            self._prepare(runner, self._path(step), content)
+            self._write(runner)
+        if waits:
+            runner.checkpoint_writer.wait()
+
+    def _path(self, step: int) -> Path:
+        return self.folder / f"step_{step:08d}.pth"
+
+    def _prepare(self, runner: Any, path: Path, content: dict[str, Any]) -> None:
+        """Note what of a checkpoint this rank writes."""
+        if runner.sharded_saver is not None:
+            self._due[path] = runner.sharded_saver.prepare(content)
+        elif runner.writes:
+            self._due[path] = content, checkpoint.write
+
+    def _write(self, runner: Any) -> None:
+        """Have what is due written; files of one call share the copy of the weights."""
+        due, self._due = self._due, {}
+        if due:
+            names = [path.name for path in due if path != self.best_path]
+            then = functools.partial(self._written, names) if runner.distributed_group.is_main else None
+            runner.checkpoint_writer.start(due, runner.optim_wrapper, runner.weights_wait_for_update, then)
+
+    def _written(self, names: list[str]) -> None:
+        """Called in the background once files are on the disk: only now may older ones go."""
+        if names:
+            self._known.update(names)
+            checkpoint.prune(self.folder, self.keep_last, self._known)
+
+    # -- what was there before, and what is tested -----------------------------------------------------------------
+
+    def _set_aside(self, runner: Any, begins_at: int) -> None:
+        """Steps after the one at which this attempt begins, and best weights that it knows nothing of.
+
+        Left where they are, they would be taken for the newest.
+        """
+        own = self._source is not None and self._source.resolve().parent == self.folder.resolve()
+        paths = [
+            path
+            for path in checkpoint.list_checkpoints(self.folder)
+            if path.name not in self._known and (not own or checkpoint.step_of(path) > begins_at)
+        ]
+        if not (self.keep_best and self.best is not None) and self.best_path.is_file():
+            paths.append(self.best_path)
+        if paths:
+            checkpoint.set_aside(paths)
+            runner.session.say(
+                f"checkpoints that this run does not go on from are in {self.folder.name}/{checkpoint.SET_ASIDE} now: "
+                + ", ".join(path.name for path in paths)
+            )
+
+    def take_over_best(self, runner: Any, source: Path) -> None:
+        """After resuming, have the best weights so far in this folder, or forget how good they were. A collective.
+
+        What is tested in the end has to be what the reported validation belongs to.
+
+        Args:
+            runner: the runner.
+            source: the checkpoint that the run goes on from; the best weights lie beside it.
+        """
+        self._source = source
+        own = source.resolve().parent == self.folder.resolve()
+        if own:
+            self._known.add(source.name)
+        if self.keep_best and self.best is not None:
+            content = self._recalled(runner, source.parent / self.best_path.name)
+            if content is not None and not own:
+                path = self.best_path
+                runner.session.when_started(lambda: checkpoint.write(path, shards.adopt(content, path)))
+        judged = self.best is not None if self.keep_best else self.last_step == runner.iter
+        if not judged and runner.train_loop.finished:
+            runner.train_loop.validation_due = True  # no step will bring one
+
+    def tested(self, runner: Any) -> tuple[Mapping[str, Any] | None, dict[str, Any]]:
+        """What is to be tested once training has ended. A collective.
+
+        Returns:
+            The checkpoint to load (None: the weights that the model has), and for ``result.json``: the file, its epoch
+            and step, and the validation that belongs to these very weights (None where they have not been validated).
+        """
+        runner.checkpoint_writer.wait()
+        runner.distributed_group.barrier()  # rank 0 has written it
+        content: Any = None
+        found: tuple[str, int, int, float | None] | None = None
+        if self.keep_best and self.best is not None:
+            content = self._recalled(runner, self.best_path)
+            if content is not None:
+                content = content or checkpoint.read(self.best_path, mapped=True, whole=False)
+                found = f"{self.folder.name}/best.pth", self.best_epoch, self.best_step, self.best
+        if found is None:
+            step, content = runner.iter, None
+            if runner.hooks_that_save() and self._path(step).is_file():  # such as the weights that a hook has averaged
+                content = checkpoint.read(self._path(step), mapped=True)
+            found = f"last weights, step {step}", runner.epoch, step, self.last if self.last_step == step else None
+        name, epoch, step, value = found
+        record = {"tested_checkpoint": name, "tested_epoch": epoch, "tested_step": step, "best_epoch": epoch}
+        return content, {**record, "validation": {self.metric: value}}
+
+    def _recalled(self, runner: Any, path: Path) -> dict[str, Any] | None:
+        """The best weights in ``path`` if they are those that are remembered, else they are forgotten. A collective.
+
+        Returns:
+            On rank 0 what the file holds, on others nothing; None: they are forgotten.
+
+        Raises:
+            CheckpointError: they are damaged: what was judged would be lost without a need.
+        """
+        content: dict[str, Any] = {}
+        trouble: str | None = None
+        if runner.distributed_group.is_main:
+            trouble = f"no checkpoint at {path}"
+            if path.is_file():
+                content = checkpoint.read(path, whole=False)
+                meta = content.get("meta", {})
+                found = (meta.get("epoch"), meta.get("step"), meta.get("validation", {}).get(self.metric))
+                trouble = f"{path} has those of step {found[1]} ({self.metric} {found[2]})"
+                if found == (self.best_epoch, self.best_step, self.best):
+                    trouble = None
+        trouble = runner.distributed_group.gather(trouble)[0]
+        if trouble is None:
+            return content
+        runner.session.say(
+            f"warning: the best weights so far ({self.metric} {self.best:.6g} after epoch {self.best_epoch}) are lost "
+            f"and no longer count: {trouble}"
+        )
+        self.best, self.best_epoch, self.best_step = None, 0, 0
+        return None
+
+
+class CheckpointWriter:
+    """Writes checkpoints one after another in the background, with one copy of the state in host memory.
+
+    Its methods are called by one thread, and are no collectives.
+
+    Args:
+        backend: tells whether there is page-locked memory, and when the device has filled it.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend, self._pinned = backend, backend.pins_memory
+        # Kept from one checkpoint to the next, in the order of their use: new memory costs more than a copy.
+        self._buffers: list[torch.Tensor] = []
+        self._spare: list[torch.Tensor] = []  # those of the checkpoint before, the next last
+        self._made: dict[Any, tuple[torch.Tensor, torch.Tensor]] = {}  # copies and their tensors, by where these lie
+        self._late: list[tuple[torch.Tensor, torch.Tensor]] = []  # of them, those that the thread makes
+        self._unchanging: set[int] = set()  # addresses of tensors that only the optimizer's step changes
+        self._thread: threading.Thread | None = None
+        self._copied = threading.Event()
+        self._error: BaseException | None = None
+
+    def start(
+        self,
+        files: Mapping[Path, tuple[Any, Write]],
+        optim_wrapper: Any = None,
+        with_weights: bool = False,
+        then: Callable[[], object] | None = None,
+    ) -> None:
+        """Copy what is to be written, and return; waits for the checkpoint before, if that is still being written.
+
+        Args:
+            files: what they are to hold (see :func:`exp.engine.checkpoint.plain`), and what writes a copy of it, in the
+                background. Tensors that several of them share are copied once.
+            optim_wrapper: a :class:`exp.engine.optim.BackendOptimWrapper`, whose step can wait for the copy of its
+                state; None: everything is copied at once.
+            with_weights: whether its parameters, too, remain as they are until that step.
+            then: called in the background when all of them are on the disk.
+
+        Raises:
+            TypeError: something is not plain data.
+            Exception: what went wrong with the checkpoint before.
+        """
+        beat(Stage.CHECKPOINT)
+        self.wait()
+        self._spare, self._buffers = self._buffers[::-1], []
+        self._made, self._late, self._unchanging = {}, [], _unchanging(optim_wrapper, with_weights)
+        copied = {path: (checkpoint.plain(content, self._copy), write) for path, (content, write) in files.items()}
+        self._spare = []
+        delivered = self._backend.mark()
+        self._copied.clear()
+        if self._late:
+            optim_wrapper.before_update = self.settle
+        # A daemon: a disk that hangs must not keep a process from ending that was told to.
+        self._thread = threading.Thread(
+            target=self._run, args=(copied, delivered, then), name="checkpoint", daemon=True
+        )
+        self._thread.start()
+
+    def _run(self, files: dict[Path, tuple[Any, Write]], delivered: Any, then: Any) -> None:
+        try:
+            for copy, tensor in self._late:
+                copy.copy_(tensor)
+            self._copied.set()
+            delivered()
+            self._made, self._late = {}, []
+            for path, (content, write) in files.items():
+                try:
+                    write(path, content)
+                except OSError as error:
+                    error.filename = error.filename or str(path)  # it is told later, from a step that did nothing wrong
+                    raise
+            if then is not None:
+                then()
+        except Exception as error:  # noqa: BLE001 - told by the thread that trains
+            self._error = error
+        finally:
+            self._copied.set()
+
+    def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy in host memory; of a CPU tensor that does not change yet, memory that the thread fills."""
+        tensor = tensor.detach()
+        if tensor.layout != torch.strided:
+            return tensor.cpu() if tensor.device.type != "cpu" else tensor.clone()
+        place = (tensor.device, _address(tensor), tensor.dtype, tensor.shape, tensor.stride())
+        if place not in self._made or not tensor.numel():
+            copy = self._memory_for(tensor)
+            if tensor.device.type == "cpu" and place[1] in self._unchanging:
+                self._late.append((copy, tensor))
+            else:
+                copy.copy_(tensor, non_blocking=self._pinned)
+            self._made[place] = (copy, tensor)  # the tensor, too: freed, its place could be another's
+        return self._made[place][0]
+
+    def _memory_for(self, tensor: torch.Tensor) -> torch.Tensor:
+        held = self._spare.pop() if self._spare else None
+        if held is None or (held.dtype, held.shape, held.is_pinned()) != (tensor.dtype, tensor.shape, self._pinned):
+            held = None
+        if held is None and self._pinned:
+            try:
+                held = torch.empty_like(tensor, device="cpu", pin_memory=True)
+            except RuntimeError as error:  # of the driver, which calls it out of memory, as if it were the card's
+                logger.warning("checkpoints are copied to memory that is not page-locked: %s", str(error).strip())
+                self._pinned = False
+        self._buffers.append(torch.empty_like(tensor, device="cpu") if held is None else held)
+        return self._buffers[-1]
+
+    def settle(self) -> None:
+        """Wait until the optimizer's state may change."""
+        self._copied.wait()
+
+    def check(self) -> None:
+        """Raise what went wrong in the background, if anything has; does not wait."""
+        if self._error is not None:
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until everything is on the disk.
+
+        Raises:
+            Exception: what went wrong, once.
+        """
+        if self._thread is not None:
+            beat(Stage.CHECKPOINT)
+            self._thread.join()
+            self._thread = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def close(self) -> None:
+        """Wait, at the end of a training that has failed, too: what is being written is good. Logs what goes wrong."""
+        try:
+            self.wait()
+        except Exception:
+            logger.exception("the last checkpoint is not saved")
+        self._buffers.clear()
+
+
+def _unchanging(optim_wrapper: Any, with_weights: bool) -> set[int]:
+    """Addresses of the tensors that only the optimizer's step changes."""
+    if optim_wrapper is None:
+        return set()
+    optimizer = optim_wrapper.optimizer
+    states = [state for state in optimizer.state.values() if isinstance(state, Mapping)]  # not all need be
+    tensors = [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
+    tensors += [p for group in optimizer.param_groups for p in group["params"]] if with_weights else []
+    return {_address(each) for each in map(local_part, tensors) if each.device.type == "cpu"}
+
+
+def _address(tensor: torch.Tensor) -> int:
+    """Where its data lie; lazy devices have no such place, or say 0: there each tensor is its own."""
+    try:
+        return tensor.data_ptr() or -id(tensor)
+    except RuntimeError:
+        return -id(tensor)
