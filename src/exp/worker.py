@@ -12,20 +12,21 @@ import sys
 import threading
 import time
 import traceback
+from multiprocessing import util
 from pathlib import Path
 from typing import Any, Callable, NoReturn
 
 from exp import heartbeat
 from exp.errors import EXIT_FAILED, EXIT_OK, ExpError, Preempted
 from exp.heartbeat import Stage
-from exp.launcher.failures import is_of_peer
-from exp.launcher.monitor import go_on_monitored
+from exp.launcher.failures import is_of_peer, write_error
 from exp.launcher.outcome import error_record
-from exp.launcher.processes import AGENT_VARIABLE, name_process, start_resource_tracker
+from exp.launcher.processes import AGENT_VARIABLE, die_with_parent, is_alive, name_process, start_resource_tracker
+from exp.launcher.pulse import unfinished
 from exp.launcher.rank import SCRATCH_VARIABLE, RankInfo
 from exp.preemption import record_preempted
 from exp.raised import message_of, told
-from exp.runfolder import RunFolder, write_json
+from exp.runfolder import RunFolder
 from exp.sockets import keep_sockets_in
 from exp.system_errors import as_ours
 
@@ -34,40 +35,51 @@ __all__ = ["describe_error", "main", "run_worker", "work_to_end"]
 _CLEAN_UP_S = 20.0
 _CLEAN_UP_AFTER_FAILURE_S = 3.0  # less than the launcher's patience with the other ranks
 _LOOKED_FOR_S = 3.0  # the launcher looks for the rank that has not come, before its agent ends all others
+_DONE_PATIENCE_S = 60.0
 _STDERR = 2  # the log of the rank
 
 
 def main(body: Callable[[RunFolder, RankInfo], None] | None = None, parent: int | None = None) -> None:
-    """Run the worker that the agent started, in a child of this process; that child ends here.
+    """Run the worker that the agent started; the process ends here.
 
     Args:
         body: what the worker does; None: :func:`exp.session.run`.
-        parent: process that it must not outlive; None: the agent.
+        parent: the fork server that this process comes from, which it must not outlive; None: the agent started it.
+            After a fork, this function returns where all went well: torch's agent waits for that.
     """
-    folder = RunFolder(sys.argv[1])
-    if not go_on_monitored(folder, int(os.environ[AGENT_VARIABLE]) if parent is None else parent):
-        return
+    folder, agent = RunFolder(sys.argv[1]), int(os.environ[AGENT_VARIABLE])
+    die_with_parent(signal.SIGKILL, agent if parent is None else parent)
+    if not is_alive(agent):
+        os._exit(EXIT_FAILED)
     if signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, []):
         start_resource_tracker()  # else the first loader process would do it, and let SIGTERM through
     info = RankInfo.from_agent(os.environ)
     name_process(f"exp-rank{info.rank}")
     info = _count_attempts(info, Path(os.environ[SCRATCH_VARIABLE]))
-    work_to_end(folder, info, body)
+    work_to_end(folder, info, body, returns=parent is not None)
 
 
 def work_to_end(
-    folder: RunFolder, info: RankInfo, body: Callable[[RunFolder, RankInfo], None] | None = None
-) -> NoReturn:
-    """Run the worker in a process of its own, which ends here; what it tells its launcher is in the scratch folder."""
+    folder: RunFolder,
+    info: RankInfo,
+    body: Callable[[RunFolder, RankInfo], None] | None = None,
+    returns: bool = False,
+) -> None:
+    """Run the worker in a process of its own, which ends here; its reports to the launcher are in the scratch folder.
+
+    Args:
+        folder: the run folder.
+        info: this rank's place.
+        body: what the worker does; None: :func:`exp.session.run`.
+        returns: return where all went well, and end the process when that ends by itself.
+    """
     scratch = os.environ[SCRATCH_VARIABLE]
     heartbeat.begin(scratch, info.local_rank, info.rank)
     keep_sockets_in(scratch)
     try:
         run_worker(folder, info, redirect=True, body=body)
     except Preempted as preempted:
-        record_preempted(scratch, preempted.step)
-        heartbeat.beat(Stage.DONE)
-        _exit(EXIT_OK, info)  # to torch's agent anything else is a failure, and may mean a restart
+        record_preempted(scratch, preempted.step)  # to torch's agent anything else is a failure, and may mean a restart
     except ExpError as error:
         _exit(error.exit_code, info)
     except BaseException as error:  # noqa: BLE001 - it is in the log and in the error file
@@ -75,6 +87,14 @@ def work_to_end(
             time.sleep(_LOOKED_FOR_S)
         _exit(EXIT_FAILED, info)
     heartbeat.beat(Stage.DONE)
+    if returns:
+        # The first that multiprocessing does at the end of a process that it has forked.
+        util.Finalize(None, _exit, (EXIT_OK, info), exitpriority=sys.maxsize)
+        return
+    # Where the clean-up of a device crashes, torch's agent ends the other ranks of the node.
+    deadline = time.monotonic() + _DONE_PATIENCE_S
+    while time.monotonic() < deadline and any(unfinished(scratch)):
+        time.sleep(0.02)
     _exit(EXIT_OK, info)
 
 
@@ -166,7 +186,7 @@ def run_worker(
         raise
     except (Exception, SystemExit) as error:  # SystemExit: a library that gives up must not end a run without a word
         logging.getLogger(__name__).error("rank %d failed\n%s", info.rank, traceback.format_exc())
-        _write_failure(error_file, describe_error(error, folder, info))
+        write_error(error_file, describe_error(error, folder, info), os.environ.get(SCRATCH_VARIABLE))
         raise
     finally:
         if info.world_size > 1:
@@ -193,16 +213,6 @@ def describe_error(error: BaseException, folder: RunFolder, info: RankInfo) -> d
         of_peer=of_peer,
         own=ours is not None,
     )
-
-
-def _write_failure(path: Path, description: dict[str, Any]) -> None:
-    """In the run folder; where that is full, or gone, in the private folder of the job on this node."""
-    with contextlib.suppress(OSError):
-        if path.parent.is_dir():
-            write_json(path, description)
-            return
-    with contextlib.suppress(OSError, KeyError):
-        write_json(Path(os.environ[SCRATCH_VARIABLE], path.name), description)
 
 
 class _LogFile(logging.FileHandler):

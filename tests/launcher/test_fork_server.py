@@ -27,8 +27,8 @@ class Mine(CpuBackend):
 
     def set_device(self, local_rank):
         import torch
-        parent = Path(f"/proc/{os.getppid()}/cmdline").read_text()
-        how = next(name for name in ("exp.launcher.agent", "forkserver", "exp.worker") if name in parent)
+        started = Path("/proc/self/cmdline").read_text()
+        how = next(name for name in ("exp.launcher.agent", "forkserver", "exp.worker") if name in started)
         early = torch.jit.script(BACKEND) is BACKEND
         multiprocessing.get_context("spawn").Semaphore()  # has a name: Python's resource tracker has to hear of it
         family = (os.getpid(), os.getppid(), os.environ["EXP_AGENT_PID"])
@@ -62,7 +62,7 @@ def test_workers_are_forked_where_that_is_safe(exp, trained, mine, fork, parent)
     for rank in (0, 1):
         place, blocked = json.loads((exp.folder / f"seen{rank}").read_text())
         assert place == [parent, True, "same", str(rank)]
-        assert [int(mask, 16) & NOTICE for mask in blocked] == [NOTICE] * 3, "of worker, monitor, agent"
+        assert [int(mask, 16) & NOTICE for mask in blocked] == [NOTICE] * 3, "of worker, its parent, agent"
     assert exp.result("run")["metrics"] == pytest.approx(result(trained("steady"))["metrics"], rel=1e-5)
 
 

@@ -23,11 +23,11 @@ from exp import console, heartbeat
 from exp.backends_registry import create_backend
 from exp.cores import cores_of_task
 from exp.errors import EXIT_FAILED, EXIT_PREEMPTED, ConfigError
+from exp.heartbeat import Stage
 from exp.launcher.base import Launcher
 from exp.launcher.external_worker import PREEMPTION_SIGNALS, WorkerWatch
-from exp.launcher.failures import collect_failures, exit_code_of, tail_of
+from exp.launcher.failures import collect_failures, exit_code_of, leave_word, tail_of
 from exp.launcher.joining import JOINED
-from exp.launcher.monitor import ended_well, write_failure
 from exp.launcher.outcome import Outcome
 from exp.launcher.place import Place, local_rank_of
 from exp.launcher.ports import check_host, taken_by
@@ -170,12 +170,13 @@ class ExternalLauncher(Launcher):
                 name = signal_name(worker.received)
                 return Outcome(128 + worker.received, interrupted_by=name)
             told = RunFolder(joined["folder"]) if joined else folder
-            if ended_well(told, scratch, place.rank, place.local_rank, process.pid, code):
-                return Outcome(restarts=joined.get("restarts", 0))
+            restarts = joined.get("restarts", 0)
+            beat = heartbeat.read(scratch)[place.local_rank]
+            if beat.stage == Stage.DONE:  # whatever happened in the clean-up of its device
+                return Outcome(restarts=restarts)
             if joined:
-                write_failure(
-                    told, process.pid, code, place.rank, place.local_rank, told=bool(worker.told), scratch=scratch
-                )
+                beat = beat._replace(pid=process.pid, rank=place.rank)
+                leave_word(told, scratch, beat, place.local_rank, code, restarts, of_peer=bool(worker.told))
             own = Outcome(EXIT_FAILED)
             if not joined:
                 own.detail = _not_met(place, self.timeout_s, early)
@@ -186,9 +187,7 @@ class ExternalLauncher(Launcher):
                 record = read_json(told.error_file(place.rank)) or {}
                 own.exit_code = record["exit_code"] if record.get("own") else EXIT_FAILED
                 return own
-            own.failures = collect_failures(
-                told, [], this_host(), world_size=place.world_size, local_world_size=place.local_world_size
-            )
+            own.failures = collect_failures(told, world_size=place.world_size, local_world_size=place.local_world_size)
             if own.failures:
                 own.exit_code = exit_code_of(own.failures[0])
             else:

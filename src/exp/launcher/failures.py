@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import contextlib
 import re
 import signal
 import time
@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterable, Mapping, Sequence
 
 from exp.errors import EXIT_FAILED, EXIT_UNAVAILABLE, REFUSED
-from exp.launcher.outcome import Outcome, RankFailure
+from exp.launcher.outcome import Outcome, RankFailure, error_record
 from exp.launcher.processes import signal_name
-from exp.runfolder import read_json
+from exp.runfolder import read_json, write_json
 
 if TYPE_CHECKING:
+    from exp.heartbeat import Beat
     from exp.runfolder import RunFolder
 
 __all__ = [
@@ -26,15 +27,16 @@ __all__ = [
     "exit_code_of",
     "in_order",
     "is_of_peer",
+    "leave_word",
     "tail_of",
     "waited_in_vain",
+    "write_error",
 ]
 
 LOST = "RankLost"
 """Type of the failure of a rank that has left no word of its own."""
 
 _WORD_PATIENCE_S = 5.0
-_AGENT_PATIENCE_S = 2  # less than what torch's agent waits before it kills a worker that ignores SIGTERM
 _HINTS = {
     "SIGKILL": "out of memory, or kill -9",
     "SIGSEGV": "a crash in native code",
@@ -79,24 +81,58 @@ def describe_end(code: int) -> tuple[str, str]:
     return name, f"killed by {name}{hint}"
 
 
-def collect_failures(
+def leave_word(
     folder: RunFolder,
-    exits: Sequence[dict[str, Any]],
-    host: str,
-    unplaced: Sequence[dict[str, Any]] = (),
-    world_size: int = 0,
-    local_world_size: int = 1,
-) -> list[RankFailure]:
-    """What the ranks, or their monitors for them, wrote, and how other processes ended; the cause first.
-
-    A monitor (:mod:`exp.launcher.monitor`) writes nothing of a worker that we have ended. Of a rank without a file only
-    its exit is known, which may be the agent's doing: it ends the others by SIGTERM, or by SIGKILL seconds after the
-    first error.
+    scratch: str,
+    beat: Beat,
+    local_rank: int,
+    code: int | None,
+    restart: int = 0,
+    when: float | None = None,
+    of_peer: bool = False,
+) -> None:
+    """Write the error file of a rank that has ended and has left none.
 
     Args:
-        folder: has an error file of each rank that failed, as far as it or its monitor could still write one.
-        exits: from the agent: ``rank, local_rank, exit_code, time`` of each process that failed.
-        host: of this node.
+        folder: the run folder.
+        scratch: the private folder of the job on this node.
+        beat: the rank's last heartbeat.
+        local_rank: its rank on this node.
+        code: exit code of its process; negative for a signal; 0: it ended before its time; None: not known.
+        restart: the attempt.
+        when: seconds since the epoch; None: now.
+        of_peer: something else made it end.
+    """
+    path = folder.error_file(beat.rank)
+    if any((read_json(each) or {}).get("pid") == beat.pid for each in (path, Path(scratch, path.name))):
+        return
+    if code:
+        kind, message = describe_end(code)
+    else:
+        how = "exited with code 0" if code == 0 else "exited with code 0, or was killed,"
+        kind, message, code = "EndedEarly", f"{how} before its time, in step {beat.step}", EXIT_FAILED
+    record = error_record(beat.rank, local_rank, beat.pid, kind, message, code, restart, of_peer=of_peer)
+    write_error(path, {**record, "time": when or record["time"]}, scratch)
+
+
+def write_error(path: Path, record: Mapping[str, Any], scratch: str | None) -> None:
+    """Write an error file; where the run folder is full, or gone, into the private folder of the job on this node."""
+    with contextlib.suppress(OSError):
+        if path.parent.is_dir():
+            write_json(path, record)
+            return
+    with contextlib.suppress(OSError):
+        if scratch is not None:
+            write_json(Path(scratch, path.name), record)
+
+
+def collect_failures(
+    folder: RunFolder, unplaced: Sequence[Any] = (), world_size: int = 0, local_world_size: int = 1
+) -> list[RankFailure]:
+    """Read the error files of the ranks, and wait for those of other nodes; the cause first.
+
+    Args:
+        folder: has an error file of each rank that failed: its own, or one that its agent wrote (:func:`leave_word`).
         unplaced: errors for which there was no space in the folder.
         world_size: ranks in all, whose words are waited for; 0: all that there are to be are there.
         local_world_size: of each node.
@@ -106,8 +142,9 @@ def collect_failures(
     """
     deadline = time.monotonic() + _WORD_PATIENCE_S
     while True:
-        found = _collect(folder, exits, host, unplaced)
-        known = {failure.rank for failure in found}
+        errors = [read_json(path) for path in sorted(folder.logs.glob("rank*.error.json"))]
+        known = {error["rank"]: error for error in [*errors, *unplaced] if error is not None}
+        found = in_order(RankFailure(log=str(folder.log_file(rank)), **error) for rank, error in known.items())
         silent = [rank for rank in range(world_size) if rank not in known]
         if not silent or not all(failure.of_peer for failure in found):
             return found
@@ -125,33 +162,6 @@ def collect_failures(
         for rank in silent
     ]  # fmt: skip
     return [*lost, *found]
-
-
-def _collect(
-    folder: RunFolder, exits: Sequence[dict[str, Any]], host: str, unplaced: Sequence[dict[str, Any]]
-) -> list[RankFailure]:
-    failures: dict[int, RankFailure] = {}
-    for error in [*map(read_json, sorted(folder.logs.glob("rank*.error.json"))), *unplaced]:
-        if error is not None:
-            failures[error["rank"]] = RankFailure(log=str(folder.log_file(error["rank"])), **error)
-    killed: list[RankFailure] = []
-    for end in exits:
-        rank, code = end["rank"], end["exit_code"]
-        if rank in failures:
-            continue
-        kind, message = describe_end(code)
-        failure = RankFailure(
-            rank, end["local_rank"], host, kind, message, code, end["time"], str(folder.log_file(rank)), 0
-        )
-        if code < 0:
-            killed.append(failure)
-        else:
-            failures[rank] = failure
-    first_error = min((failure.time for failure in failures.values()), default=math.inf)
-    causes = [f for f in killed if f.exit_code != -signal.SIGTERM and f.time <= first_error + _AGENT_PATIENCE_S]
-    if not causes and not failures:
-        causes = killed  # somebody else's SIGTERM
-    return in_order([*causes, *failures.values()])
 
 
 def in_order(failures: Iterable[RankFailure]) -> list[RankFailure]:

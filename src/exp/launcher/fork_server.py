@@ -119,7 +119,7 @@ def _fork_server() -> None:
 
 
 def work(worker: str, run_dir: str) -> None:
-    """What a process of torch's agent does: it becomes the monitor of a worker, and ends as that ends.
+    """What a process of torch's agent does: it becomes a worker.
 
     Args:
         worker: module whose ``main`` is the worker.

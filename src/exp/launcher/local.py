@@ -10,7 +10,7 @@ from exp.launcher.base import Launcher
 from exp.launcher.failures import collect_failures, exit_code_of
 from exp.launcher.outcome import Outcome, RankFailure
 from exp.launcher.processes import handle_signals, signal_name
-from exp.launcher.rank import RankInfo, this_host
+from exp.launcher.rank import RankInfo
 from exp.preemption import PREEMPT_SIGNAL
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class LocalLauncher(Launcher):
         except (Exception, SystemExit) as error:  # noqa: BLE001
             if signals.received is not None:  # it was raised within native code, which made another error of it
                 return signals.outcome()
-            failures = collect_failures(folder, [], this_host())
+            failures = collect_failures(folder)
             if not failures:  # no space even for that
                 known = describe_error(error, folder, info)
                 failures = [RankFailure(log=str(folder.log_file(info.rank)), **known)]

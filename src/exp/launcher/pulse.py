@@ -13,14 +13,14 @@ from exp.errors import EXIT_FAILED
 from exp.heartbeat import Beat, Stage
 from exp.launcher.failures import waited_in_vain
 from exp.launcher.outcome import error_record
-from exp.launcher.processes import stat_of
+from exp.launcher.processes import is_alive, stat_of
 from exp.launcher.rank import this_host
 from exp.runfolder import read_json, write_json
 
 if TYPE_CHECKING:
     from exp.runfolder import RunFolder
 
-__all__ = ["Pulse"]
+__all__ = ["Pulse", "unfinished"]
 
 _LEAST_S = 60.0
 _LEAST_FOR_HOOKS_S = 600.0  # the user's may do anything now and then, such as send a file away
@@ -92,7 +92,7 @@ class Pulse:
             failed = {error["rank"] for error in errors}
             going = [(beat, still) for beat, still in going if beat.rank not in failed]
             if any(_state(beat.pid) in _GONE for beat, _ in going):
-                return None  # it is the one that they have lost: its monitor says how
+                return None  # it is the one that they have lost: torch's agent says how
             return self._judge(going, only_busy=True)
         if self.step_timeout_s == 0 or not going or any(still <= self._limit(beat) for beat, still in going):
             with contextlib.suppress(FileNotFoundError):
@@ -170,6 +170,20 @@ class Pulse:
             "message": "\n".join([head, *shown]),
             "stack": stack,
         }
+
+
+def unfinished(scratch: str, alive: bool = True) -> list[tuple[int, Beat]]:
+    """The workers of this node that have begun and have not come to their end, by local rank.
+
+    Args:
+        scratch: the private folder of the job on this node.
+        alive: those that run; otherwise those that are gone.
+    """
+    return [
+        (local_rank, beat)
+        for local_rank, beat in enumerate(heartbeat.read(scratch))
+        if beat.pid and beat.stage != Stage.DONE and is_alive(beat.pid) is alive
+    ]
 
 
 def _stacks(scratch: str, beats: list[Beat]) -> dict[int, str]:

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any, Sequence
 from exp import heartbeat
 from exp.errors import EXIT_FAILED, EXIT_PREEMPTED
 from exp.launcher.base import Launcher
-from exp.launcher.failures import LOST, collect_failures, exit_code_of
-from exp.launcher.monitor import begin_to_end
+from exp.launcher.failures import LOST, collect_failures, exit_code_of, leave_word
 from exp.launcher.outcome import Outcome
 from exp.launcher.ports import check_endpoint, check_loopback
 from exp.launcher.processes import JOB_VARIABLE, handle_signals, is_alive, kill_job, signal_name
-from exp.launcher.pulse import Pulse
+from exp.launcher.pulse import Pulse, unfinished
 from exp.launcher.rank import SCRATCH_VARIABLE, this_host
 from exp.launcher.start import start_module
 from exp.lock_holder import LOCK, read_holder
@@ -74,8 +73,7 @@ class TorchrunLauncher(Launcher):
             heartbeat.make_file(scratch, nproc)
             pulse = Pulse(folder, scratch, self.nnodes, self.timeout_s, self.step_timeout_s)
             flag = PreemptionFlag(scratch) if saves else None
-            errors = folder.logs if self.max_restarts == 0 else None
-            supervisor = _Supervisor(job, scratch, errors, flag, self.preemption_signals, pulse)
+            supervisor = _Supervisor(job, scratch, folder, self.max_restarts > 0, flag, self.preemption_signals, pulse)
             try:
                 with handle_signals(supervisor.on_signal):
                     with held_back(self.preemption_signals), (folder.logs / f"{name}.log").open("ab") as log:
@@ -86,7 +84,6 @@ class TorchrunLauncher(Launcher):
                     received = supervisor.wait(process)
             finally:
                 pulse.close()
-                begin_to_end(scratch)
                 unkillable = kill_job(job)
             preempted = preempted_at(scratch)
             unplaced = [read_json(path) for path in Path(scratch).glob("rank*.error.json")]
@@ -145,14 +142,14 @@ class TorchrunLauncher(Launcher):
         if report is None:
             ended = f"was killed by {signal_name(-returncode)}" if returncode < 0 else f"ended with code {returncode}"
             said = f"torch's agent on {this_host()} {ended}"
-            report = {"succeeded": False, "exits": [], "restarts": 0, "error": said}
+            report = {"succeeded": False, "restarts": 0, "error": said}
         outcome.restarts = report["restarts"]
         if received is not None:
             outcome.interrupted_by = signal_name(received)
             outcome.exit_code = 128 + received
         elif not report["succeeded"]:
             ranks = 0 if self.nnodes == 1 else nproc * self.nnodes
-            outcome.failures = collect_failures(folder, report["exits"], this_host(), unplaced, ranks, nproc)
+            outcome.failures = collect_failures(folder, unplaced, ranks, nproc)
             if killed and all(failure.of_peer or failure.type == LOST for failure in outcome.failures):
                 outcome.failures = []  # ranks of other nodes have lost those of this one
             outcome.exit_code = exit_code_of(outcome.failures[0]) if outcome.failures else EXIT_FAILED
@@ -175,8 +172,8 @@ class _Supervisor:
     Args:
         job: what marks all processes of the job.
         scratch: its private folder.
-        errors: folder in which a failing rank leaves its error; where one does, the job has to end soon. None: an
-            error is no end, because workers are restarted.
+        folder: the run folder.
+        restarts: whether torch's agent starts workers again after a failure; otherwise the job has to end soon.
         preemption_flag: for the workers, which then save their state; None: they have none.
         preemption_signals: those on which it is given.
         pulse: knows the rank that hangs.
@@ -186,7 +183,8 @@ class _Supervisor:
         self,
         job: str,
         scratch: str,
-        errors: Path | None,
+        folder: RunFolder,
+        restarts: bool,
         preemption_flag: PreemptionFlag | None,
         preemption_signals: Sequence[int],
         pulse: Pulse,
@@ -194,13 +192,15 @@ class _Supervisor:
         self.process: subprocess.Popen[bytes] | None = None
         self.job = job
         self.scratch = scratch
-        self.errors = errors
+        self.folder = folder
+        self.restarts = restarts
         self.preemption_flag = preemption_flag
         self.preemption_signals = preemption_signals
         self.pulse = pulse
         self.told: list[int] = []
         self.received: int | None = None
         self._deadline: float | None = None
+        self._gone_since: float | None = None
 
     def wait(self, process: subprocess.Popen[bytes]) -> int | None:
         """Wait until the agent has ended; returns the signal that this process was sent, if any."""
@@ -211,14 +211,24 @@ class _Supervisor:
                 return self.received
             except subprocess.TimeoutExpired:
                 self._end_what_hangs()
-                if self.errors is not None and any(self.errors.glob("rank*.error.json")):
-                    self.errors = None
-                    if self._deadline is None:
-                        self._deadline = time.monotonic() + _ERROR_PATIENCE_S
+                self._end_what_is_left()
+                failed = not self.restarts and any(self.folder.logs.glob("rank*.error.json"))
+                if failed and self._deadline is None:
+                    self._deadline = time.monotonic() + _ERROR_PATIENCE_S
                 if self._deadline is not None and time.monotonic() > self._deadline:
-                    self._deadline = None
-                    begin_to_end(self.scratch)
                     kill_job(self.job)
+
+    def _end_what_is_left(self) -> None:
+        """End the job where a rank has left without a word that torch's agent would understand, that is with code 0."""
+        gone = unfinished(self.scratch, alive=False)
+        if not gone or (self.restarts and not unfinished(self.scratch)):
+            self._gone_since = None
+            return
+        self._gone_since = self._gone_since or time.monotonic()
+        if time.monotonic() - self._gone_since > _ERROR_PATIENCE_S * (10 if self.restarts else 1):
+            for local_rank, beat in gone if self.received is None else ():
+                leave_word(self.folder, self.scratch, beat, local_rank, None)
+            self._deadline = 0.0
 
     def _end_what_hangs(self) -> None:
         """End the rank that holds up the others; what follows is as if it had died by itself."""
@@ -228,7 +238,7 @@ class _Supervisor:
         with contextlib.suppress(ProcessLookupError):
             os.kill(hung, signal.SIGKILL)
         time.sleep(0.2)
-        if is_alive(hung):  # stuck in the kernel: its monitor waits for it, and the agent for that
+        if is_alive(hung):  # stuck in the kernel: torch's agent waits for it
             self._deadline = time.monotonic() + _ERROR_PATIENCE_S
 
     def on_signal(self, number: int, frame: object) -> None:
