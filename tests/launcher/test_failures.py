@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from exp.heartbeat import Beat, Stage
-from exp.launcher.failures import LOST, collect_failures, describe_failure, is_of_peer, leave_word
-from exp.launcher.node import _Node
-from exp.launcher.outcome import Outcome, RankFailure
+from exp.launcher.outcome import Outcome, collect_failures, describe_failure, is_of_peer, leave_word
 from exp.launcher.rank import this_host
 from exp.runfolder import RunFolder, write_json
 
@@ -67,27 +65,19 @@ def test_the_error_of_a_collective_is_another_ranks_fault():
     assert not is_of_peer(ValueError("broken pipe"))
 
 
-def outcome_of(*failures, **settings):
-    about = {"host": "h", "message": "", "log": "", "local_rank": 0}
-    keys = ("rank", "exit_code", "time", "of_peer", "type")
-    return Outcome(1, failures=[RankFailure(**about, **dict(zip(keys, each))) for each in failures], **settings)
+@pytest.mark.parametrize(("words", "ranks"), [([2], [2, 0, 1]), ([2, 3], [2, 3, 0, 1])])
+def test_the_cause_is_the_same_on_whatever_node_it_was(folder, words, ranks):
+    """The agent of the other node was killed: its launcher leaves a word for each of its ranks, as far as it knows."""
+    collected(folder, [(0, 1.0, True, 1), (1, 1.1, True, 1)])
+    for rank in words:
+        beat = Beat(5, rank, 9, Stage.HOOKS, 3, 1)
+        leave_word(folder, str(folder.path), beat, rank - 2, None, end=("AgentLost", "torch's agent was killed"))
+    assert [failure.rank for failure in collect_failures(folder, (), 4, 2)] == ranks
 
 
-AGENT_KILLED = outcome_of(detail="torch's agent was killed by SIGKILL")
-
-
-@pytest.mark.parametrize(
-    ("of_first", "of_other", "ranks"),
-    [
-        (outcome_of((0, 1, 1.0, True, ""), (1, 1, 1.1, True, "")), outcome_of((3, -9, 9.0, False, "")), [3, 0, 1]),
-        (outcome_of((0, 1, 9.0, False, "")), outcome_of((2, 1, 1.0, True, "")), [0, 2]),
-        (outcome_of((0, 1, 1.0, True, "")), AGENT_KILLED, []),
-        (outcome_of((2, 1, 1.0, False, LOST), (0, 1, 1.0, True, "")), AGENT_KILLED, []),
-    ],
-)
-def test_the_cause_is_the_same_on_whatever_node_it_was(folder, of_first, of_other, ranks):
-    node = _Node.__new__(_Node)
-    node.count, node.folder, node.attempt, node.rank = 2, folder, "a", 1
-    node.write_outcome(of_other)
-    node.rank = 0
-    assert [failure.rank for failure in node.merged(of_first).failures] == ranks
+def test_ranks_that_all_others_have_lost_come_first(folder, monkeypatch):
+    monkeypatch.setattr("exp.launcher.outcome._WORD_PATIENCE_S", 0)
+    collected(folder, [(0, 1.0, True, 1), (1, 1.1, True, 1)])
+    failures = collect_failures(folder, (), 4, 2)
+    assert [failure.rank for failure in failures] == [2, 3, 0, 1]
+    assert (failures[0].type, failures[0].host) == ("RankLost", "node 1")

@@ -93,7 +93,7 @@ def test_a_signal_ends_everything_even_a_rank_that_ignores_it(exp, disturbed, nu
 
 
 def test_a_worker_whose_agent_died_before_it_came_up_ends_at_once(tmp_path):
-    worker = Forked(tmp_path, str(tmp_path), script="from exp.worker import main; main()", EXP_AGENT_PID="1")
+    worker = Forked(tmp_path, str(tmp_path), script="from exp.launcher.worker import main; main()", EXP_AGENT_PID="1")
     worker.communicate(timeout=20)
     assert worker.returncode == 1
     assert list(tmp_path.iterdir()) == []

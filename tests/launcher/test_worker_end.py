@@ -15,8 +15,9 @@ from tests.conftest import Forked
 PLACE = {"RANK": "0", "LOCAL_RANK": "0", "EXP_SCRATCH": "."}
 WORKER = """
 import ctypes, os, signal, sys, threading, time
-from exp import heartbeat, worker
+from exp import heartbeat, session
 from exp.errors import Preempted, UnavailableError
+from exp.launcher import worker
 from exp.launcher.rank import RankInfo
 from exp.runfolder import RunFolder
 how, last = sys.argv[1:]
@@ -42,7 +43,8 @@ def body(folder, info):
         raise UnavailableError("no card")
     if how == "failed":
         raise ValueError("planted")
-worker.work_to_end(folder, RankInfo.single(), body)
+session.run = body
+worker.work_to_end(folder, RankInfo.single())
 """
 
 
@@ -90,7 +92,7 @@ def test_the_agent_leaves_a_word_for_those_that_could_not(tmp_path, monkeypatch,
     folder = RunFolder(tmp_path)
     folder.create()
     heartbeat.make_file(str(tmp_path), 2)
-    monkeypatch.setattr("exp.launcher.pulse.is_alive", lambda pid: False)
+    monkeypatch.setattr("exp.launcher.hang_detector.is_alive", lambda pid: False)
     beats = [heartbeat._FORMAT.pack(10 + rank, rank, 9, stage, 7, 1) for rank, stage in enumerate(stages)]
     (tmp_path / "beats").write_bytes(b"".join(beats))
     assert _came_to_end(folder, str(tmp_path), {end.local_rank: end for end in ends}, restarts=0) is well

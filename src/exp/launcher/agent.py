@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any, Iterator, Mapping
 
 from exp import heartbeat
-from exp.launcher.failures import describe_end, leave_word
 from exp.launcher.fork_server import START_METHOD, start_fork_server, work
+from exp.launcher.hang_detector import unfinished
+from exp.launcher.outcome import describe_end, leave_word
 from exp.launcher.ports import address_towards
 from exp.launcher.processes import AGENT_VARIABLE, JOB_VARIABLE, kill_job, name_process
-from exp.launcher.pulse import unfinished
 from exp.runfolder import RunFolder, write_json
 
 __all__ = ["main"]
@@ -40,9 +40,8 @@ def main() -> int:
     name_process("exp-agent")
     report: dict[str, Any] = {"succeeded": False, "restarts": 0, "error": None}
     ends: Mapping[int, Any] = {}
-    forked = order["worker"] == "exp.worker" and start_fork_server(
-        RunFolder(order["run_dir"]), order["nproc"], single_node=order["nnodes"] == 1
-    )
+    folder = RunFolder(order["run_dir"])
+    forked = start_fork_server(folder, order["nproc"], single_node=order["nnodes"] == 1)
     # What workers must not have from here comes after the fork.
     watcher = _watch_parent(order["parent"], order["scratch"])
     logging.basicConfig(level=logging.INFO, format="%(asctime)s agent %(levelname)s %(message)s")
@@ -52,9 +51,9 @@ def main() -> int:
 
     try:
         if forked:
-            elastic_launch(_launch_config(order), work)(order["worker"], order["run_dir"])
+            elastic_launch(_launch_config(order), work)(order["run_dir"])
         else:
-            elastic_launch(_launch_config(order), sys.executable)("-m", order["worker"], order["run_dir"])
+            elastic_launch(_launch_config(order), sys.executable)("-m", "exp.launcher.worker", order["run_dir"])
         report["succeeded"] = True
     except ChildFailedError as error:
         ends = error.failures
@@ -63,7 +62,7 @@ def main() -> int:
         report["error"] = f"{type(error).__name__}: {error}"
     report["restarts"] = _restarts(Path(order["scratch"]))
     if report["error"] is None:
-        report["succeeded"] = _came_to_end(RunFolder(order["run_dir"]), order["scratch"], ends, report["restarts"])
+        report["succeeded"] = _came_to_end(folder, order["scratch"], ends, report["restarts"])
     write_json(Path(order["report"]), report)
     gc.collect()  # objects of multiprocessing remove their semaphores when they go
     if os.getppid() != order["parent"]:

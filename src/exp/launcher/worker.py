@@ -1,10 +1,16 @@
-"""A worker process: its log, its error file, and its end. What it computes is in :mod:`exp.session`."""
+"""A worker process: how it comes to its run, its log, its error file, and its end.
+
+What it computes is in :mod:`exp.session`. Run as ``python -m exp.launcher.worker RUN_FOLDER`` by torch's agent, and as
+``python -m exp.launcher.worker --external SPEC`` where somebody else's launcher has started the job: then it agrees
+with the others on one run and one folder first.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import faulthandler
+import json
 import logging
 import os
 import signal
@@ -12,38 +18,39 @@ import sys
 import threading
 import time
 import traceback
+from datetime import timedelta
 from multiprocessing import util
 from pathlib import Path
-from typing import Any, Callable, NoReturn
+from typing import Any, NoReturn
 
 from exp import heartbeat
-from exp.errors import EXIT_FAILED, EXIT_OK, ExpError, Preempted
+from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, ExpError, Preempted
 from exp.heartbeat import Stage
-from exp.launcher.failures import is_of_peer, write_error
-from exp.launcher.outcome import error_record
+from exp.launcher.hang_detector import unfinished
+from exp.launcher.outcome import RankFailure, is_of_peer, write_error
 from exp.launcher.processes import AGENT_VARIABLE, die_with_parent, is_alive, name_process, start_resource_tracker
-from exp.launcher.pulse import unfinished
-from exp.launcher.rank import SCRATCH_VARIABLE, RankInfo
+from exp.launcher.rank import JOINED, SCRATCH_VARIABLE, RankInfo, make_store, this_host
 from exp.preemption import record_preempted
 from exp.raised import message_of, told
-from exp.runfolder import RunFolder
+from exp.runfolder import RunFolder, read_json, write_json
 from exp.sockets import keep_sockets_in
 from exp.system_errors import as_ours
 
-__all__ = ["describe_error", "main", "run_worker", "work_to_end"]
+__all__ = ["describe_error", "main", "main_external", "run_worker", "work_to_end"]
 
 _CLEAN_UP_S = 20.0
 _CLEAN_UP_AFTER_FAILURE_S = 3.0  # less than the launcher's patience with the other ranks
 _LOOKED_FOR_S = 3.0  # the launcher looks for the rank that has not come, before its agent ends all others
 _DONE_PATIENCE_S = 60.0
+_MEETING = "meeting.json"
+_SEEN_WITHIN_S = 60.0  # an NFS client may keep saying for a while that a new file is not there
 _STDERR = 2  # the log of the rank
 
 
-def main(body: Callable[[RunFolder, RankInfo], None] | None = None, parent: int | None = None) -> None:
+def main(parent: int | None = None) -> None:
     """Run the worker that the agent started; the process ends here.
 
     Args:
-        body: what the worker does; None: :func:`exp.session.run`.
         parent: the fork server that this process comes from, which it must not outlive; None: the agent started it.
             After a fork, this function returns where all went well: torch's agent waits for that.
     """
@@ -53,31 +60,44 @@ def main(body: Callable[[RunFolder, RankInfo], None] | None = None, parent: int 
         os._exit(EXIT_FAILED)
     if signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, []):
         start_resource_tracker()  # else the first loader process would do it, and let SIGTERM through
-    info = RankInfo.from_agent(os.environ)
+    info = RankInfo.from_environment(os.environ)
     name_process(f"exp-rank{info.rank}")
     info = _count_attempts(info, Path(os.environ[SCRATCH_VARIABLE]))
-    work_to_end(folder, info, body, returns=parent is not None)
+    work_to_end(folder, info, returns=parent is not None)
 
 
-def work_to_end(
-    folder: RunFolder,
-    info: RankInfo,
-    body: Callable[[RunFolder, RankInfo], None] | None = None,
-    returns: bool = False,
-) -> None:
+def main_external() -> None:
+    """Do what ``sys.argv[2]`` (JSON, of :mod:`exp.launcher.external`) says; the process ends here."""
+    spec: dict[str, Any] = json.loads(sys.argv[2])
+    die_with_parent(signal.SIGKILL, spec["parent"])
+    start_resource_tracker()
+    info = RankInfo.from_environment(os.environ, external=True)
+    name_process(f"exp-rank{info.rank}")
+    joined, folder = Path(os.environ[SCRATCH_VARIABLE], JOINED), spec["folder"]
+    if info.world_size > 1:
+        info.met.append(make_store(info, timedelta(seconds=spec["timeout_s"])))
+        folder, refused = _agree(info.met[0], info.rank, info.world_size, spec)
+        if refused is not None:
+            write_json(joined, {"refused": refused})
+            time.sleep(0.5)  # rank 0 may hold the store: the others have to read it
+            os._exit(EXIT_CONFIG)
+    write_json(joined, {"folder": folder, "restarts": info.restart_count})
+    work_to_end(RunFolder(folder), info)
+
+
+def work_to_end(folder: RunFolder, info: RankInfo, returns: bool = False) -> None:
     """Run the worker in a process of its own, which ends here; its reports to the launcher are in the scratch folder.
 
     Args:
         folder: the run folder.
         info: this rank's place.
-        body: what the worker does; None: :func:`exp.session.run`.
         returns: return where all went well, and end the process when that ends by itself.
     """
     scratch = os.environ[SCRATCH_VARIABLE]
     heartbeat.begin(scratch, info.local_rank, info.rank)
     keep_sockets_in(scratch)
     try:
-        run_worker(folder, info, redirect=True, body=body)
+        run_worker(folder, info, redirect=True)
     except Preempted as preempted:
         record_preempted(scratch, preempted.step)  # to torch's agent anything else is a failure, and may mean a restart
     except ExpError as error:
@@ -150,12 +170,7 @@ def _clean_up(code: int, info: RankInfo) -> None:
     faulthandler.cancel_dump_traceback_later()
 
 
-def run_worker(
-    folder: RunFolder,
-    info: RankInfo,
-    redirect: bool,
-    body: Callable[[RunFolder, RankInfo], None] | None = None,
-) -> None:
+def run_worker(folder: RunFolder, info: RankInfo, redirect: bool) -> None:
     """Do this rank's part; an error goes to the rank's log and error file, and is raised.
 
     Args:
@@ -163,10 +178,9 @@ def run_worker(
         info: this rank's place.
         redirect: send stderr and stdout to the log of the rank; what Python writes to rank 0's stdout is for the
             terminal.
-        body: what the worker does; None: :func:`exp.session.run`.
 
     Raises:
-        Exception: what ``body`` raises, as it is; ``SystemExit`` counts as a failure, too.
+        Exception: what the run raises, as it is; ``SystemExit`` counts as a failure, too.
     """
     log = folder.log_file(info.rank)
     error_file = folder.error_file(info.rank)
@@ -176,11 +190,9 @@ def run_worker(
         _redirect(log, keep_stdout=info.rank == 0)
     handler = _log_to(log)
     try:
-        if body is None:
-            from exp.session import run
+        from exp import session
 
-            body = run
-        body(folder, info)
+        session.run(folder, info)
     except Preempted as preempted:
         logging.getLogger(__name__).info("%s", preempted)
         raise
@@ -198,18 +210,19 @@ def run_worker(
             handler.close()
 
 
-def describe_error(error: BaseException, folder: RunFolder, info: RankInfo) -> dict[str, Any]:
-    """What the launcher is to know of an error (:class:`exp.launcher.outcome.RankFailure`, less the log)."""
+def describe_error(error: BaseException, folder: RunFolder, info: RankInfo) -> RankFailure:
+    """What the launcher has to know of an error."""
     ours, of_peer = as_ours(error, folder.path), is_of_peer(error)
     message = None if ours is not None or of_peer else told(error)
-    return error_record(
+    return RankFailure(
         info.rank,
         info.local_rank,
-        os.getpid(),
         type(ours or error).__name__,
         message or message_of(ours or error) or "no message",
         EXIT_FAILED if ours is None else ours.exit_code,
-        info.restart_count,
+        log=str(folder.log_file(info.rank)),
+        restart=info.restart_count,
+        pid=os.getpid(),
         of_peer=of_peer,
         own=ours is not None,
     )
@@ -250,5 +263,69 @@ def _log_to(log: Path) -> logging.Handler:
     return handler
 
 
+def _agree(store: Any, rank: int, world_size: int, spec: dict[str, Any]) -> tuple[str, str | None]:
+    """One command, one folder; returns the folder, and what is wrong, the same on every rank.
+
+    Rank 0 compares. Every rank tells it what it was given, and then whether it finds rank 0's folder.
+    """
+    told = {"host": this_host(), "digest": spec["digest"], "overrides": spec["overrides"]}
+    store.set(f"exp/given/{rank}", json.dumps(told))  # noqa: TID251 - plain strings
+    if rank == 0:
+        others = [json.loads(store.get(f"exp/given/{other}")) for other in range(1, world_size)]
+        wrong = next((_differs(number, other, told) for number, other in enumerate(others, 1) if
+                      _differs(number, other, told)), None)  # fmt: skip
+        token = f"{os.getpid()}-{time.time_ns()}"
+        folder = spec["folder"]
+        write_json(Path(folder, "logs", _MEETING), {"token": token})
+        store.set("exp/folder", json.dumps([folder, token, wrong]))  # noqa: TID251
+    folder, token, wrong = json.loads(store.get("exp/folder"))
+    if wrong is None:
+        store.set(f"exp/seen/{rank}", "yes" if _sees(folder, token) else this_host())
+        if rank == 0:
+            for other in range(world_size):
+                seen = store.get(f"exp/seen/{other}").decode()
+                if seen != "yes":
+                    wrong = (
+                        f"rank {other} ({seen}) does not see rank 0's run folder {folder}; "
+                        "set output_dir=<a folder that all nodes share>"
+                    )
+                    break
+            Path(folder, "logs", _MEETING).unlink()
+            store.set("exp/go", wrong or "go")
+        word = store.get("exp/go").decode()
+        wrong = None if word == "go" else word
+    return folder, wrong
+
+
+def _differs(rank: int, other: dict[str, Any], first: dict[str, Any]) -> str | None:
+    where = f"rank {rank} ({other['host']}) was given another command than rank 0"
+    if other["overrides"] != first["overrides"]:
+        mine, theirs = ([each for each in one["overrides"] if each not in two["overrides"]]
+                        for one, two in ((first, other), (other, first)))  # fmt: skip
+        return f"{where}: {' '.join(theirs) or 'nothing'} instead of {' '.join(mine) or 'nothing'}; give all the same"
+    if other["digest"] != first["digest"]:
+        return f"{where}: its configuration differs, though not the arguments; have all use the same files and folder"
+    return None
+
+
+def _sees(folder: str, token: str) -> bool:
+    deadline = time.monotonic() + _SEEN_WITHIN_S
+    while True:
+        found = read_json(Path(folder, "logs", _MEETING))
+        if found is not None and found["token"] == token:
+            return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+
+
 if __name__ == "__main__":
-    main()
+    if sys.argv[1] == "--external":
+        try:
+            main_external()
+        except Exception as error:  # noqa: BLE001 - it has no log yet: its parent shows what it says here
+            sys.stderr.write(f"{type(error).__name__}: {message_of(error)}\n")
+            sys.stderr.flush()
+            os._exit(EXIT_FAILED)
+    else:
+        main()
