@@ -16,10 +16,10 @@ from exp.data.loader import eval_loader
 from exp.data.sampler import EvalBatchSampler
 from exp.errors import RunError, SampleError
 from exp.launcher.rank import RankInfo
+from exp.launcher.worker import run_worker
 from exp.metrics import SampleMetric
 from exp.raised import message_of, told
 from exp.runfolder import RunFolder, read_json
-from exp.worker import run_worker
 
 HERE = r"\(test_raised.py, line \d+\)"
 
@@ -118,7 +118,7 @@ def test_a_late_sample_is_named_with_split_number_and_place(workers):
     assert re.fullmatch(rf"data: \S+__getitem__ raises ValueError: bad sample {HERE}", told(info.value))
 
 
-def test_the_error_file_has_it_and_the_frames_let_go_of_the_model(tmp_path):
+def test_the_error_file_has_it_and_the_frames_let_go_of_the_model(tmp_path, monkeypatch):
     folder = RunFolder(tmp_path)
     folder.create()
 
@@ -126,8 +126,9 @@ def test_the_error_file_has_it_and_the_frames_let_go_of_the_model(tmp_path):
         model = nn.Sequential(Block())
         model(torch.ones(2, 3))
 
+    monkeypatch.setattr("exp.session.run", body)
     with pytest.raises(RuntimeError) as raised:
-        run_worker(folder, dataclasses.replace(RankInfo.single(), world_size=2), redirect=False, body=body)
+        run_worker(folder, dataclasses.replace(RankInfo.single(), world_size=2), redirect=False)
     assert f"model: {__name__}.Block.forward raises RuntimeError" in read_json(folder.error_file(0))["message"]
     held = [frame.f_locals for frame, _ in traceback.walk_tb(raised.value.__traceback__)]
     assert not any("model" in names for names in held)

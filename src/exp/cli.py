@@ -29,8 +29,7 @@ from exp.execute import execute
 from exp.footprint import remove_empty
 from exp.freezing import freeze
 from exp.launcher.base import launcher_class
-from exp.launcher.external import be_quiet
-from exp.launcher.shell_env import drop_stale_variables
+from exp.launcher.rank_environment import be_quiet, drop_stale_variables
 from exp.raised import frames_of, told
 from exp.runfolder import UMASK, RunFolder
 from exp.system_errors import as_ours

@@ -30,7 +30,7 @@ def execute(run: FrozenRun) -> Finished:
     chosen = launcher.resolve(config.launcher, config.nproc)
     holder = holder_of(folder.path)
     if holder is not None and holder.job and launcher_class(config).submits:
-        from exp.launcher.attach import attach_to, the_same
+        from exp.launcher.follow import attach_to, the_same
 
         if the_same(run, folder):
             return attach_to(folder)

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from exp.errors import ConfigError
-from exp.launcher.place import Place, given_group, suggested_group
+from exp.launcher.rank_environment import RankEnvironment, given_group, suggested_group
 
 FAMILIES = {
     "torchrun": "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE",
@@ -25,15 +25,15 @@ def variables(family: str, *values: str) -> dict[str, str]:
 
 TORCH = variables("torchrun", "3", "4", "1", "2")
 MASTER = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-WANTED = Place(3, 4, 1, 2, "127.0.0.1", 29500)
+WANTED = RankEnvironment(3, 4, 1, 2, "127.0.0.1", 29500)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_each_launchers_variables_give_the_place(family):
     on_each_node = "2(x2)" if family == "srun" else "2"
-    assert Place.of({**variables(family, "3", "4", "1", on_each_node), **MASTER}) == WANTED
+    assert RankEnvironment.of({**variables(family, "3", "4", "1", on_each_node), **MASTER}) == WANTED
     assert WANTED.nodes == 2
-    assert Place.of(WANTED.environment()) == WANTED
+    assert RankEnvironment.of(WANTED.environment()) == WANTED
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_each_launchers_variables_give_the_place(family):
 def test_variables_that_do_not_go_together_are_refused(change, text):
     given = {**TORCH, **MASTER, **change}
     with pytest.raises(ConfigError, match=re.escape(text)):
-        Place.of({name: value for name, value in given.items() if value is not None})
+        RankEnvironment.of({name: value for name, value in given.items() if value is not None})
 
 
 TWO = {**variables("torchrun", "1", "2", "1", "2"), **MASTER}

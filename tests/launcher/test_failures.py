@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from exp.launcher.failures import LOST, collect_failures, describe_failure, is_of_peer
-from exp.launcher.node import _Node
-from exp.launcher.outcome import Outcome, RankFailure
+from exp.heartbeat import Beat, Stage
+from exp.launcher.outcome import Outcome, collect_failures, describe_failure, is_of_peer, leave_word
+from exp.launcher.rank import this_host
 from exp.runfolder import RunFolder, write_json
 
 
@@ -17,38 +17,36 @@ def folder(tmp_path):
     return made
 
 
-def collected(folder, errors, ends):
-    """The failures of ranks that left errors, and of others that ended."""
+def collected(folder, errors):
+    """The failures of ranks that left errors."""
     about = {"host": "h", "type": "ValueError", "message": "boom", "pid": 1, "restart": 0, "own": False}
     for rank, time, of_peer, exit_code in errors:
         told = {"rank": rank, "local_rank": rank, "time": time, "of_peer": of_peer, "exit_code": exit_code}
         write_json(folder.error_file(rank), {**about, **told})
-    keys = ("rank", "local_rank", "exit_code", "time")
-    return collect_failures(folder, [dict(zip(keys, (rank, rank, code, time))) for rank, code, time in ends], "h")
+    return collect_failures(folder)
 
 
 @pytest.mark.parametrize(
-    ("errors", "ends", "ranks"),
+    ("errors", "ranks"),
     [
-        ([(0, 12.0, False, 1), (1, 11.0, False, 1)], [(0, 1, 5), (1, 1, 5)], [1, 0]),  # the earliest
-        ([(0, 1.0, False, 1)], [(0, 1, 5), (1, -9, 2)], [1, 0]),  # a killed rank, before the error that it caused
+        ([(0, 12.0, False, 1), (1, 11.0, False, 1)], [1, 0]),  # the earliest
+        ([(0, 1.0, False, 1), (1, 2.0, False, -9)], [1, 0]),  # a killed rank, before the error that it caused
         # The word of a killed rank comes late on a busy machine, and clocks of nodes differ.
-        ([(0, 1.0, True, 1), (2, 2.0, True, 1), (3, 50.0, False, -9)], [(0, 1, 5)], [3, 0, 2]),
-        ([(0, 1.0, True, 1), (2, 2.0, True, 1), (3, 60.0, False, 1)], [], [3, 0, 2]),
-        ([(1, 1.0, False, 1)], [(0, -15, 1), (1, 1, 5)], [1]),  # the agent ended the other one
-        ([(1, 1.0, False, 1)], [(0, -9, 5), (1, 1, 5)], [1]),  # as it did here, after its patience
-        ([], [(0, -15, 5)], [0]),  # somebody else's SIGTERM
+        ([(0, 1.0, True, 1), (2, 2.0, True, 1), (3, 50.0, False, -9)], [3, 0, 2]),
+        ([(0, 1.0, True, 1), (2, 2.0, True, 1), (3, 60.0, False, 1)], [3, 0, 2]),
     ],
 )
-def test_the_cause_comes_first(folder, errors, ends, ranks):
-    assert [failure.rank for failure in collected(folder, errors, ends)] == ranks
+def test_the_cause_comes_first(folder, errors, ranks):
+    assert [failure.rank for failure in collected(folder, errors)] == ranks
 
 
 def test_the_cause_is_told_first_then_who_failed_after_it_where_the_log_is_and_what_still_runs(folder):
-    failures = collected(folder, [(0, 2.0, False, 1)], [(1, -9, 1)])
+    collected(folder, [(0, 2.0, False, 1)])
+    leave_word(folder, str(folder.path), Beat(5, 1, 9, Stage.HOOKS, 3, 1), 1, -9)
+    failures = collect_failures(folder)
     folder.log_file(1).touch()
     assert describe_failure(Outcome(1, failures=failures)).splitlines() == [
-        "rank 1 (local_rank 1, h) failed: killed by SIGKILL (out of memory, or kill -9)",
+        f"rank 1 (local_rank 1, {this_host()}) failed: killed by SIGKILL (out of memory, or kill -9)",
         "  failed after it: rank 0",
         f"  log: {folder.log_file(1)}",
     ]
@@ -67,27 +65,19 @@ def test_the_error_of_a_collective_is_another_ranks_fault():
     assert not is_of_peer(ValueError("broken pipe"))
 
 
-def outcome_of(*failures, **settings):
-    about = {"host": "h", "message": "", "log": "", "local_rank": 0}
-    keys = ("rank", "exit_code", "time", "of_peer", "type")
-    return Outcome(1, failures=[RankFailure(**about, **dict(zip(keys, each))) for each in failures], **settings)
+@pytest.mark.parametrize(("words", "ranks"), [([2], [2, 0, 1]), ([2, 3], [2, 3, 0, 1])])
+def test_the_cause_is_the_same_on_whatever_node_it_was(folder, words, ranks):
+    """The agent of the other node was killed: its launcher leaves a word for each of its ranks, as far as it knows."""
+    collected(folder, [(0, 1.0, True, 1), (1, 1.1, True, 1)])
+    for rank in words:
+        beat = Beat(5, rank, 9, Stage.HOOKS, 3, 1)
+        leave_word(folder, str(folder.path), beat, rank - 2, None, end=("AgentLost", "torch's agent was killed"))
+    assert [failure.rank for failure in collect_failures(folder, (), 4, 2)] == ranks
 
 
-AGENT_KILLED = outcome_of(detail="torch's agent was killed by SIGKILL")
-
-
-@pytest.mark.parametrize(
-    ("of_first", "of_other", "ranks"),
-    [
-        (outcome_of((0, 1, 1.0, True, ""), (1, 1, 1.1, True, "")), outcome_of((3, -9, 9.0, False, "")), [3, 0, 1]),
-        (outcome_of((0, 1, 9.0, False, "")), outcome_of((2, 1, 1.0, True, "")), [0, 2]),
-        (outcome_of((0, 1, 1.0, True, "")), AGENT_KILLED, []),
-        (outcome_of((2, 1, 1.0, False, LOST), (0, 1, 1.0, True, "")), AGENT_KILLED, []),
-    ],
-)
-def test_the_cause_is_the_same_on_whatever_node_it_was(folder, of_first, of_other, ranks):
-    node = _Node.__new__(_Node)
-    node.count, node.folder, node.attempt, node.rank = 2, folder, "a", 1
-    node.write_outcome(of_other)
-    node.rank = 0
-    assert [failure.rank for failure in node.merged(of_first).failures] == ranks
+def test_ranks_that_all_others_have_lost_come_first(folder, monkeypatch):
+    monkeypatch.setattr("exp.launcher.outcome._WORD_PATIENCE_S", 0)
+    collected(folder, [(0, 1.0, True, 1), (1, 1.1, True, 1)])
+    failures = collect_failures(folder, (), 4, 2)
+    assert [failure.rank for failure in failures] == [2, 3, 0, 1]
+    assert (failures[0].type, failures[0].host) == ("RankLost", "node 1")

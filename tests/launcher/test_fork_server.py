@@ -27,8 +27,8 @@ class Mine(CpuBackend):
 
     def set_device(self, local_rank):
         import torch
-        parent = Path(f"/proc/{os.getppid()}/cmdline").read_text()
-        how = next(name for name in ("exp.launcher.agent", "forkserver", "exp.worker") if name in parent)
+        started = Path("/proc/self/cmdline").read_text()
+        how = next(name for name in ("forkserver", "exp.launcher.worker") if name in started)
         early = torch.jit.script(BACKEND) is BACKEND
         multiprocessing.get_context("spawn").Semaphore()  # has a name: Python's resource tracker has to hear of it
         family = (os.getpid(), os.getppid(), os.environ["EXP_AGENT_PID"])
@@ -43,14 +43,13 @@ NOTICE = 1 << (signal.SIGTERM - 1) | 1 << (signal.SIGUSR2 - 1)
 @pytest.mark.parametrize(
     ("mine", "fork", "parent"),
     [
-        ("safe", True, "exp.launcher.agent"),
         ("safe, and loads plugins", True, "forkserver"),
-        ("", True, "exp.worker"),
-        ("safe", False, "exp.worker"),
+        ("", True, "exp.launcher.worker"),
+        ("safe", False, "exp.launcher.worker"),
     ],
 )
 def test_workers_are_forked_where_that_is_safe(exp, trained, mine, fork, parent):
-    """Of the agent, unless it would load a device's plug-in. What all ranks have in common is set before torch loads.
+    """What all ranks have in common is set before torch loads.
 
     Signals that give notice stay blocked in every process. Python's resource tracker unblocks SIGTERM in the process
     that starts it: scancel would then kill that one.
@@ -62,7 +61,7 @@ def test_workers_are_forked_where_that_is_safe(exp, trained, mine, fork, parent)
     for rank in (0, 1):
         place, blocked = json.loads((exp.folder / f"seen{rank}").read_text())
         assert place == [parent, True, "same", str(rank)]
-        assert [int(mask, 16) & NOTICE for mask in blocked] == [NOTICE] * 3, "of worker, monitor, agent"
+        assert [int(mask, 16) & NOTICE for mask in blocked] == [NOTICE] * 3, "of worker, its parent, agent"
     assert exp.result("run")["metrics"] == pytest.approx(result(trained("steady"))["metrics"], rel=1e-5)
 
 

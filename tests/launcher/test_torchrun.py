@@ -27,7 +27,7 @@ class Disturb(Hook):
         case, seen = (os.environ["HOW"], runner.rank), Path(f"seen{runner.rank}")
         if batch_idx < 2 or seen.exists():
             return
-        if case in (("raise", 0), ("sleep", 1)):
+        if case in (("raise", 0), ("kill beside", 0), ("sleep", 1)):
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         subprocess.Popen(["sleep", "300"])  # the rank's own child
         seen.touch()
@@ -35,8 +35,8 @@ class Disturb(Hook):
             time.sleep(0.01)
         if case == ("raise", 1):
             raise ValueError("enough")
-        if case in (("kill", 1), ("kill the monitor", 1)):
-            os.kill(os.getppid() if "monitor" in case[0] else os.getpid(), signal.SIGKILL)
+        if case[1] == 1 and case[0].startswith("kill"):
+            os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(300)  # as in a collective of a card's: this rank notices nothing
 """
 LATE = """
@@ -66,7 +66,7 @@ def disturbed(exp, start):
     return begin
 
 
-@pytest.mark.parametrize("how", ["raise", "kill the monitor"])
+@pytest.mark.parametrize("how", ["raise", "kill beside"])
 def test_a_failure_ends_the_run_even_beside_a_rank_that_ignores_the_end(exp, disturbed, how):
     process = disturbed(how, "nproc=2")
     wait_for((exp.folder / "seen1").exists)
@@ -93,7 +93,7 @@ def test_a_signal_ends_everything_even_a_rank_that_ignores_it(exp, disturbed, nu
 
 
 def test_a_worker_whose_agent_died_before_it_came_up_ends_at_once(tmp_path):
-    worker = Forked(tmp_path, str(tmp_path), script="from exp.worker import main; main()", EXP_AGENT_PID="1")
+    worker = Forked(tmp_path, str(tmp_path), script="from exp.launcher.worker import main; main()", EXP_AGENT_PID="1")
     worker.communicate(timeout=20)
     assert worker.returncode == 1
     assert list(tmp_path.iterdir()) == []

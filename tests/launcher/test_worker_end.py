@@ -1,21 +1,23 @@
-"""How a worker ends: what its device needs is done, and its monitor says what became of it."""
+"""How a worker ends: what its device needs is done, and its agent tells what became of it."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from typing import NamedTuple
 
 import pytest
 
-from tests.conftest import Forked, clean_environment
+from exp import heartbeat
+from exp.heartbeat import Stage
+from exp.launcher.agent import _came_to_end
+from exp.runfolder import RunFolder, read_json
+from tests.conftest import Forked
 
 PLACE = {"RANK": "0", "LOCAL_RANK": "0", "EXP_SCRATCH": "."}
-# This process becomes the monitor of the worker that does so.
 WORKER = """
 import ctypes, os, signal, sys, threading, time
-from exp import heartbeat, worker
+from exp import heartbeat, session
 from exp.errors import Preempted, UnavailableError
-from exp.launcher.monitor import go_on_monitored
+from exp.launcher import worker
 from exp.launcher.rank import RankInfo
 from exp.runfolder import RunFolder
 how, last = sys.argv[1:]
@@ -41,11 +43,8 @@ def body(folder, info):
         raise UnavailableError("no card")
     if how == "failed":
         raise ValueError("planted")
-    if how == "crashed":
-        crashes()
-os.environ["EXP_AGENT_PID"] = str(os.getpid())
-if go_on_monitored(folder, os.getppid()):
-    worker.work_to_end(folder, RankInfo.single(), body)
+session.run = body
+worker.work_to_end(folder, RankInfo.single())
 """
 
 
@@ -55,9 +54,8 @@ if go_on_monitored(folder, os.getppid()):
         ("preempted", "closes", 0, 2, ""),
         ("refused", "raises", 3, 1, "the driver is gone"),
         ("failed", "hangs", 1, 0, "in hangs"),
-        ("well", "hangs_with_the_lock", 0, 0, "in hangs_with_the_lock"),
-        ("well", "crashes", 0, 0, "killed by SIGILL, in the clean-up of its device"),
-        ("crashed", "closes", -4, 0, ""),
+        ("well", "hangs_with_the_lock", 1, 0, "in hangs_with_the_lock"),
+        ("well", "crashes", -4, 0, ""),
     ],
 )
 def test_what_comes_last_is_done_and_bounded_and_does_not_change_the_end(tmp_path, how, last, code, printed, logged):
@@ -66,36 +64,41 @@ def test_what_comes_last_is_done_and_bounded_and_does_not_change_the_end(tmp_pat
     log = (tmp_path / "logs" / "rank0.log").read_text()
     assert (worker.returncode, output) == (code, "main thread\n" * printed), errors + log
     assert logged in log
-    assert (tmp_path / "logs" / "rank0.error.json").exists() is (code != 0)
+    assert (tmp_path / "logs" / "rank0.error.json").exists() is (how in ("refused", "failed"))
 
 
-# Pairs of a monitor and a worker, one after the other: the worker ends, and SIGTERM comes, within the same millisecond.
-PAIRS = """
-import os, random, signal, time
-from exp.launcher.monitor import go_on_monitored
-from exp.runfolder import RunFolder
-ends = set()
-os.environ["EXP_AGENT_PID"] = str(os.getpid())
-for _ in range(300):
-    parent, (reads, writes) = os.getpid(), os.pipe()
-    monitor = os.fork()
-    if monitor == 0:
-        if go_on_monitored(RunFolder("."), parent):
-            os.write(writes, b"x")
-            time.sleep(0.001 * random.random())
-        os._exit(0)
-    os.read(reads, 1)
-    time.sleep(0.002 * random.random())
-    os.kill(monitor, signal.SIGTERM)
-    ends.add(os.waitpid(monitor, 0)[1])
-    os.close(reads), os.close(writes)
-print(ends <= {0, signal.SIGTERM}, ends)
-"""
+class Ended(NamedTuple):
+    """What torch's agent says of a process that failed."""
+
+    local_rank: int
+    pid: int
+    exitcode: int
+    timestamp: int
 
 
-def test_the_end_of_a_worker_and_being_told_to_end_it_may_come_together(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", PAIRS], cwd=tmp_path, env=clean_environment(**PLACE), capture_output=True, text=True,
-        timeout=120, check=True,
-    )  # fmt: skip
-    assert (done.stdout[:4], done.stderr) == ("True", ""), done.stdout
+@pytest.mark.parametrize(
+    ("stages", "ends", "well", "words"),
+    [
+        ([Stage.DONE, Stage.DONE], [Ended(1, 11, -4, 100)], True, {}),  # in the clean-up of its device
+        ([Stage.DONE, Stage.HOOKS], [], False, {1: "exited with code 0 before its time, in step 7"}),
+        ([Stage.HOOKS, Stage.HOOKS], [Ended(1, 11, -9, 100)], False, {1: "killed by SIGKILL"}),
+        # The agent has ended the other one, by SIGTERM or, after its patience, by SIGKILL.
+        ([Stage.HOOKS, Stage.HOOKS], [Ended(0, 10, -15, 103), Ended(1, 11, 7, 100)], False, {1: "exited with code 7"}),
+        ([Stage.HOOKS, Stage.HOOKS], [Ended(0, 10, -9, 103), Ended(1, 11, -9, 100)], False, {1: "killed by SIGKILL"}),
+        ([Stage.HOOKS, Stage.HOOKS], [Ended(0, 10, -15, 100)], False, {0: "killed by SIGTERM"}),  # somebody else has
+    ],
+)
+def test_the_agent_leaves_a_word_for_those_that_could_not(tmp_path, monkeypatch, stages, ends, well, words):
+    folder = RunFolder(tmp_path)
+    folder.create()
+    heartbeat.make_file(str(tmp_path), 2)
+    monkeypatch.setattr("exp.launcher.hang_detector.is_alive", lambda pid: False)
+    beats = [heartbeat._FORMAT.pack(10 + rank, rank, 9, stage, 7, 1) for rank, stage in enumerate(stages)]
+    (tmp_path / "beats").write_bytes(b"".join(beats))
+    assert _came_to_end(folder, str(tmp_path), {end.local_rank: end for end in ends}, restarts=0) is well
+    found = {rank: read_json(folder.error_file(rank)) for rank in (0, 1)}
+    assert {rank for rank, error in found.items() if error} == set(words)
+    for rank, text in words.items():
+        assert found[rank]["message"].startswith(text)
+    if well:
+        assert "killed by SIGILL, in the clean-up of its device" in folder.log_file(1).read_text()

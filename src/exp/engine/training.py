@@ -39,7 +39,7 @@ from exp.engine.stock_hooks import build_hooks
 from exp.engine.wrapper import place_as_configured, unwrapped
 from exp.errors import ConfigError, ExpError, RunError, SampleError
 from exp.heartbeat import Stage, beat
-from exp.launcher.failures import is_of_peer
+from exp.launcher.outcome import is_of_peer
 from exp.models.base import parameter_counts
 from exp.models.dropout import DropoutStream
 from exp.raised import message_of

@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 from exp.config.resolve import create
 from exp.launcher.base import Launcher
-from exp.launcher.failures import describe_failure
+from exp.launcher.outcome import describe_failure
 
 if TYPE_CHECKING:
     from exp.config.schema import LauncherConfig

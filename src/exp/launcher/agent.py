@@ -9,15 +9,18 @@ import json
 import logging
 import os
 import shutil
+import signal
 import sys
 import threading
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any, Iterator, Mapping
 
+from exp import heartbeat
 from exp.launcher.fork_server import START_METHOD, start_fork_server, work
-from exp.launcher.monitor import begin_to_end
+from exp.launcher.hang_detector import unfinished
+from exp.launcher.outcome import describe_end, leave_word
 from exp.launcher.ports import address_towards
 from exp.launcher.processes import AGENT_VARIABLE, JOB_VARIABLE, kill_job, name_process
 from exp.runfolder import RunFolder, write_json
@@ -35,10 +38,10 @@ def main() -> int:
     order: dict[str, Any] = json.loads(sys.argv[1])
     os.environ[AGENT_VARIABLE] = str(os.getpid())
     name_process("exp-agent")
-    report: dict[str, Any] = {"succeeded": False, "exits": [], "restarts": 0, "error": None}
-    forked = order["worker"] == "exp.worker" and start_fork_server(
-        RunFolder(order["run_dir"]), order["nproc"], single_node=order["nnodes"] == 1
-    )
+    report: dict[str, Any] = {"succeeded": False, "restarts": 0, "error": None}
+    ends: Mapping[int, Any] = {}
+    folder = RunFolder(order["run_dir"])
+    forked = start_fork_server(folder, order["nproc"], single_node=order["nnodes"] == 1)
     # What workers must not have from here comes after the fork.
     watcher = _watch_parent(order["parent"], order["scratch"])
     logging.basicConfig(level=logging.INFO, format="%(asctime)s agent %(levelname)s %(message)s")
@@ -48,24 +51,60 @@ def main() -> int:
 
     try:
         if forked:
-            elastic_launch(_launch_config(order), work)(order["worker"], order["run_dir"])
+            elastic_launch(_launch_config(order), work)(order["run_dir"])
         else:
-            elastic_launch(_launch_config(order), sys.executable)("-m", order["worker"], order["run_dir"])
+            elastic_launch(_launch_config(order), sys.executable)("-m", "exp.launcher.worker", order["run_dir"])
         report["succeeded"] = True
     except ChildFailedError as error:
-        report["exits"] = [
-            {"rank": rank, "local_rank": failure.local_rank, "exit_code": failure.exitcode, "time": failure.timestamp}
-            for rank, failure in error.failures.items()
-        ]
+        ends = error.failures
     except Exception as error:  # whatever torch's agent raises, the parent must hear of it
         logger.exception("the agent failed")
         report["error"] = f"{type(error).__name__}: {error}"
     report["restarts"] = _restarts(Path(order["scratch"]))
+    if report["error"] is None:
+        report["succeeded"] = _came_to_end(folder, order["scratch"], ends, report["restarts"])
     write_json(Path(order["report"]), report)
     gc.collect()  # objects of multiprocessing remove their semaphores when they go
     if os.getppid() != order["parent"]:
         watcher.join()  # the parent is dead, and the thread at work: it ends this process when nothing is left
     return 0 if report["succeeded"] else 1
+
+
+def _came_to_end(folder: RunFolder, scratch: str, ends: Mapping[int, Any], restarts: int) -> bool:
+    """Whether all workers of this node have done what they had to; those that have not get error files.
+
+    One that ended with code 0 before its end has not: something in it has called ``exit``. One that had come to it and
+    then died in its device's clean-up has: all that it was to write is written; its log says how it died.
+
+    Args:
+        folder: the run folder.
+        scratch: the private folder of the job on this node.
+        ends: torch's ``ProcessFailure`` by rank, of processes that failed, or that the agent ended then: it ends the
+            others by SIGTERM, and by SIGKILL seconds later.
+        restarts: of the workers.
+    """
+    early = unfinished(scratch, alive=False)
+    beats = dict(enumerate(heartbeat.read(scratch)))
+    if not ends or not beats:  # or the parent has died and the folder is gone
+        for local_rank, beat in early:
+            leave_word(folder, scratch, beat, local_rank, 0, restarts)
+        return not early and not ends
+    if not early and all(beat.pid for beat in beats.values()):
+        for rank, end in ends.items():
+            with contextlib.suppress(OSError), folder.log_file(rank).open("a", encoding="utf-8") as log:
+                how = describe_end(end.exitcode)[1]
+                log.write(f"{how}, in the clean-up of its device; what it had to write was written\n")
+        return True
+    first = min(end.timestamp for end in ends.values())
+    causes = {
+        rank: end
+        for rank, end in ends.items()
+        if end.exitcode != -signal.SIGTERM and end.timestamp < first + _TERM_PATIENCE_S
+    }
+    for rank, end in (causes or ends).items():  # else it was somebody else's SIGTERM
+        beat = beats[end.local_rank]._replace(pid=end.pid, rank=rank)  # it may have ended before its first
+        leave_word(folder, scratch, beat, end.local_rank, end.exitcode, restarts, end.timestamp)
+    return False
 
 
 @contextlib.contextmanager
@@ -91,7 +130,6 @@ def _watch_parent(parent: int, scratch: str) -> threading.Thread:
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(0.5)
-        begin_to_end(scratch)
         kill_job(os.environ[JOB_VARIABLE])
         for _ in range(40):  # torch's agent, in the main thread, may still write there
             shutil.rmtree(scratch, ignore_errors=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Sequence
 
 from exp.config.resolve import resolve
@@ -36,6 +37,7 @@ class Watcher(abc.ABC):
         """A run has ended."""
 
 
+@dataclass(eq=False)
 class Launcher(abc.ABC):
     """Starts the workers of a run and waits for them.
 
@@ -46,47 +48,35 @@ class Launcher(abc.ABC):
             sweep at once (:meth:`launch_all`).
         joins: whether this process is one of a group that something outside has started: the variables that tell its
             place in it count.
-
-    Args:
-        nnodes: nodes that take part.
-        rdzv_endpoint: ``host:port`` where agents of several nodes meet.
-        rdzv_id: tells jobs at one endpoint apart.
-        max_restarts: how often all workers are started again.
-        fork: whether workers may be forked from one process that has imported everything.
-        timeout_s: seconds to wait for other nodes and for collectives.
-        step_timeout_s: seconds that all ranks may stand still within training or evaluation; None: from the slowest so
-            far, at least a minute; 0: any time.
-        worker: module that a worker process runs.
     """
 
     keys: ClassVar[type] = LauncherConfig
     submits: ClassVar[bool] = False
     joins: ClassVar[bool] = False
 
-    def __init__(
-        self,
-        nnodes: int = 1,
-        rdzv_endpoint: str | None = None,
-        rdzv_id: str = "exp",
-        max_restarts: int = 0,
-        fork: bool = True,
-        timeout_s: int = 1800,
-        step_timeout_s: float | None = None,
-        worker: str = "exp.worker",
-    ) -> None:
-        self.nnodes = nnodes
-        self.rdzv_endpoint = rdzv_endpoint
-        self.rdzv_id = rdzv_id
-        self.max_restarts = max_restarts
-        self.fork = fork
-        self.timeout_s = timeout_s
-        self.step_timeout_s = step_timeout_s
-        self.worker = worker
-        if step_timeout_s is not None and step_timeout_s < 0:
-            raise ConfigError(f"launcher.step_timeout_s={step_timeout_s} must be positive, 0 (never) or null")
-        if nnodes > 1 and not rdzv_endpoint:
+    nnodes: int = 1
+    """Nodes that take part."""
+    rdzv_endpoint: str | None = None
+    """``host:port`` where agents of several nodes meet."""
+    rdzv_id: str = "exp"
+    """Tells jobs at one endpoint apart."""
+    max_restarts: int = 0
+    """How often all workers are started again."""
+    fork: bool = True
+    """Whether workers may be forked from one process that has imported everything."""
+    timeout_s: int = 1800
+    """Seconds to wait for other nodes and for collectives."""
+    step_timeout_s: float | None = None
+    """Seconds that all ranks may stand still within training or evaluation; None: from the slowest so far, at least a
+    minute; 0: any time."""
+
+    def __post_init__(self) -> None:
+        if self.step_timeout_s is not None and self.step_timeout_s < 0:
+            raise ConfigError(f"launcher.step_timeout_s={self.step_timeout_s} must be positive, 0 (never) or null")
+        if self.nnodes > 1 and not self.rdzv_endpoint:
             raise ConfigError(
-                f"launcher.nnodes={nnodes} needs a meeting point; set launcher.rdzv_endpoint=<host of one node>:<port>"
+                f"launcher.nnodes={self.nnodes} needs a meeting point; "
+                "set launcher.rdzv_endpoint=<host of one node>:<port>"
             )
 
     @classmethod

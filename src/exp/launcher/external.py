@@ -1,16 +1,14 @@
 """launcher=external: somebody else has started the processes of a run; each takes the place that it is given.
 
 Every process composes and checks the configuration, and starts one worker. Rank 0's writes the run folder; the workers
-of the others learn over the store at MASTER_ADDR:MASTER_PORT which folder it is (:mod:`exp.launcher.joining`).
+of the others learn over the store at MASTER_ADDR:MASTER_PORT which folder it is (:mod:`exp.launcher.worker`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import secrets
 import signal
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Sequence
@@ -22,42 +20,24 @@ from omegaconf import OmegaConf
 from exp import console, heartbeat
 from exp.backends_registry import create_backend
 from exp.cores import cores_of_task
-from exp.errors import EXIT_FAILED, EXIT_PREEMPTED, ConfigError
+from exp.errors import EXIT_CONFIG, EXIT_FAILED, ConfigError
+from exp.frozen import FrozenRun
+from exp.heartbeat import Stage
 from exp.launcher.base import Launcher
-from exp.launcher.external_worker import PREEMPTION_SIGNALS, WorkerWatch
-from exp.launcher.failures import collect_failures, exit_code_of, tail_of
-from exp.launcher.joining import JOINED
-from exp.launcher.monitor import ended_well, write_failure
-from exp.launcher.outcome import Outcome
-from exp.launcher.place import Place, local_rank_of
+from exp.launcher.outcome import Outcome, collect_failures, exit_code_of, leave_word, tail_of
 from exp.launcher.ports import check_host, taken_by
-from exp.launcher.processes import JOB_VARIABLE, handle_signals, kill_job, signal_name
-from exp.launcher.rank import SCRATCH_VARIABLE, this_host
-from exp.launcher.start import start_module
-from exp.preemption import PreemptionFlag, held_back, preempted_at
+from exp.launcher.rank import JOINED, this_host
+from exp.launcher.rank_environment import RankEnvironment
+from exp.launcher.supervisor import Supervisor
+from exp.preemption import PREEMPT_SIGNAL
 from exp.runfolder import RunFolder, read_json, to_json
 from exp.sockets import folder_for_sockets
 from exp.task import task_class
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
-    from exp.frozen import FrozenRun
 
-__all__ = ["ExternalLauncher", "be_quiet"]
-
-
-def be_quiet(arguments: list[str]) -> None:
-    """Let one process of each node speak: the others would say the same; their logs have what is theirs.
-
-    Args:
-        arguments: of the command line.
-    """
-    if "launcher=external" in arguments and local_rank_of() > 0:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        sys.stdout.flush()
-        os.dup2(nowhere, 1)
-        os.dup2(nowhere, 2)
-        os.close(nowhere)
+__all__ = ["ExternalLauncher"]
 
 
 class ExternalLauncher(Launcher):
@@ -72,7 +52,7 @@ class ExternalLauncher(Launcher):
         Raises:
             ConfigError: there is no place to take, or the user has asked for another number of processes.
         """
-        place = Place.of(os.environ, config.nproc)
+        place = RankEnvironment.of(os.environ, config.nproc)
         asked = [override for override in overrides if override.startswith(("nproc=", "launcher.nnodes="))]
         for override, value in (("nproc=", place.local_world_size), ("launcher.nnodes=", place.nodes)):
             if any(each.startswith(override) and each != f"{override}{value}" for each in asked):
@@ -87,7 +67,7 @@ class ExternalLauncher(Launcher):
     def __init__(self, nnodes: int = 1, **settings: Any) -> None:
         super().__init__(**settings)
         self.nnodes = nnodes
-        self.place: Place  # known when the number of processes is: check
+        self.place: RankEnvironment  # known when the number of processes is: check
 
     def check(self, nproc: int) -> None:
         """Refuse what only a launcher of ours can do.
@@ -95,7 +75,7 @@ class ExternalLauncher(Launcher):
         Raises:
             ConfigError: restarts, or a sweep; or the host to meet at is not known.
         """
-        self.place = Place.of(os.environ, nproc)
+        self.place = RankEnvironment.of(os.environ, nproc)
         if self.max_restarts:
             raise ConfigError("launcher.max_restarts needs launcher=torchrun; outside, torchrun --max-restarts does it")
         if self.place.world_size > 1:
@@ -110,93 +90,83 @@ class ExternalLauncher(Launcher):
 
     def take_part(self, run: FrozenRun) -> int:
         """Run the worker of a rank other than 0; returns the exit code."""
-        return self._launch(run.folder, run.config, run.overrides).exit_code
+        return self.launch_run(run).exit_code
 
     def launch(self, folder: RunFolder, nproc: int, saves: bool = True) -> Outcome:
         """Run rank 0's worker, and say what became of all."""
-        config: Any = OmegaConf.load(folder.in_use(folder.config))
-        overrides: Any = OmegaConf.to_container(OmegaConf.load(folder.in_use(folder.overrides)))
-        for stale in folder.logs.glob("rank*.error.json"):
-            stale.unlink()
-        return self._launch(folder, config, overrides, saves)
+        return self.launch_run(FrozenRun.load(folder))
 
-    def _launch(self, folder: RunFolder, config: ExpConfig, overrides: list[str], saves: bool = True) -> Outcome:
-        place, job = self.place, secrets.token_hex(8)
-        backend = create_backend(config.backend)
+    def launch_run(self, run: FrozenRun) -> Outcome:
+        """Run this rank's worker; rank 0's process says what became of all.
+
+        Raises:
+            ConfigError: another rank was given another command, or does not see the run folder.
+        """
+        place, folder = self.place, run.folder
+        if self.leads:
+            for stale in folder.logs.glob("rank*.error.json"):
+                stale.unlink()
+        backend = create_backend(run.config.backend)
+        cores = cores_of_task()
+        environment = {
+            **backend.worker_env(place.local_rank, place.local_world_size, single_node=place.nodes == 1),
+            **({} if cores is None else {"OMP_NUM_THREADS": str(cores), "MKL_NUM_THREADS": str(cores)}),
+            **os.environ,
+            **place.environment(),
+        }
         with tempfile.TemporaryDirectory(prefix="exp-", dir=folder_for_sockets()) as scratch:
-            order = {
+            spec = {
                 "folder": str(folder.path) if self.leads else None,
-                "digest": _digest(config),
-                "overrides": overrides,
+                "digest": _digest(run.config),
+                "overrides": run.overrides,
                 "timeout_s": self.timeout_s,
                 "parent": os.getpid(),
             }
-            environment = {
-                **backend.worker_env(place.local_rank, place.local_world_size, single_node=place.nodes == 1),
-                **_threads_of_task(),
-                **os.environ,
-                **place.environment(),
-                JOB_VARIABLE: job,
-                SCRATCH_VARIABLE: scratch,
-            }
-            heartbeat.make_file(scratch, place.local_world_size)
-            worker = WorkerWatch(
-                self, PreemptionFlag(scratch) if saves else None, folder if self.leads else None, job, scratch
-            )
-            early = Path(scratch, "early.log")
-            try:
-                with handle_signals(worker.on_signal):
-                    with held_back(PREEMPTION_SIGNALS), early.open("ab") as log:
-                        process = start_module(
-                            "exp.launcher.joining", to_json(order), environment=environment, stderr=log
-                        )
-                    code = worker.wait(process)
-                    # From here on all is said and done but for the telling: what was to end it comes too late.
-                    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            finally:
-                worker.close()
-                kill_job(job)
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            preempted = preempted_at(scratch)
-            joined = read_json(Path(scratch, JOINED)) or {}
-            refused = joined.get("refused")
-            if refused is not None:
+
+            def joined() -> Any:
+                """Which folder the worker has come to, or why it was refused; empty: it has not met the others."""
+                return read_json(Path(scratch, JOINED)) or {}
+
+            def find_folder() -> RunFolder | None:
+                found = joined().get("folder")
+                return None if found is None else RunFolder(found)
+
+            saves, signals = task_class(run.config).saves_state, (PREEMPT_SIGNAL, signal.SIGTERM)
+            supervisor = Supervisor(self, scratch, find_folder, saves, signals, place.local_rank)
+            log = Path(scratch, "early.log")
+            command = ["exp.launcher.worker", "--external", to_json(spec)]
+            pid, code = supervisor.run(command, environment, log, place.local_world_size, place.world_size)
+            met, told = joined(), find_folder()
+            if "refused" in met:
                 if self.leads:
-                    raise ConfigError(refused)
-                return Outcome(2, reported=True)
-            if preempted is not None:
-                return Outcome(EXIT_PREEMPTED, preempted=preempted, restarts=joined.get("restarts", 0))
-            if worker.received is not None:
-                name = signal_name(worker.received)
-                return Outcome(128 + worker.received, interrupted_by=name)
-            told = RunFolder(joined["folder"]) if joined else folder
-            if ended_well(told, scratch, place.rank, place.local_rank, process.pid, code):
-                return Outcome(restarts=joined.get("restarts", 0))
-            if joined:
-                write_failure(
-                    told, process.pid, code, place.rank, place.local_rank, told=bool(worker.told), scratch=scratch
-                )
-            own = Outcome(EXIT_FAILED)
-            if not joined:
-                own.detail = _not_met(place, self.timeout_s, early)
+                    raise ConfigError(met["refused"])
+                return Outcome(EXIT_CONFIG, reported=True)
+            restarts = met.get("restarts", 0)
+            outcome = supervisor.outcome()
+            beat = heartbeat.read(scratch)[place.local_rank]
+            if outcome is None and beat.stage == Stage.DONE:  # whatever happened in the clean-up of its device
+                outcome = Outcome()
+            if outcome is not None:
+                outcome.restarts = restarts
+                return outcome
+            if told is None:
+                detail = _not_met(place, self.timeout_s, log)
                 if not self.leads:
-                    console.error(own.detail)
-                return own
+                    console.error(detail)
+                return Outcome(EXIT_FAILED, detail=detail)
+            beat = beat._replace(pid=pid, rank=place.rank)
+            of_peer = supervisor.killed or bool(supervisor.notices)
+            leave_word(told, scratch, beat, place.local_rank, code, restarts, of_peer=of_peer)
             if not self.leads:
                 record = read_json(told.error_file(place.rank)) or {}
-                own.exit_code = record["exit_code"] if record.get("own") else EXIT_FAILED
-                return own
-            own.failures = collect_failures(
-                told, [], this_host(), world_size=place.world_size, local_world_size=place.local_world_size
-            )
-            if own.failures:
-                own.exit_code = exit_code_of(own.failures[0])
-            else:
-                own.detail = "rank 0 left no error\n" + "\n".join(tail_of(early))
-            return own
+                return Outcome(record["exit_code"] if record.get("own") else EXIT_FAILED)
+            failures = collect_failures(told, (), place.world_size, place.local_world_size)
+            if failures:
+                return Outcome(exit_code_of(failures[0]), failures=failures)
+            return Outcome(EXIT_FAILED, detail="\n".join(["rank 0 left no error", *tail_of(log)]))
 
 
-def _not_met(place: Place, timeout_s: float, log: Path) -> str:
+def _not_met(place: RankEnvironment, timeout_s: float, log: Path) -> str:
     """Why a process has not come to work with the others."""
     where = f"MASTER_ADDR={place.master_addr} MASTER_PORT={place.master_port}"
     taken = taken_by(place.master_port) if place.rank == 0 else None
@@ -207,12 +177,6 @@ def _not_met(place: Place, timeout_s: float, log: Path) -> str:
         f"{place.rank} on {this_host()} sees it; start all of them, and check that each reaches rank 0 there"
     )
     return "\n".join([said, *tail_of(log)[1:]])  # which goes with its folder
-
-
-def _threads_of_task() -> dict[str, str]:
-    """As many as this rank has cores of its own."""
-    cores = cores_of_task()
-    return {} if cores is None else {"OMP_NUM_THREADS": str(cores), "MKL_NUM_THREADS": str(cores)}
 
 
 def _digest(config: ExpConfig) -> str:

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 from exp.errors import EXIT_OK, EXIT_PREEMPTED, ConfigError, Preempted
 from exp.launcher.base import Launcher
-from exp.launcher.failures import collect_failures, exit_code_of
-from exp.launcher.outcome import Outcome, RankFailure
+from exp.launcher.outcome import Outcome, collect_failures, exit_code_of
 from exp.launcher.processes import handle_signals, signal_name
-from exp.launcher.rank import RankInfo, this_host
+from exp.launcher.rank import RankInfo
 from exp.preemption import PREEMPT_SIGNAL
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ class LocalLauncher(Launcher):
 
     def launch(self, folder: RunFolder, nproc: int, saves: bool = True) -> Outcome:
         """Run the worker; an error of it becomes the outcome, as with any other launcher."""
-        from exp.worker import describe_error, run_worker
+        from exp.launcher.worker import describe_error, run_worker
 
         for stale in folder.logs.glob("rank*.error.json"):
             stale.unlink()
@@ -51,10 +50,9 @@ class LocalLauncher(Launcher):
         except (Exception, SystemExit) as error:  # noqa: BLE001
             if signals.received is not None:  # it was raised within native code, which made another error of it
                 return signals.outcome()
-            failures = collect_failures(folder, [], this_host())
+            failures = collect_failures(folder)
             if not failures:  # no space even for that
-                known = describe_error(error, folder, info)
-                failures = [RankFailure(log=str(folder.log_file(info.rank)), **known)]
+                failures = [describe_error(error, folder, info)]
             return Outcome(exit_code_of(failures[0]), failures=failures)
         return Outcome(EXIT_OK)
 

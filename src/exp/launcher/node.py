@@ -12,7 +12,6 @@ import os
 import secrets
 import signal
 import socket
-import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass, field
@@ -21,13 +20,13 @@ from typing import TYPE_CHECKING, Any, Mapping
 from exp import hub, summary
 from exp.backends_registry import create_backend
 from exp.config.check import check_hardware
-from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, ConfigError, ExpError, UnavailableError
+from exp.errors import EXIT_FAILED, EXIT_OK, ConfigError, ExpError, UnavailableError
 from exp.frozen import FrozenRun
+from exp.launcher import slurm
 from exp.launcher.card_locks import locked_cards
-from exp.launcher.failures import LOST, exit_code_of, in_order
 from exp.launcher.outcome import Outcome, RankFailure
 from exp.launcher.rank import REQUEUES_VARIABLE, this_host
-from exp.launcher.shell_env import take_stale_variables
+from exp.launcher.rank_environment import take_stale_variables
 from exp.launcher.torchrun import TorchrunLauncher
 from exp.preemption import PREEMPT_SIGNAL
 from exp.runfolder import UMASK, RunFolder, read_json, write_json
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 __all__ = ["NodeTask", "job_id", "outcome_file", "read_outcome"]
 
 _POLL_S = 0.1
-_MERGE_PATIENCE_S = 30.0
 _REQUEUE_PATIENCE_S = 300.0
 _PORTS = range(20000, 32768)  # below those that the kernel hands out by itself
 
@@ -77,20 +75,13 @@ class NodeTask:
                 os.environ[name] = value
         folder, job = RunFolder(self.run_dir), job_id(self.on_slurm)
         if self.on_slurm and os.environ.get("SLURM_NODEID", "0") != "0":
-            code = self._run(FrozenRun.load(folder)).exit_code
+            code = _Node(FrozenRun.load(folder), self.on_slurm).run_workers().exit_code
         else:
             code = self._run_first(folder, job)
         sys.stdout.flush()
         if self.on_slurm and code != EXIT_OK:
             sys.exit(code)  # submitit, which called this, would say COMPLETED
         return code
-
-    def _run(self, run: FrozenRun) -> Outcome:
-        """This node's share; it leaves word of it for the others."""
-        node = _Node(run, self.on_slurm)
-        outcome = node.run_workers()
-        node.write_outcome(outcome)
-        return node.merged(outcome) if node.rank == 0 else outcome
 
     def _run_first(self, folder: RunFolder, job: str) -> int:
         """The first node's: it has the lock of the run folder, and tells the end."""
@@ -104,7 +95,7 @@ class NodeTask:
             return error.exit_code
         run = FrozenRun.load(folder)
         restarts = int(os.environ.get("SLURM_RESTART_COUNT", 0)) if self.on_slurm else 0
-        outcome = self._run(run)
+        outcome = _Node(run, self.on_slurm).run_workers()
         outcome.restarts += restarts
         lost = lock.check()
         if lost is not None:
@@ -162,14 +153,12 @@ class _Node:
                 )
                 return launcher.launch(self.folder, config.nproc, saves=task_class(config).saves_state)
         except ExpError as error:
-            return Outcome(error.exit_code, detail=f"{this_host()}: {error}")
+            detail = f"{this_host()}: {error}"
+            write_json(self._file("refused", self.rank), {"detail": detail})
+            return Outcome(error.exit_code, detail=detail)
 
     def _file(self, kind: str, rank: int) -> Path:
         return self.folder.logs / f"{kind}-{self.attempt}-{rank}.json"
-
-    def write_outcome(self, outcome: Outcome) -> None:
-        """What became of this node, for the others."""
-        write_json(self._file("outcome", self.rank), asdict(outcome))
 
     def _meet(self) -> str:
         """Wait until every node is ready; the first one then chooses a port and tells the others.
@@ -196,7 +185,7 @@ class _Node:
             content = read_json(path)
             if content is not None:
                 return content
-            failed = read_json(self._file("outcome", other))
+            failed = read_json(self._file("refused", other))
             if failed is not None:
                 raise UnavailableError(f"node {other} cannot take part: {failed['detail']}")
             if time.monotonic() > deadline:
@@ -205,35 +194,6 @@ class _Node:
                     f"nodes see {self.folder.path}?"
                 )
             time.sleep(_POLL_S)
-
-    def merged(self, outcome: Outcome) -> Outcome:
-        """The first failure over all nodes first: a rank that is killed on one fails its peers on the others."""
-        if outcome.exit_code in (EXIT_OK, EXIT_PREEMPTED) or outcome.interrupted_by is not None:
-            return outcome
-        deadline = time.monotonic() + _MERGE_PATIENCE_S
-        outcomes = [outcome]
-        for other in range(1, self.count):
-            while True:
-                theirs = read_outcome(self._file("outcome", other))
-                if theirs is not None or time.monotonic() > deadline:
-                    break
-                time.sleep(_POLL_S)
-            lost = Outcome(EXIT_FAILED, detail=f"node {other} has left no word: it was killed, or its machine is down")
-            outcomes.append(theirs or lost)
-        known: dict[int, RankFailure] = {}
-        for each in outcomes:
-            for failure in each.failures:
-                known.setdefault(failure.rank, failure)
-        failures = in_order(known.values())
-        silent = [each for each in outcomes if not each.failures]
-        if silent and all(failure.of_peer or failure.type == LOST for failure in failures):
-            first = silent[0]  # its agent was killed, with all its ranks: the others have only lost them
-            failures = []
-        else:
-            first = next(each for each in outcomes if each.failures and each.failures[0].rank == failures[0].rank)
-            first.exit_code = exit_code_of(failures[0])
-        first.failures = failures if first.failures else []
-        return first
 
 
 def job_id(on_slurm: bool) -> str:
@@ -286,11 +246,8 @@ def _queue_again(restarts: int, most: int) -> None:
         print(f"not queued again: launcher.max_requeues={most}", flush=True)  # noqa: T201
         return
     print("queued again", flush=True)  # noqa: T201
-    done = subprocess.run(
-        ["scontrol", "requeue", os.environ["SLURM_JOB_ID"]],  # noqa: S607
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if done.returncode == 0:
+    refused = slurm.requeue(os.environ["SLURM_JOB_ID"])
+    if refused is None:
         time.sleep(_REQUEUE_PATIENCE_S)
     else:
-        print(f"not queued again: {done.stderr.strip()}", flush=True)  # noqa: T201
+        print(f"not queued again: {refused}", flush=True)  # noqa: T201

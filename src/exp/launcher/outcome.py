@@ -1,31 +1,70 @@
-"""What became of a launch, and of the ranks that failed."""
+"""What became of a launch: which rank failed first, on which node, and how to say it."""
 
 from __future__ import annotations
 
+import contextlib
+import re
+import signal
 import time
-from dataclasses import dataclass, field
-from typing import Any
+import traceback
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Iterable, Mapping, Sequence
 
-from exp.errors import EXIT_OK
+from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_UNAVAILABLE, REFUSED
+from exp.launcher.processes import signal_name
 from exp.launcher.rank import this_host
+from exp.runfolder import read_json, write_json
 
-__all__ = ["Outcome", "RankFailure", "error_record"]
+if TYPE_CHECKING:
+    from exp.heartbeat import Beat
+    from exp.runfolder import RunFolder
+
+__all__ = [
+    "Outcome",
+    "RankFailure",
+    "collect_failures",
+    "describe_end",
+    "describe_failure",
+    "exit_code_of",
+    "in_order",
+    "is_of_peer",
+    "leave_word",
+    "tail_of",
+    "waited_in_vain",
+    "write_error",
+]
+
+_WORD_PATIENCE_S = 10.0
+_LOST = "RankLost"
+_HINTS = {
+    "SIGKILL": "out of memory, or kill -9",
+    "SIGSEGV": "a crash in native code",
+    "SIGABRT": "a crash in native code",
+    "SIGBUS": "a crash in native code, or /dev/shm is full",
+}
+_OF_PEER = (
+    "closed by peer", "reset by peer", "broken pipe", "socket closed", "connection refused", "connectfullmesh",
+    "remote process", "timed out waiting", "/gloo/",
+)  # fmt: skip
 
 
 @dataclass
 class RankFailure:
-    """How one rank ended."""
+    """How one rank ended; its error file holds the same."""
 
     rank: int
     local_rank: int
-    host: str
     type: str
+    """The class of the error."""
     message: str
+    """What is wrong, in its first line."""
     exit_code: int
     """As a process has it: negative for a signal."""
-    time: float
+    host: str = field(default_factory=this_host)
+    time: float = field(default_factory=time.time)
     """Seconds since the epoch."""
-    log: str
+    log: str = ""
     """Path of the rank's log."""
     restart: int = 0
     """The attempt that it belongs to."""
@@ -34,36 +73,6 @@ class RankFailure:
     """It lost another rank, or waited for one in vain: that one is the cause."""
     own: bool = False
     """An error of exp's own, whose exit code is the command's; any other code is what a process ended with."""
-
-
-def error_record(
-    rank: int,
-    local_rank: int,
-    pid: int,
-    kind: str,
-    message: str,
-    exit_code: int,
-    restart: int = 0,
-    of_peer: bool = False,
-    own: bool = False,
-) -> dict[str, Any]:
-    """What an error file holds: a :class:`RankFailure` of this host and this moment, less the log.
-
-    Args:
-        rank: of the process that failed, as are ``local_rank`` and ``pid``.
-        local_rank: on its node.
-        pid: its process id.
-        kind: the class of the error.
-        message: what is wrong, in its first line.
-        exit_code: as a process has it: negative for a signal.
-        restart: the attempt that it belongs to.
-        of_peer: it lost another rank, which is the cause.
-        own: it is an error of exp's own.
-    """
-    return {
-        "rank": rank, "local_rank": local_rank, "host": this_host(), "type": kind, "message": message,
-        "exit_code": exit_code, "time": time.time(), "pid": pid, "restart": restart, "of_peer": of_peer, "own": own,
-    }  # fmt: skip
 
 
 @dataclass
@@ -92,3 +101,181 @@ class Outcome:
     """What the agent itself complained of."""
     unkillable: list[int] = field(default_factory=list)
     """Processes that did not die."""
+
+
+def is_of_peer(error: BaseException) -> bool:
+    """Whether an error says that another rank is gone or does not answer, rather than what is wrong in this one.
+
+    It does where a collective operation or a store raised it, or, from the backward pass, which has no frame of theirs,
+    where it speaks of a connection.
+    """
+    if not isinstance(error, (RuntimeError, OSError)):
+        return False
+    if any(word in str(error).lower() for word in _OF_PEER):
+        return True
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and "/torch/distributed/" in frames[-1].filename
+
+
+def waited_in_vain(error: Mapping[str, Any]) -> bool:
+    """Whether an error, as its file has it, is that of a rank for which another one has not come in time."""
+    return bool(error["of_peer"]) and re.search("time.?out|timed out", error["message"], re.IGNORECASE) is not None
+
+
+def describe_end(code: int) -> tuple[str, str]:
+    """Type and message for a rank that ended without an error of its own.
+
+    Args:
+        code: of its process; negative for a signal.
+    """
+    if code > 0:
+        return "SystemExit", f"exited with code {code} without an error; see agent*.log"
+    name = signal_name(-code)
+    hint = f" ({_HINTS[name]})" if name in _HINTS else ""
+    return name, f"killed by {name}{hint}"
+
+
+def leave_word(
+    folder: RunFolder,
+    scratch: str,
+    beat: Beat,
+    local_rank: int,
+    code: int | None,
+    restart: int = 0,
+    when: float | None = None,
+    of_peer: bool = False,
+    end: tuple[str, str] | None = None,
+) -> None:
+    """Write the error file of a rank that has ended and has left none.
+
+    Args:
+        folder: the run folder.
+        scratch: the private folder of the job on this node.
+        beat: the rank's last heartbeat.
+        local_rank: its rank on this node.
+        code: exit code of its process; negative for a signal; 0: it ended before its time; None: not known.
+        restart: the attempt.
+        when: seconds since the epoch; None: now.
+        of_peer: something else made it end.
+        end: type and message; None: what ``code`` tells.
+    """
+    path = folder.error_file(beat.rank)
+    for known in (read_json(path), read_json(Path(scratch, path.name))):
+        if known is not None and known["pid"] == beat.pid and not (known["type"] == _LOST and code is not None):
+            return
+    if end is not None:
+        (kind, message), code = end, EXIT_FAILED
+    elif code:
+        kind, message = describe_end(code)
+    else:
+        kind, how = ("EndedEarly", "") if code == 0 else (_LOST, ", or was killed,")
+        code, message = EXIT_FAILED, f"exited with code 0{how} before its time, in step {beat.step}"
+    failure = RankFailure(
+        beat.rank, local_rank, kind, message, code, time=when or time.time(), restart=restart, pid=beat.pid,
+        of_peer=of_peer,
+    )  # fmt: skip
+    write_error(path, failure, scratch)
+
+
+def write_error(path: Path, failure: RankFailure, scratch: str | None) -> None:
+    """Write an error file; where the run folder is full, or gone, into the private folder of the job on this node."""
+    with contextlib.suppress(OSError):
+        if path.parent.is_dir():
+            write_json(path, asdict(failure))
+            return
+    with contextlib.suppress(OSError):
+        if scratch is not None:
+            write_json(Path(scratch, path.name), asdict(failure))
+
+
+def collect_failures(
+    folder: RunFolder, unplaced: Sequence[Any] = (), world_size: int = 0, local_world_size: int = 1
+) -> list[RankFailure]:
+    """Read the error files of the ranks, and wait for those of other nodes; the cause first.
+
+    Args:
+        folder: has an error file of each rank that failed: its own, or one that its agent wrote (:func:`leave_word`).
+        unplaced: errors for which there was no space in the folder.
+        world_size: ranks in all, whose words are waited for; 0: all that there are to be are there.
+        local_world_size: of each node.
+
+    Returns:
+        Failures by rank, none twice, in the order of :func:`in_order`.
+    """
+    deadline = time.monotonic() + _WORD_PATIENCE_S
+    while True:
+        # Opened, not looked for: an NFS client may keep saying for a while that there is none.
+        known_as = map(folder.error_file, range(world_size))
+        errors = map(read_json, known_as if world_size else sorted(folder.logs.glob("rank*.error.json")))
+        known = {error["rank"]: error for error in [*errors, *unplaced] if error is not None}
+        found = in_order(RankFailure(**{**error, "log": str(folder.log_file(rank))}) for rank, error in known.items())
+        known_cause = not all(failure.of_peer or failure.type == _LOST for failure in found)
+        if world_size == 0 or known_cause or time.monotonic() > deadline:
+            break
+        time.sleep(0.1)
+    silent = [rank for rank in range(world_size) if rank not in known]
+    if not silent or not found or not all(failure.of_peer for failure in found):
+        return found
+    # They have left no word, and others have lost them.
+    lost = [
+        RankFailure(
+            rank, rank % local_world_size, _LOST, "gone without a word: killed, or its node is", EXIT_FAILED,
+            host=f"node {rank // local_world_size}", log=str(folder.log_file(rank)),
+        )
+        for rank in silent
+    ]  # fmt: skip
+    return [*lost, *found]
+
+
+def in_order(failures: Iterable[RankFailure]) -> list[RankFailure]:
+    """The cause first: clocks of nodes differ, and on a busy one the word of a rank that was killed comes late.
+
+    What a rank may suffer from another comes last: its error is that it has lost a peer; and before that, one of which
+    nothing is known but that it is gone: its agent may have ended it. SIGKILL comes from without,
+    never from another rank's failure. What is left, errors and crashes, has its own time.
+    """
+    return sorted(failures, key=lambda f: (f.of_peer, f.type == _LOST, f.exit_code != -signal.SIGKILL, f.time))
+
+
+def exit_code_of(failure: RankFailure) -> int:
+    """The command line's exit code for a rank's failure: what a process ended with means nothing here."""
+    return failure.exit_code if failure.own else EXIT_FAILED
+
+
+def describe_failure(outcome: Outcome) -> str:
+    """The first failing rank and its error on the first line; what else there is to know below it."""
+    lines: list[str] = []
+    if outcome.interrupted_by is not None:
+        lines.append(f"interrupted by {outcome.interrupted_by}")
+    elif outcome.failures:
+        first, others = outcome.failures[0], outcome.failures[1:]
+        head, *details = first.message.splitlines() or [""]
+        named = first.own or f"{first.type}: " in head or head.startswith("killed by")
+        own = "" if named else f"{first.type}: "
+        where = f"rank {first.rank} (local_rank {first.local_rank}, {first.host}) failed: "
+        lines += [f"{where}{own}{head}", *details]
+        if others:
+            lines.append(f"  failed after it: {', '.join(f'rank {failure.rank}' for failure in others)}")
+        if outcome.exit_code == EXIT_UNAVAILABLE:
+            lines += tail_of(Path(first.log))[1:]  # the log itself goes with the folder
+        elif Path(first.log).is_file() and outcome.exit_code not in REFUSED:
+            lines.append(f"  log: {first.log}")
+    else:
+        detail = outcome.detail or "no rank left an error"
+        lines.append(detail if outcome.reported else f"the run ended without a result: {detail}")
+    if outcome.unkillable:
+        lines.append(f"  still running, stuck in the kernel: {', '.join(map(str, outcome.unkillable))}")
+    return "\n".join(lines)
+
+
+def tail_of(log: Path, lines: int = 12) -> list[str]:
+    """The name and the last lines of a log, for an error's details.
+
+    Args:
+        log: may be missing.
+        lines: at most so many that are not empty.
+    """
+    if not log.is_file():
+        return [f"  there is no log at {log}"]
+    said = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    return [f"  log: {log}", *(f"  | {line}" for line in said[-lines:])]

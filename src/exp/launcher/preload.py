@@ -8,6 +8,7 @@ import importlib
 import os
 
 from exp.launcher.fork_server import PRELOAD_VARIABLE
+from exp.launcher.processes import name_process
 
 _MODULES = [
     "torch",
@@ -20,10 +21,11 @@ _MODULES = [
     "exp.engine.kernels",
     "exp.engine.registries",
     "exp.session",
-    "exp.worker",
+    "exp.launcher.worker",
     *os.environ.get(PRELOAD_VARIABLE, "").split(","),
 ]
 
+name_process("exp-fork-server")
 gc.disable()  # a fifth of the time: imports make a million objects, and none of them garbage
 for module in filter(None, _MODULES):
     # What fails here fails in the workers again, where there is a log and an error file for it.

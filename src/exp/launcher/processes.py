@@ -1,4 +1,4 @@
-"""Ending processes, and only those of one job."""
+"""Starting processes, and ending those of one job only."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import contextlib
 import ctypes
 import os
 import signal
+import subprocess
+import sys
 import time
 from multiprocessing import resource_tracker
 from pathlib import Path
-from typing import Callable, Iterator
+from typing import IO, Callable, Iterator, Mapping
 
 from exp.preemption import ENDING_SIGNALS, PREEMPT_SIGNAL
 
@@ -23,6 +25,7 @@ __all__ = [
     "kill_job",
     "name_process",
     "signal_name",
+    "start_module",
     "start_resource_tracker",
     "stat_of",
 ]
@@ -35,6 +38,28 @@ AGENT_VARIABLE = "EXP_AGENT_PID"
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
+
+
+def start_module(
+    module: str, *arguments: str, environment: Mapping[str, str], stderr: IO[bytes], stdout: IO[bytes] | None = None
+) -> subprocess.Popen[bytes]:
+    """``python -m module arguments...`` in a session of its own, with nothing to read.
+
+    Args:
+        module: its dotted name.
+        arguments: its own.
+        environment: all of the process's.
+        stderr: where that goes.
+        stdout: where that goes; None: where this process's does.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-m", module, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=stderr,
+        env=environment,
+        start_new_session=True,
+    )
 
 
 def die_with_parent(death_signal: int, parent: int) -> None:

@@ -7,7 +7,7 @@ import socket
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Callable, Mapping
 
-from exp.cores import usable_cores
+from exp.cores import cores_of_task, usable_cores
 from exp.preemption import PreemptionFlag
 
 if TYPE_CHECKING:
@@ -15,10 +15,13 @@ if TYPE_CHECKING:
 
     from torch.distributed import Store
 
-__all__ = ["REQUEUES_VARIABLE", "SCRATCH_VARIABLE", "RankInfo", "make_store", "this_host"]
+__all__ = ["JOINED", "REQUEUES_VARIABLE", "SCRATCH_VARIABLE", "RankInfo", "make_store", "this_host"]
 
 SCRATCH_VARIABLE = "EXP_SCRATCH"
 """Environment variable that tells the workers of one node where the private folder of their job lies."""
+
+JOINED = "joined.json"
+"""In that folder, with launcher=external: which run folder the worker has come to, or why it was refused."""
 
 REQUEUES_VARIABLE = "EXP_REQUEUES"
 """Environment variable that tells workers how often a scheduler has started their job anew."""
@@ -61,24 +64,25 @@ class RankInfo:
         return cls()
 
     @classmethod
-    def from_agent(cls, environ: Mapping[str, str]) -> RankInfo:
-        """The place that torch's elastic agent has written into the environment."""
-        restart = int(environ["TORCHELASTIC_RESTART_COUNT"])
-        single_node = environ["GROUP_WORLD_SIZE"] == "1"
+    def from_environment(cls, environ: Mapping[str, str], external: bool = False) -> RankInfo:
+        """The place that the environment gives, in torch's variables.
+
+        Args:
+            environ: has the private folder of the job, too.
+            external: somebody else's launcher started the job; otherwise our agent.
+        """
+        rank, world_size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
+        local_rank, local_world_size = int(environ["LOCAL_RANK"]), int(environ["LOCAL_WORLD_SIZE"])
+        restart, scratch = int(environ.get("TORCHELASTIC_RESTART_COUNT", 0)), environ[SCRATCH_VARIABLE]
+        single_node = world_size == local_world_size
         # A new file for each attempt: an old one holds the keys of ranks that are dead.
-        store = os.path.join(environ[SCRATCH_VARIABLE], f"store-{restart}")  # noqa: PTH118
+        store = f"{scratch}/store-{restart}" if single_node and not external else None
         return cls(
-            rank=int(environ["RANK"]),
-            local_rank=int(environ["LOCAL_RANK"]),
-            world_size=int(environ["WORLD_SIZE"]),
-            local_world_size=int(environ["LOCAL_WORLD_SIZE"]),
-            node_rank=int(environ["GROUP_RANK"]),
-            restart_count=restart,
-            single_node=single_node,
-            store=store if single_node else None,
+            rank, local_rank, world_size, local_world_size, rank // local_world_size, restart, single_node, store,
             requeues=int(environ.get(REQUEUES_VARIABLE, 0)),
-            preemption_flag=PreemptionFlag(environ[SCRATCH_VARIABLE]),
-        )
+            own_cores=cores_of_task() if external else None,
+            preemption_flag=PreemptionFlag(scratch),
+        )  # fmt: skip
 
 
 def make_store(info: RankInfo, timeout: timedelta) -> Store:

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import re
 import subprocess
+import tempfile
 from dataclasses import dataclass
 from typing import Sequence
 
-__all__ = ["JobState", "cancel", "describe_end", "find_states", "never_starts"]
+from exp.errors import ConfigError, UnavailableError
 
-_TIMEOUT_S = 30
-_ENDED = (
-    "BOOT_FAIL",
-    "CANCELLED",
-    "COMPLETED",
-    "DEADLINE",
-    "FAILED",
-    "NODE_FAIL",
-    "OUT_OF_MEMORY",
-    "PREEMPTED",
-    "TIMEOUT",
-)
+__all__ = [
+    "JobState", "ask", "cancel", "check_script", "describe_end", "find_states", "never_starts", "requeue",
+]  # fmt: skip
+
+_TIMEOUT_S = 60
 _NEVER = (
     "BadConstraints",
     "PartitionConfig",
@@ -56,7 +50,7 @@ class JobState:
     @property
     def ended(self) -> bool:
         """Whether it will not run any more, unless somebody queues it again."""
-        return self.name in _ENDED or self.name == "GONE"
+        return self.name in (*_HINTS, "COMPLETED", "FAILED")
 
 
 def find_states(ids: Sequence[str]) -> dict[str, JobState] | None:
@@ -69,7 +63,7 @@ def find_states(ids: Sequence[str]) -> dict[str, JobState] | None:
         A state for each; None where Slurm does not answer.
     """
     bases = sorted({job.partition("_")[0] for job in ids})
-    queue = _ask(["squeue", "--noheader", "--array", "--states=all", f"--jobs={','.join(bases)}",
+    queue = ask(["squeue", "--noheader", "--array", "--states=all", f"--jobs={','.join(bases)}",
                   "--format=%i|%T|%r|%N|"])  # fmt: skip
     if queue is None:
         return None
@@ -88,7 +82,7 @@ def find_states(ids: Sequence[str]) -> dict[str, JobState] | None:
 
 def _from_controller(job: str) -> JobState | None:
     """A job that has ended, with its exit code; the controller forgets it after MinJobAge (300 s)."""
-    said = _ask(["scontrol", "show", "job", "--oneliner", job])
+    said = ask(["scontrol", "show", "job", "--oneliner", job])
     if not said:
         return None
     fields = dict(re.findall(r"(\w+)=(\S*)", said.splitlines()[0]))
@@ -100,7 +94,7 @@ def _from_controller(job: str) -> JobState | None:
 
 
 def _from_accounting(job: str) -> JobState | None:
-    said = _ask(["sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={job}",
+    said = ask(["sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={job}",
                  "--format=JobID,State,Reason,NodeList,ExitCode"])  # fmt: skip
     for line in (said or "").splitlines():
         cells = line.split("|")
@@ -130,17 +124,48 @@ def describe_end(job: str, state: JobState) -> str:
 
 def cancel(ids: Sequence[str]) -> None:
     """Cancel jobs; those that have ended already do not matter."""
-    _ask(["scancel", *ids])
+    ask(["scancel", *ids])
 
 
-def _ask(command: list[str]) -> str | None:
+def requeue(job: str) -> str | None:
+    """Have Slurm start a running job anew; it ends this one. Returns why it does not."""
+    try:
+        done = _run(["scontrol", "requeue", job])
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return None if done.returncode == 0 else done.stderr.strip()
+
+
+def check_script(script: str) -> None:
+    """Ask Slurm whether it would take a batch script, before anything is submitted.
+
+    Raises:
+        ConfigError: it would not.
+        UnavailableError: it does not answer.
+    """
+    with tempfile.NamedTemporaryFile("w", prefix="exp-", suffix=".sh") as file:
+        file.write(script)
+        file.flush()
+        done = _run(["sbatch", "--test-only", file.name])
+    if done.returncode != 0:
+        said = done.stderr.strip().replace("sbatch: error: ", "").replace("allocation failure: ", "")
+        kind = UnavailableError if "contact" in said else ConfigError
+        first, *rest = said.splitlines() or ["no reason given"]
+        raise kind("\n  ".join([f"Slurm refuses this job: {first}; correct launcher.*", *rest]))
+
+
+def ask(command: list[str]) -> str | None:
     """What a client of Slurm's prints; "" where it knows no such job, None where it gets no answer."""
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
-        )
+        done = _run(command)
     except (OSError, subprocess.TimeoutExpired):
         return None
     if done.returncode == 0:
         return done.stdout
     return "" if "Invalid job id" in done.stderr else None
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+    )

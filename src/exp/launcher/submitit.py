@@ -7,8 +7,6 @@ import logging
 import os
 import re
 import shutil
-import subprocess
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
@@ -17,9 +15,9 @@ from exp.config.explain import nearest
 from exp.config.schema import SubmititConfig
 from exp.errors import ConfigError, UnavailableError
 from exp.frozen import FrozenRun
-from exp.launcher.attach import remember
+from exp.launcher import slurm
 from exp.launcher.base import Launcher, Watcher
-from exp.launcher.follow import Followed, follow
+from exp.launcher.follow import Followed, follow, remember
 from exp.launcher.node import NodeTask
 from exp.launcher.outcome import Outcome
 from exp.launcher.status import StatusLine
@@ -31,21 +29,10 @@ __all__ = ["SubmititLauncher", "array_size", "in_slices"]
 
 _ARRAY_SIZE = 1001
 _CLUSTERS = ("slurm", "local", "debug")
-_TYPED = {  # options of sbatch that have a key of their own, which launcher.extra must not set again
-    "partition": "partition",
-    "account": "account",
-    "qos": "qos",
+_TYPED = {  # options of sbatch that have a key of another name, which launcher.extra must not set again
     "time": "time_minutes",
-    "nodes": "nodes",
-    "gres": "gres",
-    "gpus-per-node": "gpus_per_node",
-    "cpus-per-task": "cpus_per_node",
+    "cpus_per_task": "cpus_per_node",
     "mem": "mem_gib",
-    "constraint": "constraint",
-    "nodelist": "nodelist",
-    "exclude": "exclude",
-    "exclusive": "exclusive",
-    "job-name": "job_name",
     "signal": "signal_delay_s",
     "array": "array_parallelism",
 }
@@ -94,8 +81,9 @@ class SubmititLauncher(Launcher):
                 f"launcher.time_minutes={given['time_minutes']}; lower it, or raise the limit"
             )
         for key in given["extra"]:
-            typed = _TYPED.get(str(key).replace("_", "-"))
-            if typed is not None:
+            option = str(key).replace("-", "_")
+            typed = _TYPED.get(option, option)
+            if typed in given:
                 raise ConfigError(f"launcher.extra.{key} has a key of its own; set launcher.{typed}")
         if cluster != "slurm" and given["dry_run"]:
             raise ConfigError(f"launcher.dry_run=true shows a batch script, and launcher.cluster={cluster} has none")
@@ -129,7 +117,7 @@ class SubmititLauncher(Launcher):
         script = _script(self._executor(runs[0], logs), jobs)
         if self.settings["dry_run"]:
             return script
-        _try_out(script)
+        slurm.check_script(script)
         return None
 
     def launch_all(self, runs: Sequence[FrozenRun], watcher: Watcher, logs: Path) -> list[Outcome]:
@@ -149,23 +137,23 @@ class SubmititLauncher(Launcher):
         executor = self._executor(runs[0], logs)
         on_slurm = self.settings["cluster"] == "slurm"
         tasks = [NodeTask(str(run.folder.path), on_slurm, _visible(run), _token(run)) for run in runs]
-        jobs: list[Any] = []
+        jobs: list[Followed] = []
         slices = in_slices(tasks, array_size() if on_slurm and len(tasks) > 1 else len(tasks))
         if on_slurm and len(slices) > 1:  # each array has a limit of its own
             share = max(self.settings["array_parallelism"] // len(slices), 1)
             executor.update_parameters(array_parallelism=share)
         for part in slices:
             added = [executor.submit(part[0])] if len(part) == 1 else _submit_array(executor, part)
-            for job, run in zip(added, runs[len(jobs) :]):
+            jobs += [
                 remember(run.folder, run.lock, job, self.settings["cluster"], logs)
+                for job, run in zip(added, runs[len(jobs) :])
+            ]
             watcher.say(_submitted([str(job.job_id) for job in added], on_slurm))
-            jobs += added
-        followed = [Followed(job, run.folder, logs) for job, run in zip(jobs, runs)]
         if not self.settings["wait"]:
-            for job, run in zip(jobs, runs):
-                watcher.say(f"  {job.job_id}  {run.folder.path}")
+            for job in jobs:
+                watcher.say(f"  {job.id}  {job.folder.path}")
             return [Outcome(left=True) for _ in runs]
-        outcomes = follow(followed, watcher, self.settings["poll_s"], self.settings["cancel_on_exit"], on_slurm)
+        outcomes = follow(jobs, watcher, self.settings["poll_s"], self.settings["cancel_on_exit"])
         for run, outcome in zip(runs, outcomes):
             if run.lock is not None and not outcome.left:
                 run.lock.release(ended=True)
@@ -240,26 +228,6 @@ def _script(executor: Any, jobs: int) -> str:
     return text
 
 
-def _try_out(script: str) -> None:
-    """Ask Slurm whether it would take the script, before anything is submitted.
-
-    Raises:
-        ConfigError: it would not.
-    """
-    with tempfile.NamedTemporaryFile("w", prefix="exp-", suffix=".sh") as file:
-        file.write(script)
-        file.flush()
-        done = subprocess.run(
-            ["sbatch", "--test-only", file.name],  # noqa: S607
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
-    said = done.stderr.strip().replace("sbatch: error: ", "").replace("allocation failure: ", "")
-    if done.returncode != 0:
-        kind = UnavailableError if "contact" in said else ConfigError
-        first, *rest = said.splitlines() or ["no reason given"]
-        raise kind("\n  ".join([f"Slurm refuses this job: {first}; correct launcher.*", *rest]))
-
-
 def _submit_array(executor: Any, tasks: Sequence[NodeTask]) -> list[Any]:
     with executor.batch():
         return [executor.submit(task) for task in tasks]
@@ -267,14 +235,7 @@ def _submit_array(executor: Any, tasks: Sequence[NodeTask]) -> list[Any]:
 
 def array_size() -> int:
     """How many jobs this Slurm takes in one array (``MaxArraySize``); its own default where it does not say."""
-    try:
-        done = subprocess.run(
-            ["scontrol", "show", "config"],  # noqa: S607
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired):
-        return _ARRAY_SIZE
-    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", done.stdout, re.MULTILINE)
+    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", slurm.ask(["scontrol", "show", "config"]) or "", re.MULTILINE)
     return max(int(found.group(1)), 1) if found else _ARRAY_SIZE
 
 

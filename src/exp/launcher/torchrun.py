@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import secrets
 import signal
-import subprocess
 import tempfile
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import TYPE_CHECKING, Any
 
-from exp import heartbeat
-from exp.errors import EXIT_FAILED, EXIT_PREEMPTED
+from exp.errors import EXIT_FAILED
 from exp.launcher.base import Launcher
-from exp.launcher.failures import LOST, collect_failures, exit_code_of
-from exp.launcher.monitor import begin_to_end
-from exp.launcher.outcome import Outcome
+from exp.launcher.hang_detector import unfinished
+from exp.launcher.outcome import Outcome, collect_failures, exit_code_of, leave_word
 from exp.launcher.ports import check_endpoint, check_loopback
-from exp.launcher.processes import JOB_VARIABLE, handle_signals, is_alive, kill_job, signal_name
-from exp.launcher.pulse import Pulse
-from exp.launcher.rank import SCRATCH_VARIABLE, this_host
-from exp.launcher.start import start_module
+from exp.launcher.processes import signal_name
+from exp.launcher.rank import this_host
+from exp.launcher.supervisor import Supervisor
 from exp.lock_holder import LOCK, read_holder
-from exp.preemption import PREEMPT_SIGNAL, PreemptionFlag, held_back, preempted_at
+from exp.preemption import PREEMPT_SIGNAL
 from exp.runfolder import read_json, to_json
 from exp.sockets import folder_for_sockets
 
@@ -33,16 +26,12 @@ if TYPE_CHECKING:
 
 __all__ = ["TorchrunLauncher"]
 
-_TERM_PATIENCE_S = 4.0
-_ERROR_PATIENCE_S = 6.0  # torch's agent itself would wait half a minute for ranks that ignore SIGTERM
-
 
 class TorchrunLauncher(Launcher):
     """Starts the agent as a process of its own, so that this one never imports torch or holds a device."""
 
     preemption_signals: tuple[signal.Signals, ...] = (PREEMPT_SIGNAL,)
-    """On these the run saves its state and ends; on a second one of the same kind it ends at once. No process of the
-    job but this one ever sees them: who sends them may send them to all."""
+    """On these the run saves its state and ends; on a second one of the same kind it ends at once."""
 
     def check(self, nproc: int) -> None:
         """Refuse a meeting point that cannot be used.
@@ -65,98 +54,67 @@ class TorchrunLauncher(Launcher):
         for stale in folder.logs.glob("rank*.error.json"):
             stale.unlink()
         name = "agent" if self.nnodes == 1 else f"agent-{this_host()}-{os.getpid()}"
-        report = folder.logs / f"{name}.json"
-        if report.exists():
-            report.unlink()  # an earlier launch's; an agent that is killed leaves none
-        job = secrets.token_hex(8)
+        log, report_file = folder.logs / f"{name}.log", folder.logs / f"{name}.json"
+        if report_file.exists():
+            report_file.unlink()  # an earlier launch's; an agent that is killed leaves none
+        # The agent's own TCP store would serve the workers, too: on one node it listens on every interface; on several
+        # it still holds the keys of the ranks before a restart, and the new ones wait for the dead.
+        environment = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        if self.nnodes == 1:
+            environment.setdefault("GLOO_SOCKET_IFNAME", "lo")  # gloo would listen on the host's public address
         with tempfile.TemporaryDirectory(prefix="exp-", dir=folder_for_sockets()) as scratch:
-            order = self._order(folder, nproc, scratch, report)
-            heartbeat.make_file(scratch, nproc)
-            pulse = Pulse(folder, scratch, self.nnodes, self.timeout_s, self.step_timeout_s)
-            flag = PreemptionFlag(scratch) if saves else None
-            errors = folder.logs if self.max_restarts == 0 else None
-            supervisor = _Supervisor(job, scratch, errors, flag, self.preemption_signals, pulse)
-            try:
-                with handle_signals(supervisor.on_signal):
-                    with held_back(self.preemption_signals), (folder.logs / f"{name}.log").open("ab") as log:
-                        environment = self._environment(job, scratch)
-                        process = start_module(
-                            "exp.launcher.agent", to_json(order), environment=environment, stderr=log
-                        )
-                    received = supervisor.wait(process)
-            finally:
-                pulse.close()
-                begin_to_end(scratch)
-                unkillable = kill_job(job)
-            preempted = preempted_at(scratch)
-            unplaced = [read_json(path) for path in Path(scratch).glob("rank*.error.json")]
-        outcome = Outcome(unkillable=unkillable)
-        if received == PREEMPT_SIGNAL and flag is None:
-            preempted = {"step": None}
-        if preempted is not None:
-            signals = [signal_name(number) for number in supervisor.told]
-            outcome.preempted, outcome.exit_code = {**preempted, "signals": signals}, EXIT_PREEMPTED
-        else:
-            self._fill(outcome, folder, report, process.returncode, received, unplaced, nproc)
+            spec = {
+                "run_dir": str(folder.path),
+                "nproc": nproc,
+                "nnodes": self.nnodes,
+                "endpoint": self.rdzv_endpoint or f"{scratch}/rendezvous",
+                "rdzv_id": self._meeting(folder),
+                "max_restarts": self.max_restarts,
+                "timeout_s": self.timeout_s,
+                "scratch": scratch,
+                "report": str(report_file),
+                "parent": os.getpid(),
+            }
+            supervisor = Supervisor(self, scratch, lambda: folder, saves, self.preemption_signals)
+            _, code = supervisor.run(["exp.launcher.agent", to_json(spec)], environment, log, nproc, self.nnodes)
+            report, outcome = read_json(report_file), supervisor.outcome()
+            if outcome is None and report is not None and report["succeeded"]:
+                outcome = Outcome()
+            elif outcome is None:
+                outcome = self._failed(folder, scratch, nproc, report, code, supervisor.killed)
+                outcome.detail = f"{outcome.detail}\n  log: {log}"
+        outcome.restarts = 0 if report is None else report["restarts"]
+        outcome.unkillable = supervisor.unkillable
         return outcome
-
-    def _order(self, folder: RunFolder, nproc: int, scratch: str, report: Path) -> dict[str, Any]:
-        return {
-            "run_dir": str(folder.path),
-            "worker": self.worker,
-            "nproc": nproc,
-            "nnodes": self.nnodes,
-            "endpoint": self.rdzv_endpoint or f"{scratch}/rendezvous",
-            "rdzv_id": self._meeting(folder),
-            "max_restarts": self.max_restarts,
-            "timeout_s": self.timeout_s,
-            "scratch": scratch,
-            "report": str(report),
-            "parent": os.getpid(),
-        }
 
     def _meeting(self, folder: RunFolder) -> str:
         """What the nodes call their meeting by: whoever can read the lock of their run folder knows it."""
         holder = None if self.nnodes == 1 else read_holder(folder.path / LOCK)
         return holder.secret if holder is not None and holder.secret else self.rdzv_id
 
-    def _environment(self, job: str, scratch: str) -> dict[str, str]:
-        environment = {**os.environ, JOB_VARIABLE: job, SCRATCH_VARIABLE: scratch}
-        # The agent's own TCP store would serve the workers, too: on one node it listens on every interface; on several
-        # it still holds the keys of the ranks before a restart, and the new ones wait for the dead.
-        environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-        if self.nnodes == 1:
-            # Gloo would listen on the host's public address.
-            environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        return environment
+    def _failed(self, folder: RunFolder, scratch: str, nproc: int, report: Any, code: int, killed: bool) -> Outcome:
+        """The ranks that failed, or what the agent complained of.
 
-    def _fill(
-        self,
-        outcome: Outcome,
-        folder: RunFolder,
-        path: Path,
-        returncode: int,
-        received: int | None,
-        unplaced: list[dict[str, Any]],
-        nproc: int,
-    ) -> None:
-        report = read_json(path)
-        killed = report is None
-        if report is None:
-            ended = f"was killed by {signal_name(-returncode)}" if returncode < 0 else f"ended with code {returncode}"
-            said = f"torch's agent on {this_host()} {ended}"
-            report = {"succeeded": False, "exits": [], "restarts": 0, "error": said}
-        outcome.restarts = report["restarts"]
-        if received is not None:
-            outcome.interrupted_by = signal_name(received)
-            outcome.exit_code = 128 + received
-        elif not report["succeeded"]:
-            ranks = 0 if self.nnodes == 1 else nproc * self.nnodes
-            outcome.failures = collect_failures(folder, report["exits"], this_host(), unplaced, ranks, nproc)
-            if killed and all(failure.of_peer or failure.type == LOST for failure in outcome.failures):
-                outcome.failures = []  # ranks of other nodes have lost those of this one
-            outcome.exit_code = exit_code_of(outcome.failures[0]) if outcome.failures else EXIT_FAILED
-            outcome.detail = f"{self._explain(report['error'])}\n  log: {path.with_suffix('.log')}"
+        Args:
+            folder: the run folder.
+            scratch: the private folder of the job on this node.
+            nproc: workers of this node.
+            report: the agent's; None: it has left none.
+            code: the agent's exit code.
+            killed: whether this process killed it.
+        """
+        ended = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with code {code}"
+        lost = f"torch's agent on {this_host()} {ended}"
+        if report is None and not killed and self.nnodes > 1:  # the other nodes have to know
+            for local_rank, beat in unfinished(scratch, alive=False):
+                leave_word(folder, scratch, beat, local_rank, None, end=("AgentLost", lost))
+        unplaced = [read_json(path) for path in Path(scratch).glob("rank*.error.json")]
+        ranks = 0 if self.nnodes == 1 else nproc * self.nnodes
+        failures = collect_failures(folder, unplaced, ranks, nproc)
+        if report is None and all(failure.of_peer for failure in failures):
+            failures = []  # they have lost those of this node
+        exit_code = exit_code_of(failures[0]) if failures else EXIT_FAILED
+        return Outcome(exit_code, failures=failures, detail=lost if report is None else self._explain(report["error"]))
 
     def _explain(self, error: str | None) -> str:
         """What the agent complained of, in the user's words where it is about the other nodes."""
@@ -167,82 +125,3 @@ class TorchrunLauncher(Launcher):
             f"within launcher.timeout_s={self.timeout_s}; start the same command on every node, and check that each "
             f"reaches this port\n  {error}"
         )
-
-
-class _Supervisor:
-    """Waits for the agent, and hands signals on to it.
-
-    Args:
-        job: what marks all processes of the job.
-        scratch: its private folder.
-        errors: folder in which a failing rank leaves its error; where one does, the job has to end soon. None: an
-            error is no end, because workers are restarted.
-        preemption_flag: for the workers, which then save their state; None: they have none.
-        preemption_signals: those on which it is given.
-        pulse: knows the rank that hangs.
-    """
-
-    def __init__(
-        self,
-        job: str,
-        scratch: str,
-        errors: Path | None,
-        preemption_flag: PreemptionFlag | None,
-        preemption_signals: Sequence[int],
-        pulse: Pulse,
-    ) -> None:
-        self.process: subprocess.Popen[bytes] | None = None
-        self.job = job
-        self.scratch = scratch
-        self.errors = errors
-        self.preemption_flag = preemption_flag
-        self.preemption_signals = preemption_signals
-        self.pulse = pulse
-        self.told: list[int] = []
-        self.received: int | None = None
-        self._deadline: float | None = None
-
-    def wait(self, process: subprocess.Popen[bytes]) -> int | None:
-        """Wait until the agent has ended; returns the signal that this process was sent, if any."""
-        self.process = process
-        while True:
-            try:
-                process.wait(timeout=0.2)
-                return self.received
-            except subprocess.TimeoutExpired:
-                self._end_what_hangs()
-                if self.errors is not None and any(self.errors.glob("rank*.error.json")):
-                    self.errors = None
-                    if self._deadline is None:
-                        self._deadline = time.monotonic() + _ERROR_PATIENCE_S
-                if self._deadline is not None and time.monotonic() > self._deadline:
-                    self._deadline = None
-                    begin_to_end(self.scratch)
-                    kill_job(self.job)
-
-    def _end_what_hangs(self) -> None:
-        """End the rank that holds up the others; what follows is as if it had died by itself."""
-        hung = self.pulse.look() if self.received is None else None
-        if hung is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(hung, signal.SIGKILL)
-        time.sleep(0.2)
-        if is_alive(hung):  # stuck in the kernel: its monitor waits for it, and the agent for that
-            self._deadline = time.monotonic() + _ERROR_PATIENCE_S
-
-    def on_signal(self, number: int, frame: object) -> None:
-        """Preempted: pass it on. First signal: have the agent end its workers. Second, or preempted twice: kill."""
-        del frame
-        if self.preemption_flag is not None and number in self.preemption_signals and number not in self.told:
-            self.told.append(number)
-            self.preemption_flag.set()
-        elif self.received is None:
-            self.received = number
-            self._deadline = time.monotonic() + _TERM_PATIENCE_S
-            if number in self.told:
-                self._deadline = 0.0
-            elif self.process is not None and self.process.poll() is None:
-                self.process.send_signal(signal.SIGTERM)
-        else:
-            self._deadline = 0.0

@@ -12,8 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Callable, Sequence
 
-from exp.launcher.processes import JOB_VARIABLE, die_with_parent, kill_job, signal_name
-from exp.launcher.start import start_module
+from exp.launcher.processes import JOB_VARIABLE, die_with_parent, kill_job, signal_name, start_module
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -21,7 +21,7 @@ from exp.frozen import FrozenRun
 from exp.hub import bring
 from exp.launcher.base import Launcher
 from exp.launcher.outcome import Outcome
-from exp.launcher.shell_env import drop_stale_variables
+from exp.launcher.rank_environment import drop_stale_variables
 from exp.result import selecting_value
 from exp.runfolder import RunFolder, read_json, to_json
 from exp.runlock import RunLock

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterator, Sequence
 from exp import console
 from exp.errors import EXIT_OK, EXIT_PREEMPTED
 from exp.launcher.base import Watcher
-from exp.launcher.failures import describe_failure
-from exp.launcher.outcome import Outcome
+from exp.launcher.outcome import Outcome, describe_failure
 from exp.launcher.status import clock, time_left
 from exp.result import selecting_value
 from exp.runfolder import read_json

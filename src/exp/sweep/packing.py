@@ -13,11 +13,9 @@ from exp.backends_registry import create_backend
 from exp.cores import usable_cores
 from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, REFUSED
 from exp.launcher.base import Watcher
-from exp.launcher.failures import tail_of
 from exp.launcher.job import ENDED, PARENT_VARIABLE
-from exp.launcher.outcome import Outcome
-from exp.launcher.processes import JOB_VARIABLE, handle_signals, kill_job, signal_name
-from exp.launcher.start import start_module
+from exp.launcher.outcome import Outcome, tail_of
+from exp.launcher.processes import JOB_VARIABLE, handle_signals, kill_job, signal_name, start_module
 from exp.launcher.status import progress_of
 from exp.preemption import PREEMPT_SIGNAL
 from exp.runfolder import read_json

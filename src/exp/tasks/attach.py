@@ -25,7 +25,7 @@ class Attach(Task):
     compared: ClassVar[bool] = False
 
     def run_in_parent(self, config: ExpConfig, overrides: Sequence[str]) -> Finished:
-        """See :func:`exp.launcher.attach.attach`."""
-        from exp.launcher.attach import attach
+        """See :func:`exp.launcher.follow.attach`."""
+        from exp.launcher.follow import attach
 
         return attach(config)

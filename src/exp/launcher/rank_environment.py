@@ -1,19 +1,28 @@
-"""The place that somebody else's launcher gives a process: which rank of how many, and where they meet."""
+"""Variables of other launchers: the place that they give this process, or what they have left over in a shell."""
 
 from __future__ import annotations
 
 import os
 import re
 import socket
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Mapping
+from typing import Mapping, MutableMapping, Sequence
 
+from exp import console
 from exp.errors import ConfigError
 from exp.launcher.ports import is_here
 
-__all__ = ["Place", "given_group", "local_rank_of", "suggested_group"]
+__all__ = [
+    "RankEnvironment",
+    "be_quiet",
+    "drop_stale_variables",
+    "given_group",
+    "suggested_group",
+    "take_stale_variables",
+]
 
 # What tells rank, world size, local rank and local world size; the first family that is complete counts, else the
 # first of which anything is set (srun sets some of PMI's).
@@ -25,11 +34,12 @@ _FAMILIES = (
 )
 _ALIVE = ("TORCHELASTIC_RUN_ID", "KUBERNETES_SERVICE_HOST")
 _STEP = ("SLURM_JOB_ID", "SLURM_STEP_ID", "PMI_JOBID")  # what the processes of one group have in common
+_STALE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 _STAYS_S = 5.0
 
 
 @dataclass(frozen=True)
-class Place:
+class RankEnvironment:
     """One process's place in a group that somebody else has started."""
 
     rank: int
@@ -40,7 +50,7 @@ class Place:
     master_port: int
 
     @classmethod
-    def of(cls, environ: Mapping[str, str], nproc: int = 1) -> Place:
+    def of(cls, environ: Mapping[str, str], nproc: int = 1) -> RankEnvironment:
         """Read it.
 
         Args:
@@ -131,15 +141,56 @@ def given_group(environ: Mapping[str, str], nnodes: int = 1) -> str | None:
         environ: the environment.
         nnodes: nodes that the user asks for: as many processes are one agent on each, which is what is wanted.
     """
-    place = _torch_place(environ)
-    if place is not None and place.world_size not in (1, nnodes):
-        told = any(name in environ for name in _ALIVE)
-        if told or _is_this_machine(place.master_addr) or _has_sibling(place):
+    master = _torch_master(environ, nnodes)
+    if master is not None:
+        scheduled = any(name in environ for name in _ALIVE)
+        group = (_FAMILIES[0][1], "MASTER_ADDR", "MASTER_PORT")
+        if scheduled or _is_this_machine(master) or _another_rank_runs(environ, "RANK", group):
             return _shown(environ, _FAMILIES[0])
     for names in _FAMILIES[1:]:
-        if _size(environ, names) not in (1, nnodes) and (_is_of_mpi(environ, names) or _has_twin(environ, names)):
+        if _size(environ, names) in (1, nnodes):
+            continue
+        if names in _FAMILIES[1:3] and names[2] in environ:  # of MPI: srun may set some of PMI's, not the local rank
+            return _shown(environ, names)
+        if _another_rank_runs(environ, names[0], (*_STEP, names[1]), same_command=True):
+            time.sleep(_STAYS_S)  # the others, too, have to see this process
             return _shown(environ, names)
     return None
+
+
+def drop_stale_variables(nnodes: int = 1) -> None:
+    """Remove variables that an earlier launch left in this process's environment, with a warning.
+
+    Args:
+        nnodes: nodes that the user asks for: as many processes may have been started, one on each.
+
+    Raises:
+        ConfigError: they are no leftovers: this process is one of several.
+    """
+    group = given_group(os.environ, nnodes)
+    if group is not None:
+        raise ConfigError(
+            f"this process was started as one of several ({group}), and each would be a run of its own in one folder; "
+            "launcher=external takes this place; launcher=torchrun nproc=N, started once on each node without them, "
+            "starts the processes itself"
+        )
+    several = suggested_group(os.environ, nnodes)
+    if several is not None:
+        console.warn(
+            f"{several} tell of several processes, but no other one with this command is seen here: this is a run of "
+            "its own; launcher=external makes them one"
+        )
+    stale = take_stale_variables(os.environ)
+    if stale:
+        console.warn(f"ignoring {', '.join(stale)} of the shell: exp starts its own workers")
+
+
+def take_stale_variables(environ: MutableMapping[str, str]) -> list[str]:
+    """Remove what an earlier launch left in the environment; returns the names."""
+    stale = sorted(name for name in environ if name in _STALE or name.startswith("TORCHELASTIC_"))
+    for name in stale:
+        del environ[name]
+    return stale
 
 
 def suggested_group(environ: Mapping[str, str], nnodes: int = 1) -> str | None:
@@ -153,29 +204,34 @@ def suggested_group(environ: Mapping[str, str], nnodes: int = 1) -> str | None:
     return next((_shown(environ, names) for names in several), None)
 
 
-def _torch_place(environ: Mapping[str, str]) -> Place | None:
-    """As torch's own variables tell it; None: they do not, or do not go together."""
-    if not all(name in environ for name in _FAMILIES[0][:3]):
-        return None
-    try:
-        return Place.of(environ)
-    except ConfigError:
-        # Without LOCAL_WORLD_SIZE the place is not complete for us, but the group is.
-        try:
-            return Place.of({**environ, "LOCAL_WORLD_SIZE": environ["WORLD_SIZE"], "LOCAL_RANK": environ["RANK"]})
-        except (ConfigError, KeyError):
-            return None
+def be_quiet(arguments: list[str]) -> None:
+    """Let one process of each node speak: the others would say the same; their logs have what is theirs.
+
+    Args:
+        arguments: of the command line.
+    """
+    local_ranks = (os.environ[names[2]] for names in _FAMILIES if os.environ.get(names[2], "").isdigit())
+    if "launcher=external" in arguments and int(next(local_ranks, "0")) > 0:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        sys.stdout.flush()
+        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)
+        os.close(nowhere)
+
+
+def _torch_master(environ: Mapping[str, str], nnodes: int) -> str | None:
+    """Where torch's variables say that several ranks meet; None: they do not, or do not go together."""
+    rank, size, local_rank, _ = _FAMILIES[0]
+    whole = all(name in environ for name in (rank, size, local_rank, "MASTER_ADDR"))
+    port = environ.get("MASTER_PORT", "")
+    several = whole and _size(environ, _FAMILIES[0]) not in (1, nnodes)
+    return environ["MASTER_ADDR"] if several and port.isdigit() and 0 < int(port) < 65536 else None
 
 
 def _size(environ: Mapping[str, str], names: tuple[str, ...]) -> int:
     """Of the group; 1 where the variables tell none."""
     rank, size = (environ.get(name, "") for name in names[:2])
     return int(size) if rank.isdigit() and size.isdigit() and int(rank) < int(size) else 1
-
-
-def _is_of_mpi(environ: Mapping[str, str], names: tuple[str, ...]) -> bool:
-    """Whether a launcher of MPI has set them: srun may set some of PMI's, but not the local rank."""
-    return names in _FAMILIES[1:3] and names[2] in environ
 
 
 def _is_this_machine(host: str) -> bool:
@@ -186,37 +242,24 @@ def _is_this_machine(host: str) -> bool:
     return any(is_here(family, str(address[0])) for family, _, _, _, address in addresses)
 
 
-def _has_sibling(place: Place) -> bool:
-    """Whether a process on this machine has another rank of the same group."""
-    same = {f"{name}={value}".encode() for name, value in place.environment().items() if "RANK" not in name}
-    same = {each for each in same if not each.startswith(b"LOCAL_")}
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            own = set((entry / "environ").read_bytes().split(b"\0"))
-        except OSError:
-            continue  # it has ended, or is somebody else's
-        ranks = [each for each in own if each.startswith(b"RANK=")]
-        if same <= own and ranks and ranks != [f"RANK={place.rank}".encode()]:
-            return True
-    return False
+def _another_rank_runs(environ: Mapping[str, str], rank: str, group: Sequence[str], same_command: bool = False) -> bool:
+    """Whether a process on this machine has another rank of the same group.
 
-
-def _has_twin(environ: Mapping[str, str], names: tuple[str, ...]) -> bool:
-    """Whether another task of the same step of a job runs the same command line on this machine.
-
-    Where one does this process stays for a while: the others, too, have to see it.
+    Args:
+        environ: the environment.
+        rank: the variable of the rank.
+        group: variables that all processes of the group have in common.
+        same_command: count only those with the same command line.
     """
-    rank = f"{names[0]}=".encode()
-    same = {f"{name}={environ[name]}".encode() for name in (*_STEP, names[1]) if name in environ}
-    mine = Path("/proc/self/cmdline").read_bytes()
+    same = {f"{name}={environ[name]}".encode() for name in group if name in environ}
+    mine = f"{rank}={environ[rank]}".encode()
+    command = Path("/proc/self/cmdline").read_bytes()
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             own = set((entry / "environ").read_bytes().split(b"\0"))
-            ranks = [each for each in own if each.startswith(rank)]
-            if not same <= own or ranks in ([], [rank + environ[names[0]].encode()]):
-                continue
-            if (entry / "cmdline").read_bytes() == mine:
-                time.sleep(_STAYS_S)
+            ranks = [each for each in own if each.startswith(f"{rank}=".encode())]
+            alike = not same_command or (entry / "cmdline").read_bytes() == command
+            if alike and same <= own and ranks not in ([], [mine]):
                 return True
         except OSError:
             continue  # it has ended, or is somebody else's
@@ -233,11 +276,3 @@ def _number(name: str, text: str) -> int:
         return int(text)
     except ValueError:
         raise ConfigError(f"launcher=external: {name}={text} is no whole number; correct what sets it") from None
-
-
-def local_rank_of(environ: Mapping[str, str] = os.environ) -> int:
-    """The local rank, as far as it is known before anything is checked; 0 where it is not."""
-    for names in _FAMILIES:
-        if environ.get(names[2], "").isdigit():
-            return int(environ[names[2]])
-    return 0

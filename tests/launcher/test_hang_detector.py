@@ -8,7 +8,7 @@ import pytest
 
 from exp import heartbeat
 from exp.heartbeat import Stage
-from exp.launcher.pulse import Pulse
+from exp.launcher.hang_detector import HangDetector
 from exp.runfolder import RunFolder, read_json
 
 
@@ -19,12 +19,12 @@ class Watch:
         self.folder = RunFolder(path / "run")
         self.folder.create()
         self.scratch = [path / f"node{node}" for node in range(nnodes)]
-        self.pulses = []
+        self.detectors = []
         for scratch in self.scratch:
             scratch.mkdir()
             heartbeat.make_file(str(scratch), 2)
-            self.pulses.append(Pulse(self.folder, str(scratch), nnodes, 1800, step_timeout_s))
-            self.pulses[-1]._word = self.folder.logs / f"stuck-{scratch.name}.json"
+            self.detectors.append(HangDetector(self.folder, str(scratch), nnodes, 1800, step_timeout_s))
+            self.detectors[-1]._word = self.folder.logs / f"stuck-{scratch.name}.json"
 
     def say(self, rank, stage, step, times, count=1):
         beats = self.scratch[rank // 2] / "beats"
@@ -37,15 +37,18 @@ class Watch:
         """Look once a second; gives the process that was named."""
         found = None
         for _ in range(seconds):
-            self.pulses[node]._looked -= 1
-            found = self.pulses[node].look() or found
+            self.detectors[node]._looked -= 1
+            found = self.detectors[node].look() or found
         return found
 
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch):
-    monkeypatch.setattr("exp.launcher.pulse._STACKS_WITHIN_S", 0)
-    monkeypatch.setattr("exp.launcher.pulse._state", lambda pid: "S")  # those of the tests that only write beats
+    monkeypatch.setattr("exp.launcher.hang_detector._STACKS_WITHIN_S", 0)
+    monkeypatch.setattr("exp.launcher.hang_detector.is_alive", lambda pid: True)
+    monkeypatch.setattr(
+        "exp.launcher.hang_detector._state", lambda pid: "S"
+    )  # those of the tests that only write beats
 
 
 @pytest.mark.parametrize(

@@ -5,22 +5,22 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exp import heartbeat
 from exp.errors import EXIT_FAILED
 from exp.heartbeat import Beat, Stage
-from exp.launcher.failures import waited_in_vain
-from exp.launcher.outcome import error_record
-from exp.launcher.processes import stat_of
+from exp.launcher.outcome import RankFailure, waited_in_vain, write_error
+from exp.launcher.processes import is_alive, stat_of
 from exp.launcher.rank import this_host
 from exp.runfolder import read_json, write_json
 
 if TYPE_CHECKING:
     from exp.runfolder import RunFolder
 
-__all__ = ["Pulse"]
+__all__ = ["HangDetector", "unfinished"]
 
 _LEAST_S = 60.0
 _LEAST_FOR_HOOKS_S = 600.0  # the user's may do anything now and then, such as send a file away
@@ -28,7 +28,6 @@ _TIMES_SLOWEST = 20
 _SHARE = 0.9  # of the time-out of collectives, so that we speak before the ranks that wait do
 _STACKS_WITHIN_S = 1.5
 _SHOWN_FRAMES = 12
-_GONE = ("", "Z", "X")  # states of a process
 _WAITING = ("/torch/distributed/", "/torch/autograd/", "/exp/engine/distributed.py")
 _NAMES = {
     Stage.DATA: "waiting for data", Stage.FORWARD: "forward pass", Stage.BACKWARD: "backward pass and update",
@@ -38,47 +37,41 @@ _NAMES = {
 }  # fmt: skip
 
 
-class Pulse:
+@dataclass
+class HangDetector:
     """Watches the workers of one node, or one of them.
 
     What is not seen does not count: a laptop asleep or a suspended job stand still, too, and so does this process then.
-
-    Args:
-        folder: the run folder; several nodes agree there on whom to name.
-        scratch: where the workers leave their beats.
-        nnodes: nodes of the job; where each process watches its own worker only, how many these are.
-        timeout_s: of collectives: longest for anything.
-        step_timeout_s: longest for what belongs to a step; None: from the slowest so far; 0: never ends a run.
-        local_rank: of the only worker to watch; None: all.
     """
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        scratch: str,
-        nnodes: int,
-        timeout_s: float,
-        step_timeout_s: float | None,
-        local_rank: int | None = None,
-    ) -> None:
-        self.folder = folder
-        self.scratch = scratch
-        self.nnodes = nnodes
-        self.timeout_s = timeout_s
-        self.step_timeout_s = step_timeout_s
-        self._watched = slice(None) if local_rank is None else slice(local_rank, local_rank + 1)
-        self._still: list[tuple[Beat, float]] = []
-        self._slowest = 0.0
-        self._looked = time.monotonic()
-        self._word = folder.logs / f"stuck-{this_host()}-{os.getpid()}.json"
-        for stale in folder.logs.glob("stuck-*.json"):
+    folder: RunFolder
+    """The run folder; several nodes agree there on whom to name."""
+    scratch: str
+    """Where the workers leave their beats."""
+    nnodes: int
+    """Nodes of the job; where each process watches its own worker only, how many these are."""
+    timeout_s: float
+    """Of collectives: longest for anything."""
+    step_timeout_s: float | None
+    """Longest for what belongs to a step; None: from the slowest so far; 0: never ends a run."""
+    local_rank: int | None = None
+    """Of the only worker to watch; None: all."""
+    _still: list[tuple[Beat, float]] = field(default_factory=list)
+    _slowest: float = 0.0
+    _looked: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self._word = self.folder.logs / f"stuck-{this_host()}-{os.getpid()}.json"
+        for stale in self.folder.logs.glob("stuck-*.json"):
             stale.unlink()
 
     def look(self) -> int | None:
         """Called a few times a second; names the rank that hangs (its error file) and returns its process's id."""
         now = time.monotonic()
         passed, self._looked = min(now - self._looked, 1.0), now
-        beats = heartbeat.read(self.scratch)[self._watched]
+        beats = heartbeat.read(self.scratch)
+        if self.local_rank is not None:
+            beats = beats[self.local_rank : self.local_rank + 1]
         if not beats or any(beat.pid == 0 for beat in beats):
             return None
         before = self._still if len(self._still) == len(beats) else [(beat, 0.0) for beat in beats]
@@ -86,25 +79,24 @@ class Pulse:
         for (last, still), beat in zip(before, beats):
             if last != beat and last.pid == beat.pid and last.stage in _NAMES and last.stage != Stage.CHECKPOINT:
                 self._slowest = max(self._slowest, still)
-        going = [(beat, still) for beat, still in self._still if beat.stage != Stage.DONE]
         errors = [read_json(path) or {} for path in self.folder.logs.glob("rank*.error.json")]
-        if errors and all(map(waited_in_vain, errors)):
-            failed = {error["rank"] for error in errors}
-            going = [(beat, still) for beat, still in going if beat.rank not in failed]
-            if any(_state(beat.pid) in _GONE for beat, _ in going):
-                return None  # it is the one that they have lost: its monitor says how
+        in_vain = bool(errors) and all(map(waited_in_vain, errors))
+        failed = {error["rank"] for error in errors} if in_vain else set()
+        going = [(beat, still) for beat, still in self._still if beat.stage != Stage.DONE and beat.rank not in failed]
+        if any(not is_alive(beat.pid) for beat, _ in going):
+            return None  # it is the one that the others have lost, and torch's agent ends them
+        if in_vain:
             return self._judge(going, only_busy=True)
         if self.step_timeout_s == 0 or not going or any(still <= self._limit(beat) for beat, still in going):
-            with contextlib.suppress(FileNotFoundError):
-                self._word.unlink()
+            self.close()
             return None
-        if any(_traced(beat.pid) for beat, _ in going) or any(_state(beat.pid) in _GONE for beat, _ in going):
-            self._still = []  # somebody debugs it; or one has ended already, and the agent ends the others
+        if any(_traced(beat.pid) for beat, _ in going):
+            self._still = []  # somebody debugs it
             return None
         return self._judge(going)
 
     def close(self) -> None:
-        """The job is over."""
+        """Take back what this node has said: the job is over, or its ranks go on."""
         with contextlib.suppress(FileNotFoundError):
             self._word.unlink()
 
@@ -142,14 +134,12 @@ class Pulse:
         first = min(held_up, key=lambda each: list(each["order"]), default=None)
         if first is None or first not in mine:
             return None  # its own node names it
-        write_json(
-            self.folder.error_file(first["rank"]),
-            error_record(first["rank"], first["local_rank"], first["pid"], "RankHung", first["message"], EXIT_FAILED),
-        )
+        rank, pid = first["rank"], int(first["pid"])
+        failure = RankFailure(rank, first["local_rank"], "RankHung", first["message"], EXIT_FAILED, pid=pid)
+        write_error(self.folder.error_file(rank), failure, self.scratch)
         self._still = []
-        with contextlib.suppress(FileNotFoundError):
-            self._word.unlink()
-        return int(first["pid"])
+        self.close()
+        return pid
 
     def _about(self, beat: Beat, still: float, stack: str) -> dict[str, Any]:
         """One rank for the others to compare with theirs; the one that holds them up has the least ``order``."""
@@ -170,6 +160,20 @@ class Pulse:
             "message": "\n".join([head, *shown]),
             "stack": stack,
         }
+
+
+def unfinished(scratch: str, alive: bool = True) -> list[tuple[int, Beat]]:
+    """The workers of this node that have begun and have not come to their end, by local rank.
+
+    Args:
+        scratch: the private folder of the job on this node.
+        alive: those that run; otherwise those that are gone.
+    """
+    return [
+        (local_rank, beat)
+        for local_rank, beat in enumerate(heartbeat.read(scratch))
+        if beat.pid and beat.stage != Stage.DONE and is_alive(beat.pid) is alive
+    ]
 
 
 def _stacks(scratch: str, beats: list[Beat]) -> dict[int, str]:

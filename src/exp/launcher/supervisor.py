@@ -1,0 +1,185 @@
+"""Runs the process that starts the workers, or is one: passes signals on, ends what hangs, leaves nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import subprocess
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Callable, Mapping, Sequence
+
+from exp import heartbeat
+from exp.errors import EXIT_PREEMPTED
+from exp.launcher.hang_detector import HangDetector, unfinished
+from exp.launcher.outcome import Outcome, leave_word
+from exp.launcher.processes import JOB_VARIABLE, handle_signals, is_alive, kill_job, signal_name, start_module
+from exp.launcher.rank import SCRATCH_VARIABLE
+from exp.preemption import PREEMPT_SIGNAL, PreemptionFlag, held_back, preempted_at
+from exp.runfolder import RunFolder
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from exp.launcher.base import Launcher
+
+__all__ = ["Supervisor"]
+
+_TERM_PATIENCE_S = 4.0
+_GONE_PATIENCE_S = 1.5  # less than a rank waits after it has lost another one
+_ERROR_PATIENCE_S = 6.0  # torch's agent itself would wait half a minute for ranks that ignore SIGTERM
+
+
+@dataclass
+class Supervisor:
+    """One process, torch's agent or a worker, with all that it starts."""
+
+    launcher: Launcher
+    """Whose limits of time hold."""
+    scratch: str
+    """The private folder of the job on this node."""
+    find_folder: Callable[[], RunFolder | None]
+    """Gives the run folder, once that is known."""
+    saves: bool
+    """Whether the workers can save their state when they have to end."""
+    signals: Sequence[signal.Signals]
+    """On these they do, and on a second one of the same kind they end at once. No process of the job but this one ever
+    sees them: who sends them may send them to all."""
+    local_rank: int | None = None
+    """Of the only worker to watch; None: all of this node."""
+    notices: list[int] = field(default_factory=list)
+    """Signals on which the workers were asked to save."""
+    received: int | None = None
+    """The signal that ended the job."""
+    killed: bool = False
+    """Whether this process ended the job, because a rank had failed or did not end."""
+    unkillable: list[int] = field(default_factory=list)
+    _job: str = field(default_factory=lambda: secrets.token_hex(8))
+    _process: subprocess.Popen[bytes] | None = None
+    _detector: HangDetector | None = None
+    _deadline: float | None = None
+    _gone_since: float | None = None
+
+    def run(
+        self, command: Sequence[str], environment: Mapping[str, str], log: Path, nproc: int, groups: int
+    ) -> tuple[int, int]:
+        """Run a module of ours to the end of all that it starts.
+
+        Args:
+            command: the module's dotted name, and its arguments.
+            environment: its variables.
+            log: where its stderr goes.
+            nproc: workers of this node.
+            groups: how many supervisors of the job watch workers, which agree on the one that hangs.
+
+        Returns:
+            Its process id and exit code; negative for a signal.
+        """
+        environment = {**environment, JOB_VARIABLE: self._job, SCRATCH_VARIABLE: self.scratch}
+        heartbeat.make_file(self.scratch, nproc)
+        try:
+            with handle_signals(self._on_signal):
+                with held_back(self.signals), log.open("ab") as stderr:
+                    self._process = start_module(*command, environment=environment, stderr=stderr)
+                while True:
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        self._process.wait(timeout=0.2)
+                        break
+                    self._look(groups)
+        finally:
+            if self.launcher.joins:  # those outside end the others when the first has ended: that comes too late
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            if self._detector is not None:
+                self._detector.close()
+            self.unkillable = kill_job(self._job)
+        return self._process.pid, self._process.returncode
+
+    def outcome(self) -> Outcome | None:
+        """Of a job that was preempted or interrupted; None: it has ended by itself."""
+        preempted = preempted_at(self.scratch)
+        if preempted is None and self.received == PREEMPT_SIGNAL and not self.saves:
+            preempted = {"step": None}
+        if preempted is not None:
+            notices = [signal_name(number) for number in self.notices]
+            return Outcome(EXIT_PREEMPTED, preempted={**preempted, "signals": notices}, unkillable=self.unkillable)
+        if self.received is None:
+            return None
+        name = signal_name(self.received)
+        return Outcome(128 + self.received, interrupted_by=name, unkillable=self.unkillable)
+
+    def _look(self, groups: int) -> None:
+        folder = self.find_folder()
+        if folder is not None:
+            if self._detector is None:
+                limits = self.launcher.timeout_s, self.launcher.step_timeout_s
+                self._detector = HangDetector(folder, self.scratch, groups, *limits, self.local_rank)
+            if self.received is None:
+                self._end_what_hangs(self._detector)
+                self._end_what_waits_for_the_gone(folder)
+            failed = self.launcher.max_restarts == 0 and any(folder.logs.glob("rank*.error.json"))
+            if failed and self._deadline is None:
+                self._deadline = time.monotonic() + _ERROR_PATIENCE_S
+        if self._deadline is not None and time.monotonic() > self._deadline:
+            self._end(folder)
+
+    def _end(self, folder: RunFolder | None) -> None:
+        """End the workers, for torch's agent to tell what the first has died of; where that was not enough, all."""
+        others = unfinished(self.scratch)
+        if folder is None or self.received is not None or self.killed or not others:
+            self.killed = True
+            kill_job(self._job)
+            return
+        for local_rank, beat in others:
+            end = ("Ended", "ended, because another rank had failed")
+            leave_word(folder, self.scratch, beat, local_rank, None, of_peer=True, end=end)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(beat.pid, signal.SIGKILL)
+        self._gone_since = self._deadline = None
+        if self.launcher.max_restarts == 0:
+            self.killed, self._deadline = True, time.monotonic() + _TERM_PATIENCE_S
+
+    def _end_what_hangs(self, detector: HangDetector) -> None:
+        """End the rank that holds up the others; what follows is as if it had died by itself."""
+        hung = detector.look()
+        if hung is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(hung, signal.SIGKILL)
+        time.sleep(0.2)
+        if is_alive(hung):  # stuck in the kernel: its parent waits for it
+            self.killed, self._deadline = True, time.monotonic() + _ERROR_PATIENCE_S
+
+    def _end_what_waits_for_the_gone(self, folder: RunFolder) -> None:
+        """End the job where a rank has left with exit code 0 before its end, which torch's agent takes for success."""
+        gone, others = unfinished(self.scratch, alive=False), unfinished(self.scratch)
+        restarts = self.launcher.max_restarts > 0
+        if not gone or (restarts and not others):
+            self._gone_since = None
+            return
+        self._gone_since = self._gone_since or time.monotonic()
+        passed = time.monotonic() - self._gone_since
+        # Torch's agent ends the others of one that it takes for failed, and may start all again.
+        too_long = passed > _ERROR_PATIENCE_S * (1 if others and not restarts else 10)
+        if too_long or (others and passed > _GONE_PATIENCE_S):
+            for local_rank, beat in gone:
+                leave_word(folder, self.scratch, beat, local_rank, None)
+        if too_long:
+            self._deadline = 0.0
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        """Preempted: pass it on. First signal: have the process end its workers. Second, or preempted twice: kill."""
+        del frame
+        again = number in self.notices
+        if self.saves and number in self.signals and (self.launcher.joins or not again):
+            self.notices.append(number)  # those outside repeat it when the first rank has ended
+            PreemptionFlag(self.scratch).set()
+        elif self.received is None:
+            self.received = number
+            deaf = again or signal.SIGTERM in self.signals
+            self._deadline = 0.0 if deaf else time.monotonic() + _TERM_PATIENCE_S
+            if not deaf and self._process is not None and self._process.poll() is None:
+                self._process.send_signal(signal.SIGTERM)
+        else:
+            self._deadline = 0.0
