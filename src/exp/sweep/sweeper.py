@@ -15,8 +15,8 @@ from exp.errors import ConfigError, ExpError
 from exp.task import task_class
 
 if TYPE_CHECKING:
-    from exp.compare.run import Run
     from exp.launcher.outcome import Outcome
+    from exp.report.run import Run
 
 __all__ = [
     "NoMetric", "all_refused", "check_direction", "check_settings", "no_job", "other_folder", "refuse_without_run",

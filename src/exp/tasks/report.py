@@ -25,8 +25,8 @@ class Report(Task):
     compared: ClassVar[bool] = False
 
     def run_in_parent(self, config: ExpConfig, overrides: Sequence[str]) -> Finished:
-        """See :func:`exp.compare.command.write_report`."""
-        from exp.compare.command import write_report
+        """See :func:`exp.report.command.write_report`."""
+        from exp.report.command import write_report
         from exp.summary import Finished
 
         return Finished(runs=write_report(config, overrides))

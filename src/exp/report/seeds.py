@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Callable, Hashable, NamedTuple, Sequence
 
-from exp.compare.keys import is_seed, is_silent, meaning
-from exp.compare.runs import by_metric, greater_is_better
+from exp.report.keys import is_seed, is_silent, meaning
+from exp.report.runs import by_metric, greater_is_better
 from exp.result import number_text
 
 if TYPE_CHECKING:
-    from exp.compare.run import Run
+    from exp.report.run import Run
 
 __all__ = ["Mean", "SeedGroup", "groups_by_metric", "is_averaged", "mean_text", "with_decimals_of"]
 
@@ -124,7 +124,7 @@ def groups_by_metric(runs: Sequence[Run]) -> dict[str | None, list[SeedGroup]]:
         runs: any number.
 
     Returns:
-        As :func:`exp.compare.runs.by_metric`, by means on validation; groups of which no run counts are last.
+        As :func:`exp.report.runs.by_metric`, by means on validation; groups of which no run counts are last.
     """
     found = {}
     place = {run: number for number, run in enumerate(runs)}

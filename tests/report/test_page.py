@@ -8,12 +8,12 @@ from pathlib import Path
 
 from PIL import Image
 
-import exp.compare
-from exp.compare import thumbnails, write_report
-from exp.compare.page import write_page
-from exp.compare.runs import find_runs
+import exp.report
+from exp.report import thumbnails, write_report
+from exp.report.page import write_page
+from exp.report.runs import find_runs
 
-LIBRARY = Path(exp.compare.__file__).parent / "echarts"
+LIBRARY = Path(exp.report.__file__).parent / "echarts"
 
 
 class Page:

@@ -7,14 +7,14 @@ from pathlib import Path
 from string import Template
 from typing import Any, Sequence
 
-from exp.compare.charts import Section, chart_data, charts, section_of, settings_of
-from exp.compare.page_config import command_lines, configuration
-from exp.compare.page_table import results_table
-from exp.compare.run import Run
-from exp.compare.runs import by_metric, greater_is_better, ranked
-from exp.compare.table import number_text
-from exp.compare.thumbnails import Album, Thumbnail, collect, data_uri
 from exp.errors import RunError
+from exp.report.charts import Section, chart_data, charts, section_of, settings_of
+from exp.report.page_config import command_lines, configuration
+from exp.report.page_table import results_table
+from exp.report.run import Run
+from exp.report.runs import by_metric, greater_is_better, ranked
+from exp.report.table import number_text
+from exp.report.thumbnails import Album, Thumbnail, collect, data_uri
 from exp.runfolder import read_json, to_json, write_atomically
 
 __all__ = ["write_page"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from exp.compare.keys import column, differing
-from exp.compare.paper import paper_tables
-from exp.compare.runs import find_runs
+from exp.report.keys import column, differing
+from exp.report.paper import paper_tables
+from exp.report.runs import find_runs
 
 CHOSEN = {"experiment": "timebridge_small", "model": "timebridge_small", "data": "csv", "schedule": "halving"}
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from exp.compare.run import is_number
+from exp.report.run import is_number
 
 if TYPE_CHECKING:
-    from exp.compare.run import Run
+    from exp.report.run import Run
 
 __all__ = ["Curve", "History", "history_of", "thinned"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Sequence
 
-from exp.compare.seeds import mean_text, with_decimals_of
+from exp.report.seeds import mean_text, with_decimals_of
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from exp.compare.paper import Figure, PaperRow, PaperTable
+    from exp.report.paper import Figure, PaperRow, PaperTable
 
 __all__ = ["as_latex", "as_markdown", "as_rich", "cells_of", "heads_of"]
 

@@ -35,11 +35,11 @@ def write_report(config: ExpConfig, overrides: Sequence[str]) -> list[Path]:
     Raises:
         ConfigError: ``run`` is not set or empty, or there are no runs.
     """
-    from exp.compare import write_report as write
-    from exp.compare.paper import paper_tables
-    from exp.compare.paper_formats import as_rich
-    from exp.compare.runs import find_runs
-    from exp.compare.terminal import as_rich_table
+    from exp.report import write_report as write
+    from exp.report.paper import paper_tables
+    from exp.report.paper_formats import as_rich
+    from exp.report.runs import find_runs
+    from exp.report.terminal import as_rich_table
 
     if config.run is None:
         raise ConfigError("task=report needs run=<a run folder, a sweep's folder, a glob, or a list [a,b] of them>")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, Sequence
 from PIL import Image
 
 if TYPE_CHECKING:
-    from exp.compare.run import Run
+    from exp.report.run import Run
 
 __all__ = ["Album", "Thumbnail", "collect", "data_uri", "thumbnail"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple, Sequence
 
-from exp.compare.keys import is_seed, value_text
-from exp.compare.run import is_number, natural
+from exp.report.keys import is_seed, value_text
+from exp.report.run import is_number, natural
 
 __all__ = ["Scale", "is_logarithmic", "scale_of"]
 

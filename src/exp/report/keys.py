@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any, Collection, Hashable, Sequence
 
 if TYPE_CHECKING:
-    from exp.compare.run import Run
+    from exp.report.run import Run
 
 __all__ = [
     "apart", "column", "differing", "is_seed", "is_silent", "meaning", "short_names", "unlike", "value_text",

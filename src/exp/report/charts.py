@@ -5,14 +5,14 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
 
-from exp.compare.curves import Curve, History, history_of, thinned
-from exp.compare.keys import column, differing, is_seed, short_names, value_text
-from exp.compare.runs import greater_is_better
-from exp.compare.scale import scale_of
-from exp.compare.table import number_text
+from exp.report.curves import Curve, History, history_of, thinned
+from exp.report.keys import column, differing, is_seed, short_names, value_text
+from exp.report.runs import greater_is_better
+from exp.report.scale import scale_of
+from exp.report.table import number_text
 
 if TYPE_CHECKING:
-    from exp.compare.run import Run
+    from exp.report.run import Run
 
 __all__ = ["Section", "chart_data", "charts", "section_of", "settings_of"]
 

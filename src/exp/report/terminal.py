@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Sequence
 
-from exp.compare.keys import apart, column, differing, is_seed, short_names, value_text
-from exp.compare.seeds import SeedGroup, groups_by_metric, is_averaged, mean_text
-from exp.compare.table import units_of
+from exp.report.keys import apart, column, differing, is_seed, short_names, value_text
+from exp.report.seeds import SeedGroup, groups_by_metric, is_averaged, mean_text
+from exp.report.table import units_of
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from exp.compare.run import Run
+    from exp.report.run import Run
 
 __all__ = ["as_rich_table"]
 

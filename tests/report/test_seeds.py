@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import statistics
 
-from exp.compare.paper import paper_tables
-from exp.compare.paper_formats import as_latex, as_markdown, heads_of
-from exp.compare.runs import find_runs
-from exp.compare.seeds import Mean, groups_by_metric, mean_text
+from exp.report.paper import paper_tables
+from exp.report.paper_formats import as_latex, as_markdown, heads_of
+from exp.report.runs import find_runs
+from exp.report.seeds import Mean, groups_by_metric, mean_text
 
 
 def names(runs):

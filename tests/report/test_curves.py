@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from exp.compare.curves import Curve, history_of, thinned
-from exp.compare.runs import find_runs
-from exp.compare.scale import is_logarithmic
+from exp.report.curves import Curve, history_of, thinned
+from exp.report.runs import find_runs
+from exp.report.scale import is_logarithmic
 
 
 def test_which_numbers_are_logarithmic():

@@ -6,11 +6,11 @@ import json
 
 from rich.console import Console
 
-from exp.compare.page_table import results_table
-from exp.compare.run import Run
-from exp.compare.runs import find_runs
-from exp.compare.table import write_table
-from exp.compare.terminal import as_rich_table
+from exp.report.page_table import results_table
+from exp.report.run import Run
+from exp.report.runs import find_runs
+from exp.report.table import write_table
+from exp.report.terminal import as_rich_table
 
 
 def printed(runs):

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Collection, Sequence
 
 from exp import result
-from exp.compare.keys import apart, column, differing, is_seed, value_text
-from exp.compare.runs import by_metric, ranked
-from exp.compare.seeds import groups_by_metric, is_averaged
 from exp.csvfile import csv_content
+from exp.report.keys import apart, column, differing, is_seed, value_text
+from exp.report.runs import by_metric, ranked
+from exp.report.seeds import groups_by_metric, is_averaged
 from exp.runfolder import write_atomically, write_json
 
 if TYPE_CHECKING:
-    from exp.compare.run import Run
+    from exp.report.run import Run
 
 __all__ = ["as_rows", "as_seed_rows", "metric_columns", "number_text", "ranks", "units_of", "write_table"]
 

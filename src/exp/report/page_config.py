@@ -6,10 +6,10 @@ import shlex
 from html import escape
 from typing import TYPE_CHECKING, Any, Sequence
 
-from exp.compare.keys import column, differing, unlike, value_text
+from exp.report.keys import column, differing, unlike, value_text
 
 if TYPE_CHECKING:
-    from exp.compare.run import Run
+    from exp.report.run import Run
 
 __all__ = ["command_lines", "configuration"]
 

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from exp.compare.keys import column, short_names
-from exp.compare.runs import differing, find_runs, ranked
 from exp.errors import ConfigError
+from exp.report.keys import column, short_names
+from exp.report.runs import differing, find_runs, ranked
 
 
 def names(runs):
@@ -127,5 +127,5 @@ def test_short_names_stay_unambiguous():
 
 
 def test_nothing_here_imports_torch():
-    program = "import sys, exp.compare.command; assert not {'torch', 'pandas', 'matplotlib'} & set(sys.modules)"
+    program = "import sys, exp.report.command; assert not {'torch', 'pandas', 'matplotlib'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)

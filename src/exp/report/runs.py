@@ -7,10 +7,10 @@ import os
 from pathlib import Path
 from typing import Iterator, Sequence
 
-from exp.compare.keys import differing
-from exp.compare.run import Run, is_run_folder, natural, read_run
 from exp.config.structures import task_named
 from exp.errors import ConfigError
+from exp.report.keys import differing
+from exp.report.run import Run, is_run_folder, natural, read_run
 
 __all__ = ["Run", "by_metric", "differing", "find_runs", "greater_is_better", "ranked"]
 

@@ -1,7 +1,7 @@
 """The table that a paper prints: a row for each configuration, its mean over seeds beside the published figure.
 
-This is what the table says, cell by cell; :mod:`exp.compare.paper_formats` writes it as LaTeX, Markdown and for the
-terminal, :mod:`exp.compare.page_table` as HTML.
+This is what the table says, cell by cell; :mod:`exp.report.paper_formats` writes it as LaTeX, Markdown and for the
+terminal, :mod:`exp.report.page_table` as HTML.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
 
-from exp.compare.keys import column, differing, is_seed, meaning, short_names, value_text
-from exp.compare.run import natural, numbers_of
-from exp.compare.runs import greater_is_better
-from exp.compare.seeds import Mean, SeedGroup, groups_by_metric, is_averaged
-from exp.compare.table import units_of
+from exp.report.keys import column, differing, is_seed, meaning, short_names, value_text
+from exp.report.run import natural, numbers_of
+from exp.report.runs import greater_is_better
+from exp.report.seeds import Mean, SeedGroup, groups_by_metric, is_averaged
+from exp.report.table import units_of
 
 if TYPE_CHECKING:
-    from exp.compare.run import Run
+    from exp.report.run import Run
 
 __all__ = ["Figure", "PaperRow", "PaperTable", "paper_tables"]
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, Any, Sequence
 
-from exp.compare.keys import apart, column, differing, short_names, value_text
-from exp.compare.paper import paper_tables
-from exp.compare.paper_formats import cells_of, heads_of
-from exp.compare.runs import greater_is_better
-from exp.compare.table import number_text, ranks, units_of
+from exp.report.keys import apart, column, differing, short_names, value_text
+from exp.report.paper import paper_tables
+from exp.report.paper_formats import cells_of, heads_of
+from exp.report.runs import greater_is_better
+from exp.report.table import number_text, ranks, units_of
 
 if TYPE_CHECKING:
-    from exp.compare.run import Run
+    from exp.report.run import Run
 
 __all__ = ["device_text", "results_table"]
 
