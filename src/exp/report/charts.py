@@ -1,196 +1,261 @@
-"""What the page's charts are drawn from, and the places in the page where its script draws them."""
+"""The page's charts as ECharts' options, plain JSON: how they look is in ``charts.json``, their data come from here."""
 
 from __future__ import annotations
 
-from html import escape
+import json
+from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
 
-from exp.report.curves import Curve, History, history_of, thinned
-from exp.report.keys import column, differing, is_seed, short_names, value_text
-from exp.report.runs import greater_is_better
-from exp.report.scale import scale_of
-from exp.report.table import number_text
+from exp.report.groups import Group, greater_is_better, mean_text
+from exp.report.keys import column, differing, is_seed, meaning, short_names, value_text
+from exp.report.runs import is_number, natural
+from exp.result import number_text
 
 if TYPE_CHECKING:
-    from exp.report.run import Run
+    from exp.report.runs import Run
 
-__all__ = ["Section", "chart_data", "charts", "section_of", "settings_of"]
+__all__ = ["Chart", "Curve", "charts_of", "curves_of", "settings_of", "thinned"]
 
-_POINTS = 400  # of a curve of the loss or of the metric
-_FURTHER_POINTS = 60_000  # of all other curves together
-_CLOCK = 50  # points that tell how epochs or seconds go with the steps
-_STRONG = 8  # lines in colour
+_POINTS = 400  # of a curve
+_ALL_POINTS = 120_000  # of all further curves together
+_BARS = 30  # configurations
 _SETTINGS = 5  # keys that are named where there is little room
-_KEYS = 12  # that are each given a chart of the metric over them
-_CATEGORIES = 40  # of a key that is given one
-_CELLS = 24  # along each side of a map
-_FILLED = 0.3  # share of a map's cells below which it is no map
+_KEYS = 12  # that are each given a chart; also values that lie side by side although they are numbers
+_AXES = 8  # of parallel coordinates
+_CATEGORIES = 40  # values of a key that is given a chart
+_COLORS = ("#3b6fd8", "#e0742c", "#2a9d5c", "#c8408f", "#8a5cd6", "#b08d12", "#17a2b3", "#c94a3f")  # of the best
+_FAINT = "#9a9fa6"
 _NAMES = {"lr": "learning rate", "grad_norm": "gradient norm", "samples_per_second": "samples/s"}
+_NOT_VALUES = ("split", "step", "epoch", "units")  # of a record: say what the other values are of
 
 
-class Section(NamedTuple):
-    """The runs of one metric.
+class Curve(NamedTuple):
+    """One quantity of a run over its optimizer steps.
 
     Attributes:
-        metric: its name; None: the runs have none.
-        runs: the best first.
-        histories: the curves of each.
+        steps: ascending.
+        values: finite, as many.
     """
 
-    metric: str | None
-    runs: Sequence[Run]
-    histories: dict[Run, History]
-
-    @property
-    def ranked(self) -> bool:
-        """Whether there are figures on validation, which are drawn over the settings then."""
-        return any(run.selected_by is not None for run in self.runs)
-
-    @property
-    def title(self) -> str | None:
-        """Of the figure that is drawn over the settings."""
-        return f"{self.metric} on validation" if self.ranked else self.metric
-
-    def score(self, run: Run) -> float | None:
-        """What is drawn over the settings."""
-        return run.selected_by if self.ranked else run.metric
+    steps: list[float]
+    values: list[float]
 
 
-def section_of(metric: str | None, runs: Sequence[Run]) -> Section:
-    """Read the curves of runs of one metric, the best of which come first."""
-    return Section(metric, runs, {run: history_of(run) for run in runs})
+class Chart(NamedTuple):
+    """One chart of the page.
+
+    Attributes:
+        title: above it.
+        option: ECharts'.
+        rows: lines of text that it needs room for; 0: it has the usual height.
+        folded: whether it is shown on demand only.
+        is_curves: whether it has curves, which can be smoothed.
+    """
+
+    title: str
+    option: dict[str, Any]
+    rows: int = 0
+    folded: bool = False
+    is_curves: bool = False
 
 
-def settings_of(runs: Sequence[Run]) -> dict[Run, str]:
-    """What is peculiar to each run, as on the command line; empty where nothing is."""
+def charts_of(groups: Sequence[Group], metric: str | None) -> list[Chart]:
+    """How the configurations compare, learning curves, and the metric over each key that differs.
+
+    The eight best configurations have a color each, the same in all charts; runs that differ in the seed share it.
+
+    Args:
+        groups: over seeds, of one metric, the best first.
+        metric: its name; None: they have none.
+    """
+    labels = settings_of(groups)
+    charts = _curves(groups, labels, metric)
+    if metric is None or not any(group.reported for group in groups):
+        return charts
+    # As ranks, by validation where there is any.
+    ranked = any(group.score for group in groups)
+    title = f"{metric} on validation" if ranked else metric
+    scores = {run: run.selected_by if ranked else run.metric for group in groups for run in group.runs}
+    bars = [_bars(groups[:_BARS], labels, title, ranked, scores)] if len(groups) > 1 else []
+    return bars + charts + _over_keys(groups, labels, title, scores)
+
+
+def settings_of(groups: Sequence[Group]) -> list[str]:
+    """What is peculiar to each group, as on the command line; its runs' names, too, where that does not tell it."""
+    several = any(len(group.runs) > 1 for group in groups)
+    keys = [key for key in differing([run for group in groups for run in group.runs]) if not (several and is_seed(key))]
+    titles, firsts = short_names(keys), [group.runs[0] for group in groups]
+    columns = [
+        [f"{titles[key]}={_short(value_text(value), 60)}" for value in column(firsts, key)] for key in keys[:_SETTINGS]
+    ]
+    texts = [" ".join(row) for row in zip(*columns)] or [""] * len(groups)
+    return [text if text and texts.count(text) == 1 else f"{text} {group.names}".strip()
+            for text, group in zip(texts, groups)]  # fmt: skip
+
+
+def curves_of(run: Run) -> dict[tuple[str, str], Curve]:
+    """What ``metrics.jsonl`` has numbers of, by split and name, as in ``("val", "mse")``, ``("train", "grad_norm")``.
+
+    ``("train", "loss")`` is the sum of the losses. What is no finite number is left out.
+    """
+    curves: dict[tuple[str, str], Curve] = {}
+    for record in run.records():
+        values = {name: value for name, value in record.items() if name not in _NOT_VALUES and is_number(value)}
+        parts = [value for name, value in values.items() if name.startswith("loss_")]
+        if parts and record.get("loss") is None:  # no reading of the sum: it is that of its parts
+            values["loss"] = sum(parts)
+        for name, value in values.items() if record["split"] in ("train", "val") else ():
+            curve = curves.setdefault((record["split"], name), Curve([], []))
+            curve.steps.append(record["step"])
+            curve.values.append(value)
+    return curves
+
+
+def thinned(curve: Curve, most: int) -> Curve:
+    """At most ``most`` points: of each stretch the least and the greatest, so that no spike is lost."""
+    count = len(curve.steps)
+    if count <= most:
+        return curve
+    kept = {0, count - 1}
+    stretches = (most - 2) // 2
+    for number in range(stretches):
+        part = range(1 + number * (count - 2) // stretches, 1 + (number + 1) * (count - 2) // stretches)
+        kept |= {min(part, key=curve.values.__getitem__), max(part, key=curve.values.__getitem__)} if part else set()
+    order = sorted(kept)
+    return Curve([curve.steps[place] for place in order], [curve.values[place] for place in order])
+
+
+def _curves(groups: Sequence[Group], labels: Sequence[str], metric: str | None) -> list[Chart]:
+    """A line for each run; the validation metric and the loss first, the rest behind a fold."""
+    histories = {run: curves_of(run) for group in groups for run in group.runs}
+    main = [("val", str(metric)), ("train", "loss")]
+    kinds = dict.fromkeys(kind for curves in histories.values() for kind in curves)
+    points = min(max(_ALL_POINTS // max(len(histories) * len(kinds), 1), 30), _POINTS)
+    charts = []
+    for kind in sorted(kinds, key=lambda kind: main.index(kind) if kind in main else len(main)):
+        series = []
+        for place, (group, label) in enumerate(zip(groups, labels)):
+            strong = place < len(_COLORS)
+            for curve in (histories[run][kind] for run in group.runs if kind in histories[run]):
+                steps, values = thinned(curve, _POINTS if kind in main else points)
+                series.append(_series(
+                    "line", name=label, data=list(zip(steps, map(_rounded, values))), color=_color(place),
+                    showSymbol=len(steps) <= 25, tooltip={"show": strong}, lineStyle={"width": 1.6 if strong else 1},
+                ))  # fmt: skip
+        every = [value for each in series for _, value in each["data"]]
+        legend = {"show": len(groups) > 1, "selector": len(groups) > len(_COLORS)}
+        option = _option("curves", legend=legend, yAxis={"type": _scale(every)}, series=series)
+        split, name = kind
+        what = "training " if name.startswith("loss") else ""
+        title = f"validation {name}" if split == "val" else what + _NAMES.get(name, name.replace("_", " "))
+        charts.append(Chart(title, option, folded=kind not in main, is_curves=True))
+    return charts
+
+
+def _bars(
+    groups: Sequence[Group], labels: Sequence[str], title: str, ranked: bool, scores: dict[Run, float | None]
+) -> Chart:
+    """Each configuration: its mean, its standard deviation, and its runs as points."""
+    bars, points = [], []
+    for place, (group, label) in enumerate(zip(groups, labels)):
+        mean = group.score if ranked else group.reported
+        style = {"color": _color(place), "borderColor": _color(place), "opacity": 0.8}
+        box: list[Any] = ["-"] * 5
+        if mean is not None:
+            # A box plot whose box is the mean alone: a line from mean - deviation to mean + deviation.
+            low, high = mean.value - (mean.std or 0), mean.value + (mean.std or 0)
+            box = [_rounded(each) for each in (low, mean.value, mean.value, mean.value, high)]
+        bars.append({"value": box, "name": f"{label}: {mean_text(mean)}", "itemStyle": style})
+        points += [{"value": [_rounded(score), place], "name": f"{run.name}: {number_text(score)}", "itemStyle": style}
+                   for run, score in ((run, scores[run]) for run in group.runs) if score is not None]  # fmt: skip
+    series = [_series("boxplot", data=bars), _series("scatter", data=points)]
+    option = _option("bars", yAxis={"data": list(labels[: len(groups)])}, series=series)
+    spread = ", mean ± standard deviation over seeds" if any(group.n > 1 for group in groups) else ""
+    which = f", the best {len(groups)} of {len(labels)}" if len(groups) < len(labels) else ""
+    return Chart(f"{title}{spread}{which}", option, len(groups))
+
+
+def _over_keys(
+    groups: Sequence[Group], labels: Sequence[str], title: str, scores: dict[Run, float | None]
+) -> list[Chart]:
+    """The metric over each key, a point for each run and a line through the means; and over all keys together."""
+    runs = [run for group in groups for run in group.runs]
+    places = {run: place for place, group in enumerate(groups) for run in group.runs}
+    told = {run: "no result" if score is None else number_text(score) for run, score in scores.items()}
+    names = {run: f"{labels[places[run]]}, run {run.name}: {told[run]}" for run in runs}
     keys = differing(runs)
     titles = short_names(keys)
-    columns = [[f"{titles[key]}={value_text(value)}" for value in column(runs, key)] for key in keys[:_SETTINGS]]
-    texts = [[text if len(text) <= 60 else f"{text[:59]}…" for text in each] for each in columns]
-    return {run: " ".join(each[number] for each in texts) for number, run in enumerate(runs)}
+    axes = {key: _axis(titles[key], column(runs, key)) for key in keys}
+    shown = [key for key in keys if len(axes[key][0].get("data", ())) <= _CATEGORIES]
+    charts = []
+    for key in shown[:_KEYS]:
+        axis, at = axes[key]
+        points, means = [], {}
+        for run, place, score in ((run, place, scores[run]) for run, place in zip(runs, at)):
+            if score is not None:
+                style = {"color": _color(places[run]), "opacity": 0.8}
+                points.append({"value": [place, _rounded(score)], "name": names[run], "itemStyle": style})
+                means.setdefault(place, []).append(score)
+        line = [[place, _rounded(sum(each) / len(each))] for place, each in sorted(means.items())]
+        # Between seeds there is nothing; through the single runs of a random search it would be scribble.
+        joined = not is_seed(key) and len(line) <= _KEYS
+        series = [_series("scatter", data=points), *([_series("line", "mean", data=line)] if joined else [])]
+        charts.append(Chart(f"{title} over {titles[key]}", _option("over", xAxis=axis, series=series)))
+    if len(shown) > 1:
+        smaller = not greater_is_better(runs)  # the best are at the top
+        name = title.replace(" on validation", "")
+        last = {"type": "value", "name": name, "inverse": smaller, "nameLocation": "start" if smaller else "end"}
+        described = [{"scale": True, "nameLocation": "end", **axis, "dim": dim}
+                     for dim, axis in enumerate([*(axes[key][0] for key in shown[:_AXES]), last])]  # fmt: skip
+        data = [{"value": [*(axes[key][1][row] for key in shown[:_AXES]), "-" if scores[run] is None else scores[run]],
+                 "name": names[run], "lineStyle": {"color": _color(places[run])}}
+                for row, run in enumerate(runs)]  # fmt: skip
+        option = _option("parallel", parallelAxis=described, series=[_series("parallel", data=data)])
+        charts.append(Chart(f"{title}, all keys", option))
+    return charts
 
 
-def charts(section: Section, place: int) -> str:
-    """Headings, controls and empty figures; the script fills them.
-
-    Args:
-        section: the runs.
-        place: of the section among those that :func:`chart_data` is given.
-    """
-    main = [kind for kind in _kinds(section) if kind in _main(section.metric)]
-    further = [kind for kind in _kinds(section) if kind not in main]
-    parts = []
-    if main or further:
-        parts.append(
-            "<h3>Learning curves <small>drag to zoom, double-click to undo; click a line, its name or its row to pick"
-            f'</small></h3>\n<div class="controls" data-section="{place}"></div><div class="charts">'
-            f"{''.join(_figure(place, _identity(kind), _title(kind), log=True) for kind in main)}</div>"
-        )
-        if further:
-            figures = "".join(_figure(place, _identity(kind), _title(kind), log=True) for kind in further)
-            summary = escape(", ".join(map(_title, further)))
-            parts.append(f'<details><summary>{summary}</summary><div class="charts">{figures}</div></details>')
-        parts.append(
-            f'<div class="legend" data-section="{place}"></div>'
-            '<noscript><p class="note">Charts need scripts, which are switched off here.</p></noscript>'
-        )
-    keys, metric = differing(section.runs), section.title
-    if metric is not None and keys and any(section.score(run) is not None for run in section.runs):
-        titles = short_names(keys)
-        figures = _figure(place, "parallel", f"{metric}, all keys", wide=True) if len(keys) > 1 else ""
-        pair = _map_keys(section.runs)
-        if pair:
-            figures += _figure(place, "map", f"mean {metric} by {titles[pair[0]]} and {titles[pair[1]]}")
-        for number, key in enumerate(keys[:_KEYS]):
-            if len(scale_of(key, column(section.runs, key)).categories) <= _CATEGORIES:
-                figures += _figure(place, f"over {number}", f"{metric} over {titles[key]}", log=True)
-        missing = sum(section.score(run) is None for run in section.runs)
-        note = f" <small>{missing} of {len(section.runs)} runs have no result: crosses</small>" if missing else ""
-        parts.append(f'<h3>{escape(metric)} by setting{note}</h3>\n<div class="charts">{figures}</div>')
-    return "\n".join(parts)
+def _axis(name: str, values: Sequence[Any]) -> tuple[dict[str, Any], list[Any]]:
+    """The axis of a key, and where each run lies on it: few values side by side, many numbers by their size."""
+    by_meaning = {meaning(value): value for value in values}
+    distinct = list(by_meaning.values())
+    if len(distinct) > _KEYS and all(map(is_number, distinct)):
+        return {"name": name, "type": _scale(distinct), "scale": True}, list(values)
+    distinct.sort(key=lambda value: (0, value, []) if is_number(value) else (1, 0.0, natural(value_text(value))))
+    order = {meaning(value): place for place, value in enumerate(distinct)}
+    texts = [_short(value_text(value), 24) for value in distinct]
+    return {"name": name, "type": "category", "data": texts}, [order[meaning(value)] for value in values]
 
 
-def chart_data(sections: Sequence[Section], numbers: dict[Run, int]) -> dict[str, Any]:
-    """What the script draws from, as JSON can hold it.
-
-    Args:
-        sections: in their order on the page.
-        numbers: of each run, its place in ``runs`` of what is returned.
-    """
-    drawn: list[dict[str, Any]] = []
-    described = []
-    for section in sections:
-        runs, keys = section.runs, differing(section.runs)
-        titles = short_names(keys)
-        scales = [scale_of(key, column(runs, key)) for key in keys]
-        described.append(
-            {"metric": section.title, "greater": greater_is_better(runs), "runs": [numbers[run] for run in runs],
-             "keys": [{"name": titles[key], "seed": is_seed(key), "kind": scale.kind, "categories": scale.categories}
-                      for key, scale in zip(keys, scales)],
-             "map": [keys.index(key) for key in _map_keys(runs)]}
-        )  # fmt: skip
-        settings, kinds = settings_of(runs), len(_kinds(section))
-        for place, run in enumerate(runs):
-            history = section.histories[run]
-            score = f"{section.metric} {number_text(run.metric)}" if run.metric is not None else run.status
-            clocks = {"epoch": history.epochs, "time": history.seconds}
-            drawn.append(
-                {"id": numbers[run], "name": run.name, "settings": settings[run], "score": score, "place": place,
-                 "metric": section.score(run), "at": [scale.places[place] for scale in scales],
-                 "clocks": {name: _rounded(clock, _CLOCK) for name, clock in clocks.items() if clock is not None},
-                 "curves": {_identity(kind): _rounded(curve, _points(kind, section, kinds))
-                            for kind, curve in history.curves.items()}}
-            )  # fmt: skip
-    return {"strong": _STRONG, "sections": described, "runs": drawn}
+@lru_cache(maxsize=1)
+def _looks() -> Any:
+    return json.loads((Path(__file__).parent / "charts.json").read_text(encoding="utf-8"))
 
 
-def _main(metric: str | None) -> tuple[tuple[str, str], ...]:
-    return (("val", str(metric)), ("train", "loss"))
+def _option(kind: str, **parts: Any) -> dict[str, Any]:
+    """An option of ECharts: what all charts have, what those of its kind have, and its own parts."""
+    option = {**_looks()["all"], **_looks()[kind]}
+    return {**option, **{key: {**option.get(key, {}), **part} if isinstance(part, dict) else part
+                         for key, part in parts.items()}}  # fmt: skip
 
 
-def _kinds(section: Section) -> list[tuple[str, str]]:
-    """What there are curves of: the metric, the loss, then the others as they are recorded."""
-    found = dict.fromkeys(kind for history in section.histories.values() for kind in history.curves)
-    return sorted(found, key=lambda kind: (kind != ("val", section.metric), kind != ("train", "loss")))
+def _series(kind: str, look: str = "", **parts: Any) -> dict[str, Any]:
+    return {"type": kind, **_looks()["series"][look or kind], **parts}
 
 
-def _points(kind: tuple[str, str], section: Section, kinds: int) -> int:
-    if kind in _main(section.metric):
-        return _POINTS
-    return min(max(_FURTHER_POINTS // (len(section.runs) * kinds), 30), _POINTS)
+def _scale(values: Sequence[float]) -> str:
+    """Logarithmic where values are positive and span more than two decades."""
+    return "log" if values and min(values) > 0 and max(values) >= 100 * min(values) else "value"
 
 
-def _rounded(curve: Curve, points: int) -> list[list[float]]:
-    steps, values = thinned(curve, points)
-    return [list(steps), [float(f"{value:.5g}") for value in values]]
+def _color(place: int) -> str:
+    return _COLORS[place] if place < len(_COLORS) else _FAINT
 
 
-def _identity(kind: tuple[str, str]) -> str:
-    return " ".join(kind)
+def _rounded(value: float) -> float:
+    return float(f"{value:.5g}")
 
 
-def _title(kind: tuple[str, str]) -> str:
-    split, name = kind
-    if split == "val":
-        return f"validation {name}"
-    return f"training {name}" if name.startswith("loss") else _NAMES.get(name, name.replace("_", " "))
-
-
-def _figure(place: int, chart: str, title: str, log: bool = False, wide: bool = False) -> str:
-    box = '<label><input type="checkbox"> log scale</label>' if log else ""
-    return (
-        f'<figure class="chart{" wide" if wide else ""}" data-section="{place}" data-chart="{escape(chart)}">'
-        f'<figcaption><b>{escape(title)}</b>{box}</figcaption><div class="plot"></div></figure>'
-    )
-
-
-def _map_keys(runs: Sequence[Run]) -> list[str]:
-    """The two keys of a map, seeds aside; none where their values hardly ever meet, as in a random search."""
-    keys = differing(runs)
-    pair = [key for key in keys if not is_seed(key)]
-    if len(pair) != 2:
-        return []
-    values = [list(map(value_text, column(runs, key))) for key in pair]
-    sides = [len(set(each)) for each in values]
-    filled = len(set(zip(*values))) >= _FILLED * sides[0] * sides[1]
-    return pair if filled and min(sides) > 1 and max(sides) <= _CELLS else []
+def _short(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"

@@ -189,11 +189,11 @@ class SweepDisplay(Watcher):
 
     def _best(self) -> Table:
         """The best results so far; of very many, which take a while to compare, a little less often than drawn."""
-        from exp.report.terminal import as_rich_table
+        from exp.report.tables import as_rich, sweep_table
 
         now = time.monotonic()
         if self._table is None or (len(self._results) > self._compared and now > self._compare_from):
-            self._table = as_rich_table(self._results, most=_BEST)
+            self._table = as_rich(sweep_table(self._results, most=_BEST), width=100)
             self._compared = len(self._results)
             self._compare_from = now + _COMPARING * (time.monotonic() - now)
         return self._table

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from exp.report.run import Run
+    from exp.report.runs import Run
     from exp.sweep import Sweep
 
 __all__ = ["finish", "remove_unused", "run_folders", "write"]
@@ -49,11 +49,11 @@ def remove_unused(folder: Path, missing: list[Path]) -> None:
 
 def write(sweep: Sweep) -> None:
     """``sweep.csv`` and ``sweep.json`` of the jobs so far."""
-    from exp.report.table import write_table
+    from exp.report.rows import write_rows
 
     sweep.runs = _results(sweep.folder)
     if sweep.runs:
-        write_table(sweep.runs, sweep.folder)
+        write_rows(sweep.runs, sweep.folder)
 
 
 def _results(folder: Path) -> list[Run]:
@@ -68,12 +68,12 @@ def _results(folder: Path) -> list[Run]:
 
 def finish(sweep: Sweep, terminal: Console) -> None:
     """Print the table of results and what became of the jobs; draw the plots and write the report."""
-    from exp.report.terminal import as_rich_table
+    from exp.report.tables import as_rich, sweep_table
 
     runs = sweep.runs or _results(sweep.folder)
     terminal.print()
     if runs:
-        terminal.print(as_rich_table(runs))
+        terminal.print(as_rich(sweep_table(runs), width=100))
     waiting = sum(job.outcome is not None and job.outcome.left for job in sweep.jobs)
     ended = [job.outcome for job in sweep.jobs if job.outcome is not None and job.outcome.begun]
     counts = {

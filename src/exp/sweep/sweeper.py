@@ -16,7 +16,7 @@ from exp.task import task_class
 
 if TYPE_CHECKING:
     from exp.launcher.outcome import Outcome
-    from exp.report.run import Run
+    from exp.report.runs import Run
 
 __all__ = [
     "NoMetric", "all_refused", "check_direction", "check_settings", "no_job", "other_folder", "refuse_without_run",
