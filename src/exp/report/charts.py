@@ -191,7 +191,8 @@ def _over_keys(
     charts = []
     for key in shown[:_KEYS]:
         axis, at = axes[key]
-        points, means = [], {}
+        points: list[Any] = []
+        means: dict[Any, list[float]] = {}
         for run, place, score in ((run, place, scores[run]) for run, place in zip(runs, at)):
             if score is not None:
                 style = {"color": _color(places[run]), "opacity": 0.8}

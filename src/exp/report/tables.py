@@ -109,7 +109,8 @@ def sweep_table(runs: Sequence[Run], most: int | None = None) -> Table:
     columns = _figures(groups, Column("", stars), keys, metrics, averaged, clipped=24)
     outcomes = [_outcome(group) for group in groups]
     columns.append(Column("seconds", outcomes, not any(group.left_out for group in groups)))
-    notes, hidden = _unit_notes(runs, metrics), []
+    notes = _unit_notes(runs, metrics)
+    hidden: list[str] = []
     while sum(_width(each) + _GAP for each in columns[:-1]) + min(_width(columns[-1]), _OUTCOME) > _WIDTH and keys:
         hidden.insert(0, columns.pop(1 + len(keys)).title)
         keys.pop()
