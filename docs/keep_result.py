@@ -21,10 +21,10 @@ from typing import Any, Sequence
 from omegaconf import OmegaConf
 
 import exp
-from exp.compare.runs import find_runs
 from exp.config.resolve import create
 from exp.data.base import Data
 from exp.errors import ConfigError, ExpError
+from exp.report.runs import find_runs
 from exp.runfolder import RunFolder, read_json, to_json, write_atomically
 
 __all__ = ["check", "keep", "record_of"]

@@ -229,8 +229,8 @@ def _shown(command: list[str]) -> tuple[int, str]:
 def _table(paths: Sequence[str | Path], average_seeds: bool = False) -> pd.DataFrame:
     import pandas as pd
 
-    from exp.compare.runs import find_runs
-    from exp.compare.table import as_rows, as_seed_rows
+    from exp.report.rows import run_rows, seed_rows
+    from exp.report.runs import find_runs
 
     runs = find_runs(paths)
-    return pd.DataFrame(as_seed_rows(runs) if average_seeds else as_rows(runs))
+    return pd.DataFrame(seed_rows(runs) if average_seeds else run_rows(runs))

@@ -32,7 +32,7 @@ from exp.sweep.packing import pack
 from exp.sweep.sweeper import all_refused, other_folder, refuse_without_run
 
 if TYPE_CHECKING:
-    from exp.compare.run import Run
+    from exp.report.runs import Run
     from exp.sweep.composing import Composer
 
 __all__ = ["Job", "Sweep", "current", "expected", "finish", "is_dry", "refuse_empty"]

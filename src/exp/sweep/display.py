@@ -18,7 +18,7 @@ from exp.runfolder import read_json
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from exp.compare.runs import Run
+    from exp.report.runs import Run
     from exp.sweep import Job, Sweep
 
 __all__ = ["SweepDisplay", "progress"]
@@ -151,7 +151,7 @@ class SweepDisplay(Watcher):
         return f"{job.title(self._common)}: {text}{seconds}  ({self._ended} of {len(self.jobs)})"
 
     def _add_result(self, job: Job) -> None:
-        from exp.compare.runs import find_runs
+        from exp.report.runs import find_runs
 
         if job.run is not None and job.run.folder.config.is_file():
             self._results.append(
@@ -188,11 +188,11 @@ class SweepDisplay(Watcher):
 
     def _best(self) -> Table:
         """The best results so far; of very many, which take a while to compare, a little less often than drawn."""
-        from exp.compare.terminal import as_rich_table
+        from exp.report.tables import as_rich, sweep_table
 
         now = time.monotonic()
         if self._table is None or (len(self._results) > self._compared and now > self._compare_from):
-            self._table = as_rich_table(self._results, most=_BEST)
+            self._table = as_rich(sweep_table(self._results, most=_BEST), width=100)
             self._compared = len(self._results)
             self._compare_from = now + _COMPARING * (time.monotonic() - now)
         return self._table

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from exp.compare.run import Run
+    from exp.report.runs import Run
     from exp.sweep import Sweep
 
 __all__ = ["finish", "remove_unused", "run_folders", "write"]
@@ -49,16 +49,16 @@ def remove_unused(folder: Path, missing: list[Path]) -> None:
 
 def write(sweep: Sweep) -> None:
     """``sweep.csv`` and ``sweep.json`` of the jobs so far."""
-    from exp.compare.table import write_table
+    from exp.report.rows import write_rows
 
     sweep.runs = _results(sweep.folder)
     if sweep.runs:
-        write_table(sweep.runs, sweep.folder)
+        write_rows(sweep.runs, sweep.folder)
 
 
 def _results(folder: Path) -> list[Run]:
     """Runs that can be compared; none where all jobs examine something, as those of ``task=doctor``."""
-    from exp.compare.runs import find_runs
+    from exp.report.runs import find_runs
 
     try:
         return find_runs([folder]) if run_folders(folder) else []
@@ -68,12 +68,12 @@ def _results(folder: Path) -> list[Run]:
 
 def finish(sweep: Sweep, terminal: Console) -> None:
     """Print the table of results and what became of the jobs; draw the plots and write the report."""
-    from exp.compare.terminal import as_rich_table
+    from exp.report.tables import as_rich, sweep_table
 
     runs = sweep.runs or _results(sweep.folder)
     terminal.print()
     if runs:
-        terminal.print(as_rich_table(runs))
+        terminal.print(as_rich(sweep_table(runs), width=100))
     waiting = sum(job.outcome is not None and job.outcome.left for job in sweep.jobs)
     ended = [job.outcome for job in sweep.jobs if job.outcome is not None and job.outcome.begun]
     counts = {
@@ -96,7 +96,7 @@ def finish(sweep: Sweep, terminal: Console) -> None:
         terminal.print(f"to do the rest: {to_continue_sweep(sweep.folder)}", soft_wrap=True, markup=False)
     completed = any(run.status == "completed" for run in runs)
     if completed and sweep.settings.plots and not waiting and sweep.interrupted_by is None:
-        from exp.compare import write_report
+        from exp.report import write_report
 
         page = write_report(runs, sweep.folder, sweep.name)
         terminal.print(f"report: {console.shown(page)}", soft_wrap=True)

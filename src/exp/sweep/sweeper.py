@@ -15,8 +15,8 @@ from exp.errors import ConfigError, ExpError
 from exp.task import task_class
 
 if TYPE_CHECKING:
-    from exp.compare.run import Run
     from exp.launcher.outcome import Outcome
+    from exp.report.runs import Run
 
 __all__ = [
     "NoMetric", "all_refused", "check_direction", "check_settings", "no_job", "other_folder", "refuse_without_run",
@@ -77,7 +77,7 @@ def check_direction(config: Any, runs: Sequence[Run]) -> None:
     direction = config.hydra.sweeper.get("direction")
     direction = direction[0] if isinstance(direction, ListConfig) and direction else direction
     direction = getattr(direction, "name", direction)  # of an enumeration
-    metrics = {run.metric_name: run.greater_is_better for run in runs if run.metric is not None}
+    metrics = {run.metric_name: bool(run.result.get("greater_is_better")) for run in runs if run.metric is not None}
     for name, greater in metrics.items():
         right = "maximize" if greater else "minimize"
         if direction in ("minimize", "maximize") and direction != right:

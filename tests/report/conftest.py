@@ -35,6 +35,11 @@ def make_run(tmp_path):
         settings = OmegaConf.create({**CONFIG, "output_dir": str(folder)})
         for key, value in (config or {}).items():
             OmegaConf.update(settings, key, value, merge=False)
+        given = dict(override.split("=", 1) for override in overrides)
+        chosen = {"experiment": settings.name, "task": settings.task.name, "backend": settings.backend.name,
+                  "data": "etth1", "model": "timebridge_small", "optim": "adam", "schedule": "onecycle"}  # fmt: skip
+        recorded = {key: given.get(key, choice) for key, choice in chosen.items()}
+        settings = OmegaConf.merge({"record": {"chosen": recorded}}, settings)
         OmegaConf.save(settings, folder / "config.yaml")
         OmegaConf.save(OmegaConf.create(list(overrides)), folder / "overrides.yaml")
         if metric is not None:

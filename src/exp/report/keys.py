@@ -7,25 +7,13 @@ import re
 from typing import TYPE_CHECKING, Any, Collection, Hashable, Sequence
 
 if TYPE_CHECKING:
-    from exp.compare.run import Run
+    from exp.report.runs import Run
 
 __all__ = [
     "apart", "column", "differing", "is_seed", "is_silent", "meaning", "short_names", "unlike", "value_text",
 ]  # fmt: skip
 
-# Config groups, and the key that names the choice where no override does. None: nothing does.
-_GROUPS: dict[str, str | None] = {
-    "experiment": "name",
-    "task": "task.name",
-    "backend": "backend.name",
-    "launcher": None,
-    "wrapper": "wrapper.kind",
-    "data": "data.name",
-    "model": None,
-    "optim": "optim.type",
-    "schedule": None,
-    "logger": None,
-}
+_GROUPS = ("experiment", "task", "backend", "launcher", "wrapper", "data", "model", "optim", "schedule", "logger")
 # Say nothing about what was computed.
 _SILENT = ("output_dir", "overwrite", "plots", "report_placement", "resume", "resume_changed_data", "run")
 _SILENT_BELOW = ("launcher.", "published", "hydra.", "logger.", "record.", "sweep.")
@@ -45,32 +33,16 @@ def differing(runs: Sequence[Run]) -> list[str]:
     Returns:
         Dotted keys, and names of config groups (``backend``, ``experiment``, ...). :func:`column` has their values.
     """
-    overridden = [_overridden(run) for run in runs]
-    named = list(dict.fromkeys(key for overrides in overridden for key in overrides))
-    unequal = unlike(runs)
-    candidates = [key for key in unequal if not is_silent(key)]
-    groups = {}
-    for group in _GROUPS:
-        everywhere = all(group in overrides for overrides in overridden)
-        if everywhere or group == "experiment" or any(key.startswith(f"{group}.") for key in unequal):
-            labels = column(runs, group)
-            if _differ(labels):
-                groups[group] = labels
+    named = dict.fromkeys(key for run in runs for key in _overridden(run))
+    unequal = [key for key in unlike(runs) if not is_silent(key)]
+    groups = {group: labels for group in _GROUPS for labels in [column(runs, group)] if _differ(labels)}
     kept: dict[str, list[Any]] = {}
-    for key in named:
-        if key in groups:
-            kept[key] = groups.pop(key)
-        else:  # the key itself, or those below it
-            for below in [one for one in candidates if one == key or one.startswith(f"{key}.")]:
-                kept[below] = column(runs, below)
-    # An experiment in a file of the user's own, a backend that auto chose: no override names them.
-    for group, labels in groups.items():
-        if not _follows(labels, kept, [*_above(group), _GROUPS[group] or group]):
-            kept[group] = labels
-    for key in candidates:
+    for key in named:  # the key itself, or those below it
+        below = [key] if key in groups else [one for one in unequal if one == key or one.startswith(f"{key}.")]
+        kept.update((one, column(runs, one)) for one in below)
+    for key in [group for group in groups if group not in kept] + unequal:  # no override names them
         values = column(runs, key)
-        known = key in kept or key in _GROUPS.values() or key == "batch_size"
-        if not known and not _follows(values, kept, _above(key)) and not _repeats(values, list(kept.values())):
+        if key not in kept and key != "batch_size" and not _follows(values, key, kept):
             kept[key] = values
     if "batch_size" in kept and "global_batch_size" not in named:
         kept.pop("global_batch_size", None)  # one of them is derived from the other
@@ -82,19 +54,10 @@ def column(runs: Sequence[Run], key: str) -> list[Any]:
 
     Args:
         runs: any number.
-        key: dotted, or the name of a config group: then the choice that the overrides made, or, where one of the runs
-            has no such override, the name that the configuration itself has for it, or the choice that it records.
+        key: dotted, or the name of a config group: then the choice that the configuration records.
     """
-    if key not in _GROUPS:
-        return [run.config.get(key) for run in runs]
-    chosen = [_overridden(run).get(key) for run in runs]
-    identity = _GROUPS[key]
-    if key != "backend" and all(choice is not None for choice in chosen):
-        return chosen
-    if identity is not None:
-        return [run.config.get(identity) for run in runs]  # for the backend always: auto says less than what it became
-    recorded = [run.config.get(f"record.chosen.{key}") for run in runs]
-    return [record or choice or "(default)" for record, choice in zip(recorded, chosen)]
+    name = f"record.chosen.{key}" if key in _GROUPS else key
+    return [run.config.get(name) for run in runs]
 
 
 def unlike(runs: Sequence[Run]) -> list[str]:
@@ -157,41 +120,27 @@ def value_text(value: Any) -> str:
     """A value of the configuration as a person would write it on the command line."""
     if isinstance(value, float):
         return f"{value:.6g}"
-    if value is None or isinstance(value, bool):
-        return str(json.dumps(value))
-    if isinstance(value, (list, dict)):
+    if value is None or isinstance(value, (bool, list, tuple, dict)):
         return json.dumps(value, default=str)
     return str(value)
 
 
-def _overridden(run: Run) -> dict[str, str | None]:
-    found: dict[str, str | None] = {}
-    for override in run.overrides:
-        match = _OVERRIDE.match(override)
-        if match:
-            found[match[1].replace("/", ".")] = match[2]
-    return found
+def _overridden(run: Run) -> list[str]:
+    """The keys that the command line names."""
+    matches = [_OVERRIDE.match(override) for override in run.overrides]
+    return [match[1].replace("/", ".") for match in matches if match]
 
 
-def _above(key: str) -> list[str]:
-    """The groups whose choice may have brought this key along."""
+def _follows(values: list[Any], key: str, kept: dict[str, list[Any]]) -> bool:
+    """Whether the values of a key are a consequence: of the choice of a group, or of keys that it refers to."""
     group = key.partition(".")[0]
-    return ["experiment"] if key == group else ["experiment", group]
-
-
-def _follows(values: list[Any], kept: dict[str, list[Any]], causes: Sequence[str]) -> bool:
-    """Whether one of the causes that are kept determines the values: equal causes, equal values."""
-    for cause in causes:
-        if cause in kept:
+    for cause in ("experiment", group):
+        if cause in kept and cause != key:
             pairs = {(meaning(one), meaning(value)) for one, value in zip(kept[cause], values)}
-            if len(pairs) == len({one for one, _ in pairs}):
+            if len(pairs) == len({one for one, _ in pairs}):  # equal choices, equal values
                 return True
-    return False
-
-
-def _repeats(values: list[Any], columns: Sequence[list[Any]]) -> bool:
-    """Whether all that differs in the values is the same as in other columns, as where the configuration refers."""
-    known = {tuple(map(meaning, each)) for each in columns}
+    # What differs in it is the same as in other keys, also within a list.
+    known = {tuple(map(meaning, each)) for each in kept.values()}
     parts = [_parts(value) for value in values]
     for place in dict.fromkeys(place for each in parts for place in each):
         found = tuple(meaning(each.get(place)) for each in parts)

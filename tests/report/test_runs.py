@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from exp.compare.keys import column, short_names
-from exp.compare.runs import differing, find_runs, ranked
 from exp.errors import ConfigError
+from exp.report.keys import column, differing, short_names
+from exp.report.runs import find_runs
 
 
 def names(runs):
@@ -48,7 +48,7 @@ def test_broken_files_are_told_and_stop_nothing(make_run, tmp_path):
     for name in ("result.json", "config.yaml"):
         assert name in runs[f"{name} broken"].error
     assert [runs[name].metric for name in ("config.yaml broken", "a list")] == [1.0, None]
-    assert list(runs["metrics.jsonl broken"].records()) == []
+    assert runs["metrics.jsonl broken"].records() == []
     assert all("\n" not in (run.error or "") for run in runs.values())
 
 
@@ -58,12 +58,6 @@ def test_status_of_runs_without_a_result(make_run, tmp_path):
     assert {run.name: run.status for run in find_runs([tmp_path])} == {"begun": "unfinished", "waiting": "pending"}
     (folder / "result.json").write_text('{"status": "preempted", "metric": null}')
     assert find_runs([folder])[0].status == "preempted"
-
-
-def test_the_best_come_first_and_those_without_a_metric_last(make_run, tmp_path):
-    for number, metric in enumerate([0.3, None, 0.1, float("nan"), 0.1, float("inf"), 0.2]):
-        make_run(str(number), metric, error="x" if metric is None else None)
-    assert names(ranked(find_runs([tmp_path]))) == ["2", "4", "6", "0", "1", "3", "5"]
 
 
 def test_pictures_of_training_and_of_prediction(make_run):
@@ -79,8 +73,8 @@ def test_pictures_of_training_and_of_prediction(make_run):
 
 EXPERIMENT = {"name": "dinov3_dubai", "data.name": "dubai", "model.size": "tiny", "batch_size": 8, "max_epochs": 99}
 EXPERIMENTS = [
-    ("experiment=a seed=1", {"seed": 1}), ("experiment=b seed=1", EXPERIMENT),
-    ("experiment=b seed=2", {**EXPERIMENT, "seed": 2}), ("", {**EXPERIMENT, "seed": 2, "optim.lr": 1.0}),
+    ("experiment=timebridge_small seed=1", {"seed": 1}), ("experiment=dinov3_dubai seed=1", EXPERIMENT),
+    ("experiment=dinov3_dubai seed=2", {**EXPERIMENT, "seed": 2}), ("", {**EXPERIMENT, "seed": 2, "optim.lr": 1.0}),
 ]  # fmt: skip
 GROUPS = [("model=big", {"model.d_model": 512, "model.d_ff": 512}), ("model=small", {}),
           ("optim=sgd", {"optim.type": "SGD", "optim.lr": 0.01})]  # fmt: skip
@@ -102,7 +96,7 @@ CARD = {"backend.name": "card", "backend._target_": "x.Card", "backend.options.f
         # a choice of a group is its name
         ([("backend=cpu", {}), ("backend=card", CARD)], ["backend"], {"backend": ["cpu", "card"]}),
         (GROUPS[:2], ["model"], {"model": ["big", "small"]}),
-        (GROUPS, ["model", "optim"], {"model": ["big", "small", "(default)"]}),
+        (GROUPS, ["model", "optim"], {"model": ["big", "small", "timebridge_small"], "optim": ["adam", "adam", "sgd"]}),
         # an experiment is its name and all that it brings
         (EXPERIMENTS[:2], ["experiment"], {}),
         (EXPERIMENTS, ["experiment", "seed", "optim.lr"],
@@ -120,6 +114,22 @@ def test_keys_that_tell_runs_apart(make_run, tmp_path, runs, keys, values):
     assert {key: column(found, key) for key in values} == values
 
 
+def test_an_evaluation_has_the_choices_of_the_run_that_it_evaluates(make_run, tmp_path):
+    """Its own keys of training are defaults, beside those that the weights were trained with."""
+    make_run("a", 0.5, ["model=dlinear"], {"optim.lr": 0.01, "max_epochs": 2})
+    make_run("b", 0.5)
+    for place, trained in (("c", "a"), ("d", "b"), ("e", "gone")):
+        chosen = {"model": "dlinear" if trained == "a" else "timebridge_small", "schedule": "constant"}
+        config = {"schedule.param_scheduler": [], "task.name": "eval", "max_epochs": 10}
+        make_run(place, 0.6, config={**config, "record": {"chosen": chosen, "trained_in": str(tmp_path / trained)}})
+    runs = find_runs([tmp_path])
+    trained = {"model": ["dlinear", "timebridge_small"], "schedule": ["onecycle"] * 2, "max_epochs": [2, 4],
+               "optim.lr": [0.01, 0.001]}  # fmt: skip
+    assert {key: column(runs[:4], key) for key in trained} == {key: values * 2 for key, values in trained.items()}
+    assert "schedule.param_scheduler" not in differing(runs[:4])
+    assert column(runs[4:], "max_epochs") == column(runs[4:], "optim.lr") == [None]
+
+
 def test_short_names_stay_unambiguous():
     names = {"model.d_model": "d_model", "lookback": "lookback", "seed": "seed"}
     names.update({key: key for key in ("data.lookback", "model.lookback")})
@@ -127,5 +137,5 @@ def test_short_names_stay_unambiguous():
 
 
 def test_nothing_here_imports_torch():
-    program = "import sys, exp.compare.command; assert not {'torch', 'pandas', 'matplotlib'} & set(sys.modules)"
+    program = "import sys, exp.report.tables; assert not {'torch', 'pandas', 'matplotlib'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)

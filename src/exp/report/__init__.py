@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Sequence
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from exp.compare.run import Run
+    from exp.report.runs import Run
 
 __all__ = ["write_report"]
 
@@ -19,7 +19,7 @@ def write_report(runs: Sequence[Run], folder: Path, title: str) -> Path:
     prints of them, ``results.tex`` and ``results.md``.
 
     Args:
-        runs: at least one, as :func:`exp.compare.runs.find_runs` gives them.
+        runs: at least one, as :func:`exp.report.runs.find_runs` gives them.
         folder: made where it does not exist.
         title: heads the page; may hold any characters.
 
@@ -29,16 +29,15 @@ def write_report(runs: Sequence[Run], folder: Path, title: str) -> Path:
     Raises:
         OSError: the folder cannot be written.
     """
-    from exp.compare.page import write_page
-    from exp.compare.paper import paper_tables
-    from exp.compare.paper_formats import as_latex, as_markdown
-    from exp.compare.table import write_table
+    from exp.report.page import write_page
+    from exp.report.rows import write_rows
+    from exp.report.tables import as_latex, as_markdown, paper_tables
     from exp.runfolder import write_atomically
 
-    write_table(runs, folder)
+    write_rows(runs, folder)
     tables = paper_tables(runs)
-    for name, text in (("results.tex", as_latex(tables)), ("results.md", as_markdown(tables))) if tables else ():
-        write_atomically(folder / name, text.encode("utf-8", "replace"))
-    page = folder / "report.html"
-    write_page(runs, page, title)
-    return page
+    if tables:
+        write_atomically(folder / "results.tex", as_latex(tables).encode("utf-8", "replace"))
+        write_atomically(folder / "results.md", as_markdown(tables).encode("utf-8", "replace"))
+    write_page(runs, folder / "report.html", title)
+    return folder / "report.html"

@@ -1,7 +1,7 @@
-"""Runs that differ in nothing but the seed: one group, with the mean and the standard deviation of each metric.
+"""Runs ranked by their metric on validation: one by one, or as means over those that differ in nothing but the seed.
 
-Everything that shows means over seeds gets them here. Runs belong together where their frozen configurations are the
-same without the seed, and without what says nothing about what was computed (``output_dir``, ``launcher.*``).
+Runs belong together where their frozen configurations are the same without the seed, and without what says nothing
+about the computation (``output_dir``, ``launcher.*``).
 """
 
 from __future__ import annotations
@@ -11,16 +11,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Callable, Hashable, NamedTuple, Sequence
 
-from exp.compare.keys import is_seed, is_silent, meaning
-from exp.compare.runs import by_metric, greater_is_better
+from exp.report.keys import is_seed, is_silent, meaning
 from exp.result import number_text
 
 if TYPE_CHECKING:
-    from exp.compare.run import Run
+    from exp.report.runs import Run
 
-__all__ = ["Mean", "SeedGroup", "groups_by_metric", "is_averaged", "mean_text", "with_decimals_of"]
-
-_FOLLOWS = "record.follows."  # below it, the keys that were taken from another key, and from which
+__all__ = ["Group", "Mean", "greater_is_better", "in_order", "mean_text", "rankings", "with_decimals_of"]
 
 
 class Mean(NamedTuple):
@@ -29,12 +26,10 @@ class Mean(NamedTuple):
     value: float
     std: float | None
     """Sample standard deviation, with n - 1 in its denominator; None for a single seed, of which there is none."""
-    n: int
-    """Seeds, not runs."""
 
 
 @dataclass(frozen=True, eq=False)
-class SeedGroup:
+class Group:
     """Runs of one configuration with several seeds; or a single run.
 
     Attributes:
@@ -52,8 +47,8 @@ class SeedGroup:
     @property
     def left_out(self) -> str:
         """What became of the others: ``2 failed, 1 unfinished``; empty where there are none."""
-        others = [run for run in self.runs if run not in self.counted]
-        kinds = ["without a metric" if run.status == "completed" else run.status for run in others]
+        others = [run.status for run in self.runs if run not in self.counted]
+        kinds = ["without a metric" if status == "completed" else status for status in others]
         return ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
 
     @property
@@ -80,7 +75,7 @@ class SeedGroup:
     @cached_property
     def score(self) -> Mean | None:
         """Its mean on validation, which the groups are ranked by; None where no run counts, or one has none."""
-        return self._mean(lambda run: run.selected_by)
+        return self.mean_of(lambda run: run.selected_by)
 
     @cached_property
     def reported(self) -> Mean | None:
@@ -88,66 +83,73 @@ class SeedGroup:
         return None if self.metric_name is None else self.mean(self.metric_name)
 
     def mean(self, metric: str) -> Mean | None:
-        """The mean of a metric over the seeds; a seed that was run twice counts once, with the mean of its runs.
+        """The mean of a metric over the seeds; see :meth:`mean_of`."""
+        return self.mean_of(lambda run: run.metric if metric == run.metric_name else run.metrics.get(metric))
+
+    def mean_of(self, value_of: Callable[[Run], float | None]) -> Mean | None:
+        """The mean over the seeds; a seed that was run twice counts once, with the mean of its runs.
 
         Returns:
-            None where no run counts, or where one of those that do lacks this metric: a mean over other seeds than
-            the row says would look the same.
+            None where no run counts, or where one of those that do has no value: a mean over other seeds than the row
+            says would look the same.
         """
-        return self._mean(lambda run: run.metric if metric == run.metric_name else run.metrics.get(metric))
-
-    def _mean(self, value_of: Callable[[Run], float | None]) -> Mean | None:
         by_seed: dict[Hashable, list[float]] = {}
         for run in self.counted:
             value = value_of(run)
             if value is None:
                 return None
             by_seed.setdefault(_seeds(run), []).append(value)
-        if not by_seed:
-            return None
         values = [statistics.mean(each) for each in by_seed.values()]
-        std = statistics.stdev(values) if len(values) > 1 else None
-        return Mean(statistics.mean(values), std, len(values))
-
-    def mean_number(self, key: str) -> float | None:
-        """The mean over the runs that count of a number of the result, such as ``wall_s``; None: none has it."""
-        values = [value for value in (run.number(key) for run in self.counted) if value is not None]
-        return statistics.mean(values) if values else None
+        if not values:
+            return None
+        return Mean(statistics.mean(values), statistics.stdev(values) if len(values) > 1 else None)
 
 
-def groups_by_metric(runs: Sequence[Run]) -> dict[str | None, list[SeedGroup]]:
-    """All runs in groups over seeds, by the metric that ranks them, each with the best mean first.
-
-    Runs of one seed only are not grouped: the same configuration with the same seed is the same run once more.
+def rankings(runs: Sequence[Run], over_seeds: bool) -> dict[str | None, list[Group]]:
+    """All runs, by the metric that ranks them: figures of other metrics cannot be compared.
 
     Args:
         runs: any number.
+        over_seeds: join runs that differ in nothing but the seed. Runs of one and the same seed are not joined: that is
+            the same run once more.
 
     Returns:
-        As :func:`exp.compare.runs.by_metric`, by means on validation; groups of which no run counts are last.
+        By metric the groups, the best mean on validation first; then those without one, such as evaluations, and last
+        those without a metric. A run that did not come to say what its metric is goes with those of its experiment and
+        task; None, which is last, has those that go with nobody.
     """
+    kinds = {_kind(run): run.metric_name for run in runs if run.metric_name is not None}
+    members: dict[str | None, list[Run]] = {}
+    for run in runs:
+        members.setdefault(run.metric_name or kinds.get(_kind(run)), []).append(run)
     found = {}
-    place = {run: number for number, run in enumerate(runs)}
-    for metric, members in by_metric(runs).items():
-        groups = _groups(sorted(members, key=lambda run: place[run]))
-        sign = -1.0 if greater_is_better(members) else 1.0
-        scores = {group: group.score for group in groups}
-        known = [(sign * score.value, number, group) for number, (group, score) in enumerate(scores.items()) if score]
-        best_first = [group for _, _, group in sorted(known, key=lambda each: each[:2])]
-        others = [group for group, score in scores.items() if score is None]
-        found[metric] = best_first + sorted(others, key=lambda group: group.reported is None)
+    for metric in sorted(members, key=lambda name: name is None):
+        sign = -1.0 if greater_is_better(members[metric]) else 1.0
+        groups = _by_settings(members[metric]) if over_seeds else [Group([run]) for run in members[metric]]
+        found[metric] = sorted(groups, key=lambda group: _order(group, sign))
     return found
 
 
-def is_averaged(groups: Sequence[SeedGroup]) -> bool:
-    """Whether there are means over seeds at all."""
-    return any(len(group.runs) > 1 for group in groups)
+def in_order(ranking: dict[str | None, list[Group]]) -> list[tuple[int | None, Group]]:
+    """The groups of all metrics and the place of each among those of its metric, from 1; None: it has no score.
+
+    Those that have no metric are last.
+    """
+    ranked = [
+        (number if group.score else None, group) for each in ranking.values() for number, group in enumerate(each, 1)
+    ]
+    return sorted(ranked, key=lambda pair: pair[1].reported is None)
+
+
+def greater_is_better(runs: Sequence[Run]) -> bool:
+    """Whether larger values of the metric of these runs, which is the same for all, are better."""
+    return any(run.result.get("greater_is_better") for run in runs)
 
 
 def mean_text(mean: Mean | None) -> str:
-    """``0.3541 ± 0.0012`` for a person; of a single seed only the value; a dash for None."""
+    """``0.3541 ± 0.0012`` for a person; of a single seed only the value; empty for None."""
     if mean is None:
-        return "-"
+        return ""
     text = number_text(mean.value)
     return text if mean.std is None else f"{text} ± {with_decimals_of(mean.value, mean.std)}"
 
@@ -158,20 +160,30 @@ def with_decimals_of(value: float, number: float) -> str:
     return f"{number:.4f}" if fixed else f"{number:.4g}"
 
 
-def _groups(runs: Sequence[Run]) -> list[SeedGroup]:
+def _order(group: Group, sign: float) -> tuple[int, float]:
+    if group.score is not None and group.reported is not None:
+        return 0, sign * group.score.value
+    return (1 if group.reported is not None else 2), 0.0
+
+
+def _kind(run: Run) -> tuple[object, object]:
+    return run.config.get("name"), run.config.get("task.name")
+
+
+def _by_settings(runs: Sequence[Run]) -> list[Group]:
     alike: dict[Hashable, list[Run]] = {}
     for run in runs:
         alike.setdefault(_settings(run), []).append(run)
     groups = []
     for members in alike.values():
         several = len({_seeds(run) for run in members}) > 1
-        groups += [SeedGroup(members)] if several else [SeedGroup([run]) for run in members]
+        groups += [Group(members)] if several else [Group([run]) for run in members]
     return groups
 
 
 def _is_seed_of(run: Run, key: str) -> bool:
     """Whether a key is a seed, or was taken from one: ``data.shuffle: ${seed}``."""
-    return is_seed(key) or is_seed(str(run.config.get(f"{_FOLLOWS}{key}", "")))
+    return is_seed(key) or is_seed(str(run.config.get(f"record.follows.{key}", "")))
 
 
 def _settings(run: Run) -> Hashable:

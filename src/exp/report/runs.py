@@ -1,0 +1,264 @@
+"""Run folders: found on the disk, and read whatever became of the run. Imports neither torch nor pandas."""
+
+from __future__ import annotations
+
+import glob
+import math
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Iterator, Sequence
+
+import yaml
+
+from exp.config.structures import task_named
+from exp.errors import ConfigError, RunError
+from exp.result import selecting_value
+from exp.runfolder import RunFolder, read_json
+
+__all__ = ["Run", "find_runs", "is_number", "natural", "read_run"]
+
+# libyaml's loader is some ten times as fast, and not in every build of PyYAML.
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_PARTS_OF_A_RUN = {"checkpoints", "logs", "plots", "tensorboard", "trackers"}
+_PICTURES = (".png", ".jpg", ".jpeg")
+# Keys that only a training uses.
+_OF_TRAINING = re.compile(
+    r"(optim|schedule)\.|record\.chosen\.(optim|schedule)$"
+    r"|(max_epochs|max_steps|batch_size|global_batch_size|accumulate|val_every|patience|min_delta)$"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """What a run folder holds.
+
+    Attributes:
+        folder: absolute.
+        name: short, and unique among the runs it was found with.
+        config: the frozen configuration by dotted keys; lists are values. Empty where it cannot be read. An evaluation
+            has the training keys of the run whose weights it used, or none of them where that run is gone.
+        overrides: what the user gave on the command line.
+        result: ``result.json``; empty where there is none, or where it cannot be read.
+        status: ``completed``, ``failed``, ``preempted``; ``unfinished`` or ``pending`` for a run without a result that
+            has or has not begun. An unfinished run may still be going on: its folder cannot tell.
+        error: why the run failed, else what is wrong with its files, in one line; None: nothing.
+    """
+
+    folder: Path
+    name: str
+    config: dict[str, Any]
+    overrides: list[str]
+    result: dict[str, Any]
+    status: str
+    error: str | None
+
+    @property
+    def metric_name(self) -> str | None:
+        """The metric that is reported, and that runs are chosen by; None where the run has not come to say."""
+        name = self.result.get("metric_name")
+        return None if name is None else str(name)
+
+    @property
+    def metric(self) -> float | None:
+        """Its value on test; None where there is none, or none that is finite."""
+        return self.number("metric")
+
+    @property
+    def selected_by(self) -> float | None:
+        """The same metric on validation, by which runs are ranked; None: the run has none."""
+        value = selecting_value(self.result)
+        return value if is_number(value) else None
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """All metrics that are finite numbers, by name."""
+        found = self.result.get("metrics")
+        pairs = found.items() if isinstance(found, dict) else ()
+        return {str(name): value for name, value in pairs if is_number(value)}
+
+    def number(self, key: str) -> float | None:
+        """A number of the result, such as ``wall_s``, ``steps`` or ``samples_per_second``; None: it has none."""
+        value: Any = self.result.get(key)
+        return value if is_number(value) else None
+
+    def records(self) -> list[dict[str, Any]]:
+        """The records of ``metrics.jsonl``; none where there is no such file."""
+        return RunFolder(self.folder).records()
+
+    def pictures(self) -> list[Path]:
+        """The PNG and JPEG files of the run: those of ``plots`` first, curves last among them, then any others."""
+        found: list[tuple[Any, Path]] = []
+        for place, folders, files in os.walk(self.folder):
+            below = Path(place).relative_to(self.folder)
+            unwanted = _PARTS_OF_A_RUN - {"plots"} if below == Path() else set()
+            folders[:] = [
+                name
+                for name in folders
+                if name[0] != "." and name not in unwanted and not _is_run_folder(Path(place, name))
+            ]
+            for name in files:
+                if Path(name).suffix.lower() in _PICTURES and name[0] != ".":
+                    # Maps of class numbers are for programs; the overlays beside them show the same to people.
+                    order = (below.parts[:1] != ("plots",), below.parts[:1] == ("classes",), len(below.parts))
+                    found.append(((*order, name == "curves.png", natural(str(below / name))), Path(place, name)))
+        return [path for _, path in sorted(found)]
+
+
+def find_runs(paths: Sequence[str | Path]) -> list[Run]:
+    """The runs in and below some folders.
+
+    Args:
+        paths: each a run folder, a folder that has run folders at any depth below it, or a glob. Below a run folder
+            only jobs of a sweep into the same folder are looked for; parts of a run, such as the two of a parity check,
+            are no runs of their own.
+
+    Returns:
+        At least one: by the order of ``paths``, within each in natural order (2 before 10), none twice.
+
+    Raises:
+        ConfigError: a path does not exist, or there is no run in any of them.
+    """
+    folders: dict[Path, None] = {}
+    for path in paths:
+        for folder in _matches(str(path)):
+            for found in sorted(_below(folder), key=lambda place: natural(str(place))):
+                folders.setdefault(found)
+    if not folders:
+        raise ConfigError(
+            f"no run found in {', '.join(map(str, paths)) or 'no path'}: a run folder has a config.yaml beside an "
+            "overrides.yaml or a result.json; give a run folder, a folder of them, or a glob such as 'outputs/*/*'"
+        )
+    parent = Path(os.path.commonpath([folder.parent for folder in folders]))
+    # Names of folders may be any bytes; those of runs can be printed.
+    names = [os.fsencode(folder.relative_to(parent)).decode("utf-8", "replace") for folder in folders]
+    runs = [read_run(folder, name) for folder, name in zip(folders, names)]
+    compared = [run for run in runs if getattr(task_named(str(run.config.get("task.name"))), "compared", True)]
+    if not compared:
+        raise ConfigError(
+            f"no run found in {', '.join(map(str, paths))}: only those of task={runs[0].config['task.name']}, which "
+            "have no result; give the folder of a training, an evaluation or a sweep"
+        )
+    return compared
+
+
+def read_run(folder: Path, name: str) -> Run:
+    """The run in ``folder``. Raises nothing: ``error`` names what cannot be read."""
+    place = RunFolder(folder)
+    problems: list[str] = []
+    config, overrides = _parsed(place.config, problems), _parsed(place.overrides, problems)
+    result = _parsed(place.result, problems)
+    if not isinstance(result, dict):
+        problems += [] if result is None else [f"{place.result.name} holds no record of a run"]
+        result = {}
+    problems += [f"{name} is not as it was written" for name in place.altered(result)]
+    begun = place.logs.is_dir() and any(place.logs.iterdir())
+    return Run(
+        folder=place.path,
+        name=name,
+        config=_as_trained(_flattened(config)) if isinstance(config, dict) else {},
+        overrides=[str(override) for override in overrides] if isinstance(overrides, list) else [],
+        result=result,
+        status=str(result.get("status") or "unfinished") if result or begun else "pending",
+        error=_error(result.get("error")) or "; ".join(problems) or None,
+    )
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value that a file holds is a finite number, and no truth value."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def natural(text: str) -> list[Any]:
+    """A sort key for which 2 comes before 10."""
+    parts = re.split(r"(\d+)", text)
+    return [int(part) if number % 2 else part.lower() for number, part in enumerate(parts)]
+
+
+def _is_run_folder(path: Path) -> bool:
+    """Whether a run was written there: its configuration, and how it came about or what became of it."""
+    folder = RunFolder(path)
+    return folder.config.is_file() and (
+        folder.overrides.is_file() or folder.result.is_file() or folder.env.is_file() or folder.logs.is_dir()
+    )
+
+
+def _matches(path: str) -> list[Path]:
+    """The folders that a path or a glob stands for."""
+    path = os.path.expanduser(path)  # noqa: PTH111 - a pattern, not a path
+    if Path(path).is_dir():
+        return [Path(path).resolve()]
+    if Path(path).exists():
+        raise ConfigError(f"{path} is a file, not a run folder; give the folder that it lies in")
+    matches = sorted(glob.glob(path, recursive=True), key=natural)  # noqa: PTH207 - may be absolute
+    if not matches:
+        what = "matches nothing" if glob.has_magic(path) else "does not exist"
+        raise ConfigError(f"{path} {what}; give a run folder, a folder of them, or a glob such as 'outputs/*/*'")
+    return [Path(match).resolve() for match in matches if Path(match).is_dir()]
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    """The run folders in and below one."""
+    children = _children(folder)
+    if _is_run_folder(folder):
+        yield folder
+        # Hydra numbers the jobs of a sweep, and notes the sweep in this file.
+        swept = (folder / "multirun.yaml").is_file()
+        children = [each for each in children if each.name not in _PARTS_OF_A_RUN and (swept or each.name.isdigit())]
+    for child in children:
+        yield from _below(child)
+
+
+def _children(folder: Path) -> list[Path]:
+    try:
+        entries = list(os.scandir(folder))
+    except OSError:  # somebody else's
+        return []
+    # Links are not followed: they lead to runs that are found where they are, or around in circles.
+    return [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False) and entry.name[0] != "."]
+
+
+def _as_trained(config: dict[str, Any]) -> dict[str, Any]:
+    """With the training keys of the run that the weights are of, where the run itself trained nothing."""
+    folder = config.get("record.trained_in")
+    if folder is None:
+        return config
+    other = _parsed(RunFolder(Path(folder)).config, [])
+    trained = _flattened(other) if isinstance(other, dict) else {}
+    rest = {key: value for key, value in config.items() if not _OF_TRAINING.match(key)}
+    return {**rest, **{key: value for key, value in trained.items() if _OF_TRAINING.match(key)}}
+
+
+def _flattened(values: dict[Any, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one, with dotted keys; lists, and mappings without keys, stay values."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat.update(
+            _flattened(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
+        )
+    return flat
+
+
+def _error(error: Any) -> str:
+    """The error of a result in one line: ``rank 3: RunError: loss is nan``."""
+    if not isinstance(error, dict):
+        return _first_line(error or "")
+    rank = "" if error.get("rank") is None else f"rank {error['rank']}"
+    return ": ".join(filter(None, [rank, str(error.get("type") or ""), _first_line(error.get("message") or "")]))
+
+
+def _first_line(text: Any) -> str:
+    return next((line.strip() for line in str(text).splitlines() if line.strip()), "")
+
+
+def _parsed(path: Path, problems: list[str]) -> Any:
+    try:
+        return read_json(path) if path.suffix == ".json" else yaml.load(path.read_text("utf-8"), _LOADER)  # noqa: S506
+    except FileNotFoundError:
+        return None
+    except RunError as error:  # which names the whole path; a table has room for the name
+        problems.append(_first_line(error).replace(str(path), path.name))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        problems.append(f"{path.name} cannot be read: {_first_line(error)}")
+    return None

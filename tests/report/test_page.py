@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import hashlib
+import html
+import json
+import re
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+import exp.report
+from exp.report import write_report
+from exp.report.charts import Curve, curves_of, thinned
+from exp.report.page import write_page
+from exp.report.pictures import thumbnail
+from exp.report.runs import find_runs
+
+LIBRARY = Path(exp.report.__file__).parent / "echarts"
+
+
+class Page:
+    """What a page shows: its text, the texts of its elements and tables, and the options of its charts by title."""
+
+    def __init__(self, path):
+        self.source = path.read_text(encoding="utf-8")
+        self.text = " ".join(self.texts("body"))
+        options = json.loads(re.findall(r'id="options">(.*?)</script>', self.source, re.DOTALL)[0])
+        titles = re.findall(
+            r'<figure class="chart[^>]*><figcaption>(.*?)</figcaption>.*?data-chart="(\d+)"', self.source
+        )
+        self.charts = {html.unescape(title): options[int(place)] for title, place in titles}
+        assert len(self.charts) == len(options)
+        for tag in ("section", "table", "tr", "td", "th", "details", "figure", "button"):
+            assert len(re.findall(rf"<{tag}[ >]", self.source)) == self.source.count(f"</{tag}>"), tag
+
+    @staticmethod
+    def _inside(tag, text):
+        return re.findall(rf"<{tag}(?: [^>]*)?>(.*?)</{tag}>", text, re.DOTALL)
+
+    def texts(self, tag, within=None):
+        found = self._inside(tag, self.source if within is None else within)
+        return [html.unescape(re.sub("<[^>]*>", "", text)).strip() for text in found]
+
+    def table(self, number):
+        return [self.texts("t[hd]", row) for row in self._inside("tr", self._inside("table", self.source)[number])]
+
+
+def written(runs, path):
+    write_page(runs, path / "page.html", "A sweep")
+    return Page(path / "page.html")
+
+
+def test_a_report_of_a_sweep(make_sweep, tmp_path):
+    path = write_report(find_runs([make_sweep()]), tmp_path / "report", "Learning rates")
+    assert sorted(file.name for file in path.parent.rglob("*")) == [
+        "report.html", "results.md", "results.tex", "sweep.csv", "sweep.json", "sweep_seeds.csv"
+    ]  # fmt: skip
+    page = Page(path)
+    assert page.texts("h1") == ["Learning rates"]
+    assert "6 runs: 5 completed, 1 failed; best on validation is lr=0.001 with mse 0.4150 ± 0.0071" in page.text
+    assert "1 of 6 runs have no result" in page.texts("h2")[0]
+    end = ["12", "1,235", "cpu (Some Processor)"]
+    assert page.table(1) == [
+        ["#", "run", "lr", "seed", "validation", "mse", "mae", "status", "seconds", "samples/s", "device"],
+        ["1", "2", "0.001", "1", "0.4100", "0.4100", "0.2050", "completed", *end],
+        ["2", "3", "0.001", "2", "0.4200", "0.4200", "0.2100", "completed", *end],
+        ["3", "0", "0.0001", "1", "0.5100", "0.5100", "0.2550", "completed", *end],
+        ["4", "4", "0.01", "1", "0.5100", "0.5100", "0.2550", "completed", *end],
+        ["5", "1", "0.0001", "2", "0.5200", "0.5200", "0.2600", "completed", *end],
+        ["", "5", "0.01", "2", "", "", "", "failed: rank 0: RunError: loss is nan", *end],
+    ]
+    assert "python -m exp optim.lr=0.001 seed=1" in page.text
+    assert "model.d_model" in page.texts("details")[2], "the same in all runs"
+
+
+def test_the_charts_of_a_sweep(make_sweep, tmp_path):
+    charts = written(find_runs([make_sweep()]), tmp_path).charts
+    bars, *titles = charts
+    assert bars == "mse on validation, mean ± standard deviation over seeds"
+    assert titles == ["validation mse", "training loss", "mse on validation over lr", "mse on validation over seed",
+                      "mse on validation, all keys", "learning rate", "samples/s"]  # fmt: skip
+    whiskers, points = charts[bars]["series"]
+    assert charts[bars]["yAxis"]["data"] == ["lr=0.001", "lr=0.01", "lr=0.0001"], "the best mean first"
+    assert whiskers["data"][0]["value"] == [0.40793, 0.415, 0.415, 0.415, 0.42207]
+    assert [point["value"] for point in points["data"]] == [[0.41, 0], [0.42, 0], [0.51, 1], [0.51, 2], [0.52, 2]]
+    lines = charts["training loss"]["series"]
+    assert [line["name"] for line in lines] == ["lr=0.001"] * 2 + ["lr=0.01"] * 2 + ["lr=0.0001"] * 2
+    assert lines[0]["color"] == lines[1]["color"] != lines[2]["color"], "seeds of one configuration share a color"
+    assert [len(line["data"]) for line in lines] == [20] * 6
+    over = charts["mse on validation over lr"]
+    assert over["xAxis"]["data"] == ["0.0001", "0.001", "0.01"]
+    assert [point["value"] for point in over["series"][0]["data"]] == [
+        [1, 0.41],
+        [1, 0.42],
+        [2, 0.51],
+        [0, 0.51],
+        [0, 0.52],
+    ]
+    assert over["series"][1]["data"] == [[0, 0.515], [1, 0.415], [2, 0.51]]
+    assert len(charts["mse on validation over seed"]["series"]) == 1, "between seeds there is nothing"
+
+
+def test_scales_are_logarithmic_where_values_span_decades(make_run, tmp_path):
+    for number in range(14):
+        records = [{"split": "val", "step": step, "mse": number + 10.0**-step} for step in (1, 2, 3)]
+        make_run(str(number), metric=1.0 + number, overrides=[f"optim.lr={2.0**-number}"],
+                 config={"optim.lr": 2.0**-number}, records=records)  # fmt: skip
+    charts = written(find_runs([tmp_path]), tmp_path).charts
+    assert charts["validation mse"]["yAxis"]["type"] == "log"
+    assert charts["mse on validation over lr"]["xAxis"]["type"] == "log"
+    assert charts["mse on validation over lr"]["yAxis"]["type"] == "value"
+
+
+def test_metrics_of_different_names_are_not_mixed(make_run, tmp_path):
+    """A run that failed goes with those of its experiment and task."""
+    for place, metric in (("a", 0.5), ("b", 0.4)):
+        make_run(place, metric=metric, greater_is_better=False)
+    for place, metric in (("c", 0.7), ("d", 0.8)):
+        make_run(place, metric=metric, metric_name="mIoU", greater_is_better=True, config={"name": "dinov3"})
+    make_run("e", error="out of memory", config={"name": "dinov3"})
+    make_run("f", error="no weights", config={"name": "dinov3", "task.name": "predict"})
+    page = written(find_runs([tmp_path]), tmp_path)
+    assert page.texts("h2") == [
+        "mse on test timebridge_small; smaller is better",
+        "mIoU on test dinov3; larger is better; 1 of 3 runs have no result", "Runs without a metric", "Configuration",
+    ]  # fmt: skip
+    assert [[row[1] for row in page.table(number)[1:]] for number in range(3)] == [["b", "a"], ["d", "c", "e"], ["f"]]
+
+
+def test_curves_of_losses_in_parts_and_of_broken_values(make_run):
+    records = [
+        {"split": "train", "step": 1, "loss_a": 1.0, "loss_b": 2.0, "lr": 0.1},
+        {"split": "train", "step": 2, "loss": float("nan")},
+        {"split": "train", "step": 3, "loss": "much", "lr": True},
+        {"split": "train", "step": 4, "loss": 0.5, "grad_norm": 3},
+        {"split": "val", "step": 4, "mse": 0.7, "units": {"mse": "m"}}, {"split": "test", "step": 4, "mse": 9.0},
+    ]  # fmt: skip
+    assert curves_of(find_runs([make_run("run", metric=1.0, records=records)])[0]) == {
+        ("train", "loss"): Curve([1, 4], [3.0, 0.5]), ("train", "loss_a"): Curve([1], [1.0]),
+        ("train", "loss_b"): Curve([1], [2.0]), ("train", "lr"): Curve([1], [0.1]),
+        ("train", "grad_norm"): Curve([4], [3]), ("val", "mse"): Curve([4], [0.7]),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("count", [1, 400, 401, 12345])
+def test_thinning_keeps_the_ends_and_every_spike(count):
+    values = [0.0] * count
+    values[count // 3] = 9.0
+    thin = thinned(Curve(list(range(count)), values), 400)
+    assert len(thin.steps) <= 400
+    assert thin.steps == sorted(set(thin.steps))
+    assert (thin.steps[0], thin.steps[-1], max(thin.values)) == (0, count - 1, 9.0)
+
+
+def test_pictures_of_any_mode(tmp_path):
+    for mode, name in (("RGBA", "a.png"), ("P", "b.png"), ("I;16", "c.png"), ("CMYK", "d.jpg")):
+        image = Image.new(mode, (1000, 10), 600) if mode == "I;16" else Image.new("L", (1000, 10), 60).convert(mode)
+        image.save(tmp_path / name)
+        assert thumbnail(tmp_path / name).startswith("data:image/")
+
+
+def test_pictures_of_the_best_run_come_first_six_of_each_and_what_is_none_is_counted(make_run, tmp_path):
+    for number in range(3):
+        make_run(str(number), metric=1.0 - number, pictures=[f"plots/val_{each}.png" for each in range(8)])
+    (tmp_path / "0" / "plots" / "val_0.png").write_text("no picture")
+    page = written(find_runs([tmp_path]), tmp_path)
+    shown = [name for name in re.findall('<img[^>]* alt="(.*?)"', page.source) if ": " in name]
+    numbers = {2: range(6), 1: range(6), 0: range(1, 7)}
+    assert shown == [f"{run}: plots/val_{each}.png" for run, found in numbers.items() for each in found]
+    assert "5 more are in the run folders; 1 could not be read" in page.text
+
+
+def test_the_library_is_the_one_that_was_published():
+    """To update it, replace the files and SHA256SUMS together, from the same release."""
+    for line in (LIBRARY / "SHA256SUMS").read_text(encoding="utf-8").splitlines():
+        digest, name = line.split()
+        assert hashlib.sha256((LIBRARY / name).read_bytes()).hexdigest() == digest, name
+    assert {"LICENSE", "NOTICE", "echarts.min.js"} < {file.name for file in LIBRARY.iterdir()}

@@ -1,0 +1,226 @@
+"""Ranks, means over seeds, and the tables of both: files, terminal, LaTeX and Markdown."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import statistics
+
+from rich.console import Console
+
+from exp.report.groups import Mean, mean_text, rankings
+from exp.report.rows import write_rows
+from exp.report.runs import find_runs
+from exp.report.tables import as_latex, as_markdown, as_rich, paper_tables, run_table, sweep_table
+
+
+def names(runs, over_seeds=True):
+    return {metric: [group.names for group in each] for metric, each in rankings(runs, over_seeds).items()}
+
+
+def printed(runs):
+    file = io.StringIO()
+    Console(file=file, width=200).print(as_rich(sweep_table(runs), width=100))
+    return file.getvalue().splitlines()
+
+
+def written(runs, folder):
+    """The rows of ``sweep.csv`` and of ``sweep.json``."""
+    write_rows(runs, folder)
+    with (folder / "sweep.csv").open(newline="") as file:
+        return list(csv.DictReader(file)), json.loads((folder / "sweep.json").read_text())
+
+
+def test_the_best_come_first_and_those_without_a_metric_last(make_run, tmp_path):
+    for number, metric in enumerate([0.3, None, 0.1, float("nan"), 0.1, float("inf"), 0.2]):
+        make_run(str(number), metric, error="x" if metric is None else None)
+    assert names(find_runs([tmp_path]), over_seeds=False) == {"mse": ["2", "4", "6", "0", "1", "3", "5"]}
+
+
+def test_which_runs_belong_together(make_run, tmp_path):
+    """What follows the seed, and what says nothing about the computation, does not tell runs apart; all else does."""
+
+    def noise(seed, scale=2):
+        return [{"type": "Noise", "seed": seed, "scale": scale}]
+
+    for number, config in enumerate([
+        {"seed": 1, "data.shuffle": 1, "record.follows": {"data.shuffle": "seed"}, "hooks": noise(1)},
+        {"seed": 2, "data.shuffle": 2, "record.follows": {"data.shuffle": "seed"}, "hooks": noise(2), "plots": False},
+        {"seed": 3, "data.shuffle": 7, "hooks": noise(1)},
+        {"seed": 4, "data.shuffle": 7, "hooks": noise(1, scale=3)},
+        {"seed": 5, "data.shuffle": 7, "hooks": noise(1), "nproc": 2},
+    ]):  # fmt: skip
+        make_run(str(number), metric=1.0 + number, config=config)
+    (make_run("5", metric=0.1, config={"seed": 6}) / "config.yaml").write_text(": {")
+    assert names(find_runs([tmp_path])) == {"mse": ["5", "0 1", "2", "3", "4"]}
+
+
+def test_what_a_mean_is_taken_over(make_run, tmp_path):
+    for place, outcome in {
+        "1a": {"metric": 1.0}, "2a": {"metric": 2.0}, "3a": {"metric": 3.0}, "3a again": {"metric": 5.0},
+        "4a": {"error": "loss is nan"}, "5a": {"status": "completed", "metric_name": "mse"},
+        "1b": {"metric": 9.0, "metrics": {"mse": 9.0, "rmse": 3.0}}, "2b": {"metric": 9.0},
+        "1c": {"error": "no data"}, "2c": {},
+    }.items():  # fmt: skip
+        make_run(place, config={"seed": int(place[0]), "name": place[1]}, **outcome)
+    groups = rankings(find_runs([tmp_path]), over_seeds=True)
+    (group, other), (failed,) = groups["mse"], groups[None]
+    assert group.score == Mean(7 / 3, statistics.stdev([1.0, 2.0, 4.0])), "seed 3 counts once"
+    assert (group.n_text, group.left_out) == ("3 of 5", "1 failed, 1 without a metric")
+    assert other.mean("mse") == Mean(9.0, 0.0)
+    assert other.mean("rmse") is None, "one of the two runs has none"
+    assert (failed.score, failed.n_text, failed.left_out) == (None, "0 of 2", "1 failed, 1 unfinished")
+
+
+def test_larger_means_come_first_where_larger_is_better(make_run, tmp_path):
+    for number, (rate, seed) in enumerate([(1, 1), (1, 2), (2, 1), (2, 2)]):
+        make_run(str(number), metric=[0.9, 0.1, 0.6, 0.7][number], greater_is_better=True,
+                 config={"optim.lr": rate, "seed": seed})  # fmt: skip
+    assert names(find_runs([tmp_path])) == {"mse": ["2 3", "0 1"]}, "0.9 is the best run, but not the best mean"
+
+
+def test_a_mean_as_people_read_it():
+    for mean, text in {
+        Mean(0.35412, 0.0011): "0.3541 ± 0.0011", Mean(0.35412, 0.00001): "0.3541 ± 0.0000",
+        Mean(0.35412, None): "0.3541", Mean(123456.7, 1.25): "1.235e+05 ± 1.25", None: "",
+    }.items():  # fmt: skip
+        assert mean_text(mean) == text
+
+
+def test_a_row_for_each_run_the_best_first(make_sweep, tmp_path):
+    rows, full = written(find_runs([make_sweep()]), tmp_path)
+    assert [row["run"] for row in full] == [row["run"] for row in rows] == ["2", "3", "0", "4", "1", "5"]
+    assert [row["rank"] for row in rows] == ["1", "2", "3", "4", "5", ""]
+    assert dict(rows[0]) == {
+        "rank": "1", "run": "2", "optim.lr": "0.001", "seed": "1", "status": "completed", "selected_by": "0.41",
+        "mse": "0.41", "mae": "0.205", "steps": "40", "wall_s": "12.3456", "samples_per_second": "1234.57", "error": "",
+    }  # fmt: skip
+    failed = {"mse": "nan", "mae": "nan", "error": "rank 0: RunError: loss is nan"}
+    assert {key: rows[-1][key] for key in failed} == failed
+    assert (full[-1]["mse"], full[-1]["metric_name"]) == (None, None)
+    assert full[0]["samples_per_second"] == 1234.5678
+    assert full[0]["folder"].endswith("sweep/2")
+
+
+def test_runs_of_different_metrics_have_a_rank_each(make_run, tmp_path):
+    make_run("a", metric=0.5, overrides=["steps=3"], config={"steps": 3})
+    make_run("b", metric=0.7, metric_name="mIoU", overrides=["steps=4"], config={"steps": 4}, greater_is_better=True)
+    rows, _ = written(find_runs([tmp_path]), tmp_path / "out")
+    assert [(row["rank"], row["mse"], row["mIoU"], row["config.steps"], row["steps"]) for row in rows] == [
+        ("1", "0.5", "nan", "3", "40"), ("1", "nan", "0.7", "4", "40"),
+    ]  # fmt: skip
+
+
+def test_a_metric_keeps_its_value_whatever_its_name_is(make_run, tmp_path):
+    """Beside it stands what exp tells of the run: neither has the other's column."""
+    metrics = {"error": 0.25, "steps": 7.5, "metric": 8.5, "wall_s": 9.5, "n": 10.5}
+    for seed in (1, 2, 3):
+        outcome = (
+            {"error": "it is broken"} if seed == 3 else {"metric": 0.25, "metric_name": "error", "metrics": metrics}
+        )
+        config = {"seed": seed, "model.error": seed}
+        make_run(f"r/{seed}", overrides=[f"{key}={seed}" for key in config], config=config, **outcome)
+    runs = find_runs([tmp_path / "r"])
+    rows, (first, _, failed) = written(runs, tmp_path)
+    titles = ["metrics.error", "metrics.steps", "metrics.metric", "metrics.wall_s", "n"]
+    for row in rows[:2]:
+        assert [float(row[title]) for title in titles] == [first[title] for title in titles] == list(metrics.values())
+        assert (row["error"], row["steps"], row["wall_s"]) == ("", "40", "12.3456")
+    assert (first["metric_name"], first["metric"], first["error"]) == ("error", 0.25, None)
+    assert (failed["error"], failed["metrics.error"]) == ("rank 0: RunError: it is broken", None)
+    assert {"error", "model.error"} <= set(run_table(rankings(runs, over_seeds=False)["error"], "error").heads)
+
+
+def test_seeds_are_one_row_of_the_terminal_s_table(make_sweep):
+    lines = [" ".join(line.split()) for line in printed(find_runs([make_sweep()]))]
+    assert [lines[0], *lines[2:5]] == [
+        "runs lr validation mse n seconds",
+        "* 2 3 0.001 0.4150 ± 0.0071 0.4150 ± 0.0071 2 12",
+        "4 5 0.01 0.5100 0.5100 1 of 2 1 failed: rank 0: RunError: loss i…",  # a single seed has no deviation
+        "0 1 0.0001 0.5150 ± 0.0071 0.5150 ± 0.0071 2 12",
+    ]
+    assert "sample standard deviation" in lines[5]
+
+
+def test_a_wide_sweep_still_fits_into_100_columns(make_run, tmp_path):
+    for number in range(3):
+        config = {f"model.a_rather_long_name_{key}": f"{'x' * 40}{number}" for key in range(9)}
+        outcome = (
+            {"error": "z" * 300} if number == 2 else {"metric": number + 1e-7, "metric_units": {"mse": "standard"}}
+        )
+        place = f"{'some/where/deep/' * 5}{number}_{'y' * 50}"
+        make_run(place, overrides=[f"{key}={value}" for key, value in config.items()], config=config, **outcome)
+    lines = printed(find_runs([tmp_path]))
+    assert max(map(len, lines)) <= 100
+    text = " ".join(" ".join(lines).split())
+    for words in ("a_rather_long_name_0", "not shown", "a_rather_long_name_8", "mse: of standard values"):
+        assert words in text
+
+
+def test_of_many_runs_the_best_and_those_that_failed(make_run, tmp_path):
+    for number in range(50):
+        outcome = {"metric": number * 7 % 38 / 1000} if number < 38 else {"error": "broken"}
+        make_run(str(number), overrides=[f"steps={number}"], config={"steps": number}, **outcome)
+    lines = printed(find_runs([tmp_path]))
+    best = sorted(range(38), key=lambda number: number * 7 % 38)[:15]
+    rows = [line.replace("*", "").split() for line in lines[2:27]]
+    assert [row[0] for row in rows] == [str(number) for number in [*best, *range(38, 48)]]
+    assert "failed: rank 0: RunError: broken" in lines[17]
+    assert lines[-1].strip() == "23 more completed, 2 more failed; all 50 runs: sweep.csv"
+    assert sum("*" in line for line in lines) == 1
+
+
+def test_names_are_no_markup(make_run, tmp_path):
+    for number, name in enumerate(["[a_b]", "50% & $x^2$ \\ ~{}#", "a|b *c* <d>"]):
+        for seed in (1, 2):
+            make_run(f"{number}{seed}", metric=1e-6 * (number + seed), metric_name="mse_x",
+                     config={"model.kind": name, "seed": seed, "data.name": None})  # fmt: skip
+    tables = paper_tables(find_runs([tmp_path]))
+    latex = as_latex(tables)
+    deviation = r"\pm 7.071 \times 10^{-7}$ (2) \\"
+    assert latex[latex.index(r"\toprule") :].splitlines() == [
+        r"\toprule",
+        r"kind & mse\_x \\",
+        r"\midrule",
+        r"50\% \& \$x\textasciicircum{}2\$ \textbackslash{} \textasciitilde{}\{\}\# & $2.5 \times 10^{-6} " + deviation,
+        r"{[}a\_b] & $1.5 \times 10^{-6} " + deviation,  # behind the end of a row it would be its argument
+        r"a\textbar{}b {*}c{*} \textless{}d\textgreater{} & $3.5 \times 10^{-6} " + deviation,
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+    rows = as_markdown(tables).splitlines()
+    assert [rows[0], rows[4]] == [r"| kind | mse\_x |", r"| a\|b \*c\* \<d\> | 3.5e-06 ± 7.071e-07 (2) |"]
+
+
+def test_rows_of_a_paper_are_data_sets_and_what_differs_on_them(make_run, tmp_path):
+    def table_with(place, experiment, data, horizon):
+        overrides = [f"experiment={experiment}", f"data.horizon={horizon}"]
+        config = {"name": experiment, "data.name": data, "data.horizon": horizon}
+        make_run(place, metric=1.0, overrides=overrides, config=config)
+        return paper_tables(find_runs([tmp_path]))[0]
+
+    for data, horizon in (("B", 1000), ("B", 96), ("A", 1000), ("A", 96)):
+        table = table_with(f"{data}{horizon}", data.lower(), data, horizon)
+    assert table.heads == ["data", "horizon", "mse"], "each experiment has its own data, which stand for it"
+    assert [row[:2] for row in table.rows] == [["A", "96"], ["A", "1000"], ["B", "96"], ["B", "1000"]]
+    assert table_with("other", "c", "A", 96).heads == ["data", "experiment", "horizon", "mse"]
+    labels = [row[0] for row in table_with("again", "c", "A", 96).rows]
+    assert {"again", "other"} < set(labels), "nothing else tells these two apart"
+
+
+def test_published_figures_are_beside_those_of_the_runs(make_run, tmp_path):
+    published = {"mse": 0.354, "mae": 0.39, "source": "Liu et al., <2024>"}
+    for number, unlike in enumerate([[], ["data.lookback=96 (there: 720)"]]):
+        make_run(str(number), metric=0.4, config={"data.lookback": number}, overrides=[f"data.lookback={number}"],
+                 published={**published, "differs": unlike}, metric_units={"mse": "raw"})  # fmt: skip
+    (table,) = paper_tables(find_runs([tmp_path]))
+    assert table.rows == [
+        ["ETTh1", "0", "0.4000", "0.354", "+0.0460", "0.2000", "0.39", "-0.1900"],
+        ["ETTh1", "1", "0.4000", "", "", "0.2000", "", ""],
+    ]
+    for note in (
+        "published: Liu et al., <2024>", "mse: of raw values", "mse: smaller is better",
+        "published figures are of another experiment, and not shown, where data.lookback=96 (there: 720)",
+    ):  # fmt: skip
+        assert note in table.notes
