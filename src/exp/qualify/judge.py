@@ -6,7 +6,7 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
-from exp.doctor.facts import size
+from exp.console import size
 from exp.errors import EXIT_CONFIG, EXIT_OK, EXIT_UNAVAILABLE
 from exp.launcher.processes import signal_name
 from exp.parity.compare import read_losses

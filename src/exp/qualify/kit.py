@@ -14,8 +14,7 @@ from hydra.core.hydra_config import HydraConfig
 from exp import console
 from exp.backends_registry import create_backend
 from exp.config.hardware import check_hardware
-from exp.doctor.facts import variables
-from exp.environment import describe_environment
+from exp.environment import describe_environment, variables
 from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, ConfigError, ExpError
 from exp.freezing import prepare
 from exp.launcher.processes import handle_signals, signal_name

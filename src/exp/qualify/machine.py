@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from exp.backend import Backend
 from exp.backends_registry import create_backend
 from exp.config.names import allow
-from exp.doctor.facts import variables
+from exp.environment import variables
 from exp.runfolder import to_json
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, Mapping, Sequence
 
-from exp.doctor.facts import size
+from exp.console import size
 from exp.qualify.verdict import FAIL, PASS, WARN, Verdict
 
 __all__ = ["judge_operators", "left_by"]

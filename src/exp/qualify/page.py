@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Iterator, Mapping, Sequence
 
-from exp.doctor.facts import flops, size
+from exp.console import flops, size
 from exp.qualify.operator_table import left_by
 from exp.qualify.verdict import FAIL, NOT_RUN, WARN
 from exp.runfolder import write_atomically

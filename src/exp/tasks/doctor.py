@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from exp import console
 from exp.errors import ConfigError
 from exp.task import Task
 
@@ -40,22 +39,22 @@ class Doctor(Task):
                 raise ConfigError(f"task.{key}={getattr(self, key)} must be more than 0 seconds")
 
     def diagnose(self, config: ExpConfig, folder: RunFolder, info: RankInfo, backend: Backend) -> None:
-        """See :func:`exp.doctor.diagnosis.diagnose`."""
-        from exp.doctor.diagnosis import diagnose
+        """See :func:`exp.checks.doctor.diagnose`."""
+        from exp.checks.doctor import diagnose
 
         diagnose(config, folder, info, backend)
 
     def announce(self, config: ExpConfig, folder: RunFolder) -> bool:
         """What is examined."""
-        from exp.doctor import summary
+        from exp.checks import report
 
-        summary.begin(config, folder, console.shown(folder.path))
+        report.begin(config, folder)
         return True
 
     def tell_end(self, config: ExpConfig, folder: RunFolder, outcome: Outcome) -> int | None:
         """The table of findings."""
-        from exp.doctor import summary
+        from exp.checks import report
 
         if outcome.interrupted_by is not None:
             return None
-        return summary.end(config, folder, outcome, console.shown(folder.path))
+        return report.end(config, folder, outcome)

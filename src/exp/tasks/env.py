@@ -35,8 +35,8 @@ class Env(Task):
             raise ConfigError(f"task=env looks from one process; leave out nproc={config.nproc}, or use task=doctor")
 
     def diagnose(self, config: ExpConfig, folder: RunFolder, info: RankInfo, backend: Backend) -> None:
-        """See :func:`exp.doctor.env.describe`."""
-        from exp.doctor.env import describe
+        """See :func:`exp.checks.env.describe`."""
+        from exp.checks.env import describe
 
         describe(config, folder, info, backend)
 

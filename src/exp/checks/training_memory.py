@@ -13,10 +13,10 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from exp.backends_registry import create_backend
+from exp.checks.check import FAILED
+from exp.checks.verdict import value_of
 from exp.config.batch import derive_batch_sizes
-from exp.doctor.facts import size
-from exp.doctor.record import FAILED
-from exp.doctor.verdict import value_of
+from exp.console import size
 from exp.raised import message_of
 from exp.runfolder import RunFolder, to_json
 
@@ -32,7 +32,7 @@ def training_memory(report: dict[str, Any], config: ExpConfig, folder: RunFolder
     None for devices that ranks share, whose free memory says little, and where something has failed.
 
     Args:
-        report: from :func:`exp.doctor.verdict.assemble`.
+        report: from :func:`exp.checks.verdict.assemble`.
         config: the frozen configuration.
         folder: the run folder.
     """
@@ -44,7 +44,7 @@ def training_memory(report: dict[str, Any], config: ExpConfig, folder: RunFolder
     training = {"memory_peak": None, "free": free, "rank": rank, "fits": None, "advice": None}
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "exp.doctor.training_memory", str(folder.path), str(free)],
+            [sys.executable, "-m", "exp.checks.training_memory", str(folder.path), str(free)],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             encoding="utf-8",
@@ -98,7 +98,7 @@ def _estimated(config: ExpConfig, free: int) -> dict[str, Any]:
 
 
 def _main() -> None:
-    """``python -m exp.doctor.training_memory FOLDER FREE``: prints the estimate, or the reason for having none."""
+    """``python -m exp.checks.training_memory FOLDER FREE``: prints the estimate, or the reason for having none."""
     from exp.frozen import FrozenRun
 
     try:

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, Iterator
 from exp import console
 from exp.backends_registry import create_backend, installed
 from exp.cards import identity
-from exp.doctor import facts
-from exp.doctor.facts import size
-from exp.environment import describe_environment
+from exp.console import size
+from exp.environment import SHM, describe_environment, process_limits, variables
 from exp.errors import ExpError
 from exp.launcher.rank import this_host
 from exp.result import blank_result
@@ -36,8 +35,8 @@ def describe(config: ExpConfig, folder: RunFolder, info: RankInfo, backend: Back
         "backends": _backends(config, backend),
         "backend_packages": backend.packages(),
         "monitor": backend.monitor(),
-        "variables": facts.variables(backend),
-        "limits": facts.limits(),
+        "variables": variables(backend),
+        "limits": process_limits(),
     }
     terminal = console.make_console()
     lines = _lines(environment, cards)
@@ -113,7 +112,7 @@ def _lines(environment: dict[str, Any], cards: list[dict[str, Any]]) -> Iterator
     for row in environment["monitor"]:
         yield f"  {row['index']:<12} {_reading(row)}"
     yield "limits"
-    yield f"  {facts.SHM:<12} {size(limits['shm_free'])} free of {size(limits['shm_total'])}"
+    yield f"  {SHM:<12} {size(limits['shm_free'])} free of {size(limits['shm_total'])}"
     yield f"  {'open files':<12} {limits['open_files'] or 'no limit'} (hard: {limits['open_files_hard'] or 'no limit'})"
     yield "variables" if environment["variables"] else "variables      none of those that matter"
     for name, value in environment["variables"].items():
