@@ -6,10 +6,10 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
+from exp.checks.parity import read_losses
 from exp.console import size
 from exp.errors import EXIT_CONFIG, EXIT_OK, EXIT_UNAVAILABLE
 from exp.launcher.processes import signal_name
-from exp.parity.compare import read_losses
 from exp.qualify.operator_table import judge_operators
 from exp.qualify.verdict import FAIL, NOT_RUN, PASS, WARN, Verdict
 from exp.runfolder import RunFolder, read_json, read_records

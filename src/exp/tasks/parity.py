@@ -17,7 +17,7 @@ __all__ = ["Parity"]
 
 @dataclass
 class Parity(Task):
-    """One of two runs, which train a few steps and leave a trace each; the parent compares (:mod:`exp.parity`)."""
+    """One of two runs, each of which leaves a trace of a few steps; the parent compares (:mod:`exp.checks.parity`)."""
 
     _target_: str = "exp.tasks.parity.Parity"
     name: str = "parity"
@@ -28,7 +28,7 @@ class Parity(Task):
     trains: ClassVar[bool] = True
     isolated: ClassVar[bool] = True  # the plug-ins of two devices need not live in one process
     has_reference: ClassVar[bool] = True
-    modules = ("exp.parity.traced",)
+    modules = ("exp.checks.trace",)
 
     def check(self, config: ExpConfig) -> None:
         """Two runs on one node, one after the other."""
@@ -46,7 +46,7 @@ class Parity(Task):
             )
 
     def run(self, session: Session) -> dict[str, Any]:
-        """See :func:`exp.parity.traced.train_traced`."""
-        from exp.parity.traced import train_traced
+        """See :func:`exp.checks.trace.train_traced`."""
+        from exp.checks.trace import train_traced
 
         return train_traced(session)

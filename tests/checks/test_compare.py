@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from exp.parity.compare import EARLY_STEPS, compare, tolerances
+from exp.checks.parity import EARLY_STEPS, compare, tolerances
 from exp.runfolder import RunFolder
 
 FIRST = {"output/000001/a": [1.0, 2.0], "output/000001/model": [3.0]}

@@ -1,4 +1,4 @@
-"""What a parity run leaves for comparison: losses, outputs of the modules, gradients and parameters.
+"""task=parity, one of its two runs: losses, outputs of the modules, gradients and parameters of a few steps.
 
 One NumPy file per run, in the order of execution. Of large tensors a fixed, evenly spaced part is kept, the same on
 every backend, so that the file stays small whatever the model: all of a tensor up to ``FIRST_STEP`` values in the first
@@ -15,17 +15,40 @@ import torch
 from mmengine.hooks import Hook
 from torch import nn
 
+from exp.engine.building import build_data, build_model, make_result, record_environment
+from exp.engine.hooks import truncate_metrics
+from exp.engine.training import Training
 from exp.engine.wrapper import unwrapped
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from exp.backend import Backend
+    from exp.session import Session
 
-__all__ = ["TraceHook", "without_dropout"]
+__all__ = ["TraceHook", "train_traced"]
 
 FIRST_STEP = 2**20
 LATER_STEPS = 2**12
+
+
+def train_traced(session: Session) -> dict[str, Any]:
+    """Train ``steps`` steps; ``trace.npz`` has what they computed, ``metrics.jsonl`` their losses."""
+    record_environment(session)
+    # Of an earlier comparison in this folder.
+    session.when_started(lambda: truncate_metrics(session.folder.metrics, 0))
+    data = build_data(session)
+    model = build_model(session, data)
+    _without_dropout(model)
+    training = Training(session, data, model)
+    runner = training.runner
+    runner.hooks.remove(training.checkpoint_hook)
+    trace = TraceHook(session.folder.path / "trace.npz", session.config.steps)
+    runner.register_hook(trace)
+    runner.train()
+    steps = runner.iter
+    runner.close()
+    return make_result(session, {}, None, steps=steps, random_modules=trace.random_modules)
 
 
 class TraceHook(Hook):
@@ -140,11 +163,11 @@ def _tensors(output: Any) -> Iterator[torch.Tensor]:
 _DROPOUTS = tuple(kind for name, kind in vars(nn).items() if "Dropout" in name)
 
 
-def without_dropout(model: nn.Module) -> None:
+def _without_dropout(model: nn.Module) -> None:
     """Turn torch's dropout off: masks come from each device's own generator, so they would differ by design.
 
-    A model that calls a dropout function by itself is told by its configuration (:func:`exp.parity.runs.prepare`); what
-    is left is found by :attr:`TraceHook.random_modules`.
+    A model that calls a dropout function by itself is told by its configuration (:mod:`exp.checks.parity`); what is
+    left is found by :attr:`TraceHook.random_modules`.
     """
     for module in model.modules():
         if isinstance(module, _DROPOUTS):
