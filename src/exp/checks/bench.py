@@ -201,7 +201,7 @@ class Bench:
         if not ended:
             return "never arrived: it has left no record"
         if running:
-            return f"has been in the check '{running['name']}' for {time.time() - running['time']:.0f} s"
+            return f"has been in the check '{running['name']}' for {time.time() - running['since']:.0f} s"
         return f"was last seen after the check '{ended[-1]['name']}'"
 
 

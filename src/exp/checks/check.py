@@ -80,7 +80,7 @@ class Journal:
 
     def begin(self, name: str, **about: Any) -> None:
         """Something is about to be tried; ``about`` is what is to be known of it where it never ends."""
-        self._write({"name": name, **about, "ended": False})
+        self._write({"name": name, **about, "since": time.time(), "ended": False})
 
     def end(self, name: str, **found: Any) -> None:
         """It has ended, well or not; ``found`` is what came of it."""
@@ -99,7 +99,7 @@ class Journal:
         return True
 
     def _write(self, line: dict[str, Any]) -> None:
-        self._waiting += (to_json({**line, "time": time.time()}) + "\n").encode()
+        self._waiting += (to_json(line) + "\n").encode()
         self.flush()
 
 

@@ -1,7 +1,7 @@
 """task=parity in the parent: two runs, one after the other, and what differs between their traces. Imports no torch.
 
 The experiment is launched twice through the launcher of the run: on the backend under test, and on the reference. Each
-leaves a trace (:mod:`~exp.checks.trace`). Two launches, because the plug-ins of two devices need not live in one
+leaves a trace (:mod:`~exp.checks.training`). Two launches, because the plug-ins of two devices need not live in one
 process.
 """
 

@@ -7,16 +7,16 @@ fullest one. Code of the user's may hang or crash: it runs in a process of its o
 from __future__ import annotations
 
 import copy
-import json
-import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
 from exp.backends_registry import create_backend
 from exp.checks.check import FAILED
+from exp.checks.child import ask
 from exp.checks.verdict import value_of
 from exp.config.batch import derive_batch_sizes
 from exp.console import size
+from exp.errors import RunError, UnavailableError
 from exp.raised import message_of
 from exp.runfolder import RunFolder, to_json
 
@@ -42,22 +42,13 @@ def training_memory(report: dict[str, Any], config: ExpConfig, folder: RunFolder
         return None
     free, rank = min(known)
     training = {"memory_peak": None, "free": free, "rank": rank, "fits": None, "advice": None}
+    reason = None
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "exp.checks.training_memory", str(folder.path), str(free)],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=config.task.timeout_s,
-            check=False,
-        )
-        training.update(json.loads((done.stdout.splitlines() or [""])[-1]))
+        patience_s = config.task.timeout_s
+        training.update(ask("exp.checks.training_memory", str(folder.path), str(free), patience_s=patience_s))
         reason = training.pop("reason", None)
-    except subprocess.TimeoutExpired:
-        reason = f"no answer within {config.task.timeout_s} s"
-    except ValueError:  # it ended without one
-        reason = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+    except (RunError, TimeoutError) as error:
+        reason = str(error)
     if reason is None:
         takes = f"takes about {size(training['memory_peak'])} of a card (estimated)"
         training["text"] = f"{config.name} {takes}; rank {rank} has {size(free)} free"
@@ -70,7 +61,6 @@ def _estimated(config: ExpConfig, free: int) -> dict[str, Any]:
     """Bytes of a rank at the worst moment, whether they fit, and what to do where they do not."""
     from exp.compat import supports_estimates
     from exp.engine.registries import import_plugins
-    from exp.errors import UnavailableError
 
     if not supports_estimates():
         raise UnavailableError("it needs torch 2.1 or newer")

@@ -103,13 +103,11 @@ def _record(folder: RunFolder, number: int) -> dict[str, Any]:
     checks = {line.pop("name"): line for line in ended}
     about = checks.pop(START, {})
     end = checks.pop(END, {})
-    for line in (about, *checks.values()):
-        line.pop("time", None)
     return {
         "rank": number,
         "host": None,
         **about,
-        "running": running and {"name": running["name"], "since": running["time"]},
+        "running": running,
         "finished": bool(end),
         "absent": end.get("absent", []),
         "stayed_in": None,

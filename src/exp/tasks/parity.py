@@ -28,7 +28,7 @@ class Parity(Task):
     trains: ClassVar[bool] = True
     isolated: ClassVar[bool] = True  # the plug-ins of two devices need not live in one process
     has_reference: ClassVar[bool] = True
-    modules = ("exp.checks.trace",)
+    modules = ("exp.checks.training",)
 
     def check(self, config: ExpConfig) -> None:
         """Two runs on one node, one after the other."""
@@ -46,7 +46,7 @@ class Parity(Task):
             )
 
     def run(self, session: Session) -> dict[str, Any]:
-        """See :func:`exp.checks.trace.train_traced`."""
-        from exp.checks.trace import train_traced
+        """See :func:`exp.checks.training.train_traced`."""
+        from exp.checks.training import train_traced
 
         return train_traced(session)

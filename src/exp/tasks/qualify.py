@@ -18,7 +18,7 @@ __all__ = ["Collectives", "Operators", "Qualify", "Speed"]
 
 @dataclass
 class Qualify(Task):
-    """Makes all rows, each in a process of its own, and one page of them (:mod:`exp.qualify`)."""
+    """Makes all rows, each in a process of its own, and one page of them (:mod:`exp.checks.qualify`)."""
 
     _target_: str = "exp.tasks.qualify.Qualify"
     name: str = "qualify"
@@ -59,8 +59,8 @@ class Qualify(Task):
             raise ConfigError("task=qualify runs many short jobs here; take launcher=torchrun, within a job if need be")
 
     def run_in_parent(self, config: ExpConfig, overrides: Sequence[str]) -> Finished:
-        """See :func:`exp.qualify.kit.qualify`."""
-        from exp.qualify.kit import qualify
+        """See :func:`exp.checks.qualify.qualify`."""
+        from exp.checks.qualify import qualify
 
         return qualify(config, list(overrides))
 
@@ -78,7 +78,7 @@ class Operators(Task):
     isolated: ClassVar[bool] = True
     counts_fallbacks: ClassVar[bool] = True
     compared: ClassVar[bool] = False
-    modules = ("exp.qualify.operators",)
+    modules = ("exp.checks.operators",)
 
     def check(self, config: ExpConfig) -> None:
         """Refuse more than one process: what they exchange is task=collectives' to check."""
@@ -86,8 +86,8 @@ class Operators(Task):
             raise ConfigError(f"task=operators looks at one card; leave out nproc={config.nproc}")
 
     def run(self, session: Session) -> dict[str, Any]:
-        """See :func:`exp.qualify.operators.check_operators`."""
-        from exp.qualify.operators import check_operators
+        """See :func:`exp.checks.operators.check_operators`."""
+        from exp.checks.operators import check_operators
 
         return check_operators(session)
 
@@ -105,7 +105,7 @@ class Collectives(Task):
 
     isolated: ClassVar[bool] = True
     compared: ClassVar[bool] = False
-    modules = ("exp.qualify.collectives",)
+    modules = ("exp.checks.collectives",)
 
     def check(self, config: ExpConfig) -> None:
         """Refuse a single process."""
@@ -115,8 +115,8 @@ class Collectives(Task):
             raise ConfigError(f"task.sizes_kib={self.sizes_kib} must be a list of sizes from 1 on")
 
     def run(self, session: Session) -> dict[str, Any]:
-        """See :func:`exp.qualify.collectives.measure_collectives`."""
-        from exp.qualify.collectives import measure_collectives
+        """See :func:`exp.checks.collectives.measure_collectives`."""
+        from exp.checks.collectives import measure_collectives
 
         return measure_collectives(session)
 
@@ -133,7 +133,7 @@ class Speed(Task):
     trains: ClassVar[bool] = True
     isolated: ClassVar[bool] = True
     compared: ClassVar[bool] = False
-    modules = ("exp.qualify.speed",)
+    modules = ("exp.checks.training",)
 
     def check(self, config: ExpConfig) -> None:
         """Refuse a warm-up that leaves nothing."""
@@ -141,7 +141,7 @@ class Speed(Task):
             raise ConfigError(f"max_steps={config.max_steps} must be more than task.warm_up={self.warm_up}")
 
     def run(self, session: Session) -> dict[str, Any]:
-        """See :func:`exp.qualify.speed.measure_speed`."""
-        from exp.qualify.speed import measure_speed
+        """See :func:`exp.checks.training.measure_speed`."""
+        from exp.checks.training import measure_speed
 
         return measure_speed(session)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Iterator, Mapping, Sequence
 
+from exp.checks.check import FAILED, SKIPPED, WARNING
+from exp.checks.operator_table import left_by
 from exp.console import flops, size
-from exp.qualify.operator_table import left_by
-from exp.qualify.verdict import FAIL, NOT_RUN, WARN
 from exp.runfolder import write_atomically
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["write_page"]
 
-_MARKS = {FAIL: "**fail**", WARN: "*warn*"}
+_MARKS = {FAILED: "**failed**", WARNING: "*warning*"}
 
 
 def write_page(path: Path, record: Mapping[str, Any]) -> None:
@@ -30,13 +30,13 @@ def write_page(path: Path, record: Mapping[str, Any]) -> None:
 def _lines(record: Mapping[str, Any]) -> Iterator[str]:
     rows: Mapping[str, Any] = record["rows"]
     made_up = " (simulated: speeds say nothing)" if record["simulated"] else ""
-    left = sum(row["verdict"] == NOT_RUN for row in rows.values())
-    missing = f", {left} of {len(rows)} rows not run" if left else ""
+    left = sum(row["status"] == SKIPPED for row in rows.values())
+    missing = f", {left} of {len(rows)} rows skipped" if left else ""
     yield f"# {record['nproc']} x {record['backend']}{made_up}: {record['verdict']}{missing}"
     yield ""
     yield from _machine(record)
     yield from _table(("row", "", "s", "found", "what to do"), [
-        (name, _MARKS.get(row["verdict"], row["verdict"]), "" if row["seconds"] is None else f"{row['seconds']:.0f}",
+        (name, _MARKS.get(row["status"], row["status"]), "" if row["seconds"] is None else f"{row['seconds']:.0f}",
          row["finding"], row["advice"]) for name, row in rows.items()])  # fmt: skip
     yield from _section("Operators that are not equal", ("precision, experiment", "operator", "", "relative", "left",
                         "call", "said"), _operators(rows))  # fmt: skip
@@ -51,14 +51,12 @@ def _lines(record: Mapping[str, Any]) -> Iterator[str]:
 
 def _machine(record: Mapping[str, Any]) -> Iterator[str]:
     found = record["environment"]
-    if not found:
-        return
-    packages = {**found.get("packages", {}), **record["machine"]["packages"]}
+    packages = {**found["packages"], **found["backend_packages"]}
     yield f"- exp {found['exp']} ({found['git_revision'] or 'no git checkout'}), Python {found['python']}"
     yield f"- {found['platform']}, {found['cpu_count']} cores"
     yield "- " + ", ".join(f"{name} {version or 'missing'}" for name, version in packages.items())
-    variables = found.get("variables", {})
-    yield "- variables: " + (", ".join(f"{name}={value}" for name, value in variables.items()) or "none that matter")
+    variables = ", ".join(f"{name}={value}" for name, value in found["variables"].items())
+    yield f"- variables: {variables or 'none that matter'}"
     for card in record["monitor"]:
         used = f", {size(card['memory_used'])} used" if card.get("memory_used") is not None else ""
         total = f", {size(card['memory_total'])}" if card.get("memory_total") is not None else ""
@@ -129,7 +127,7 @@ def _speed(rows: Mapping[str, Any]) -> Iterator[Sequence[str]]:
 
 
 def _of_kind(rows: Mapping[str, Any], kind: str) -> Iterator[Mapping[str, Any]]:
-    return (row for row in rows.values() if row["kind"] == kind and row["verdict"] != NOT_RUN)
+    return (row for row in rows.values() if row["kind"] == kind and row["status"] != SKIPPED)
 
 
 def _section(title: str, columns: Sequence[str], cells: Iterator[Sequence[str]]) -> Iterator[str]:

@@ -1,35 +1,52 @@
-"""task=parity, one of its two runs: losses, outputs of the modules, gradients and parameters of a few steps.
+"""Trainings of a few steps that are looked at: task=parity's two (traced), task=speed (timed), and one that is killed.
 
-One NumPy file per run, in the order of execution. Of large tensors a fixed, evenly spaced part is kept, the same on
-every backend, so that the file stays small whatever the model: all of a tensor up to ``FIRST_STEP`` values in the first
-step, ``LATER_STEPS`` values after it.
+A trace is one NumPy file per run, in the order of execution. Of large tensors a fixed, evenly spaced part is kept, the
+same on every backend, so that the file stays small whatever the model: all of a tensor up to ``FIRST_STEP`` values in
+the first step, ``LATER_STEPS`` values after it.
 """
 
 from __future__ import annotations
 
+import os
+import signal
+import statistics
+import time
 import zipfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterator
 
 import numpy as np
 import torch
 from mmengine.hooks import Hook
 from torch import nn
+from torch.utils.data import Dataset
 
+from exp.data.base import split_of
 from exp.engine.building import build_data, build_model, make_result, record_environment
 from exp.engine.hooks import truncate_metrics
 from exp.engine.training import Training
 from exp.engine.wrapper import unwrapped
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from exp.backend import Backend
     from exp.session import Session
 
-__all__ = ["TraceHook", "train_traced"]
+__all__ = ["KillOnce", "Repeated", "StepTimer", "TraceHook", "measure_speed", "train_traced", "train_with"]
 
 FIRST_STEP = 2**20
 LATER_STEPS = 2**12
+
+
+def train_with(session: Session, data: Any, model: nn.Module, hook: Hook) -> tuple[Training, int]:
+    """Train with ``hook``, and without checkpoints; returns the training, and how many steps it took."""
+    training = Training(session, data, model)
+    runner = training.runner
+    runner.hooks.remove(training.checkpoint_hook)
+    runner.register_hook(hook)
+    runner.train()
+    steps = runner.iter
+    runner.close()
+    return training, steps
 
 
 def train_traced(session: Session) -> dict[str, Any]:
@@ -40,14 +57,8 @@ def train_traced(session: Session) -> dict[str, Any]:
     data = build_data(session)
     model = build_model(session, data)
     _without_dropout(model)
-    training = Training(session, data, model)
-    runner = training.runner
-    runner.hooks.remove(training.checkpoint_hook)
     trace = TraceHook(session.folder.path / "trace.npz", session.config.steps)
-    runner.register_hook(trace)
-    runner.train()
-    steps = runner.iter
-    runner.close()
+    _, steps = train_with(session, data, model, trace)
     return make_result(session, {}, None, steps=steps, random_modules=trace.random_modules)
 
 
@@ -174,3 +185,123 @@ def _without_dropout(model: nn.Module) -> None:
             module.p = 0.0
         elif isinstance(module, (nn.MultiheadAttention, nn.RNNBase)):
             module.dropout = 0.0
+
+
+def measure_speed(session: Session) -> dict[str, Any]:
+    """Train ``max_steps`` steps; the result has their times and each rank's largest memory."""
+    record_environment(session)
+    config = session.config
+    data = build_data(session)
+    train = split_of(data, "train", config.seed)
+    wanted = (config.max_steps or 1) * (config.global_batch_size or 1)
+    lasting = data if len(train) >= wanted else _LongData(data, Repeated(train, wanted))
+    timer = StepTimer(config.task.warm_up)
+    training, steps = train_with(session, lasting, build_model(session, data, to_place=True), timer)
+    left = training.metrics_hook.left_device
+    own = {"memory": session.backend.memory().get("max_allocated"), "seconds": timer.seconds}
+    told = session.distributed.gather(own)
+    slowest = [max(each) for each in zip(*(rank["seconds"] for rank in told))]
+    step_s = statistics.median(slowest) if slowest else None
+    return make_result(
+        session,
+        {},
+        None,
+        steps=steps,
+        step_seconds=step_s,
+        samples_per_second=config.global_batch_size / step_s if step_s else None,
+        slowest_step_seconds=max(slowest, default=None),
+        memory_by_rank=[rank["memory"] for rank in told],
+        left_device=None if left is None else left.summary(session.distributed),
+        train_samples=len(train),
+    )
+
+
+class Repeated(Dataset[Any]):
+    """A training split over and over, so that it lasts for all steps: of any batch, in one epoch.
+
+    Args:
+        dataset: indexed by a whole batch.
+        count: how many samples there shall be.
+    """
+
+    takes_batches = True
+
+    def __init__(self, dataset: Any, count: int) -> None:
+        self.dataset = dataset
+        self.count = count
+        self.needs_epoch = getattr(dataset, "needs_epoch", False)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, keys: torch.Tensor) -> Any:
+        numbers = (keys[:, 0] if keys.dim() == 2 else keys) % len(self.dataset)
+        return self.dataset[torch.stack([numbers, keys[:, 1]], dim=1) if keys.dim() == 2 else numbers]
+
+
+class _LongData:
+    """A data set with another training split.
+
+    Args:
+        data: of :func:`exp.engine.building.build_data`.
+        train: takes the place of its own.
+    """
+
+    def __init__(self, data: Any, train: Any) -> None:
+        self._data = data
+        self.train = train
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._data, name)
+
+
+class StepTimer(Hook):
+    """Times every step by itself, from the end of the one before, the device's work included; no validation.
+
+    Args:
+        warm_up: steps at the beginning that do not count: kernels are compiled, caches filled.
+    """
+
+    priority = "VERY_LOW"
+
+    def __init__(self, warm_up: int) -> None:
+        self._left = warm_up
+        self._mark = 0.0
+        self.seconds: list[float] = []
+
+    def before_train_epoch(self, runner: Any) -> None:
+        """What came before is no part of a step."""
+        runner.backend.synchronize()
+        self._mark = time.perf_counter()
+
+    def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
+        """Nor is a validation in mid-epoch."""
+        self.before_train_epoch(runner)
+
+    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        """Wait for the device, and read the clock."""
+        runner.backend.synchronize()
+        now = time.perf_counter()
+        if self._left > 0:
+            self._left -= 1
+        else:
+            self.seconds.append(now - self._mark)
+        self._mark = now
+
+
+class KillOnce(Hook):
+    """SIGKILL for the last rank, as the kernel does where memory runs out, once it has taken ``step`` steps.
+
+    Args:
+        step: after this optimizer step.
+        mark: a file that is made before, so that it happens once.
+    """
+
+    def __init__(self, step: int, mark: str) -> None:
+        self.step, self.mark = step, Path(mark)
+
+    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        """Die, where it is time."""
+        if runner.iter + 1 == self.step and runner.rank == runner.world_size - 1 and not self.mark.exists():
+            self.mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)

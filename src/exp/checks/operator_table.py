@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any, Mapping, Sequence
 
+from exp.checks.check import Answer, fail, ok
 from exp.console import size
-from exp.qualify.verdict import FAIL, PASS, WARN, Verdict
 
 __all__ = ["judge_operators", "left_by"]
 
@@ -21,7 +21,7 @@ _BAD = _ORDER[:3]
 _SHOWN = 4
 
 
-def judge_operators(lines: Sequence[Mapping[str, Any]], precision: str) -> Verdict:
+def judge_operators(lines: Sequence[Mapping[str, Any]], precision: str) -> Answer:
     """Make the table and judge it.
 
     Args:
@@ -54,16 +54,14 @@ def judge_operators(lines: Sequence[Mapping[str, Any]], precision: str) -> Verdi
     if bad:
         theirs = "report these operators to the vendor; docs/hardware.md says what stands in"
         ours = "portable ones are exp's own: report them there, with the card"
-        return Verdict(FAIL, finding, "; ".join([theirs] * (False in bad) + [ours] * (True in bad)), values)
+        return fail(finding, "; ".join([theirs] * (False in bad) + [ours] * (True in bad)), **values)
     if all(row["relative"] is None for row in rows):
-        return Verdict(FAIL, f"nothing was compared: {finding}", "look at output.log in the row's folder", values)
+        return fail(f"nothing was compared: {finding}", "look at output.log in the row's folder", **values)
     if counts["left the card"]:
-        return Verdict(WARN, finding, "these operators run on the CPU, slowly: docs/hardware.md", values)
+        return ok(finding, "these operators run on the CPU, slowly: docs/hardware.md", **values)
     if counts["off"]:
-        return Verdict(
-            WARN, finding, "more than rounding: see whether the card multiplies in a lower precision", values
-        )
-    return Verdict(PASS, finding, "", values)
+        return ok(finding, "more than rounding: see whether the card multiplies in a lower precision", **values)
+    return ok(finding, **values)
 
 
 def _status(line: Mapping[str, Any], precision: str) -> dict[str, Any]:

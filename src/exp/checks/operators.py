@@ -8,24 +8,24 @@ gives none, so one defect does not hide the next.
 
 from __future__ import annotations
 
+import math
+from functools import partial
 from typing import TYPE_CHECKING, Any, Callable, Container, ContextManager, Mapping, Sequence
 
 import torch
 from mmengine.hooks import Hook
 
+from exp.checks.check import Journal
+from exp.checks.training import train_with
 from exp.compat import every_operator
 from exp.engine.building import build_data, build_model, make_result, record_environment
-from exp.engine.training import Training
-from exp.qualify.difference import difference, largest, leaves
-from exp.qualify.trail import Trail
 
 if TYPE_CHECKING:
     from exp.backend import Backend
     from exp.session import Session
 
-__all__ = ["TRAIL", "OperatorCheck", "check_operators"]
+__all__ = ["OperatorCheck", "check_operators", "difference"]
 
-TRAIL = "operators.jsonl"
 _SHAPES = 8
 """So many signatures of one operator are compared; further ones only run."""
 _FLOOR = 1e-3
@@ -40,21 +40,14 @@ def check_operators(session: Session) -> dict[str, Any]:
     """Train ``max_steps`` steps with every operator compared; ``operators.jsonl`` has what was found."""
     record_environment(session)
     data = build_data(session)
-    training = Training(session, data, build_model(session, data))
-    runner = training.runner
-    runner.hooks.remove(training.checkpoint_hook)
-    trail = Trail(session.folder.path / TRAIL)
+    journal = Journal(session.folder.path / "operators.jsonl")
     skip, portable = session.config.task.skip, session.portable_operators
-    check = OperatorCheck(session.backend, session.device, trail, skip, portable)
-    window = _Window(check)
-    runner.register_hook(window)
+    window = _Window(OperatorCheck(session.backend, session.device, journal, skip, portable))
     try:
-        runner.train()
+        _, steps = train_with(session, data, build_model(session, data), window)
     finally:
         window.close()
-    steps = runner.iter
-    runner.close()
-    return make_result(session, {}, None, steps=steps, operators=len(check.names))
+    return make_result(session, {}, None, steps=steps, operators=len(window.check.seen))
 
 
 class _Window(Hook):
@@ -65,13 +58,13 @@ class _Window(Hook):
     priority = "VERY_LOW"
 
     def __init__(self, check: OperatorCheck) -> None:
-        self._check = check
+        self.check = check
         self._open: ContextManager[Any] | None = None
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         """Open it."""
         if self._open is None:
-            self._open = every_operator(self._check)
+            self._open = every_operator(self.check)
             self._open.__enter__()
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
@@ -93,7 +86,7 @@ class OperatorCheck:
     Args:
         backend: of the device.
         device: whose operators are compared; calls that touch none of its tensors just run.
-        trail: where findings go: of each operator and signature one line.
+        journal: where findings go: of each operator and signature one line.
         skip: operators that are run on the CPU alone, because the device is known to end the process.
         portable: ATen names of those whose kernels are not the device's own.
     """
@@ -102,14 +95,14 @@ class OperatorCheck:
         self,
         backend: Backend,
         device: torch.device,
-        trail: Trail,
+        journal: Journal,
         skip: Sequence[str] = (),
         portable: Container[str] = (),
     ) -> None:
         self.backend = backend
         self.device = device
-        self.trail = trail
-        self.names: dict[str, set[Any]] = {}
+        self.journal = journal
+        self.seen: dict[str, set[Any]] = {}
         self._broken = set(skip)
         self._portable = portable
 
@@ -121,22 +114,23 @@ class OperatorCheck:
         name = name_of(func)
         if name in self._broken:
             return self._on_cpu_only(func, args, kwargs)
-        seen = self.names.setdefault(name, set())
+        seen = self.seen.setdefault(name, set())
         signature = tuple((tuple(each.shape), str(each.dtype), each.device.type) for each in tensors)
         if signature in seen or len(seen) >= _SHAPES:
             return func(*args, **kwargs)
         seen.add(signature)
         detail = ", ".join(f"{str(kind)[6:]}{list(shape)}" for shape, kind, _ in signature[:6])
-        self.trail.begin(name, detail, portable=_base(func) in self._portable)
-        return self._compare(name, detail, func, args, kwargs)
+        about = {"detail": detail, "portable": _base(func) in self._portable}
+        self.journal.begin(name, **about)
+        return self._compare(partial(self.journal.end, name, **about), func, args, kwargs)
 
     def _is_ours(self, tensors: Sequence[torch.Tensor], kwargs: dict[str, Any]) -> bool:
         wanted = kwargs.get("device")
         named = wanted is not None and torch.device(wanted).type == self.device.type
         return named or any(each.device.type == self.device.type for each in tensors)
 
-    def _compare(self, name: str, detail: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        scale = max((largest(each) for each in _tensors((args, kwargs))), default=0.0)
+    def _compare(self, note: Callable[..., None], func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        scale = max((_largest(each) for each in _tensors((args, kwargs))), default=0.0)
         reference, expected, reason = None, None, None
         if not _is_random(func, args, kwargs):
             reference = _moved((args, kwargs), _is_mutable(func))
@@ -150,11 +144,10 @@ class OperatorCheck:
             result = func(*args, **kwargs)
             self.backend.synchronize()
         except Exception as error:
+            note(error=_first_line(error))
             if reference is None or reason is not None:
-                self._note(func, name, detail, error=_first_line(error))
                 raise
-            self._broken.add(name)
-            self._note(func, name, detail, error=_first_line(error))
+            self._broken.add(name_of(func))
             return self._given(func, args, kwargs, reference, expected)
         found: dict[str, Any] = {"left": _left(before, self.backend.fallbacks())}
         if reference is None:
@@ -167,11 +160,8 @@ class OperatorCheck:
             elif not _is_mutable(func):
                 ours, theirs = _asked_for(result, args), _asked_for(expected, args)
             found.update(difference(ours, theirs, _FLOOR * scale))
-        self._note(func, name, detail, **found)
+        note(**found)
         return result
-
-    def _note(self, func: Any, name: str, detail: str, **found: Any) -> None:
-        self.trail.end(name, detail=detail, portable=_base(func) in self._portable, **found)
 
     def _on_cpu_only(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         reference = _moved((args, kwargs), _is_mutable(func))
@@ -247,7 +237,7 @@ def _base(func: Any) -> str:
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in leaves(value) if isinstance(leaf, torch.Tensor)]
+    return [leaf for leaf in _leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def _map(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
@@ -290,3 +280,60 @@ def _moved(value: Any, mutable: bool) -> Any:
 def _first_line(error: BaseException) -> str:
     lines = str(error).splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else ''}"
+
+
+def difference(ours: Any, theirs: Any, floor: float) -> dict[str, Any]:
+    """How far the tensors and numbers in two structures are apart.
+
+    Args:
+        ours: of the device.
+        theirs: of the CPU.
+        floor: least scale of what is relative.
+
+    Returns:
+        ``relative`` (to the largest absolute value; infinite where only one is finite, or shapes differ), ``absolute``
+        and ``dtype`` of the tensor that is furthest off.
+    """
+    worst: dict[str, Any] = {"relative": 0.0, "absolute": 0.0, "dtype": None}
+    mine, other = _leaves(ours), _leaves(theirs)
+    if len(mine) != len(other):
+        return {"relative": math.inf, "absolute": math.inf, "dtype": None}
+    for left, right in zip(mine, other):
+        absolute, scale, dtype = _apart(left, right)
+        relative = 0.0 if absolute == 0 else absolute / max(scale, floor, 1e-30)
+        if worst["dtype"] is None or relative > worst["relative"]:
+            worst = {"relative": relative, "absolute": absolute, "dtype": dtype}
+    return worst
+
+
+def _apart(left: Any, right: Any) -> tuple[float, float, str]:
+    a, b = (each if isinstance(each, torch.Tensor) else torch.tensor(each) for each in (left, right))
+    dtype = str(b.dtype)[6:]
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return math.inf, 1.0, dtype
+    a, b = a.detach().cpu(), b.detach()
+    if not b.is_floating_point():
+        return float((a != b).any()), 1.0, dtype
+    a, b = a.double(), b.double()
+    same = (a == b) | (torch.isnan(a) & torch.isnan(b))
+    if bool(same.all()):
+        return 0.0, 1.0, dtype
+    gap, finite = float((a - b)[~same].abs().max()), b[torch.isfinite(b)].abs()
+    return (gap if math.isfinite(gap) else math.inf), float(finite.max()) if finite.numel() else 0.0, dtype
+
+
+def _largest(tensor: torch.Tensor) -> float:
+    """The largest finite absolute value; 0 where there is none, or whole numbers."""
+    if not tensor.is_floating_point() or tensor.numel() == 0:
+        return 0.0
+    values = tensor.detach().cpu().float().abs()
+    return float(values[torch.isfinite(values)].max()) if bool(torch.isfinite(values).any()) else 0.0
+
+
+def _leaves(value: Any) -> list[Any]:
+    """Tensors and numbers at any depth, in order."""
+    if isinstance(value, (list, tuple)):
+        return [leaf for each in value for leaf in _leaves(each)]
+    if isinstance(value, dict):
+        return [leaf for each in value.values() for leaf in _leaves(each)]
+    return [value] if isinstance(value, (torch.Tensor, bool, int, float)) else []

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, Callable
 import torch
 import torch.distributed as dist
 
+from exp.backend import Backend
+from exp.checks.check import Journal
 from exp.compat import supports_python_process_groups
 from exp.engine.building import make_result, record_environment
-from exp.qualify.trail import Trail
 
 if TYPE_CHECKING:
     from exp.session import Session
 
-__all__ = ["TRAIL", "measure_collectives"]
+__all__ = ["addends", "measure_collectives"]
 
-TRAIL = "collectives.jsonl"
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _REPEATS = 5
 _LARGEST_SUM = 256
@@ -29,31 +29,28 @@ def measure_collectives(session: Session) -> dict[str, Any]:
     record_environment(session)
     session.begin()
     task, backend = session.config.task, session.backend
-    trail = Trail(session.folder.path / TRAIL) if session.distributed.is_main else None
+    journal = Journal(session.folder.path / "collectives.jsonl") if session.distributed.is_main else None
     found = []
-    for operation in _operations(session):
-        for precision in (each for each in _DTYPES if backend.supports(each)):
+    for operation in _operations(backend):
+        for precision in filter(backend.supports, _DTYPES):
             name = f"{operation} {precision}"
-            if name in task.skip:
-                continue
-            for kib in task.sizes_kib:
-                if trail is not None:
-                    trail.begin(name, f"{kib} KiB")
+            for kib in [] if name in task.skip else task.sizes_kib:
+                if journal is not None:
+                    journal.begin(name, detail=f"{kib} KiB")
                 line = {"kib": kib, **_measure(session, operation, _DTYPES[precision], kib)}
                 found.append({"name": name, **line})
-                if trail is not None:
-                    trail.end(name, **line)
+                if journal is not None:
+                    journal.end(name, **line)
                 if "error" in line:
                     break
     return make_result(session, {}, None, collectives=found)
 
 
-def _operations(session: Session) -> list[str]:
+def _operations(backend: Backend) -> list[str]:
     """Those that reach this device's group: a vendor's own, and a staged one below torch 2.0, only add up."""
-    backend = session.backend
-    if type(backend).init_process_group is not _inherited("init_process_group"):
-        return ["all_reduce"]
-    return ["all_reduce"] if backend.staged and not supports_python_process_groups() else ["all_reduce", "broadcast"]
+    own = type(backend).init_process_group is not Backend.init_process_group
+    adds_only = own or (backend.staged and not supports_python_process_groups())
+    return ["all_reduce"] if adds_only else ["all_reduce", "broadcast"]
 
 
 def addends(rank: int, world_size: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -65,12 +62,6 @@ def addends(rank: int, world_size: int, count: int) -> tuple[torch.Tensor, torch
     ranks = max(2, 1 + _LARGEST_SUM // world_size)
     pattern = (torch.arange(count, dtype=torch.int64) % period).float()
     return pattern + rank % ranks, world_size * pattern + sum(each % ranks for each in range(world_size))
-
-
-def _inherited(name: str) -> Any:
-    from exp.backend import Backend
-
-    return getattr(Backend, name)
 
 
 def _measure(session: Session, operation: str, dtype: torch.dtype, kib: int) -> dict[str, Any]:
