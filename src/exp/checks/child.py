@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import secrets
 import signal
 import subprocess
@@ -84,12 +85,9 @@ def run_exp(
     Raises:
         Interrupted: this process was told to end; the child has been ended.
     """
-    from exp.cli import wants_tracebacks
-
     mark = secrets.token_hex(8)
     environment = {**os.environ, JOB_VARIABLE: mark}
-    if not wants_tracebacks():
-        environment.pop("HYDRA_FULL_ERROR", None)  # which Hydra's own switch sets while it runs this task
+    environment.pop("HYDRA_FULL_ERROR", None)  # which the command line sets while Hydra runs this task
     output.parent.mkdir(parents=True, exist_ok=True)
     begun = time.monotonic()
     with output.open("ab") as log:
@@ -150,14 +148,12 @@ def ask(module: str, *arguments: str, order: bytes = b"", patience_s: float) -> 
         raise RunError(lines[-1]) from None
 
 
-def main() -> int:
-    """The child: ``-m exp.checks.child PARENT ARGUMENTS...``; returns the exit code of exp."""
+def main() -> None:
+    """The child: ``-m exp.checks.child PARENT ARGUMENTS...`` is ``-m exp ARGUMENTS...``."""
     die_with_parent(signal.SIGTERM, int(sys.argv[1]))
     sys.argv[:] = ["exp", *sys.argv[2:]]
-    from exp.cli import main as exp_main
-
-    return exp_main()
+    runpy.run_module("exp", run_name="__main__")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

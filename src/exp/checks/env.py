@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from typing import TYPE_CHECKING, Any, Iterator
 
 from exp import console
@@ -21,9 +20,7 @@ if TYPE_CHECKING:
     from exp.launcher.rank import RankInfo
     from exp.runfolder import RunFolder
 
-__all__ = ["describe", "wrapped"]
-
-_COLUMN = 15  # where values begin
+__all__ = ["describe"]
 
 
 def describe(config: ExpConfig, folder: RunFolder, info: RankInfo, backend: Backend) -> None:
@@ -38,18 +35,10 @@ def describe(config: ExpConfig, folder: RunFolder, info: RankInfo, backend: Back
         "variables": variables(backend),
         "limits": process_limits(),
     }
-    terminal = console.make_console()
-    lines = _lines(environment, cards)
-    if terminal.is_terminal:  # elsewhere one fact stays one line: it is searched, and pasted
-        lines = (part for line in lines for part in wrapped(line, terminal.width))
-    terminal.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+    lines = "\n".join(f"{name:<14} {text}" if text else name for name, text in _facts(environment, cards))
+    console.make_console().print(lines, highlight=False, markup=False, soft_wrap=True)
     write_json(folder.env, environment)
     folder.write_result({**blank_result(config), "status": "completed"})
-
-
-def wrapped(line: str, width: int) -> list[str]:
-    """A line of the report in ``width`` columns: what does not fit goes below its value."""
-    return textwrap.wrap(line, max(width, 40), subsequent_indent=" " * _COLUMN, break_on_hyphens=False) or [line]
 
 
 def _backends(config: ExpConfig, chosen: Backend) -> dict[str, str]:
@@ -87,43 +76,41 @@ def _cards(backend: Backend) -> Iterator[dict[str, Any]]:
         yield described
 
 
-def _lines(environment: dict[str, Any], cards: list[dict[str, Any]]) -> Iterator[str]:
-    """The report, one fact per line."""
-    packages = {**environment["packages"], **environment["backend_packages"]}
-    limits = environment["limits"]
-    yield f"exp            {environment['exp']} ({environment['git_revision'] or 'no git checkout'})"
-    yield f"python         {environment['python']}  {environment['executable']}"
-    yield f"platform       {environment['platform']}, {environment['cpu_count']} cores"
-    yield f"host           {environment['host']}"
-    yield "packages       " + ", ".join(f"{name} {version or 'missing'}" for name, version in packages.items())
-    yield f"backend        {environment['backend']}"
-    for name, state in environment["backends"].items():
-        yield f"  {name:<12} {state}"
-    yield "devices" if cards else "devices        none"
-    for card in cards:
-        if "error" in card:
-            yield f"  {card['device']:<12} {card['error']}"
-            continue
-        memory = f", {size(card['memory_free'])} free of {size(card['memory'])}" if "memory_free" in card else ""
-        which = f", {card['identity']}" if "identity" in card else ""
-        driver = f", driver {card['driver']}" if card.get("driver") else ""
-        yield f"  {card['device']:<12} {card['name']}{which}{memory}{driver}"
-    yield "monitor" if environment["monitor"] else "monitor        none"
-    for row in environment["monitor"]:
-        yield f"  {row['index']:<12} {_reading(row)}"
-    yield "limits"
-    yield f"  {SHM:<12} {size(limits['shm_free'])} free of {size(limits['shm_total'])}"
-    yield f"  {'open files':<12} {limits['open_files'] or 'no limit'} (hard: {limits['open_files_hard'] or 'no limit'})"
-    yield "variables" if environment["variables"] else "variables      none of those that matter"
-    for name, value in environment["variables"].items():
-        yield f"  {name}={value}"
+def _facts(found: dict[str, Any], cards: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    """The report, one fact per line: what, and its value; what belongs to a line before is indented."""
+    packages, limits = {**found["packages"], **found["backend_packages"]}, found["limits"]
+    files, most = limits["open_files"] or "no limit", limits["open_files_hard"] or "no limit"
+    yield "exp", f"{found['exp']} ({found['git_revision'] or 'no git checkout'})"
+    yield "python", f"{found['python']}  {found['executable']}"
+    yield "platform", f"{found['platform']}, {found['cpu_count']} cores"
+    yield "host", found["host"]
+    yield "packages", ", ".join(f"{name} {version or 'missing'}" for name, version in packages.items())
+    yield "backend", found["backend"]
+    yield from ((f"  {name}", state) for name, state in found["backends"].items())
+    yield "devices", "" if cards else "none"
+    yield from ((f"  {card['device']}", _card(card)) for card in cards)
+    yield "monitor", "" if found["monitor"] else "none"
+    yield from ((f"  {row['index']}", _reading(row)) for row in found["monitor"])
+    yield "limits", ""
+    yield f"  {SHM}", f"{size(limits['shm_free'])} free of {size(limits['shm_total'])}"
+    yield "  open files", f"{files} (hard: {most})"
+    yield "variables", "" if found["variables"] else "none of those that matter"
+    yield from ((f"  {name}={value}", "") for name, value in found["variables"].items())
+
+
+def _card(card: dict[str, Any]) -> str:
+    if "error" in card:
+        return str(card["error"])
+    memory = f"{size(card['memory_free'])} free of {size(card['memory'])}" if "memory_free" in card else ""
+    driver = f"driver {card['driver']}" if card.get("driver") else ""
+    return ", ".join(part for part in (card["name"], card.get("identity"), memory, driver) if part)
 
 
 def _reading(row: dict[str, Any]) -> str:
     """One card of the monitor's, in a line."""
     parts = [row["name"] or "card", row["bus_id"]]
-    for key, form in (("utilisation_percent", "{:.0f} %"), ("temperature_c", "{:.0f} C"), ("power_w", "{:.0f} W")):
-        parts.append(form.format(row[key]) if row[key] is not None else None)
+    for key, unit in (("utilisation_percent", "%"), ("temperature_c", "C"), ("power_w", "W")):
+        parts.append(f"{row[key]:.0f} {unit}" if row[key] is not None else None)
     if row["memory_total"] is not None:
         parts.append(f"{size(row['memory_used'])} used of {size(row['memory_total'])}")
     return ", ".join(part for part in (*parts, row["state"]) if part)

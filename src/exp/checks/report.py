@@ -17,6 +17,7 @@ from exp.runfolder import write_json
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from exp.config.schema import ExpConfig
     from exp.launcher.outcome import Outcome
@@ -26,6 +27,7 @@ __all__ = ["STYLES", "begin", "end"]
 
 STYLES = {OK: "green", WARNING: "yellow", FAILED: "bold red", SKIPPED: "dim"}
 _MOST_RANKS = 12
+_GAP = 2
 _CARD = 12  # characters of a card's number and name that are worth having
 
 
@@ -89,21 +91,11 @@ def end(config: ExpConfig, folder: RunFolder, outcome: Outcome) -> int:
 
 
 def _print(terminal: Console, report: dict[str, Any], where: str) -> None:
-    from rich import box
     from rich.markup import escape
-    from rich.table import Table
 
     ranks, world_size = report["ranks"], report["world_size"]
-    columns, gap = _layout(ranks, terminal.width)
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, gap - 1, 0, 0))
-    for title, (width, _) in columns.items():
-        justify: Any = "left" if title in _LEFT else "right"
-        table.add_column(title, justify=justify, no_wrap=True, overflow="ellipsis", width=width)
-    for number, rank in enumerate(ranks):
-        cells = [escape(cells[number]) for _, cells in columns.values()]
-        table.add_row(*cells[:-1], f"[{STYLES[rank['verdict']]}]{cells[-1]}[/]")
     terminal.print()
-    terminal.print(table)
+    terminal.print(_table(ranks, terminal.width))
     for finding in report["findings"]:
         terminal.print()
         head = f"[{STYLES[finding['status']]}]{finding['status']}: {finding['check']}[/]"
@@ -131,30 +123,32 @@ def _print_advice(terminal: Console, head: str, finding: str, advice: str | None
         terminal.print(f"  do: {escape(advice)}", soft_wrap=True)
 
 
-def _layout(ranks: list[dict[str, Any]], width: int) -> tuple[dict[str, tuple[int, list[str]]], int]:
-    """What fits: the verdict is never cut, the name of the card first, and then whole columns are left out.
+def _table(ranks: list[dict[str, Any]], width: int) -> Table:
+    """One line per rank. Where it does not fit, whole columns are left out, and the names of cards cut."""
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
 
-    Returns:
-        By title the width and the cells of each column; and the gap between two columns.
-    """
-    columns = {}
-    for title, cell in _COLUMNS.items():
-        cells = [cell(rank) for rank in ranks]
-        if title != "util" or any(cells):
-            columns[title] = (max(len(title), *map(len, cells)), cells)
-    wanted, names = columns["card"]
+    columns = {title: [title, *map(cell, ranks)] for title, cell in _COLUMNS.items()}
+    widths = {title: max(map(len, cells)) for title, cells in columns.items()}
+    if not any(columns["util"][1:]):
+        del columns["util"], widths["util"]
 
-    def room(gap: int) -> int:
-        return width - sum(columns[title][0] for title in columns if title != "card") - gap * (len(columns) - 1)
+    def room() -> int:
+        return width - sum(widths.values()) + widths["card"] - _GAP * (len(widths) - 1)
 
-    least = min(wanted, _CARD)
-    gap = 2 if room(2) >= least else 1
     one_host = len({rank["host"] for rank in ranks}) == 1
     for title in (*["host"] * one_host, "group", "ddp", "reduce"):
-        if room(gap) < least:
-            del columns[title]
-    columns["card"] = (max(min(wanted, room(gap)), len("card")), names)
-    return columns, gap
+        if room() < min(widths["card"], _CARD):
+            del columns[title], widths[title]
+    most = max(room(), len("card"))
+    columns["card"] = [text if len(text) <= most else f"{text[: most - 1]}…" for text in columns["card"]]
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, _GAP - 1, 0, 0))
+    for title in columns:
+        table.add_column(title, justify="left" if title in _LEFT else "right", no_wrap=True)
+    for rank, *cells, verdict in zip(ranks, *(cells[1:] for cells in columns.values())):
+        table.add_row(*map(escape, cells), f"[{STYLES[rank['verdict']]}]{escape(verdict)}[/]")
+    return table
 
 
 def _who(ranks: list[int], world_size: int) -> str:
