@@ -6,7 +6,6 @@ import json
 import math
 import shlex
 import time
-from pathlib import Path
 from textwrap import dedent
 
 import pytest
@@ -20,10 +19,8 @@ from exp.checks.operator_table import judge_operators
 from exp.checks.operators import difference
 from exp.compat import TORCH_VERSION
 from tests.conftest import Forked
-from tests.docs.reader import lines_of
 from tests.simulators import needs_current_card
 
-PAGE = Path(__file__).parents[2] / "docs" / "qualify.md"
 EXAMPLE = "timebridge_small"
 KIT = ["task=qualify", "nproc=2", "output_dir=kit", f"task.experiments=[{EXAMPLE}]"]
 
@@ -190,14 +187,6 @@ def test_planted_defects_are_found_and_named(exp):
     assert found[half]["aten.convolution_backward.default"] == "equal"  # which comes after the crash
     measured = {line["name"] for line in kit["collectives"]["values"]["lines"]}
     assert {"all_reduce fp32", "broadcast fp16"} <= measured  # before what hangs, and after
-
-
-def test_the_commands_of_the_page_are_right(exp):
-    commands = lines_of(PAGE)
-    assert commands
-    for command in commands:
-        done = exp(*shlex.split(command)[3:], "--cfg", "job")
-        assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(

@@ -456,4 +456,4 @@ CHECKS: dict[str, Check] = {
     "output": Check(_output),
     "limits": Check(_limits),
 }
-"""All checks, in their order (docs/doctor.md)."""
+"""All checks, in their order (docs/checks.md)."""
