@@ -1,17 +1,21 @@
-"""Before and after the launch of ``task=doctor``: a line, a table, ``doctor.json`` and ``result.json``; no torch."""
+"""task=doctor in the parent: the judgement over all ranks from their journals, and how it is shown; no torch."""
 
 from __future__ import annotations
 
 import shutil
+import statistics
+import time
 from contextlib import suppress
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Callable
 
 from exp import console
-from exp.checks.check import FAILED, OK, SKIPPED, WARNING
+from exp.checks.bench import END, START, journal_of
+from exp.checks.check import FAILED, OK, SKIPPED, WARNING, Answer, fail, read_journal, skip, worst
+from exp.checks.doctor import CHECKS
 from exp.checks.training_memory import training_memory
-from exp.checks.verdict import assemble, value_of
 from exp.console import flops, size
-from exp.errors import RunError
+from exp.errors import EXIT_FAILED, EXIT_OK, RunError
 from exp.result import blank_result
 from exp.runfolder import write_json
 
@@ -23,9 +27,14 @@ if TYPE_CHECKING:
     from exp.launcher.outcome import Outcome
     from exp.runfolder import RunFolder
 
-__all__ = ["STYLES", "begin", "end"]
+__all__ = ["STYLES", "begin", "end", "value_of", "values_of"]
 
 STYLES = {OK: "green", WARNING: "yellow", FAILED: "bold red", SKIPPED: "dim"}
+_SLOW = 0.25
+_OTHER_NODES_S = 5.0
+_NO_SPACE = 2**16
+_ANOTHER = "another rank did not go on"
+_LOG = "look at logs/rank<n>.log"
 _MOST_RANKS = 12
 _GAP = 2
 _CARD = 12  # characters of a card's number and name that are worth having
@@ -55,7 +64,7 @@ def end(config: ExpConfig, folder: RunFolder, outcome: Outcome) -> int:
     Returns:
         The exit code.
     """
-    report = assemble(config, folder, outcome, started=folder.config.stat().st_mtime)
+    report = _assemble(config, folder, outcome, started=folder.config.stat().st_mtime)
     report["training"] = None
     ranks, file = report["ranks"], folder.path / "doctor.json"
     result = blank_result(config)
@@ -69,7 +78,7 @@ def end(config: ExpConfig, folder: RunFolder, outcome: Outcome) -> int:
         global_batch_size=None,
     )
     if report["verdict"] == FAILED:
-        first = report["findings"][0]
+        first = next(finding for finding in report["findings"] if finding["status"] == FAILED)
         message = f"{first['check']}: {first['finding']}; {first['advice']}"
         result["error"] = {"rank": next(iter(first["ranks"]), None), "type": RunError.__name__, "message": message}
     terminal, unwritten = console.make_console(), None
@@ -82,12 +91,206 @@ def end(config: ExpConfig, folder: RunFolder, outcome: Outcome) -> int:
     if unwritten is not None:
         console.error(f"cannot write {file}: {unwritten}; make space, or set output_dir")
         return int(report["exit_code"])
-    training = report["training"] = training_memory(report, config, folder)
+    training = None
+    if report["verdict"] != FAILED:
+        training = training_memory(config, folder, [value_of(rank, "memory", "free") for rank in ranks])
     if training is not None:
+        report["training"] = training
         kind = f"[{STYLES[WARNING]}]{WARNING}: training[/]: " if training["fits"] is False else ""
         _print_advice(terminal, kind, training["text"], training["advice"])
         write_json(file, report)
     return int(report["exit_code"])
+
+
+def _assemble(config: ExpConfig, folder: RunFolder, outcome: Outcome, started: float) -> dict[str, Any]:
+    """The content of ``doctor.json``.
+
+    Args:
+        config: the frozen configuration.
+        folder: the run folder.
+        outcome: how the launch ended.
+        started: when it began, in seconds since the epoch.
+    """
+    ended = time.time()
+    world_size = config.nproc * config.launcher.nnodes
+    ranks = _read(folder, world_size, wait=config.launcher.nnodes > 1)
+    arrived = sum(rank["host"] is not None for rank in ranks)
+    for rank in ranks:
+        _complete(rank, outcome, config.task.timeout_s, started, ended)
+    _mark_consequences(ranks)
+    _blame_missing(ranks, config.task.timeout_s)
+    _compare_packages(ranks)
+    _compare_rates(ranks)
+    for rank in ranks:
+        rank["checks"] = [{"name": name, **rank["checks"][name]} for name in CHECKS]
+        worst_first = ((status, check["name"]) for status in (FAILED, WARNING, SKIPPED) for check in rank["checks"]
+                       if check["status"] == status)  # fmt: skip
+        rank["verdict"], rank["first"] = next(worst_first, (OK, None))
+    findings = _findings(ranks)
+    if outcome.unkillable:
+        stuck = f"still running, stuck in the kernel: {', '.join(map(str, outcome.unkillable))}"
+        findings.append(_finding([], "teardown", FAILED, stuck, "reboot the node"))
+    free = shutil.disk_usage(folder.path).free
+    if arrived < world_size and free < _NO_SPACE:
+        full = f"no space for the records of the ranks: {size(free)} free for {folder.path}"
+        findings.insert(0, _finding([], "output", FAILED, full, "make space, or set output_dir to another disk"))
+    verdict = worst([OK, *(finding["status"] for finding in findings)])
+    return {
+        "verdict": verdict,
+        "exit_code": (outcome.exit_code or EXIT_FAILED) if verdict == FAILED else EXIT_OK,
+        "backend": config.backend.name,
+        "simulated": config.backend.simulate,
+        "world_size": world_size,
+        "nodes": config.launcher.nnodes,
+        "timeout_s": config.task.timeout_s,
+        "wall_s": round(ended - started, 1),
+        "process_group": _of_any(ranks, "group", "process_group"),
+        "fallback": _of_any(ranks, "group", "fallback"),
+        "findings": findings,
+        "ranks": ranks,
+    }
+
+
+def values_of(rank: dict[str, Any], check: str) -> dict[str, Any]:
+    """The figures of one check of one rank."""
+    return next((found["values"] for found in rank["checks"] if found["name"] == check), {})
+
+
+def value_of(rank: dict[str, Any], check: str, key: str) -> Any:
+    """A figure of one check of one rank, or None."""
+    return values_of(rank, check).get(key)
+
+
+def _read(folder: RunFolder, world_size: int, wait: bool) -> list[dict[str, Any]]:
+    """What the journals say. Ranks of other nodes may still be writing when those of this one have ended."""
+    deadline = time.monotonic() + (_OTHER_NODES_S if wait else 0)
+    while True:
+        ranks = [_record(folder, rank) for rank in range(world_size)]
+        if all(rank["finished"] for rank in ranks) or time.monotonic() > deadline:
+            return ranks
+        time.sleep(0.2)
+
+
+def _record(folder: RunFolder, number: int) -> dict[str, Any]:
+    """One rank: ``host`` is None where it has left nothing; ``checks`` by name, as far as they were made."""
+    ended, running = read_journal(journal_of(folder, number))
+    checks = {line.pop("name"): line for line in ended}
+    about = checks.pop(START, {})
+    end = checks.pop(END, {})
+    return {
+        "rank": number,
+        "host": None,
+        **about,
+        "running": running,
+        "finished": bool(end),
+        "absent": end.get("absent", []),
+        "stayed_in": None,
+        "checks": checks,
+    }
+
+
+def _complete(rank: dict[str, Any], outcome: Outcome, timeout_s: float, started: float, ended: float) -> None:
+    """Give a rank an answer to every check, and ``stayed_in``: the check that it hung or died in."""
+    left = "not reached"
+    if not rank["finished"]:
+        name, seconds, end = _how_it_ended(rank, outcome, timeout_s, started, ended)
+        rank["checks"][name] = {**asdict(end), "seconds": seconds}
+        rank["stayed_in"] = name if end.status == FAILED else None
+        left = f"the rank ended before: {end.finding}"
+    for name in CHECKS:
+        rank["checks"].setdefault(name, {**asdict(skip(left)), "seconds": 0.0})
+
+
+def _how_it_ended(
+    rank: dict[str, Any], outcome: Outcome, timeout_s: float, started: float, ended: float
+) -> tuple[str, float, Answer]:
+    """What an unfinished rank was doing, for how long, and why it did not finish."""
+    failure = next((each for each in outcome.failures if each.rank == rank["rank"]), None)
+    if rank["host"] is None:
+        if failure is None and outcome.failures and ended - started < timeout_s:
+            # The launcher ends all as soon as one has died, also those that are still being started.
+            return "ranks", 0.0, skip(f"ended with the job before its first check, because {_ANOTHER}")
+        why = f"never arrived: it left no record within {timeout_s} s"
+        if failure is not None:
+            why = f"ended before its first check: {failure.message.splitlines()[0]}"
+        elif outcome.detail is not None and not outcome.failures:
+            why = f"never started: {outcome.detail.splitlines()[0]}"
+        return "ranks", 0.0, fail(why, f"{_LOG}, logs/agent*.log and the node of the rank")
+    running = rank["running"]
+    name = running["name"] if running else next((each for each in CHECKS if each not in rank["checks"]), "limits")
+    if failure is not None and failure.exit_code < 0:
+        return name, 0.0, fail(f"{failure.message} in '{name}'", _LOG)
+    seconds = ended - running["since"] if running else 0.0
+    if seconds >= timeout_s:
+        hung = f"hung in '{name}': no end within {timeout_s} s"
+        advice = "the stack at that moment is in logs/rank<n>.log; where it is only slow, raise task.timeout_s"
+        return name, round(seconds, 1), fail(hung, advice)
+    return name, 0.0, skip(f"ended with the job, because {_ANOTHER}")
+
+
+def _mark_consequences(ranks: list[dict[str, Any]]) -> None:
+    """Where one rank hangs or dies in a joint check, the others time out there: that is not their failure."""
+    for name in (name for name, check in CHECKS.items() if check.joint):
+        culprits = [rank["rank"] for rank in ranks if rank["stayed_in"] == name]
+        for rank in ranks:
+            check = rank["checks"][name]
+            if culprits and rank["stayed_in"] is None and check["status"] == FAILED:
+                broken = f"broke off with rank {culprits[0]}: {check['finding']}"
+                check.update(status=SKIPPED, finding=broken, advice="")
+
+
+def _blame_missing(ranks: list[dict[str, Any]], timeout_s: float) -> None:
+    """A rank that others waited for in vain has failed, even if it came in the end."""
+    for number in {absent for rank in ranks for absent in rank["absent"]}:
+        if all(check["status"] != FAILED for check in ranks[number]["checks"].values()):
+            finding = f"came too late: others had waited {timeout_s} s for it"
+            advice = f"{_LOG}, and at its node; if it is only slow, raise task.timeout_s"
+            ranks[number]["checks"]["ranks"].update(status=FAILED, finding=finding, advice=advice)
+
+
+def _compare_packages(ranks: list[dict[str, Any]]) -> None:
+    """Ranks with other versions than rank 0: they may run, and compute something else."""
+    reference = ranks[0]["checks"]["packages"]["values"]
+    for rank in ranks:
+        check = rank["checks"]["packages"]
+        own = check["values"]
+        differ = sorted(name for name in {*own, *reference} if own.get(name) != reference.get(name))
+        if own and reference and differ and check["status"] == OK:
+            shown = ", ".join(f"{name} {own.get(name)} (rank 0: {reference.get(name)})" for name in differ)
+            check.update(status=WARNING, finding=shown, advice="install the same versions on all nodes")
+
+
+def _compare_rates(ranks: list[dict[str, Any]]) -> None:
+    """A card that is far slower than the others is broken, throttled, or at work for somebody else."""
+    rates = [(rank["checks"]["burst"], rank["checks"]["burst"]["values"].get("flops")) for rank in ranks]
+    known = [rate for _, rate in rates if rate]
+    median = statistics.median(known) if len(known) > 1 else 0
+    for check, rate in rates:
+        if rate and rate < _SLOW * median:
+            share = f"{flops(rate)}FLOP/s, {rate / median:.0%} of the median card's"
+            advice = "see whether another process uses the card, or it is throttled by heat"
+            check.update(status=WARNING, finding=share, advice=advice)
+
+
+def _of_any(ranks: list[dict[str, Any]], check: str, key: str) -> Any:
+    return next((value for value in (value_of(rank, check, key) for rank in ranks) if value is not None), None)
+
+
+def _findings(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Failures, then warnings, in the order of the checks; what several ranks have found in the same words is one."""
+    found: dict[tuple[str, ...], list[int]] = {}
+    for status in (FAILED, WARNING):
+        for place in range(len(CHECKS)):
+            for rank in ranks:
+                check = rank["checks"][place]
+                if check["status"] == status:
+                    key = (check["name"], status, check["finding"], check["advice"])
+                    found.setdefault(key, []).append(rank["rank"])
+    return [_finding(numbers, *key) for key, numbers in found.items()]
+
+
+def _finding(ranks: list[int], check: str, status: str, finding: str, advice: str) -> dict[str, Any]:
+    return {"ranks": ranks, "check": check, "status": status, "finding": finding, "advice": advice}
 
 
 def _print(terminal: Console, report: dict[str, Any], where: str) -> None:

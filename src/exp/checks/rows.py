@@ -19,7 +19,7 @@ from exp.checks.check import FAILED, OK, WARNING, Answer, fail, ok, read_journal
 from exp.checks.child import Ended, Signals, run_exp
 from exp.checks.operator_table import judge_operators
 from exp.checks.parity import read_losses
-from exp.checks.verdict import value_of, values_of
+from exp.checks.report import value_of, values_of
 from exp.config.explain import explain
 from exp.config.validate import validate
 from exp.console import size

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import copy
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Sequence
 
 from exp.backends_registry import create_backend
-from exp.checks.check import FAILED
 from exp.checks.child import ask
-from exp.checks.verdict import value_of
 from exp.config.batch import derive_batch_sizes
 from exp.console import size
 from exp.errors import RunError, UnavailableError
@@ -26,21 +24,21 @@ if TYPE_CHECKING:
 __all__ = ["training_memory"]
 
 
-def training_memory(report: dict[str, Any], config: ExpConfig, folder: RunFolder) -> dict[str, Any] | None:
+def training_memory(config: ExpConfig, folder: RunFolder, known: Sequence[int | None]) -> dict[str, Any] | None:
     """What the training takes: ``{"memory_peak", "free", "rank", "fits", "text", "advice"}``.
 
-    None for devices that ranks share, whose free memory says little, and where something has failed.
+    None for devices that ranks share, whose free memory says little, and where it is not known.
 
     Args:
-        report: from :func:`exp.checks.verdict.assemble`.
         config: the frozen configuration.
         folder: the run folder.
+        known: free bytes of each rank's device.
     """
-    known = [(value_of(rank, "memory", "free"), rank["rank"]) for rank in report["ranks"]]
-    exclusive = create_backend(config.backend).exclusive_devices
-    if report["verdict"] == FAILED or not exclusive or any(free is None for free, _ in known):
+    sizes = [free for free in known if free is not None]
+    if len(sizes) < len(known) or not create_backend(config.backend).exclusive_devices:
         return None
-    free, rank = min(known)
+    free = min(sizes)
+    rank = sizes.index(free)
     training = {"memory_peak": None, "free": free, "rank": rank, "fits": None, "advice": None}
     reason = None
     try:
