@@ -41,7 +41,8 @@ def _lines(record: Mapping[str, Any]) -> Iterator[str]:
     yield from _section("Operators that are not equal", ("precision, experiment", "operator", "", "relative", "left",
                         "call", "said"), _operators(rows))  # fmt: skip
     yield from _section("Cards", ("rank", "card", "FLOP/s", "free memory"), _cards(rows.get("doctor")))
-    yield from _kernels(rows.get("doctor"))
+    known = rows.get("doctor", {}).get("values", {}).get("operators")
+    yield from [f"Operators, says the doctor: {known}", ""] if known else []
     yield from _section("Collectives: what each card's link carries, per second", ("", "KiB", "card's own", "time",
                         "through the CPU"), _collectives(rows))  # fmt: skip
     yield from _section("Speed", ("experiment", "cards", "batch per card", "step", "samples/s", "efficiency", "memory"),
@@ -82,22 +83,6 @@ def _cards(row: Mapping[str, Any] | None) -> Iterator[Sequence[str]]:
     for rank, card in enumerate(values.get("cards", ())):
         rate, free = values["flops"][rank], values["free"][rank]
         yield str(rank), str(card), flops(rate) if rate else "", size(free) if free else ""
-
-
-def _kernels(row: Mapping[str, Any] | None) -> Iterator[str]:
-    """What the doctor has found of the card's operators."""
-    found = {} if row is None else row["values"].get("operators") or {}
-    if not found:
-        return
-    yield "## Operators that the card lacks"
-    yield ""
-    portable, left = found["portable"], found["left_device"]
-    named = f": {', '.join(portable)}" if portable else ""
-    yield f"- {len(found['lacking'])} are known; {len(portable)} of them have portable kernels here{named}"
-    yield f"- fused attention: {'as torch chooses' if found['fused_attention'] else 'none'}"
-    told = "unknown" if left is None else ", ".join(f"{name} ({calls} calls)" for name, calls in left.items()) or "none"
-    yield f"- of torch's usual layers, on the CPU: {found['refused'] or told}"
-    yield ""
 
 
 def _collectives(rows: Mapping[str, Any]) -> Iterator[Sequence[str]]:

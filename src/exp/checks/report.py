@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from exp.launcher.outcome import Outcome
     from exp.runfolder import RunFolder
 
-__all__ = ["STYLES", "begin", "end", "value_of", "values_of"]
+__all__ = ["STYLES", "begin", "end", "value_of"]
 
 STYLES = {OK: "green", WARNING: "yellow", FAILED: "bold red", SKIPPED: "dim"}
 _SLOW = 0.25
@@ -151,14 +151,9 @@ def _assemble(config: ExpConfig, folder: RunFolder, outcome: Outcome, started: f
     }
 
 
-def values_of(rank: dict[str, Any], check: str) -> dict[str, Any]:
-    """The figures of one check of one rank."""
-    return next((found["values"] for found in rank["checks"] if found["name"] == check), {})
-
-
 def value_of(rank: dict[str, Any], check: str, key: str) -> Any:
     """A figure of one check of one rank, or None."""
-    return values_of(rank, check).get(key)
+    return next((found["values"].get(key) for found in rank["checks"] if found["name"] == check), None)
 
 
 def _read(folder: RunFolder, world_size: int, wait: bool) -> list[dict[str, Any]]:

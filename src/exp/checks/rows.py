@@ -19,7 +19,7 @@ from exp.checks.check import FAILED, OK, WARNING, Answer, fail, ok, read_journal
 from exp.checks.child import Ended, Signals, run_exp
 from exp.checks.operator_table import judge_operators
 from exp.checks.parity import read_losses
-from exp.checks.report import value_of, values_of
+from exp.checks.report import value_of
 from exp.config.explain import explain
 from exp.config.validate import validate
 from exp.console import size
@@ -274,7 +274,7 @@ class Maker:
         ranks, found = report["ranks"], report["findings"]
         rates = [value_of(rank, "burst", "flops") for rank in ranks]
         values = {
-            "operators": next(filter(None, (values_of(rank, "operators") for rank in ranks)), None),
+            "operators": next((each["finding"] for each in ranks[0]["checks"] if each["name"] == "operators"), None),
             "flops": rates,
             "free": [value_of(rank, "memory", "free") for rank in ranks],
             "cards": [value_of(rank, "device", "name") for rank in ranks],
