@@ -16,6 +16,7 @@ import torch
 from mmengine.hooks import Hook
 
 from exp.checks.check import Journal
+from exp.checks.parity import apart, largest
 from exp.checks.training import train_with
 from exp.compat import every_operator
 from exp.engine.building import build_data, build_model, make_result, record_environment
@@ -130,7 +131,7 @@ class OperatorCheck:
         return named or any(each.device.type == self.device.type for each in tensors)
 
     def _compare(self, note: Callable[..., None], func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        scale = max((_largest(each) for each in _tensors((args, kwargs))), default=0.0)
+        scale = max((_scale(each) for each in _tensors((args, kwargs))), default=0.0)
         reference, expected, reason = None, None, None
         if not _is_random(func, args, kwargs):
             reference = _moved((args, kwargs), _is_mutable(func))
@@ -182,6 +183,10 @@ def name_of(func: Any) -> str:
     """``aten.gelu_backward.default``; below torch 1.12 without the overload."""
     text = str(func)
     return text if text.startswith("aten.") or "." in text.split(" ")[0] else f"aten.{func.__name__}"
+
+
+def _scale(tensor: torch.Tensor) -> float:
+    return largest(tensor.detach().cpu().float().numpy()) if tensor.is_floating_point() else 0.0
 
 
 def _left(before: Any, after: Any) -> list[int] | None:
@@ -294,40 +299,24 @@ def difference(ours: Any, theirs: Any, floor: float) -> dict[str, Any]:
         ``relative`` (to the largest absolute value; infinite where only one is finite, or shapes differ), ``absolute``
         and ``dtype`` of the tensor that is furthest off.
     """
-    worst: dict[str, Any] = {"relative": 0.0, "absolute": 0.0, "dtype": None}
     mine, other = _leaves(ours), _leaves(theirs)
+    found = [_apart(left, right, floor) for left, right in zip(mine, other)]
     if len(mine) != len(other):
-        return {"relative": math.inf, "absolute": math.inf, "dtype": None}
-    for left, right in zip(mine, other):
-        absolute, scale, dtype = _apart(left, right)
-        relative = 0.0 if absolute == 0 else absolute / max(scale, floor, 1e-30)
-        if worst["dtype"] is None or relative > worst["relative"]:
-            worst = {"relative": relative, "absolute": absolute, "dtype": dtype}
-    return worst
+        found = [(math.inf, math.inf, None)]
+    relative, absolute, dtype = max(found, key=lambda each: each[0], default=(0.0, 0.0, None))
+    return {"relative": relative, "absolute": absolute, "dtype": dtype}
 
 
-def _apart(left: Any, right: Any) -> tuple[float, float, str]:
-    a, b = (each if isinstance(each, torch.Tensor) else torch.tensor(each) for each in (left, right))
+def _apart(left: Any, right: Any, floor: float) -> tuple[float, float, str | None]:
+    a, b = (each.detach() if isinstance(each, torch.Tensor) else torch.tensor(each) for each in (left, right))
     dtype = str(b.dtype)[6:]
     if a.shape != b.shape or a.dtype != b.dtype:
-        return math.inf, 1.0, dtype
-    a, b = a.detach().cpu(), b.detach()
+        return math.inf, math.inf, dtype
     if not b.is_floating_point():
-        return float((a != b).any()), 1.0, dtype
-    a, b = a.double(), b.double()
-    same = (a == b) | (torch.isnan(a) & torch.isnan(b))
-    if bool(same.all()):
-        return 0.0, 1.0, dtype
-    gap, finite = float((a - b)[~same].abs().max()), b[torch.isfinite(b)].abs()
-    return (gap if math.isfinite(gap) else math.inf), float(finite.max()) if finite.numel() else 0.0, dtype
-
-
-def _largest(tensor: torch.Tensor) -> float:
-    """The largest finite absolute value; 0 where there is none, or whole numbers."""
-    if not tensor.is_floating_point() or tensor.numel() == 0:
-        return 0.0
-    values = tensor.detach().cpu().float().abs()
-    return float(values[torch.isfinite(values)].max()) if bool(torch.isfinite(values).any()) else 0.0
+        wrong = float((a.cpu() != b).any())
+        return wrong, wrong, dtype
+    absolute, relative = apart(a.cpu().double().numpy(), b.double().numpy(), floor)
+    return relative, absolute, dtype
 
 
 def _leaves(value: Any) -> list[Any]:

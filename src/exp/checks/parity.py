@@ -28,7 +28,16 @@ if TYPE_CHECKING:
     from exp.frozen import FrozenRun
     from exp.launcher.base import Launcher
 
-__all__ = ["EARLY_STEPS", "Difference", "compare", "compare_backends", "read_losses", "tolerances"]
+__all__ = [
+    "EARLY_STEPS",
+    "Difference",
+    "apart",
+    "compare",
+    "compare_backends",
+    "largest",
+    "read_losses",
+    "tolerances",
+]
 
 EARLY_STEPS = 20
 """Steps in which losses are held to the tolerance; later ones to a thousand times as much. Training magnifies rounding
@@ -166,22 +175,35 @@ def read_losses(folder: RunFolder) -> dict[int, float]:
 
 
 def _scale(trace: Any, prefix: str) -> float:
-    return max((_largest(trace[prefix + name]) for name in _names(trace, prefix)), default=0.0)
+    return max((largest(trace[prefix + name]) for name in _names(trace, prefix)), default=0.0)
 
 
-def _largest(values: Any) -> float:
-    """Largest absolute value; a mask may hold infinite ones, which are no scale."""
+def largest(values: Any) -> float:
+    """Largest absolute value of an array; a mask may hold infinite ones, which are no scale."""
     return float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
 
 
-def _difference(kind: str, step: int, name: str, ours: Any, theirs: Any, largest: float) -> Difference:
-    absolute = math.inf
-    if ours is not None and theirs is not None and ours.shape == theirs.shape:
-        differ = ~((ours == theirs) | (np.isnan(ours) & np.isnan(theirs)))
-        absolute = float(np.abs(ours[differ] - theirs[differ]).max(initial=0.0))
+def apart(ours: Any, theirs: Any, floor: float) -> tuple[float, float]:
+    """Largest absolute difference of two arrays of one shape, and the same relative to the largest value of ``theirs``.
+
+    Both are infinite where only one of the two is finite.
+
+    Args:
+        ours: under test.
+        theirs: the reference.
+        floor: least scale of the relative difference.
+    """
+    differ = ~((ours == theirs) | (np.isnan(ours) & np.isnan(theirs)))
+    absolute = float(np.abs(ours[differ] - theirs[differ]).max(initial=0.0))
     if not math.isfinite(absolute):
+        return math.inf, math.inf
+    return absolute, absolute / max(largest(theirs), floor, 1e-30)
+
+
+def _difference(kind: str, step: int, name: str, ours: Any, theirs: Any, scale: float) -> Difference:
+    if ours is None or theirs is None or ours.shape != theirs.shape:
         return Difference(kind, step, name, math.inf, math.inf)
-    return Difference(kind, step, name, absolute, absolute / max(_largest(theirs), _FLOOR * largest, 1e-30))
+    return Difference(kind, step, name, *apart(ours, theirs, _FLOOR * scale))
 
 
 def compare_backends(run: FrozenRun, reference: ExpConfig, launcher: Launcher) -> Finished:
