@@ -190,7 +190,6 @@ class _Kit:
     ) -> None:
         kept = {
             "kind": row.kind,
-            "title": row.title,
             **row.about,
             **asdict(answer),
             "seconds": seconds,

@@ -74,14 +74,12 @@ class Row:
     Attributes:
         name: what it is called, and its folder.
         kind: how it is made and judged: a method of :class:`Maker`.
-        title: for people.
         overrides: of ``python -m exp``, without ``output_dir``.
         about: what it varies: ``experiment``, ``precision``, ``nproc``.
     """
 
     name: str
     kind: str
-    title: str
     overrides: Sequence[str]
     about: Mapping[str, Any] = field(default_factory=dict)
 
@@ -158,16 +156,15 @@ class _Plan:
     def rows(self) -> Iterator[Row]:
         """In order."""
         any_experiment = [f"experiment={name}" for name in self.small][:1]  # keys of the user's may be of his alone
-        yield self._row("doctor", "doctor", "ranks, cards and group", "task=doctor", *any_experiment, nproc=self.nproc)
+        yield self._row("doctor", "doctor", "task=doctor", *any_experiment, nproc=self.nproc)
         yield from self._operators(self.backend.precisions[:1])
         sums = ["task=collectives", "launcher.timeout_s=60", *any_experiment]
         sums += [f"task.sizes_kib={_SIMULATED_KIB}"] * self.made_up
         if self.nproc > 1:
-            yield self._row("collectives", "collectives", "sums and their speed", *sums, nproc=self.nproc)
+            yield self._row("collectives", "collectives", *sums, nproc=self.nproc)
             if self.backend.exclusive_devices and not self.backend.gloo_carries_device:
-                sums.append("backend.process_group=gloo")
-                title = "the same through the CPU"
-                yield self._row("collectives-staged", "collectives", title, *sums, nproc=self.nproc)
+                sums.append("backend.process_group=gloo")  # the same through the CPU
+                yield self._row("collectives-staged", "collectives", *sums, nproc=self.nproc)
         for nproc in dict.fromkeys((1, self.nproc)):
             for name, small in self.small.items():
                 settings = ["task=parity", "steps=5", "max_steps=5", *self._batch(name, small, nproc)]
@@ -194,15 +191,13 @@ class _Plan:
                 yield self._trained("operators", name, settings, precision=precision)
 
     def _trained(self, kind: str, experiment: str, settings: Sequence[str], **about: Any) -> Row:
-        ((key, value),) = about.items()
-        title = f"{experiment}, {value}" + (f" card{'s' if value > 1 else ''}" if key == "nproc" else "")
-        overrides = [f"experiment={experiment}", *_SHORT, *settings]
-        return self._row(f"{kind}-{experiment}-{value}", kind, title, *overrides, experiment=experiment, **about)
+        name = "-".join([kind, experiment, *map(str, about.values())])
+        return self._row(name, kind, f"experiment={experiment}", *_SHORT, *settings, experiment=experiment, **about)
 
-    def _row(self, name: str, kind: str, title: str, *settings: str, **about: Any) -> Row:
+    def _row(self, name: str, kind: str, *settings: str, **about: Any) -> Row:
         about = {**about, "precision": about.get("precision", "fp32"), "nproc": about.get("nproc", 1)}
         own = [f"precision={about['precision']}", f"nproc={about['nproc']}"]
-        return Row(name, kind, title, [*self.kept, *settings, *own], about)
+        return Row(name, kind, [*self.kept, *settings, *own], about)
 
 
 class Maker:
