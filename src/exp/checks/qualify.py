@@ -37,7 +37,7 @@ from exp.task import create_task
 if TYPE_CHECKING:
     from exp.backend import Backend
     from exp.config.schema import ExpConfig
-    from exp.tasks.qualify import Qualify
+    from exp.tasks.checks import Qualify
 
 __all__ = ["qualify"]
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from exp.backend import Backend
     from exp.checks.machine import Monitor
     from exp.config.schema import ExpConfig
-    from exp.tasks.qualify import Qualify
+    from exp.tasks.checks import Qualify
 
 __all__ = ["Maker", "Row", "plan"]
 
