@@ -395,8 +395,9 @@ class Maker:
 
     def soak(self, row: Row, folder: Path) -> Answer:
         """A training for some minutes, which then is told to save and end: does it stay as fast, how hot are cards?"""
-        metrics, begun, told = folder / "metrics.jsonl", 0.0, False
-        read_at, hottest = 0.0, None
+        metrics = folder / "metrics.jsonl"
+        begun, read_at, told = 0.0, 0.0, False
+        hottest: float | None = None
 
         def look(process: subprocess.Popen[bytes]) -> bool:
             nonlocal begun, read_at, told, hottest
@@ -405,10 +406,8 @@ class Maker:
                 begun = now
             if begun and now - read_at > _MONITOR_EVERY_S:
                 read_at = now
-                degrees = [
-                    each["temperature_c"] for each in self.monitor.read() if each.get("temperature_c") is not None
-                ]
-                hottest = max([*degrees, *([] if hottest is None else [hottest])], default=None)
+                degrees = [hottest, *(card.get("temperature_c") for card in self.monitor.read())]
+                hottest = max((each for each in degrees if each is not None), default=None)
             if begun and not told and now - begun > self.soak_s:
                 told = True
                 process.send_signal(PREEMPT_SIGNAL)
