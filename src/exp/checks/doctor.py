@@ -15,7 +15,7 @@ import statistics
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Iterator
+from typing import TYPE_CHECKING, Any, Iterator
 
 from exp import cards
 from exp.backend import PRECISIONS
@@ -78,7 +78,7 @@ def _packages(bench: Bench) -> Answer:
     except (ImportError, OSError) as error:
         return fail(f"torch does not import: {error}", "install the torch that goes with this device")
     own = bench.backend.packages()
-    versions = {**package_versions(), "torch": torch.__version__, **own}
+    versions: dict[str, Any] = {**package_versions(), "torch": torch.__version__, **own}
     shown = {"torch": versions["torch"], **own}
     return ok(", ".join(f"{name} {version}" for name, version in shown.items() if version), **versions)
 
@@ -163,7 +163,7 @@ def _group(bench: Bench) -> Answer:
     seconds = time.monotonic() - started
     fallback = bench.distributed.fallback
     name = fallback["used"] if fallback else backend.process_group
-    values = {"process_group": name, "fallback": fallback, "seconds": round(seconds, 3)}
+    values: dict[str, Any] = {"process_group": name, "fallback": fallback, "seconds": round(seconds, 3)}
     if fallback is None:
         return ok(f"{name} in {seconds:.1f} s", **values)
     finding = f"fell back: {fallback['used']} instead of {fallback['wanted']}, because {fallback['reason']}"
@@ -273,7 +273,7 @@ def operators(backend: Backend, device: torch.device, precision: str) -> Answer:
         left = {name: count for name, count in calls.items() if count}
         moved = sum(count[1] for count in after.values()) - sum(count[1] for count in before.values())
     fused = backend.fused_attention(precision)
-    values = {"lacking": lacking, "portable": sorted(portable), "left_device": left, "refused": refused,
+    values: dict[str, Any] = {"lacking": lacking, "portable": sorted(portable), "left_device": left, "refused": refused,
               "fused_attention": fused}  # fmt: skip
     attention = f"{'' if fused else 'no '}fused attention in {precision}"
     if refused is not None:

@@ -49,7 +49,11 @@ def judge_operators(lines: Sequence[Mapping[str, Any]], precision: str) -> Answe
     named = [row for row in rows if row["status"] not in ("equal", "not compared")]
     if named:
         finding += ": " + "; ".join(_told(row) for row in named[:_SHOWN]) + ("; ..." if len(named) > _SHOWN else "")
-    values = {"operators": rows, "counts": counts, "fallbacks_known": any(row["left"] is not None for row in rows)}
+    values: dict[str, Any] = {
+        "operators": rows,
+        "counts": counts,
+        "fallbacks_known": any(row["left"] is not None for row in rows),
+    }
     bad = {row["portable"] for row in rows if row["status"] in _BAD}
     if bad:
         theirs = "report these operators to the vendor; docs/hardware.md says what stands in"

@@ -308,7 +308,11 @@ class Maker:
         refused = [f"{line['name']}: {line['error']}" for line in lines if "error" in line]
         crashed += [each for each in refused if " fp32: " in each]
         result = read_json(folder / "result.json") or {}
-        values = {"lines": measured, "process_group": result.get("process_group"), "fallback": result.get("fallback")}
+        values: dict[str, Any] = {
+            "lines": measured,
+            "process_group": result.get("process_group"),
+            "fallback": result.get("fallback"),
+        }
         if crashed or wrong:
             advice = "broken collectives: try another version of the vendor's library, or backend.process_group=gloo"
             return fail("; ".join([*crashed, *wrong][:4]), advice, **values)

@@ -39,7 +39,7 @@ def training_memory(config: ExpConfig, folder: RunFolder, known: Sequence[int | 
         return None
     free = min(sizes)
     rank = sizes.index(free)
-    training = {"memory_peak": None, "free": free, "rank": rank, "fits": None, "advice": None}
+    training: dict[str, Any] = {"memory_peak": None, "free": free, "rank": rank, "fits": None, "advice": None}
     reason = None
     try:
         patience_s = config.task.timeout_s
