@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from exp.frozen import FrozenRun
     from exp.summary import Finished
 
-__all__ = ["Left", "left", "main", "wants_tracebacks"]
+__all__ = ["Left", "left", "main"]
 
 _TAKE_A_VALUE = (
     "--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd",
@@ -175,11 +175,6 @@ def _overrides_last(arguments: list[str]) -> list[str]:
         is_override = argument.startswith("~") or ("=" in argument and not argument.startswith("-"))
         (overrides if is_override and before not in _TAKE_A_VALUE else options).append(argument)
     return [*options, *overrides]
-
-
-def wants_tracebacks() -> bool:
-    """Whether the user has set HYDRA_FULL_ERROR; while a job runs, it is set anyway."""
-    return bool(_full_error)
 
 
 def _finish_sweep() -> str | None:

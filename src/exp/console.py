@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["error", "make_console", "shown", "wait_for", "waited", "warn", "write_nowhere"]
+__all__ = ["error", "flops", "make_console", "shown", "size", "wait_for", "waited", "warn", "write_nowhere"]
 
 _CLEAR = "\r\x1b[2K"  # to the first column, and nothing on the line
 _waits_for = ""
@@ -53,6 +53,26 @@ def shown(path: Path) -> str:
         return str(path.relative_to(Path.cwd()))
     except ValueError:
         return str(path)
+
+
+def size(value: Any) -> str:
+    """Bytes for people: ``41.9 GiB``."""
+    if value is None:
+        return "?"
+    amount = float(value)
+    for unit in ("B", "KiB", "MiB"):
+        if amount < 1000:
+            return f"{amount:.0f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} GiB" if amount < 100 else f"{amount:.0f} GiB"
+
+
+def flops(value: float) -> str:
+    """Operations for people, to be followed by ``FLOP`` or ``FLOP/s``: ``1.2 T``."""
+    for unit, factor in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6)):
+        if value >= factor:
+            return f"{value / factor:.3g} {unit}"
+    return f"{value:.0f} "
 
 
 def wait_for(what: str) -> None:

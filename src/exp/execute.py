@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 from exp import console, early, hub, launcher, summary
 from exp.backends_registry import create_backend
 from exp.contract import TASK_PAGE, shown
-from exp.errors import EXIT_OK, RunError
+from exp.errors import RunError
 from exp.launcher.base import launcher_class
 from exp.launcher.outcome import Outcome
 from exp.lock_holder import holder_of
 from exp.summary import Finished
 
 if TYPE_CHECKING:
-    from exp.config.schema import ExpConfig
     from exp.frozen import FrozenRun
 
 __all__ = ["execute"]
@@ -49,7 +48,9 @@ def execute(run: FrozenRun) -> Finished:
     summary.begin(config, folder, backend)
     early.begin()
     if run.reference is not None:
-        return _parity(run, run.reference, chosen)
+        from exp.checks.parity import compare_backends  # numpy's
+
+        return compare_backends(run, run.reference, chosen)
     return _launched(run, chosen)
 
 
@@ -68,19 +69,3 @@ def _launched(run: FrozenRun, chosen: launcher.Launcher) -> Finished:
         )
     run.check_folder()
     return summary.end(run.config, run.folder, outcome)
-
-
-def _parity(run: FrozenRun, reference: ExpConfig, chosen: launcher.Launcher) -> Finished:
-    """Both runs of ``task=parity``, and their comparison."""
-    from exp.parity import runs
-    from exp.parity.summary import finish
-
-    config, folder = run.config, run.folder
-    changed = runs.prepare(config, reference)
-    if changed:
-        console.make_console().print(f"dropout is off in both runs: {', '.join(changed)}", soft_wrap=True)
-    outcome, tested, other = runs.launch_both(chosen, folder, config, reference)
-    run.check_folder()
-    if outcome.exit_code == EXIT_OK:
-        return Finished(*finish(config, folder, tested, other, console.shown(folder.path)))
-    return summary.end(config, folder, outcome)

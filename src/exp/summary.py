@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Sequence
 
 from exp import console
 from exp.advice import to_continue
-from exp.doctor.facts import flops, size
+from exp.console import flops, size
 from exp.errors import EXIT_OK, EXIT_PREEMPTED
 from exp.launcher import describe_failure
 from exp.result import blank_result, number_text, selecting_value

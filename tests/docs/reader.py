@@ -27,8 +27,7 @@ PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
 GROUPS = {
     "series": ["README", "train", "sweep", "report", "resume", "data", "prior"],
     "intervals": ["intervals"],
-    "machines": ["launch", "launch-external", "hardware", "simulate", "parity", "doctor", "slurm", "hooks",
-                 "add-a-backend"],
+    "machines": ["launch", "launch-external", "hardware", "simulate", "checks", "slurm", "hooks", "add-a-backend"],
     "images": ["dinov3", "data-images", "predict-images", "probes"],
     "tuning": ["tuning"],
 }  # fmt: skip
@@ -39,7 +38,6 @@ ELSEWHERE = {
     "tests/config/test_published.py": ["results"],
     "tests/engine/test_fsdp.py": ["fsdp"],
     "tests/estimate/test_estimate.py": ["estimate", "scale"],
-    "tests/tasks/test_qualify.py": ["qualify"],
     "tests/test_python.py": ["python"],
 }
 # Commands that are composed here, and not run.
@@ -47,6 +45,7 @@ NOT_HERE = (
     r"backend=gcu(?!_simulated)(?!.*simulate=true)",  # there is no such card
     r"backend=(accelerator|cuda|rocm)",
     r"launcher=submitit(?!.*dry_run)",  # there is no Slurm; tests/slurm starts one
+    r"task=(qualify|operators|collectives|speed)",  # an hour; tests/tasks/test_qualify.py has small ones
     r"task=attach",  # there is no job; tests/launcher/test_attach.py submits one
     r"launcher=external",  # a launcher outside starts it; see tests/launcher/test_external.py
     r"init_from=(timm|hf):",  # there is no network; tests/behaviour has a hub of its own

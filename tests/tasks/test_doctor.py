@@ -12,7 +12,7 @@ import torch
 from exp.backends._monitor import reading
 from exp.backends.cpu import CpuBackend
 
-from exp.doctor.operator_check import check_operators
+from exp.checks.doctor import operators
 from tests.simulators import needs_card, needs_current_card
 
 ROOT = Path(__file__).parents[2]
@@ -63,7 +63,7 @@ def test_bytes_that_nobody_counts_are_not_told_as_none():
             return self.told.pop(0)
 
     for expected in ("tan run on the CPU", "tan run on the CPU (4 KiB)"):
-        found = check_operators(Counts(name="cpu"), torch.device("cpu"), "fp32")
+        found = operators(Counts(name="cpu"), torch.device("cpu"), "fp32")
         assert found.values["left_device"] == {"tan": 3}
         assert found.finding.endswith(expected)
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
+from exp.console import size
 from exp.contract import EXPERIMENT_PAGE
 from exp.data.loader import device_loader, share_loader
 from exp.data.sampler import TrainBatchSampler
-from exp.doctor.facts import size
 from exp.engine import checkpoint
 from exp.engine.building import (
     build_data,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Mapping
 from rich.markup import escape
 from rich.table import Table
 
-from exp.doctor.facts import size
+from exp.console import size
 from exp.estimate.tracker import KINDS
 
 if TYPE_CHECKING:

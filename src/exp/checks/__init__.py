@@ -1,0 +1,13 @@
+"""Does this hardware compute right, and together? Checks, each with an answer: ok, warning, failed or skipped, and why.
+
+What a process knows is in its journal at any moment (:mod:`~exp.checks.check`); the parent reads the journals when the
+process has ended. It survives whatever happens to cards, and needs no torch.
+
+- ``task=doctor``: each rank makes its checks (:mod:`~exp.checks.doctor`) on a bench (:mod:`~exp.checks.bench`); the
+  parent judges and shows them (:mod:`~exp.checks.report`).
+- ``task=parity``: two runs that leave traces (:mod:`~exp.checks.training`), which are compared
+  (:mod:`~exp.checks.parity`).
+- ``task=qualify``: rows (:mod:`~exp.checks.rows`), each in a process of its own (:mod:`~exp.checks.child`), among them
+  the two above and ``task=operators``, ``collectives`` and ``speed``; one record, and one page of it
+  (:mod:`~exp.checks.page`).
+"""

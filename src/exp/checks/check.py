@@ -1,0 +1,119 @@
+"""What a check answers, and the journal that holds it at any moment. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Iterable
+
+from exp.runfolder import to_json
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["FAILED", "OK", "SKIPPED", "WARNING", "Answer", "Journal", "fail", "ok", "read_journal", "skip", "worst"]
+
+OK, WARNING, FAILED, SKIPPED = "ok", "warning", "failed", "skipped"
+
+
+@dataclass
+class Answer:
+    """What a check has found.
+
+    Attributes:
+        status: ``ok``, ``warning``, ``failed`` or ``skipped``.
+        finding: why, in one line.
+        advice: what to do; empty: nothing.
+        values: figures, by name.
+    """
+
+    status: str
+    finding: str
+    advice: str = ""
+    values: dict[str, Any] = field(default_factory=dict)
+
+    def warn(self, advice: str) -> None:
+        """It works, but the user should do something."""
+        self.status = WARNING
+        self.advice = self.advice or advice
+
+
+def ok(finding: str, advice: str = "", **values: Any) -> Answer:
+    """A check that did not fail; with advice it is a warning."""
+    return Answer(WARNING if advice else OK, finding, advice, values)
+
+
+def fail(finding: str, advice: str, **values: Any) -> Answer:
+    """A check that failed, and what to do about it."""
+    return Answer(FAILED, finding, advice, values)
+
+
+def skip(reason: str, advice: str = "") -> Answer:
+    """A check that was not made."""
+    return Answer(SKIPPED, reason, advice)
+
+
+def worst(statuses: Iterable[str]) -> str:
+    """Failed before warning before ok; skipped where there is none of them."""
+    found = set(statuses)
+    return next((each for each in (FAILED, WARNING, OK) if each in found), SKIPPED)
+
+
+class Journal:
+    """Lines of JSON, each on its way to the kernel before the next thing happens: after a crash, the last one names the
+    culprit. On a full disk lines wait for the next one.
+
+    Args:
+        path: the file; begun anew. It is opened for each line, so that other nodes see it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.error: OSError | None = None
+        self._waiting = b""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(b"")
+        except OSError as error:
+            self.error = error
+
+    def begin(self, name: str, **about: Any) -> None:
+        """Something is about to be tried; ``about`` is what is to be known of it where it never ends."""
+        self._write({"name": name, **about, "since": time.time(), "ended": False})
+
+    def end(self, name: str, **found: Any) -> None:
+        """It has ended, well or not; ``found`` is what came of it."""
+        self._write({"name": name, **found, "ended": True})
+
+    def flush(self) -> bool:
+        """Try to write what waits; returns whether nothing is left."""
+        try:
+            with self.path.open("ab", buffering=0) as file:
+                while self._waiting:
+                    self._waiting = self._waiting[file.write(self._waiting) :]
+        except OSError as error:
+            self.error = error
+            return False
+        self.error = None
+        return True
+
+    def _write(self, line: dict[str, Any]) -> None:
+        self._waiting += (to_json(line) + "\n").encode()
+        self.flush()
+
+
+def read_journal(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
+    """What has ended, in order, and what had only begun; None: nothing had."""
+    ended, begun = [], None
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
+        try:
+            found = json.loads(line)
+        except ValueError:
+            continue  # cut off
+        if found.pop("ended"):
+            ended.append(found)
+            begun = None
+        else:
+            begun = found
+    return ended, begun

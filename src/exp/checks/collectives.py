@@ -1,0 +1,109 @@
+"""task=collectives: are the sums of all ranks right, and how fast do they travel?"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Callable
+
+import torch
+import torch.distributed as dist
+
+from exp.backend import Backend
+from exp.checks.check import Journal
+from exp.compat import supports_python_process_groups
+from exp.engine.building import make_result, record_environment
+
+if TYPE_CHECKING:
+    from exp.session import Session
+
+__all__ = ["addends", "measure_collectives"]
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_REPEATS = 5
+_LARGEST_SUM = 256
+"""Up to here bf16 has all whole numbers."""
+
+
+def measure_collectives(session: Session) -> dict[str, Any]:
+    """Every collective that data-parallel training uses, in every precision and size; rank 0 writes them down."""
+    record_environment(session)
+    session.begin()
+    task, backend = session.config.task, session.backend
+    journal = Journal(session.folder.path / "collectives.jsonl") if session.distributed.is_main else None
+    found = []
+    for operation in _operations(backend):
+        for precision in filter(backend.supports, _DTYPES):
+            name = f"{operation} {precision}"
+            for kib in [] if name in task.skip else task.sizes_kib:
+                if journal is not None:
+                    journal.begin(name, detail=f"{kib} KiB")
+                line = {"kib": kib, **_measure(session, operation, _DTYPES[precision], kib)}
+                found.append({"name": name, **line})
+                if journal is not None:
+                    journal.end(name, **line)
+                if "error" in line:
+                    break
+    return make_result(session, {}, None, collectives=found)
+
+
+def _operations(backend: Backend) -> list[str]:
+    """Those that reach this device's group: a vendor's own, and a staged one below torch 2.0, only add up."""
+    own = type(backend).init_process_group is not Backend.init_process_group
+    adds_only = own or (backend.staged and not supports_python_process_groups())
+    return ["all_reduce"] if adds_only else ["all_reduce", "broadcast"]
+
+
+def addends(rank: int, world_size: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a rank has, and what all add up to, both float32 (count,): whole numbers that every precision has exactly.
+
+    Both differ from element to element, and the first from rank to rank, as far as the sums stay at most 256.
+    """
+    period = max(1, min(7, 1 + _LARGEST_SUM // 2 // world_size))
+    ranks = max(2, 1 + _LARGEST_SUM // world_size)
+    pattern = (torch.arange(count, dtype=torch.int64) % period).float()
+    return pattern + rank % ranks, world_size * pattern + sum(each % ranks for each in range(world_size))
+
+
+def _measure(session: Session, operation: str, dtype: torch.dtype, kib: int) -> dict[str, Any]:
+    """Wrong values on any rank, and the slowest rank's time.
+
+    Returns:
+        ``error``, where it is refused; else ``wrong`` (ranks), ``seconds`` (median of some repeats) and
+        ``bus_bytes_per_second``: what each card's link carries, 2 (n - 1) / n of the tensor in an all-reduce.
+    """
+    rank, world_size = session.info.rank, session.info.world_size
+    count = kib * 1024 // (2 if dtype is not torch.float32 else 4)
+    summing = operation == "all_reduce"
+    own, right = addends(rank, world_size, count)
+    # What rank 0 sends is the sum; the others have something else before.
+    tensor = (own if summing else right + (rank > 0)).to(dtype).to(session.device)
+    run: Callable[[], Any] = (
+        (lambda: session.backend.all_reduce(tensor)) if summing else (lambda: dist.broadcast(tensor, src=0))
+    )
+    refused = None
+    try:
+        run()
+        session.backend.synchronize()
+    except RuntimeError as error:  # of a type that a library does not know, on every rank alike
+        refused = str(error).split("\n")[0]
+    refusals = [each for each in session.distributed.gather(refused) if each]
+    if refusals:
+        return {"error": refusals[0]}
+    wrong = bool((tensor.cpu().float() != right).any())
+    taken = []
+    for _ in range(_REPEATS):
+        tensor.zero_()
+        session.backend.synchronize()
+        session.distributed.barrier()
+        started = time.perf_counter()
+        run()
+        session.backend.synchronize()
+        taken.append(time.perf_counter() - started)
+    told = session.distributed.gather((wrong, sorted(taken)[_REPEATS // 2]))
+    seconds = max(each[1] for each in told)
+    share = 2 * (world_size - 1) / world_size if summing else 1.0
+    return {
+        "wrong": [number for number, each in enumerate(told) if each[0]],
+        "seconds": seconds,
+        "bus_bytes_per_second": share * kib * 1024 / seconds,
+    }

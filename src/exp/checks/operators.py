@@ -1,0 +1,328 @@
+"""task=operators: every operator of a training step, forward and backward, on the device and on the CPU.
+
+A few steps of the experiment are trained on the device, with everything that torch dispatches caught on its way: what
+the models really call there, portable forms included. Each operator is first run on copies of its inputs on the CPU's
+kernels, then on the device, and what both give is compared. The training goes on with the CPU's values where the device
+gives none, so one defect does not hide the next.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import TYPE_CHECKING, Any, Callable, Container, ContextManager, Mapping, Sequence
+
+import torch
+from mmengine.hooks import Hook
+
+from exp.checks.check import Journal
+from exp.checks.parity import apart, largest
+from exp.checks.training import train_with
+from exp.compat import every_operator
+from exp.engine.building import build_data, build_model, make_result, record_environment
+
+if TYPE_CHECKING:
+    from exp.backend import Backend
+    from exp.session import Session
+
+__all__ = ["OperatorCheck", "check_operators", "difference"]
+
+_SHAPES = 8
+"""So many signatures of one operator are compared; further ones only run."""
+_FLOOR = 1e-3
+"""Least scale of a difference, relative to the largest input: sums that cancel out have none of their own."""
+_RANDOM = frozenset({"bernoulli", "bernoulli_", "exponential_", "multinomial", "native_dropout", "normal_", "rand",
+                     "randint", "randn", "randperm", "random_", "uniform_", "_fused_dropout", "rand_like",
+                     "randn_like", "normal"})  # fmt: skip
+_UNINITIALISED = ("empty", "new_empty", "resize_", "set_", "_pin_memory", "is_pinned")
+
+
+def check_operators(session: Session) -> dict[str, Any]:
+    """Train ``max_steps`` steps with every operator compared; ``operators.jsonl`` has what was found."""
+    record_environment(session)
+    data = build_data(session)
+    journal = Journal(session.folder.path / "operators.jsonl")
+    skip, portable = session.config.task.skip, session.portable_operators
+    window = _Window(OperatorCheck(session.backend, session.device, journal, skip, portable))
+    try:
+        _, steps = train_with(session, data, build_model(session, data), window)
+    finally:
+        window.close()
+    return make_result(session, {}, None, steps=steps, operators=len(window.check.seen))
+
+
+class _Window(Hook):
+    """Opens the check for each step and each batch of the validation, and not for what lies between: loaders draw
+    random numbers there by means that old torch cannot hand on.
+    """
+
+    priority = "VERY_LOW"
+
+    def __init__(self, check: OperatorCheck) -> None:
+        self.check = check
+        self._open: ContextManager[Any] | None = None
+
+    def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
+        """Open it."""
+        if self._open is None:
+            self._open = every_operator(self.check)
+            self._open.__enter__()
+
+    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        """Close it."""
+        self.close()
+
+    before_val_iter, after_val_iter = before_train_iter, after_train_iter
+
+    def close(self) -> None:
+        """Close it, if it is open."""
+        context, self._open = self._open, None
+        if context is not None:
+            context.__exit__(None, None, None)
+
+
+class OperatorCheck:
+    """Runs operators on the device and on the CPU, and writes down how far they are apart.
+
+    Args:
+        backend: of the device.
+        device: whose operators are compared; calls that touch none of its tensors just run.
+        journal: where findings go: of each operator and signature one line.
+        skip: operators that are run on the CPU alone, because the device is known to end the process.
+        portable: ATen names of those whose kernels are not the device's own.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        device: torch.device,
+        journal: Journal,
+        skip: Sequence[str] = (),
+        portable: Container[str] = (),
+    ) -> None:
+        self.backend = backend
+        self.device = device
+        self.journal = journal
+        self.seen: dict[str, set[Any]] = {}
+        self._broken = set(skip)
+        self._portable = portable
+
+    def __call__(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Stand in for one call of an operator; returns what it gives."""
+        tensors = _tensors((args, kwargs))
+        if not self._is_ours(tensors, kwargs) or _is_bare(func):
+            return func(*args, **kwargs)
+        name = name_of(func)
+        if name in self._broken:
+            return self._on_cpu_only(func, args, kwargs)
+        seen = self.seen.setdefault(name, set())
+        signature = tuple((tuple(each.shape), str(each.dtype), each.device.type) for each in tensors)
+        if signature in seen or len(seen) >= _SHAPES:
+            return func(*args, **kwargs)
+        seen.add(signature)
+        detail = ", ".join(f"{str(kind)[6:]}{list(shape)}" for shape, kind, _ in signature[:6])
+        about = {"detail": detail, "portable": _base(func) in self._portable}
+        self.journal.begin(name, **about)
+        return self._compare(partial(self.journal.end, name, **about), func, args, kwargs)
+
+    def _is_ours(self, tensors: Sequence[torch.Tensor], kwargs: dict[str, Any]) -> bool:
+        wanted = kwargs.get("device")
+        named = wanted is not None and torch.device(wanted).type == self.device.type
+        return named or any(each.device.type == self.device.type for each in tensors)
+
+    def _compare(self, note: Callable[..., None], func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        scale = max((_scale(each) for each in _tensors((args, kwargs))), default=0.0)
+        reference, expected, reason = None, None, None
+        if not _is_random(func, args, kwargs):
+            reference = _moved((args, kwargs), _is_mutable(func))
+            try:
+                expected = func(*reference[0], **reference[1])
+            except Exception as error:  # noqa: BLE001 - a kernel that only the device has; any kind of it
+                expected, reason = _stand_in(func, *reference), _first_line(error)
+                reference = reference if expected is not None else None
+        before = self.backend.fallbacks()
+        try:
+            result = func(*args, **kwargs)
+            self.backend.synchronize()
+        except Exception as error:
+            note(error=_first_line(error))
+            if reference is None or reason is not None:
+                raise
+            self._broken.add(name_of(func))
+            return self._given(func, args, kwargs, reference, expected)
+        found: dict[str, Any] = {"left": _left(before, self.backend.fallbacks())}
+        if reference is None:
+            found["uncompared"] = reason or "random"
+        else:
+            ours, theirs = (result, args, kwargs), (expected, *reference)
+            if reason is not None:
+                found["stand_in"] = True
+                ours, theirs = (result[0],), (expected,)  # type: ignore[assignment]
+            elif not _is_mutable(func):
+                ours, theirs = _asked_for(result, args), _asked_for(expected, args)
+            found.update(difference(ours, theirs, _FLOOR * scale))
+        note(**found)
+        return result
+
+    def _on_cpu_only(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        reference = _moved((args, kwargs), _is_mutable(func))
+        return self._given(func, args, kwargs, reference, func(*reference[0], **reference[1]))
+
+    def _given(self, func: Any, args: Any, kwargs: Any, reference: Any, expected: Any) -> Any:
+        """The CPU's values as if the device had given them."""
+        if not _is_mutable(func):
+            return _map(lambda each: each.to(self.device), expected)
+        given, computed = _tensors((args, kwargs)), _tensors(reference)
+        by_result = {id(value): tensor for tensor, value in zip(given, computed)}
+        for tensor, value in zip(given, computed):
+            tensor.copy_(value)
+        return _map(lambda each: by_result[id(each)] if id(each) in by_result else each.to(self.device), expected)
+
+
+def name_of(func: Any) -> str:
+    """``aten.gelu_backward.default``; below torch 1.12 without the overload."""
+    text = str(func)
+    return text if text.startswith("aten.") or "." in text.split(" ")[0] else f"aten.{func.__name__}"
+
+
+def _scale(tensor: torch.Tensor) -> float:
+    return largest(tensor.detach().cpu().float().numpy()) if tensor.is_floating_point() else 0.0
+
+
+def _left(before: Any, after: Any) -> list[int] | None:
+    """Calls and bytes that have left the device in between; None: nothing tells."""
+    if before is None or after is None:
+        return None
+    return [sum(each[place] for each in after.values()) - sum(each[place] for each in before.values())
+            for place in (0, 1)]  # fmt: skip
+
+
+def _stand_in(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
+    """What fused attention that only the device has should give first; None: the CPU cannot tell."""
+    base = _base(func)
+    if not base.startswith("_scaled_dot_product") or base.endswith("backward"):
+        return None
+    names = [argument.name for argument in func._schema.arguments]
+    given = {**dict(zip(names, args)), **kwargs}
+    mask = given.get("attn_bias", given.get("attn_mask"))
+    attend = torch.nn.functional.scaled_dot_product_attention
+    try:
+        return attend(given["query"], given["key"], given["value"], mask, 0.0, bool(given.get("is_causal")),
+                      scale=given.get("scale"))  # fmt: skip
+    except Exception:  # noqa: BLE001 - shapes that the CPU's does not take
+        return None
+
+
+def _is_random(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    schema = getattr(func, "_schema", None)
+    for place, argument in enumerate(() if schema is None else schema.arguments):
+        if argument.name == "dropout_p":  # fused attention draws nothing where it is 0
+            given = args[place] if place < len(args) else kwargs.get("dropout_p", argument.default_value)
+            return bool(given)
+    tag = getattr(getattr(torch, "Tag", None), "nondeterministic_seeded", None)
+    return _base(func) in _RANDOM or (tag is not None and tag in getattr(func, "tags", ()))
+
+
+def _is_bare(func: Any) -> bool:
+    """Whether nothing is computed: memory that nobody has written yet, and views."""
+    if _base(func).startswith(_UNINITIALISED):
+        return True
+    schema = getattr(func, "_schema", None)
+    returns = () if schema is None else schema.returns
+    return any(each.alias_info is not None and not each.alias_info.is_write for each in returns)
+
+
+def _is_mutable(func: Any) -> bool:
+    mutable = getattr(getattr(func, "_schema", None), "is_mutable", None)
+    return _base(func).endswith(("_", "out")) if mutable is None else bool(mutable)
+
+
+def _base(func: Any) -> str:
+    return name_of(func).split(".")[1]
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in _leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def _map(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_map(function, each) for each in value)
+    return {key: _map(function, each) for key, each in value.items()} if isinstance(value, dict) else value
+
+
+def _asked_for(result: Any, args: Sequence[Any]) -> Any:
+    """Without the gradients that a mask of the arguments leaves out: what stands there is any memory."""
+    for each in args if isinstance(result, tuple) else ():
+        if isinstance(each, (list, tuple)) and len(each) == len(result) and all(isinstance(one, bool) for one in each):
+            return [value for value, wanted in zip(result, each) if wanted]
+    return (result,)
+
+
+def _moved(value: Any, mutable: bool) -> Any:
+    """Copies of all tensors on the CPU; one that is there twice stays one. A device that is named is the CPU.
+
+    A number that torch has made a tensor of stays itself where nothing is written: a copy would count as a tensor for
+    the type of the result.
+    """
+    copies: dict[int, torch.Tensor] = {}
+
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.dim() == 0 and tensor.device.type == "cpu" and not mutable:
+            return tensor
+        if id(tensor) not in copies:
+            detached = tensor.detach()
+            copies[id(tensor)] = detached.clone() if tensor.device.type == "cpu" else detached.cpu()
+        return copies[id(tensor)]
+
+    args, kwargs = _map(move, value)
+    return args, {key: torch.device("cpu") if key == "device" and each is not None else each
+                  for key, each in kwargs.items()}  # fmt: skip
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"
+
+
+def difference(ours: Any, theirs: Any, floor: float) -> dict[str, Any]:
+    """How far the tensors and numbers in two structures are apart.
+
+    Args:
+        ours: of the device.
+        theirs: of the CPU.
+        floor: least scale of what is relative.
+
+    Returns:
+        ``relative`` (to the largest absolute value; infinite where only one is finite, or shapes differ), ``absolute``
+        and ``dtype`` of the tensor that is furthest off.
+    """
+    mine, other = _leaves(ours), _leaves(theirs)
+    found = [_apart(left, right, floor) for left, right in zip(mine, other)]
+    if len(mine) != len(other):
+        found = [(math.inf, math.inf, None)]
+    relative, absolute, dtype = max(found, key=lambda each: each[0], default=(0.0, 0.0, None))
+    return {"relative": relative, "absolute": absolute, "dtype": dtype}
+
+
+def _apart(left: Any, right: Any, floor: float) -> tuple[float, float, str | None]:
+    a, b = (each.detach() if isinstance(each, torch.Tensor) else torch.tensor(each) for each in (left, right))
+    dtype = str(b.dtype)[6:]
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return math.inf, math.inf, dtype
+    if not b.is_floating_point():
+        wrong = float((a.cpu() != b).any())
+        return wrong, wrong, dtype
+    absolute, relative = apart(a.cpu().double().numpy(), b.double().numpy(), floor)
+    return relative, absolute, dtype
+
+
+def _leaves(value: Any) -> list[Any]:
+    """Tensors and numbers at any depth, in order."""
+    if isinstance(value, (list, tuple)):
+        return [leaf for each in value for leaf in _leaves(each)]
+    if isinstance(value, dict):
+        return [leaf for each in value.values() for leaf in _leaves(each)]
+    return [value] if isinstance(value, (torch.Tensor, bool, int, float)) else []

@@ -1,0 +1,307 @@
+"""Trainings of a few steps that are looked at: task=parity's two (traced), task=speed (timed), and one that is killed.
+
+A trace is one NumPy file per run, in the order of execution. Of large tensors a fixed, evenly spaced part is kept, the
+same on every backend, so that the file stays small whatever the model: all of a tensor up to ``FIRST_STEP`` values in
+the first step, ``LATER_STEPS`` values after it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import time
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Iterator
+
+import numpy as np
+import torch
+from mmengine.hooks import Hook
+from torch import nn
+from torch.utils.data import Dataset
+
+from exp.data.base import split_of
+from exp.engine.building import build_data, build_model, make_result, record_environment
+from exp.engine.hooks import truncate_metrics
+from exp.engine.training import Training
+from exp.engine.wrapper import unwrapped
+
+if TYPE_CHECKING:
+    from exp.backend import Backend
+    from exp.session import Session
+
+__all__ = ["KillOnce", "Repeated", "StepTimer", "TraceHook", "measure_speed", "train_traced", "train_with"]
+
+FIRST_STEP = 2**20
+LATER_STEPS = 2**12
+
+
+def train_with(session: Session, data: Any, model: nn.Module, hook: Hook) -> tuple[Training, int]:
+    """Train with ``hook``, and without checkpoints; returns the training, and how many steps it took."""
+    training = Training(session, data, model)
+    runner = training.runner
+    runner.hooks.remove(training.checkpoint_hook)
+    runner.register_hook(hook)
+    runner.train()
+    steps = runner.iter
+    runner.close()
+    return training, steps
+
+
+def train_traced(session: Session) -> dict[str, Any]:
+    """Train ``steps`` steps; ``trace.npz`` has what they computed, ``metrics.jsonl`` their losses."""
+    record_environment(session)
+    # Of an earlier comparison in this folder.
+    session.when_started(lambda: truncate_metrics(session.folder.metrics, 0))
+    data = build_data(session)
+    model = build_model(session, data)
+    _without_dropout(model)
+    trace = TraceHook(session.folder.path / "trace.npz", session.config.steps)
+    _, steps = train_with(session, data, model, trace)
+    return make_result(session, {}, None, steps=steps, random_modules=trace.random_modules)
+
+
+class TraceHook(Hook):
+    """Collects the trace on rank 0, and ends the training after ``steps`` steps.
+
+    Args:
+        path: the file to write.
+        steps: optimizer steps.
+    """
+
+    priority = "LOWEST"
+
+    def __init__(self, path: Path, steps: int) -> None:
+        self.path = path
+        self.steps = steps
+        self._file: zipfile.ZipFile | None = None
+        self.random_modules: list[str] = []
+        """Modules that drew random numbers in the first step's forward pass."""
+        self._handles: list[Any] = []
+        self._running: list[str] = []
+        self._order: dict[str, None] = {}  # modules, as they began
+        self._seen: set[str] = set()
+        self._random_state: tuple[torch.Tensor | None, ...] = ()
+        self._step = 1
+
+    def before_train(self, runner: Any) -> None:
+        """Listen to the modules and to the optimizer."""
+        runner.optim_wrapper.before_step = lambda: self._gradients(runner)
+        if runner.distributed_group.is_main:
+            self._file = zipfile.ZipFile(self.path, "w")
+            if not runner.session.config.compile:  # there are no modules in what torch has compiled
+                for name, module in unwrapped(runner.model).named_modules():
+                    self._listen(module, name or "model", runner.backend)
+
+    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        """Take the parameters after the step."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        if runner.distributed_group.is_main and self._step in (1, self.steps):
+            for name, parameter in unwrapped(runner.model).named_parameters():
+                self._keep("parameter", name, parameter)
+        if self._step >= self.steps:
+            runner.train_loop.stop_training = True
+        self._step += 1
+
+    def after_train(self, runner: Any) -> None:
+        """Complete the file."""
+        runner.optim_wrapper.before_step = None
+        if self._file is not None:
+            self._write("order", np.array(list(self._order)))
+            self._file.close()
+
+    def _gradients(self, runner: Any) -> None:
+        if runner.distributed_group.is_main:
+            for name, parameter in unwrapped(runner.model).named_parameters():
+                if parameter.grad is not None:
+                    self._keep("gradient", name, parameter.grad)
+
+    def _listen(self, module: nn.Module, name: str, backend: Backend) -> None:
+        def before(_module: nn.Module, _inputs: Any) -> None:
+            self._note_random(backend)
+            self._running.append(name)
+            self._order.setdefault(name)
+
+        def after(_module: nn.Module, _inputs: Any, output: Any) -> None:
+            self._note_random(backend)
+            self._running.pop()
+            if name not in self._seen:  # the first of several calls
+                self._seen.add(name)
+                for index, tensor in enumerate(_tensors(output)):
+                    self._keep("output", f"{name}[{index}]" if index else name, tensor)
+
+        self._handles += [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
+
+    def _note_random(self, backend: Backend) -> None:
+        """Blame the module that is running for random numbers drawn since the last call."""
+        state = (torch.get_rng_state(), backend.rng_state())
+        if self._running and self._running[-1] not in self.random_modules:
+            for now, before in zip(state, self._random_state):
+                if now is not None and before is not None and not torch.equal(now, before):
+                    self.random_modules.append(self._running[-1])
+                    break
+        self._random_state = state
+
+    def _keep(self, kind: str, name: str, tensor: torch.Tensor) -> None:
+        """Write a tensor at once: all of a large model's would not fit into memory."""
+        limit = FIRST_STEP if self._step == 1 else LATER_STEPS
+        values = tensor.detach().reshape(-1)
+        stride = -(-values.numel() // limit) if values.numel() else 1
+        self._write(f"{kind}/{self._step:06d}/{name}", values[::stride].float().cpu().numpy())
+
+    def _write(self, key: str, values: np.ndarray[Any, Any]) -> None:
+        assert self._file is not None
+        with self._file.open(f"{key}.npy", "w", force_zip64=True) as file:
+            np.lib.format.write_array(file, values, allow_pickle=False)
+
+
+def _tensors(output: Any) -> Iterator[torch.Tensor]:
+    """The floating-point tensors of a module's output, in order."""
+    if isinstance(output, torch.Tensor):
+        if output.is_floating_point():
+            yield output
+    elif isinstance(output, dict):
+        for value in output.values():
+            yield from _tensors(value)
+    elif isinstance(output, (list, tuple)):
+        for value in output:
+            yield from _tensors(value)
+
+
+_DROPOUTS = tuple(kind for name, kind in vars(nn).items() if "Dropout" in name)
+
+
+def _without_dropout(model: nn.Module) -> None:
+    """Turn torch's dropout off: masks come from each device's own generator, so they would differ by design.
+
+    A model that calls a dropout function by itself is told by its configuration (:mod:`exp.checks.parity`); what is
+    left is found by :attr:`TraceHook.random_modules`.
+    """
+    for module in model.modules():
+        if isinstance(module, _DROPOUTS):
+            module.p = 0.0
+        elif isinstance(module, (nn.MultiheadAttention, nn.RNNBase)):
+            module.dropout = 0.0
+
+
+def measure_speed(session: Session) -> dict[str, Any]:
+    """Train ``max_steps`` steps; the result has their times and each rank's largest memory."""
+    record_environment(session)
+    config = session.config
+    data = build_data(session)
+    train = split_of(data, "train", config.seed)
+    wanted = (config.max_steps or 1) * (config.global_batch_size or 1)
+    lasting = data if len(train) >= wanted else _LongData(data, Repeated(train, wanted))
+    timer = StepTimer(config.task.warm_up)
+    training, steps = train_with(session, lasting, build_model(session, data, to_place=True), timer)
+    left = training.metrics_hook.left_device
+    own = {"memory": session.backend.memory().get("max_allocated"), "seconds": timer.seconds}
+    told = session.distributed.gather(own)
+    slowest = [max(each) for each in zip(*(rank["seconds"] for rank in told))]
+    step_s = statistics.median(slowest) if slowest else None
+    return make_result(
+        session,
+        {},
+        None,
+        steps=steps,
+        step_seconds=step_s,
+        samples_per_second=config.global_batch_size / step_s if step_s else None,
+        slowest_step_seconds=max(slowest, default=None),
+        memory_by_rank=[rank["memory"] for rank in told],
+        left_device=None if left is None else left.summary(session.distributed),
+        train_samples=len(train),
+    )
+
+
+class Repeated(Dataset[Any]):
+    """A training split over and over, so that it lasts for all steps: of any batch, in one epoch.
+
+    Args:
+        dataset: indexed by a whole batch.
+        count: how many samples there shall be.
+    """
+
+    takes_batches = True
+
+    def __init__(self, dataset: Any, count: int) -> None:
+        self.dataset = dataset
+        self.count = count
+        self.needs_epoch = getattr(dataset, "needs_epoch", False)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, keys: torch.Tensor) -> Any:
+        numbers = (keys[:, 0] if keys.dim() == 2 else keys) % len(self.dataset)
+        return self.dataset[torch.stack([numbers, keys[:, 1]], dim=1) if keys.dim() == 2 else numbers]
+
+
+class _LongData:
+    """A data set with another training split.
+
+    Args:
+        data: of :func:`exp.engine.building.build_data`.
+        train: takes the place of its own.
+    """
+
+    def __init__(self, data: Any, train: Any) -> None:
+        self._data = data
+        self.train = train
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._data, name)
+
+
+class StepTimer(Hook):
+    """Times every step by itself, from the end of the one before, the device's work included; no validation.
+
+    Args:
+        warm_up: steps at the beginning that do not count: kernels are compiled, caches filled.
+    """
+
+    priority = "VERY_LOW"
+
+    def __init__(self, warm_up: int) -> None:
+        self._left = warm_up
+        self._mark = 0.0
+        self.seconds: list[float] = []
+
+    def before_train_epoch(self, runner: Any) -> None:
+        """What came before is no part of a step."""
+        runner.backend.synchronize()
+        self._mark = time.perf_counter()
+
+    def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
+        """Nor is a validation in mid-epoch."""
+        self.before_train_epoch(runner)
+
+    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        """Wait for the device, and read the clock."""
+        runner.backend.synchronize()
+        now = time.perf_counter()
+        if self._left > 0:
+            self._left -= 1
+        else:
+            self.seconds.append(now - self._mark)
+        self._mark = now
+
+
+class KillOnce(Hook):
+    """SIGKILL for the last rank, as the kernel does where memory runs out, once it has taken ``step`` steps.
+
+    Args:
+        step: after this optimizer step.
+        mark: a file that is made before, so that it happens once.
+    """
+
+    def __init__(self, step: int, mark: str) -> None:
+        self.step, self.mark = step, Path(mark)
+
+    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        """Die, where it is time."""
+        if runner.iter + 1 == self.step and runner.rank == runner.world_size - 1 and not self.mark.exists():
+            self.mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,259 @@
+"""Tasks that check the hardware (:mod:`exp.checks`): task=doctor, env, parity and qualify.
+
+task=operators, collectives and speed are rows of the last; each can be run alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, List, Optional, Sequence
+
+from exp.errors import EXIT_OK, ConfigError
+from exp.task import Task
+
+if TYPE_CHECKING:
+    from exp.backend import Backend
+    from exp.config.schema import ExpConfig
+    from exp.launcher.outcome import Outcome
+    from exp.launcher.rank import RankInfo
+    from exp.runfolder import RunFolder
+    from exp.session import Session
+    from exp.summary import Finished
+
+__all__ = ["Collectives", "Doctor", "Env", "Operators", "Parity", "Qualify", "Speed"]
+
+
+def _refuse_several_machines(config: ExpConfig) -> None:
+    """For tasks that start runs of their own, one after the other."""
+    from exp.launcher.base import launcher_class
+
+    name = config.task.name
+    if config.launcher.nnodes > 1:
+        raise ConfigError(f"task={name} is for one machine; run it on each, without launcher.nnodes")
+    if launcher_class(config).submits:
+        raise ConfigError(f"task={name} starts runs here; take launcher=torchrun, within a job if need be")
+
+
+@dataclass
+class Doctor(Task):
+    """Examines every rank, its card, and the job that they make; the parent judges."""
+
+    _target_: str = "exp.tasks.checks.Doctor"
+    name: str = "doctor"
+    timeout_s: int = 60
+    """Longest that a check may take, and that ranks wait for one another, in seconds."""
+    burst_s: float = 2.0
+    """How long every card multiplies matrices, in seconds."""
+
+    diagnoses: ClassVar[bool] = True
+    isolated: ClassVar[bool] = True  # the parent is to survive a device that hangs or crashes
+
+    def check(self, config: ExpConfig) -> None:
+        """Refuse times that are none."""
+        for key in ("timeout_s", "burst_s"):
+            if getattr(self, key) <= 0:
+                raise ConfigError(f"task.{key}={getattr(self, key)} must be more than 0 seconds")
+
+    def diagnose(self, config: ExpConfig, folder: RunFolder, info: RankInfo, backend: Backend) -> None:
+        """See :func:`exp.checks.doctor.diagnose`."""
+        from exp.checks.doctor import diagnose
+
+        diagnose(config, folder, info, backend)
+
+    def announce(self, config: ExpConfig, folder: RunFolder) -> bool:
+        """What is examined."""
+        from exp.checks import report
+
+        report.begin(config, folder)
+        return True
+
+    def tell_end(self, config: ExpConfig, folder: RunFolder, outcome: Outcome) -> int | None:
+        """The table of findings."""
+        from exp.checks import report
+
+        if outcome.interrupted_by is not None:
+            return None
+        return report.end(config, folder, outcome)
+
+
+@dataclass
+class Env(Task):
+    """Plain text to paste into a bug report."""
+
+    _target_: str = "exp.tasks.checks.Env"
+    name: str = "env"
+
+    diagnoses: ClassVar[bool] = True
+    compared: ClassVar[bool] = False
+    silent: ClassVar[bool] = True  # the text alone is wanted
+
+    def check(self, config: ExpConfig) -> None:
+        """Refuse more than one process."""
+        if config.nproc > 1:
+            raise ConfigError(f"task=env looks from one process; leave out nproc={config.nproc}, or use task=doctor")
+
+    def diagnose(self, config: ExpConfig, folder: RunFolder, info: RankInfo, backend: Backend) -> None:
+        """See :func:`exp.checks.env.describe`."""
+        from exp.checks.env import describe
+
+        describe(config, folder, info, backend)
+
+    def tell_end(self, config: ExpConfig, folder: RunFolder, outcome: Outcome) -> int | None:
+        """All has been said."""
+        return EXIT_OK if outcome.exit_code == EXIT_OK else None
+
+
+@dataclass
+class Parity(Task):
+    """One of two runs, each of which leaves a trace of a few steps; the parent compares (:mod:`exp.checks.parity`)."""
+
+    _target_: str = "exp.tasks.checks.Parity"
+    name: str = "parity"
+    tolerance: Optional[float] = None
+    """Largest relative difference of the loss; null: 1e-5 in fp32, 2e-2 in bf16, 2e-3 in fp16. Outputs of modules may
+    differ by 10 times as much, gradients and parameters by 100 times."""
+
+    trains: ClassVar[bool] = True
+    isolated: ClassVar[bool] = True  # the plug-ins of two devices need not live in one process
+    has_reference: ClassVar[bool] = True
+    modules = ("exp.checks.training",)
+
+    def check(self, config: ExpConfig) -> None:
+        """Two runs on one node, one after the other."""
+        if config.reference is None:
+            raise ConfigError("task=parity compares with another backend; set reference=cpu, or another one")
+        if config.steps < 1:
+            raise ConfigError(f"steps={config.steps} must be at least 1")
+        _refuse_several_machines(config)
+
+    def run(self, session: Session) -> dict[str, Any]:
+        """See :func:`exp.checks.training.train_traced`."""
+        from exp.checks.training import train_traced
+
+        return train_traced(session)
+
+
+@dataclass
+class Qualify(Task):
+    """Makes all rows, each in a process of its own, and one page of them (:mod:`exp.checks.qualify`)."""
+
+    _target_: str = "exp.tasks.checks.Qualify"
+    name: str = "qualify"
+    budget_minutes: float = 60.0
+    """Rows that do not fit into it are not run; the same command goes on with them."""
+    row_minutes: float = 8.0
+    """A row that takes longer has failed; the soak has its own time besides."""
+    soak_minutes: float = 10.0
+    """How long the last row trains; 0: it is left out."""
+    rows: Optional[List[str]] = None
+    """Which rows are made, as patterns: ``[doctor,"speed*"]``; null: all."""
+    experiments: Optional[List[str]] = None
+    """Experiments that are trained; null: the example of each installed family."""
+    small: Optional[bool] = None
+    """Train the examples in a small form; null: only where the cards are the CPU, or simulated."""
+    steps: int = 30
+    """Optimizer steps of each measurement of speed."""
+
+    in_parent: ClassVar[bool] = True
+    compared: ClassVar[bool] = False
+
+    def check(self, config: ExpConfig) -> None:
+        """Refuse times that are none, and what needs one machine."""
+        for key in ("budget_minutes", "row_minutes"):
+            if getattr(self, key) <= 0:
+                raise ConfigError(f"task.{key}={getattr(self, key)} must be more than 0")
+        if self.steps <= Speed.warm_up:
+            raise ConfigError(
+                f"task.steps={self.steps} must be more than {Speed.warm_up}, which come before the measurement"
+            )
+        if self.soak_minutes < 0:
+            raise ConfigError(f"task.soak_minutes={self.soak_minutes} must be at least 0")
+        _refuse_several_machines(config)
+
+    def run_in_parent(self, config: ExpConfig, overrides: Sequence[str]) -> Finished:
+        """See :func:`exp.checks.qualify.qualify`."""
+        from exp.checks.qualify import qualify
+
+        return qualify(config, list(overrides))
+
+
+@dataclass
+class Operators(Task):
+    """Compares every operator of some training steps with the CPU."""
+
+    _target_: str = "exp.tasks.checks.Operators"
+    name: str = "operators"
+    skip: List[str] = field(default_factory=list)
+    """Operators that are left to the CPU, because the device ends the process: ``aten.gelu.default``."""
+
+    trains: ClassVar[bool] = True
+    isolated: ClassVar[bool] = True
+    counts_fallbacks: ClassVar[bool] = True
+    compared: ClassVar[bool] = False
+    modules = ("exp.checks.operators",)
+
+    def check(self, config: ExpConfig) -> None:
+        """Refuse more than one process: what they exchange is task=collectives' to check."""
+        if config.nproc > 1:
+            raise ConfigError(f"task=operators looks at one card; leave out nproc={config.nproc}")
+
+    def run(self, session: Session) -> dict[str, Any]:
+        """See :func:`exp.checks.operators.check_operators`."""
+        from exp.checks.operators import check_operators
+
+        return check_operators(session)
+
+
+@dataclass
+class Collectives(Task):
+    """Checks and times what ranks exchange."""
+
+    _target_: str = "exp.tasks.checks.Collectives"
+    name: str = "collectives"
+    sizes_kib: List[int] = field(default_factory=lambda: [4, 64, 1024, 16384, 65536])
+    """Sizes of the tensors, in KiB."""
+    skip: List[str] = field(default_factory=list)
+    """What is left out, because it hangs: ``all_reduce bf16``."""
+
+    isolated: ClassVar[bool] = True
+    compared: ClassVar[bool] = False
+    modules = ("exp.checks.collectives",)
+
+    def check(self, config: ExpConfig) -> None:
+        """Refuse a single process."""
+        if config.nproc < 2:
+            raise ConfigError("task=collectives needs nproc=2 or more: one process has nothing to exchange")
+        if not self.sizes_kib or min(self.sizes_kib) < 1:
+            raise ConfigError(f"task.sizes_kib={self.sizes_kib} must be a list of sizes from 1 on")
+
+    def run(self, session: Session) -> dict[str, Any]:
+        """See :func:`exp.checks.collectives.measure_collectives`."""
+        from exp.checks.collectives import measure_collectives
+
+        return measure_collectives(session)
+
+
+@dataclass
+class Speed(Task):
+    """Times training steps."""
+
+    _target_: str = "exp.tasks.checks.Speed"
+    name: str = "speed"
+    warm_up: int = 5
+    """Steps at the beginning that do not count."""
+
+    trains: ClassVar[bool] = True
+    isolated: ClassVar[bool] = True
+    compared: ClassVar[bool] = False
+    modules = ("exp.checks.training",)
+
+    def check(self, config: ExpConfig) -> None:
+        """Refuse a warm-up that leaves nothing."""
+        if config.max_steps is not None and config.max_steps <= self.warm_up:
+            raise ConfigError(f"max_steps={config.max_steps} must be more than task.warm_up={self.warm_up}")
+
+    def run(self, session: Session) -> dict[str, Any]:
+        """See :func:`exp.checks.training.measure_speed`."""
+        from exp.checks.training import measure_speed
+
+        return measure_speed(session)

@@ -1,0 +1,74 @@
+"""Comparing two traces: what counts as a difference, and in which order."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from exp.checks.parity import EARLY_STEPS, compare, tolerances
+from exp.runfolder import RunFolder
+
+FIRST = {"output/000001/a": [1.0, 2.0], "output/000001/model": [3.0]}
+FIRST.update({f"gradient/000001/{name}.weight": [0.5] for name in "ba"})
+FIRST.update({f"parameter/000001/{name}.weight": [1.0] for name in "ba"})
+
+
+@pytest.fixture
+def differences(tmp_path):
+    """Differences of two traces: one as in FIRST but for ``changes``, and FIRST itself."""
+
+    def run(changes, reference=(), losses=(1.0,), expected=(1.0,)):
+        folders = RunFolder(tmp_path / "tested"), RunFolder(tmp_path / "reference")
+        for folder, other, values in zip(folders, (changes, dict(reference)), (losses, expected)):
+            folder.create()
+            trace = {key: values for key, values in {**FIRST, **other}.items() if values is not None}
+            arrays = {key: np.array(values, dtype=np.float32) for key, values in trace.items()}
+            np.savez(folder.path / "trace.npz", order=np.array(["model", "a", "b"]), **arrays)
+            lines = ({"split": "train", "step": step, "loss": value} for step, value in enumerate(values, 1))
+            folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return list(compare(*folders, clear=1e-3))
+
+    return run
+
+
+def departures(found):
+    return [(d.kind, d.step, d.name, d.absolute, d.relative) for d in found if d.absolute > 0]
+
+
+def test_equal_traces_differ_nowhere_and_come_in_the_order_of_execution(differences):
+    found = differences({})
+    assert departures(found) == []
+    parameters = [(kind, f"{name}.weight") for kind in ("gradient", "parameter", "drift") for name in "ba"]
+    assert [(d.kind, d.name) for d in found] == [("output", "a"), ("output", "model"), ("loss", "loss"), *parameters]
+
+
+def test_a_difference_is_relative_to_the_largest_value_and_to_none_that_is_not_finite(differences):
+    assert departures(differences({"output/000001/a": [1.5, 2.0]})) == [("output", 1, "a", 0.5, 0.25)]
+    masked = {"output/000001/a": [-math.inf, math.nan]}
+    assert departures(differences(masked, masked)) == []
+    found = departures(differences({"output/000001/a": [math.nan, 2.0]}))
+    assert found == [("output", 1, "a", math.inf, math.inf)]
+
+
+def test_a_gradient_that_one_of_the_two_lacks_is_a_departure_and_a_module_is_none(differences):
+    lacking = {"gradient/000001/b.weight": None}
+    for found in (differences(lacking), differences({}, lacking)):
+        assert departures(found)[0][:3] == ("gradient", 1, "b.weight")
+    assert departures(differences({"output/000001/a": None})) == []
+
+
+def test_the_direction_of_a_vanishing_gradient_is_not_held_against_the_optimizer(differences):
+    traces = [{"gradient/000001/a.weight": [0.5, 1e-9], "parameter/000001/a.weight": [1.0, far]} for far in (2.0, 3.0)]
+    assert [each[:3] for each in departures(differences(*traces))] == [("drift", 1, "a.weight")]
+
+
+def test_late_losses_may_differ_more(differences):
+    steps = EARLY_STEPS + 1
+    found = differences({}, losses=[1.0] * steps, expected=[1.001] * steps)
+    assert [d.kind for d in found if d.name == "loss"] == ["loss"] * EARLY_STEPS + ["late_loss"]
+    limits = tolerances("fp32", None)
+    assert limits["loss"] < 1e-3 < limits["late_loss"]
+    assert tolerances("fp32", 1e-2)["late_loss"] == 0.5

@@ -1,0 +1,86 @@
+"""What the parent makes of the journals that ranks leave: who hangs, who died, who never came, and who is to blame."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict
+from types import SimpleNamespace
+
+import pytest
+
+from exp.checks import report
+from exp.checks.bench import END, START, journal_of
+from exp.checks.check import Journal, fail, ok
+from exp.checks.doctor import CHECKS
+from exp.launcher.outcome import Outcome, RankFailure
+from exp.runfolder import RunFolder
+
+TIMEOUT_S = 60
+
+
+@pytest.fixture
+def judged(tmp_path):
+    """Findings of ranks whose journals end as told: None has left none, a check was begun, True has finished."""
+
+    def run(*ends, answers=(), outcome=None, took=1.0, timeout_s=TIMEOUT_S):
+        folder = RunFolder(tmp_path)
+        for rank, end in enumerate(ends):
+            if end is None:
+                continue
+            journal = Journal(journal_of(folder, rank))
+            journal.end(START, rank=rank, host="here")
+            for name in CHECKS:
+                if name == end:
+                    journal.begin(name)
+                    break
+                answer = dict(answers).get((rank, name), ok("well"))
+                journal.end(name, **asdict(answer), seconds=0.1)
+            else:
+                journal.end(END, absent=[rank for rank, other in enumerate(ends) if other is None])
+        config = SimpleNamespace(
+            nproc=len(ends),
+            launcher=SimpleNamespace(nnodes=1),
+            task=SimpleNamespace(timeout_s=timeout_s),
+            backend=SimpleNamespace(name="cpu", simulate=False),
+        )
+        return report._assemble(config, folder, outcome or Outcome(1), started=time.time() - took)
+
+    return run
+
+
+def findings(found):
+    return [(each["check"], each["status"], each["ranks"]) for each in found["findings"]]
+
+
+def died(rank, code=-9):
+    return Outcome(1, failures=[RankFailure(rank, rank, "here", "Killed", "killed by SIGKILL", code, 0.0, "log")])
+
+
+def test_ranks_that_are_well_are_ok_and_a_rank_that_others_waited_for_is_not(judged):
+    found = judged(True, True, outcome=Outcome(0))
+    assert (found["verdict"], found["exit_code"], findings(found)) == ("ok", 0, [])
+    assert [[check["name"] for check in rank["checks"]] for rank in found["ranks"]] == [list(CHECKS)] * 2
+    found = judged(True, None, took=TIMEOUT_S + 10)
+    assert (found["verdict"], found["exit_code"], findings(found)) == ("failed", 1, [("ranks", "failed", [1])])
+
+
+def test_a_rank_that_hangs_or_dies_is_blamed_and_those_that_waited_for_it_are_not(judged):
+    broken = {(0, "all_reduce"): fail("timed out", "look")}
+    found = judged(True, "all_reduce", answers=broken, outcome=died(1))
+    assert findings(found) == [("all_reduce", "failed", [1])]
+    (skipped,) = [check for check in found["ranks"][0]["checks"] if check["name"] == "all_reduce"]
+    assert skipped["status"] == "skipped"
+    assert "rank 1" in skipped["finding"]
+    found = judged(True, "all_reduce", answers=broken, timeout_s=0)
+    assert "hung in 'all_reduce'" in found["findings"][0]["finding"]
+    assert found["ranks"][1]["stayed_in"] == "all_reduce"
+
+
+def test_what_differs_between_ranks_is_a_warning(judged):
+    answers = {(1, "packages"): ok("2", torch="2"), (0, "packages"): ok("1", torch="1")}
+    answers.update({(rank, "burst"): ok("fast", flops=1e12) for rank in (0, 2)})
+    found = judged(True, True, True, answers={**answers, (1, "burst"): ok("slow", flops=1e11)}, outcome=Outcome(0))
+    assert findings(found) == [("packages", "warning", [1]), ("burst", "warning", [1])]
+    assert json.dumps(found)
+    assert found["ranks"][1]["first"] == "packages"
