@@ -69,8 +69,8 @@ def size(value: Any) -> str:
 
 
 def flops(value: float) -> str:
-    """A rate for people, to be followed by ``FLOP/s``: ``1.2 T``."""
-    for unit, factor in (("T", 1e12), ("G", 1e9)):
+    """Operations for people, to be followed by ``FLOP`` or ``FLOP/s``: ``1.2 T``."""
+    for unit, factor in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6)):
         if value >= factor:
             return f"{value / factor:.3g} {unit}"
-    return f"{value / 1e6:.0f} M"
+    return f"{value:.0f} "
