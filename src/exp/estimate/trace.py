@@ -145,7 +145,7 @@ _HALF, _FULL = frozenset(_IN_HALF.split()), frozenset(_IN_FULL.split())
 _FunctionMode: Any = getattr(torch.overrides, "TorchFunctionMode", object)  # torch >= 1.13
 
 
-class AsOnCard(_FunctionMode):  # type: ignore[misc]
+class AsOnCard(_FunctionMode):
     """Context in which torch's functions on the meta device take the form that they have on a card.
 
     The meta device has no autocast, and none of the fused forms that decide how much a step keeps.
