@@ -14,6 +14,7 @@ from exp.torch_version import FULL_SHARDING_SINCE
 __all__ = [
     "TORCH_VERSION",
     "autocast_disabled",
+    "backward_below_modes",
     "device_part_of",
     "every_operator",
     "forbid_fused_attention",
@@ -180,6 +181,17 @@ def recompute_in_backward(module: Any, *inputs: Any) -> Any:
     if not first.requires_grad:
         first = first.detach().requires_grad_()
     return checkpoint(module, first, *rest)
+
+
+def backward_below_modes(loss: torch.Tensor) -> None:
+    """``loss.backward()`` that leaves modes of torch's functions on, for what is recomputed (torch >= 2.0).
+
+    Methods and functions that take the tensor itself suspend them.
+    """
+    if TORCH_VERSION >= (2, 7):
+        torch.autograd.backward(torch.autograd.graph.get_gradient_edge(loss))
+    else:
+        torch.autograd.backward(loss)
 
 
 def pinned_by(device_type: str) -> dict[str, Any]:

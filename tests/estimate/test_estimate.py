@@ -11,21 +11,17 @@ from omegaconf import OmegaConf
 from torch import nn
 from torch.nn import functional as F
 
-from exp.compat import supports_estimates
+from exp.compat import recompute_in_backward, supports_estimates
 from exp.config.schema import ExpConfig, LauncherConfig
 from exp.data.base import Data
-from exp.errors import ConfigError, UnavailableError
-from exp.estimate import command
+from exp.errors import ConfigError
+from exp.estimate.trace import AsOnCard, MemoryTracker, Tracer, trace_flops
 from exp.models.base import Model
 from exp.tasks.train import Train
 from tests.docs.reader import PAGES, lines_of
 from tests.simulators import needs_current_card
 
-if supports_estimates():
-    from exp.estimate.as_on_card import AsOnCard
-    from exp.estimate.trace import Tracer
-    from exp.estimate.tracker import MemoryTracker
-else:
+if not supports_estimates():
     pytest.skip("torch < 2.1 cannot estimate", allow_module_level=True)
 
 IMAGES = ["experiment=dinov3_eurosat", "data.eval_batch_size=8", "global_batch_size=8"]
@@ -34,26 +30,42 @@ SERIES = ["data.lookback=192", "model.d_model=32", "model.d_ff=32", "model.num_h
 
 def test_memory_is_counted_by_storage_and_to_its_end():
     tracker = MemoryTracker()
-    with tracker:
+    with tracker.counting():
         one = torch.empty(1024, device="meta")
         view = one.view(32, 32)[:4]
         two = one + 1
         del one
-        assert (tracker.now["activations"], tracker.peak) == (8192, 8192)  # a view holds the first
+        assert tracker.now["activations"] == tracker.at_peak["activations"] == 8192  # a view holds the first
         del view
         small = torch.empty(3, device="meta")
     tracker.count([two], "gradients", share=0.5)
-    tracker.restart()
-    assert (tracker.now["gradients"], tracker.now["activations"], tracker.peak) == (2048, 512, 2560)
+    assert (tracker.now["gradients"], tracker.now["activations"]) == (2048, 512)
+    assert sum(tracker.at_peak.values()) == 8192
     del two, small
     assert sum(tracker.now.values()) == 0
+
+
+class Two(Model):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(64, 256, bias=False), nn.ReLU(), nn.Linear(256, 32, bias=False))
+
+    def forward(self, x, mode="loss"):
+        return {"loss": self.layers(x).mean()}
+
+
+def test_operations_of_two_layers_are_those_of_theory():
+    batch = {"x": torch.empty(8, 64, device="meta")}
+    first, second = 2 * 8 * 64 * 256, 2 * 8 * 256 * 32
+    # Forward; backward once for the weights, and for the inputs of the second layer alone.
+    assert trace_flops(Two().to("meta"), batch) == 2 * first + 3 * second
 
 
 def test_a_card_keeps_bytes_of_dropout_halves_of_weights_and_no_scores():
     def kept(precision, fused, call, *shapes):
         tracker, on_card = MemoryTracker(), AsOnCard(precision, fused)
         inputs = [torch.empty(shape, device="meta", requires_grad=True) for shape in shapes]
-        with tracker, on_card, on_card.autocast():
+        with tracker.counting(), on_card, on_card.autocast():
             output = call(*inputs)
         total = tracker.now["activations"]
         return total - output.numel() * output.element_size()
@@ -122,32 +134,27 @@ class PairData(Data):
 class OfPairs(Model):
     def __init__(self, change=None):
         super().__init__()
+        self.scale = torch.linspace(0, 1, 3)[1].item()  # a value
         self.layer, self.change = nn.Linear(4, 1), change
 
     def forward(self, x, pair=None, mode="tensor", **_):
-        loss = self.layer(x).mean() + pair[0].sum() + pair[1]["deep"].sum()
+        loss = recompute_in_backward(self.layer, x * self.scale).mean() + pair[0].sum() + pair[1]["deep"].sum()
         return {"loss": loss if self.change is None else getattr(loss, self.change)()}
 
 
-def test_tensors_within_a_batch_are_estimated_and_losses_that_cannot_be_are_refused():
+def test_any_batch_and_what_is_recomputed_are_estimated_and_losses_that_cannot_be_are_refused():
     config = OmegaConf.structured(ExpConfig)
     config.name, config.task, config.batch_size, config.global_batch_size = "own", OmegaConf.structured(Train), 4, 4
     config.data, config.model = ({"_target_": f"{__name__}.{name}"} for name in ("PairData", "OfPairs"))
     config.launcher = OmegaConf.structured(LauncherConfig)
-    config.wrapper.kind, config.optim.type, config.optim.lr = "none", "Adam", 0.1
+    config.wrapper.kind, config.optim.type, config.optim.lr, config.precision = "none", "Adam", 0.1, "bf16"
     tracer = Tracer(config, CpuBackend(name="cpu"))
-    assert tracer.peak.by_kind["batch"] == 3 * 512  # one page of the allocator's for each of them
+    assert tracer.peak["batch"] == 3 * 512  # one page of the allocator's for each of them
     assert tracer.validate() is not None
     for change, words in (("detach", "gradient"), ("item", "reads values cannot be estimated")):
         config.model["change"] = change
         with pytest.raises(ConfigError, match=words):
             Tracer(config, CpuBackend(name="cpu"))
-
-
-def test_an_older_torch_is_refused_as_not_available(monkeypatch):
-    monkeypatch.setattr(command, "supports_estimates", lambda: False)
-    with pytest.raises(UnavailableError, match="torch 2"):
-        command.write_estimate(None, [], None)
 
 
 def test_every_command_of_the_pages_runs_as_it_is_written(exp):

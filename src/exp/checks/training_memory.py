@@ -14,7 +14,7 @@ from exp.backends_registry import create_backend
 from exp.checks.child import ask
 from exp.config.check import derive_batch_sizes
 from exp.console import size
-from exp.errors import RunError, UnavailableError
+from exp.errors import RunError
 from exp.raised import message_of
 from exp.runfolder import RunFolder, to_json
 
@@ -57,14 +57,8 @@ def training_memory(config: ExpConfig, folder: RunFolder, known: Sequence[int | 
 
 def _estimated(config: ExpConfig, free: int) -> dict[str, Any]:
     """Bytes of a rank at the worst moment, whether they fit, and what to do where they do not."""
-    from exp.compat import supports_estimates
     from exp.engine.registries import import_plugins
-
-    if not supports_estimates():
-        raise UnavailableError("it needs torch 2.1 or newer")
-    from exp.estimate.advice import HEADROOM
-    from exp.estimate.figures import fitting_batch
-    from exp.estimate.trace import Tracer
+    from exp.estimate.trace import HEADROOM, Tracer, fitting_batch
 
     config = copy.deepcopy(config)
     parts = config.nproc * config.launcher.nnodes
@@ -74,7 +68,7 @@ def _estimated(config: ExpConfig, free: int) -> dict[str, Any]:
     import_plugins(config.plugins)
     tracer = Tracer(config, create_backend(config.backend))
     validation = tracer.validate()
-    peak = max(each.total for each in (tracer.peak, validation) if each is not None)
+    peak = max(each["total"] for each in (tracer.peak, validation) if each is not None)
     budget = int(free * (1 - HEADROOM))
     if peak <= budget:
         return {"memory_peak": peak, "fits": True}

@@ -5,11 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-import torch
-from mmengine.model import BaseModel
-
 from exp.compat import supports_estimates
-from exp.config.resolve import create
 from exp.matrix_rate import matrix_rate
 
 if TYPE_CHECKING:
@@ -56,12 +52,8 @@ def training_rate(session: Session, data: Data, samples_per_second: float, secon
 
 
 def _flops_per_sample(config: Any, data: Data) -> float:
-    from exp.estimate.subject import as_batch, largest_sample
-    from exp.estimate.trace import trace_flops
+    from exp.estimate.trace import as_batch, largest_sample, model_on_meta, trace_flops
 
-    meta = torch.device("meta")
-    with meta:
-        model = create(config.model, BaseModel, "model", **data.model_arguments()).to("meta")
-    sample = largest_sample(data, "train", config.seed)
-    operations = trace_flops(model, as_batch(sample, config.batch_size), meta)
-    return float(operations / config.batch_size)
+    model = model_on_meta(config.model, data.model_arguments())
+    batch = as_batch(largest_sample(data, "train", config.seed), config.batch_size)
+    return trace_flops(model, batch) / float(config.batch_size)

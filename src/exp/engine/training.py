@@ -286,7 +286,7 @@ def _visualizer(session: Session) -> dict[str, Any]:
 
 
 def _out_of_memory(session: Session) -> str:
-    from exp.estimate.advice import what_fits  # only where it is needed
+    from exp.estimate.trace import what_fits  # only where it is needed
 
     beat(Stage.FREE)  # the estimate takes as long as it takes
     config, total = session.config, session.backend.memory().get("total")

@@ -1,5 +1,5 @@
 """``task=estimate``: what a training takes, before it runs: on tensors that have shapes and no memory.
 
-:mod:`exp.estimate.trace` takes the model through two training steps and a validation on torch's meta device,
-:mod:`exp.estimate.tracker` counts what is alive meanwhile, :mod:`exp.estimate.figures` makes figures of it.
+:mod:`exp.estimate.trace` takes the model through training steps and a validation batch on torch's meta device, counts
+what is alive meanwhile, and finds the batch that fits; :mod:`exp.estimate.command` makes the record and the table.
 """

@@ -1,27 +1,40 @@
-"""``task=estimate``: what the command line does for it. No worker, no device."""
+"""``task=estimate``: what a training takes, before it runs. No worker, no device."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Mapping
+
+import torch
+from rich.markup import escape
+from rich.table import Table
 
 from exp import console
 from exp.backends_registry import create_backend
-from exp.compat import TORCH_VERSION, supports_estimates
+from exp.console import flops, size
 from exp.engine.registries import import_plugins
-from exp.errors import UnavailableError
-from exp.estimate.table import show
-from exp.freezing import complete, prepare
+from exp.estimate.trace import KINDS, Tracer, as_batch, fitting_batch, largest_batch, trace_flops
+from exp.freezing import freeze
+from exp.models.base import parameter_counts
 from exp.result import blank_result
 from exp.runfolder import write_json
 from exp.summary import Finished
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from exp.backend import Backend
     from exp.config.schema import ExpConfig
     from exp.tasks.estimate import Estimate
 
-__all__ = ["memory_of", "write_estimate"]
+__all__ = ["estimate", "write_estimate"]
+
+_LABELS = {
+    "optimizer": "optimizer's state",
+    "wrapper": "wrapper's buffers",
+    "buffers": "model's buffers",
+    "activations": "activations, temporaries",
+}
 
 
 def write_estimate(config: ExpConfig, overrides: list[str], task: Estimate) -> Finished:
@@ -37,19 +50,12 @@ def write_estimate(config: ExpConfig, overrides: list[str], task: Estimate) -> F
         DataError: the data cannot be read, or are not here and their class has no sketch of them.
         UnavailableError: this torch is too old.
     """
-    if not supports_estimates():
-        raise UnavailableError(
-            f"task=estimate needs torch 2.1 or newer, and this is {'.'.join(map(str, TORCH_VERSION))}; estimate on any "
-            "other machine: it takes no card, and the figures are the same"
-        )
-    from exp.estimate.figures import estimate  # which an older torch could not import
-
-    run = complete(prepare(config, overrides), overrides, Path(config.output_dir))
+    run = freeze(config, overrides, Path(config.output_dir))
     config, folder = run.config, run.folder
     import_plugins(config.plugins)
     backend = create_backend(config.backend)
-    memory = None if task.memory_gib is None else int(task.memory_gib * 2**30)
-    content = estimate(config, backend, memory or memory_of(backend), task.headroom)
+    memory = _card_memory(backend) if task.memory_gib is None else int(task.memory_gib * 2**30)
+    content = estimate(config, backend, memory, task.headroom)
     run.write()
     try:
         folder.begin(config.overwrite)
@@ -60,16 +66,120 @@ def write_estimate(config: ExpConfig, overrides: list[str], task: Estimate) -> F
     finally:
         run.release()
     terminal = console.make_console()
-    show(terminal, content)
+    _show(terminal, content)
     terminal.print(f"results in {console.shown(folder.path)}", soft_wrap=True)
     return Finished()
 
 
-def memory_of(backend: Backend) -> int | None:
-    """Bytes of the smallest card here, as the vendor's monitor tells them; None: no card, or none that tells."""
+def _card_memory(backend: Backend) -> int | None:
+    """Bytes of the smallest card here, by the vendor's monitor; None: no card, or none that says so."""
     try:
-        sizes = [row.get("memory_total") for row in backend.monitor()]
-    except Exception:  # noqa: BLE001 - of a vendor's tool; without a card it is not asked for
+        return min((int(row["memory_total"]) for row in backend.monitor() if row.get("memory_total")), default=None)
+    except Exception:  # noqa: BLE001 - of a vendor's tool
         return None
-    known = [int(size) for size in sizes if size]
-    return min(known) if known else None
+
+
+def estimate(config: Any, backend: Backend, memory: int | None, headroom: float) -> dict[str, Any]:
+    """What a training takes.
+
+    Args:
+        config: validated, with batch sizes.
+        backend: of it; nothing of its hardware is asked for.
+        memory: bytes of a card; None: not known, and no batch is looked for.
+        headroom: share of it that is left to what is not counted.
+
+    Returns:
+        The content of ``estimate.json`` (docs/estimate.md has its keys).
+
+    Raises:
+        ConfigError: as :class:`exp.estimate.trace.Tracer`.
+        DataError: likewise.
+        UnavailableError: likewise.
+    """
+    tracer = Tracer(config, backend)
+    model, sharing = tracer.model, tracer.sharing
+    passes = {"training": tracer.peak, "validation": tracer.validate()}
+    peak = max(each["total"] for each in passes.values() if each is not None)
+    ranks = config.nproc * config.launcher.nnodes
+    per_sample = trace_flops(model, as_batch(tracer.sketch.train, config.batch_size)) / config.batch_size
+    weights = sum(value.numel() * value.element_size() for value in model.state_dict().values())
+    budget = None if memory is None else int(memory * (1 - headroom))
+    return {
+        "experiment": config.name,
+        "backend": config.backend.name,
+        "wrapper": config.wrapper.kind if ranks > 1 else "none",
+        "precision": config.precision,
+        "world_size": ranks,
+        "batch_size": config.batch_size,
+        "accumulate": config.accumulate,
+        "global_batch_size": config.global_batch_size,
+        "eval_batch_size": tracer.sketch.eval_batch_size,
+        **parameter_counts(model),
+        "flops_per_sample": per_sample,
+        "flops_per_step": per_sample * config.global_batch_size,
+        "memory": passes,
+        "memory_peak": peak,
+        "checkpoint_bytes": weights + tracer.optimizer_bytes,
+        "weights_bytes": weights,
+        "reduced_bytes_per_step": sharing.reduced,
+        "gathered_bytes_per_step": sharing.gathered,
+        "sent_bytes_per_rank_and_step": sharing.sent(ranks),
+        "card_memory": memory,
+        "headroom": headroom,
+        "fits": None if budget is None else peak <= budget,
+        "largest_batch_size": None if budget is None else largest_batch(tracer, budget),
+        "advice": None if budget is None else fitting_batch(tracer, budget),
+        "torch": torch.__version__,
+        "notes": tracer.notes,
+    }
+
+
+def _show(terminal: Console, content: Mapping[str, Any]) -> None:
+    """Print an estimate, on 80 columns."""
+    ranks, batch = content["world_size"], content["batch_size"]
+    terminal.print(
+        f"{content['experiment']} on {ranks} {content['backend']}, wrapper={content['wrapper']}, "
+        f"{content['precision']}: "
+        f"global batch {content['global_batch_size']} = {batch} x {ranks} x {content['accumulate']}",
+        soft_wrap=True,
+    )
+    batches = {"training": batch, "validation": content["eval_batch_size"]}
+    passes = {name: each for name, each in content["memory"].items() if each is not None}
+    table = Table(box=None, pad_edge=False)
+    table.add_column("memory of each rank")
+    for name in passes:
+        table.add_column(f"{name}, batch {batches[name]}", justify="right")
+    for kind in KINDS:
+        if any(each[kind] for each in passes.values()):
+            table.add_row(_LABELS.get(kind, kind), *(size(each[kind]) for each in passes.values()))
+    table.add_row("[bold]at the worst moment", *(f"[bold]{size(each['total'])}" for each in passes.values()))
+    terminal.print(table)
+    terminal.print()
+    parameters, trained = content["parameters"], content["trained_parameters"]
+    rows = Table(box=None, show_header=False, pad_edge=False)
+    rows.add_row("parameters", f"{parameters:,}" + (f", {trained:,} of them trained" if trained < parameters else ""))
+    per_sample, per_step = flops(content["flops_per_sample"]), flops(content["flops_per_step"])
+    rows.add_row("operations", f"{per_sample}FLOP per sample, {per_step}FLOP per step")
+    rows.add_row("checkpoint", f"{size(content['checkpoint_bytes'])}; weights alone {size(content['weights_bytes'])}")
+    if ranks > 1:
+        reduced, gathered = content["reduced_bytes_per_step"], content["gathered_bytes_per_step"]
+        also = f", {size(gathered)} of parameters gathered" if gathered else ""
+        sent = size(content["sent_bytes_per_rank_and_step"])
+        rows.add_row("each step", f"{size(reduced)} of gradients summed{also}; each rank sends {sent}")
+    if content["card_memory"] is not None:
+        rows.add_row("card", f"{size(content['card_memory'])}, less {content['headroom']:.0%}: {_fit(content)}")
+    terminal.print(rows)
+    for note in content["notes"]:
+        terminal.print(f"note: {escape(note)}", style="yellow", soft_wrap=True)
+
+
+def _fit(content: Mapping[str, Any]) -> str:
+    advice, largest = content["advice"], content["largest_batch_size"]
+    if largest == 0 or advice is None:
+        return "[bold red]not even a batch of 1 fits[/]; try wrapper=fsdp, precision=bf16 or a smaller model"
+    text = "it fits" if content["fits"] else "[bold red]it does not fit[/]"
+    text += f"; at most batch_size={largest} per device"
+    if (advice["batch_size"], advice["accumulate"]) != (content["batch_size"], content["accumulate"]):
+        kept = f"batch_size={advice['batch_size']} accumulate={advice['accumulate']} keeps the global batch"
+        text += f"; {kept} ({size(advice['memory'])})"
+    return text

@@ -1,46 +1,316 @@
-"""A training step and a validation batch on tensors without memory, and what is alive at their worst moment."""
+"""A training step and a validation batch on torch's meta device, whose tensors have a shape, a type and no memory.
+
+What is alive at the worst moment is counted as a card's allocator would count it (:class:`MemoryTracker`), in the form
+that a card computes in (:class:`AsOnCard`); what a wrapper adds or divides is arithmetic (:class:`Sharing`).
+"""
 
 from __future__ import annotations
 
 import contextlib
-import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Callable, ContextManager, Iterator, Mapping
+import functools
+import logging
+import weakref
+from typing import TYPE_CHECKING, Any, Callable, ContextManager, Iterable, Iterator, Mapping, NamedTuple
 
 import torch
+import torch.nn.functional as F
+from mmengine.model import BaseModel
 from torch import nn
 
+from exp.collectives import Collectives
+from exp.compat import TORCH_VERSION, backward_below_modes, every_operator, supports_estimates
+from exp.config.resolve import create, resolve
+from exp.contract import asked
+from exp.data.base import Data, Sketch, check_data, split_of
 from exp.data.transfer import tensors_of
-from exp.engine.rehearsal import call_of, check_losses
-from exp.engine.wrapper import forward, predictions, preprocessed
-from exp.errors import ConfigError, ExpError
-from exp.estimate.as_on_card import AsOnCard
-from exp.estimate.sharing import Sharing, sharing_of
-from exp.estimate.subject import Subject, optimizer_of
-from exp.estimate.tracker import MemoryTracker, paged
-from exp.raised import place_of, told
+from exp.engine.fsdp import units_of
+from exp.engine.optim import build_optimizer
+from exp.engine.wrapper import predictions
+from exp.errors import ConfigError, DataError, ExpError, UnavailableError
+from exp.raised import told
 
 if TYPE_CHECKING:
     from exp.backend import Backend
 
-__all__ = ["Tracer", "trace_flops"]
+__all__ = [
+    "HEADROOM",
+    "KINDS",
+    "Tracer",
+    "as_batch",
+    "fitting_batch",
+    "largest_batch",
+    "largest_sample",
+    "model_on_meta",
+    "trace_flops",
+    "what_fits",
+]
+
+logger = logging.getLogger(__name__)
+
+KINDS = ("parameters", "gradients", "optimizer", "wrapper", "buffers", "data", "batch", "activations")
+"""Kinds of memory. ``activations`` is whatever a pass makes: what is saved for backward, and temporary tensors."""
+HEADROOM = 0.1
+"""Share of a card that is left to what is not counted, where nobody has set another."""
+_LARGEST = 2**16
+"""Samples; a larger batch is not looked for."""
+META = torch.device("meta")
+_PAGE = 512
+"""Bytes; cards allocate memory in multiples of it."""
+_SAMPLES = 8
+"""Samples of a split that are looked at, spread evenly over it: images may have different sizes."""
 
 
-@dataclass(frozen=True)
-class Peak:
-    """The worst moment of a pass.
+def _paged(count: float) -> int:
+    return -(-int(count) // _PAGE) * _PAGE
+
+
+class MemoryTracker:
+    """Counts storages on the meta device from the operator that makes them to the end of their last tensor.
+
+    What an operator takes inside, such as the workspace of a convolution, is not seen; that of portable kernels is.
 
     Attributes:
-        total: bytes.
-        by_kind: the same by :data:`exp.estimate.tracker.KINDS`.
+        kind: one of :data:`KINDS`, for new storages.
+        share: part of new storages that counts, where a rank keeps only a shard.
+        now: bytes that are alive, by kind.
+        at_peak: the same when most were alive.
+        kernels: portable operators (:mod:`exp.operators`) that replace those of torch, by ATen name.
     """
 
-    total: int
-    by_kind: dict[str, int]
+    def __init__(self) -> None:
+        self.kind, self.share = "activations", 1.0
+        self.now = dict.fromkeys(KINDS, 0)
+        self.at_peak = dict(self.now)
+        self.kernels: dict[str, Callable[..., Any]] = {}
+        self._alive: dict[int, tuple[str, int, Any]] = {}
+
+    def counting(self) -> ContextManager[Any]:
+        """Context in which every operator's results are counted."""
+        return every_operator(self._call)
+
+    def hold(self, kind: str, size: int) -> None:
+        """Count ``size`` bytes that no operator makes, such as a wrapper's buckets."""
+        self.now[kind] += size
+        if sum(self.now.values()) > sum(self.at_peak.values()):
+            self.at_peak = dict(self.now)
+
+    def count(self, values: Any, kind: str, share: float = 1.0, known: bool = True) -> None:
+        """Count storages as ``kind``.
+
+        Args:
+            values: tensors, also within lists, tuples and mappings.
+            kind: one of :data:`KINDS`.
+            share: part of their bytes that counts.
+            known: whether storages that are counted already change their kind.
+        """
+        for tensor in tensors_of(values):
+            if not tensor.is_meta:
+                continue
+            storage = tensor.untyped_storage()
+            key = id(storage)  # torch keeps this object for as long as the storage, whoever refers to it
+            if key in self._alive:
+                if not known:
+                    continue
+                self._drop(key)
+            size = _paged(storage.nbytes() * share)
+            self._alive[key] = kind, size, weakref.ref(storage, functools.partial(self._drop, key))
+            self.hold(kind, size)
+
+    def _drop(self, key: int, ended: Any = None) -> None:
+        kind, size, _ = self._alive.pop(key)
+        self.now[kind] -= size
+
+    def _call(self, operator: Any, arguments: Any, keywords: Any) -> Any:
+        kernel = self.kernels.get(operator.overloadpacket.__name__)
+        with contextlib.nullcontext() if kernel is None else self.counting():
+            result = (kernel or operator)(*arguments, **keywords)
+        self.count(result, self.kind, self.share, known=False)
+        return result
+
+
+# What torch.autocast runs in half precision, and what in float32, by the names of torch's documentation.
+_IN_HALF = """
+    __matmul__ addbmm addmm addmv addr baddbmm bilinear bmm chain_matmul conv1d conv2d conv3d conv_transpose1d
+    conv_transpose2d conv_transpose3d einsum linear matmul mm mv multi_dot prelu scaled_dot_product_attention
+"""
+_IN_FULL = """
+    __pow__ __rdiv__ __rpow__ __rtruediv__ acos asin binary_cross_entropy_with_logits cdist cosh cosine_embedding_loss
+    cosine_similarity cross_entropy cumprod cumsum dist erfinv exp expm1 group_norm hinge_embedding_loss huber_loss
+    kl_div l1_loss layer_norm log log10 log1p log2 log_softmax logsumexp margin_ranking_loss mse_loss multi_margin_loss
+    multilabel_margin_loss nll_loss norm normalize pow prod reciprocal rsqrt sinh smooth_l1_loss soft_margin_loss
+    softmax softmin softplus sum tan triplet_margin_loss
+"""
+_HALF, _FULL = frozenset(_IN_HALF.split()), frozenset(_IN_FULL.split())
+_FunctionMode: Any = getattr(torch.overrides, "TorchFunctionMode", object)  # torch >= 1.13
+
+
+class AsOnCard(_FunctionMode):
+    """Context in which torch's functions on the meta device take the form that they have on a card.
+
+    The meta device has no autocast, and none of the fused forms that decide how much a step keeps.
+
+    Args:
+        precision: one of :data:`exp.backend.PRECISIONS`; :meth:`autocast` has it.
+        fused_attention: whether attention without dropout is fused; with dropout it is counted unfused.
+    """
+
+    def __init__(self, precision: str, fused_attention: bool) -> None:
+        super().__init__()
+        self._half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+        self._casts, self._fused = False, fused_attention
+        self._weights: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    @contextlib.contextmanager
+    def autocast(self, enabled: bool = True) -> Iterator[None]:
+        """As torch's: weights are cast once, and kept to the end of the outermost context."""
+        before, self._casts = self._casts, enabled and self._half is not None
+        try:
+            yield
+        finally:
+            self._casts = before
+            if not before:
+                self._weights.clear()
+
+    def below_autocast(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
+        """A kernel whose own calls are not cast: the dispatcher comes to it after autocast."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with self.autocast(False):
+                return kernel(*args, **kwargs)
+
+        return run
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, name = kwargs or {}, getattr(function, "__name__", "")
+        if self._casts and name in _HALF:
+            args, kwargs = self._cast((args, kwargs), self._half)
+        elif self._casts and name in _FULL and "dtype" not in kwargs:
+            args, kwargs = self._cast((args, kwargs), torch.float32)
+        if function is F.dropout:
+            return _dropout(*args, **kwargs)
+        if name == "scaled_dot_product_attention" and self._fused:
+            return _attention(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    def _cast(self, value: Any, dtype: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: self._cast(item, dtype) for key, item in value.items()}
+        if isinstance(value, (tuple, list)):
+            return type(value)(self._cast(item, dtype) for item in value)
+        if not isinstance(value, torch.Tensor) or value.dtype not in {torch.float32, self._half} - {dtype}:
+            return value
+        if not (value.is_leaf and value.requires_grad):
+            return value.to(dtype)
+        if id(value) not in self._weights:
+            self._weights[id(value)] = value, value.to(dtype)
+        return self._weights[id(value)][1]
+
+
+class _FusedAttention(torch.autograd.Function):
+    """Keeps what fused attention keeps: its inputs, its output, and one float32 per row of the scores."""
+
+    @staticmethod
+    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        output = query.new_empty((*query.shape[:-1], value.shape[-1]))
+        ctx.save_for_backward(query, key, value, output, query.new_empty(query.shape[:-1], dtype=torch.float32))
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # noqa: ARG004 - autograd's signature
+        return tuple(torch.empty_like(each) for each in ctx.saved_tensors[:3])
+
+
+def _attention(query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, **more: Any) -> Any:
+    if dropout_p > 0.0 or query.dim() != 4:
+        return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, **more)
+    return _FusedAttention.apply(query, key, value)  # type: ignore[no-untyped-call]
+
+
+def _dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:  # noqa: A002, ARG001
+    """Keeps a mask of one byte per element, as on cards; the meta device keeps one of the input's type."""
+    return torch.native_dropout(input, p, True)[0] if training and p else input
+
+
+class Sharing(NamedTuple):
+    """What one rank keeps of a model, by its wrapper, and what goes over the wire.
+
+    Attributes:
+        share: of parameters and of the optimizer's state.
+        share_of_gradients: of each gradient, once it is complete.
+        wrapper: bytes that the wrapper keeps: DDP's buckets, or sharded blocks that are gathered.
+        gradients: bytes that stand for gradients, where they are views of buckets.
+        exchanged: bytes of a block's gradients that are on their way while the next block's arise.
+        units: blocks that are sharded.
+        reduced: bytes of gradients that are summed over all ranks in each step.
+        gathered: bytes of parameters that are gathered in each step.
+    """
+
+    share: float = 1.0
+    share_of_gradients: float = 1.0
+    wrapper: int = 0
+    gradients: int = 0
+    exchanged: int = 0
+    units: int = 1
+    reduced: int = 0
+    gathered: int = 0
+
+    @classmethod
+    def of(cls, config: Any, model: nn.Module, backend: Backend) -> Sharing:
+        """By ``config.wrapper``; a wrapper of the user's own counts as one that keeps all, and has no buckets.
+
+        Args:
+            config: validated.
+            model: whole.
+            backend: its class of DDP.
+        """
+        ranks, kind = config.nproc * config.launcher.nnodes, config.wrapper.kind
+        gradients = _bytes(parameter for parameter in model.parameters() if parameter.requires_grad)
+        if ranks == 1:
+            return cls()
+        if kind == "fsdp":
+            return cls._sharded(config.wrapper.options, model, ranks, gradients)
+        if kind not in ("ddp", "mmddp"):
+            return cls(reduced=gradients)
+        as_views = config.wrapper.gradient_as_bucket_view
+        if as_views is None:  # as :func:`exp.engine.wrapper.wrap` has it; a vendor's class cannot be asked here
+            as_views = type(backend).ddp_class is Collectives.ddp_class
+        if as_views:
+            return cls(share_of_gradients=0.0, gradients=gradients, reduced=gradients)
+        return cls(wrapper=gradients, reduced=gradients)
+
+    @classmethod
+    def _sharded(cls, options: Mapping[str, Any], model: nn.Module, ranks: int, gradients: int) -> Sharing:
+        """At the worst moment two blocks are gathered, and the whole gradients of one.
+
+        Once these are exchanged, while the next block's arise, the activations of a block are gone. Parameters outside
+        of blocks are gathered all the time, and so are their gradients in the end.
+        """
+        units = [_bytes(unit.parameters()) for unit in units_of(model)]
+        rest, largest = _bytes(model.parameters()) - sum(units), max(units, default=0)
+        stays = options.get("reshard_after_forward") is False
+        narrower = 0.5 if options.get("gather_dtype") == "bfloat16" else 1.0
+        together = sum(units) if stays else largest * min(len(units), 2)
+        return cls(
+            share=1 / ranks,
+            share_of_gradients=1 / ranks,
+            wrapper=int(2 * rest + (together + largest) * narrower),
+            exchanged=largest if len(units) > 1 else 0,
+            units=max(len(units), 1),
+            reduced=gradients // 2 if options.get("reduce_dtype") == "bfloat16" else gradients,
+            gathered=int(rest + sum(units) * narrower * (1 if stays else 2)),
+        )
+
+    def sent(self, ranks: int) -> int:
+        """Bytes that a rank sends in each step, by ring algorithms: a sum is a reduce-scatter and an all-gather."""
+        return int(((1 if self.gathered else 2) * self.reduced + self.gathered) * (ranks - 1) / ranks)
+
+
+def _bytes(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 class _Step:
-    """What a model's ``train_step`` needs of MMEngine's OptimWrapper: here the optimizer comes after it."""
+    """What a model's ``train_step`` needs of MMEngine's OptimWrapper; the optimizer's step comes after it."""
 
     def __init__(self, autocast: Callable[[], ContextManager[Any]]) -> None:
         self._autocast = autocast
@@ -49,199 +319,19 @@ class _Step:
         """Autocast."""
         return self._autocast()
 
-    @contextlib.contextmanager
-    def accumulation(self) -> Iterator[None]:
-        """Nothing to do."""
-        yield
-
     def update_params(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-        """The backward pass; where it computes activations anew, it does so as the forward pass did."""
-        with self._autocast():
-            loss.backward()
+        """The backward pass; what it recomputes is cast as in the forward pass.
 
-
-class Tracer:
-    """Takes the model of a configuration through steps of any batch size.
-
-    Args:
-        config: validated, with batch sizes.
-        backend: of it; nothing of its hardware is asked for.
-
-    Raises:
-        ConfigError: model, data or optimizer cannot be made, or not be run without values.
-        DataError: see :class:`exp.estimate.subject.Subject`.
-    """
-
-    def __init__(self, config: Any, backend: Backend) -> None:
-        self.config = config
-        self.backend = backend
-        self.optimizer_bytes = 0
-        self.subject, self.peak = self._begin()
-        self.notes = self.subject.notes
-
-    def _begin(self) -> tuple[Subject, Peak]:
-        """Make the model on the meta device; on the CPU, where its code reads values of what it makes besides."""
-        config = self.config
-        first: Exception | None = None
-        for on_meta in (True, False):
-            subject = None
-            try:
-                subject = Subject(config, on_meta)
-                self.subject = subject
-                return subject, self.train(config.batch_size, config.accumulate)
-            except Exception as error:  # a model may raise anything
-                if isinstance(error, ExpError) and not _reads_values(error):
-                    raise
-                first = first or error
-        assert first is not None
-        if not _reads_values(first):
-            self._explain(subject, first)
-            raise first
-        raise ConfigError(
-            f"task=estimate runs the model on tensors without values, and {type(first).__name__} came of it: "
-            f"{str(first).splitlines()[0]}{place_of(first)}; a training step that reads values cannot be estimated"
-        ) from first
-
-    def _explain(self, subject: Subject | None, error: Exception) -> None:
-        """Raise the error of a training step or a prediction as a training would tell it, where it is the user's."""
-        if subject is not None:
-            batch, losses = subject.train_batch(self.config.batch_size), None
-            # Its own error is the one that is told below.
-            with subject.context(), contextlib.suppress(Exception):
-                losses = forward(subject.model, preprocessed(subject.model, batch, training=True), "loss")
-            if losses is not None:
-                check_losses(subject.model, call_of(batch, "loss"), losses)
-        line = told(error)
-        if line is not None:
-            raise ConfigError(line) from error
-
-    @property
-    def sharing(self) -> Sharing:
-        """What each rank keeps of the model."""
-        return sharing_of(self.config, self.subject.model, self.backend)
-
-    def train(self, batch_size: int, accumulate: int = 1) -> Peak:
-        """The worst moment of a training step, once the optimizer has its state.
-
-        Args:
-            batch_size: samples per device and micro-batch.
-            accumulate: micro-batches per optimizer step.
+        Raises:
+            ConfigError: nothing is trained.
         """
-        subject, config, sharing = self.subject, self.config, self.sharing
-        model = subject.model.train()
-        optimizer = optimizer_of(model, config.optim, self.backend.device_type != "cpu")
-        as_on_card = self._as_on_card()
-        tracker, hooks = self._tracker(as_on_card), []
-        tracker.count(model.parameters(), "parameters", sharing.share)
-        tracker.count(model.buffers(), "buffers")
-        tracker.hold("wrapper", sharing.held)
-        tracker.hold("data", self._held_on_card())
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-
-        def keep(parameter: torch.Tensor) -> None:
-            tracker.count([parameter.grad], "gradients", sharing.share_of_gradients)
-
-        for parameter in trained:
-            hooks.append(parameter.register_post_accumulate_grad_hook(keep))
-        tracker.hold("gradients", sharing.held_gradients)
-        try:
-            for _ in range(2):  # the first makes the optimizer's state
-                tracker.restart()
-                for _ in range(min(accumulate, 2)):  # any further one is as the second
-                    batch = subject.train_batch(batch_size)
-                    tracker.count(tensors_of(batch), "batch")
-                    with tracker, subject.context(), as_on_card:
-                        model.train_step(batch, _Step(as_on_card.autocast))  # type: ignore[operator]
-                    del batch
-                tracker.kind, tracker.share = "optimizer", sharing.share
-                with tracker:
-                    if config.optim.clip_grad_norm is not None:
-                        nn.utils.clip_grad_norm_(trained, config.optim.clip_grad_norm)
-                    optimizer.step()
-                optimizer.zero_grad(set_to_none=True)
-                tracker.kind, tracker.share = "activations", 1.0
-            self.optimizer_bytes = _bytes_of(optimizer)
-        finally:
-            for hook in hooks:
-                hook.remove()
-            optimizer.zero_grad(set_to_none=True)
-        by_kind = dict(tracker.at_peak)
-        by_kind["wrapper"] += max(0, sharing.exchanged - by_kind["activations"] // sharing.units)
-        return Peak(sum(by_kind.values()), by_kind)
-
-    def validate(self) -> Peak | None:
-        """The worst moment of a validation batch, while the optimizer keeps its state; None: it reads values."""
-        subject, sharing = self.subject, self.sharing
-        model, as_on_card = subject.model.eval(), self._as_on_card()
-        tracker = self._tracker(as_on_card)
-        tracker.count(model.parameters(), "parameters", sharing.share)
-        tracker.count(model.buffers(), "buffers")
-        tracker.hold("wrapper", sharing.held)
-        tracker.hold("data", self._held_on_card())
-        tracker.hold("gradients", sharing.held_gradients)
-        tracker.hold("optimizer", paged(int(self.optimizer_bytes * sharing.share)))
-        batch = subject.val_batch()
-        tracker.count(tensors_of(batch), "batch")
-        try:
-            with tracker, subject.context(), as_on_card, torch.no_grad(), as_on_card.autocast():
-                outputs = predictions(model, batch, "val")
-        except Exception as error:  # a model may raise anything
-            if not _reads_values(error):
-                self._explain(None, error)
-                raise
-            self.notes.append(f"validation is not estimated: {type(error).__name__}: {str(error).splitlines()[0][:90]}")
-            return None
-        del outputs
-        return Peak(tracker.peak, dict(tracker.at_peak))
-
-    def _as_on_card(self) -> AsOnCard:
-        return AsOnCard(self.config.precision, _fuses(self.backend, self.config.precision))
-
-    def _held_on_card(self) -> int:
-        return self.subject.held if self.backend.device_type != "cpu" else 0
-
-    def _tracker(self, as_on_card: AsOnCard) -> MemoryTracker:
-        kernels = _portable_kernels(self.backend)
-        return MemoryTracker(kernels={name: as_on_card.below_autocast(kernel) for name, kernel in kernels.items()})
+        if not loss.requires_grad:
+            raise ConfigError("model: no gradient leads back from its losses: something detaches them")
+        with self._autocast():
+            backward_below_modes(loss)
 
 
-def _reads_values(error: BaseException) -> bool:
-    """Whether an error comes of tensors that have no values; one of ours is made of such an error, then."""
-    cause = error.__cause__ if isinstance(error, ExpError) else error
-    return cause is not None and re.search(r"\bmeta\b", str(cause), re.IGNORECASE) is not None
-
-
-def _fuses(backend: Backend, precision: str) -> bool:
-    """Whether the backend's cards fuse attention; one that has to ask a card that is not here is taken to do so."""
-    try:
-        return backend.device_type != "cpu" and backend.fused_attention(precision)
-    except Exception:  # noqa: BLE001 - of a vendor's plug-in that is not installed, or has no card
-        return True
-
-
-def _portable_kernels(backend: Backend) -> Mapping[str, Callable[..., Any]]:
-    """What runs in the place of operators that the backend's cards lack; none where that only a card could tell."""
-    try:
-        lacking = backend.lacking_operators()
-    except Exception:  # noqa: BLE001 - of a vendor's plug-in that is not installed, or has no card
-        return {}
-    if not lacking:
-        return {}
-    from exp.operators import KERNELS
-
-    return {name: kernel for name, kernel in KERNELS.items() if name in lacking}
-
-
-def _bytes_of(optimizer: torch.optim.Optimizer) -> int:
-    return sum(
-        value.numel() * value.element_size()
-        for state in optimizer.state.values()
-        for value in state.values()
-        if isinstance(value, torch.Tensor)
-    )
-
-
-def trace_flops(model: nn.Module, batch: dict[str, Any], context: ContextManager[Any]) -> int:
+def trace_flops(model: nn.Module, batch: dict[str, Any]) -> int:
     """Floating-point operations of the matrix products, convolutions and attention of a forward and backward pass.
 
     A multiplication and an addition are two, as torch counts them (:mod:`torch.utils.flop_counter`).
@@ -249,12 +339,295 @@ def trace_flops(model: nn.Module, batch: dict[str, Any], context: ContextManager
     Args:
         model: on the meta device.
         batch: likewise.
-        context: in which it runs (:meth:`exp.estimate.subject.Subject.context`).
     """
     from torch.utils.flop_counter import FlopCounterMode
 
     counter = FlopCounterMode(display=False)
-    with counter, context:
+    with counter, META:
         model.train().train_step(batch, _Step(contextlib.nullcontext))  # type: ignore[operator]
     model.zero_grad(set_to_none=True)
     return int(counter.get_total_flops())
+
+
+def model_on_meta(config: Any, arguments: Mapping[str, Any]) -> nn.Module:
+    """The model of a configuration, on the meta device; built on the CPU if its constructor needs values.
+
+    Args:
+        config: ``model`` in the configuration.
+        arguments: of :meth:`exp.data.base.Data.model_arguments`.
+
+    Raises:
+        ConfigError: it cannot be made.
+    """
+    try:
+        with META:
+            model: nn.Module = create(config, BaseModel, "model", **arguments)
+    except Exception:  # noqa: BLE001 - a model may raise anything
+        with torch.random.fork_rng(devices=[]):
+            model = create(config, BaseModel, "model", **arguments)
+    return model.to("meta")
+
+
+class Tracer:
+    """Takes the model of a configuration through steps of any batch size, on the meta device.
+
+    Attributes:
+        model: on the meta device.
+        sketch: what a sample looks like.
+        sharing: what a rank keeps of the model.
+        peak: of a training step with the batch size of the configuration; see :meth:`train`.
+        optimizer_bytes: of the whole optimizer's state.
+        notes: what the figures do not know, a line each.
+
+    Args:
+        config: validated, with batch sizes; files of the data may be missing where their class has a sketch.
+        backend: of it; nothing of its hardware is asked for.
+
+    Raises:
+        ConfigError: model, data or optimizer cannot be made, or not be run without values.
+        DataError: the data's files are missing, and their class has no sketch.
+        UnavailableError: this torch is too old.
+    """
+
+    def __init__(self, config: Any, backend: Backend) -> None:
+        if not supports_estimates():
+            raise UnavailableError(
+                f"task=estimate needs torch 2.1 or newer, and this is {'.'.join(map(str, TORCH_VERSION))}; estimate on "
+                "any other machine: it takes no card, and the figures are the same"
+            )
+        self.config, self.backend, self._is_card = config, backend, backend.device_type != "cpu"
+        self.notes: list[str] = []
+        self.sketch, self._resident = _sketch_of(config, self.notes)
+        self.model = model_on_meta(config.model, self.sketch.model_arguments)
+        self.sharing = Sharing.of(config, self.model, backend)
+        try:
+            self.peak = self.train(config.batch_size, config.accumulate)
+        except ExpError:
+            raise
+        except Exception as error:  # a model may raise anything
+            line = told(error) or f"{type(error).__name__}: {error}".splitlines()[0]
+            raise ConfigError(
+                f"{line}; task=estimate runs the model on tensors without values: a training step that reads values "
+                "cannot be estimated"
+            ) from error
+
+    def train(self, batch_size: int, accumulate: int = 1) -> dict[str, int]:
+        """The worst moment of a training step, once the optimizer has its state.
+
+        Args:
+            batch_size: samples per device and micro-batch.
+            accumulate: micro-batches per optimizer step.
+
+        Returns:
+            Bytes of a rank: ``total``, and by :data:`KINDS`.
+        """
+        model, config, sharing = self.model.train(), self.config, self.sharing
+        optimizer = _optimizer_of(model, config.optim, self._is_card)
+        tracker, on_card = self._begin()
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+        def keep(parameter: torch.Tensor) -> None:
+            tracker.count([parameter.grad], "gradients", sharing.share_of_gradients)
+
+        hooks = [parameter.register_post_accumulate_grad_hook(keep) for parameter in trained]
+        for _ in range(2):  # the first makes the optimizer's state
+            tracker.at_peak = dict(tracker.now)
+            for _ in range(min(accumulate, 2)):  # any further one is as the second
+                batch = as_batch(self.sketch.train, batch_size)
+                tracker.count(batch, "batch")
+                with tracker.counting(), META, on_card:
+                    model.train_step(batch, _Step(on_card.autocast))  # type: ignore[operator]
+                del batch
+            tracker.kind, tracker.share = "optimizer", sharing.share
+            with tracker.counting():
+                if config.optim.clip_grad_norm is not None:
+                    nn.utils.clip_grad_norm_(trained, config.optim.clip_grad_norm)
+                optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            tracker.kind, tracker.share = "activations", 1.0
+        for hook in hooks:
+            hook.remove()
+        self.optimizer_bytes = _bytes(tensors_of(optimizer.state))
+        exchanged = sharing.exchanged - tracker.at_peak["activations"] // sharing.units
+        tracker.at_peak["wrapper"] += max(0, exchanged)
+        return _with_total(tracker.at_peak)
+
+    def validate(self) -> dict[str, int] | None:
+        """The worst moment of a validation batch, while the optimizer keeps its state; None: it cannot be run.
+
+        Returns:
+            As :meth:`train`; :attr:`notes` has the reason where it is None.
+        """
+        tracker, on_card = self._begin()
+        tracker.hold("optimizer", _paged(self.optimizer_bytes * self.sharing.share))
+        batch = as_batch(self.sketch.val, self.sketch.eval_batch_size)
+        tracker.count(batch, "batch")
+        try:
+            with tracker.counting(), META, on_card, torch.no_grad(), on_card.autocast():
+                predictions(self.model.eval(), batch, "val")
+        except Exception as error:  # noqa: BLE001 - a model may raise anything, and may read values
+            line = f"{type(error).__name__}: {error}".splitlines()[0]
+            self.notes.append(f"validation is not estimated: {line[:120]}")
+            return None
+        return _with_total(tracker.at_peak)
+
+    def _begin(self) -> tuple[MemoryTracker, AsOnCard]:
+        """What is on the card before a pass."""
+        precision = self.config.precision
+        fused = self._is_card and _asked(lambda: self.backend.fused_attention(precision), otherwise=True)
+        on_card = AsOnCard(precision, fused)
+        tracker = MemoryTracker()
+        lacking = _asked(self.backend.lacking_operators, otherwise=())
+        if lacking:
+            from exp.operators import KERNELS  # which needs torch 2.2, as such a backend does
+
+            tracker.kernels = {name: on_card.below_autocast(KERNELS[name]) for name in KERNELS if name in lacking}
+        tracker.count(list(self.model.parameters()), "parameters", self.sharing.share)
+        tracker.count(list(self.model.buffers()), "buffers")
+        tracker.hold("wrapper", self.sharing.wrapper)
+        tracker.hold("gradients", self.sharing.gradients)
+        tracker.hold("data", self._resident if self._is_card else 0)
+        return tracker, on_card
+
+
+def _asked(ask: Callable[[], Any], otherwise: Any) -> Any:
+    """What a backend answers; a vendor's plug-in that is not installed, or has no card, may not know."""
+    try:
+        return ask()
+    except Exception:  # noqa: BLE001
+        return otherwise
+
+
+def _with_total(by_kind: Mapping[str, int]) -> dict[str, int]:
+    return {"total": sum(by_kind.values()), **by_kind}
+
+
+def _optimizer_of(model: nn.Module, config: Any, on_card: bool) -> torch.optim.Optimizer:
+    """The optimizer in the form that it takes on a card, where torch takes the foreach forms of itself."""
+    fused = bool(config.options.get("fused"))  # needs a device; a step without temporary tensors comes nearest
+    optimizer = build_optimizer(model, config, {f"_fused_{config.type.lower()}_"})
+    for group in optimizer.param_groups:
+        if fused or group.get("foreach", False) is None:
+            group["foreach"] = on_card and not fused
+    return optimizer
+
+
+def _sketch_of(config: Any, notes: list[str]) -> tuple[Sketch, int]:
+    """From the files if they are there, else from the configuration; and bytes of the splits that a card keeps."""
+    try:
+        data: Data = create(config.data, Data, "data")
+        check_data(data)
+        train, val = (largest_sample(data, split, config.seed) for split in ("train", "val"))
+        tracker = MemoryTracker()
+        with tracker.counting():
+            splits = [split for split in (data.train, data.val) if hasattr(split, "on_device")]
+            kept = [split.on_device(META, None) for split in splits]  # noqa: F841 - alive until counted
+            resident = tracker.now["activations"]
+        return Sketch(train, val, data.model_arguments(), data.eval_batch_size), resident
+    except DataError as error:
+        keys = {str(key): value for key, value in config.data.items() if key != "_target_"}
+        sketch: Sketch | None = resolve("data._target_", config.data["_target_"], Data).sketch(**keys)
+        if sketch is None:
+            raise
+        notes.append(f"shapes are those of the keys of data, whose files are not here: {str(error).splitlines()[0]}")
+        notes.extend(sketch.notes)
+        return sketch, 0
+
+
+def largest_sample(data: Data, split: str, seed: int) -> Mapping[str, Any]:
+    """The largest of some samples of a split, as a batch of one.
+
+    Args:
+        data: the data set.
+        split: its name.
+        seed: of the augmentation.
+    """
+    dataset = split_of(data, split, seed)
+    found: list[Mapping[str, Any]] = []
+    for number in sorted({number * len(dataset) // _SAMPLES for number in range(_SAMPLES)}):
+        key = [number, 0] if getattr(dataset, "needs_epoch", False) else number
+        with asked("data", data, f".{split}[...]"):
+            found.append(dataset[torch.tensor([key], dtype=torch.int64)])
+    return max(found, key=lambda batch: _bytes(tensors_of(batch)))
+
+
+def as_batch(sample: Any, size: int) -> Any:
+    """A batch of ``size`` samples on the meta device.
+
+    Args:
+        sample: a batch of one; tensors (1, ...) and lists of one, also within dicts, lists and tuples.
+        size: of the batch.
+
+    Returns:
+        Tensors (size, ...) of the same types, and with axes in the same order in memory.
+    """
+    if isinstance(sample, torch.Tensor):
+        return torch.empty_like(sample.to("meta").expand(size, *sample.shape[1:])) if sample.dim() else sample
+    if isinstance(sample, Mapping):
+        return {key: as_batch(value, size) for key, value in sample.items()}
+    if not isinstance(sample, (list, tuple)):
+        return sample
+    if len(sample) == 1 and not isinstance(sample[0], torch.Tensor):
+        return sample * size
+    parts = [as_batch(value, size) for value in sample]
+    return type(sample)(*parts) if hasattr(sample, "_fields") else type(sample)(parts)
+
+
+def largest_batch(tracer: Tracer, budget: int) -> int:
+    """The largest batch per device whose training step takes at most ``budget`` bytes, within 2 %; 0: not one sample.
+
+    Memory is all but linear in the batch: it is extrapolated, then tried out.
+    """
+    size = tracer.config.batch_size
+    low, high = 0, _LARGEST + 1  # fits, does not fit
+    points = {size: tracer.peak["total"]}
+    guess = 2 * size
+    while high - low > max(1, low // 50):
+        guess = min(max(guess, low + 1), high - 1)
+        points[guess] = tracer.train(guess)["total"]
+        low, high = (guess, high) if points[guess] <= budget else (low, guess)
+        (a, at_a), (b, at_b) = sorted(points.items())[-2:]
+        slope = max(at_b - at_a, 1) / (b - a)
+        guess = int((low or a) + (budget - points.get(low, at_a)) / slope)
+    return low
+
+
+def fitting_batch(tracer: Tracer, budget: int, more_than: int = 0) -> dict[str, int] | None:
+    """The largest batch per device that fits and keeps the global batch, by more micro-batches where need be.
+
+    Args:
+        tracer: of the configuration.
+        budget: bytes.
+        more_than: so many micro-batches, or fewer, are known not to fit.
+
+    Returns:
+        ``{"batch_size", "accumulate", "memory"}``; None: not even one sample at a time fits.
+    """
+    config = tracer.config
+    share = config.global_batch_size // (config.nproc * config.launcher.nnodes)
+    for accumulate in range(more_than + 1, share + 1):
+        if share % accumulate == 0:
+            total = tracer.train(share // accumulate, accumulate)["total"]
+            if total <= budget:
+                return {"batch_size": share // accumulate, "accumulate": accumulate, "memory": total}
+    return None
+
+
+def what_fits(config: Any, backend: Backend, memory: int | None) -> dict[str, int] | None:
+    """The batch that fits, smaller than one that has run out of memory: :func:`fitting_batch`.
+
+    Args:
+        config: frozen.
+        backend: of it.
+        memory: bytes of the card; None: not known.
+
+    Returns:
+        None: none fits, or it cannot be estimated here; the log has the reason.
+    """
+    if memory is None:
+        return None
+    try:
+        return fitting_batch(Tracer(config, backend), int(memory * (1 - HEADROOM)), more_than=config.accumulate)
+    except Exception as error:  # noqa: BLE001 - the run has failed already, of something else; this is an extra
+        logger.info("no estimate of what fits: %s: %s", type(error).__name__, error)
+        return None
