@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from exp.backend import Backend
-    from exp.config.resuming import Change
+    from exp.config.differences import Change
     from exp.data.fingerprint import Fingerprint
     from exp.engine.distributed import Distributed
     from exp.engine.fit import Weights
