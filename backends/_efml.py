@@ -100,7 +100,7 @@ def utilisation(card: int) -> float | None:
 
 
 def readings() -> list[dict[str, Any]]:
-    """What the library says of every card of this host (:meth:`exp.backend.Backend.monitor`)."""
+    """What the library says of every card of this host (:meth:`exp.hardware.backend.Backend.monitor`)."""
     return [_reading(index, handle) for index, handle in _handles()]
 
 

@@ -18,9 +18,9 @@ from exp.backends import _probe
 from exp.backends._ask_torch import ask, why_hopeless
 from exp.backends._probe import AUTOLOAD
 
-from exp.backend import FLOAT32, Backend
 from exp.environment import version_of
 from exp.errors import ConfigError, UnavailableError
+from exp.hardware.backend import FLOAT32, Backend
 from exp.plugins import entry_points
 
 if TYPE_CHECKING:
@@ -234,7 +234,7 @@ class AcceleratorBackend(Backend):
         """Whether torch knows the library that is to carry this card's tensors."""
         import torch.distributed as dist
 
-        from exp.compat import device_part_of
+        from exp.hardware.compat import device_part_of
 
         library = device_part_of(self.process_group, self.device_type)
         if library != "undefined" and dist.is_backend_available(library):

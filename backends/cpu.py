@@ -7,8 +7,8 @@ import platform
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Sequence
 
-from exp.backend import Backend
-from exp.cores import usable_cores
+from exp.hardware.backend import Backend
+from exp.hardware.cores import usable_cores
 
 if TYPE_CHECKING:
     import torch

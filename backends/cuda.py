@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Callable
 
 from exp.backends import _monitor, _probe
 
-from exp.backend import FLOAT32, Backend
 from exp.errors import ConfigError, UnavailableError
+from exp.hardware.backend import FLOAT32, Backend
 
 if TYPE_CHECKING:
     import torch

@@ -19,9 +19,9 @@ from exp.backends import _efml, _gcu_operators, _monitor, _probe
 from exp.backends._gcu_cards import VISIBLE, count_cards, how_to_install, is_legacy, visible_cards
 from exp.backends._gcu_environment import INDUCTOR, REPORTED, cautions, counting, is_counting, unset_wide_integers
 
-from exp.backend import FLOAT32, Backend
 from exp.environment import version_of
 from exp.errors import UnavailableError
+from exp.hardware.backend import FLOAT32, Backend
 
 if TYPE_CHECKING:
     import torch

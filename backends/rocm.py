@@ -77,7 +77,7 @@ class RocmBackend(CudaBackend):
         if precision == "tf32":
             import torch
 
-            from exp.compat import TORCH_VERSION
+            from exp.hardware.compat import TORCH_VERSION
 
             properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
             return TORCH_VERSION >= _TF32_SINCE and str(getattr(properties, "gcnArchName", "")).startswith("gfx94")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from exp import console, early, hub, launcher, summary
-from exp.backends_registry import create_backend
 from exp.contract import TASK_PAGE, shown
 from exp.errors import RunError
+from exp.hardware.registry import create_backend
 from exp.launcher.base import launcher_class
 from exp.launcher.outcome import Outcome
 from exp.lock_holder import holder_of

@@ -13,8 +13,6 @@ from hydra.errors import MissingConfigException
 from hydra.types import RunMode
 from omegaconf import OmegaConf, open_dict
 
-from exp.backend import FLOAT32
-from exp.backends_registry import choose, create_backend
 from exp.config import explain, paths, structures, trained
 from exp.config.check import check_weights, refuse_device_arguments, validate
 from exp.config.dictionaries import replace_given
@@ -23,6 +21,8 @@ from exp.config.resolve import check_names
 from exp.config.schema import ExpConfig
 from exp.errors import ConfigError
 from exp.frozen import FrozenRun
+from exp.hardware.backend import FLOAT32
+from exp.hardware.registry import choose, create_backend
 from exp.runfolder import RunFolder, read_result
 from exp.task import task_class
 

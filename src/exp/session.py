@@ -17,15 +17,15 @@ import warnings
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Sequence
 
-from exp.backend import PRECISIONS
-from exp.backends_registry import create_backend
-from exp.cards import check_distinct
 from exp.config.resolve import check_names
 from exp.config.schema import ExpConfig
 from exp.config.structures import load
 from exp.console import make_console, wait_for, waited
 from exp.contract import check_result, page_of, shown
 from exp.errors import ConfigError, Preempted
+from exp.hardware.backend import PRECISIONS
+from exp.hardware.cards import check_distinct
+from exp.hardware.registry import create_backend
 from exp.task import create_task
 from exp.trackers import reporting
 
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     import torch
     from rich.console import Console
 
-    from exp.backend import Backend
     from exp.config.resuming import Change
     from exp.data.fingerprint import Fingerprint
     from exp.engine.distributed import Distributed
     from exp.engine.fit import Weights
+    from exp.hardware.backend import Backend
     from exp.launcher.rank import RankInfo
     from exp.runfolder import RunFolder
     from exp.trackers.reporting import Reporter

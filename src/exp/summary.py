@@ -16,8 +16,8 @@ from exp.runfolder import last_known, read_json
 from exp.task import create_task
 
 if TYPE_CHECKING:
-    from exp.backend import Backend
     from exp.config.schema import ExpConfig
+    from exp.hardware.backend import Backend
     from exp.launcher.outcome import Outcome
     from exp.runfolder import RunFolder
 

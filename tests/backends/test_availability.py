@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 from exp.backends import _probe, cuda, rocm
 
-from exp.backends_registry import choose
 from exp.errors import ConfigError, UnavailableError
+from exp.hardware.registry import choose
 from tests.backends import made
 from tests.conftest import clean_environment
 
@@ -52,7 +52,7 @@ def test_visible_device_variables_are_read_as_the_drivers_read_them(monkeypatch,
 
 def test_every_backend_answers_without_torch():
     script = (
-        "import sys\nfrom exp.backends import _probe\nfrom exp.backends_registry import create_backend, installed\n"
+        "import sys\nfrom exp.backends import _probe\nfrom exp.hardware.registry import create_backend, installed\n"
         "for name in installed():\n"
         "    backend = create_backend({'_target_': name, 'name': name})\n"
         "    backend.why_unavailable(), backend.worker_env(0, 2, True)\n"
@@ -192,7 +192,7 @@ def test_cards_of_others_are_counted_once_by_their_torch(machine, monkeypatch, t
 
 @pytest.mark.parametrize("name", ["cpu", "cuda", "rocm", "gcu"])
 def test_workers_of_every_backend_get_their_share_of_the_cores_and_no_plug_in(monkeypatch, name):
-    monkeypatch.setattr("exp.backend.usable_cores", lambda: 21)
+    monkeypatch.setattr("exp.hardware.backend.usable_cores", lambda: 21)
     given = [made(name).worker_env(3, ranks, True) for ranks in (8, 32)]
     assert [environment["OMP_NUM_THREADS"] for environment in given] == ["2", "1"]
     assert given[0]["TORCH_DEVICE_BACKEND_AUTOLOAD"] == "0"

@@ -29,7 +29,7 @@ def ask(expression: str, folder, **environment: str):
     """What a fresh process answers, which must not have imported torch for it."""
     script = (
         "import json, os, sys\nfrom exp.backends import _efml, _gcu_cards\n"
-        "from exp.backends_registry import create_backend\n"
+        "from exp.hardware.registry import create_backend\n"
         "backend = create_backend({'_target_': 'gcu', 'name': 'gcu'})\n"
         "def visible(value):\n    os.environ['TOPS_VISIBLE_DEVICES'] = value\n    return _gcu_cards.visible_cards()\n"
         f"print(json.dumps({expression}))\nassert 'torch' not in sys.modules\n"

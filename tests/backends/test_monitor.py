@@ -9,7 +9,7 @@ import pytest
 from exp.backends import _monitor
 from exp.backends._monitor import parse_efsmi, parse_nvidia_smi, parse_rocm_smi
 
-from exp.cards import reading_of
+from exp.hardware.cards import reading_of
 from tests.backends import made
 
 MIB = 2**20

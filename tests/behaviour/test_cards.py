@@ -15,7 +15,7 @@ import os
 import sys
 import time
 
-from exp.backend import Backend
+from exp.hardware.backend import Backend
 
 
 class Acme(Backend):

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.extended, pytest.mark.legacy, needs_card]
 
 OWN_GCU = """
 import os
-from exp.backends_registry import create_backend
+from exp.hardware.registry import create_backend
 Gcu = type(create_backend({"_target_": "gcu", "name": "gcu"}))  # the class for cards of this torch's generation
 """
 NEEDLESS = {"model.attention_dropout=0"}

@@ -6,8 +6,8 @@ import pytest
 import torch
 from exp.backends.cpu import CpuBackend
 
-from exp import compat
 from exp.engine.kernels import settle_kernels
+from exp.hardware import compat
 from tests.conftest import TINY
 from tests.engine.conftest import needs_sharding
 

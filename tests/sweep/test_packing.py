@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from exp.backends_registry import create_backend
+from exp.hardware.registry import create_backend
 from exp.launcher.submitit import array_size, in_slices
 from exp.sweep.packing import _Pools
 

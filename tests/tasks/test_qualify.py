@@ -17,7 +17,7 @@ from exp.checks.collectives import addends
 from exp.checks.machine import Secrets, different, machine, tidy
 from exp.checks.operator_table import judge_operators
 from exp.checks.operators import difference
-from exp.compat import TORCH_VERSION
+from exp.hardware.compat import TORCH_VERSION
 from tests.conftest import Forked
 from tests.simulators import needs_current_card
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Callable
 import torch
 import torch.distributed as dist
 
-from exp.backend import Backend
 from exp.checks.check import Journal
-from exp.compat import supports_python_process_groups
 from exp.engine.building import make_result, record_environment
+from exp.hardware.backend import Backend
+from exp.hardware.compat import supports_python_process_groups
 
 if TYPE_CHECKING:
     from exp.session import Session

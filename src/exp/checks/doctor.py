@@ -17,22 +17,22 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Iterator
 
-from exp import cards
-from exp.backend import PRECISIONS
 from exp.checks.bench import ALONE, Bench, Check
 from exp.checks.check import Answer, fail, ok, skip
 from exp.config.check import check_data
 from exp.console import flops, size
 from exp.environment import SHM, package_versions, process_limits
 from exp.errors import RunError
+from exp.hardware import cards
+from exp.hardware.backend import PRECISIONS
+from exp.hardware.matrix_rate import long_product
 from exp.launcher.rank import make_store, this_host
-from exp.matrix_rate import long_product
 
 if TYPE_CHECKING:
     import torch
 
-    from exp.backend import Backend
     from exp.config.schema import ExpConfig
+    from exp.hardware.backend import Backend
     from exp.launcher.rank import RankInfo
     from exp.runfolder import RunFolder
 
@@ -153,8 +153,8 @@ def _memory(bench: Bench) -> Answer:
 
 def _group(bench: Bench) -> Answer:
     """The process group comes up, and is the one that was wanted."""
-    from exp.compat import device_part_of
     from exp.engine.distributed import Distributed
+    from exp.hardware.compat import device_part_of
 
     assert bench.store is not None
     backend, info, started = bench.backend, bench.info, time.monotonic()

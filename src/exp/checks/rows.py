@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     import subprocess
     from pathlib import Path
 
-    from exp.backend import Backend
     from exp.checks.machine import Monitor
     from exp.config.schema import ExpConfig
+    from exp.hardware.backend import Backend
     from exp.tasks.checks import Qualify
 
 __all__ = ["Maker", "Row", "plan"]

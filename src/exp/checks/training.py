@@ -28,7 +28,7 @@ from exp.engine.training import Training
 from exp.engine.wrapper import unwrapped
 
 if TYPE_CHECKING:
-    from exp.backend import Backend
+    from exp.hardware.backend import Backend
     from exp.session import Session
 
 __all__ = ["KillOnce", "Repeated", "StepTimer", "TraceHook", "measure_speed", "train_traced", "train_with"]

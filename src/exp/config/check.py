@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Mapping, Sequence
 from omegaconf import OmegaConf
 
 from exp import console, hub
-from exp.backend import PRECISIONS
 from exp.config import trained
 from exp.config.explain import nearest
 from exp.config.resolve import check_target, find_module, find_own_module
@@ -17,19 +16,20 @@ from exp.config.structures import structure_of
 from exp.config.walk import nodes, written
 from exp.contract import TASK_PAGE, asked
 from exp.errors import ConfigError, UnavailableError
+from exp.hardware.backend import PRECISIONS
+from exp.hardware.torch_version import FULL_SHARDING_SINCE, installed_torch
 from exp.launcher.base import launcher_class
 from exp.lock_holder import holder_of
 from exp.plugins import Family, installed
 from exp.runfolder import RunFolder, read_result, without_credentials
 from exp.task import create_task
-from exp.torch_version import FULL_SHARDING_SINCE, installed_torch
 from exp.trackers import reporting
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from exp.backend import Backend
     from exp.config.schema import ExpConfig, FiguresConfig
+    from exp.hardware.backend import Backend
     from exp.task import Task
 
 __all__ = [

@@ -32,7 +32,7 @@ __all__ = [
 
 @dataclass
 class BackendConfig:
-    """Hardware family (:class:`exp.backend.Backend`)."""
+    """Hardware family (:class:`exp.hardware.backend.Backend`)."""
 
     _target_: str = MISSING
     name: str = MISSING

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Iterable
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from exp.compat import pinned_by
 from exp.contract import shown
 from exp.data.sampler import EvalBatchSampler
 from exp.data.transfer import DeviceLoader
 from exp.errors import ConfigError
+from exp.hardware.compat import pinned_by
 from exp.preemption import PREEMPT_SIGNAL, held_back
 from exp.raised import message_of
 from exp.sockets import make_sockets_possible

@@ -10,8 +10,8 @@ from mmengine.model import revert_sync_batchnorm
 from torch import nn
 
 if TYPE_CHECKING:
-    from exp.backend import Backend
     from exp.engine.distributed import Distributed
+    from exp.hardware.backend import Backend
 
 __all__ = ["average_buffers", "fit_batchnorm"]
 

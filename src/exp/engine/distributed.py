@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from exp.compat import device_part_of
 from exp.errors import UnavailableError
+from exp.hardware.compat import device_part_of
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-    from exp.backend import Backend
+    from exp.hardware.backend import Backend
 
 __all__ = ["STAGED", "Distributed", "agree_on_fallback"]
 

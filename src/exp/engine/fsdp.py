@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Iterable, Sequence
 import torch
 from torch import nn
 
-from exp.compat import supports_full_sharding
 from exp.engine.deferred import to_device
 from exp.engine.wrapper import Wrapper
 from exp.errors import ConfigError, UnavailableError
+from exp.hardware.compat import supports_full_sharding
 
 if TYPE_CHECKING:
-    from exp.backend import Backend
+    from exp.hardware.backend import Backend
 
 __all__ = ["FullyShard", "clip_grad_norm", "is_sharded", "local_part", "sharded_parameters", "units_of"]
 

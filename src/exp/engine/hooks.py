@@ -19,8 +19,8 @@ from exp.runfolder import read_records, to_json
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from exp.backend import Backend
     from exp.engine.progress import Progress
+    from exp.hardware.backend import Backend
 
 __all__ = ["MetricsHook", "truncate_metrics"]
 

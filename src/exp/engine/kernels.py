@@ -7,13 +7,13 @@ import math
 import os
 from typing import TYPE_CHECKING, Callable
 
-from exp.compat import TORCH_VERSION, forbid_fused_attention, supports_compilation, supports_portable_operators
 from exp.errors import ConfigError
+from exp.hardware.compat import TORCH_VERSION, forbid_fused_attention, supports_compilation, supports_portable_operators
 
 if TYPE_CHECKING:
     import torch
 
-    from exp.backend import Backend
+    from exp.hardware.backend import Backend
 
 __all__ = ["check_compilation", "settle_kernels"]
 
@@ -26,13 +26,13 @@ _LARGEST_DIFFERENCE = 1e-2
 def settle_kernels(backend: Backend, device: torch.device, precision: str) -> frozenset[str]:
     """Keep every step of any model on the device, as far as the backend knows what would not stay there.
 
-    Operators that the device lacks get portable kernels (:mod:`exp.operators`, imported only then), and attention takes
-    no fused form where the device has none in this precision. For the rest of the process.
+    Operators that the device lacks get portable kernels (:mod:`exp.hardware.operators`, imported only then), and
+    attention takes no fused form where the device has none in this precision. For the rest of the process.
 
     Args:
         backend: of this worker; its device has been selected.
         device: the same.
-        precision: one of :data:`exp.backend.PRECISIONS`.
+        precision: one of :data:`exp.hardware.backend.PRECISIONS`.
 
     Returns:
         ATen names of the operators that have a portable kernel now.
@@ -45,7 +45,7 @@ def settle_kernels(backend: Backend, device: torch.device, precision: str) -> fr
     lacking = backend.lacking_operators()
     if not lacking:
         return frozenset()
-    from exp.operators import install
+    from exp.hardware.operators import install
 
     portable = install(device.type, lacking)
     plugin = ", ".join(f"{name} {version}" for name, version in backend.packages().items())

@@ -27,7 +27,7 @@ from exp.errors import RunError
 from exp.heartbeat import Stage, beat
 
 if TYPE_CHECKING:
-    from exp.backend import Backend
+    from exp.hardware.backend import Backend
 
 __all__ = ["CheckpointHook", "CheckpointWriter"]
 

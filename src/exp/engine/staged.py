@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
-from exp.compat import supports_python_process_groups
+from exp.hardware.compat import supports_python_process_groups
 
 if TYPE_CHECKING:
     from datetime import timedelta

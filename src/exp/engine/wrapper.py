@@ -11,15 +11,15 @@ from mmengine.registry import MODEL_WRAPPERS
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from exp.compat import is_transformed
 from exp.config.resolve import create
 from exp.contract import WRAPPER_PAGE, asked, shown
 from exp.errors import ConfigError, PlacementError, RunError
+from exp.hardware.compat import is_transformed
 
 if TYPE_CHECKING:
     import torch
 
-    from exp.backend import Backend
+    from exp.hardware.backend import Backend
 
 __all__ = [
     "TrainStep",

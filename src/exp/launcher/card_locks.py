@@ -12,7 +12,7 @@ from exp.errors import UnavailableError
 from exp.launcher.rank import this_host
 
 if TYPE_CHECKING:
-    from exp.backend import Backend
+    from exp.hardware.backend import Backend
 
 __all__ = ["locked_cards"]
 

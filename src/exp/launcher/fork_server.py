@@ -14,8 +14,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from exp.backends_registry import create_backend
 from exp.config.resolve import allow
+from exp.hardware.registry import create_backend
 from exp.launcher.processes import start_resource_tracker
 from exp.launcher.rank import SCRATCH_VARIABLE
 from exp.runfolder import RunFolder

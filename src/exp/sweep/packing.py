@@ -9,9 +9,9 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Sequence
 
-from exp.backends_registry import create_backend
-from exp.cores import usable_cores
 from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, REFUSED
+from exp.hardware.cores import usable_cores
+from exp.hardware.registry import create_backend
 from exp.launcher.base import Watcher
 from exp.launcher.job import ENDED, PARENT_VARIABLE
 from exp.launcher.outcome import Outcome, tail_of
@@ -23,8 +23,8 @@ from exp.runfolder import read_json
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from exp.backend import Backend
     from exp.frozen import FrozenRun
+    from exp.hardware.backend import Backend
 
 __all__ = ["pack"]
 

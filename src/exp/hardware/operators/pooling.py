@@ -6,7 +6,7 @@ from typing import Any, Callable
 
 import torch
 
-from exp.operators.wide import wide
+from exp.hardware.operators.wide import wide
 
 __all__ = ["KERNELS"]
 

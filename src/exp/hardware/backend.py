@@ -15,10 +15,10 @@ import abc
 import os
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
-from exp.collectives import Collectives
-from exp.cores import usable_cores
 from exp.errors import ConfigError
-from exp.numerics import FLOAT32, PRECISIONS, Numerics
+from exp.hardware.collectives import Collectives
+from exp.hardware.cores import usable_cores
+from exp.hardware.numerics import FLOAT32, PRECISIONS, Numerics
 
 if TYPE_CHECKING:
     import torch
@@ -36,11 +36,11 @@ class Backend(Collectives, Numerics):
     - device: :meth:`set_device`, :meth:`cautions`, random state, memory, :meth:`synchronize`, :meth:`end_step`,
       :meth:`end_batch`, :meth:`close`
     - collectives: :attr:`default_process_group`, :meth:`collectives_missing`, groups, :attr:`ddp_class`: all of
-      :class:`exp.collectives.Collectives`
+      :class:`exp.hardware.collectives.Collectives`
     - operators: :meth:`lacking_operators`, :meth:`fused_attention`, :meth:`why_not_compiled`, :meth:`fallbacks`,
       :meth:`counting_env`
     - precision: :attr:`precisions`, :meth:`supports`, :meth:`set_precision`, :meth:`autocast`, :meth:`grad_scaler`:
-      this and the group before are :class:`exp.numerics.Numerics`
+      this and the group before are :class:`exp.hardware.numerics.Numerics`
 
     Args:
         name: what the user calls it, for messages and records (``"cpu"``).
@@ -189,7 +189,8 @@ class Backend(Collectives, Numerics):
         """``{"name", "index"}`` and what else is known of one device, for the run record.
 
         ``uuid``, ``serial``, ``bus_id`` or ``card`` (its number on the host, visible or not) tell cards apart, as far
-        as they are known; where none is, ``visible``, its name in the visible-devices variable (:mod:`exp.cards`).
+        as they are known; where none is, ``visible``, its name in the visible-devices variable
+        (:mod:`exp.hardware.cards`).
         """
         return {"name": device.type, "index": device.index}
 

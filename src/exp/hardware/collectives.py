@@ -1,6 +1,7 @@
 """A hardware family's collectives: which process group, who makes it, and the DDP class that goes with it.
 
-A part of the backend interface (:mod:`exp.backend`), on a page of its own because most backends write one line of it.
+A part of the backend interface (:mod:`exp.hardware.backend`), on a page of its own because most backends write one
+line of it.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Collectives(abc.ABC):
         """
         import torch.distributed as dist
 
-        from exp.compat import device_part_of, supports_composite_process_groups
+        from exp.hardware.compat import device_part_of, supports_composite_process_groups
 
         name = self.process_group
         if not supports_composite_process_groups():
@@ -76,7 +77,7 @@ class Collectives(abc.ABC):
         """Add up a tensor on this device over all ranks, in place, with the collectives that gradients use."""
         import torch.distributed as dist
 
-        from exp.compat import supports_python_process_groups
+        from exp.hardware.compat import supports_python_process_groups
 
         if self.staged and not supports_python_process_groups():
             host = tensor.cpu()
@@ -101,7 +102,7 @@ class Collectives(abc.ABC):
         """The DistributedDataParallel class: torch's own, unless the vendor has one, or the group cannot be torch's."""
         from torch.nn.parallel import DistributedDataParallel
 
-        from exp.compat import supports_python_process_groups
+        from exp.hardware.compat import supports_python_process_groups
 
         if self.staged and not supports_python_process_groups():
             from exp.engine.staged_ddp import StagedDataParallel

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-    from exp.backend import Backend
+    from exp.hardware.backend import Backend
 
 __all__ = ["long_product", "matrix_rate"]
 
@@ -46,7 +46,7 @@ def matrix_rate(backend: Backend, device: torch.device, precision: str, seconds:
     Args:
         backend: of the device.
         device: otherwise idle.
-        precision: of :data:`exp.backend.PRECISIONS`.
+        precision: of :data:`exp.hardware.backend.PRECISIONS`.
         seconds: for how long to multiply.
     """
     import torch

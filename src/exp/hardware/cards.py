@@ -13,8 +13,8 @@ def identity(device: Mapping[str, Any]) -> str:
     """What tells a card from the others of its host, for people.
 
     Args:
-        device: from :meth:`exp.backend.Backend.describe`. The first of ``uuid``, ``serial``, ``bus_id`` and ``card``
-            (its number on the host) that is known; torch's index only where nothing else is.
+        device: from :meth:`exp.hardware.backend.Backend.describe`. The first of ``uuid``, ``serial``, ``bus_id`` and
+            ``card`` (its number on the host) that is known; torch's index only where nothing else is.
     """
     known = _known(device)
     address = next((known[key] for key in _ADDRESSES if key in known), None)
@@ -47,8 +47,8 @@ def reading_of(device: Mapping[str, Any], readings: Sequence[Mapping[str, Any]])
     """The monitor's reading of one card, or None where it has none.
 
     Args:
-        device: from :meth:`exp.backend.Backend.describe`.
-        readings: from :meth:`exp.backend.Backend.monitor`.
+        device: from :meth:`exp.hardware.backend.Backend.describe`.
+        readings: from :meth:`exp.hardware.backend.Backend.monitor`.
     """
     own = _known(device)
     for key in _ADDRESSES:

@@ -9,7 +9,7 @@ from typing import Any, Callable, ContextManager, Sequence
 
 import torch
 
-from exp.torch_version import FULL_SHARDING_SINCE
+from exp.hardware.torch_version import FULL_SHARDING_SINCE
 
 __all__ = [
     "TORCH_VERSION",

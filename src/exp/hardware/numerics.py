@@ -1,6 +1,6 @@
 """What a hardware family computes with: which operators it lacks, and in which precision it multiplies.
 
-A part of the backend interface (:mod:`exp.backend`), on a page of its own because all of it has defaults.
+A part of the backend interface (:mod:`exp.hardware.backend`), on a page of its own because all of it has defaults.
 """
 
 from __future__ import annotations

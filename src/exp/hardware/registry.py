@@ -8,11 +8,11 @@ from typing import Any, Mapping, Sequence
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from exp import console
-from exp.backend import Backend
 from exp.config.resolve import resolve
 from exp.config.schema import BackendConfig
 from exp.contract import made
 from exp.errors import ConfigError, ExpError, UnavailableError
+from exp.hardware.backend import Backend
 from exp.plugins import entry_points
 
 __all__ = ["choose", "create_backend", "installed"]
@@ -59,7 +59,7 @@ def _load(target: str) -> Any:
                 f"backend '{target}' is installed, but does not load ({type(error).__name__}: {error})"
             ) from error
         if not (inspect.isclass(found) and issubclass(found, Backend)):
-            raise ConfigError(f"backend._target_={target} is no subclass of exp.backend.Backend")
+            raise ConfigError(f"backend._target_={target} is no subclass of exp.hardware.backend.Backend")
         return found
     return resolve("backend._target_", target, Backend)
 

@@ -9,7 +9,7 @@ import math
 
 import torch
 
-from exp.operators.wide import wide
+from exp.hardware.operators.wide import wide
 
 __all__ = ["KERNELS"]
 

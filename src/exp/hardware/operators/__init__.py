@@ -20,8 +20,18 @@ from typing import Any, Callable, Iterable
 
 import torch
 
-from exp.compat import autocast_disabled
-from exp.operators import activations, convolution, lookup, losses, norms, pooling, products, separable, softmax
+from exp.hardware.compat import autocast_disabled
+from exp.hardware.operators import (
+    activations,
+    convolution,
+    lookup,
+    losses,
+    norms,
+    pooling,
+    products,
+    separable,
+    softmax,
+)
 
 __all__ = ["KERNELS", "install"]
 
@@ -57,7 +67,7 @@ def install(device_type: str, lacking: Iterable[str]) -> frozenset[str]:
 
     Args:
         device_type: torch's, such as ``device.type``.
-        lacking: ATen names of overloads (:meth:`exp.backend.Backend.lacking_operators`).
+        lacking: ATen names of overloads (:meth:`exp.hardware.backend.Backend.lacking_operators`).
 
     Returns:
         Those of ``lacking`` that have a portable kernel now.
