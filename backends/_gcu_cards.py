@@ -9,10 +9,6 @@ from exp.backends import _efml, _probe
 
 __all__ = ["VISIBLE", "count_cards", "how_to_install", "is_legacy", "visible_cards"]
 
-_COUNT = {
-    False: "import torch_gcu; print('count', torch.gcu.device_count())",
-    True: "import torch_gcu; print('count', torch_gcu.device_count())",
-}
 VISIBLE = "TOPS_VISIBLE_DEVICES"
 _TOPS = Path("/opt/tops")
 
@@ -37,12 +33,12 @@ def visible_cards() -> list[int] | None:
     return known if len(set(known)) == len(known) else []
 
 
-def count_cards() -> tuple[int, str | None]:
-    """The number of visible cards, and why there is no answer, or None."""
+def count_cards(script: str) -> tuple[int, str | None]:
+    """The number of visible cards, and why there is no answer, or None; ``script`` has the plug-in count them."""
     cards = visible_cards()
     if cards is not None:
         return len(cards), None
-    return _probe.count_by_torch(_COUNT[is_legacy()], (os.environ.get(VISIBLE),))
+    return _probe.count_by_torch(script, (os.environ.get(VISIBLE),))
 
 
 def how_to_install() -> str:

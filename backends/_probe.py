@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import importlib.util
@@ -11,7 +10,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Iterator, Sequence
+from typing import Sequence
 
 __all__ = [
     "AUTOLOAD",
@@ -20,7 +19,6 @@ __all__ = [
     "count_by_torch",
     "count_visible",
     "nvml_device_count",
-    "nvml_driver_version",
     "torch_build",
     "torch_missing",
     "visible_card",
@@ -32,7 +30,6 @@ AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
 _COUNT_TIMEOUT_S = 60
 _NO_SYMBOL = "undefined symbol"
-_VERSION_LENGTH = 80  # NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE of nvml.h
 
 
 def torch_missing() -> str | None:
@@ -122,39 +119,18 @@ def built_for_another(problem: str, version: str | None = None) -> str | None:
     return f"the plug-in{which} was built for another torch than {torch}: install the two that go together"
 
 
-@contextlib.contextmanager
-def _nvml() -> Iterator[Any]:
-    """NVIDIA's management library, which asks the driver and makes no context; None where either is missing."""
+def nvml_device_count() -> int:
+    """Cards that NVIDIA's management library counts; 0 where it is missing or its driver does not answer."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
-        yield None
-        return
+        return 0
     if nvml.nvmlInit_v2() != 0:
-        yield None
-        return
-    try:
-        yield nvml
-    finally:
-        nvml.nvmlShutdown()
-
-
-def nvml_device_count() -> int:
-    """Cards that NVIDIA's management library counts; 0 where it is missing or its driver does not answer."""
+        return 0
     count = ctypes.c_uint(0)
-    with _nvml() as nvml:
-        if nvml is None or nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
-            return 0
+    nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
+    nvml.nvmlShutdown()
     return count.value
-
-
-def nvml_driver_version() -> str | None:
-    """Version of NVIDIA's driver, such as ``"550.54.15"``, or None."""
-    version = ctypes.create_string_buffer(_VERSION_LENGTH)
-    with _nvml() as nvml:
-        if nvml is None or nvml.nvmlSystemGetDriverVersion(version, ctypes.c_uint(_VERSION_LENGTH)) != 0:
-            return None
-    return version.value.decode("ascii", errors="replace")
 
 
 def count_visible(total: int, *variables: str) -> int:

@@ -6,12 +6,13 @@ import atexit
 import importlib
 import os
 import sys
-from typing import TYPE_CHECKING, Any, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Iterator, Mapping, Sequence
 
 from exp.backends import _gcu_environment
 from exp.backends.gcu import GcuBackend
 
 from exp.errors import ConfigError
+from exp.hardware.backend import Capabilities, Collectives, ask
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -45,9 +46,7 @@ class LegacyGcuBackend(GcuBackend):
     """
 
     device_type = "xla"
-    pins_memory = False
-    precisions = ("fp32", "efp")
-    default_process_group = "eccl"
+    count_script = "import torch_gcu; print('count', torch_gcu.device_count())"
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -55,11 +54,16 @@ class LegacyGcuBackend(GcuBackend):
             value = self.options.get(name, choices[0])
             if value not in choices:
                 raise ConfigError(f"backend.options.{name}={value}: use one of {', '.join(choices)}")
+        self.collectives = LegacyCollectives()
         self._by_model = self.options.get("step") == "model"
         self._batches = 0
-        self._store: Store | None = None
 
-    def precision_env(self, precision: str) -> dict[str, str]:
+    @property
+    def capabilities(self) -> Capabilities:  # type: ignore[override]
+        """Two ways of float32; only simulated cards let workers fork."""
+        return Capabilities(precisions=("fp32", "efp"), forking=self.simulate, simulation=True)
+
+    def run_env(self, precision: str, counts_fallbacks: bool) -> dict[str, str]:
         """What the compiler is told, which has it in force before the first graph.
 
         Raises:
@@ -69,107 +73,14 @@ class LegacyGcuBackend(GcuBackend):
             raise ConfigError(f"{_EFP}={os.environ[_EFP]} overrules precision={precision}; unset it")
         return {_EFP: "true"} if precision == "efp" else {}
 
-    def set_precision(self, precision: str) -> None:
-        """Nothing: the environment has done it."""
-
-    def set_device(self, local_rank: int) -> torch.device:
-        """Select the card through the plug-in itself; torch has no module for it."""
-        import torch
-
-        plugin = self._plugin()
-        self._check_rank(local_rank, plugin.device_count())
-        plugin.set_device(local_rank)
-        return torch.device(self.device_type, local_rank)
-
-    def init_process_group(self, *, store: Store, rank: int, world_size: int, timeout: timedelta) -> None:
-        """Make the vendor's group.
-
-        It meets over ``env://``, at a store which rank 0 serves from the moment that its port is chosen: a port that is
-        looked up first and taken later may be somebody else's by then. The variables are those by which torch's agent
-        says that it serves one. The address is the one that the agent has set, and the loopback interface's where there
-        is none. The group's timeout is its own (ECCL_TIMEOUT).
-
-        Raises:
-            ConfigError: a group other than eccl was asked for.
-        """
-        if self.process_group != "eccl":
-            raise ConfigError(
-                f"process group '{self.process_group}' is not one that torch_gcu of this generation makes; leave out "
-                "backend.process_group for eccl, or set it to gloo for copies through the CPU"
-            )
-        import torch_gcu.distributed as vendor
-        from torch.distributed import TCPStore
-
-        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-        if rank == 0:
-            self._store = TCPStore(os.environ["MASTER_ADDR"], 0, world_size, True, timeout, wait_for_workers=False)
-            store.set("gcu_port", str(self._store.port))
-        os.environ["MASTER_PORT"] = store.get("gcu_port").decode()
-        os.environ["RANK"], os.environ["WORLD_SIZE"] = str(rank), str(world_size)
-        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
-        # A prefix of the vendor's keys, which differs between nodes after a restart; the store is a new one anyway.
-        os.environ["TORCHELASTIC_RESTART_COUNT"] = "0"
-        vendor.init_process_group("eccl", rank=rank, world_size=world_size)
-
-    def collectives_missing(self) -> str | None:
-        """Whether the vendor's collectives can be imported, and have ECCL: without it they import, with a warning."""
-        try:
-            vendor = importlib.import_module("torch_gcu.distributed")
-        except (ImportError, OSError) as error:
-            return f"torch_gcu.distributed does not import ({error})"
-        if hasattr(vendor, "is_eccl_available") and not vendor.is_eccl_available():
-            return "torch_gcu.distributed has no ECCL (a component of its own of the TopsRider package: -C tops-eccl)"
-        return None
-
-    def all_reduce(self, tensor: torch.Tensor) -> None:
-        """With the vendor's collectives, which torch.distributed does not know."""
-        if self.staged:
-            super().all_reduce(tensor)
-            return
-        import torch_gcu.distributed as vendor
-
-        vendor.all_reduce(tensor)
-
-    def destroy_process_group(self) -> None:
-        """Take down the vendor's group, then torch's gloo group beside it."""
-        if not self.staged:
-            import torch_gcu.distributed as vendor
-
-            vendor.destroy_process_group()
-        super().destroy_process_group()
-        self._store = None
-
     @property
-    def ddp_class(self) -> type:
-        """The vendor's own."""
-        if self.staged:
-            return super().ddp_class
-        from torch_gcu.nn.parallel import DistributedDataParallel
-
-        return DistributedDataParallel
-
-    def ddp_kwargs(self, device: torch.device) -> dict[str, Any]:
-        """One card, always named: the vendor's DDP takes None for ALL cards."""
-        return {"device_ids": [device.index], "output_device": device.index}
+    def module(self) -> Any:
+        """The plug-in itself; torch has no module for it, and the card's generator is not public."""
+        return self._plugin()
 
     def supports(self, precision: str) -> bool:
-        """The one that the environment has chosen (:meth:`precision_env`): the compiler does not change over."""
+        """The one that the environment has chosen (:meth:`run_env`): the compiler does not change over."""
         return precision == ("efp" if _gcu_environment.is_on(_EFP) else "fp32")
-
-    def grad_scaler(self, precision: str) -> None:
-        """None: there is no half precision to scale for."""
-
-    def seed(self, seed: int) -> None:
-        """Seed every card; torch.manual_seed reaches none of them, and the plug-in takes 32 bits."""
-        import torch_gcu
-
-        torch_gcu.manual_seed_all(seed % 2**32)
-
-    def rng_state(self) -> None:
-        """None: the card's generator is not public."""
-
-    def set_rng_state(self, state: torch.Tensor) -> None:
-        """Nothing to restore."""
 
     def synchronize(self) -> None:
         """Run what the lazy graph holds, and wait."""
@@ -178,15 +89,14 @@ class LegacyGcuBackend(GcuBackend):
         torch_gcu.sync_lived_tensor()  # starts it, no more
         torch_gcu.synchronize()
 
-    def memory(self) -> dict[str, int]:
-        """What this process holds on the current card; the rest is not public on this generation."""
-        import torch_gcu
+    def usage(self) -> dict[str, Any]:
+        """What this process holds on the current card; the rest is not public on this generation, but efsmi knows."""
+        held = ask(self.module, "get_hbm_alloc_size")
+        return {} if held is None else {"allocated": int(held)}
 
-        size = getattr(torch_gcu, "get_hbm_alloc_size", None)
-        return {} if size is None else {"allocated": int(size())}
-
-    def free_memory(self) -> None:
-        """Not public on this generation; efsmi knows."""
+    def fallbacks(self) -> Mapping[str, tuple[int, int]] | None:
+        """Of simulated cards alone."""
+        return super().fallbacks() if self.simulate else None
 
     def end_step(
         self,
@@ -237,11 +147,81 @@ class LegacyGcuBackend(GcuBackend):
 
     def describe(self, device: torch.device) -> dict[str, Any]:
         """Name and index, and what tells the card from the others of its host; efsmi knows more."""
-        import torch_gcu
+        known = {} if hasattr(self.module, "get_device_name") else {"name": "GCU (legacy)"}
+        return {**super().describe(device), **known}
 
-        name = getattr(torch_gcu, "get_device_name", None)
-        described = {"name": "GCU (legacy)" if name is None else str(name(device.index)), "index": device.index}
-        return {**described, **self._place(device.index)}
+
+class LegacyCollectives(Collectives):
+    """The vendor's own, which torch.distributed does not know; its gloo group beside them carries CPU tensors."""
+
+    only_sums = True
+
+    def __init__(self) -> None:
+        super().__init__("eccl")
+        self._store: Store | None = None
+
+    def missing(self, process_group: str, device_type: str) -> str | None:
+        """Whether the vendor's collectives can be imported, and have ECCL: without it they import, with a warning."""
+        try:
+            vendor = importlib.import_module("torch_gcu.distributed")
+        except (ImportError, OSError) as error:
+            return f"torch_gcu.distributed does not import ({error})"
+        if hasattr(vendor, "is_eccl_available") and not vendor.is_eccl_available():
+            return "torch_gcu.distributed has no ECCL (a component of its own of the TopsRider package: -C tops-eccl)"
+        return None
+
+    def init(
+        self, process_group: str, device_type: str, *, store: Store, rank: int, world_size: int, timeout: timedelta
+    ) -> None:
+        """Make the vendor's group.
+
+        It meets over ``env://``, at a store which rank 0 serves from the moment that its port is chosen: a port that is
+        looked up first and taken later may be somebody else's by then. The variables are those by which torch's agent
+        says that it serves one. The address is the one that the agent has set, and the loopback interface's where there
+        is none. The group's timeout is its own (ECCL_TIMEOUT).
+
+        Raises:
+            ConfigError: a group other than eccl was asked for.
+        """
+        if process_group != "eccl":
+            raise ConfigError(
+                f"process group '{process_group}' is not one that torch_gcu of this generation makes; leave out "
+                "backend.process_group for eccl, or set it to gloo for copies through the CPU"
+            )
+        import torch_gcu.distributed as vendor
+        from torch.distributed import TCPStore
+
+        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+        if rank == 0:
+            self._store = TCPStore(os.environ["MASTER_ADDR"], 0, world_size, True, timeout, wait_for_workers=False)
+            store.set("gcu_port", str(self._store.port))
+        os.environ["MASTER_PORT"] = store.get("gcu_port").decode()
+        os.environ["RANK"], os.environ["WORLD_SIZE"] = str(rank), str(world_size)
+        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+        # A prefix of the vendor's keys, which differs between nodes after a restart; the store is a new one anyway.
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = "0"
+        vendor.init_process_group("eccl", rank=rank, world_size=world_size)
+
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        """Add up a tensor over all ranks, in place."""
+        import torch_gcu.distributed as vendor
+
+        vendor.all_reduce(tensor)
+
+    def destroy(self) -> None:
+        """Take down the vendor's group, then torch's gloo group beside it."""
+        import torch_gcu.distributed as vendor
+
+        vendor.destroy_process_group()
+        super().destroy()
+        self._store = None
+
+    @property
+    def ddp_class(self) -> type:
+        """The vendor's own."""
+        from torch_gcu.nn.parallel import DistributedDataParallel
+
+        return DistributedDataParallel
 
 
 def _on_card(values: Any) -> Iterator[torch.Tensor]:

@@ -38,9 +38,6 @@ def execute(run: FrozenRun) -> Finished:
         console.make_console().out(script, highlight=False)
         return Finished()
     backend = create_backend(config.backend)
-    backend.prepare()
-    if run.reference is not None:
-        create_backend(run.reference.backend).prepare()
     hub.bring(config)
     if not chosen.leads:
         return Finished(chosen.take_part(run))

@@ -194,7 +194,7 @@ def _reference(config: ExpConfig, overrides: list[str]) -> ExpConfig:
     composed.output_dir = config.output_dir
     reference = structures.typed(composed)
     backend = create_backend(reference.backend)
-    if reference.precision in FLOAT32 and reference.precision not in backend.precisions:
+    if reference.precision in FLOAT32 and reference.precision not in backend.capabilities.precisions:
         reference.precision = "fp32"  # which the others approximate
     validate(reference, overrides, backend)
     config.reference = reference.backend.name  # where it was auto

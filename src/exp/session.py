@@ -136,7 +136,7 @@ class Session:
             store = make_store(info, timeout)
             self.distributed = Distributed.create(backend, store, info.rank, info.world_size, timeout)
             self.fallback = self.distributed.fallback
-            self.process_group = self.fallback["used"] if self.fallback else backend.process_group
+            self.process_group = self.distributed.process_group
         else:
             self.distributed = Distributed()
         seed_everything(config.seed, backend)
@@ -248,7 +248,7 @@ class Session:
         gc.collect()
         if self.info.world_size > 1:
             self.distributed.barrier()
-            self.backend.destroy_process_group()
+            self.backend.collectives.destroy()
 
 
 def rank_line(rank: int, world_size: int, device: dict[str, Any], process_group: str) -> str:
@@ -278,12 +278,11 @@ def run(folder: RunFolder, info: RankInfo) -> None:
     check_names(config)
     backend = create_backend(config.backend)
     info.at_end.append(backend.close)
-    environment = backend.worker_env(info.local_rank, info.local_world_size, single_node=info.single_node)
-    for name, value in {**environment, **backend.precision_env(config.precision)}.items():
-        os.environ.setdefault(name, value)
     task = create_task(config)
-    if task.counts_fallbacks:
-        os.environ.update(backend.counting_env())
+    environment = backend.worker_env(info.local_rank, info.local_world_size, single_node=info.single_node)
+    for name, value in environment.items():
+        os.environ.setdefault(name, value)
+    os.environ.update(backend.run_env(config.precision, task.counts_fallbacks))
     if task.diagnoses:  # it takes the steps of a session one by one, and goes on where one fails
         task.diagnose(config, folder, info, backend)
         return

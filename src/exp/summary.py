@@ -46,7 +46,7 @@ def begin(config: ExpConfig, folder: RunFolder, backend: Backend) -> None:
         if processes > 1 or config.accumulate > 1:
             batch += f" = {config.batch_size} x {processes} processes x {config.accumulate} micro-batches"
     terminal.print(
-        f"{config.name}: {config.task.name} on {backend.title}, {config.precision}{batch}\n"
+        f"{config.name}: {config.task.name} on {backend}, {config.precision}{batch}\n"
         f"run folder: {console.shown(folder.path)}",
         highlight=False,
         soft_wrap=True,

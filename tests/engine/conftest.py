@@ -39,7 +39,7 @@ if name != "cpu":
 device = backend.set_device(rank)
 
 def end(found):
-    backend.destroy_process_group()
+    backend.collectives.destroy()
     print(json.dumps(found), flush=True)
     os._exit(0)
 """

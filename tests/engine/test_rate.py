@@ -8,7 +8,7 @@ import torch
 from exp.data.base import Data
 from exp.engine.rate import LEAST_SECONDS, training_rate
 from exp.hardware.compat import supports_estimates
-from exp.hardware.matrix_rate import matrix_rate
+from exp.hardware.numerics import matrix_rate
 from exp.models.base import Model
 
 

@@ -65,14 +65,14 @@ def _cards(backend: Backend) -> Iterator[dict[str, Any]]:
         try:
             device = backend.set_device(index)
             described = {**backend.describe(device), "device": str(device), "host": this_host()}
-            free = backend.free_memory()
+            usage = backend.usage()
         except Exception as error:  # noqa: BLE001 - a broken card is what the report is about
             yield {"device": str(index), "error": f"{type(error).__name__}: {error}"}
             continue
         if backend.exclusive_devices:
             described["identity"] = identity(described)
-        if free is not None:
-            described.update(memory_free=free[0], memory=free[1])
+        if "free" in usage:
+            described.update(memory_free=usage["free"], memory=usage["total"])
         yield described
 
 

@@ -127,7 +127,6 @@ class _Kit:
             + f"; {self.task.budget_minutes:g} minutes\nfolder: {console.shown(self.place)}",
             soft_wrap=True,
         )
-        self.backend.prepare()
         packages = {"backend_packages": self.backend.packages(), "variables": variables(self.backend)}
         self.record["environment"] = self.secrets.hide({**describe_environment(self.backend, []), **packages})
         left = [row for row in self.plan if not self._is_made(row)]

@@ -30,7 +30,7 @@ def fit_batchnorm(model: nn.Module, backend: Backend, synchronise: bool) -> tupl
         The model, and a warning where it got less than it wanted, else None.
     """
     has = any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
-    if backend.supports_sync_batchnorm:
+    if backend.capabilities.sync_batchnorm:
         return (nn.SyncBatchNorm.convert_sync_batchnorm(model) if synchronise else model), None
     if not has and not synchronise:
         return model, None

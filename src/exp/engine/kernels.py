@@ -39,10 +39,11 @@ def settle_kernels(backend: Backend, device: torch.device, precision: str) -> fr
     """
     if not supports_portable_operators():
         return frozenset()
-    if not backend.fused_attention(precision):
+    capabilities = backend.capabilities
+    if precision not in capabilities.fused_attention:
         forbid_fused_attention()
         logger.info("attention without fused kernels: %s has none in %s", device, precision)
-    lacking = backend.lacking_operators()
+    lacking = capabilities.lacking_operators
     if not lacking:
         return frozenset()
     from exp.hardware.operators import install
@@ -77,7 +78,7 @@ def check_compilation(backend: Backend, device: torch.device) -> None:
     if not supports_compilation():
         reason: str | None = f"it needs torch 2.3 or later, and this is {'.'.join(map(str, TORCH_VERSION))}"
     else:
-        reason = backend.why_not_compiled() or _why_not_compiled(device)
+        reason = backend.capabilities.uncompiled or _why_not_compiled(device)
     if reason is not None:
         raise ConfigError(f"compile=true on {device} ({backend.name}): {reason}; set compile=false")
 

@@ -15,6 +15,7 @@ from exp.engine.fsdp import clip_grad_norm
 from exp.engine.registries import registered
 from exp.errors import ConfigError
 from exp.hardware.backend import FLOAT32
+from exp.hardware.numerics import grad_scaler
 from exp.heartbeat import Stage, beat
 from exp.models.dropout import backward_begins
 
@@ -83,7 +84,7 @@ class BackendOptimWrapper(OptimWrapper):
         self.model = model
         self.precision = precision
         self.accumulate = accumulate
-        self.scaler = backend.grad_scaler(precision)
+        self.scaler = grad_scaler(backend, precision)
         self._stepper = optimizer if self.scaler is None else _ScaledOptimizer(optimizer, self.scaler)
         self.clip_grad_norm = clip_grad_norm
         self.grad_norm: torch.Tensor | None = None
@@ -204,7 +205,7 @@ def build_optimizer(model: nn.Module, config: Any, lacking: Collection[str] = fr
         model: its trainable parameters.
         config: :class:`exp.config.schema.OptimConfig`.
         lacking: ATen operators that the device has no kernel for
-            (:meth:`exp.hardware.backend.Backend.lacking_operators`).
+            (:class:`exp.hardware.backend.Capabilities`).
             Where the fused step is one of them, ``fused=true`` gives the foreach step, whose numbers are the same.
 
     Raises:

@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from exp.hardware.compat import supports_estimates
-from exp.hardware.matrix_rate import matrix_rate
+from exp.hardware.numerics import matrix_rate
 
 if TYPE_CHECKING:
     from exp.data.base import Data

@@ -273,7 +273,7 @@ class Sharing(NamedTuple):
             return cls(reduced=gradients)
         as_views = config.wrapper.gradient_as_bucket_view
         if as_views is None:  # as :func:`exp.engine.wrapper.wrap` has it; a vendor's class cannot be asked here
-            as_views = type(backend).ddp_class is Collectives.ddp_class
+            as_views = type(backend.collectives).ddp_class is Collectives.ddp_class
         if as_views:
             return cls(share_of_gradients=0.0, gradients=gradients, reduced=gradients)
         return cls(wrapper=gradients, reduced=gradients)
@@ -474,10 +474,10 @@ class Tracer:
     def _begin(self) -> tuple[MemoryTracker, AsOnCard]:
         """What is on the card before a pass."""
         precision = self.config.precision
-        fused = self._is_card and _asked(lambda: self.backend.fused_attention(precision), otherwise=True)
+        fused = self._is_card and _asked(lambda: precision in self.backend.capabilities.fused_attention, otherwise=True)
         on_card = AsOnCard(precision, fused)
         tracker = MemoryTracker()
-        lacking = _asked(self.backend.lacking_operators, otherwise=())
+        lacking = _asked(lambda: self.backend.capabilities.lacking_operators, otherwise=())
         if lacking:
             from exp.hardware.operators import KERNELS  # which needs torch 2.2, as such a backend does
 

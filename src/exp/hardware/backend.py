@@ -6,50 +6,69 @@ Backends outside this repository register a class through the entry-point group 
 
 This module, and every backend module, must import without torch: the parent process composes and validates the
 configuration with it, and never pays for torch or holds a device. Methods that are called in a worker import torch
-inside. Members marked ``@plugin-dev`` are what a new backend has to write; the others have working defaults.
+inside.
 """
 
 from __future__ import annotations
 
 import abc
-import os
-from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ContextManager, Mapping, Sequence
 
-from exp.errors import ConfigError
+from exp.errors import ConfigError, UnavailableError
 from exp.hardware.collectives import Collectives
 from exp.hardware.cores import usable_cores
-from exp.hardware.numerics import FLOAT32, PRECISIONS, Numerics
+from exp.hardware.numerics import FLOAT32, PRECISIONS
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["FLOAT32", "PRECISIONS", "Backend"]
+__all__ = ["FLOAT32", "PRECISIONS", "Backend", "Capabilities", "Collectives", "ask"]
 
 
-class Backend(Collectives, Numerics):
-    """One hardware family. What is marked ``@plugin-dev`` has to be written; the rest has defaults. In groups:
+@dataclass(frozen=True)
+class Capabilities:
+    """What the cards of a family can do. The defaults are what is always right: nothing beyond float32."""
 
-    - probing: :meth:`why_unavailable`, :meth:`device_count`, :meth:`worker_env`, :meth:`precision_env`, :meth:`only`,
-      :attr:`forks_safely`, :attr:`loads_plugins`, :meth:`prepare`
-    - identity: :attr:`title`, :meth:`packages`, :meth:`monitor`, :meth:`describe`
-    - device: :meth:`set_device`, :meth:`cautions`, random state, memory, :meth:`synchronize`, :meth:`end_step`,
-      :meth:`end_batch`, :meth:`close`
-    - collectives: :attr:`default_process_group`, :meth:`collectives_missing`, groups, :attr:`ddp_class`: all of
-      :class:`exp.hardware.collectives.Collectives`
-    - operators: :meth:`lacking_operators`, :meth:`fused_attention`, :meth:`why_not_compiled`, :meth:`fallbacks`,
-      :meth:`counting_env`
-    - precision: :attr:`precisions`, :meth:`supports`, :meth:`set_precision`, :meth:`autocast`, :meth:`grad_scaler`:
-      this and the group before are :class:`exp.hardware.numerics.Numerics`
+    precisions: tuple[str, ...] = ("fp32",)
+    """Of :data:`PRECISIONS`, those that some card of the family has; :meth:`Backend.supports` asks the card."""
+
+    fused_attention: tuple[str, ...] = ()
+    """Precisions in which ``scaled_dot_product_attention`` may take its fused forms."""
+
+    lacking_operators: frozenset[str] = frozenset()
+    """ATen overloads without a kernel, such as ``"convolution_backward"``: they run on the CPU, or not at all."""
+
+    uncompiled: str | None = None
+    """Why ``compile=true`` is refused; None: torch is asked, with a first small computation."""
+
+    sync_batchnorm: bool = False
+    """torch's SyncBatchNorm runs on these cards."""
+
+    pinned_memory: bool = False
+    """Host memory can be page-locked, so that copies from it and to it run beside the computation, on a stream of their
+    own where ``torch.<device_type>`` has streams."""
+
+    forking: bool = False
+    """Workers may be forked from a process that has imported torch and MMEngine: nothing that loads with them starts
+    threads or opens a device."""
+
+    simulation: bool = False
+    """There are simulated cards (``backend.simulate=true``)."""
+
+
+class Backend(abc.ABC):
+    """One hardware family. A class must set ``device_type`` and ``collectives`` and write the abstract methods.
 
     Args:
         name: what the user calls it, for messages and records (``"cpu"``).
-        process_group: overrides :attr:`process_group`; ``None`` means the backend's own choice.
+        process_group: in place of that of :attr:`collectives`.
         env: environment variables for the workers, set before torch is imported. They win over the backend's own
             defaults, and lose to what the user has exported in the shell.
         options: settings that only this backend understands.
-        allow_fallback: carry the device's tensors over gloo, by copies through the CPU, where its own collectives are
-            missing (:meth:`collectives_missing`).
+        allow_fallback: copy tensors through the CPU, over gloo, where the device's own collectives are missing.
         simulate: use simulated devices.
 
     Raises:
@@ -57,30 +76,19 @@ class Backend(Collectives, Numerics):
     """
 
     device_type: str
-    """``@plugin-dev`` torch's device type, such as ``"cpu"``."""
+    """torch's device type, such as ``"cpu"``."""
+
+    collectives: Collectives
+    """How ranks exchange tensors of this device, such as ``Collectives("cpu:gloo,<device>:<library>")``."""
+
+    capabilities: Capabilities = Capabilities()
+    """What the cards can do; after :meth:`set_device`, the card of this rank."""
 
     exclusive_devices: bool = True
     """Whether each rank needs a device of its own. False only where ranks share one (the CPU)."""
 
-    pins_memory: bool = False
-    """Whether host memory can be page-locked, so that copies from it and to it go on by themselves, over a stream of
-    their own where ``torch.<device_type>`` has streams."""
-
-    gloo_carries_device: bool = False
-    """Whether gloo takes tensors that lie on this device. Where it does not, they are staged through the CPU."""
-
-    supports_sync_batchnorm: bool = False
-    """Whether torch's SyncBatchNorm runs on this device."""
-
-    has_simulator: bool = False
-    """Whether there are simulated devices of this family."""
-
     visible_variables: tuple[str, ...] = ()
-    """Environment variables that choose the cards which a process sees; the first that is set counts."""
-
-    loads_plugins: bool = True
-    """Whether torch (>= 2.5) may load all devices' plug-ins that it finds when it is imported. False where
-    :meth:`set_device` imports what is needed: a plug-in whose runtime is missing would break ``import torch``."""
+    """Environment variables that choose the cards which a process sees, by a list; the first that is set counts."""
 
     variables: tuple[str, ...] = ()
     """Environment variables that change how this family behaves, for reports. None that may hold a secret."""
@@ -94,25 +102,28 @@ class Backend(Collectives, Numerics):
         allow_fallback: bool = False,
         simulate: bool = False,
     ) -> None:
-        if simulate and not self.has_simulator:
-            raise ConfigError(f"backend.simulate=true: there are no simulated devices of backend={name}; leave it out")
         self.name = name
-        self.allow_fallback = allow_fallback
-        self.simulate = simulate
-        self.staged = False
         self.requested_process_group = process_group
         self.env = dict(env or {})
         self.options = dict(options or {})
+        self.allow_fallback = allow_fallback
+        self.simulate = simulate
+        if simulate and not self.capabilities.simulation:
+            raise ConfigError(f"backend.simulate=true: there are no simulated devices of backend={name}; leave it out")
 
-    # -- Probing: by the parent. No torch, no device context; never raises ---------------------------------------------
+    def __str__(self) -> str:
+        """For the terminal."""
+        return self.name
+
+    # -- Called by the parent: no torch, no device context; never raises -----------------------------------------------
 
     @abc.abstractmethod
     def why_unavailable(self) -> str | None:
-        """``@plugin-dev`` None when usable here; else what was looked for, what was found and how to get it."""
+        """None when usable here; else what was looked for, what was found and how to get it."""
 
     @abc.abstractmethod
     def device_count(self) -> int:
-        """``@plugin-dev`` number of devices that this process may use (visible-device variables respected)."""
+        """Number of devices that this process may use (visible-device variables respected)."""
 
     def worker_env(self, local_rank: int, local_world_size: int, single_node: bool) -> dict[str, str]:
         """Environment of one worker, set before torch is imported; what the user has exported wins over it.
@@ -125,51 +136,19 @@ class Backend(Collectives, Numerics):
         Returns:
             Here, this worker's share of the cores, and ``env`` of the config; subclasses put their defaults before it.
         """
-        defaults = {"OMP_NUM_THREADS": str(max(1, usable_cores() // local_world_size))}
-        if not self.loads_plugins:
-            defaults["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
-        return {**defaults, **self.env}
+        return {"OMP_NUM_THREADS": str(max(1, usable_cores() // local_world_size)), **self.env}
 
-    def precision_env(self, precision: str) -> dict[str, str]:
-        """What ``precision`` needs in a worker's environment before torch is imported; the user's exports win."""
-        del precision
-        return {}
-
-    def only(self, devices: Sequence[int], nproc: int) -> dict[str, str]:
-        """Environment of a job that is to leave the other devices alone.
+    def run_env(self, precision: str, counts_fallbacks: bool) -> dict[str, str]:
+        """What a run needs in its workers before torch is imported; set over what the user has exported.
 
         Args:
-            devices: their numbers among those that are visible here.
-            nproc: workers of the job.
-        """
-        del nproc
-        for variable in self.visible_variables:
-            if variable in os.environ:
-                visible = os.environ[variable].split(",")
-                return {variable: ",".join(visible[device].strip() for device in devices)}
-        return {variable: ",".join(map(str, devices)) for variable in self.visible_variables[:1]}
-
-    @property
-    def forks_safely(self) -> bool:
-        """Whether workers may be forked from a process that has imported torch and MMEngine.
-
-        True only where nothing that loads with them starts threads or opens a device.
-        """
-        return False
-
-    def prepare(self) -> None:
-        """Get ready what workers need and what takes long once, such as compiling; called before they start.
+            precision: of the run.
+            counts_fallbacks: whether :meth:`fallbacks` will be asked.
 
         Raises:
-            UnavailableError: it cannot be got ready here.
+            ConfigError: the user's exports say the opposite of ``precision``.
         """
-
-    # -- Identity: of the software, by the parent; of the cards --------------------------------------------------------
-
-    @property
-    def title(self) -> str:
-        """What the terminal calls it: its name, and what a user should know of a choice that was left to it."""
-        return self.name
+        return {}
 
     def packages(self) -> dict[str, str | None]:
         """Versions of the vendor's packages, libraries and driver by name, for reports; None: not installed."""
@@ -181,9 +160,41 @@ class Backend(Collectives, Numerics):
         Returns:
             Per card ``index`` (on the host), ``name``, ``uuid``, ``bus_id``, ``utilisation_percent``, ``memory_used``
             and ``memory_total`` (bytes), ``temperature_c``, ``power_w``, ``state``, ``serial``; None for what it does
-            not tell.
+            not report.
         """
         return []
+
+    # -- Called by a worker: torch is imported from here on -----------------------------------------------------------
+
+    @property
+    def module(self) -> Any:
+        """Torch's functions for this device, ``torch.<device_type>``; what it lacks is done without.
+
+        Used are ``device_count``, ``set_device``, ``synchronize``, ``manual_seed_all``, ``get_rng_state``,
+        ``set_rng_state``, ``memory_allocated``, ``max_memory_allocated``, ``mem_get_info``, ``get_device_properties``,
+        ``Event`` and ``amp.GradScaler``.
+        """
+        import torch
+
+        return getattr(torch, self.device_type, None)
+
+    def set_device(self, local_rank: int) -> torch.device:
+        """Select the device of this rank and return it; a plug-in of the vendor's is imported here.
+
+        Raises:
+            UnavailableError: ``local_rank`` is not below the number of devices that torch sees.
+        """
+        import torch
+
+        module = self.module
+        count = module.device_count()
+        if local_rank >= count:
+            raise UnavailableError(
+                f"local_rank {local_rank} has no card: torch sees {count} of backend={self.name}; lower nproc, or "
+                f"correct {self.visible_variables[0] if self.visible_variables else 'the visible devices'}"
+            )
+        module.set_device(local_rank)
+        return torch.device(self.device_type, local_rank)
 
     def describe(self, device: torch.device) -> dict[str, Any]:
         """``{"name", "index"}`` and what else is known of one device, for the run record.
@@ -192,58 +203,40 @@ class Backend(Collectives, Numerics):
         as they are known; where none is, ``visible``, its name in the visible-devices variable
         (:mod:`exp.hardware.cards`).
         """
-        return {"name": device.type, "index": device.index}
-
-    # -- Device: by a worker, as is all that follows; torch is imported from here on -----------------------------------
-
-    @abc.abstractmethod
-    def set_device(self, local_rank: int) -> torch.device:
-        """``@plugin-dev`` Select the device of this rank and return it.
-
-        Raises:
-            UnavailableError: ``local_rank`` is not below the number of devices that torch sees.
-        """
+        properties = ask(self.module, "get_device_properties", device.index)
+        name = getattr(properties, "name", None) or ask(self.module, "get_device_name", device.index) or device.type
+        found = {"name": str(name), "index": device.index}
+        for key, attribute in (("memory", "total_memory"), ("uuid", "uuid")):
+            value = getattr(properties, attribute, None)
+            if value is not None:
+                found[key] = value if isinstance(value, int) else str(value)
+        return found
 
     def cautions(self) -> list[str]:
         """Of the environment, what does not do what the user may expect on this rank's device, a line each.
 
-        Told at the start of a run and by the doctor, after :meth:`set_device`.
+        Shown at the start of a run and by the doctor.
         """
         return []
 
-    def seed(self, seed: int) -> None:
-        """Seed the device's random generator. CPU, Python and NumPy are seeded by the caller."""
-        del seed
+    def usage(self) -> dict[str, Any]:
+        """How full and how busy the current device is; asked in a training every ``log_every`` steps.
 
-    def rng_state(self) -> torch.Tensor | None:
-        """State of the device's random generator (uint8, on the CPU), or None where there is none of its own."""
-        return None
-
-    def set_rng_state(self, state: torch.Tensor) -> None:
-        """Restore what :meth:`rng_state` gave."""
-        del state
+        Returns:
+            As far as the device tells within milliseconds: ``allocated`` and ``max_allocated`` (bytes of this process),
+            ``free`` and ``total`` (bytes, other processes' use counted), ``utilisation_percent`` (of the last moments).
+        """
+        module = self.module
+        free, total = ask(module, "mem_get_info") or (None, None)
+        allocated, most = ask(module, "memory_allocated"), ask(module, "max_memory_allocated")
+        found = {"allocated": allocated, "max_allocated": most, "free": free, "total": total}
+        return {name: int(value) for name, value in found.items() if value is not None}
 
     def synchronize(self) -> None:
         """Wait until the device has finished its work."""
-
-    def mark(self) -> Callable[[], object]:
-        """What waits, on any thread, until the device has done what it was given so far. Here it is waited for now."""
-        self.synchronize()
-        return lambda: None
-
-    def memory(self) -> dict[str, int]:
-        """``{"allocated", "max_allocated", "total"}`` in bytes where the device tells, else empty."""
-        return {}
-
-    def utilisation(self) -> float | None:
-        """Percent of the last moments in which the current device was at work; asked in a training every ``log_every``
-        steps, so None, too, where the answer takes more than milliseconds.
-        """
-        return None
-
-    def free_memory(self) -> tuple[int, int] | None:
-        """Bytes free on the current device, other processes' use counted, and in total; None where it does not tell."""
-        return None
+        wait = getattr(self.module, "synchronize", None)
+        if wait is not None:
+            wait()
 
     def end_step(
         self,
@@ -262,7 +255,6 @@ class Backend(Collectives, Numerics):
             outputs: tensors of this step that are read, or added up, later, such as its loss.
             **kwargs: of ``optimizer.step``.
         """
-        del model, outputs
         optimizer.step(**kwargs)
 
     def end_batch(self, outputs: Any = None) -> None:
@@ -274,3 +266,50 @@ class Backend(Collectives, Numerics):
 
     def close(self) -> None:
         """What the vendor does when the interpreter ends; a worker ends right after this, without the interpreter's."""
+
+    def supports(self, precision: str) -> bool:
+        """Whether this rank's device trains in ``precision`` (one of :data:`PRECISIONS`)."""
+        return precision in self.capabilities.precisions
+
+    def set_precision(self, precision: str) -> None:
+        """Have this process multiply float32 values in full, or as TF32 where ``precision`` is ``tf32``.
+
+        Called before the first product. The switches that a family has beside torch's general one are set in its file.
+
+        Raises:
+            ConfigError: the environment overrules it.
+        """
+        import torch
+
+        if hasattr(torch, "set_float32_matmul_precision"):  # torch >= 1.12
+            torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+
+    def autocast(self, precision: str) -> ContextManager[Any]:
+        """Context manager for the forward pass; does nothing for :data:`FLOAT32`."""
+        if precision in FLOAT32:
+            return contextlib.nullcontext()
+        import torch
+
+        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+        return torch.autocast(self.device_type, dtype=dtype)
+
+    def fallbacks(self) -> Mapping[str, tuple[int, int]] | None:
+        """What has left the device in this process so far: calls and bytes (there and back) by ATen name.
+
+        None: nothing tells. Bytes are 0 where only calls are counted.
+        """
+        return None
+
+
+def ask(module: Any, name: str, *arguments: Any) -> Any:
+    """What a function of a device's module gives; None: it has none, or does not know.
+
+    Arguments go by place: vendors give them names of their own.
+    """
+    function = getattr(module, name, None)
+    if function is None:
+        return None
+    try:
+        return function(*arguments)
+    except (AssertionError, AttributeError, NotImplementedError, RuntimeError, TypeError):
+        return None

@@ -1,12 +1,30 @@
-"""Which physical card a rank has, by what each backend tells of it. Imports no torch."""
+"""Which physical card a rank has, and how a job is kept to its cards. Imports no torch."""
 
 from __future__ import annotations
 
-from typing import Any, Callable, Mapping, Sequence
+import os
+from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
 from exp.errors import RunError
 
-__all__ = ["check_distinct", "identity", "reading_of", "shared"]
+if TYPE_CHECKING:
+    from exp.hardware.backend import Backend
+
+__all__ = ["check_distinct", "identity", "only", "reading_of", "shared"]
+
+
+def only(backend: Backend, devices: Sequence[int]) -> dict[str, str]:
+    """Environment of a job that is to leave the other devices alone.
+
+    Args:
+        backend: its visible-devices variables.
+        devices: their numbers among those that are visible here; in the variable they ascend, as some vendors demand.
+    """
+    for variable in backend.visible_variables:
+        if variable in os.environ:
+            visible = os.environ[variable].split(",")
+            return {variable: ",".join(visible[device].strip() for device in sorted(devices))}
+    return {variable: ",".join(map(str, sorted(devices))) for variable in backend.visible_variables[:1]}
 
 
 def identity(device: Mapping[str, Any]) -> str:

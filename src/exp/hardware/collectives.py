@@ -1,13 +1,7 @@
-"""A hardware family's collectives: which process group, who makes it, and the DDP class that goes with it.
-
-A part of the backend interface (:mod:`exp.hardware.backend`), on a page of its own because most backends write one
-line of it.
-"""
+"""How the ranks of a hardware family exchange tensors: the process group, its sums, and the DDP class that uses it."""
 
 from __future__ import annotations
 
-import abc
-import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,42 +10,43 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import Store
 
-__all__ = ["Collectives"]
+__all__ = ["Collectives", "ddp_arguments", "device_part_of"]
 
 
-class Collectives(abc.ABC):
-    """What a backend inherits; called in a worker, after the device has been selected."""
+class Collectives:
+    """Those of ``torch.distributed``. A vendor whose package has collectives of its own derives a class.
 
-    device_type: str
-    requested_process_group: str | None
-    staged: bool
-    """Whether the device's tensors go through the CPU."""
+    Args:
+        process_group: what torch >= 2.0 is given, CPU tensors included, such as ``"cpu:gloo,<device>:<library>"``.
+        averages: whether the process group itself takes means over ranks, not only sums.
+        gloo: whether gloo takes tensors that lie on this device. Where it does not, they are copied through the CPU.
+    """
 
-    reduces_means: bool = False
-    """Whether the process group itself takes means over ranks, not only sums."""
+    only_sums: bool = False
+    """Whether :meth:`all_reduce` is all that these have for tensors on the device."""
 
-    @property
-    @abc.abstractmethod
-    def default_process_group(self) -> str:
-        """``@plugin-dev`` what torch >= 2.0 is given, CPU tensors included, such as ``"cpu:gloo,<device>:<lib>"``."""
+    def __init__(self, process_group: str, averages: bool = False, gloo: bool = False) -> None:
+        self.process_group = process_group
+        self.averages = averages
+        self.gloo = gloo
 
-    @property
-    def process_group(self) -> str:
-        """The process-group backend of this run: config, then ``TORCH_DISTRIBUTED_BACKEND``, then the default."""
-        return self.requested_process_group or os.environ.get("TORCH_DISTRIBUTED_BACKEND") or self.default_process_group
+    def missing(self, process_group: str, device_type: str) -> str | None:
+        """Why this process cannot use these for tensors on its device, or None; asked after the device was selected.
 
-    @property
-    def process_group_source(self) -> str:
-        """Where :attr:`process_group` comes from, for messages."""
-        if self.requested_process_group:
-            return "backend.process_group"
-        return "TORCH_DISTRIBUTED_BACKEND" if os.environ.get("TORCH_DISTRIBUTED_BACKEND") else "the backend"
+        Args:
+            process_group: that was chosen.
+            device_type: torch's.
+        """
+        import torch.distributed as dist
 
-    def collectives_missing(self) -> str | None:
-        """Why the device's own collectives cannot be used in this process, or None; asked after :meth:`set_device`."""
-        return None
+        library = device_part_of(process_group, device_type)
+        known = getattr(dist, "is_backend_available", None)  # torch >= 2.0
+        if known is None or (library != "undefined" and known(library)):
+            return None
+        return f"no package has registered collectives for {device_type} with torch ({library})"
 
-    def init_process_group(self, *, store: Store, rank: int, world_size: int, timeout: timedelta) -> None:
+    def init(self, process_group: str, device_type: str, *, store: Store, rank: int, world_size: int,
+             timeout: timedelta) -> None:  # fmt: skip
         """Make the default process group over ``store``.
 
         Below torch 2.0 composite strings such as ``"cpu:gloo,x:y"`` are refused by torch: there the default group takes
@@ -59,53 +54,41 @@ class Collectives(abc.ABC):
         """
         import torch.distributed as dist
 
-        from exp.hardware.compat import device_part_of, supports_composite_process_groups
+        from exp.hardware.compat import supports_python_process_groups
 
-        name = self.process_group
-        if not supports_composite_process_groups():
-            name = device_part_of(name, self.device_type)
-        dist.init_process_group(name, store=store, rank=rank, world_size=world_size, timeout=timeout)
-
-    def init_staged_process_group(self, *, store: Store, rank: int, world_size: int, timeout: timedelta) -> None:
-        """Make a process group that carries this device's tensors over gloo, by copies through the CPU."""
-        from exp.engine.staged import init_staged_process_group
-
-        self.staged = True
-        init_staged_process_group(self.device_type, store, rank, world_size, timeout)
+        if not supports_python_process_groups():
+            process_group = device_part_of(process_group, device_type)
+        dist.init_process_group(process_group, store=store, rank=rank, world_size=world_size, timeout=timeout)
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
         """Add up a tensor on this device over all ranks, in place, with the collectives that gradients use."""
         import torch.distributed as dist
 
-        from exp.hardware.compat import supports_python_process_groups
+        dist.all_reduce(tensor)
 
-        if self.staged and not supports_python_process_groups():
-            host = tensor.cpu()
-            dist.all_reduce(host)
-            tensor.copy_(host)
-        else:
-            dist.all_reduce(tensor)
-
-    def destroy_process_group(self) -> None:
+    def destroy(self) -> None:
         """Take the default process group down."""
         import torch.distributed as dist
 
         if dist.is_initialized():
             dist.destroy_process_group()
 
-    def ddp_kwargs(self, device: torch.device) -> dict[str, Any]:
-        """The device arguments of the DDP wrapper; the only place that they come from."""
-        return {"device_ids": [device.index], "output_device": device.index}
-
     @property
     def ddp_class(self) -> type:
-        """The DistributedDataParallel class: torch's own, unless the vendor has one, or the group cannot be torch's."""
+        """The DistributedDataParallel class: torch's own, unless the vendor has one."""
         from torch.nn.parallel import DistributedDataParallel
 
-        from exp.hardware.compat import supports_python_process_groups
-
-        if self.staged and not supports_python_process_groups():
-            from exp.engine.staged_ddp import StagedDataParallel
-
-            return StagedDataParallel
         return DistributedDataParallel
+
+
+def device_part_of(process_group: str, device_type: str) -> str:
+    """The backend that a composite string gives to ``device_type``: ``("cpu:gloo,x:y", "x") -> "y"``."""
+    if ":" not in process_group:
+        return process_group
+    parts = dict(part.split(":", 1) for part in process_group.split(","))
+    return parts.get(device_type) or parts["cpu"]
+
+
+def ddp_arguments(device: torch.device) -> dict[str, Any]:
+    """Those of a DDP class: the card of the model, where it has a number. Some vendors take none for all cards."""
+    return {} if device.index is None else {"device_ids": [device.index], "output_device": device.index}

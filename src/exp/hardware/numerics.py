@@ -1,95 +1,84 @@
-"""What a hardware family computes with: which operators it lacks, and in which precision it multiplies.
-
-A part of the backend interface (:mod:`exp.hardware.backend`), on a page of its own because all of it has defaults.
-"""
+"""Precisions by name, the loss scaler that one of them needs, and how fast a device multiplies in each."""
 
 from __future__ import annotations
 
-import abc
-import contextlib
-from typing import Any, ContextManager, Mapping
+import time
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["FLOAT32", "PRECISIONS", "Numerics"]
+if TYPE_CHECKING:
+    import torch
+
+    from exp.hardware.backend import Backend
+
+__all__ = ["FLOAT32", "PRECISIONS", "grad_scaler", "long_product", "matrix_rate"]
 
 PRECISIONS = ("fp32", "bf16", "fp16", "tf32", "efp")
 FLOAT32 = ("fp32", "tf32", "efp")
 """Those that store all values as float32; ``tf32`` multiplies them with mantissas of 10 bits, ``efp`` as the device's
 compiler sees fit."""
 
+_LARGEST_MATRIX = 8192
+_LONG_PRODUCT_S = 0.004
 
-class Numerics(abc.ABC):
-    """What a backend inherits; called in a worker, after the device has been selected."""
 
-    device_type: str
+def grad_scaler(backend: Backend, precision: str) -> Any | None:
+    """A loss scaler with the interface of ``torch.amp.GradScaler``, or None where none is needed.
 
-    precisions: tuple[str, ...] = ("fp32",)
-    """What this family can do at all; :meth:`supports` says what the device at hand can."""
-
-    # -- Operators -----------------------------------------------------------------------------------------------------
-
-    def lacking_operators(self) -> frozenset[str]:
-        """What this rank's device has no kernel for, as ATen names of overloads such as ``"convolution_backward"``.
-
-        Such an operator runs on the CPU, tensor by tensor, or not at all. Asked once, after :meth:`set_device`.
-        """
-        return frozenset()
-
-    def fused_attention(self, precision: str) -> bool:
-        """Whether ``scaled_dot_product_attention`` may take its fused forms on this device in ``precision``."""
-        del precision
-        return False
-
-    def why_not_compiled(self) -> str | None:
-        """Why ``compile=true`` is refused on this device; None: torch is asked, with a first small computation."""
+    The vendor's where ``torch.<device_type>.amp`` has one: some cards overflow in a way of their own.
+    """
+    if precision != "fp16":
         return None
+    import torch
 
-    def fallbacks(self) -> Mapping[str, tuple[int, int]] | None:
-        """What has left the device in this process so far: calls and bytes (there and back) by ATen name.
+    own = getattr(getattr(backend.module, "amp", None), "GradScaler", None)
+    common: Any = getattr(torch.amp, "GradScaler", None)  # torch >= 2.3
+    if own is not None and (common is None or not own.__module__.startswith("torch.")):
+        return own()
+    return common(backend.device_type)
 
-        None: nothing tells. Bytes are 0 where only calls are counted.
-        """
-        return None
 
-    def counting_env(self) -> dict[str, str]:
-        """Environment in which :meth:`fallbacks` can tell, where it takes more than is worth it in a training.
+def long_product(backend: Backend, device: torch.device) -> tuple[int, float]:
+    """The side of square matrices whose product takes a few milliseconds, and how many seconds it takes.
 
-        Set before torch is imported, over what is set, for tasks that ask for it
-        (:attr:`exp.task.Task.counts_fallbacks`).
-        """
-        return {}
+    Args:
+        backend: of the device.
+        device: in whose precision (``backend.autocast``) the caller is.
+    """
+    import torch
 
-    # -- Precision -----------------------------------------------------------------------------------------------------
+    side = 256
+    while True:
+        matrix = torch.full((side, side), 1.0 / side, device=device)
+        times = []
+        for _ in range(3):
+            started = time.monotonic()
+            matrix = matrix @ matrix
+            backend.synchronize()
+            times.append(time.monotonic() - started)
+        seconds = max(min(times[1:]), 1e-6)  # the first may compile
+        if seconds > _LONG_PRODUCT_S or side >= _LARGEST_MATRIX:
+            return side, seconds
+        side *= 2
 
-    def supports(self, precision: str) -> bool:
-        """Whether this device trains in ``precision`` (one of :data:`PRECISIONS`)."""
-        return precision in self.precisions
 
-    def set_precision(self, precision: str) -> None:
-        """Have this process multiply float32 values in full, or as TF32 where ``precision`` is ``tf32``.
+def matrix_rate(backend: Backend, device: torch.device, precision: str, seconds: float = 0.1) -> float:
+    """Floating-point operations per second of products of square matrices; an addition is one, too.
 
-        Called before the first product. The switches that a family has beside torch's general one are set in its file.
+    Args:
+        backend: of the device.
+        device: otherwise idle.
+        precision: of :data:`PRECISIONS`.
+        seconds: for how long to multiply.
+    """
+    import torch
 
-        Raises:
-            ConfigError: the environment overrules it.
-        """
-        import torch
-
-        if hasattr(torch, "set_float32_matmul_precision"):  # torch >= 1.12
-            torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-
-    def autocast(self, precision: str) -> ContextManager[Any]:
-        """Context manager for the forward pass; does nothing for :data:`FLOAT32`."""
-        if precision in FLOAT32:
-            return contextlib.nullcontext()
-        import torch
-
-        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[precision]
-        return torch.autocast(self.device_type, dtype=dtype)
-
-    def grad_scaler(self, precision: str) -> Any | None:
-        """A loss scaler with the interface of ``torch.amp.GradScaler``, or None where none is needed."""
-        if precision != "fp16":
-            return None
-        import torch
-
-        return torch.amp.GradScaler(self.device_type)
+    with torch.no_grad(), backend.autocast(precision):
+        side, each = long_product(backend, device)
+        matrix = torch.full((side, side), 1.0 / side, device=device)
+        result = torch.ones(side, side, device=device)
+        count = max(3, int(seconds / each))
+        started = time.monotonic()
+        for _ in range(count):
+            result = matrix @ result
+        backend.synchronize()
+        return 2.0 * side**3 * count / (time.monotonic() - started)

@@ -50,7 +50,7 @@ def start_fork_server(folder: RunFolder, nproc: int, single_node: bool) -> bool:
     if nproc == 1 or task.diagnoses or not config.launcher.fork:
         return False
     backend = create_backend(config.backend)
-    if not backend.forks_safely:
+    if not backend.capabilities.forking:
         return False
     first, *others = (backend.worker_env(rank, nproc, single_node) for rank in range(nproc))
     for name, value in first.items():

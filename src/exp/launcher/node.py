@@ -136,7 +136,6 @@ class _Node:
         try:
             backend = create_backend(config.backend)
             check_hardware(config, backend)
-            backend.prepare()
             hub.bring(config)
             with locked_cards(backend, config.nproc):
                 endpoint = self._meet() if self.count > 1 else None
