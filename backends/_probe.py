@@ -133,6 +133,13 @@ def nvml_device_count() -> int:
     return count.value
 
 
+def _visible(variables: Sequence[str]) -> list[str] | None:
+    """What the first of ``variables`` that is set lists; None: none is set."""
+    values = (os.environ.get(variable) for variable in variables)
+    value = next((value for value in values if value is not None), None)
+    return None if value is None else [item.strip() for item in value.split(",")]
+
+
 def count_visible(total: int, *variables: str) -> int:
     """How many of ``total`` cards the first of ``variables`` that is set leaves visible.
 
@@ -140,20 +147,17 @@ def count_visible(total: int, *variables: str) -> int:
     that is no card, and a list that names a card twice hides them all. Names (UUIDs, ``MIG-...``) are taken to be
     there: whether they are is known only once torch has been imported, and :meth:`Backend.set_device` checks it.
     """
-    for variable in variables:
-        value = os.environ.get(variable)
-        if value is None:
-            continue
-        visible: list[str] = []
-        for item in value.split(","):
-            item = item.strip()
-            if not item or (item.lstrip("-").isdigit() and not 0 <= int(item) < total):
-                break
-            if item in visible:
-                return 0
-            visible.append(item)
-        return min(len(visible), total)
-    return total
+    items = _visible(variables)
+    if items is None:
+        return total
+    visible: list[str] = []
+    for item in items:
+        if not item or (item.lstrip("-").isdigit() and not 0 <= int(item) < total):
+            break
+        if item in visible:
+            return 0
+        visible.append(item)
+    return min(len(visible), total)
 
 
 def visible_card(index: int, *variables: str) -> int | None:
@@ -162,19 +166,13 @@ def visible_card(index: int, *variables: str) -> int | None:
     Returns:
         None where the variable names cards otherwise (UUIDs), or not so many.
     """
-    for variable in variables:
-        value = os.environ.get(variable)
-        if value is not None:
-            visible = [item.strip() for item in value.split(",")]
-            return int(visible[index]) if index < len(visible) and visible[index].isdigit() else None
-    return index
+    if _visible(variables) is None:
+        return index
+    name = visible_name(index, *variables)
+    return int(name) if name is not None and name.isdigit() else None
 
 
 def visible_name(index: int, *variables: str) -> str | None:
     """How the first of ``variables`` that is set names the ``index``-th visible card; None: no such name."""
-    for variable in variables:
-        value = os.environ.get(variable)
-        if value is not None:
-            visible = [item.strip() for item in value.split(",")]
-            return visible[index] if index < len(visible) else None
-    return None
+    items = _visible(variables)
+    return items[index] if items is not None and index < len(items) else None

@@ -13,10 +13,10 @@ import importlib.util
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping
 
 from exp.backends import _efml, _gcu_operators, _monitor, _probe
-from exp.backends._gcu_cards import VISIBLE, count_cards, how_to_install, is_legacy, visible_cards
 from exp.backends._gcu_environment import INDUCTOR, REPORTED, cautions, counting, is_counting, unset_wide_integers
 from exp.backends._probe import AUTOLOAD
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["GcuBackend"]
 
+_VISIBLE = "TOPS_VISIBLE_DEVICES"
+_TOPS = Path("/opt/tops")
 _NO_SIMULATOR = (
     "backend.simulate=true needs the package simulated_gcu; install it from the repository: pip install simulators/gcu"
 )
@@ -57,14 +59,14 @@ class GcuBackend(Backend):
 
     device_type = "gcu"
     collectives = Collectives("cpu:gloo,gcu:eccl")
-    visible_variables = (VISIBLE,)
+    visible_variables = (_VISIBLE,)
     variables = REPORTED
     count_script = "import torch_gcu; print('count', torch.gcu.device_count())"
     """Has the plug-in count its cards."""
 
     def __new__(cls, *_args: Any, **_kwargs: Any) -> GcuBackend:
         """Choose the legacy class under torch < 2.0."""
-        if cls is GcuBackend and is_legacy():
+        if cls is GcuBackend and _is_legacy():
             from exp.backends.gcu_legacy import LegacyGcuBackend
 
             return super().__new__(LegacyGcuBackend)
@@ -110,10 +112,10 @@ class GcuBackend(Backend):
             return _why_not_simulated()
         if importlib.util.find_spec("torch_gcu") is None:
             return (
-                f"looked for the package torch_gcu in {sys.executable} and found none; {how_to_install()}, or make a "
+                f"looked for the package torch_gcu in {sys.executable} and found none; {_how_to_install()}, or make a "
                 "dry run on simulated cards with backend.simulate=true"
             )
-        count, problem = count_cards(self.count_script)
+        count, problem = self._counted()
         if problem:
             return (
                 f"torch_gcu is installed, but cannot count its cards ({problem}); "
@@ -129,7 +131,14 @@ class GcuBackend(Backend):
             return int(_simulator().device_count())
         if _probe.torch_missing() or importlib.util.find_spec("torch_gcu") is None:
             return 0
-        return count_cards(self.count_script)[0]
+        return self._counted()[0]
+
+    def _counted(self) -> tuple[int, str | None]:
+        """The number of visible cards, and why there is no answer, or None."""
+        cards = visible_cards()
+        if cards is not None:
+            return len(cards), None
+        return _probe.count_by_torch(self.count_script, (os.environ.get(_VISIBLE),))
 
     def worker_env(self, local_rank: int, local_world_size: int, single_node: bool) -> dict[str, str]:
         """The plug-in is imported by :attr:`module`: one whose runtime is missing would break ``import torch``."""
@@ -174,8 +183,9 @@ class GcuBackend(Backend):
         found = super().usage()
         cards = None if self.simulate else visible_cards()
         index = self.module.current_device() if cards else 0
-        busy = _efml.utilisation(cards[index]) if cards and index < len(cards) else None
-        return found if busy is None else {**found, "utilisation_percent": busy}
+        for card in _efml.readings(cards[index]) if cards and index < len(cards) else ():
+            found["utilisation_percent"] = card["utilisation_percent"]
+        return {key: value for key, value in found.items() if value is not None}
 
     def run_env(self, precision: str, counts_fallbacks: bool) -> dict[str, str]:
         """The vendor's statistics of operators, which take more than is worth it in a training."""
@@ -214,7 +224,40 @@ class GcuBackend(Backend):
         """The card's number on the host and its UUID, as far as they are known, or its name in the variable."""
         cards = None if self.simulate else visible_cards()
         if cards is not None and index < len(cards):
-            uuid = _efml.uuids().get(cards[index])
-            return {"card": cards[index], **({"uuid": uuid} if uuid else {})}
-        card = _probe.visible_card(index, VISIBLE)
-        return {"visible": _probe.visible_name(index, VISIBLE)} if card is None else {"card": card}
+            known = next(iter(_efml.readings(cards[index])), {"uuid": None})
+            return {"card": cards[index], **({"uuid": known["uuid"]} if known["uuid"] else {})}
+        card = _probe.visible_card(index, _VISIBLE)
+        return {"visible": _probe.visible_name(index, _VISIBLE)} if card is None else {"card": card}
+
+
+def _is_legacy() -> bool:
+    """Whether the installed torch is one that only the legacy plug-in goes with (< 2.0)."""
+    return int((_probe.torch_build()["version"] or "2").split(".")[0]) < 2
+
+
+def visible_cards() -> list[int] | None:
+    """Numbers on the host of the visible cards, by the management library; None where only the plug-in can tell."""
+    total, visible = _efml.count(), os.environ.get(_VISIBLE)
+    if total is None:
+        return None
+    names = [] if visible is None else visible.split(",")
+    if all(name.strip().lstrip("-").isdigit() or not name.strip() for name in names):
+        return [_probe.visible_card(index, _VISIBLE) or 0 for index in range(_probe.count_visible(total, _VISIBLE))]
+    if not all(name.strip().startswith("GCU-") for name in names):
+        return None  # parts of cards
+    found = [_efml.card_of(name) for name in names]  # as the plug-in: a name after a space is none
+    known = [card for card in found[: (*found, None).index(None)] if card is not None]
+    return known if len(set(known)) == len(known) else []
+
+
+def _how_to_install() -> str:
+    """Where the plug-in may be that this interpreter does not see."""
+    packages = sorted(_TOPS.glob("lib/python3*/site-packages/torch_gcu"))
+    if packages:
+        return f"it is in {packages[0].parent}: put that on PYTHONPATH, in an environment of the same Python version"
+    if _TOPS.is_dir():
+        return (
+            f"{_TOPS} is there, so the system's Python may have it: use an environment that sees the system's packages "
+            "(make setup SYSTEM=1, or python -m venv --system-site-packages)"
+        )
+    return "install the one that goes with torch from the vendor's TopsRider package"
