@@ -174,7 +174,9 @@ class AcceleratorBackend(Backend):
         """Whether the card says that it has the type itself, and a product under autocast comes out in it."""
         if precision in FLOAT32 or precision not in self.capabilities.precisions:
             return super().supports(precision)
-        if precision == "bf16" and not self._says_bf16():
+        # Without emulation, which is slow; some modules do not tell the two apart, and some have no such function.
+        told = [ask(self.module, "is_bf16_supported", *given) for given in ((False,), ())]
+        if precision == "bf16" and not next((answer for answer in told if answer is not None), True):
             return False
         import torch
 
@@ -188,16 +190,6 @@ class AcceleratorBackend(Backend):
                 return product.dtype == dtype and bool((product.float().cpu() == 8).all())
         except (AssertionError, NotImplementedError, RuntimeError, TypeError):
             return False
-
-    def _says_bf16(self) -> bool:
-        """False only where the module denies it; computing it by way of float32 does not count."""
-        told = getattr(self.module, "is_bf16_supported", None)
-        if told is None:
-            return True
-        try:
-            return bool(told(including_emulation=False))
-        except TypeError:  # it does not tell the two apart
-            return bool(told())
 
 
 @functools.lru_cache(maxsize=None)

@@ -26,7 +26,6 @@ __all__ = ["LegacyGcuBackend"]
 _CLEAN_UP = "_prepare_to_exit"  # private, and fixed: the last release of this generation is out
 _EFP = "ENFLAME_ENABLE_EFP"
 _STEPS = ("live", "model")
-_MODES = ("SYNC", "ASYNC", "SAFEASYNC")
 _BATCHES_PER_GRAPH = 32
 
 
@@ -36,13 +35,10 @@ class LegacyGcuBackend(GcuBackend):
     No ``bf16`` and ``fp16``: mixed precision of this generation (``torch_gcu.amp``) crashed the driver for its users.
     The vendor's own trainings let the compiler round, by an environment variable: ``efp``.
 
-    ``options`` of the configuration:
-
-    * ``step``: ``live`` ends a step with the graph of every live tensor; ``model`` with parameters, optimizer state,
-      buffers and losses alone, as the vendor's own trainings do, and evaluates with the graph of the outputs. Tensors
-      that live beyond a step and are not among these (of a hook, an average of weights) then wait, and keep what they
-      need.
-    * ``mode``: how the graph is run, one of the vendor's ``JitRunMode``.
+    ``options.step`` of the configuration: ``live`` ends a step with the graph of every live tensor; ``model`` with
+    parameters, optimizer state, buffers and losses alone, as the vendor's own trainings do, and evaluates with the
+    graph of the outputs. Tensors that live beyond a step and are not among these (of a hook, an average of weights)
+    then wait, and keep what they need.
     """
 
     device_type = "xla"
@@ -50,12 +46,11 @@ class LegacyGcuBackend(GcuBackend):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        for name, choices in (("step", _STEPS), ("mode", _MODES)):
-            value = self.options.get(name, choices[0])
-            if value not in choices:
-                raise ConfigError(f"backend.options.{name}={value}: use one of {', '.join(choices)}")
+        step = self.options.get("step", _STEPS[0])
+        if step not in _STEPS:
+            raise ConfigError(f"backend.options.step={step}: use one of {', '.join(_STEPS)}")
         self.collectives = LegacyCollectives()
-        self._by_model = self.options.get("step") == "model"
+        self._by_model = step == "model"
         self._batches = 0
 
     @property
@@ -111,7 +106,7 @@ class LegacyGcuBackend(GcuBackend):
         arguments: dict[str, Any] = {"optimizer_args": kwargs}
         if self._by_model and model is not None:
             arguments.update(model=model, extra_output=list(_on_card(outputs)))
-        torch_gcu.optimizer_step(optimizer, **arguments, **self._mode())
+        torch_gcu.optimizer_step(optimizer, **arguments)
 
     def end_batch(self, outputs: Any = None) -> None:
         """Run the graph of this batch: that of a whole evaluation would not fit.
@@ -123,15 +118,9 @@ class LegacyGcuBackend(GcuBackend):
         self._batches += 1
         tensors = list(_on_card(outputs)) if self._by_model else []
         if tensors and self._batches % _BATCHES_PER_GRAPH:
-            torch_gcu.unlazy(tensors, **self._mode())
+            torch_gcu.unlazy(tensors)
         else:
-            torch_gcu.sync_lived_tensor(**self._mode())
-
-    def _mode(self) -> dict[str, Any]:
-        import torch_gcu
-
-        name = self.options.get("mode")
-        return {} if name is None else {"mode": getattr(torch_gcu.JitRunMode, name)}
+            torch_gcu.sync_lived_tensor()
 
     def close(self) -> None:
         """Do what the vendor's package has registered with :mod:`atexit`, which a worker's end leaves out.
