@@ -14,11 +14,11 @@ from exp import console, hub
 from exp.config import trained
 from exp.config.explain import nearest
 from exp.config.resolve import check_target, find_module, find_own_module
+from exp.config.schema import PRECISIONS
 from exp.config.structures import structure_of
 from exp.config.walk import nodes, written
 from exp.contract import TASK_PAGE, asked
 from exp.errors import ConfigError, UnavailableError
-from exp.hardware.backend import PRECISIONS
 from exp.launcher.base import launcher_class
 from exp.lock_holder import holder_of
 from exp.plugins import Family, installed

@@ -16,10 +16,10 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ContextManager, Mapping, Sequence
 
+from exp.config.schema import FLOAT32, PRECISIONS
 from exp.errors import ConfigError, UnavailableError
 from exp.hardware.collectives import Collectives
 from exp.hardware.cores import usable_cores
-from exp.hardware.numerics import FLOAT32, PRECISIONS
 
 if TYPE_CHECKING:
     import torch

@@ -1,4 +1,4 @@
-"""Precisions by name, the loss scaler that one of them needs, and how fast a device multiplies in each."""
+"""The loss scaler that a precision needs, and how fast a device multiplies in each."""
 
 from __future__ import annotations
 
@@ -10,12 +10,7 @@ if TYPE_CHECKING:
 
     from exp.hardware.backend import Backend
 
-__all__ = ["FLOAT32", "PRECISIONS", "grad_scaler", "long_product", "matrix_rate"]
-
-PRECISIONS = ("fp32", "bf16", "fp16", "tf32", "efp")
-FLOAT32 = ("fp32", "tf32", "efp")
-"""Those that store all values as float32; ``tf32`` multiplies them with mantissas of 10 bits, ``efp`` as the device's
-compiler sees fit."""
+__all__ = ["grad_scaler", "long_product", "matrix_rate"]
 
 _LARGEST_MATRIX = 8192
 _LONG_PRODUCT_S = 0.004
@@ -67,7 +62,7 @@ def matrix_rate(backend: Backend, device: torch.device, precision: str, seconds:
     Args:
         backend: of the device.
         device: otherwise idle.
-        precision: of :data:`PRECISIONS`.
+        precision: of :data:`exp.config.schema.PRECISIONS`.
         seconds: for how long to multiply.
     """
     import torch
