@@ -154,7 +154,7 @@ class GcuBackend(Backend):
 
     def _plugin(self) -> Any:
         """The vendor's package, or the simulated one; importing it registers the device, and twice is harmless."""
-        if self.simulate:
+        if self.simulate and "torch_gcu.simulator" not in sys.modules:
             _simulator().activate()
         try:
             return importlib.import_module("torch_gcu")
