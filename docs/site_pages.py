@@ -44,7 +44,7 @@ REFERENCE = {
             "exp.engine.wrapper.TrainStep",
             "exp.engine.wrapper.wrap",
             "exp.engine.logger.Logger",
-            "exp.backend.Backend",
+            "exp.hardware.backend.Backend",
             "exp.plugins.Plugin",
             "exp.plugins.Family",
         ],

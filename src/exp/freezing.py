@@ -13,8 +13,6 @@ from hydra.errors import MissingConfigException
 from hydra.types import RunMode
 from omegaconf import OmegaConf, open_dict
 
-from exp.backend import FLOAT32
-from exp.backends_registry import choose, create_backend
 from exp.config import explain, paths, structures, trained
 from exp.config.check import check_weights, refuse_device_arguments, validate
 from exp.config.differences import different, overruled
@@ -23,6 +21,8 @@ from exp.config.schema import ExpConfig
 from exp.config.structures import replace_given
 from exp.errors import ConfigError
 from exp.frozen import FrozenRun
+from exp.hardware.backend import FLOAT32
+from exp.hardware.registry import choose, create_backend
 from exp.runfolder import RunFolder, read_result
 from exp.task import task_class
 
@@ -194,7 +194,7 @@ def _reference(config: ExpConfig, overrides: list[str]) -> ExpConfig:
     composed.output_dir = config.output_dir
     reference = structures.typed(composed)
     backend = create_backend(reference.backend)
-    if reference.precision in FLOAT32 and reference.precision not in backend.precisions:
+    if reference.precision in FLOAT32 and reference.precision not in backend.capabilities.precisions:
         reference.precision = "fp32"  # which the others approximate
     validate(reference, overrides, backend)
     config.reference = reference.backend.name  # where it was auto

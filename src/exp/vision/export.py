@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file, save
 from torch import nn
 
-from exp.compat import supports_export
 from exp.engine.building import build_data, build_model, make_result, record_environment
 from exp.errors import ConfigError, RunError
+from exp.hardware.compat import supports_export
 from exp.runfolder import write_atomically, write_json
 from exp.vision.data.normalisation import limits_of
 from exp.vision.dinov3.backbone import VisionTransformer

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from exp import cores
+from exp.hardware import cores
 
 
 @pytest.mark.parametrize(

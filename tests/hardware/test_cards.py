@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from exp.cards import identity, reading_of, shared
+from exp.hardware.cards import identity, reading_of, shared
 
 ZERO = "00000000-0000-0000-0000-000000000000"
 A, B = "6fd0e7e5-1b0c-4d32-8f3c-0f2a6f1e9b11", "0e6a2f11-9a10-4a4e-a3b5-6a4a0c1c2d22"

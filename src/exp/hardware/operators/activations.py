@@ -1,4 +1,4 @@
-"""Derivatives of activations. Tensors of one operator have one shape and dtype, which is the result's.
+"""Derivatives of activations and of softmax. Tensors of one operator have one shape and dtype, which is the result's.
 
 Each is the derivative of the function in torch.nn.functional, at the points where it has none as torch takes it.
 """
@@ -9,7 +9,7 @@ import math
 
 import torch
 
-from exp.operators.wide import wide
+from exp.hardware.operators.wide import wide
 
 __all__ = ["KERNELS"]
 
@@ -135,6 +135,19 @@ def sgn(self: Tensor) -> Tensor:
     return torch.where(size == 0, torch.zeros_like(self), self / size)
 
 
+def _softmax_backward_data(grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
+    """Gives y (g - sum g y), y the softmax; any shape, of ``input_dtype``."""
+    product = wide(grad_output) * wide(output)
+    return product.addcmul_(wide(output), product.sum(dim, keepdim=True), value=-1.0).to(input_dtype)
+
+
+def _log_softmax_backward_data(grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
+    """Gives g - exp(y) sum g, y the logarithm of the softmax; any shape, of ``input_dtype``."""
+    grad = wide(grad_output)
+    probabilities = torch.exp(wide(output))
+    return torch.addcmul(grad, probabilities, grad.sum(dim, keepdim=True), value=-1.0).to(input_dtype)
+
+
 KERNELS = (
     gelu_backward,
     silu_backward,
@@ -152,4 +165,6 @@ KERNELS = (
     glu_backward,
     _prelu_kernel_backward,
     sgn,
+    _softmax_backward_data,
+    _log_softmax_backward_data,
 )

@@ -20,8 +20,8 @@ from typing import Any, Callable, Iterable
 
 import torch
 
-from exp.compat import autocast_disabled
-from exp.operators import activations, convolution, lookup, losses, norms, pooling, products, separable, softmax
+from exp.hardware.compat import autocast_disabled
+from exp.hardware.operators import activations, convolution, indexing, losses, norms, products, separable
 
 __all__ = ["KERNELS", "install"]
 
@@ -29,9 +29,10 @@ logger = logging.getLogger(__name__)
 
 KERNELS: dict[str, Callable[..., Any]] = {
     kernel.__name__: kernel
-    for module in (activations, convolution, losses, lookup, norms, pooling, products, separable, softmax)
+    for module in (activations, convolution, indexing, losses, norms, products, separable)
     for kernel in module.KERNELS
 }
+KERNELS["nll_loss2d_backward"] = losses.nll_loss_backward
 """By ATen name, without an overload: what there is a portable form of."""
 
 
@@ -57,7 +58,7 @@ def install(device_type: str, lacking: Iterable[str]) -> frozenset[str]:
 
     Args:
         device_type: torch's, such as ``device.type``.
-        lacking: ATen names of overloads (:meth:`exp.backend.Backend.lacking_operators`).
+        lacking: ATen names of overloads (:meth:`exp.hardware.backend.Backend.lacking_operators`).
 
     Returns:
         Those of ``lacking`` that have a portable kernel now.

@@ -12,7 +12,7 @@ from typing import Any, Callable, Sequence
 
 import torch
 
-from exp.operators.wide import wide
+from exp.hardware.operators.wide import wide
 
 __all__ = ["KERNELS", "TELLING"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from exp.operators.wide import wide
+from exp.hardware.operators.wide import wide
 
 __all__ = ["KERNELS"]
 
@@ -41,4 +41,41 @@ def huber_loss_backward(grad_output: Tensor, self: Tensor, target: Tensor, reduc
     return (distance.clamp_(-delta, delta) * _share(grad_output, distance.numel(), reduction)).to(self.dtype)
 
 
-KERNELS = (binary_cross_entropy_backward, smooth_l1_loss_backward, huber_loss_backward)
+def nll_loss_backward(
+    grad_output: Tensor,
+    self: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    reduction: int,
+    ignore_index: int,
+    total_weight: Tensor,
+) -> Tensor:
+    """Gives -g w[t] at [t], over the sum of the weights for the mean; 0 elsewhere and where t is ``ignore_index``.
+
+    Args:
+        grad_output: 0-dim, or of the shape of ``target`` without a reduction.
+        self: log-probabilities, (N, K, ...) or (K,).
+        target: integers below K, (N, ...) or 0-dim.
+        weight: (K,), or None.
+        reduction: 0 none, 1 mean, 2 sum.
+        ignore_index: target of what does not count.
+        total_weight: 0-dim, sum of the weights of what counts.
+
+    Returns:
+        Of the shape and dtype of ``self``.
+    """
+    classes = 0 if self.dim() == 1 else 1
+    index = target.unsqueeze(classes)
+    ignored = index == ignore_index
+    index = index.masked_fill(ignored, 0)
+    grad = wide(grad_output).neg()
+    if reduction == _MEAN:
+        grad = grad / wide(total_weight)
+    grad = grad.unsqueeze(classes) if grad.dim() else grad.expand(index.shape)
+    if weight is not None:
+        grad = grad * wide(weight).index_select(0, index.reshape(-1)).view(index.shape)
+    grad = grad.masked_fill(ignored, 0.0).to(self.dtype)
+    return torch.zeros_like(self, memory_format=torch.contiguous_format).scatter_(classes, index, grad)
+
+
+KERNELS = (binary_cross_entropy_backward, smooth_l1_loss_backward, huber_loss_backward, nll_loss_backward)

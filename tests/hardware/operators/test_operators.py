@@ -14,11 +14,11 @@ from tests.conftest import clean_environment
 
 pytestmark = pytest.mark.skipif(torch.__version__.startswith("1."), reason="no kernels can be registered from Python")
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def kernel(name: str):
-    from exp.operators import KERNELS
+    from exp.hardware.operators import KERNELS
 
     return KERNELS[name]
 
@@ -30,7 +30,7 @@ def drawn(*shape: int) -> torch.Tensor:
 def test_torchs_own_samples_give_the_numbers_of_torchs_own_kernels():
     """Results, first and second derivatives, their shapes and types, of all operators that reach a portable kernel."""
     pytest.importorskip("expecttest", reason="torch's samples import it")
-    command = [sys.executable, "-m", "tests.operators.compare"]
+    command = [sys.executable, "-m", "tests.hardware.operators.compare"]
     done = subprocess.run(
         command, cwd=ROOT, env=clean_environment(), stdout=subprocess.PIPE, text=True, timeout=560, check=True
     )

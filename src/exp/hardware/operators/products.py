@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from exp.operators.wide import wide
+from exp.hardware.operators.wide import wide
 
 __all__ = ["KERNELS"]
 

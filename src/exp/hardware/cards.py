@@ -1,20 +1,38 @@
-"""Which physical card a rank has, by what each backend tells of it. Imports no torch."""
+"""Which physical card a rank has, and how a job is kept to its cards. Imports no torch."""
 
 from __future__ import annotations
 
-from typing import Any, Callable, Mapping, Sequence
+import os
+from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
 from exp.errors import RunError
 
-__all__ = ["check_distinct", "identity", "reading_of", "shared"]
+if TYPE_CHECKING:
+    from exp.hardware.backend import Backend
+
+__all__ = ["check_distinct", "identity", "only", "reading_of", "shared"]
+
+
+def only(backend: Backend, devices: Sequence[int]) -> dict[str, str]:
+    """Environment of a job that is to leave the other devices alone.
+
+    Args:
+        backend: its visible-devices variables.
+        devices: their numbers among those that are visible here; in the variable they ascend, as some vendors demand.
+    """
+    for variable in backend.visible_variables:
+        if variable in os.environ:
+            visible = os.environ[variable].split(",")
+            return {variable: ",".join(visible[device].strip() for device in sorted(devices))}
+    return {variable: ",".join(map(str, sorted(devices))) for variable in backend.visible_variables[:1]}
 
 
 def identity(device: Mapping[str, Any]) -> str:
     """What tells a card from the others of its host, for people.
 
     Args:
-        device: from :meth:`exp.backend.Backend.describe`. The first of ``uuid``, ``serial``, ``bus_id`` and ``card``
-            (its number on the host) that is known; torch's index only where nothing else is.
+        device: from :meth:`exp.hardware.backend.Backend.describe`. The first of ``uuid``, ``serial``, ``bus_id`` and
+            ``card`` (its number on the host) that is known; torch's index only where nothing else is.
     """
     known = _known(device)
     address = next((known[key] for key in _ADDRESSES if key in known), None)
@@ -47,8 +65,8 @@ def reading_of(device: Mapping[str, Any], readings: Sequence[Mapping[str, Any]])
     """The monitor's reading of one card, or None where it has none.
 
     Args:
-        device: from :meth:`exp.backend.Backend.describe`.
-        readings: from :meth:`exp.backend.Backend.monitor`.
+        device: from :meth:`exp.hardware.backend.Backend.describe`.
+        readings: from :meth:`exp.hardware.backend.Backend.monitor`.
     """
     own = _known(device)
     for key in _ADDRESSES:

@@ -9,13 +9,10 @@ from typing import Any, Callable, ContextManager, Sequence
 
 import torch
 
-from exp.torch_version import FULL_SHARDING_SINCE
-
 __all__ = [
     "TORCH_VERSION",
     "autocast_disabled",
     "backward_below_modes",
-    "device_part_of",
     "every_operator",
     "forbid_fused_attention",
     "has_fused_attention",
@@ -24,7 +21,6 @@ __all__ = [
     "recompute_in_backward",
     "serving_store",
     "supports_compilation",
-    "supports_composite_process_groups",
     "supports_estimates",
     "supports_export",
     "supports_full_sharding",
@@ -60,27 +56,14 @@ def supports_compilation() -> bool:
     return TORCH_VERSION >= (2, 3)
 
 
-def supports_composite_process_groups() -> bool:
-    """Whether ``init_process_group`` takes strings such as ``"cpu:gloo,x:y"`` (torch >= 2.0)."""
-    return TORCH_VERSION >= (2, 0)
-
-
 def supports_python_process_groups() -> bool:
-    """Whether DDP calls the methods of a process group that is written in Python (torch >= 2.0)."""
+    """Whether a process group may be written in Python, or composed: ``"cpu:gloo,x:y"`` (torch >= 2.0)."""
     return TORCH_VERSION >= (2, 0)
-
-
-def device_part_of(process_group: str, device_type: str) -> str:
-    """The backend that a composite string gives to ``device_type``: ``("cpu:gloo,x:y", "x") -> "y"``."""
-    if ":" not in process_group:
-        return process_group
-    parts = dict(part.split(":", 1) for part in process_group.split(","))
-    return parts.get(device_type) or parts["cpu"]
 
 
 def supports_full_sharding() -> bool:
     """Whether ``torch.distributed.fsdp.fully_shard`` and what goes with it exist (torch >= 2.7)."""
-    return TORCH_VERSION >= FULL_SHARDING_SINCE
+    return TORCH_VERSION >= (2, 7)
 
 
 def has_fused_attention() -> bool:

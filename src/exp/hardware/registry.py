@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any, Mapping, Sequence
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from exp import console
-from exp.backend import Backend
 from exp.config.resolve import resolve
 from exp.config.schema import BackendConfig
 from exp.contract import made
 from exp.errors import ConfigError, ExpError, UnavailableError
+from exp.hardware.backend import Backend
 from exp.plugins import entry_points
 
 __all__ = ["choose", "create_backend", "installed"]
 
-GROUP = "exp.backends"
-
 
 def installed() -> Mapping[str, Any]:
     """The entry points of the group ``exp.backends``, by name."""
-    return entry_points(GROUP)
+    return entry_points("exp.backends")
 
 
 def create_backend(config: BackendConfig | Mapping[str, Any]) -> Backend:
@@ -41,27 +38,28 @@ def create_backend(config: BackendConfig | Mapping[str, Any]) -> Backend:
     target = plain.pop("_target_", MISSING)
     if target == MISSING:
         raise ConfigError("backend._target_ must be set: the path of a class, or the name of an installed backend")
-    backend: Backend = made(_load(target), "backend", **plain)
+    if "." in target:
+        cls = resolve("backend._target_", target, Backend)
+    elif target in installed():
+        cls = _load(target)
+    else:
+        raise ConfigError(
+            f"backend._target_={target} is not installed; installed are {', '.join(sorted(installed())) or 'none'}"
+        )
+    backend: Backend = made(cls, "backend", **plain)
     return backend
 
 
-def _load(target: str) -> Any:
-    if "." not in target:
-        points = installed()
-        if target not in points:
-            raise ConfigError(
-                f"backend._target_={target} is not installed; installed are {', '.join(sorted(points)) or 'none'}"
-            )
-        try:
-            found = points[target].load()
-        except Exception as error:  # another's package may raise anything while it loads
-            raise UnavailableError(
-                f"backend '{target}' is installed, but does not load ({type(error).__name__}: {error})"
-            ) from error
-        if not (inspect.isclass(found) and issubclass(found, Backend)):
-            raise ConfigError(f"backend._target_={target} is no subclass of exp.backend.Backend")
-        return found
-    return resolve("backend._target_", target, Backend)
+def _load(name: str) -> type[Backend]:
+    try:
+        found = installed()[name].load()
+        if issubclass(found, Backend):
+            return found  # type: ignore[no-any-return]
+    except Exception as error:  # another's package may raise anything while it loads
+        raise UnavailableError(
+            f"backend '{name}' is installed, but does not load ({type(error).__name__}: {error})"
+        ) from error
+    raise ConfigError(f"backend._target_={name} is no subclass of exp.hardware.backend.Backend")
 
 
 def choose(candidates: Sequence[str]) -> str:
@@ -76,10 +74,9 @@ def choose(candidates: Sequence[str]) -> str:
     Raises:
         UnavailableError: none is available; says why, one line for each.
     """
-    points = installed()
-    foreign = sorted(name for name, point in points.items() if not point.value.startswith("exp.backends."))
+    foreign = sorted(name for name, point in installed().items() if not point.value.startswith("exp.backends."))
     looked: list[str] = []
-    for name in [*foreign, *(name for name in candidates if name not in foreign)]:
+    for name in dict.fromkeys([*foreign, *candidates]):
         try:
             reason = create_backend({"_target_": name, "name": name}).why_unavailable()
         except (ExpError, TypeError) as error:

@@ -11,7 +11,7 @@ from typing import Sequence
 
 import torch
 
-from exp.operators.wide import wide
+from exp.hardware.operators.wide import wide
 
 __all__ = ["KERNELS"]
 

@@ -1,19 +1,35 @@
-"""Matrix products per second: what a device does at best, by which its trainings are judged."""
+"""The loss scaler that a precision needs, and how fast a device multiplies in each."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
 
-    from exp.backend import Backend
+    from exp.hardware.backend import Backend
 
-__all__ = ["long_product", "matrix_rate"]
+__all__ = ["grad_scaler", "long_product", "matrix_rate"]
 
 _LARGEST_MATRIX = 8192
 _LONG_PRODUCT_S = 0.004
+
+
+def grad_scaler(backend: Backend, precision: str) -> Any | None:
+    """A loss scaler with the interface of ``torch.amp.GradScaler``, or None where none is needed.
+
+    The vendor's where ``torch.<device_type>.amp`` has one: some cards overflow in a way of their own.
+    """
+    if precision != "fp16":
+        return None
+    import torch
+
+    own = getattr(getattr(backend.module, "amp", None), "GradScaler", None)
+    common: Any = getattr(torch.amp, "GradScaler", None)  # torch >= 2.3
+    if own is not None and (common is None or not own.__module__.startswith("torch.")):
+        return own()
+    return common(backend.device_type)
 
 
 def long_product(backend: Backend, device: torch.device) -> tuple[int, float]:
@@ -46,7 +62,7 @@ def matrix_rate(backend: Backend, device: torch.device, precision: str, seconds:
     Args:
         backend: of the device.
         device: otherwise idle.
-        precision: of :data:`exp.backend.PRECISIONS`.
+        precision: of :data:`exp.config.schema.PRECISIONS`.
         seconds: for how long to multiply.
     """
     import torch

@@ -141,8 +141,8 @@ def counting(name: str, kernel: Callable[..., Any], calls: set[str]) -> Callable
 def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    from exp import operators
-    from exp.operators import separable
+    from exp.hardware import operators
+    from exp.hardware.operators import separable
 
     kernels = set(operators.KERNELS) - separable.TELLING
     native = []
