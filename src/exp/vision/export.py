@@ -18,7 +18,7 @@ from exp.compat import supports_export
 from exp.engine.building import build_data, build_model, make_result, record_environment
 from exp.errors import ConfigError, RunError
 from exp.runfolder import write_atomically, write_json
-from exp.vision.data.normalisation import limits_of
+from exp.vision.data.statistics import limits_of
 from exp.vision.dinov3.backbone import VisionTransformer
 from exp.vision.dinov3.huggingface import beside, model_config, model_tensors, processor_config
 from exp.vision.dinov3.weights import adapt_published, with_periods
