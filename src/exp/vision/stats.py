@@ -33,9 +33,9 @@ def write_statistics(session: Session) -> dict[str, Any]:
     data: Any = build_data(session)
     if not isinstance(data, ImageData):
         raise ConfigError(f"task=stats measures images, and data {config.data._target_} has none")
-    data.normalisation.look()
+    data.normalization.look()
     session.begin()
-    table = data.normalisation.table(percentiles, session.distributed)
+    table = data.normalization.table(percentiles, session.distributed)
     if session.distributed.is_main:
         write_json(session.folder.path / STATISTICS, table)
     for line in lines_of(table):

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from exp.vision.data.bands import BandChoice
-from exp.vision.data.statistics import Normalisation, measure
+from exp.vision.data.statistics import Normalization, measure
 from exp.vision.data.values import ImageReader
 from exp.vision.dinov3 import SceneClassifier
 from exp.vision.export import input_of
@@ -82,9 +82,9 @@ def test_numbers_do_not_silently_mean_other_bands_in_another_file(scene):
     (first, _), (other, bands) = scene(), scene("rgb.tif", names=SENTINEL[1:5], count=4)
     given = {"value_range": [0, 25500]}
     by_number, by_name = choose([4, 3, 2], **given), choose(["B04", "B03", "B02"], **given)
-    normalisation = Normalisation(by_number, [str(first)], None, None)
-    normalisation.look()
-    assert normalisation.names == ["B04", "B03", "B02"]
+    normalization = Normalization(by_number, [str(first)], None, None)
+    normalization.look()
+    assert normalization.names == ["B04", "B03", "B02"]
     refused("rgb.tif has 4 bands, but the training images 13: .* data.bands", by_number, other)
     np.testing.assert_allclose(by_name(other), np.moveaxis(bands[[2, 1, 0]], 0, -1) / 100, rtol=1e-5)
 
@@ -208,7 +208,7 @@ def test_a_stretch_is_of_each_band_over_the_training_split(fields):
 ])  # fmt: skip
 def test_an_export_tells_what_becomes_of_the_values_of_a_file(fields, more, stretch):
     data = fields(mean="train", **more)
-    data.normalisation.settle()
+    data.normalization.settle()
     data.meet(SceneClassifier(size="tiny", depth=1, **data.model_arguments()))
     assert json.loads(json.dumps(input_of(data))) == {
         "dtype": "float32", "range": [0, 255], "bands": ["B04", "B03", "B02", "B08"], "stretch": stretch,
@@ -219,8 +219,8 @@ def test_an_export_tells_what_becomes_of_the_values_of_a_file(fields, more, stre
 
 def test_mean_and_deviation_of_the_training_split_make_it_standard(fields, tmp_path):
     data = fields(value_range=[100, 3000], mean="train")
-    data.normalisation.look()
-    table = data.normalisation.settle()
+    data.normalization.look()
+    table = data.normalization.settle()
     assert table["mean"] == pytest.approx([850, 650, 450, 1650], abs=2)
     assert data.state()["mean"] == table["mean"]
     arguments = data.model_arguments()

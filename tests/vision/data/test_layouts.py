@@ -100,9 +100,7 @@ def test_what_is_no_class_becomes_none(tree, tmp_path, scenes):
     assert data.classes == ["b", "öde Wüste"]
     assert samples(record(data)) == 31
     assert record(data)["empty_folders"] == ["empty"]
-    assert record(scenes(root=root, classes=["öde Wüste", "sea", "b"]))["classes_without_images"] == ["sea"]
-    (tmp_path / "twin").symlink_to(tmp_path / "b")
-    refused("twin and .*b are the same folder", scenes, root=root)
+    assert record(scenes(root=root, classes=["öde Wüste", "sea", "b"]))["classes_without_training_images"] == ["sea"]
 
 
 @pytest.mark.parametrize(("names", "root", "said"), [
@@ -237,9 +235,6 @@ def test_images_that_would_count_twice_are_refused(tiles, tmp_path):
     refused("data.parts: .*/2.png and 1 more are in train and in val", tiles, parts=parts)
     (tmp_path / "tile1" / "loop").symlink_to(tmp_path)
     assert samples(record(tiles())) == 10
-    (tmp_path / "again").symlink_to(tmp_path / "tile1")
-    refused(r"tile1/pictures .*again/pictures|again/pictures .*tile1/pictures", tiles)
-    (tmp_path / "again").unlink()
     (tmp_path / "tile1" / "pictures" / "0.JPEG").touch()
     refused(r"0.(png|JPEG) and .*0.(png|JPEG) have the same name", tiles)
 
@@ -248,7 +243,7 @@ def test_images_that_would_count_twice_are_refused(tiles, tmp_path):
 
 
 @pytest.mark.parametrize(("key", "value"), [
-    ("root", "/nowhere"), ("root", None), ("on_error", "ignore"), ("num_workers", -1),
+    ("root", "/nowhere"), ("root", None), ("on_error", "ignore"), ("size", 0),
     ("split", [0.7, 0.2, 0.2]), ("split", [1.0, 0.0, 0.0]), ("modality_weights", {"sar": 1.0}),
     ("value_range", [3, 3]), ("value_range", "auto2"), ("value_range", [[0, 0], [1, 1]]), ("bands", []),
     ("bands", [0, 1]), ("bands", [1.5]), ("stretch", [98, 2]), ("stretch_scope", "image"), ("mean", [1.0]),
@@ -283,7 +278,7 @@ MMRS = {**TWO, "layout": layout("mmrs1m.MMRS1MMasks")}
     ("segmentation", {**TWO, **LOVEDA}, "data.classes names a, b, but LoveDA has the classes background"),
     ("segmentation", MMRS, "data.root=.* has no folder segmentation"),
     ("segmentation", {**MMRS, "modality_weights": {"radar": 1.0}}, "data.modality_weights: radar"),
-    ("segmentation", {**MMRS, "modality_weights": {"sar": -1.0}}, "data.modality_weights: the share of sar"),
+    ("segmentation", {**MMRS, "modality_weights": {"sar": -1.0}}, "data.modality_weights=.* negative"),
     ("segmentation", {**MMRS, "modality_statistics": {"sar": {"mean": [1.0]}}}, "data.modality_statistics.sar="),
 ])  # fmt: skip
 def test_keys_that_do_not_fit_each_other_are_refused(request, tmp_path, kind, values, said):

@@ -27,7 +27,7 @@ from exp.vision.data.bands import BandChoice, colors_in
 from exp.vision.data.decode import reordered_bands
 from exp.vision.data.labels import NO_DATA
 from exp.vision.data.layouts import NAMED_FILES, SUFFIXES, Listing, archive_notes, data_root, layout_of, other_files
-from exp.vision.data.statistics import STATISTICS, Normalisation
+from exp.vision.data.statistics import STATISTICS, Normalization
 from exp.vision.data.transforms import Pipeline, is_resized
 from exp.vision.data.values import ImageReader, Modalities
 
@@ -291,7 +291,7 @@ class ImageData(Data):
         classes: names of the K classes.
         palette: RGB of each.
         read: reads an image file.
-        normalisation: range, mean and standard deviation of each band.
+        normalization: range, mean and standard deviation of each band.
         tested_on: which split :attr:`test` is.
         classes_key: the key of the configuration that orders the classes.
         learns_classes: whether a model for these data tells classes.
@@ -326,7 +326,7 @@ class ImageData(Data):
         self.read = ImageReader(channels, config.value_range, config.alpha, choice, config.stretch, by_image)
         self.read.modalities = Modalities(getattr(config, "modality", None), config.modality_statistics)
         skips = config.on_error == "skip"
-        self.normalisation = Normalisation(
+        self.normalization = Normalization(
             self.read, trained_on, config.mean, config.std, config.num_workers, skip_errors=skips
         )
         self._adopted = False
@@ -403,8 +403,8 @@ class ImageData(Data):
         return split
 
     def _look(self) -> None:
-        self.normalisation.look()
-        self.normalisation.find_range()
+        self.normalization.look()
+        self.normalization.find_range()
 
     @property
     def prepares(self) -> bool:
@@ -473,9 +473,9 @@ class ImageData(Data):
             "in_channels": self.read.channels,
             "ignore_index": self.ignore_index,
         }
-        if self.normalisation.names:
-            arguments["band_names"] = list(self.normalisation.names)
-        values = self.normalisation.in_bytes()
+        if self.normalization.names:
+            arguments["band_names"] = list(self.normalization.names)
+        values = self.normalization.in_bytes()
         if values is not None:
             arguments["pixel_mean"], arguments["pixel_std"] = values
         return arguments
@@ -496,7 +496,7 @@ class ImageData(Data):
             those of modalities also ``modality_statistics``.
         """
         self._look()
-        return {"classes": list(self.classes), **self.normalisation.state()}
+        return {"classes": list(self.classes), **self.normalization.state()}
 
     def adopt(self, state: Mapping[str, Any]) -> None:
         """Be used with weights that were trained on other files: call it before anything is loaded.
@@ -515,7 +515,7 @@ class ImageData(Data):
                 f"{shortened(mine)}; use the data that the weights were trained on, or give the same classes in the "
                 f"same order ({self.classes_key})"
             )
-        self.normalisation.load_state(state)
+        self.normalization.load_state(state)
         self._adopted = True
 
     def _check_classes(self) -> None:
@@ -551,18 +551,18 @@ class ImageData(Data):
             raise trouble
 
     def _settle_values(self, session: Any) -> None:
-        self.normalisation.look()
+        self.normalization.look()
         if session.weights is not None:
             state = session.weights.data or {}
             self._refuse_another_order(list(state.get("band_names") or ()), session.config.model.get("band_init"))
             if self.learns_classes:
                 session.weights = fit_classes(session.weights, self.classes, session.say)
-        if self.normalisation.waits:
+        if self.normalization.waits:
             session.wait_for("measuring the training images")
         resume, earlier = session.config.resume, None
         if resume is not None:
             earlier = session.folder.path if resume == "auto" else run_folder_of(str(resume))
-        table = self.normalisation.settle(session.distributed, earlier)
+        table = self.normalization.settle(session.distributed, earlier)
         if table is not None:
             path = session.folder.path / STATISTICS
             session.when_started(functools.partial(write_json, path, table))
@@ -574,7 +574,7 @@ class ImageData(Data):
             theirs: names of the bands of the weights.
             band_init: ``model.band_init``: which kernels further bands begin with.
         """
-        mine = self.normalisation.names
+        mine = self.normalization.names
         if not theirs or not mine:
             return
         if mine != theirs and sorted(mine) == sorted(theirs):
@@ -635,7 +635,7 @@ class ImageData(Data):
         """What ``result.json`` says of the data; all ranks call it, with ``gather`` of their ``Distributed``."""
         counts = {split: len(data) for split, data in self._splits.items()}
         found = self.found_in(gather({split: data.met() for split, data in self._splits.items()}))
-        measured = self.normalisation.record()
+        measured = self.normalization.record()
         return {**counts, "tested_on": self.tested_on, **measured, **self._record, **found, **self.input_record}
 
     def found_in(self, gathered: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -149,7 +149,6 @@ class ClassFolders(Layout):
         places = split_folders(root)
         found: dict[str, dict[str, list[str]]] = {}
         for split, place in places.items():
-            _refuse_twins(folders_in(place), "two classes")
             found[split] = {folder.name: files_below(folder) for folder in folders_in(place)}
             if not self.labeled:
                 found[split][_LOOSE] = image_files(place)
@@ -158,10 +157,9 @@ class ClassFolders(Layout):
         listing = Listing(names, {})
         listing.warnings += [f"warning: {hint}" for hint in self._beside(root, places)]
         empty = sorted({name for folders in found.values() for name in folders} - filled - {_LOOSE})
-        for key, lacking in (("empty_folders", empty), ("classes_without_images", sorted(set(names) - filled))):
-            if lacking:
-                listing.notes[key] = lacking
-                listing.warnings.append(f"warning: {key.replace('_', ' ')} of {root}: {', '.join(lacking)}")
+        if empty:
+            listing.notes["empty_folders"] = empty
+            listing.warnings.append(f"warning: empty folders of {root}: {', '.join(empty)}")
         numbers = {name: number for number, name in enumerate(names)}
         samples: Splits = {}
         for split, folders in found.items():
@@ -324,10 +322,10 @@ def _warn_of_classes(listing: Listing, root: Path) -> None:
             )
     counts = {split: Counter(names[number] for _, number in samples) for split, samples in listing.splits.items()}
     trained = counts.pop("train")
-    unknown = [name for name in names if not trained[name] and any(count[name] for count in counts.values())]
+    unknown = [name for name in names if not trained[name]]
     unmeasured = [name for name in names if trained[name] and not any(count[name] for count in counts.values())]
     for name in unknown:
-        there = ", ".join(f"{split}: {count[name]}" for split, count in counts.items() if count[name])
+        there = ", ".join(f"{split}: {count[name]}" for split, count in counts.items())
         warnings.append(f"warning: no training image of class {name} ({there}), so it cannot be learned")
     for name in unmeasured:
         warnings.append(f"warning: no image of class {name} in {' or '.join(counts)}, so no figure tells of it")
@@ -445,7 +443,6 @@ def pairs_below(
         DataError: a file has no partner, or two have the same name.
     """
     folders = _folders_named(root, images)
-    _refuse_twins(folders, "would count twice")
     pairs: list[tuple[str, str]] = []
     lone: list[str] = []
     for folder in folders:
@@ -482,9 +479,10 @@ def _folders_named(root: Path, name: str, depth: int = 3) -> list[Path]:
 
 def folders_in(folder: Path) -> list[Path]:
     """Its folders, sorted; without hidden ones, and links that lead back to it or above it."""
+    above = [os.path.realpath(each) for each in (folder, *folder.resolve().parents)]
     with os.scandir(folder) as entries:
         found = [entry for entry in entries if entry.is_dir() and not entry.name.startswith((".", _ARCHIVE))]
-    return sorted(Path(entry.path) for entry in found if not (entry.is_symlink() and _leads_back(entry.path, folder)))
+    return sorted(Path(entry.path) for entry in found if os.path.realpath(entry.path) not in above)
 
 
 def image_files(folder: Path) -> list[str]:
@@ -494,21 +492,21 @@ def image_files(folder: Path) -> list[str]:
 
 
 def files_below(folder: Path) -> list[str]:
-    """Paths of all images in it and in its folders, sorted; links to folders are followed, each of these once."""
+    """Paths of all images in it and in its folders, sorted; links to folders outside are followed, each once."""
     found: list[str] = []
-    followed = {os.path.realpath(folder)}
+    root = os.path.realpath(folder)
+    followed = {root}
     for place, folders, names in os.walk(folder, followlinks=True):
         kept = []
         for name in folders:
             path = os.path.join(place, name)  # noqa: PTH118 - a million of them
-            if name.startswith((".", _ARCHIVE)):
-                continue
             if os.path.islink(path):  # noqa: PTH114
                 real = os.path.realpath(path)
-                if real in followed or _leads_back(path, folder) or _leads_back(path, place):
+                if os.path.commonpath([real, root]) in (real, root) or real in followed:
                     continue
                 followed.add(real)
-            kept.append(name)
+            if not name.startswith((".", _ARCHIVE)):
+                kept.append(name)
         folders[:] = kept
         found += [os.path.join(place, name) for name in names if _is_image(name)]  # noqa: PTH118 - a million of them
     return sorted(found)
@@ -537,20 +535,6 @@ def _not_read(folders: Iterable[Path]) -> list[str]:
         return []
     counts = ", ".join(f"{count} {suffix}" for suffix, count in others.items())
     return [f"there are files that exp does not read: {counts}; convert them to one of {' '.join(SUFFIXES)}"]
-
-
-def _refuse_twins(folders: Sequence[Path], what: str) -> None:
-    """Refuse folders that are the same by way of links: their images would count twice."""
-    seen: dict[str, Path] = {}
-    for folder in folders:
-        twin = seen.setdefault(os.path.realpath(folder), folder)
-        if twin is not folder:
-            raise DataError(f"{folder} and {twin} are the same folder, by a link, but {what}; remove one of them")
-
-
-def _leads_back(link: str, folder: str | Path) -> bool:
-    """Whether a link leads to ``folder``, or to one above it."""
-    return (os.path.realpath(folder) + os.sep).startswith(os.path.realpath(link).rstrip(os.sep) + os.sep)
 
 
 def _is_image(name: str) -> bool:

@@ -43,9 +43,9 @@ def preflight(config: Any) -> None:
 
 
 def _check_values(config: Any) -> None:
-    for key, least in (("size", 1), ("channels", 1), ("eval_batch_size", 1), ("num_workers", 0)):
-        if config[key] < least:
-            raise DataError(f"data.{key}={config[key]} must be at least {least}")
+    for key in ("size", "channels"):
+        if config[key] < 1:
+            raise DataError(f"data.{key}={config[key]} must be at least 1")
     if config.on_error not in ("raise", "skip"):
         raise DataError(f"data.on_error={config.on_error} is not one of raise, skip")
     shares = list(config.split)
@@ -173,9 +173,8 @@ def _check_modalities(config: Any, channels: int, known: bool) -> None:
         unknown = [name for name in given if name not in MODALITIES]
         if unknown:
             raise DataError(f"data.{key}: {unknown[0]} is not one of {', '.join(MODALITIES)}")
-    wrong = [name for name, share in (config.modality_weights or {}).items() if share < 0]
-    if wrong:
-        raise DataError(f"data.modality_weights: the share of {wrong[0]} must not be negative")
+    if min((config.modality_weights or {"": 0.0}).values()) < 0:
+        raise DataError(f"data.modality_weights={config.modality_weights} must not be negative")
     for name, each in (config.modality_statistics or {}).items():
         lists = [each.get(key) if hasattr(each, "get") else None for key in ("mean", "std")]
         if not all(values and len(values) in (1, channels) for values in lists) or min(lists[1] or [0.0]) <= 0:

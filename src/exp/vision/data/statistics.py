@@ -26,7 +26,7 @@ from exp.vision.data.values import ImageReader, no_data
 if TYPE_CHECKING:
     from exp.engine.distributed import Distributed
 
-__all__ = ["STATISTICS", "Normalisation", "Statistics", "limits_of", "measure", "spread_over"]
+__all__ = ["STATISTICS", "Normalization", "Statistics", "limits_of", "measure", "spread_over"]
 
 _CHUNK = 32  # images whose moments are joined before they are sent to others
 _BLOCK = 2**20  # values of a band at a time
@@ -217,7 +217,7 @@ def measure(
     return found
 
 
-class Normalisation:
+class Normalization:
     """What becomes 0 and 255 of the values of each band, and what is then subtracted and divided by: given, or measured
     once over the training split, and kept with the weights.
 
@@ -373,19 +373,10 @@ class Normalisation:
             self.mean, self.std = list(known["mean"]), list(known["std"])
 
     def in_bytes(self) -> tuple[list[float], list[float]] | None:
-        """Mean and standard deviation of values as the model gets them, 0..255; None: as the model has it.
-
-        Raises:
-            DataError: they are more or fewer than the bands.
-        """
+        """Mean and standard deviation of values as the model gets them, 0..255; None: as the model has it."""
         if self.mean is None or self.std is None:
             return None
         channels = self.reader.channels
-        if len(self.mean) not in (1, channels) or len(self.std) not in (1, channels):
-            raise DataError(
-                f"data.mean has {len(self.mean)} numbers, and data.std {len(self.std)}, but there are {channels} "
-                "bands; give one for each"
-            )
         mean, std = (np.broadcast_to(np.asarray(values, np.float64), (channels,)) for values in (self.mean, self.std))
         limits = self.reader.value_range
         if self.scaled and limits is not None and not self.reader.by_image:

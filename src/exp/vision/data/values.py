@@ -87,7 +87,7 @@ class ImageReader:
     Args:
         channels: that the model gets (:func:`to_channels`).
         value_range: what becomes 0 and 255 (:func:`convert`). ``auto``: to be measured, see
-            :class:`exp.vision.data.statistics.Normalisation`.
+            :class:`exp.vision.data.statistics.Normalization`.
         alpha: see :func:`split_alpha`.
         bands: which bands of a file, in which order; None: all of them, as they come.
         stretch: percentiles of each band that become 0 and 255, of 8-bit values, too; None: there are none.
