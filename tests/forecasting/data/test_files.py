@@ -66,7 +66,7 @@ def test_a_table_with_dates(write, content):
     series = read(write(content, "s.csv.gz" if isinstance(content, bytes) else "s.csv"), channels=2)
     np.testing.assert_array_equal(series.values, [[1, 2], [3, 4.5], [-5, 0.6]])
     assert series.columns.names == ["a", "b"]
-    assert [str(date) for date in series.dates] == [f"2020-01-01 0{hour}:00:00" for hour in range(3)]
+    assert [str(date) for date in series.dates.index] == [f"2020-01-01 0{hour}:00:00" for hour in range(3)]
     bare = read(write("0,1.5,2\n3,4,5\n"), header=False, channels=3)
     np.testing.assert_array_equal(bare.values, [[0, 1.5, 2], [3, 4, 5]])
     assert (bare.dates, bare.columns.names) == (None, ["0", "1", "2"])
@@ -81,7 +81,7 @@ FORMS = ["%d/%m/%Y %H:%M", "%m/%d/%Y %H:%M:%S", "%d.%m.%Y %H:%M", "%d-%m-%y %H:%
 def test_the_form_of_dates_is_that_of_the_whole_column(write, form):
     # The first twelve days of December can be read with the month first; the later ones cannot.
     path = write(file_of(times(form, 40 * 24)))
-    dates = read(path, date_format=form if "%y" in form else None).dates
+    dates = read(path, date_format=form if "%y" in form else None).dates.index
     assert [*dates.strftime("%m%d%H%M")] == times("%m%d%H%M", 40 * 24)
 
 
@@ -97,7 +97,7 @@ def test_other_forms_of_dates(write):
         ([3600, 7200], "%s", "1970-01-01 02:00:00"),
         *(([second * factor for second in EPOCH], None, "2020-01-01 04:00:00") for factor in (1, 10**3, 10**6, 10**9)),
     ):
-        assert str(read(write(file_of(dates)), date_format=form).dates[-1]) == last
+        assert str(read(write(file_of(dates)), date_format=form).dates.index[-1]) == last
 
 
 def test_dates_of_another_form_or_of_two_are_refused(write):

@@ -102,9 +102,10 @@ class ForecastingData(Data):
         """Read the file; standardize it by its own training rows, or as the contract says."""
         series = read_series(self.path, self.config, contract.date_format if contract else None)
         self.names, self.scored = series.columns.names, series.columns.scored
-        self.num_rows, self.dates = len(series.values), series.dates
-        self.frequency = None if series.dates is None else calendar.frequency_of(series.dates)
-        self.notes = self._gaps(series)
+        self.num_rows, dates = len(series.values), series.dates
+        self.dates: pd.DatetimeIndex | None = dates.index if dates else None
+        self.frequency = dates.frequency if dates else None
+        self.notes = list(dates.warnings) if dates else []
         self._num_past = self._count_past(series)
         self._rows: dict[str, range] = {}
         self._problem: DataError | None = series.problem
@@ -133,7 +134,8 @@ class ForecastingData(Data):
             self.notes += values.warn_of_constants(series, train)
         if contract is not None:
             seconds = calendar.spacing(self.dates)
-            self._contract = replace(contract, name=self.name, date_format=series.date_format, seconds=seconds)
+            date_format = dates.date_format if dates else None
+            self._contract = replace(contract, name=self.name, date_format=date_format, seconds=seconds)
             self._standardize(series)
 
     def _check_spacing(self, contract: Contract) -> None:
@@ -144,20 +146,6 @@ class ForecastingData(Data):
                 f"{self.path}: its rows are {timedelta(seconds=mine)} apart, and those that the weights were trained "
                 f"on {timedelta(seconds=contract.seconds)}; give rows of that distance"
             )
-
-    def _gaps(self, series: Series) -> list[str]:
-        """The first step between rows that departs from the usual one, and how many do."""
-        if self.dates is None or self.frequency is None or self.frequency.first is None:
-            return []
-        row = self.frequency.first
-        distance = (self.dates[row] - self.dates[row - 1]).to_pytimedelta()
-        what = (
-            f"{series.date_place(row)} is {distance} after the date before it, while most rows are "
-            f"{self.frequency.step} apart ({self.frequency.irregular} of {len(self.dates) - 1} steps depart from that)"
-        )
-        if not self.config.allow_gaps:
-            raise DataError(f"{what}; fill the gaps, or allow them with data.allow_gaps=true")
-        return [f"{what}; a window takes rows as if they were evenly spaced, data.allow_gaps=false refuses this"]
 
     def _count_past(self, series: Series) -> int:
         """All rows; with covariates and empty cells, those up to the last one with a value that is forecast."""
@@ -441,7 +429,7 @@ class ForecastingData(Data):
 
     def past(self, begin: int) -> torch.Tensor:
         """L standardized rows of the file from a row on, (L, C): NaN where there is no truth, not what fills it."""
-        rows = self._series["values"] if self._truth is None else self._truth
+        rows: torch.Tensor = self._series["values"] if self._truth is None else self._truth
         return rows[begin : begin + self.lookback]
 
     @property

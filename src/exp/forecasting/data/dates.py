@@ -1,19 +1,23 @@
-"""Dates of a series, read in one format for the whole column: never guessed row by row."""
+"""Dates of a series: in one format for the whole column, never guessed row by row; increasing, and evenly spaced."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Callable, Sequence
+from typing import TYPE_CHECKING, Callable, NamedTuple, Sequence
 
 import numpy as np
 import pandas as pd
 
 from exp.errors import DataError
+from exp.forecasting.data.calendar import Frequency, frequency_of
 
 if TYPE_CHECKING:
     from typing import Iterator
 
-__all__ = ["AmbiguousDatesError", "parse_dates"]
+    from exp.forecasting.config import ForecastingDataConfig
+    from exp.forecasting.data.header import Header
+
+__all__ = ["AmbiguousDatesError", "Dates", "parse_dates", "read_dates"]
 
 # How the day is written, with its separator, and the formats that can be meant.
 _DAYS = (
@@ -35,6 +39,76 @@ _SINCE_1970 = {10: "%s", 13: "%s ms", 16: "%s us", 19: "%s ns"}
 
 class AmbiguousDatesError(DataError):
     """The column of dates can be read in several formats."""
+
+
+class Dates(NamedTuple):
+    """The dates of a series.
+
+    Attributes:
+        index: strictly increasing, T of them.
+        date_format: in which they are written.
+        frequency: how far apart they are; None where there is one row.
+        warnings: where the distance departs from the usual one, a line; empty: nowhere.
+    """
+
+    index: pd.DatetimeIndex
+    date_format: str
+    frequency: Frequency | None
+    warnings: list[str]
+
+
+def read_dates(table: pd.DataFrame, header: Header, config: ForecastingDataConfig, usual: str | None) -> Dates | None:
+    """The column of dates of a file; None: it has none.
+
+    Args:
+        table: of the file; columns are named by their positions.
+        header: of the file.
+        config: has ``date_format`` and ``allow_gaps``.
+        usual: see :func:`parse_dates`.
+
+    Raises:
+        DataError: a cell is no date, dates do not increase, or their distances depart from the usual one and may not.
+        AmbiguousDatesError: see :func:`parse_dates`.
+    """
+    column = header.date
+    if column is None:
+        return None
+
+    def place(row: int) -> str:
+        return header.place(row, column)
+
+    dates, form = parse_dates(table[column].fillna("").str.strip(), config.date_format, usual, place)
+    backwards = dates[1:] <= dates[:-1]
+    if backwards.any():
+        row = int(backwards.argmax()) + 1
+        kind = "repeats" if dates[row] == dates[row - 1] else "is earlier than"
+        raise DataError(f"{place(row)} {kind} the date before it; {_order(table, header.names, column, dates)}")
+    frequency = frequency_of(dates)
+    if frequency is None or frequency.first is None:
+        return Dates(dates, form, frequency, [])
+    distance = (dates[frequency.first] - dates[frequency.first - 1]).to_pytimedelta()
+    what = (
+        f"{place(frequency.first)} is {distance} after the date before it, while most rows are {frequency.step} apart "
+        f"({frequency.irregular} of {len(dates) - 1} steps depart from that)"
+    )
+    if not config.allow_gaps:
+        raise DataError(f"{what}; fill the gaps, or allow them with data.allow_gaps=true")
+    evenly = "a window takes rows as if they were evenly spaced, data.allow_gaps=false refuses this"
+    return Dates(dates, form, frequency, [f"{what}; {evenly}"])
+
+
+def _order(table: pd.DataFrame, names: Sequence[str], date: int, dates: pd.DatetimeIndex) -> str:
+    """What to do about dates that do not increase: a table in which every series has each date once is a long one."""
+    for key in table.columns if 4 * dates.nunique() <= 3 * len(dates) else ():
+        few = 1 < table[key].nunique() <= len(table) // 2
+        if few and not pd.DataFrame({0: table[key].astype(str), 1: dates}).duplicated().any():
+            value = next((name for number, name in enumerate(names) if number not in (key, date)), "<value>")
+            return (
+                f"this is a long table, whose rows are of the series that {names[key]} names; write a wide one, with a "
+                f"column for each series: pandas' table.pivot(index={names[date]!r}, columns={names[key]!r}, "
+                f"values={value!r})"
+            )
+    return "sort the rows by date and keep one per date, or, where the clock was put back, write times in UTC"
 
 
 def parse_dates(

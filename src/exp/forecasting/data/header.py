@@ -6,6 +6,7 @@ import csv
 import gzip
 import re
 import zlib
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Iterator, NamedTuple, Sequence
 
 from exp.data.places import shortened
@@ -26,11 +27,13 @@ class Header(NamedTuple):
     """The first row of a file.
 
     Attributes:
+        path: of the file.
         begin: lines before the first row of numbers.
         names: of all columns, without blanks at their ends; their numbers where the file has no header.
         date: position of the column of dates; None: there is none.
     """
 
+    path: Path
     begin: int
     names: list[str]
     date: int | None
@@ -39,6 +42,13 @@ class Header(NamedTuple):
     def series(self) -> list[str]:
         """Names of the columns that are not dates."""
         return [name for index, name in enumerate(self.names) if index != self.date]
+
+    def place(self, row: int, column: int) -> str:
+        """``<path> row 7, column load: '3.5'``: a cell, by row and column from 0."""
+        rows = (each for each in numbered_rows(self.path) if each[0] > self.begin)
+        line, cells = next(islice(rows, row, None))
+        name = self.names[column] if self.begin else str(column + 1)
+        return f"{self.path} row {line}, column {name}: {cells[column]!r}"
 
 
 def numbered_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
@@ -99,14 +109,16 @@ def read_header(path: Path, config: ForecastingDataConfig) -> Header:
     if config.header:
         names = [cell.strip() for cell in first]
         _check_names(path, names)
-        return Header(line, names, None if config.date_column is None else _date_index(path, names, config.date_column))
+        return Header(
+            path, line, names, None if config.date_column is None else _date_index(path, names, config.date_column)
+        )
     if first[0].strip() and not _is_number(first[0]):
         _check_separator(path, first)
         raise DataError(
             f"{path} row 1, column 1: {first[0]!r} is not a number; for a file with a header and dates, set "
             "data.header=true"
         )
-    return Header(line - 1, [str(index) for index in range(len(first))], None)
+    return Header(path, line - 1, [str(index) for index in range(len(first))], None)
 
 
 def layout(config: ForecastingDataConfig) -> str:

@@ -13,7 +13,7 @@ import pandas as pd  # once in the fork server, not in each worker
 
 from exp.errors import DataError
 from exp.forecasting.data.columns import Columns, choose
-from exp.forecasting.data.dates import AmbiguousDatesError, parse_dates
+from exp.forecasting.data.dates import AmbiguousDatesError, Dates, read_dates
 from exp.forecasting.data.header import Header, layout, numbered_rows, read_header
 
 if TYPE_CHECKING:
@@ -35,8 +35,7 @@ class Series:
         header: of the file; None: it is an archive of numpy.
         columns: those that are read, C of them.
         values: float64 (T, C), oldest row first; within the range of float32, or NaN where a cell may be and is empty.
-        dates: strictly increasing, T of them; None where the file has none, or they are ambiguous.
-        date_format: in which they are written; None: there are none.
+        dates: of the rows; None where the file has none, or they are ambiguous.
         problem: why the dates cannot be read; None: they can.
     """
 
@@ -44,8 +43,7 @@ class Series:
     header: Header | None
     columns: Columns
     values: np.ndarray
-    dates: pd.DatetimeIndex | None = None
-    date_format: str | None = None
+    dates: Dates | None = None
     problem: AmbiguousDatesError | None = None
 
     def place(self, row: int, channel: int) -> str:
@@ -53,13 +51,7 @@ class Series:
         name = self.columns.names[channel]
         if self.header is None:
             return f"{self.path} data[{row}, {name}]: {self.values[row, channel]:.6g}"
-        return _place(self.path, self.header, row, self.header.names.index(name))
-
-    def date_place(self, row: int) -> str:
-        """``<path> row 7, column date: '2016-07-01'``."""
-        assert self.header is not None
-        assert self.header.date is not None
-        return _place(self.path, self.header, row, self.header.date)
+        return self.header.place(row, self.header.names.index(name))
 
 
 def read_series(path: Path, config: ForecastingDataConfig, usual_format: str | None = None) -> Series:
@@ -87,15 +79,14 @@ def read_series(path: Path, config: ForecastingDataConfig, usual_format: str | N
     header = read_header(path, config)
     table = _read_table(path, header)
     columns = choose(path, header.series, config)
-    dates, form, problem = None, None, None
-    if header.date is not None:
-        try:
-            dates, form = _read_dates(path, table, header, config.date_format, usual_format)
-        except AmbiguousDatesError as error:
-            problem = error
+    dates, problem = None, None
+    try:
+        dates = read_dates(table, header, config, usual_format)
+    except AmbiguousDatesError as error:
+        problem = error
     chosen = [header.names.index(name) for name in columns.names]
     values, empty = _to_numbers(table[chosen])
-    series = Series(path, header, columns, values, dates, form, problem)
+    series = Series(path, header, columns, values, dates, problem)
     do = "write it with digits and a point"
     bad = ~(np.abs(values) <= _LARGEST)
     if config.missing == "mask":
@@ -138,14 +129,6 @@ def _read_table(path: Path, header: Header) -> pd.DataFrame:
     return table
 
 
-def _place(path: Path, header: Header, row: int, column: int) -> str:
-    """A cell by row and column of the table, from 0."""
-    rows = (each for each in numbered_rows(path) if each[0] > header.begin)
-    line, cells = next(islice(rows, row, None))
-    name = header.names[column] if header.begin else str(column + 1)
-    return f"{path} row {line}, column {name}: {cells[column]!r}"
-
-
 def _to_numbers(table: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     """float64 (T, C), NaN where a cell is no number; and bool (T, C), where it is empty."""
     empty = np.array(table.isna())
@@ -166,44 +149,6 @@ def _refuse(series: Series, bad: np.ndarray, problem: str) -> None:
         if bad[:, channel].all() and len(bad) > 1:
             problem += "; it is so in the whole column: leave it out if it is no series (data.inputs)"
         raise DataError(f"{series.place(row, channel)} {problem}")
-
-
-def _read_dates(
-    path: Path, table: pd.DataFrame, header: Header, form: str | None, usual: str | None
-) -> tuple[pd.DatetimeIndex, str]:
-    index = header.date
-    assert index is not None
-
-    def place(row: int) -> str:
-        return _place(path, header, row, index)
-
-    dates, form = parse_dates(table[index].fillna("").str.strip(), form, usual, place)
-    backwards = dates[1:] <= dates[:-1]
-    if backwards.any():
-        row = int(backwards.argmax()) + 1
-        kind = "repeats" if dates[row] == dates[row - 1] else "is earlier than"
-        key = _key_of_long(table, dates)
-        do = "sort the rows by date and keep one per date, or, where the clock was put back, write times in UTC"
-        if key is not None:
-            value = next((name for number, name in enumerate(header.names) if number not in (key, index)), "<value>")
-            do = (
-                f"this is a long table, whose rows are of the series that {header.names[key]} names; write a wide one, "
-                f"with a column for each series: pandas' table.pivot(index={header.names[index]!r}, "
-                f"columns={header.names[key]!r}, values={value!r})"
-            )
-        raise DataError(f"{place(row)} {kind} the date before it; {do}")
-    return dates, form
-
-
-def _key_of_long(table: pd.DataFrame, dates: pd.DatetimeIndex) -> int | None:
-    """The column that names the series of a long table, in which every series has each date once; None: it is none."""
-    if 4 * dates.nunique() > 3 * len(dates):
-        return None
-    for column in table.columns:
-        few = 1 < table[column].nunique() <= len(table) // 2
-        if few and not pd.DataFrame({0: table[column].astype(str), 1: dates}).duplicated().any():
-            return int(column)
-    return None
 
 
 def _read_array(path: Path, config: ForecastingDataConfig) -> np.ndarray:
