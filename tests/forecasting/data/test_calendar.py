@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from exp.forecasting.data.rhythm import continued, find_rhythm, same_spacing, spacing
+from exp.forecasting.data.calendar import continued, frequency_of, same_spacing, spacing
 
 MONTHS = pd.date_range("2010-01-01", periods=45, freq="MS")
 DAYS = pd.date_range("2024-01-01", "2024-03-05", freq="D")
@@ -30,7 +30,7 @@ def test_a_series_goes_on_by_its_calendar_though_rows_are_missing(case, missing)
     dates, expected = DATES[case][:-3], DATES[case][-3:]
     kept = dates.delete([number % len(dates) for number in missing])
     assert continued(kept, 3, recent=8).tolist() == expected.tolist()
-    assert find_rhythm(kept).irregular == len(missing)
+    assert frequency_of(kept).irregular == len(missing)
 
 
 def test_the_recent_dates_tell_where_the_whole_follows_no_calendar():
