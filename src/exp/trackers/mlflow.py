@@ -65,7 +65,7 @@ class MlflowTracker(Tracker):
             self._client.update_run(known, status="RUNNING")
         page = f"{uri.rstrip('/')}/#/experiments/{experiment}/runs/{self._id}"
         self.address = page if place is None else f"run {self._id}; mlflow ui --backend-store-uri {uri}"
-        return self._id
+        return str(self._id)
 
     def _experiment(self, name: str, place: str | None) -> Any:
         """The id of the experiment, which is made where it is not there."""
