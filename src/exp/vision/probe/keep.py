@@ -109,7 +109,7 @@ def _report_skipped(session: Session, splits: dict[str, Any]) -> dict[str, Any]:
 
 
 def _compute(session: Session, data: Any, model: Any, splits: dict[str, Any]) -> tuple[int, float]:
-    """Compute the blocks that the store lacks, each rank its share; returns how many images, and in how many seconds."""
+    """Compute the blocks that the store lacks, each rank its share: how many images, and in how many seconds."""
     distributed, store = session.distributed, Store(session.config.task.store)
     missing = distributed.gather([(name, number) for name in splits for number in store.missing(name)])[0]
     mine = missing[distributed.rank :: distributed.world_size]
