@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 from exp.csvfile import csv_content
@@ -11,24 +10,23 @@ from exp.engine.building import build_data, build_evaluator, build_model, make_r
 from exp.engine.debug import split_in_use
 from exp.engine.extremes import Extremes
 from exp.engine.loops import EvalLoop
-from exp.engine.runner import Runner
+from exp.engine.plots import draw_extras
+from exp.engine.trainer import Trainer
+from exp.engine.wrapper import place_and_wrap
 from exp.runfolder import write_atomically
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from exp.data.base import Data
     from exp.metrics import Table
     from exp.session import Session
 
 __all__ = ["evaluate"]
 
-logger = logging.getLogger(__name__)
-
 
 def evaluate(session: Session) -> dict[str, Any]:
     """Evaluate on the test split; writes a ``metrics_<name>.csv`` for each table of the metrics, and pictures of the
-    worst and the best samples, where the data can draw them.
+    worst and the best samples, if the data can draw them.
     """
     record_environment(session)
     data = build_data(session)
@@ -39,18 +37,13 @@ def evaluate(session: Session) -> dict[str, Any]:
     task = session.config.task
     ranking = data.ranking() if session.config.plots and task.worst + task.best else None
     extremes = None if ranking is None else Extremes(evaluator, ranking, task.worst, task.best)
-    runner = Runner(
-        session,
-        model,
-        test_dataloader=loader,
-        test_cfg={"type": EvalLoop, "stage": "test"},
-        test_evaluator=extremes or evaluator,
-        visualizer={"type": "Visualizer", "name": session.unique_name, "vis_backends": None},
-    )
-    values = runner.test()
-    runner.close()
+    model = place_and_wrap(model, session, trains=False)
+    trainer = Trainer(session, model, test_loop=EvalLoop(loader, extremes or evaluator, "test"))
+    values = trainer.test()
+    trainer.close()
     if extremes is not None:
-        _draw(session, data, extremes)
+        worst, best = extremes.collect(session.distributed)
+        draw_extras(session, lambda: data.draw_samples(worst, best))
     tables = evaluator.tables()
     if session.distributed.is_main:
         for table in tables:
@@ -66,20 +59,6 @@ def evaluate(session: Session) -> dict[str, Any]:
         data=data.record(session.distributed.gather),
         **details,
     )
-
-
-def _draw(session: Session, data: Data, extremes: Extremes) -> None:
-    """Pictures are extras: what goes wrong with them must not cost the result."""
-    worst, best = extremes.collect(session.distributed)
-    if not session.distributed.is_main:
-        return
-    from exp.engine.plots import PictureWriter  # matplotlib's
-
-    try:
-        PictureWriter(session).write_all(data.draw_samples(worst, best))
-    except Exception as error:
-        logger.exception("plots")
-        session.say(f"plots: not drawn: {type(error).__name__}: {error}; the log of rank 0 tells more")
 
 
 def _write_table(path: Path, table: Table) -> None:

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 from exp import console
 from exp.data.loader import device_loader
-from exp.engine.building import fingerprint_of, make_result
+from exp.engine.building import make_result
 from exp.errors import ConfigError
 from exp.runfolder import to_json
 from exp.runlock import RunLock
@@ -205,7 +205,7 @@ def _fingerprint(session: Session, data: Any, model: Any, parts: dict[str, Any])
         "weights": {"sha256": digest.hexdigest()},
         "preprocessing": preprocessing,
         "data": {
-            **{name: list(entry) for name, entry in (fingerprint_of(data) or {}).items()},
+            **{name: list(entry) for name, entry in (data.fingerprint() or {}).items()},
             **{f"the list of {part}": _in_order(dataset.samples) for part, dataset in parts.items()},
         },
     }
