@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import inspect
 import logging
 from typing import TYPE_CHECKING, Any, ClassVar, Mapping
 
@@ -145,10 +144,7 @@ def place_and_wrap(model: nn.Module, session: Session, trains: bool = True) -> n
         made = create({"_target_": target, **config.options}, Wrapper, "wrapper")
     model = model.to(device) if made is None else made.place(model, backend, device)
     if not is_sharded(model):
-        model, warning = fit_batchnorm(model, backend, config.sync_batchnorm and info.world_size > 1)
-        if warning and session.console is not None:
-            session.console.print(f"warning: {warning}", style="yellow", soft_wrap=True)
-        model = model.to(device)
+        model = fit_batchnorm(model, session, config.sync_batchnorm and info.world_size > 1).to(device)
     check_placement(model, device, info.rank)
     if session.config.report_placement:
         logger.info(placement_report(model, session))
@@ -199,10 +195,6 @@ def wrap(model: nn.Module, kind: str, options: dict[str, Any], backend: Backend,
         options = {**options, "gradient_as_bucket_view": base is DistributedDataParallel}
     # Only what departs from the class's own defaults: older and vendors' classes do not know every option.
     options = {key: value for key, value in options.items() if value != _DEFAULTS.get(key)}
-    unknown = set(options) - set(inspect.signature(base).parameters)
-    if unknown:
-        names = ", ".join(f"wrapper.{key}" for key in sorted(unknown))
-        raise ConfigError(f"{names} is not known to {base.__module__}.{base.__name__} of this torch; leave it out")
     if kind == "mmddp" and base is DistributedDataParallel:
         return _GuardedMMDDP(model, **options, **backend.ddp_kwargs(device))
     # The class that torch or the vendor gives, with the one method that the loop needs.
