@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from exp.csvfile import csv_content
 from exp.data.loader import share_loader
 from exp.engine.building import build_data, build_evaluator, build_model, make_result, record_environment
 from exp.engine.debug import split_in_use
-from exp.engine.extremes import Extremes
+from exp.engine.extremes import RankingHook, predicted
 from exp.engine.loops import EvalLoop
 from exp.engine.plots import draw_extras
 from exp.engine.trainer import Trainer
@@ -32,18 +33,20 @@ def evaluate(session: Session) -> dict[str, Any]:
     data = build_data(session)
     model = build_model(session, data)
     data.calibrate(session, model)
-    loader = share_loader(split_in_use(session, data, "test"), data, session)
+    test = split_in_use(session, data, "test")
     evaluator = build_evaluator(session, data, detailed=True)
     task = session.config.task
     ranking = data.ranking() if session.config.plots and task.worst + task.best else None
-    extremes = None if ranking is None else Extremes(evaluator, ranking, task.worst, task.best)
+    hooks = [] if ranking is None else [RankingHook(ranking)]
     model = place_and_wrap(model, session, trains=False)
-    trainer = Trainer(session, model, test_loop=EvalLoop(loader, extremes or evaluator, "test"))
+    loop = EvalLoop(share_loader(test, data, session), evaluator, "test")
+    trainer = Trainer(session, model, test_loop=loop, hooks=hooks)
     values = trainer.test()
     trainer.close()
-    if extremes is not None:
-        worst, best = extremes.collect(session.distributed)
-        draw_extras(session, lambda: data.draw_samples(worst, best))
+    if hooks:
+        worst, best = hooks[0].extremes(session.distributed, task.worst, task.best)
+        shown = functools.partial(predicted, session, model, test)
+        draw_extras(session, lambda: data.draw_samples(shown(worst), shown(best)))
     tables = evaluator.tables()
     if session.distributed.is_main:
         for table in tables:
