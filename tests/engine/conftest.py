@@ -9,7 +9,6 @@ from mmengine.hooks import Hook
 from omegaconf import OmegaConf
 from torch.utils.data import DataLoader, Dataset
 
-from exp.compat import supports_full_sharding
 from exp.config.schema import CheckpointConfig, ExpConfig
 from exp.data.sampler import TrainBatchSampler
 from exp.engine.distributed import Distributed
@@ -18,6 +17,7 @@ from exp.engine.loops import EvalLoop, TrainLoop
 from exp.engine.optim import BackendOptimWrapper
 from exp.engine.saving import CheckpointHook
 from exp.engine.trainer import Trainer
+from exp.hardware.compat import supports_full_sharding
 from exp.launcher.rank import RankInfo
 from exp.metrics import Evaluator, SampleMetric
 from exp.models.base import Model
@@ -38,7 +38,7 @@ if name != "cpu":
 device = backend.set_device(rank)
 
 def end(found):
-    backend.destroy_process_group()
+    backend.collectives.destroy()
     print(json.dumps(found), flush=True)
     os._exit(0)
 """

@@ -23,7 +23,7 @@ def fit_batchnorm(model: nn.Module, session: Session, synchronize: bool) -> nn.M
         session: its backend says whether it synchronizes.
         synchronize: make every batch norm a synchronized one (``wrapper.sync_batchnorm``).
     """
-    if session.backend.supports_sync_batchnorm:
+    if session.backend.capabilities.sync_batchnorm:
         return nn.SyncBatchNorm.convert_sync_batchnorm(model) if synchronize else model
     has = any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
     if has or synchronize:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from exp.backend import Backend
+    from exp.hardware.backend import Backend
 
 __all__ = ["LossMeter", "MetricsHook", "Progress", "truncate_metrics"]
 
@@ -321,11 +321,11 @@ class MetricsHook(Hook):
 
 def _card(backend: Backend) -> dict[str, float]:
     """How full this rank's card has been, and how busy it is, as far as it tells."""
-    memory = backend.memory()
+    memory = backend.usage()
     most = memory.get("max_allocated", memory.get("allocated"))
     figures = {
         "memory_gib": None if most is None else most / 2**30,
-        "utilisation_percent": backend.utilisation(),
+        "utilisation_percent": memory.get("utilisation_percent"),
     }
     return {name: value for name, value in figures.items() if value is not None}
 

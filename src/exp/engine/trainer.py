@@ -21,7 +21,7 @@ from mmengine.runner import get_priority
 from mmengine.visualization import Visualizer
 from omegaconf import OmegaConf
 
-from exp.config.resuming import of_training
+from exp.config.differences import of_training
 from exp.engine import checkpoint, rng
 from exp.engine.batchnorm import average_buffers
 from exp.engine.checkpoint import plain

@@ -11,17 +11,18 @@ from mmengine.registry import MODEL_WRAPPERS
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from exp.compat import is_transformed
 from exp.config.resolve import create
 from exp.contract import WRAPPER_PAGE, shown
 from exp.engine.batchnorm import fit_batchnorm
 from exp.engine.placement import check_placement, placement_report
-from exp.errors import ConfigError, PlacementError, RunError
+from exp.errors import ConfigError, RunError
+from exp.hardware.collectives import ddp_arguments
+from exp.hardware.compat import is_transformed
 
 if TYPE_CHECKING:
     import torch
 
-    from exp.backend import Backend
+    from exp.hardware.backend import Backend
     from exp.session import Session
 
 __all__ = [
@@ -80,7 +81,7 @@ class Wrapper(abc.ABC):
 
         Args:
             model: on ``device``, with the same weights on every rank.
-            backend: has ``ddp_class`` and ``ddp_kwargs(device)``; collectives are those of ``torch.distributed``.
+            backend: has ``collectives.ddp_class``; collectives are those of ``torch.distributed``.
             device: this rank's.
 
         Returns:
@@ -133,7 +134,7 @@ def place_and_wrap(model: nn.Module, session: Session, trains: bool = True) -> n
 
     Raises:
         ConfigError: the wrapper gives no module that trains; names class and page.
-        PlacementError: the model is not wholly on the device, or as of :func:`wrap`.
+        PlacementError: the model is not wholly on the device.
         UnavailableError: the wrapper does not go with this torch or these collectives.
     """
     config, backend, device, info = session.config.wrapper, session.backend, session.device, session.info
@@ -172,36 +173,29 @@ def wrap(model: nn.Module, kind: str, options: dict[str, Any], backend: Backend,
         model: on ``device`` already.
         kind: ``mmddp`` (MMEngine's class where torch's own DDP is used), ``ddp`` or ``none``.
         options: keyword arguments of the DDP class, without any device argument.
-        backend: gives the DDP class and its device arguments.
+        backend: gives the DDP class.
         device: the rank's device.
 
     Raises:
         ConfigError: ``kind`` is none of the three.
-        PlacementError: the backend names another card than the model's.
     """
     if kind == "none":
         return model
-    device_ids = backend.ddp_kwargs(device).get("device_ids")
-    if device_ids and device.index not in device_ids:
-        # Torch's class takes it without a word, and copies every batch to the other card.
-        raise PlacementError(
-            f"backend={backend.name} gives DDP device_ids={device_ids} for a model on {device}; correct its ddp_kwargs"
-        )
     if kind not in ("mmddp", "ddp"):
         raise ConfigError(f"wrapper.kind={kind} is not one of mmddp, ddp, none")
-    base: type = backend.ddp_class
+    base: type = backend.collectives.ddp_class
     if options.get("gradient_as_bucket_view") is None:
         # Spares a second set of gradients, and a copy of each per step. A vendor's class may have it, and refuse it.
         options = {**options, "gradient_as_bucket_view": base is DistributedDataParallel}
     # Only what departs from the class's own defaults: older and vendors' classes do not know every option.
     options = {key: value for key, value in options.items() if value != _DEFAULTS.get(key)}
     if kind == "mmddp" and base is DistributedDataParallel:
-        return _GuardedMMDDP(model, **options, **backend.ddp_kwargs(device))
+        return _GuardedMMDDP(model, **options, **ddp_arguments(device))
     # The class that torch or the vendor gives, with the one method that the loop needs.
     ddp: type[torch.nn.Module] = type(base.__name__, (_NoTransform, TrainStep, base), {})
     # MMEngine looks inside what it knows for a wrapper.
     MODEL_WRAPPERS.register_module(name=f"{base.__module__}.{base.__name__}", module=ddp, force=True)
-    return ddp(model, **options, **backend.ddp_kwargs(device))
+    return ddp(model, **options, **ddp_arguments(device))
 
 
 def preprocessed(model: nn.Module, data: Any, training: bool = False) -> Any:
