@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["FullyShard", "clip_grad_norm", "is_sharded", "local_part", "sharded_parameters", "units_of"]
 
 _MARK = "weights_are_sharded"
-_PAGE = "docs/fsdp.md"
+_PAGE = "docs/estimate.md"
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Together"]
 
-_PAGE = "docs/fsdp.md"
+_PAGE = "docs/estimate.md"
 
 
 class Together:

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
-import torch
 from exp.backends._monitor import reading
-from exp.backends.cpu import CpuBackend
 
-from exp.checks.doctor import operators
-from tests.simulators import needs_card, needs_current_card
+from tests.simulators import needs_card
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 45
@@ -22,10 +17,10 @@ TIMEOUT_S = 45
 
 @pytest.fixture
 def doctor(exp):
-    """Runs the doctor, and gives its exit code and report; backends of tests.tasks.sick are ill as ``sick`` says."""
+    """Runs the doctor, and gives its exit code and report; backends of tests.checks.sick are ill as ``sick`` says."""
     choices = exp.path("my_conf") / "backend"
     choices.mkdir(parents=True)
-    (choices / "sick.yaml").write_text("_target_: tests.tasks.sick.SickBackend\nname: sick\n")
+    (choices / "sick.yaml").write_text("_target_: tests.checks.sick.SickBackend\nname: sick\n")
 
     def run(*arguments, sick=None, timeout_s=60, **environment):
         settings = ["--config-dir", "my_conf", "task=doctor", "output_dir=run", "task.burst_s=0.3"]
@@ -53,34 +48,6 @@ def test_ranks_that_are_ill_do_not_hide_each_other_and_one_that_never_arrives_is
     # In the same folder: nothing of the earlier examination may be taken for this one's.
     done, report = doctor("backend=sick", "nproc=2", sick={1: "never starts"}, timeout_s=TIMEOUT_S)
     assert (done.returncode, findings(report)) == (1, {"ranks": [1]}), done.stdout
-
-
-def test_bytes_that_nobody_counts_are_not_told_as_none():
-    class Counts(CpuBackend):
-        told: ClassVar = [{"tan": (7, 0)}, {"tan": (10, 0)}, {}, {"tan": (3, 4096)}]
-
-        def fallbacks(self):
-            return self.told.pop(0)
-
-    for expected in ("tan run on the CPU", "tan run on the CPU (4 KiB)"):
-        found = operators(Counts(name="cpu"), torch.device("cpu"), "fp32")
-        assert found.values["left_device"] == {"tan": 3}
-        assert found.finding.endswith(expected)
-
-
-@needs_current_card
-def test_a_training_that_does_not_fit_is_told_with_the_batch_that_does(doctor):
-    fits = ["backend=gcu_simulated", "model.d_model=32", "model.d_ff=32", "model.num_heads=2", "data.eval_batch_size=4"]
-    done, report = doctor(*fits, timeout_s=120)
-    assert (done.returncode, report["findings"]) == (0, [])
-    assert 0 < report["training"]["memory_peak"] < report["training"]["free"]
-    (operators,) = (check["values"] for check in report["ranks"][0]["checks"] if check["name"] == "operators")
-    assert "native_layer_norm_backward" in {*operators["lacking"]} & {*operators["portable"]}
-    assert operators["left_device"] == {}
-    done, report = doctor(*fits, "global_batch_size=262144", "overwrite=true", timeout_s=120)
-    assert (done.returncode, report["findings"], report["training"]["fits"]) == (0, [], False)
-    batch, accumulate = map(int, re.findall(r"=(\d+)", report["training"]["advice"]))
-    assert (batch * accumulate, accumulate > 1) == (262144, True)
 
 
 @needs_card
