@@ -63,8 +63,12 @@ def start_fork_server(folder: RunFolder, nproc: int, single_node: bool) -> bool:
     multiprocessing.get_context(START_METHOD).set_forkserver_preload(["exp.launcher.preload"])
     if not keep_sockets_in(os.environ[SCRATCH_VARIABLE]):
         return False  # the fork server is reached by a socket
+    here = os.getcwd()
+    # A new interpreter looks for modules in its current folder first; the workers go back to this one.
+    os.chdir(os.environ[SCRATCH_VARIABLE])
     start_resource_tracker()  # or the fork server's start would start it, with signals let through
     forkserver.ensure_running()
+    os.chdir(here)
     return True
 
 
