@@ -74,7 +74,7 @@ def test_a_kit_that_is_killed_goes_on_where_it_was(exp):
 def test_any_number_of_cards_has_a_batch_that_they_can_share(exp):
     def batches(*more):
         """The settings of batches of each row; none is run, since the budget is spent."""
-        wanted = ["task.experiments=[dinov3_dubai]", "task.budget_minutes=0.1", "task.small=false", "overwrite=true"]
+        wanted = ["task.experiments=[dinov3_dubai]", "task.budget_minutes=1e-9", "task.small=false", "overwrite=true"]
         assert exp(*KIT, *wanted, "backend=cpu", "nproc=3", *more).returncode == 75
         made = {name: shlex.split(row["command"]) for name, row in read(exp)["rows"].items()}
         return {name: [each for each in command if "batch_size=" in each] for name, command in made.items()}

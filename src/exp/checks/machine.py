@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
@@ -65,6 +64,14 @@ class Secrets:
         self._hidden = sorted((each for each in found if len(each) >= _LEAST_CHARACTERS), key=len, reverse=True)
         self._home = re.compile(rf"(?:(?<![\w./-])|(?<=\\n)){re.escape(str(Path.home()))}(?![\w-]|\.\w)")
 
+    def hide(self, value: Any) -> Any:
+        """``value`` without them, at any depth."""
+        if isinstance(value, dict):
+            return {key: self.hide(each) for key, each in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self.hide(each) for each in value]
+        return self.hide_in(value) if isinstance(value, str) else value
+
     def hide_in(self, text: str) -> str:
         """A text without them."""
         for each in self._hidden:
@@ -80,12 +87,10 @@ def tidy(folder: Path, secrets: Secrets) -> None:
         folder: of a row.
         secrets: of the kit.
     """
-    shutil.rmtree(str(folder / "doctor"), ignore_errors=True)
     for path in sorted(folder.rglob("*"), reverse=True):
-        with suppress(FileNotFoundError):  # of a process that is just ending
+        with suppress(OSError):  # of a process that is just ending
             if path.is_dir() and not path.is_symlink():
-                if not any(path.iterdir()):
-                    path.rmdir()
+                path.rmdir()  # where it is empty
             elif path.is_symlink() or not _KEPT.fullmatch(path.name):
                 path.unlink()
             else:

@@ -6,7 +6,6 @@ nothing that a driver does can end this one. ``qualify.json`` has all, ``qualify
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import time
@@ -30,7 +29,7 @@ from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, ConfigError, ExpErr
 from exp.freezing import prepare
 from exp.launcher.processes import handle_signals, signal_name
 from exp.preemption import PREEMPT_SIGNAL
-from exp.runfolder import read_json, to_json, write_atomically, write_json
+from exp.runfolder import read_json, write_atomically, write_json
 from exp.runlock import RunLock
 from exp.summary import Finished
 from exp.task import create_task
@@ -42,8 +41,6 @@ if TYPE_CHECKING:
 
 __all__ = ["qualify"]
 
-_LEAST_S = 20.0
-"""Less than this is no time for any row."""
 _STARTS = 2
 """So often a row may end this process itself, or the machine."""
 _MADE = (OK, WARNING, FAILED)
@@ -100,11 +97,8 @@ class _Kit:
             "environment": {}, "rows": {},
         }  # fmt: skip
         if not config.overwrite:
-            self._go_on(self._without_secrets({**about, **self.record["machine"]}))
+            self._go_on(self.secrets.hide({**about, **self.record["machine"]}))
         self.rows: dict[str, dict[str, Any]] = self.record["rows"]
-
-    def _without_secrets(self, value: Any) -> Any:
-        return json.loads(self.secrets.hide_in(to_json(value)))
 
     def _go_on(self, now: dict[str, Any]) -> None:
         """Take the rows that an earlier start has made in this folder."""
@@ -151,13 +145,13 @@ class _Kit:
 
     def _row(self, row: Row, deadline: float) -> None:
         """Make a row, unless there is a reason not to."""
-        left, limit_s = deadline - time.monotonic(), self.task.row_minutes * 60
+        limit_s = self.task.row_minutes * 60
         started = self.rows.get(row.name, {}).get("started", 0)
         if self.task.rows is not None and not any(fnmatch(row.name, pattern) for pattern in self.task.rows):
             self._keep(row, skip("left out by task.rows"))
         elif self.signal is not None:
             self._keep(row, skip("the kit ended before", _LATER))
-        elif min(left, limit_s) < _LEAST_S:
+        elif time.monotonic() > deadline:
             self._keep(row, skip("the budget was spent", _LATER))
         elif started >= _STARTS:
             finding = f"the kit itself ended in this row, {started} times"
@@ -165,34 +159,27 @@ class _Kit:
         else:
             self._keep(row, skip("begun", _LATER), started + 1, tell=False)
             begun = time.monotonic()
-            answer, late = self._made(row, min(left, limit_s))
-            if self.signal is not None:
-                answer = skip(f"ended by {signal_name(self.signal)}", _LATER)
-            elif late and limit_s > left:
-                answer = skip(f"{left:.0f} s of the budget were not enough", _LATER)
-            again = answer.advice == _LATER
-            self._keep(row, answer, 0 if again else started + 1, None if again else time.monotonic() - begun)
+            answer = self._made(row, limit_s)
+            if self.signal is None:
+                self._keep(row, answer, started + 1, time.monotonic() - begun)
+            else:
+                self._keep(row, skip(f"ended by {signal_name(self.signal)}", _LATER))
 
-    def _made(self, row: Row, limit_s: float) -> tuple[Answer, bool]:
-        """The answer of a row, and whether it ran out of its time."""
+    def _made(self, row: Row, limit_s: float) -> Answer:
         folder = self.place / "rows" / row.name
         shutil.rmtree(str(folder), ignore_errors=True)
         folder.mkdir(parents=True)
-        deadline, late = time.monotonic() + limit_s, False
+        deadline = time.monotonic() + limit_s
 
         def run(*more: str, stop: Any) -> Ended:
-            nonlocal late
-            arguments = [*_search(), *row.overrides, *more]
-            left_s = deadline - time.monotonic()
-            ended = run_exp(arguments, folder / "output.log", left_s, lambda: self.signal is not None or stop())
-            late = ended.late
-            return ended
+            arguments, left_s = [*_search(), *row.overrides, *more], deadline - time.monotonic()
+            return run_exp(arguments, folder / "output.log", left_s, lambda: self.signal is not None or stop())
 
         real = self.backend.exclusive_devices and not self.backend.simulate
         try:
-            return MAKERS[row.kind](Making(row, folder, run, self.rows, real)), late
+            return MAKERS[row.kind](Making(row, folder, run, self.rows, real))
         except (ExpError, OSError, KeyError, ValueError, TypeError) as error:  # files that are not what a row leaves
-            return fail(f"what it left cannot be read: {type(error).__name__}: {error}", ""), late
+            return fail(f"what it left cannot be read: {type(error).__name__}: {error}", "")
         finally:
             tidy(folder, self.secrets)
 
@@ -213,7 +200,7 @@ class _Kit:
         names = [row.name for row in self.plan if row.name in self.rows]
         self.record["verdict"] = worst(self.rows[name]["status"] for name in names)
         ordered = {**{name: self.rows[name] for name in names}, **self.rows}
-        record = self._without_secrets({**self.record, "rows": ordered})
+        record = self.secrets.hide({**self.record, "rows": ordered})
         write_json(self.place / "qualify.json", record)
         write_atomically(self.place / "qualify.md", page_of(record).encode())
 

@@ -11,8 +11,8 @@ from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
 
 from exp.report.groups import Group, greater_is_better, in_order, mean_text, rankings, with_decimals_of
-from exp.report.keys import apart, column, differing, is_seed, short_names, value_text
-from exp.report.runs import is_number, natural
+from exp.report.keys import apart, by_size, column, differing, is_seed, short_names, value_text
+from exp.report.runs import is_number
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -34,9 +34,7 @@ __all__ = [
 _WIDTH = 100  # characters of a terminal
 _OUTCOME = 12  # of them for the last column, at least
 _GAP = 3  # between columns
-_ALL = 40  # rows: of more, a terminal gets the best and those that failed
-_BEST = 15
-_OTHERS = 10
+_ROWS = 40
 _HEADINGS = ("run", "runs", "validation", "n", "seconds", "status", "samples/s", "device")
 _DATA = "data.name"
 _AVERAGED = "mean ± sample standard deviation (n - 1) over n seeds"
@@ -91,8 +89,7 @@ def sweep_table(runs: Sequence[Run], most: int | None = None) -> Table:
     """What ``sweep.csv`` has, for a terminal of 100 columns, with what matters most.
 
     Runs that differ in nothing but the seed are one row, with mean, standard deviation and number of seeds. The best of
-    each metric on validation has a star. Of many rows, those of the middle are left out; of many keys, the last: the
-    notes say which.
+    each metric on validation has a star. Of many rows and of many keys the last are left out: the notes say which.
 
     Args:
         runs: any number.
@@ -102,7 +99,7 @@ def sweep_table(runs: Sequence[Run], most: int | None = None) -> Table:
     metrics = [name for name in ranking if name is not None]
     averaged = any(len(group.runs) > 1 for each in ranking.values() for group in each)
     every = in_order(ranking)
-    order = _telling(every) if most is None else every[:most]
+    order = every[: most or _ROWS]
     stars = ["*" if rank == 1 and len(order) > 1 else "" for rank, _ in order]
     groups = [group for _, group in order]
     keys = [key for key in differing(runs) if not (averaged and is_seed(key))]
@@ -238,15 +235,6 @@ def _figures(
     return [*columns, Column("n", [group.n_text for group in groups])] if averaged else columns
 
 
-def _telling(order: list[tuple[int | None, Group]]) -> list[tuple[int | None, Group]]:
-    """All groups; of many the best of each metric, and some that have no metric: failed ones before others."""
-    if len(order) <= _ALL:
-        return order
-    best = [(rank, group) for rank, group in order if rank is not None and rank <= _BEST]
-    others = [(rank, group) for rank, group in order if group.reported is None]
-    return best + sorted(others, key=lambda pair: "failed" not in pair[1].left_out)[:_OTHERS]
-
-
 def _outcome(group: Group) -> str:
     """How long the runs took, or what became of those that have not come to their end."""
     errors = [run.error for run in group.runs if run.error is not None]
@@ -299,7 +287,7 @@ def _paper(groups: list[Group], metric: str) -> Table:
     values = {titles[key]: column(firsts, key) for key in keys}
     if len({value_text(row) for row in zip(*values.values())}) < len(groups):
         values = {"run": [group.names for group in groups], **values}  # nothing else tells them apart
-    order = sorted(range(len(groups)), key=lambda row: [_by_size(each[row]) for each in values.values()])
+    order = sorted(range(len(groups)), key=lambda row: [by_size(each[row]) for each in values.values()])
     groups = [groups[row] for row in order]
     labels = [Column(title, [value_text(each[row]) for row in order], False) for title, each in values.items()]
     averaged = any(len(group.runs) > 1 for group in groups)
@@ -369,11 +357,6 @@ def _sources(groups: Sequence[Group], known: Sequence[tuple[dict[str, float], di
 def _signed(ours: float, difference: float) -> str:
     text = with_decimals_of(ours, difference)
     return text if text.startswith("-") else f"+{text}"
-
-
-def _by_size(value: Any) -> tuple[bool, float, list[Any]]:
-    """Numbers by their size, then anything else as people sort it."""
-    return (False, value, []) if is_number(value) else (True, 0.0, natural(value_text(value)))
 
 
 def _width(each: Column) -> int:

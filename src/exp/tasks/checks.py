@@ -138,7 +138,7 @@ class Qualify(Task):
     _target_: str = "exp.tasks.checks.Qualify"
     name: str = "qualify"
     budget_minutes: float = 60.0
-    """Rows that do not fit into it are not run; the same command goes on with them."""
+    """After it no further row begins; the same command goes on with them."""
     row_minutes: float = 8.0
     """A row that takes longer has failed."""
     rows: Optional[List[str]] = None
