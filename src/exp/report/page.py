@@ -101,7 +101,7 @@ def _results(metric: str | None, groups: Sequence[Group], singles: Sequence[Grou
     if folded:
         titles = ", ".join(chart.title for chart in drawn if chart.folded)
         parts.append(_folded(titles, f'<div class="charts">{"".join(folded)}</div>'))
-    table = run_table(singles, metric)
+    table = run_table([group.runs[0] for group in singles])
     notes = f'<p class="note">{escape("; ".join(table.notes))}.</p>' if table.notes else ""
     return "\n".join([*parts, f"<h3>Every run</h3>\n{as_html(table, 'results')}{notes}</section>"])
 
