@@ -7,7 +7,7 @@ from typing import Any, Iterator, Mapping, Sequence
 from exp.checks.check import FAILED, SKIPPED, WARNING
 from exp.console import size
 
-__all__ = ["page_of"]
+__all__ = ["page_of", "table_of"]
 
 _MARKS = {FAILED: "**failed**", WARNING: "*warning*"}
 
@@ -22,14 +22,14 @@ def page_of(record: Mapping[str, Any]) -> str:
     missing = f", {left} of {len(rows)} rows skipped" if left else ""
     lines = [f"# {record['nproc']} x {record['backend']}{made_up}: {record['verdict']}{missing}", ""]
     lines += [*_machine(record), ""]
-    lines += _table([
+    lines += table_of([
         {"row": name, "": _MARKS.get(row["status"], row["status"]), "s": "" if row["seconds"] is None else
          f"{row['seconds']:.0f}", "found": row["finding"], "what to do": row["advice"]} for name, row in rows.items()
     ])  # fmt: skip
     for name, row in rows.items():
         shown = [line for line in row["values"].get("table", ()) if line.get("status") != "equal"]
         if shown and row["status"] != SKIPPED:
-            lines += [f"## {name}", "", *_table(shown)]
+            lines += [f"## {name}", "", *table_of(shown)]
     lines.append("Each row's command and all figures are in qualify.json, its logs in rows/.")
     return "\n".join(lines) + "\n"
 
@@ -47,7 +47,8 @@ def _machine(record: Mapping[str, Any]) -> Iterator[str]:
         yield f"- card {card.get('index')}: {card.get('name') or 'unnamed'}{total}{used and used + ' used'}"
 
 
-def _table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def table_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Rows of equal keys as lines of Markdown, with an empty one at the end."""
     cells = [[_cell(value) for value in row.values()] for row in rows]
     heads = [[*rows[0]], ["---"] * len(rows[0])] if rows else []
     return [*(f"| {' | '.join(line)} |" for line in [*heads, *cells]), ""]

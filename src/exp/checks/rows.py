@@ -13,14 +13,16 @@ from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Sequence
 
 from hydra.errors import HydraException
 
-from exp.checks.check import FAILED, OK, WARNING, Answer, fail, ok, read_journal, skip
+from exp import console
+from exp.checks.check import FAILED, OK, STYLES, WARNING, Answer, fail, ok, read_journal, skip
 from exp.checks.operator_table import judge_operators
+from exp.checks.page import table_of
 from exp.checks.parity import read_losses
 from exp.checks.verdict import value_of
 from exp.config.check import validate
 from exp.config.explain import explain
 from exp.console import flops, size
-from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, EXIT_UNAVAILABLE, ConfigError
+from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, EXIT_UNAVAILABLE, ConfigError, RunError
 from exp.freezing import compose, prepare
 from exp.launcher.processes import signal_name
 from exp.plugins import installed
@@ -32,9 +34,10 @@ if TYPE_CHECKING:
     from exp.backend import Backend
     from exp.checks.child import Ended
     from exp.config.schema import ExpConfig
+    from exp.launcher.outcome import Outcome
     from exp.tasks.checks import Qualify
 
-__all__ = ["MAKERS", "Making", "Row", "plan"]
+__all__ = ["MAKERS", "Making", "Row", "end_alone", "plan"]
 
 _SHORT = ("plots=false", "logger=none", "debug.val_batches=1", "debug.test_batches=1", "max_epochs=null")
 _OWN = re.compile(
@@ -230,26 +233,51 @@ def _operators(making: Making) -> Answer:
 def _collectives(making: Making) -> Answer:
     """See :mod:`exp.checks.collectives`."""
     lines, ended = _without_culprits(making)
+    if not lines:
+        return _broken_off("the collectives", ended)
+    answer = _judge_collectives(lines, making.folder)
+    return answer if ended.code == EXIT_OK or answer.status == FAILED else _broken_off("the collectives", ended)
+
+
+def _judge_collectives(lines: Sequence[Mapping[str, Any]], folder: Path) -> Answer:
     measured = [line for line in lines if "seconds" in line]
     refused = [f"{line['name']}: {line['error']}" for line in lines if "error" in line]
     bad = [f"{line['name']}, {line['detail']}: {line['crash']}" for line in lines if "crash" in line]
     bad += [each for each in refused if " fp32: " in each]
     bad += [f"{line['name']}, {line['kib']} KiB: wrong on rank {', '.join(map(str, line['wrong']))}"
             for line in measured if line["wrong"]]  # fmt: skip
-    group = (read_json(making.folder / "result.json") or {}).get("process_group")
+    group = (read_json(folder / "result.json") or {}).get("process_group")
     table = [{"collective": line["name"], "KiB": line["kib"], "time": f"{line['seconds'] * 1e3:.3g} ms",
               "link, per second": size(line["bus_bytes_per_second"])} for line in measured]  # fmt: skip
     values = {"table": table, "process_group": group}
     if bad:
         advice = "broken collectives: try another version of the vendor's library, or backend.process_group=gloo"
         return fail("; ".join(bad[:4]), advice, **values)
-    if ended.code != EXIT_OK or not measured:
-        return _broken_off("the collectives", ended)
     best = max(measured, key=lambda line: float(line["bus_bytes_per_second"]))
     finding = f"{len(measured)} right over {group}; up to {size(best['bus_bytes_per_second'])}/s in {best['name']} of "
     finding += f"{best['kib']} KiB" + f"; refused: {'; '.join(refused)}" * bool(refused)
     advice = "gradients travel in fp32 here; what sends others cannot use this library" if refused else ""
     return ok(finding, advice, **values)
+
+
+def end_alone(config: ExpConfig, folder: RunFolder, outcome: Outcome) -> int | None:
+    """Judge and show what task=operators or task=collectives has found; returns the exit code, None where it failed."""
+    if outcome.exit_code != EXIT_OK:
+        return None
+    lines, _ = read_journal(folder.path / f"{config.task.name}.jsonl")
+    operators = config.task.name == "operators"
+    answer = judge_operators(lines, config.precision) if operators else _judge_collectives(lines, folder.path)
+    shown = [row for row in answer.values["table"] if row.get("status") != "equal"]
+    terminal = console.make_console()
+    terminal.print("\n".join(table_of(shown)) if shown else "", soft_wrap=True, markup=False)
+    terminal.print(f"{answer.status}: ", style=STYLES[answer.status], end="")
+    advice = f"\n  do: {answer.advice}" if answer.advice else ""
+    terminal.print(f"{answer.finding}{advice}\nrun folder: {console.shown(folder.path)}", soft_wrap=True, markup=False)
+    if answer.status != FAILED:
+        return EXIT_OK
+    error = {"rank": None, "type": RunError.__name__, "message": answer.finding}
+    folder.write_result({**(read_json(folder.result) or {}), "status": "failed", "error": error})
+    return EXIT_FAILED
 
 
 def _parity(making: Making) -> Answer:

@@ -95,14 +95,7 @@ def apart(names: Sequence[str], taken: Collection[str], prefix: str) -> dict[str
         taken: titles that mean something else.
         prefix: ``metrics.`` or ``config.``, as the name stands in ``result.json`` or ``config.yaml``.
     """
-    found = {}
-    others = {*taken, *names}
-    for name in names:
-        title = name
-        while title in taken or (title != name and title in others):
-            title = f"{prefix}{title}"
-        found[name] = title
-    return found
+    return {name: f"{prefix}{name}" if name in taken else name for name in names}
 
 
 def short_names(keys: Sequence[str], taken: Collection[str] = ()) -> dict[str, str]:

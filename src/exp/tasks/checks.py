@@ -197,6 +197,12 @@ class Operators(Task):
 
         return check_operators(session)
 
+    def tell_end(self, config: ExpConfig, folder: RunFolder, outcome: Outcome) -> int | None:
+        """See :func:`exp.checks.rows.end_alone`."""
+        from exp.checks.rows import end_alone
+
+        return end_alone(config, folder, outcome)
+
 
 @dataclass
 class Collectives(Task):
@@ -225,6 +231,12 @@ class Collectives(Task):
         from exp.checks.collectives import measure_collectives
 
         return measure_collectives(session)
+
+    def tell_end(self, config: ExpConfig, folder: RunFolder, outcome: Outcome) -> int | None:
+        """See :func:`exp.checks.rows.end_alone`."""
+        from exp.checks.rows import end_alone
+
+        return end_alone(config, folder, outcome)
 
 
 @dataclass
