@@ -1,4 +1,4 @@
-"""task=qualify: a kit that is killed and goes on; one on cards with defects; what it leaves."""
+"""task=qualify: a suite that is killed and goes on; one on cards with defects; what it leaves."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from tests.conftest import Forked
 from tests.simulators import needs_current_card
 
 EXAMPLE = "timebridge_small"
-KIT = ["task=qualify", "nproc=2", "output_dir=kit", f"task.experiments=[{EXAMPLE}]"]
+SUITE = ["task=qualify", "nproc=2", "output_dir=suite", f"task.experiments=[{EXAMPLE}]"]
 
 
 def read(exp) -> dict:
-    return json.loads((exp.path("kit") / "qualify.json").read_text())
+    return json.loads((exp.path("suite") / "qualify.json").read_text())
 
 
-def test_a_kit_that_is_killed_goes_on_where_it_was(exp):
+def test_a_suite_that_is_killed_goes_on_where_it_was(exp):
     rows = 'task.rows=["operators-*-fp32",collectives]'
-    arguments = [*KIT, "backend=cpu", rows, "overwrite=false"]
+    arguments = [*SUITE, "backend=cpu", rows, "overwrite=false"]
     # Where a secret comes in: the key of a service in the environment, which a row's own output may repeat.
     secret = {"SERVICE_TOKEN": "correct-horse-battery"}
     first, deadline = Forked(exp.folder, *arguments, **secret), time.monotonic() + 250
-    while not (exp.path("kit") / "rows" / "collectives" / "output.log").exists():
+    while not (exp.path("suite") / "rows" / "collectives" / "output.log").exists():
         assert first.poll() is None, first.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.1)
@@ -48,18 +48,18 @@ def test_a_kit_that_is_killed_goes_on_where_it_was(exp):
 
     done = exp(*arguments, **secret)
     assert done.returncode == 0, done.stdout + done.stderr
-    kit = read(exp)
-    assert kit["rows"][name] == before[name]  # not made again
-    operators = {row["operator"]: row["status"] for row in kit["rows"][name]["values"]["table"]}
+    suite = read(exp)
+    assert suite["rows"][name] == before[name]  # not made again
+    operators = {row["operator"]: row["status"] for row in suite["rows"][name]["values"]["table"]}
     assert {status for each, status in operators.items() if "backward" in each} == {"equal"}
-    collectives, whole = kit["rows"]["collectives"], TORCH_VERSION >= (2, 0)  # before it, gloo knows no bf16
+    collectives, whole = suite["rows"]["collectives"], TORCH_VERSION >= (2, 0)  # before it, gloo knows no bf16
     assert collectives["started"] == 2
-    assert kit["verdict"] == collectives["status"] == ("ok" if whole else "warning"), collectives
+    assert suite["verdict"] == collectives["status"] == ("ok" if whole else "warning"), collectives
     assert whole or "refused: all_reduce bf16" in collectives["finding"]
     assert {"all_reduce fp32", "broadcast fp32"} <= {line["collective"] for line in collectives["values"]["table"]}
-    assert kit["rows"]["doctor"]["finding"] == "left out by task.rows"
-    assert f"| {name} |" in (exp.path("kit") / "qualify.md").read_text()
-    files = [file for file in exp.path("kit").rglob("*") if file.is_file()]
+    assert suite["rows"]["doctor"]["finding"] == "left out by task.rows"
+    assert f"| {name} |" in (exp.path("suite") / "qualify.md").read_text()
+    files = [file for file in exp.path("suite").rglob("*") if file.is_file()]
     assert not [file for file in files if file.suffix in (".pth", ".npz", ".yaml")]
     assert not [file for file in files if b"correct-horse-battery" in file.read_bytes()]
 
@@ -75,7 +75,7 @@ def test_any_number_of_cards_has_a_batch_that_they_can_share(exp):
     def batches(*more):
         """The settings of batches of each row; none is run, since the budget is spent."""
         wanted = ["task.experiments=[dinov3_dubai]", "task.budget_minutes=1e-9", "task.small=false", "overwrite=true"]
-        assert exp(*KIT, *wanted, "backend=cpu", "nproc=3", *more).returncode == 75
+        assert exp(*SUITE, *wanted, "backend=cpu", "nproc=3", *more).returncode == 75
         made = {name: shlex.split(row["command"]) for name, row in read(exp)["rows"].items()}
         return {name: [each for each in command if "batch_size=" in each] for name, command in made.items()}
 
@@ -93,9 +93,9 @@ def test_what_no_row_can_be_made_of_is_refused_at_the_outset(exp):
         ("data.root=nowhere", f"the rows of {EXAMPLE}"),
         ("task.steps=5", "task.steps=5"),
     ):
-        done = exp(*KIT, "backend=cpu", override)
+        done = exp(*SUITE, "backend=cpu", override)
         assert (done.returncode, named in done.stderr) == (2, True), done.stdout + done.stderr
-        assert not exp.path("kit").exists()
+        assert not exp.path("suite").exists()
 
 
 DEFECTS = '''
@@ -146,7 +146,7 @@ def test_planted_defects_are_found_and_named(exp):
     choice = exp.path("my_conf") / "backend" / "defective.yaml"
     choice.parent.mkdir(parents=True)
     choice.write_text("_target_: defective.Defective\nname: defective\nsimulate: true\n")
-    arguments = ["--config-dir", "my_conf", *KIT, "backend=defective", 'task.rows=["operators-*-fp32"]']
+    arguments = ["--config-dir", "my_conf", *SUITE, "backend=defective", 'task.rows=["operators-*-fp32"]']
     done = exp(*arguments, timeout=600, PYTHONPATH=str(exp.folder))
     assert done.returncode == 1, done.stdout + done.stderr
     row = read(exp)["rows"][f"operators-{EXAMPLE}-fp32"]
@@ -159,7 +159,7 @@ def test_planted_defects_are_found_and_named(exp):
     found = {line["operator"]: line["status"] for line in row["values"]["table"]}
     assert [name for name, status in found.items() if status == "wrong"] == ["aten.gelu.default"]
     assert found["aten.convolution_backward.default"] == "equal"  # which comes after the crash
-    page, output = (exp.path("kit") / name for name in ("qualify.md", f"rows/operators-{EXAMPLE}-fp32/output.log"))
+    page, output = (exp.path("suite") / name for name in ("qualify.md", f"rows/operators-{EXAMPLE}-fp32/output.log"))
     assert all("| aten.gelu.default | wrong |" in each.read_text() for each in (page, output))
 
 
@@ -178,11 +178,11 @@ def test_what_hangs_or_crashes_a_row_is_named_and_the_rest_is_measured_without_i
             if name.endswith("fp16"):
                 while not stop():
                     time.sleep(0.01)
-                return Ended(-15, 1.0, late=False, stopped=True, said="")
+                return Ended(-15, 1.0, late=False, stopped=True, error="")
             if name.endswith("bf16"):
-                return Ended(1, 1.0, late=False, stopped=False, said="killed by SIGABRT")
+                return Ended(1, 1.0, late=False, stopped=False, error="killed by SIGABRT")
             journal.end(name, kib=4, wrong=[1] if "broadcast" in name else [], seconds=1.0, bus_bytes_per_second=4096.0)
-        return Ended(0, 1.0, late=False, stopped=False, said="")
+        return Ended(0, 1.0, late=False, stopped=False, error="")
 
     answer = rows.MAKERS["collectives"](
         rows.Making(rows.Row("collectives", "collectives", []), tmp_path, run, {}, True)
@@ -214,7 +214,7 @@ def test_a_card_that_others_slow_down_or_whose_operators_leave_it_is_a_warning(t
         (tmp_path / "result.json").write_text(json.dumps(found))
         row = rows.Row("speed-a-2", "speed", [], {"experiment": "a", "nproc": 2})
         before = {"speed-a-1": {"values": {"samples_per_second": earlier}}}
-        ended = Ended(0, 1.0, late=False, stopped=False, said="")
+        ended = Ended(0, 1.0, late=False, stopped=False, error="")
         making = rows.Making(row, tmp_path, lambda *_, stop, ended=ended: ended, before, True)
         answer = rows.MAKERS["speed"](making)
         assert answer.status == ("warning" if advice else "ok")

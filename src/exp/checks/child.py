@@ -34,14 +34,14 @@ class Ended:
         seconds: that it took.
         late: whether it was ended because its time was over.
         stopped: whether it was ended because ``stop`` said so.
-        said: the last error that it printed, the first line; empty: none.
+        error: the last one that it printed, its first line; empty: none.
     """
 
     code: int
     seconds: float
     late: bool
     stopped: bool
-    said: str
+    error: str
 
 
 def run_exp(arguments: Sequence[str], output: Path, limit_s: float, stop: Callable[[], bool]) -> Ended:
@@ -78,8 +78,8 @@ def run_exp(arguments: Sequence[str], output: Path, limit_s: float, stop: Callab
     with output.open("rb") as log:
         log.seek(max(place, output.stat().st_size - _TAIL_BYTES))
         lines = log.read().decode(errors="replace").splitlines()
-    said = next((line[len("error: ") :] for line in reversed(lines) if line.startswith("error: ")), "")
-    return Ended(process.returncode, time.monotonic() - begun, late, stopped, said)
+    error = next((line[len("error: ") :] for line in reversed(lines) if line.startswith("error: ")), "")
+    return Ended(process.returncode, time.monotonic() - begun, late, stopped, error)
 
 
 if __name__ == "__main__":  # ``-m exp.checks.child PARENT ARGUMENTS...`` is ``-m exp ARGUMENTS...``

@@ -57,7 +57,7 @@ _POLL_S = 0.1
 _NATIVE_PLACE = re.compile(r"^\[[^\]]*:\d+\] *")  # "[/pytorch/third_party/.../pair.cc:144] "
 _TRACEBACK = "the traceback is in the log of the rank"
 _ADVICE = {
-    "device": f"{_TRACEBACK}; the vendor's monitor tells whether the driver still answers",
+    "device": f"{_TRACEBACK}; the vendor's monitor shows whether the driver still answers",
     "ranks": f"{_TRACEBACK}; between nodes, see that each reaches the other's ports (firewall, host names)",
     "group": f"{_TRACEBACK}; between nodes, name the network interface in the collectives' variable (backend.env)",
 }
@@ -142,7 +142,7 @@ class Bench:
     def _obstacle(self, name: str, check: Check) -> Answer | None:
         """Why a check is not made, here or on any rank; None: nothing is in its way."""
         lacking = next((need for need in check.needs if need not in self.usable), None)
-        told = self.meet(name, lacking) if check.joint else {}
+        others = self.meet(name, lacking) if check.joint else {}
         if lacking is not None:
             return skip(f"needs the check '{lacking}'")
         if not check.joint:
@@ -151,7 +151,7 @@ class Bench:
             return ok(_ALONE)
         if self.absent:
             return skip(self.describe_absent())
-        failed = [f"rank {rank} failed '{need}'" for rank, need in told.items() if need is not None]
+        failed = [f"rank {rank} failed '{need}'" for rank, need in others.items() if need is not None]
         return skip("; ".join(failed)) if failed else None
 
     def meet(self, point: str, value: Any) -> dict[int, Any]:
@@ -332,7 +332,7 @@ def _all_reduce(bench: Bench) -> Answer:
     backend.all_reduce(large)
     backend.synchronize()
     seconds = time.monotonic() - started
-    if wrong:  # told only now: the other ranks would have waited for this one
+    if wrong:  # reported only now: the other ranks would have waited for this one
         finding = f"the sum of 1 to {world_size} is {right:g}, but {' and '.join(wrong)}"
         return fail(finding, "the collectives are broken: try another version of the vendor's library")
     return ok(f"right on device and CPU; 4 MiB in {seconds * 1e3:.1f} ms", seconds=round(seconds, 6))

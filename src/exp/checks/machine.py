@@ -49,7 +49,7 @@ def different(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
 
 
 class Secrets:
-    """What must not be told: values of variables and of keys that are called secret, and where the user's home is.
+    """What must not be shown: values of variables and of keys that are called secret, and where the user's home is.
 
     Args:
         overrides: the user's.
@@ -85,7 +85,7 @@ def tidy(folder: Path, secrets: Secrets) -> None:
 
     Args:
         folder: of a row.
-        secrets: of the kit.
+        secrets: of the suite.
     """
     for path in sorted(folder.rglob("*"), reverse=True):
         with suppress(OSError):  # of a process that is just ending

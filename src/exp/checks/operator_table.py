@@ -29,8 +29,8 @@ def judge_operators(lines: Sequence[Mapping[str, Any]], precision: str) -> Answe
     Returns:
         With the table in ``values``: per operator ``status`` (the worst of ``crashed``, ``failed``, ``wrong``, ``off``,
         ``left the card``, ``equal``, ``not compared``), the ``call`` that it is of, the ``relative`` difference,
-        ``left`` (calls and bytes; bytes where they are counted), ``kernel`` (``portable`` ones are exp's own), and what
-        was ``said``.
+        ``left`` (calls and bytes; bytes where they are counted), ``kernel`` (``portable`` ones are exp's own), and the
+        ``reason``.
     """
     worst: dict[str, tuple[tuple[int, float], dict[str, Any]]] = {}
     for line in lines:
@@ -43,7 +43,7 @@ def judge_operators(lines: Sequence[Mapping[str, Any]], precision: str) -> Answe
             "left": _left(line.get("left")),
             "kernel": "portable" if line.get("portable") else "",
             "call": line.get("detail"),
-            "said": line.get("crash") or line.get("error") or line.get("uncompared"),
+            "reason": line.get("crash") or line.get("error") or line.get("uncompared"),
         }
         if line["name"] not in worst or rank < worst[line["name"]][0]:
             worst[line["name"]] = rank, row
@@ -54,7 +54,7 @@ def judge_operators(lines: Sequence[Mapping[str, Any]], precision: str) -> Answe
     finding += f" ({portable} with portable kernels)" if portable else ""
     named = [row for row in table if row["status"] not in ("equal", "not compared")]
     if named:
-        finding += ": " + "; ".join(map(_told, named[:_SHOWN])) + "; ..." * (len(named) > _SHOWN)
+        finding += ": " + "; ".join(map(_described, named[:_SHOWN])) + "; ..." * (len(named) > _SHOWN)
     values = {"table": table, "counts": counts}
     bad = {row["kernel"] for row in table if row["status"] in ("crashed", "failed", "wrong")}
     if bad:
@@ -90,10 +90,10 @@ def _left(left: Sequence[int] | None) -> str:
     return f"{calls} calls" * (calls > 0) + f", {size(moved)}" * (moved > 0)
 
 
-def _told(row: Mapping[str, Any]) -> str:
+def _described(row: Mapping[str, Any]) -> str:
     name = f"{row['operator']} (portable)" if row["kernel"] else row["operator"]
     if row["status"] in ("crashed", "failed"):
-        return f"{name} {row['status']} ({row['said']})"
+        return f"{name} {row['status']} ({row['reason']})"
     if row["status"] == "left the card":
         return f"{name} left the card ({row['left']})"
     return f"{name} {row['status']} by {row['relative']:.1e} at {row['call']}"

@@ -178,7 +178,7 @@ def _scale(tensor: torch.Tensor) -> float:
 
 
 def _left(before: Any, after: Any) -> list[int] | None:
-    """Calls and bytes that have left the device in between; None: nothing tells."""
+    """Calls and bytes that have left the device in between; None: not known."""
     if before is None or after is None:
         return None
     return [sum(each[place] for each in after.values()) - sum(each[place] for each in before.values())

@@ -150,9 +150,9 @@ def _parameters(ours: Any, theirs: Any, clear: float) -> Iterator[Difference]:
     scale = _scale(theirs, "gradient/")
     for key in _keys(theirs, "gradient/"):
         gradient, key = np.abs(theirs[key]), key.replace("gradient", "parameter", 1)
-        told = gradient > max(clear * gradient.max(initial=0.0), _FLOOR * _FLOOR * scale)
+        clear_ones = gradient > max(clear * gradient.max(initial=0.0), _FLOOR * _FLOOR * scale)
         if ours[key].shape == theirs[key].shape:
-            yield _difference(key, ours[key][told], theirs[key][told], 0.0)
+            yield _difference(key, ours[key][clear_ones], theirs[key][clear_ones], 0.0)
 
 
 def _keys(trace: Any, prefix: str) -> list[str]:

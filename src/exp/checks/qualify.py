@@ -76,12 +76,12 @@ def qualify(config: ExpConfig, overrides: list[str]) -> Finished:
     lock = RunLock(place)
     lock.acquire()
     try:
-        return _Kit(config, overrides, task, rows, backend, place).run()
+        return _Suite(config, overrides, task, rows, backend, place).run()
     finally:
         lock.release()
 
 
-class _Kit:
+class _Suite:
     def __init__(
         self, config: ExpConfig, overrides: list[str], task: Qualify, rows: list[Row], backend: Backend, place: Path
     ) -> None:
@@ -112,7 +112,7 @@ class _Kit:
         other = different(before, now)
         if other is not None:
             raise ConfigError(
-                f"{self.place} holds a kit of {other}; set another output_dir, or overwrite=true to begin anew"
+                f"{self.place} holds a suite of {other}; set another output_dir, or overwrite=true to begin anew"
             )
         self.record["rows"] = found["rows"]
 
@@ -150,11 +150,11 @@ class _Kit:
         if self.task.rows is not None and not any(fnmatch(row.name, pattern) for pattern in self.task.rows):
             self._keep(row, skip("left out by task.rows"))
         elif self.signal is not None:
-            self._keep(row, skip("the kit ended before", _LATER))
+            self._keep(row, skip("the suite ended before", _LATER))
         elif time.monotonic() > deadline:
             self._keep(row, skip("the budget was spent", _LATER))
         elif started >= _STARTS:
-            finding = f"the kit itself ended in this row, {started} times"
+            finding = f"the suite itself ended in this row, {started} times"
             self._keep(row, fail(finding, "see the machine's own log: dmesg, the driver's"), started)
         else:
             self._keep(row, skip("begun", _LATER), started + 1, tell=False)

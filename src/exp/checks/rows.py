@@ -205,11 +205,11 @@ def _doctor(making: Making) -> Answer:
     rates = [value_of(rank, "burst", "flops") for rank in ranks]
     table = [{"rank": rank["rank"], "card": value_of(rank, "device", "name"), "FLOP/s": flops(rate) if rate else "",
               "free memory": size(value_of(rank, "memory", "free"))} for rank, rate in zip(ranks, rates)]  # fmt: skip
-    told = []
+    shown = []
     for each in found[:3]:
         which = ", ".join(map(str, each["ranks"]))
-        told.append(f"{each['check']}{f', rank {which}' if which else ''}: {each['finding']}")
-    finding = "; ".join(told) or f"{report['world_size']} ranks work together"
+        shown.append(f"{each['check']}{f', rank {which}' if which else ''}: {each['finding']}")
+    finding = "; ".join(shown) or f"{report['world_size']} ranks work together"
     advice = found[0]["advice"] if found else ""
     known = [rate for rate in rates if rate]
     median = statistics.median(known) if known and making.real and report["verdict"] == OK else 0
@@ -288,7 +288,7 @@ def _parity(making: Making) -> Answer:
         return _broken_off("the comparison", ended)
     largest = {kind: each["relative"] for kind, each in report["largest"].items()}
     if not report["agrees"]:
-        return fail(ended.said, "compare the operators of what departs first in the rows above", largest=largest)
+        return fail(ended.error, "compare the operators of what departs first in the rows above", largest=largest)
     finding = f"losses within {largest['loss']:.1e} of the CPU's, gradients {largest['gradient']:.1e}"
     return ok(finding, largest=largest)
 
@@ -372,7 +372,7 @@ def _without_culprits(making: Making) -> tuple[list[dict[str, Any]], Ended]:
         found.update({f"{line['name']} {line.get('detail', line.get('kib'))}": line for line in lines})
         if begun is None or ended.code == EXIT_OK or ended.late:
             break
-        how = f"hung for {patience_s:.0f} s" if ended.stopped else ended.said or f"exit code {ended.code}"
+        how = f"hung for {patience_s:.0f} s" if ended.stopped else ended.error or f"exit code {ended.code}"
         culprits[begun["name"]] = {**begun, "crash": how}
     return [*found.values(), *culprits.values()], ended
 
@@ -396,7 +396,7 @@ def _broken_off(what: str, ended: Ended) -> Answer:
     if ended.late:
         advice = f"{_LOG}; where it is only slow, raise task.row_minutes"
         return fail(f"{what}: no end within {ended.seconds:.0f} s", advice)
-    how = ended.said or (f"killed by {signal_name(-ended.code)}" if ended.code < 0 else f"exit code {ended.code}")
+    how = ended.error or (f"killed by {signal_name(-ended.code)}" if ended.code < 0 else f"exit code {ended.code}")
     if ended.code == EXIT_CONFIG and "is not supported by" in how:
         return skip(how)
     return fail(f"{what}: {how}", "install what is missing" if ended.code == EXIT_UNAVAILABLE else _LOG)

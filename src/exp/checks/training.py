@@ -162,7 +162,7 @@ _DROPOUTS = tuple(kind for name, kind in vars(nn).items() if "Dropout" in name)
 def _without_dropout(model: nn.Module) -> None:
     """Turn torch's dropout off: masks come from each device's own generator, so they would differ by design.
 
-    A model that calls a dropout function by itself is told by its configuration (:mod:`exp.checks.parity`); what is
+    A model that calls a dropout function by itself is changed by its configuration (:mod:`exp.checks.parity`); what is
     left is found by :attr:`TraceHook.random_modules`.
     """
     for module in model.modules():
@@ -184,8 +184,8 @@ def measure_speed(session: Session) -> dict[str, Any]:
     training, steps = train_with(session, lasting, build_model(session, data, to_place=True), timer)
     left = training.metrics_hook.left_device
     own = {"memory": session.backend.memory().get("max_allocated"), "seconds": timer.seconds}
-    told = session.distributed.gather(own)
-    slowest = [max(each) for each in zip(*(rank["seconds"] for rank in told))]
+    ranks = session.distributed.gather(own)
+    slowest = [max(each) for each in zip(*(rank["seconds"] for rank in ranks))]
     step_s = statistics.median(slowest) if slowest else None
     return make_result(
         session,
@@ -195,7 +195,7 @@ def measure_speed(session: Session) -> dict[str, Any]:
         step_seconds=step_s,
         samples_per_second=config.global_batch_size / step_s if step_s else None,
         slowest_step_seconds=max(slowest, default=None),
-        memory_by_rank=[rank["memory"] for rank in told],
+        memory_by_rank=[rank["memory"] for rank in ranks],
         left_device=None if left is None else left.summary(session.distributed),
         train_samples=len(train),
     )

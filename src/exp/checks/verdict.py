@@ -50,12 +50,10 @@ def begin(config: ExpConfig, folder: RunFolder) -> None:
 def end(config: ExpConfig, folder: RunFolder, outcome: Outcome) -> int:
     """Judge, write and print; returns the exit code."""
     report = judge(config, folder, outcome, started=folder.config.stat().st_mtime)
-    ranks, file = report["ranks"], folder.path / "doctor.json"
+    file = folder.path / "doctor.json"
     result = blank_result(config)
     result.update(
         status="failed" if report["verdict"] == FAILED else "completed",
-        devices=[{key: value_of(rank, "device", key) for key in ("name", "index", "host")} for rank in ranks],
-        device_type=next((str(value_of(rank, "device", "device")).split(":")[0] for rank in ranks), None),
         **{key: report[key] for key in ("process_group", "fallback", "wall_s")},
         restarts=outcome.restarts,
         batch_size=None,  # there is none
