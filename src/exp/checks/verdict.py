@@ -54,6 +54,8 @@ def end(config: ExpConfig, folder: RunFolder, outcome: Outcome) -> int:
     result = blank_result(config)
     result.update(
         status="failed" if report["verdict"] == FAILED else "completed",
+        devices=[{key: value_of(rank, "device", key) for key in ("name", "index", "host")} for rank in report["ranks"]],
+        device_type=next((str(value_of(rank, "device", "device")).split(":")[0] for rank in report["ranks"]), None),
         **{key: report[key] for key in ("process_group", "fallback", "wall_s")},
         restarts=outcome.restarts,
         batch_size=None,  # there is none
