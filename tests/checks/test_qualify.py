@@ -18,8 +18,8 @@ from exp.checks.child import Ended
 from exp.checks.collectives import addends
 from exp.checks.machine import Secrets, different, machine, tidy
 from exp.checks.operator_table import judge_operators
-from exp.checks.operators import difference
-from exp.compat import TORCH_VERSION
+from exp.checks.operators import OperatorCheck, difference
+from exp.compat import TORCH_VERSION, every_operator
 from tests.conftest import Forked
 from tests.simulators import needs_current_card
 
@@ -315,3 +315,21 @@ def test_a_difference_is_found_at_any_depth():
         ((one * 1e-6,), (one * 0,), 10.0, 1e-7),  # sums that cancel out
     ):
         assert difference(ours, theirs, floor)["relative"] == pytest.approx(relative)
+
+
+@pytest.mark.skipif(TORCH_VERSION < (2, 0), reason="no fused attention")
+def test_operators_of_a_step_are_compared_one_by_one_and_what_is_random_is_not(tmp_path):
+    check = OperatorCheck(CpuBackend(name="cpu"), torch.device("cpu"), Journal(tmp_path / "operators.jsonl"))
+    layer, x = torch.nn.Linear(4, 4), torch.ones(2, 2, 3, 4)
+    with every_operator(check):
+        mixed = torch.nn.functional.scaled_dot_product_attention(layer(x), layer(x), layer(x))
+        torch.nn.functional.dropout(mixed, 0.5).sum().backward()
+    lines, begun = read_journal(tmp_path / "operators.jsonl")
+    table = {row["operator"]: row["status"] for row in judge_operators(lines, "fp32").values["table"]}
+    assert begun is None
+    assert {"equal", "not compared"} == set(table.values())
+    attention = [status for name, status in table.items() if "attention" in name or "softmax" in name]
+    assert attention
+    assert set(attention) == {"equal"}
+    assert {name for name, status in table.items() if status != "equal"} <= {
+        "aten.bernoulli_.float", "aten.native_dropout.default"}  # fmt: skip

@@ -271,11 +271,12 @@ def _table(ranks: list[dict[str, Any]]) -> Table:
 
     rows = [_cells(rank) for rank in ranks]
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for title in rows[0]:
+    titles = [title for title in rows[0] if any(row[title] for row in rows)]
+    for title in titles:
         left = title in ("host", "card", "ddp", "verdict")
         table.add_column(title, justify="left" if left else "right", no_wrap=title != "card")
     for rank, cells in zip(ranks, rows):
-        texts = [Text(text, no_wrap=True, overflow="ellipsis") for text in cells.values()]
+        texts = [Text(cells[title], no_wrap=True, overflow="ellipsis") for title in titles]
         texts[-1].stylize(STYLES[rank["verdict"]])
         table.add_row(*texts)
     return table
