@@ -13,11 +13,11 @@ import os
 import sys
 import time
 
-from exp.backend import Backend
+from exp.hardware.backend import Backend, Collectives
 
 
 class Acme(Backend):
-    device_type, default_process_group = "cpu", "gloo"
+    device_type, collectives = "cpu", Collectives("gloo")
 
     def why_unavailable(self):
         return None
@@ -34,11 +34,8 @@ class Acme(Backend):
     def describe(self, device):
         return {"name": "acme", "index": self.rank, "card": self.rank}
 
-    def free_memory(self):
-        return 2**33, 2**33
-
-    def ddp_kwargs(self, device):
-        return {}
+    def usage(self):
+        return {"free": 2**33, "total": 2**33}
 
 
 class Wrong(Acme):

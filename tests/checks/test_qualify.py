@@ -19,7 +19,7 @@ from exp.checks.collectives import addends
 from exp.checks.machine import Secrets, different, machine, tidy
 from exp.checks.operator_table import judge_operators
 from exp.checks.operators import OperatorCheck, difference
-from exp.compat import TORCH_VERSION, every_operator
+from exp.hardware.compat import TORCH_VERSION, every_operator
 from tests.conftest import Forked
 from tests.simulators import needs_current_card
 
@@ -100,6 +100,7 @@ def test_what_no_row_can_be_made_of_is_refused_at_the_outset(exp):
 
 DEFECTS = '''
     import os
+    from dataclasses import replace
 
     import torch
     from exp.backends.gcu import GcuBackend
@@ -132,8 +133,11 @@ DEFECTS = '''
             self.library.impl("gelu_backward", fatal, "PrivateUse1")
             return device
 
-        def lacking_operators(self):
-            return super().lacking_operators() - {"gelu_backward"}  # or it had a portable kernel, and no defect
+        @property
+        def capabilities(self):
+            known = super().capabilities
+            lacking = known.lacking_operators - {"gelu_backward"}  # or it had a portable kernel, and no defect
+            return replace(known, lacking_operators=lacking)
 
         def fallbacks(self):
             return {"mean": tuple(LEFT)}

@@ -12,7 +12,7 @@ from exp.environment import variables
 from exp.runfolder import to_json, without_credentials
 
 if TYPE_CHECKING:
-    from exp.backend import Backend
+    from exp.hardware.backend import Backend
 
 __all__ = ["Secrets", "different", "machine", "tidy"]
 

@@ -69,7 +69,7 @@ def tolerances(precision: str, loss: float | None) -> dict[str, float]:
     """Largest relative difference that still agrees, by kind.
 
     Args:
-        precision: one of :data:`exp.backend.PRECISIONS`.
+        precision: one of :data:`exp.hardware.backend.PRECISIONS`.
         loss: for the loss; None: the default of the precision. The others follow from it.
     """
     base = _LOSS_TOLERANCE[precision] if loss is None else loss

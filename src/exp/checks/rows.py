@@ -31,9 +31,9 @@ from exp.runfolder import RunFolder, read_json
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from exp.backend import Backend
     from exp.checks.child import Ended
     from exp.config.schema import ExpConfig
+    from exp.hardware.backend import Backend
     from exp.launcher.outcome import Outcome
     from exp.tasks.checks import Qualify
 
@@ -137,7 +137,7 @@ class _Plan:
         """In order."""
         any_experiment = [f"experiment={name}" for name in self.small][:1]  # keys of the user's may be of his alone
         yield self._row("doctor", "doctor", "task=doctor", *any_experiment, nproc=self.nproc)
-        yield from self._operators(self.backend.precisions[:1])
+        yield from self._operators(self.backend.capabilities.precisions[:1])
         if self.nproc > 1:
             sums = ["task=collectives", "launcher.timeout_s=60", *any_experiment]
             sums += ["task.sizes_kib=[4,64,1024]"] * self.made_up
@@ -146,7 +146,7 @@ class _Plan:
             for name, small in self.small.items():
                 settings = ["task=parity", "steps=5", "max_steps=5", *self._batch(name, small, nproc)]
                 yield self._trained("parity", name, settings, nproc=nproc)
-        yield from self._operators(self.backend.precisions[1:])
+        yield from self._operators(self.backend.capabilities.precisions[1:])
         for name, usual in self.usual.items():
             for nproc in [*(2**power for power in range(20) if 2**power < self.nproc), self.nproc]:
                 settings = ["task=speed", f"max_steps={self.task.steps}", "val_every=10000000"]
