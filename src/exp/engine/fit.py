@@ -183,7 +183,9 @@ def _mend(model: nn.Module, state: Mapping[str, Any], own: Mapping[str, Any], co
     missing = [key for key in own if key not in state]
     may_be_new: Any = getattr(model, "may_start_anew", lambda _: False)
     if missing and len(missing) < len(own) and all(map(may_be_new, missing)):
-        return "; its head is not in the file: train it first (task=train), then use that run"
+        others = [f"{key} {tuple(value.shape)}" for key, value in state.items() if key not in own]
+        lacks = f"the file has another head ({', '.join(others[:2])})" if others else "its head is not in the file"
+        return f"; {lacks}: train it first (task=train), then use that run"
     return "; use the settings that they were trained with"
 
 
