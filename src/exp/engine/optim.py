@@ -11,15 +11,16 @@ from mmengine.registry import OPTIMIZERS
 from omegaconf import OmegaConf
 from torch import nn
 
-from exp.backend import FLOAT32
 from exp.engine.fsdp import clip_grad_norm
 from exp.engine.registries import registered
 from exp.errors import ConfigError
+from exp.hardware.backend import FLOAT32
+from exp.hardware.numerics import grad_scaler
 from exp.heartbeat import Stage, beat
 from exp.models.dropout import backward_begins
 
 if TYPE_CHECKING:
-    from exp.backend import Backend
+    from exp.hardware.backend import Backend
 
 __all__ = ["BackendOptimWrapper", "build_optimizer", "parameter_groups"]
 
@@ -63,7 +64,7 @@ class BackendOptimWrapper(OptimWrapper):
     Args:
         optimizer: a torch optimizer.
         backend: gives autocast, loss scaler and the step itself.
-        precision: one of :data:`exp.backend.PRECISIONS`.
+        precision: one of :data:`exp.hardware.backend.PRECISIONS`.
         accumulate: micro-batches per optimizer step.
         clip_grad_norm: largest L2 norm of all gradients, or None.
         model: what is trained, for lazy devices; None: not known.
@@ -83,13 +84,12 @@ class BackendOptimWrapper(OptimWrapper):
         self.model = model
         self.precision = precision
         self.accumulate = accumulate
-        self.scaler = backend.grad_scaler(precision)
+        self.scaler = grad_scaler(backend, precision)
         self._stepper = optimizer if self.scaler is None else _ScaledOptimizer(optimizer, self.scaler)
         self.clip_grad_norm = clip_grad_norm
         self.grad_norm: torch.Tensor | None = None
-        self.before_step: Callable[[], None] | None = (
-            None  # called with all gradients in place, unscaled, before they are clipped
-        )
+        self.before_step: Callable[[], None] | None = None
+        """Called with all gradients in place, unscaled, before they are clipped."""
         self.before_update: Callable[[], None] | None = None
         """Called once, before the optimizer's state changes next: what is reading it has to be done."""
         self._losses: list[torch.Tensor] = []
@@ -103,11 +103,6 @@ class BackendOptimWrapper(OptimWrapper):
         rate: float = self.optimizer.param_groups[self._logged]["lr"]
         return rate
 
-    def initialize_count_status(self, model: nn.Module, init_counts: int, max_counts: int) -> None:
-        """Start a count of micro-batches; our loop only ever runs whole optimizer steps, so nothing is left over."""
-        del init_counts, max_counts
-        super().initialize_count_status(model, 0, -1)
-
     def optim_context(self, model: nn.Module) -> ContextManager[Any]:
         """Autocast, and no gradient exchange before the last micro-batch of a step."""
         if self.precision in FLOAT32 and self.accumulate == 1:
@@ -116,11 +111,7 @@ class BackendOptimWrapper(OptimWrapper):
 
     @contextlib.contextmanager
     def _optim_context(self, model: nn.Module) -> Iterator[None]:
-        with contextlib.ExitStack() as stack:
-            if not self.should_sync() and hasattr(model, "no_sync"):
-                no_sync: Any = model.no_sync
-                stack.enter_context(no_sync())
-            stack.enter_context(self.backend.autocast(self.precision))
+        with super().optim_context(model), self.backend.autocast(self.precision):
             yield
 
     def update_params(
@@ -203,7 +194,8 @@ def build_optimizer(model: nn.Module, config: Any, lacking: Collection[str] = fr
     Args:
         model: its trainable parameters.
         config: :class:`exp.config.schema.OptimConfig`.
-        lacking: ATen operators that the device has no kernel for (:meth:`exp.backend.Backend.lacking_operators`).
+        lacking: ATen operators that the device has no kernel for
+            (:class:`exp.hardware.backend.Capabilities`).
             Where the fused step is one of them, ``fused=true`` gives the foreach step, whose numbers are the same.
 
     Raises:

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from exp.backends_registry import create_backend
 from exp.engine.distributed import Distributed
 from exp.errors import ConfigError
 from exp.forecasting.intervals import metrics as measured
 from exp.forecasting.intervals.calibrate import OrderedScores, Scores, calibrated
 from exp.forecasting.intervals.intervals import GRID, Intervals, Spread, quantile_levels
 from exp.forecasting.intervals.metrics import AdaptiveMetrics, IntervalMetrics, gaussian_crps
+from exp.hardware.registry import create_backend
 from exp.models.base import Model
 
 SIGMA = torch.tensor([[0.5, 2.0], [1.0, 4.0], [2.0, 8.0]])  # by step and channel

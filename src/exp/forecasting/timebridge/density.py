@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
-from exp.compat import autocast_disabled
+from exp.hardware.compat import autocast_disabled
 
 __all__ = ["DERIVATIVE_FLOOR", "NEGATIVE_SLOPE", "gaussian_log_density", "log_square", "noise_log_density"]
 

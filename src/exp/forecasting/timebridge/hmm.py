@@ -21,7 +21,7 @@ from typing import Any, Callable
 import torch
 from torch.autograd.function import once_differentiable
 
-from exp.compat import autocast_disabled
+from exp.hardware.compat import autocast_disabled
 
 __all__ = ["LOG_FLOOR", "log_likelihood", "viterbi"]
 

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from exp.compat import has_fused_attention
 from exp.forecasting.config import TimeBridgeConfig
+from exp.hardware.compat import has_fused_attention
 from exp.models.dropout import Dropout, draws_by_sample, sample_mask
 
 __all__ = ["CointegratedAttention", "Encoder", "IntegratedAttention", "PatchDownsampling", "PatchEmbedding"]

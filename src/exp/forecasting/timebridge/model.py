@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Mapping
 import torch
 from torch import nn
 
-from exp.compat import autocast_disabled
 from exp.errors import ConfigError
 from exp.forecasting.config import TimeBridgeConfig
 from exp.forecasting.timebridge.layers import (
@@ -21,6 +20,7 @@ from exp.forecasting.timebridge.layers import (
 )
 from exp.forecasting.timebridge.loss import TimeFrequencyLoss, quantile_loss, uncrossed
 from exp.forecasting.timebridge.official import adapt_variant, variant_prefix
+from exp.hardware.compat import autocast_disabled
 from exp.models.base import Model
 
 __all__ = ["STD_EPS", "TimeBridge", "head", "in_float32", "require_at_least", "standardized"]
