@@ -112,8 +112,8 @@ class ForecastingDataConfig:
     archive_folder: Optional[str] = None
     """Folder below ``root`` in which the Time-Series-Library's archive has the file: looked into, too."""
     split: str = "ratio"
-    """``ett_hour``, ``ett_minute`` (12/4/4 months of 30 days), ``ratio`` (70/10/20 %), ``pems`` (60/20/20 %, parts that
-    share no row), or ``new``: all rows are for testing, with the weights of another run."""
+    """``ett_hour``, ``ett_minute`` (12/4/4 months of 30 days), ``ratio`` (70/10/20 %), ``pems`` (60/20/20 %,
+    sharing no row), or ``new``: all rows are for testing, with the weights of another run."""
     channels: int = MISSING
     """Number of series that are read."""
     inputs: Optional[List[str]] = None

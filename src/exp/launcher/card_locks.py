@@ -9,10 +9,11 @@ import socket
 from typing import TYPE_CHECKING, Iterator
 
 from exp.errors import UnavailableError
+from exp.hardware.cards import only
 from exp.launcher.rank import this_host
 
 if TYPE_CHECKING:
-    from exp.backend import Backend
+    from exp.hardware.backend import Backend
 
 __all__ = ["locked_cards"]
 
@@ -40,7 +41,7 @@ def locked_cards(backend: Backend, nproc: int) -> Iterator[None]:
         mine: list[int] = []
         for card in range(count):
             # In place of host and card, whose names can be longer than a socket's may be, their digest.
-            known_as = hashlib.sha256(f"{this_host()}/{backend.only([card], 1)}".encode()).hexdigest()
+            known_as = hashlib.sha256(f"{this_host()}/{only(backend, [card])}".encode()).hexdigest()
             lock = locks.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             with contextlib.suppress(OSError):  # somebody else's
                 lock.bind(f"\0exp-card/{known_as}".encode())
@@ -52,5 +53,5 @@ def locked_cards(backend: Backend, nproc: int) -> Iterator[None]:
                 f"{this_host()} has {len(mine)} of {count} {backend.name} cards to spare, but nproc={nproc}; have all "
                 "jobs ask for their cards (launcher.gres), or for whole nodes (launcher.exclusive=true)"
             )
-        os.environ.update(backend.only(mine, nproc))
+        os.environ.update(only(backend, mine))
         yield

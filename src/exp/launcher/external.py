@@ -18,10 +18,10 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from exp import console, heartbeat
-from exp.backends_registry import create_backend
-from exp.cores import cores_of_task
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, ConfigError
 from exp.frozen import FrozenRun
+from exp.hardware.cores import cores_of_task
+from exp.hardware.registry import create_backend
 from exp.heartbeat import Stage
 from exp.launcher.base import Launcher
 from exp.launcher.outcome import Outcome, collect_failures, exit_code_of, leave_word, tail_of

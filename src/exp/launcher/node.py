@@ -18,10 +18,10 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Mapping
 
 from exp import hub, summary
-from exp.backends_registry import create_backend
 from exp.config.check import check_hardware
 from exp.errors import EXIT_FAILED, EXIT_OK, ConfigError, ExpError, UnavailableError
 from exp.frozen import FrozenRun
+from exp.hardware.registry import create_backend
 from exp.launcher import slurm
 from exp.launcher.card_locks import locked_cards
 from exp.launcher.outcome import Outcome, RankFailure
@@ -136,7 +136,6 @@ class _Node:
         try:
             backend = create_backend(config.backend)
             check_hardware(config, backend)
-            backend.prepare()
             hub.bring(config)
             with locked_cards(backend, config.nproc):
                 endpoint = self._meet() if self.count > 1 else None

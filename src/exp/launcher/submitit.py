@@ -10,11 +10,11 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
-from exp.backends_registry import create_backend
 from exp.config.explain import nearest
 from exp.config.schema import SubmititConfig
 from exp.errors import ConfigError, UnavailableError
 from exp.frozen import FrozenRun
+from exp.hardware.registry import create_backend
 from exp.launcher import slurm
 from exp.launcher.base import Launcher, Watcher
 from exp.launcher.follow import Followed, follow, remember

@@ -9,9 +9,10 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Sequence
 
-from exp.backends_registry import create_backend
-from exp.cores import usable_cores
 from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, REFUSED
+from exp.hardware.cards import only
+from exp.hardware.cores import usable_cores
+from exp.hardware.registry import create_backend
 from exp.launcher.base import Watcher
 from exp.launcher.job import ENDED, PARENT_VARIABLE
 from exp.launcher.outcome import Outcome, tail_of
@@ -23,8 +24,8 @@ from exp.runfolder import read_json
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from exp.backend import Backend
     from exp.frozen import FrozenRun
+    from exp.hardware.backend import Backend
 
 __all__ = ["pack"]
 
@@ -139,8 +140,6 @@ def pack(runs: Sequence[FrozenRun], parallel_jobs: int | None, watcher: Watcher)
     mark = secrets.token_hex(8)
     pools = _Pools(parallel_jobs)
     backends = [create_backend(run.config.backend) for run in runs]
-    for backend in {backend.name: backend for backend in backends}.values():
-        backend.prepare()  # once, not in every job at the same time
     waiting = deque(range(len(runs)))
     running: dict[int, _Running] = {}
     outcomes: dict[int, Outcome] = {}
@@ -182,9 +181,11 @@ def _start_what_fits(
         devices = taken.get(backend.name) or taken.get(_CORES)
         own = {JOB_VARIABLE: mark, PARENT_VARIABLE: str(os.getpid())}
         if devices is not None:
-            own.update(backend.only(devices, run.config.nproc))
+            own.update(only(backend, devices))
             threads = "OMP_NUM_THREADS"
-            if backend.exclusive_devices and not backend.simulate and threads not in {**os.environ, **backend.env}:
+            if not backend.exclusive_devices and threads not in os.environ:
+                own[threads] = str(max(1, len(devices) // run.config.nproc))
+            elif not backend.simulate and threads not in {**os.environ, **backend.env}:
                 own[threads] = str(max(1, usable_cores() // backend.device_count()))  # jobs beside it compute, too
         running[number] = _Running(run, {**os.environ, **own}, taken)
 

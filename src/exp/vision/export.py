@@ -13,11 +13,11 @@ import torch
 from safetensors.torch import load_file, save
 from torch import nn
 
-from exp.compat import supports_export
 from exp.engine.building import build_data, build_model, make_result, record_environment
 from exp.errors import ConfigError, RunError
+from exp.hardware.compat import supports_export
 from exp.runfolder import write_atomically, write_json
-from exp.vision.data.normalisation import limits_of
+from exp.vision.data.statistics import limits_of
 from exp.vision.dinov3.backbone import VisionTransformer
 from exp.vision.dinov3.huggingface import beside, model_config, processor_config
 from exp.vision.dinov3.weights import adapt_published, model_tensors, with_periods
@@ -135,7 +135,7 @@ def input_of(data: Any) -> dict[str, Any]:
         scaled), and whether that goes for ``bytes_too``; the percentiles and the scope of a ``stretch`` (null: there is
         none); what values without data become, by band (``no_data``).
     """
-    reader, names = data.read, data.normalisation.names
+    reader, names = data.read, data.normalization.names
     limits = limits_of(reader.value_range)
     scope = "image" if reader.by_image else "train"
     told: dict[str, Any] = {

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from exp.backends_registry import create_backend
 from exp.engine.distributed import Distributed
 from exp.errors import ConfigError
 from exp.forecasting.intervals.adaptive import AdaptiveMetrics
@@ -17,6 +16,7 @@ from exp.forecasting.intervals.calibrate import Scores, calibrated_quantiles, ca
 from exp.forecasting.intervals.conformal import OrderedScores, quantile_levels
 from exp.forecasting.intervals.intervals import Intervals, Spread
 from exp.forecasting.intervals.metrics import IntervalMetrics, gaussian_crps
+from exp.hardware.registry import create_backend
 from exp.models.base import Model
 
 SIGMA = torch.tensor([[0.5, 2.0], [1.0, 4.0], [2.0, 8.0]])  # by step and channel

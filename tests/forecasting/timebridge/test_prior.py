@@ -13,10 +13,10 @@ from reference_timebridge import PlainTimeBridge, plain_loss
 from torch import nn
 from torch.distributions import Normal
 
-from exp.compat import TORCH_VERSION
 from exp.errors import ConfigError
 from exp.forecasting.timebridge import TimeBridge, TimeBridgePrior
 from exp.forecasting.timebridge.hmm import log_likelihood, viterbi
+from exp.hardware.compat import TORCH_VERSION
 from tests.forecasting.timebridge.conftest import log_density
 
 SIZES = {"lookback": 48, "period": 12, "num_patches_out": 2, "d_model": 8, "d_ff": 12, "num_heads": 2}

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from exp.vision.data.reader import ImageReader
+from exp.vision.data.values import ImageReader
 from exp.vision.predict.ground import row_areas
 from exp.vision.predict.maps import counted
 from exp.vision.predict.raster import DecodedImage, open_image

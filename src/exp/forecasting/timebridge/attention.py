@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from exp.compat import has_fused_attention
+from exp.hardware.compat import has_fused_attention
 from exp.models.dropout import draws_by_sample, sample_mask
 
 __all__ = ["MultiHeadAttention", "attention", "detrending_matrix", "dropout"]

@@ -8,9 +8,9 @@ from typing import Any, Sequence
 import torch
 from torch.autograd.function import once_differentiable
 
-from exp.compat import autocast_disabled
 from exp.forecasting.timebridge.blocks import shallow_blocks, takes_shallow_blocks
 from exp.forecasting.timebridge.tangent import value_and_tangent
+from exp.hardware.compat import autocast_disabled
 
 __all__ = ["DERIVATIVE_FLOOR", "gaussian_log_density", "log_magnitude", "noise_log_density"]
 

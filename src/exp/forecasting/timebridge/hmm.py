@@ -24,8 +24,8 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from exp.compat import autocast_disabled
 from exp.forecasting.timebridge.messages import backtrace, best_messages, choose_form, probability_messages
+from exp.hardware.compat import autocast_disabled
 
 __all__ = ["LOG_FLOOR", "log_likelihood", "posterior", "viterbi"]
 

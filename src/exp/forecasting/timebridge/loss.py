@@ -7,8 +7,8 @@ import math
 import torch
 from torch import nn
 
-from exp.compat import autocast_disabled
 from exp.forecasting.known import known_difference, mean_over_known
+from exp.hardware.compat import autocast_disabled
 
 __all__ = ["TimeFrequencyLoss", "dft_matrix"]
 

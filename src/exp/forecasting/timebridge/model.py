@@ -9,7 +9,6 @@ from typing import Any, Mapping, Sequence
 import torch
 from torch import nn
 
-from exp.compat import autocast_disabled
 from exp.errors import ConfigError
 from exp.forecasting.timebridge.layers import (
     CointegratedAttention,
@@ -22,6 +21,7 @@ from exp.forecasting.timebridge.loss import TimeFrequencyLoss
 from exp.forecasting.timebridge.official import adapt_variant, variant_prefix
 from exp.forecasting.timebridge.quantiles import MEDIAN, check_quantiles, quantile_loss, uncrossed
 from exp.forecasting.timebridge.shapes import timebridge_settings
+from exp.hardware.compat import autocast_disabled
 from exp.models.base import Model
 
 __all__ = ["STD_EPS", "TimeBridge", "in_float32", "require_at_least", "standardised"]

@@ -20,8 +20,8 @@ from typing import Any, Iterator, Sequence
 import torch
 from torch.autograd.function import once_differentiable
 
-from exp.compat import autocast_disabled
 from exp.forecasting.timebridge.blocks import latents_of_a_block, limits, slices
+from exp.hardware.compat import autocast_disabled
 
 __all__ = ["plain_value_and_tangent", "value_and_tangent"]
 

@@ -26,8 +26,8 @@ import math
 import torch
 from torch import nn
 
-from exp.compat import autocast_disabled
 from exp.forecasting.timebridge.density import gaussian_log_density, noise_log_density
+from exp.hardware.compat import autocast_disabled
 
 __all__ = ["ChangingPrior", "LatentMLPs", "StackedLinear", "StationaryPrior"]
 

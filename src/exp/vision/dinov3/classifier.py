@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from exp.compat import autocast_disabled
+from exp.hardware.compat import autocast_disabled
 from exp.models.dropout import Dropout
 from exp.vision.dinov3.base import ImageModel, facts_in
 from exp.vision.dinov3.losses import Losses, named

@@ -7,8 +7,8 @@ from typing import Any, Sequence
 import torch
 import torch.nn.functional as F
 
-from exp.compat import autocast_disabled
 from exp.errors import ConfigError
+from exp.hardware.compat import autocast_disabled
 from exp.vision.dinov3.backbone import Features
 from exp.vision.dinov3.base import ImageModel, facts_in
 from exp.vision.dinov3.heads import FcnHead, blocks_of_levels, build_head, sees_levels
