@@ -231,8 +231,8 @@ class Session:
     def close_reporters(self, status: str, result: Mapping[str, Any], patience_s: float) -> None:
         """Tell the trackers that the run has ended, and the user where to find it."""
         for reporter in self.reporters:
-            if reporter.close(status, result, patience_s) and status == "completed" and reporter.state.address:
-                self.say(f"{reporter.name}: {reporter.state.address}")
+            if reporter.close(status, result, patience_s) and status == "completed" and reporter.state["address"]:
+                self.say(f"{reporter.name}: {reporter.state['address']}")
         self.reporters = []
 
     def forget(self) -> None:

@@ -346,7 +346,7 @@ class ForecastingData(Data):
     def calibrate(self, session: Session, model: Any) -> None:
         """Intervals around forecasts, where ``task.intervals`` asks for them (:mod:`exp.forecasting.intervals`)."""
         if session.config.task.get("intervals"):
-            from exp.forecasting.intervals.prepare import prepare
+            from exp.forecasting.intervals.calibrate import prepare
 
             self.intervals = prepare(session, self, model)
 
@@ -360,21 +360,13 @@ class ForecastingData(Data):
         from exp.forecasting.metrics import ForecastMetrics
 
         names = self.names if detailed else None
-        errors: Metric = ForecastMetrics(names, self.std)
-        if self._truth is not None:
-            from exp.forecasting.known_metrics import KnownForecastMetrics
-
-            errors = KnownForecastMetrics(self.scored, names, self.std)
+        errors = ForecastMetrics(names, self.std, None if self._truth is None else self.scored)
         if self.intervals is None:
             return errors
-        from exp.forecasting.intervals.metrics import IntervalMetrics
+        from exp.forecasting.intervals.metrics import AdaptiveMetrics, IntervalMetrics
 
         metrics: list[Metric] = [errors, IntervalMetrics(self.intervals, names, self.mean, self.std, self.scored)]
-        if self.intervals.adapts:
-            from exp.forecasting.intervals.adaptive import AdaptiveMetrics
-
-            metrics.append(AdaptiveMetrics(self.intervals, self.intervals.adapts, self.intervals.budget))
-        return metrics
+        return metrics + ([AdaptiveMetrics(self.intervals)] if self.intervals.adapts else [])
 
     def predict(self, session: Session, model: Any) -> Prediction:
         """Forecasts as files and pictures (:func:`exp.forecasting.predict.predict`)."""

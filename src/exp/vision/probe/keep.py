@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 from exp import console
 from exp.data.loader import device_loader
-from exp.engine.building import fingerprint_of, make_result
+from exp.engine.building import make_result
 from exp.errors import ConfigError
 from exp.runfolder import to_json, write_json
 from exp.runlock import RunLock
@@ -176,7 +176,7 @@ def _fingerprint(session: Session, data: Any, model: Any, splits: dict[str, Any]
         "dtype": config.task.feature_dtype,
         "parts": list(splits),
     }
-    files = {name: list(entry) for name, entry in (fingerprint_of(data) or {}).items()}
+    files = {name: list(entry) for name, entry in (data.fingerprint() or {}).items()}
     files.update({f"the list of {name}": _in_order(dataset.samples) for name, dataset in splits.items()})
     return {"weights": {"sha256": digest.hexdigest()}, "preprocessing": preprocessing, "data": files}
 
