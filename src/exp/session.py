@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import torch
     from rich.console import Console
 
-    from exp.config.resuming import Change
+    from exp.config.differences import Change
     from exp.data.fingerprint import Fingerprint
     from exp.engine.distributed import Distributed
     from exp.engine.fit import Weights
@@ -231,8 +231,8 @@ class Session:
     def close_reporters(self, status: str, result: Mapping[str, Any], patience_s: float) -> None:
         """Tell the trackers that the run has ended, and the user where to find it."""
         for reporter in self.reporters:
-            if reporter.close(status, result, patience_s) and status == "completed" and reporter.state.address:
-                self.say(f"{reporter.name}: {reporter.state.address}")
+            if reporter.close(status, result, patience_s) and status == "completed" and reporter.state["address"]:
+                self.say(f"{reporter.name}: {reporter.state['address']}")
         self.reporters = []
 
     def forget(self) -> None:

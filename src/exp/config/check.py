@@ -57,6 +57,10 @@ _FORMATS = ("png", "pdf", "svg")  # of figures
 _INCHES = (0.5, 100.0)
 _DPI = (10, 2400)
 _WRAPPERS = ("mmddp", "ddp", "fsdp", "none")
+_PRECISIONS_ELSEWHERE = {
+    "16": "fp16", "16-mixed": "fp16", "16-true": "fp16", "float16": "fp16", "half": "fp16", "amp": "fp16",
+    "bf16-mixed": "bf16", "bf16-true": "bf16", "bfloat16": "bf16", "32": "fp32", "32-true": "fp32", "float32": "fp32",
+}  # fmt: skip
 _FULL_SHARDING_SINCE = (2, 7)  # of torch: exp.hardware.compat.supports_full_sharding
 
 
@@ -205,7 +209,9 @@ def _check_values(config: ExpConfig) -> None:
     for key, choices in (("precision", PRECISIONS), ("wrapper.kind", _WRAPPERS)):
         value = config.precision if key == "precision" else config.wrapper.kind
         if value not in choices and not (key == "wrapper.kind" and config.wrapper._target_):
-            raise ConfigError(f"{key}={value} is not one of {', '.join(choices)}{nearest(value, choices)}")
+            known = _PRECISIONS_ELSEWHERE.get(value) if key == "precision" else None
+            hint = f"; did you mean '{known}'?" if known else nearest(value, choices)
+            raise ConfigError(f"{key}={value} is not one of {', '.join(choices)}{hint}")
     check_ranges(config)
     if config.max_epochs is None and config.max_steps is None:
         raise ConfigError("neither max_epochs nor max_steps is set; give one of them")

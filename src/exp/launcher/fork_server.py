@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import sys
 from multiprocessing import forkserver
+from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -63,7 +64,7 @@ def start_fork_server(folder: RunFolder, nproc: int, single_node: bool) -> bool:
     multiprocessing.get_context(START_METHOD).set_forkserver_preload(["exp.launcher.preload"])
     if not keep_sockets_in(os.environ[SCRATCH_VARIABLE]):
         return False  # the fork server is reached by a socket
-    here = os.getcwd()
+    here = Path.cwd()
     # A new interpreter looks for modules in its current folder first; the workers go back to this one.
     os.chdir(os.environ[SCRATCH_VARIABLE])
     start_resource_tracker()  # or the fork server's start would start it, with signals let through

@@ -8,16 +8,28 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Sequence
 
+import torch
+
+from exp.engine.wrapper import forward, preprocessed
 from exp.errors import ConfigError, DataError, RunError
 from exp.vision.data.decode import reordered_bands
-from exp.vision.data.listing import NAMED_FILES, SUFFIXES, files_below, other_files
-from exp.vision.data.reader import spread_over
+from exp.vision.data.layouts import NAMED_FILES, SUFFIXES, files_below, other_files
+from exp.vision.data.statistics import spread_over
 
 if TYPE_CHECKING:
     from exp.session import Session
-    from exp.vision.data.reader import ImageReader
+    from exp.vision.data.values import ImageReader
 
-__all__ = ["Failure", "Input", "each_of_mine", "find_images", "named", "report_failures", "tell_inputs"]
+__all__ = [
+    "Failure",
+    "Input",
+    "each_of_mine",
+    "find_images",
+    "model_scores",
+    "named",
+    "report_failures",
+    "tell_inputs",
+]
 
 _SAID = 3  # failures on the terminal
 _LOOKED_AT = 64  # headers of files
@@ -99,6 +111,24 @@ def named(paths: Sequence[Path]) -> list[Input]:
     return [Input(path, name) for path, name in zip(paths, names)]
 
 
+def model_scores(session: Session, model: Any, image: torch.Tensor) -> torch.Tensor:
+    """Logits of images, float32, without gradients and in the run's precision.
+
+    Args:
+        session: the session.
+        model: on its device.
+        image: (B, C, H, W), 0..255, on any device.
+
+    Returns:
+        (B, K), or (B, K, H, W), on the model's device.
+    """
+    batch = preprocessed(model, {"image": image.to(session.device)})
+    with torch.no_grad(), session.backend.autocast(session.config.precision):
+        logits: torch.Tensor = forward(model, batch, "tensor").float()
+    session.backend.end_batch()
+    return logits
+
+
 def each_of_mine(session: Session, inputs: Sequence[Input], work: Callable[[int, Input], Any]) -> list[Failure]:
     """Do this rank's share of the files: every ``world_size``-th, so that large neighbours do not meet on one rank.
 
@@ -139,7 +169,7 @@ def tell_inputs(
         (count by suffix) and ``bands_read_as_rgb`` (of 64 files, those whose bands are), as far as there are such.
     """
     found: dict[str, Any] = {}
-    looked_at = spread_over([str(entry.path) for entry in inputs], _LOOKED_AT) if reader.takes_colours else []
+    looked_at = spread_over([str(entry.path) for entry in inputs], _LOOKED_AT) if reader.takes_colors else []
     reordered = {path: names for path, names in ((each, reordered_bands(each)) for each in looked_at) if names}
     if reordered:
         found["bands_read_as_rgb"] = list(reordered)[:NAMED_FILES]

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import cv2
+import numpy as np
+import pytest
+from PIL import Image
+
+from exp.vision.data.values import ImageReader
+from exp.vision.predict.maps import label_map, probability_tiff, write_png, write_tiff
+from exp.vision.predict.raster import DecodedImage, RasterImage, open_image
+from tests.conftest import clean_environment
+from tests.vision.data.conftest import part
+
+PALETTE = [(250, 10, 10), (10, 200, 10), (10, 10, 250)]
+
+
+def blocks(height=300, width=70):
+    labels = np.random.default_rng(0).integers(0, 3, (height, width)).astype(np.uint8)
+    labels[: height // 4] = 255
+    return labels
+
+
+def test_class_maps_hold_the_numbers_show_the_colours_and_lie_where_their_image_does(tmp_path, tiff):
+    rasterio = pytest.importorskip("rasterio")
+    labels, png = blocks(), tmp_path / "deep" / "x.png"
+    path = tiff(tmp_path / "x.tif", np.zeros((3, 300, 70), np.uint8))
+    with open_image(path, ImageReader(), whole=0) as image, label_map(png, labels.shape) as held:
+        held[:] = labels
+        write_png(png, held, PALETTE)
+        write_tiff(tmp_path / "y.tif", held, image.dataset, PALETTE)
+    assert [each.name for each in png.parent.iterdir()] == ["x.png"]
+    with Image.open(png) as picture:
+        np.testing.assert_array_equal(np.asarray(picture), labels)
+    seen = cv2.imread(str(png))[..., ::-1]  # any other decoder sees the colours
+    for number, color in [*enumerate(PALETTE), (255, (0, 0, 0))]:
+        assert (seen[labels == number] == color).all()
+    with rasterio.open(path) as image, rasterio.open(tmp_path / "y.tif") as file:
+        np.testing.assert_array_equal(file.read(1), labels)
+        assert (file.crs, file.transform, file.nodata) == (image.crs, image.transform, 255)
+        assert file.colormap(1)[1] == (*PALETTE[1], 255)
+
+
+def test_a_probability_tiff_has_a_band_for_each_class(tmp_path):
+    """Of parts from left to right, whose rows meet no tile; where there are no data it is nan."""
+    rasterio = pytest.importorskip("rasterio")
+    shares = np.random.default_rng(0).dirichlet((1, 1, 1), (300, 70)).astype(np.float32).transpose(2, 0, 1)
+    missing = np.zeros((300, 70), bool)
+    missing[:9] = True
+    image = DecodedImage(np.zeros((300, 70, 3), np.uint8), missing)
+    with probability_tiff(tmp_path / "p.tif", image, ["a", "b", "道路"]) as take:
+        for top in range(0, 300, 77):
+            for left, right in ((0, 40), (40, 70)):
+                take(top, left, shares[:, top : top + 77, left:right])
+    with rasterio.open(tmp_path / "p.tif") as file:
+        assert file.descriptions == ("a", "b", "道路")
+        np.testing.assert_array_equal(file.read(), np.where(missing, np.nan, shares))
+
+
+def test_memory_grows_with_the_width_and_not_with_the_height(tmp_path, tiff):
+    """2000 x 16000 pixels, 8 classes: 96 MB of pixels, 1 GB of scores."""
+    for height in (2000, 16000):
+        tiff(tmp_path / f"{height}.tif", np.full((3, height, 2000), 7, np.uint8), compress="deflate")
+    script = r"""
+        import resource
+        from pathlib import Path
+        from exp.vision.data.values import ImageReader
+        from exp.vision.predict.maps import label_map, write_png, write_tiff
+        from exp.vision.predict.raster import open_image
+        from exp.vision.tiling import Tiling
+
+        colours = [(number, 0, 0) for number in range(8)]
+
+        def peak(height):
+            scores = lambda windows: windows[:, :1].float().expand(-1, 8, -1, -1)
+            with open_image(Path(f"{height}.tif"), ImageReader(), whole=0) as image, \
+                    label_map(Path("x.png"), (height, 2000)) as held:
+                for top, labels in Tiling("slide", 512, 0.25).rows(scores, 8, image):
+                    assert image.without_data(top, len(labels)) is None
+                    held[top : top + len(labels)] = labels.numpy()
+                write_png(Path("x.png"), held, colours)
+                write_tiff(Path("y.tif"), held, image.dataset, colours)
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+        low, high = peak(2000), peak(16000)
+        print(high - low)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], cwd=tmp_path, env=clean_environment(),
+                          capture_output=True, text=True, timeout=280, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    # A TIFF keeps its index of strips, GDAL its cache; 28 MB of the map's file count, too, which the system can drop.
+    assert float(done.stdout.splitlines()[-1]) < 80
+
+
+@pytest.mark.parametrize(("dtype", "highest"), [(np.uint8, 256), (np.uint16, 3000)])
+def test_a_large_png_by_rows_is_the_one_decoded_whole(tmp_path, dtype, highest):
+    pytest.importorskip("rasterio")
+    path, reader = tmp_path / "x.png", ImageReader(3, (0, 3000))
+    cv2.imwrite(str(path), np.random.default_rng(0).integers(0, highest, (150, 90, 3)).astype(dtype))
+    with open_image(path, reader) as image:
+        assert isinstance(image, DecodedImage)
+        whole = part(image, 0, 0, 150, 90)
+    with open_image(path, reader, whole=0) as image:
+        assert isinstance(image, RasterImage)
+        for top, left in ((0, 0), (0, 30), (40, 10), (86, 26)):  # down the image, as windows go
+            np.testing.assert_array_equal(part(image, top, left, 64, 64), whole[top : top + 64, left : left + 64])
+        if dtype is np.uint8:  # each pixel of the picture is the mean of 10 x 10
+            means = whole.reshape(15, 10, 9, 10, 3).mean(axis=(1, 3))
+            np.testing.assert_array_less(np.abs(image.thumbnail(15) - means), 2)
