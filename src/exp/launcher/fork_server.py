@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import sys
 from multiprocessing import forkserver
+from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -50,7 +51,8 @@ def start_fork_server(folder: RunFolder, nproc: int, single_node: bool) -> bool:
     if nproc == 1 or task.diagnoses or not config.launcher.fork:
         return False
     backend = create_backend(config.backend)
-    if not backend.forks_safely:
+    # The fork server is reached by a socket.
+    if not backend.forks_safely or not keep_sockets_in(os.environ[SCRATCH_VARIABLE]):
         return False
     first, *others = (backend.worker_env(rank, nproc, single_node) for rank in range(nproc))
     for name, value in first.items():
@@ -61,10 +63,12 @@ def start_fork_server(folder: RunFolder, nproc: int, single_node: bool) -> bool:
     modules = [module for module in targets if module.startswith("exp.")]
     os.environ[PRELOAD_VARIABLE] = ",".join([*modules, *task.modules])
     multiprocessing.get_context(START_METHOD).set_forkserver_preload(["exp.launcher.preload"])
-    if not keep_sockets_in(os.environ[SCRATCH_VARIABLE]):
-        return False  # the fork server is reached by a socket
+    here = Path.cwd()
+    # A new interpreter looks for modules in its current folder first; the workers go back to this one.
+    os.chdir(os.environ[SCRATCH_VARIABLE])
     start_resource_tracker()  # or the fork server's start would start it, with signals let through
     forkserver.ensure_running()
+    os.chdir(str(here))
     return True
 
 

@@ -11,17 +11,12 @@ from hydra.plugins.sweeper import Sweeper
 from omegaconf import ListConfig, OmegaConf
 
 from exp.config.paths import refuse_empty
-from exp.errors import ConfigError, ExpError
-from exp.task import task_class
+from exp.errors import ConfigError
 
 if TYPE_CHECKING:
-    from exp.launcher.outcome import Outcome
     from exp.report.runs import Run
 
-__all__ = [
-    "NoMetric", "all_refused", "check_direction", "check_settings", "no_job", "other_folder", "refuse_without_run",
-    "sweeper_of",
-]  # fmt: skip
+__all__ = ["NoMetric", "check_direction", "check_settings", "no_job", "sweeper_of"]
 
 
 class NoMetric(float):
@@ -77,48 +72,18 @@ def check_direction(config: Any, runs: Sequence[Run]) -> None:
     direction = config.hydra.sweeper.get("direction")
     direction = direction[0] if isinstance(direction, ListConfig) and direction else direction
     direction = getattr(direction, "name", direction)  # of an enumeration
-    metrics = {run.metric_name: bool(run.result.get("greater_is_better")) for run in runs if run.metric is not None}
-    for name, greater in metrics.items():
+    for run in runs:
+        greater = bool(run.result.get("greater_is_better"))
         right = "maximize" if greater else "minimize"
-        if direction in ("minimize", "maximize") and direction != right:
+        if run.metric is not None and direction in ("minimize", "maximize") and direction != right:
             raise ConfigError(
-                f"hydra.sweeper.direction={direction} looks for the worst {name}, of which "
+                f"hydra.sweeper.direction={direction} looks for the worst {run.metric_name}, of which "
                 f"{'larger' if greater else 'smaller'} is better; set hydra.sweeper.direction={right}"
             )
 
 
-def refuse_without_run(config: Any) -> None:
-    """Refuse a task that starts no run, and so can be no job.
-
-    Args:
-        config: of a job.
-
-    Raises:
-        ConfigError: it is one of those.
-    """
-    if task_class(config).in_parent:
-        several = "" if config.get("run") is None else ", and several runs as 'run=[a,b]'"
-        raise ConfigError(f"task={config.task.name} is no job of a sweep: start it without -m{several}")
-
-
-def all_refused(refused: Sequence[Outcome]) -> ExpError:
-    """One error for a batch of which no job can run; what is said of all of them is said once."""
-    said = list(dict.fromkeys(outcome.detail or "" for outcome in refused))
-    error = ExpError("\n".join(said))
-    error.exit_code = max(outcome.exit_code for outcome in refused)
-    return error
-
-
-def other_folder(override: str) -> ConfigError:
-    """Of a job whose ``output_dir``, as this override has it, is not that of the sweep."""
-    return ConfigError(
-        f"{override}: output_dir is the folder of the whole sweep, in which each job gets one of its own; it cannot "
-        "differ between jobs. Sweep other keys, or start a sweep for each folder"
-    )
-
-
 def no_job(overrides: Sequence[str], loader: Any) -> ConfigError:
-    """Of a sweep that has no job: why.
+    """Why a sweep has no job.
 
     Args:
         overrides: of the command line.
@@ -126,13 +91,8 @@ def no_job(overrides: Sequence[str], loader: Any) -> ConfigError:
     """
     for override in OverridesParser.create(config_loader=loader).parse_overrides(list(overrides)):
         if override.is_discrete_sweep() and next(iter(override.sweep_iterator()), None) is None:
-            why = f"{override.input_line} stands for no value"
-            if "=glob(" in str(override.input_line):
-                why = (
-                    f"{override.input_line} matches nothing: glob() is for the choices of a config group, as in "
-                    "model=glob(*), not for files; list those, with commas between them"
-                )
-            return ConfigError(f"the sweep has no job: {why}")
+            of_groups = "; glob() is for the choices of a config group" if "glob(" in str(override.input_line) else ""
+            return ConfigError(f"the sweep has no job: {override.input_line} stands for no value{of_groups}")
     return ConfigError("the sweep has no job: the sweeper has not asked for any (hydra.sweeper.* says how many)")
 
 
