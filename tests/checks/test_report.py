@@ -54,7 +54,7 @@ def findings(found):
 
 
 def died(rank, code=-9):
-    return Outcome(1, failures=[RankFailure(rank, rank, "here", "Killed", "killed by SIGKILL", code, 0.0, "log")])
+    return Outcome(1, failures=[RankFailure(rank, rank, "Killed", "killed by SIGKILL", code, "here", 0.0, "log")])
 
 
 def test_ranks_that_are_well_are_ok_and_a_rank_that_others_waited_for_is_not(judged):

@@ -31,7 +31,7 @@ def changed(values):
 
 def test_what_may_change_is_listed_with_both_values():
     for key, old, value in (
-        ("optim.lr", 1e-3, 1e-2), ("optim.options.amsgrad", None, True), ("max_epochs", 3, 5), ("nproc", 1, 2),
+        ("optim.lr", 1e-3, 1e-2), ("max_epochs", 3, 5), ("nproc", 1, 2),
         ("precision", "fp32", "bf16"), ("data.root", None, "/elsewhere"), ("data.num_workers", 0, 4),
         # Keys that the old one lacks had their defaults; the model has no such key.
         ("patience", None, 3), ("data.allow_gaps", True, False), ("checkpoint.keep_last", 2, 5),
@@ -42,7 +42,7 @@ def test_what_may_change_is_listed_with_both_values():
 
 def test_what_would_make_another_training_is_refused():
     for key, value in (
-        ("optim.type", "SGD"), ("model.d_model", 32), ("model.attention_dropout", 0.5), ("data.horizon", 48),
+        ("optim.type", "SGD"), ("optim.options.amsgrad", True), ("model.d_model", 32), ("model.attention_dropout", 0.5), ("data.horizon", 48),
         ("data.horizon", None), ("seed", 2), ("global_batch_size", 64), ("task.name", "eval"), ("init_from", "other"),
     ):  # fmt: skip
         found = changed({key: value})

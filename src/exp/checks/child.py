@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable, Sequence
 
 from exp.errors import RunError
-from exp.launcher.processes import JOB_VARIABLE, die_with_parent, kill_job, signal_name
-from exp.launcher.start import start_module
+from exp.launcher.processes import JOB_VARIABLE, die_with_parent, kill_job, signal_name, start_module
 
 if TYPE_CHECKING:
     from pathlib import Path
