@@ -80,13 +80,11 @@ class _Running:
         """What became of it, now that it has ended; ``received``: the signal that has ended the sweep."""
         if received is not None and received != PREEMPT_SIGNAL:
             return Outcome(128 + received, interrupted_by=signal_name(received))
-        log, end = log_file(self.run.folder), self.process.returncode
         outcome = Outcome.read(outcome_file(self.run.folder, str(self.process.pid)))
-        if outcome is None:
+        code, end = EXIT_FAILED if outcome is None else outcome.exit_code, self.process.returncode
+        if outcome is None or (code not in (EXIT_OK, EXIT_PREEMPTED) and outcome.detail is None):
             how = f"killed by {signal_name(-end)}" if end < 0 else f"exited with code {end} before its time"
-            outcome = Outcome(EXIT_FAILED, reported=True, detail="\n".join([how, *tail_of(log)]))
-        if outcome.exit_code not in (EXIT_OK, EXIT_PREEMPTED) and outcome.detail is None:
-            outcome.detail = "\n".join([f"exit code {outcome.exit_code}", *tail_of(log)])
+            return Outcome(code, reported=True, detail="\n".join([how, *tail_of(log_file(self.run.folder))]))
         return outcome
 
 

@@ -42,7 +42,7 @@ def check_settings(config: Any) -> None:
         config: composed for the whole sweep, Hydra's part included.
 
     Raises:
-        ConfigError: the folder is empty, jobs are to lie elsewhere, or several metrics are to be searched for.
+        ConfigError: the folder is empty, or jobs are to lie elsewhere.
     """
     refuse_empty({"output_dir": config.get("output_dir"), "hydra.sweep.dir": config.hydra.sweep.dir})
     written: Any = OmegaConf.to_container(config.hydra.sweep)
@@ -50,12 +50,6 @@ def check_settings(config: Any) -> None:
         raise ConfigError(
             "hydra.sweep.subdir is not for sweeps of exp, whose jobs lie in <output_dir>/0, 1, 2, ...; leave it out "
             "(sweep.csv tells which is which)"
-        )
-    directions = config.hydra.sweeper.get("direction")
-    if isinstance(directions, ListConfig) and len(directions) > 1:
-        raise ConfigError(
-            f"hydra.sweeper.direction names {len(directions)} directions, and a job has one metric that sweeps are "
-            "judged by; give one, and metric=<name>"
         )
 
 
