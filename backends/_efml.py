@@ -12,7 +12,7 @@ from typing import Any, Iterator
 
 from exp.backends._monitor import reading
 
-__all__ = ["card_of", "count", "readings", "uuids"]
+__all__ = ["card_of", "count", "readings"]
 
 _LIBRARY = "libefml.so.1"
 _INITIALIZERS = ("efmlInit_v2", "efmlInitV2", "efmlInit")  # the newest that there is
@@ -74,34 +74,19 @@ def _text(function: str, handle: Any) -> str | None:
     return text.value.decode("ascii", "replace") or None if _ask(function, handle, text, _TEXT_LENGTH) else None
 
 
-def uuids() -> dict[int, str]:
-    """UUIDs by number of the card on the host, of those that tell."""
-    found = {index: _text("efmlDeviceGetUUID", handle) for index, handle in _handles()}
-    return {index: uuid for index, uuid in found.items() if uuid is not None}
-
-
 def card_of(name: str) -> int | None:
     """Number on the host of the card whose UUID begins with ``name``; None where that is none, or several."""
-    found = [index for index, uuid in uuids().items() if name and uuid.startswith(name)]
+    found = [card["index"] for card in readings() if name and str(card["uuid"]).startswith(name)]
     return found[0] if len(found) == 1 else None
 
 
-def utilisation(card: int) -> float | None:
-    """Percent of the last moments in which a card was at work; None where the library does not tell.
+def readings(card: int | None = None) -> list[dict[str, Any]]:
+    """What the library says of the cards of this host (:meth:`exp.hardware.backend.Backend.monitor`).
 
     Args:
-        card: its number on the host.
+        card: its number on the host; None: of every card.
     """
-    rates = _Utilization()
-    for index, handle in _handles():
-        if index == card and _ask("efmlDeviceGetUtilizationRates", handle, ctypes.byref(rates)):
-            return float(rates.gcu)
-    return None
-
-
-def readings() -> list[dict[str, Any]]:
-    """What the library says of every card of this host (:meth:`exp.backend.Backend.monitor`)."""
-    return [_reading(index, handle) for index, handle in _handles()]
+    return [_reading(index, handle) for index, handle in _handles() if card in (None, index)]
 
 
 def _reading(index: int, handle: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import re
 from pathlib import Path
-from typing import Iterable, Mapping
+from typing import Mapping
 
 from exp.errors import ConfigError
 
@@ -44,7 +44,8 @@ def _base(name: str) -> str:
     return name.partition(".")[0]
 
 
-def lacking(major: int, native: Iterable[str] = ()) -> frozenset[str]:
+@functools.lru_cache(maxsize=None)
+def lacking(major: int, native: tuple[str, ...] = ()) -> frozenset[str]:
     """Overloads that a card runs on the CPU.
 
     Args:

@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import subprocess
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any, Callable, Sequence
 
 __all__ = ["efsmi", "nvidia_smi", "parse_efsmi", "parse_nvidia_smi", "parse_rocm_smi", "reading", "rocm_smi"]
 
@@ -46,8 +46,8 @@ def reading(index: int, **known: Any) -> dict[str, Any]:
 
 
 def efsmi() -> list[dict[str, Any]]:
-    """Enflame's cards: the long form, and the table where that is not understood."""
-    return _ask(parse_efsmi, ["efsmi", "-q"], _EFSMI_PLACES) or _ask(parse_efsmi, ["efsmi"], _EFSMI_PLACES)
+    """Enflame's cards."""
+    return _ask(parse_efsmi, ["efsmi"], _EFSMI_PLACES)
 
 
 def rocm_smi() -> list[dict[str, Any]]:
@@ -134,42 +134,12 @@ def parse_rocm_smi(text: str) -> list[dict[str, Any]]:
 
 
 def parse_efsmi(text: str) -> list[dict[str, Any]]:
-    """The long form of ``efsmi -q`` (``DEV ID 0``, then ``key : value``) or the table of ``efsmi``."""
-    return list(_efsmi_long(text)) or list(_efsmi_table(text))
+    """The table of ``efsmi``; its long form says no more than the management library.
 
-
-def _efsmi_long(text: str) -> Iterator[dict[str, Any]]:
-    for section in re.split(r"^\s*DEV ID\s+", text, flags=re.MULTILINE)[1:]:
-        head, _, body = section.partition("\n")
-        if not head.strip().isdigit():
-            continue
-        values: dict[str, str] = {}
-        for line in body.splitlines():
-            key, separator, value = line.partition(":")
-            if separator:
-                values.setdefault(key.strip(), value.strip())  # the first: later sections repeat some names
-        place = [values.get(key) for key in ("Domain", "Bus", "Dev", "Func")]
-        yield reading(
-            int(head),
-            name=_text(values.get("Dev Name")),
-            uuid=_text(values.get("Dev UUID")),
-            serial=_text(values.get("Dev SN")),
-            bus_id="{}:{}:{}.{}".format(*place) if all(place) else None,
-            utilisation_percent=_number(values.get("GCU Usage")),
-            # Older drivers say Mem Size and Mem Usage.
-            memory_used=_bytes(_number(values.get("Used Size") or values.get("Mem Usage")), _MIB),
-            memory_total=_bytes(_number(values.get("Total Size") or values.get("Mem Size")), _MIB),
-            temperature_c=_number(values.get("GCU Temp")),
-            power_w=_number(values.get("Cur Power")),
-            state=_text(values.get("Dpm Level") or values.get("Lpm Level")),
-        )
-
-
-def _efsmi_table(text: str) -> Iterator[dict[str, Any]]:
-    """Two lines for each card; the second has no number of its own, so it belongs to the first.
-
-    Rows are framed by ``|``, and those of the T20 by ``*``.
+    Two lines for each card; the second has no number of its own, so it belongs to the first. Rows are framed by ``|``,
+    and those of the T20 by ``*``.
     """
+    found: list[dict[str, Any]] = []
     head: list[list[str]] | None = None
     for line in text.splitlines():
         cells = [cell.split() for cell in line.strip().strip("|*").split("|")]
@@ -180,19 +150,20 @@ def _efsmi_table(text: str) -> Iterator[dict[str, Any]]:
             if cells[0][0].isdigit() and re.match(r"[0-9a-fA-F]+:[0-9a-fA-F]+", cells[2][0]):
                 head = cells
             continue
-        power = next((word for word in cells[0] if re.fullmatch(r"\d+(\.\d+)?W", word)), None)
-        yield reading(
+        card = reading(
             int(head[0][0]),
             name=" ".join(head[0][1:]) or None,
             bus_id=head[2][0],
             utilisation_percent=_number(next((word for word in cells[2] if word.endswith("%")), None)),
             memory_total=_size(cells[1][0]),
             temperature_c=_number(cells[0][0]),
-            power_w=_number(power),
+            power_w=_number(next((word for word in cells[0] if re.fullmatch(r"\d+(\.\d+)?W", word)), None)),
             state=next((word for word in cells[0] if re.fullmatch(r"Sleep|Active|L(P)?\d+", word)), None),
             serial=_text(cells[2][-1]) if not cells[2][-1].endswith("%") else None,
         )
+        found.append(card)
         head = None
+    return found
 
 
 def _first(values: dict[str, Any], *beginnings: str) -> Any:

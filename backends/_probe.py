@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import importlib.util
@@ -11,7 +10,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Iterator, Sequence
+from typing import Sequence
 
 __all__ = [
     "AUTOLOAD",
@@ -20,7 +19,6 @@ __all__ = [
     "count_by_torch",
     "count_visible",
     "nvml_device_count",
-    "nvml_driver_version",
     "torch_build",
     "torch_missing",
     "visible_card",
@@ -32,7 +30,6 @@ AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
 _COUNT_TIMEOUT_S = 60
 _NO_SYMBOL = "undefined symbol"
-_VERSION_LENGTH = 80  # NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE of nvml.h
 
 
 def torch_missing() -> str | None:
@@ -122,39 +119,25 @@ def built_for_another(problem: str, version: str | None = None) -> str | None:
     return f"the plug-in{which} was built for another torch than {torch}: install the two that go together"
 
 
-@contextlib.contextmanager
-def _nvml() -> Iterator[Any]:
-    """NVIDIA's management library, which asks the driver and makes no context; None where either is missing."""
+def nvml_device_count() -> int:
+    """Cards that NVIDIA's management library counts; 0 where it is missing or its driver does not answer."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
-        yield None
-        return
+        return 0
     if nvml.nvmlInit_v2() != 0:
-        yield None
-        return
-    try:
-        yield nvml
-    finally:
-        nvml.nvmlShutdown()
-
-
-def nvml_device_count() -> int:
-    """Cards that NVIDIA's management library counts; 0 where it is missing or its driver does not answer."""
+        return 0
     count = ctypes.c_uint(0)
-    with _nvml() as nvml:
-        if nvml is None or nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
-            return 0
+    nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
+    nvml.nvmlShutdown()
     return count.value
 
 
-def nvml_driver_version() -> str | None:
-    """Version of NVIDIA's driver, such as ``"550.54.15"``, or None."""
-    version = ctypes.create_string_buffer(_VERSION_LENGTH)
-    with _nvml() as nvml:
-        if nvml is None or nvml.nvmlSystemGetDriverVersion(version, ctypes.c_uint(_VERSION_LENGTH)) != 0:
-            return None
-    return version.value.decode("ascii", errors="replace")
+def _visible(variables: Sequence[str]) -> list[str] | None:
+    """What the first of ``variables`` that is set lists; None: none is set."""
+    values = (os.environ.get(variable) for variable in variables)
+    value = next((value for value in values if value is not None), None)
+    return None if value is None else [item.strip() for item in value.split(",")]
 
 
 def count_visible(total: int, *variables: str) -> int:
@@ -164,20 +147,17 @@ def count_visible(total: int, *variables: str) -> int:
     that is no card, and a list that names a card twice hides them all. Names (UUIDs, ``MIG-...``) are taken to be
     there: whether they are is known only once torch has been imported, and :meth:`Backend.set_device` checks it.
     """
-    for variable in variables:
-        value = os.environ.get(variable)
-        if value is None:
-            continue
-        visible: list[str] = []
-        for item in value.split(","):
-            item = item.strip()
-            if not item or (item.lstrip("-").isdigit() and not 0 <= int(item) < total):
-                break
-            if item in visible:
-                return 0
-            visible.append(item)
-        return min(len(visible), total)
-    return total
+    items = _visible(variables)
+    if items is None:
+        return total
+    visible: list[str] = []
+    for item in items:
+        if not item or (item.lstrip("-").isdigit() and not 0 <= int(item) < total):
+            break
+        if item in visible:
+            return 0
+        visible.append(item)
+    return min(len(visible), total)
 
 
 def visible_card(index: int, *variables: str) -> int | None:
@@ -186,19 +166,13 @@ def visible_card(index: int, *variables: str) -> int | None:
     Returns:
         None where the variable names cards otherwise (UUIDs), or not so many.
     """
-    for variable in variables:
-        value = os.environ.get(variable)
-        if value is not None:
-            visible = [item.strip() for item in value.split(",")]
-            return int(visible[index]) if index < len(visible) and visible[index].isdigit() else None
-    return index
+    if _visible(variables) is None:
+        return index
+    name = visible_name(index, *variables)
+    return int(name) if name is not None and name.isdigit() else None
 
 
 def visible_name(index: int, *variables: str) -> str | None:
     """How the first of ``variables`` that is set names the ``index``-th visible card; None: no such name."""
-    for variable in variables:
-        value = os.environ.get(variable)
-        if value is not None:
-            visible = [item.strip() for item in value.split(",")]
-            return visible[index] if index < len(visible) else None
-    return None
+    items = _visible(variables)
+    return items[index] if items is not None and index < len(items) else None

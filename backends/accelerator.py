@@ -7,20 +7,24 @@ needs more derives a class from this one (docs/add-a-backend.md).
 
 from __future__ import annotations
 
-import atexit
 import contextlib
+import functools
 import importlib
+import json
 import os
+import platform
+import sys
 import warnings
-from typing import TYPE_CHECKING, Any, Sequence
+from importlib import util
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from exp.backends import _probe
-from exp.backends._ask_torch import ask, why_hopeless
-from exp.backends._probe import AUTOLOAD
+from exp.backends._probe import AUTOLOAD, ask_python
 
-from exp.backend import FLOAT32, Backend
 from exp.environment import version_of
 from exp.errors import ConfigError, UnavailableError
+from exp.hardware.backend import FLOAT32, Backend, Capabilities, Collectives, ask
 from exp.plugins import entry_points
 
 if TYPE_CHECKING:
@@ -30,6 +34,14 @@ __all__ = ["AcceleratorBackend"]
 
 _FIRST = (2, 6)
 _PLUGINS = "torch.backends"
+_TIMEOUT_S = 60
+_ASK = """
+import importlib, json, sys, torch
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+device = torch.accelerator.current_accelerator()
+print("accelerator", json.dumps([device and device.type, torch.accelerator.device_count() if device else 0]))
+"""
 _NAMED = {"cuda": "cuda or backend=rocm"}
 
 
@@ -42,7 +54,8 @@ class AcceleratorBackend(Backend):
         ConfigError: an option is unknown, or no list.
     """
 
-    precisions = ("fp32", "bf16", "fp16")
+    capabilities = Capabilities(precisions=("fp32", "bf16", "fp16"))
+    collectives = Collectives("cpu:gloo")
     variables: tuple[str, ...] = (AUTOLOAD,)
 
     imports: tuple[str, ...] = ()
@@ -62,14 +75,14 @@ class AcceleratorBackend(Backend):
     # -- Probing ------------------------------------------------------------------------------------------------------
 
     def _asked(self) -> tuple[str | None, int, str | None]:
-        """What :func:`ask` found; nothing is started where torch can have no accelerator."""
-        if why_hopeless(self.imports):
+        """What :func:`_ask_torch` found; nothing is started where torch can have no accelerator."""
+        if _why_hopeless(self.imports):
             return None, 0, None
-        return ask(self.imports, tuple(map(os.environ.get, (AUTOLOAD, *self.visible_variables))))
+        return _ask_torch(self.imports, tuple(map(os.environ.get, (AUTOLOAD, *self.visible_variables))))
 
     def why_unavailable(self) -> str | None:
         """What is missing: torch 2.6, a plug-in, a card; or the backend that is to be used instead."""
-        hopeless = why_hopeless(self.imports)
+        hopeless = _why_hopeless(self.imports)
         if hopeless:
             return hopeless
         kind, count, problem = self._asked()
@@ -90,8 +103,7 @@ class AcceleratorBackend(Backend):
         """Cards that torch counts, the vendor's own variables respected; asked once per process."""
         return self._asked()[1]
 
-    @property
-    def title(self) -> str:
+    def __str__(self) -> str:
         """With torch's name of the card."""
         kind = self._asked()[0]
         return f"{self.name} ({kind}, through torch.accelerator)" if kind else self.name
@@ -117,30 +129,10 @@ class AcceleratorBackend(Backend):
                     found.append(f"there is a backend for this card alone, which knows more of it; use backend={name}")
         return found
 
-    @property
-    def _module(self) -> Any:
-        """``torch.<device type>``."""
-        import torch
-
-        return torch.get_device_module(self.device_type)
-
-    def _call(self, *names: str, args: Sequence[Any] = ()) -> Any:
-        """What the first of these functions of the device's module tells; None: it has none, or does not know.
-
-        Arguments go by place: vendors give them names of their own.
-        """
-        for name in names:
-            function = getattr(self._module, name, None)
-            if function is not None:
-                try:
-                    return function(*args)
-                except (AssertionError, AttributeError, NotImplementedError, RuntimeError, TypeError):
-                    continue
-        return None
-
     def set_device(self, local_rank: int) -> torch.device:
         """Select the card of torch's accelerator that has this number."""
         import torch
+        import torch.distributed as dist
 
         for name in self.imports:
             importlib.import_module(name)
@@ -152,100 +144,39 @@ class AcceleratorBackend(Backend):
                 "lower nproc, or set the vendor's visible-devices variable"
             )
         self.device_type = device.type
+        library = "undefined"
+        with contextlib.suppress(ValueError):  # no plug-in has registered any
+            library = dist.get_default_backend_for_device(device.type)
+        self.collectives = Collectives(f"cpu:gloo,{device.type}:{library}")
         select = getattr(torch.accelerator, "set_device_index", None) or torch.accelerator.set_device_idx
         select(local_rank)
         return torch.device(device.type, local_rank)
 
-    def seed(self, seed: int) -> None:
-        """Seed every visible card, where the module can."""
-        seed_all = getattr(self._module, "manual_seed_all", None) or getattr(self._module, "manual_seed", None)
-        if seed_all is not None:
-            seed_all(seed)
+    def usage(self) -> dict[str, Any]:
+        """As far as the device's module tells, or else torch (>= 2.9)."""
+        found = super().usage()
+        if "allocated" not in found:
+            found["allocated"] = ask(self.module, "current_allocated_memory")
+        if "total" not in found:
+            import torch
 
-    def rng_state(self) -> torch.Tensor | None:
-        """State of the current card's generator."""
-        if not hasattr(self._module, "get_rng_state"):
-            return None
-        state: torch.Tensor = self._module.get_rng_state()
-        return state.cpu()
-
-    def set_rng_state(self, state: torch.Tensor) -> None:
-        """Restore the current card's generator."""
-        self._module.set_rng_state(state)
-
-    def synchronize(self) -> None:
-        """Wait for the current card; one whose module has no such function is never ahead of the process."""
-        wait = getattr(self._module, "synchronize", None)
-        if wait is not None:
-            wait()
-
-    def memory(self) -> dict[str, int]:
-        """Bytes on the current card, as far as its module tells."""
-        found = {
-            "allocated": self._call("memory_allocated", "current_allocated_memory"),
-            "max_allocated": self._call("max_memory_allocated"),
-            "total": (self.free_memory() or (None, None))[1],
-        }
-        return {key: int(value) for key, value in found.items() if value is not None}
-
-    def free_memory(self) -> tuple[int, int] | None:
-        """Of the current card."""
-        import torch
-
-        sizes = self._call("mem_get_info")
-        if sizes is None and hasattr(torch.accelerator, "get_memory_info"):
-            try:
-                sizes = torch.accelerator.get_memory_info()
-            except RuntimeError:  # the plug-in has no such call
-                return None
-        return None if sizes is None else (int(sizes[0]), int(sizes[1]))
+            found["free"], found["total"] = ask(torch.accelerator, "get_memory_info") or (None, None)
+        return {name: value for name, value in found.items() if value is not None}
 
     def describe(self, device: torch.device) -> dict[str, Any]:
-        """Name and index of the card, and as far as they are told its memory in bytes, UUID and number on the host."""
-        properties = self._call("get_device_properties", args=(device.index,))
-        name = getattr(properties, "name", None) or self._call("get_device_name") or device.type
-        found = {"name": str(name), "index": device.index}
-        for key, attribute in (("memory", "total_memory"), ("uuid", "uuid")):
-            value = getattr(properties, attribute, None)
-            if value is not None:
-                found[key] = value if isinstance(value, int) else str(value)
+        """Also the card's name in the visible-devices variable."""
+        found = super().describe(device)
         if any(variable in os.environ for variable in self.visible_variables):
             found["visible"] = _probe.visible_name(device.index, *self.visible_variables)
         return found
 
-    def close(self) -> None:
-        """Run what packages have registered for the interpreter's end: some vendors shut the device down there."""
-        atexit._run_exitfuncs()
-
-    # -- Collectives and precision ------------------------------------------------------------------------------------
-
-    @property
-    def default_process_group(self) -> str:
-        """What torch has for this type, and gloo for the CPU; ``undefined`` where no plug-in has said."""
-        import torch.distributed as dist
-
-        try:
-            library = dist.get_default_backend_for_device(self.device_type)
-        except ValueError:
-            library = "undefined"
-        return f"cpu:gloo,{self.device_type}:{library}"
-
-    def collectives_missing(self) -> str | None:
-        """Whether torch knows the library that is to carry this card's tensors."""
-        import torch.distributed as dist
-
-        from exp.compat import device_part_of
-
-        library = device_part_of(self.process_group, self.device_type)
-        if library != "undefined" and dist.is_backend_available(library):
-            return None
-        return f"no package has registered collectives for {self.device_type} with torch ({library})"
-
     def supports(self, precision: str) -> bool:
         """Whether the card says that it has the type itself, and a product under autocast comes out in it."""
-        if precision in FLOAT32 or precision not in self.precisions:
-            return precision in self.precisions
-        if precision == "bf16" and not self._says_bf16():
+        if precision in FLOAT32 or precision not in self.capabilities.precisions:
+            return super().supports(precision)
+        # Without emulation, which is slow; some modules do not tell the two apart, and some have no such function.
+        told = [ask(self.module, "is_bf16_supported", *given) for given in ((False,), ())]
+        if precision == "bf16" and not next((answer for answer in told if answer is not None), True):
             return False
         import torch
 
@@ -260,17 +191,51 @@ class AcceleratorBackend(Backend):
         except (AssertionError, NotImplementedError, RuntimeError, TypeError):
             return False
 
-    def grad_scaler(self, precision: str) -> Any | None:
-        """The vendor's scaler where the module has one: some cards overflow in a way of their own."""
-        own = getattr(getattr(self._module, "amp", None), "GradScaler", None)
-        return own() if precision == "fp16" and own is not None else super().grad_scaler(precision)
 
-    def _says_bf16(self) -> bool:
-        """False only where the module denies it; computing it by way of float32 does not count."""
-        ask = getattr(self._module, "is_bf16_supported", None)
-        if ask is None:
-            return True
-        try:
-            return bool(ask(including_emulation=False))
-        except TypeError:  # it does not tell the two apart
-            return bool(ask())
+@functools.lru_cache(maxsize=None)
+def _ask_torch(imports: tuple[str, ...], environment: tuple[str | None, ...]) -> tuple[str | None, int, str | None]:
+    """Ask torch for its accelerator, in a process of its own: that takes torch, and the vendor's plug-in.
+
+    Args:
+        imports: what has to be imported first.
+        environment: values that the answer depends on; here they only tell answers apart.
+
+    Returns:
+        Its device type, the number of cards, and why there is no answer, or None.
+    """
+    del environment
+    autoload = os.environ.get(AUTOLOAD, "1")
+    answer, problem = ask_python(_ASK, r"accelerator (\[.*, \d+\])", autoload, imports, timeout_s=_TIMEOUT_S)
+    kind, count = (None, 0) if answer is None else json.loads(answer)
+    return kind, count, problem
+
+
+def _built_in() -> bool:
+    """Whether torch itself was built for a card with no backend of its own here; the others announce themselves."""
+    spec = util.find_spec("torch")
+    places = [] if spec is None else spec.submodule_search_locations or []
+    return platform.system() == "Darwin" or any(list(Path(place, "lib").glob("libtorch_xpu*")) for place in places)
+
+
+def _why_hopeless(imports: tuple[str, ...]) -> str | None:
+    """Why torch need not be started to ask it, or None; costs milliseconds.
+
+    Args:
+        imports: what would be imported first.
+    """
+    missing = _probe.torch_missing()
+    if missing:
+        return missing
+    version = _probe.torch_build()["version"] or "0.0"
+    if tuple(int(part) for part in version.split(".")[:2]) < _FIRST:
+        return f"looked for torch.accelerator, which torch has from 2.6 on, and found torch {version}; update it"
+    absent = [name for name in imports if util.find_spec(name.partition(".")[0]) is None]
+    if absent:
+        return f"looked for the package {absent[0]} in {sys.executable} and found none; install it"
+    if imports or entry_points(_PLUGINS) or _built_in():
+        return None
+    return (
+        f"torch {version} is built for no card that torch.accelerator could name, and no package announces one to "
+        f"it (entry points '{_PLUGINS}' in {sys.executable}); install the vendor's plug-in, or name one that does "
+        "not announce itself: 'backend.options.imports=[torch_<vendor>]'"
+    )

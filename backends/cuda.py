@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any
 
 from exp.backends import _monitor, _probe
+from exp.backends._probe import AUTOLOAD
 
-from exp.backend import FLOAT32, Backend
-from exp.errors import ConfigError, UnavailableError
+from exp.errors import ConfigError
+from exp.hardware.backend import FLOAT32, PRECISIONS, Backend, Capabilities, Collectives
 
 if TYPE_CHECKING:
     import torch
@@ -26,16 +28,17 @@ class CudaBackend(Backend):
     """NVIDIA cards through ``torch.cuda``, with NCCL; CPU tensors go over gloo beside it."""
 
     device_type = "cuda"
-    precisions = ("fp32", "bf16", "fp16", "tf32")
-    default_process_group = "cpu:gloo,cuda:nccl"
-    gloo_carries_device = True
-    pins_memory = True
-    reduces_means = True
-    loads_plugins = False
-    supports_sync_batchnorm = True
+    collectives = Collectives("cpu:gloo,cuda:nccl", averages=True, gloo=True)
+    capabilities = Capabilities(
+        precisions=("fp32", "bf16", "fp16", "tf32"),
+        fused_attention=PRECISIONS,
+        sync_batchnorm=True,
+        pinned_memory=True,
+    )
     visible_variables = ("CUDA_VISIBLE_DEVICES",)
     hiding_variables: tuple[str, ...] = visible_variables
     """All that hide cards from torch."""
+    _driver = Path("/sys/module/nvidia/version")
     variables = (
         "CUDA_VISIBLE_DEVICES",
         "CUDA_DEVICE_ORDER",
@@ -109,23 +112,7 @@ class CudaBackend(Backend):
     def worker_env(self, local_rank: int, local_world_size: int, single_node: bool) -> dict[str, str]:
         """On a single node NCCL's bootstrap stays on the loopback interface."""
         defaults = {"NCCL_SOCKET_IFNAME": "lo"} if single_node else {}
-        return {**defaults, **super().worker_env(local_rank, local_world_size, single_node)}
-
-    def set_device(self, local_rank: int) -> torch.device:
-        """Select the card of this rank."""
-        import torch
-
-        count = torch.cuda.device_count()
-        if local_rank >= count:
-            raise UnavailableError(
-                f"local_rank {local_rank} has no card: torch sees {count}; lower nproc or correct the visible devices"
-            )
-        torch.cuda.set_device(local_rank)
-        return torch.device(self.device_type, local_rank)
-
-    def fused_attention(self, precision: str) -> bool:
-        """In every precision."""
-        return True
+        return {AUTOLOAD: "0", **defaults, **super().worker_env(local_rank, local_world_size, single_node)}
 
     def supports(self, precision: str) -> bool:
         """bf16 and tf32 only where the card has them."""
@@ -157,75 +144,12 @@ class CudaBackend(Backend):
             for switch in switches:
                 switch.fp32_precision = "tf32" if allowed else "ieee"
 
-    def grad_scaler(self, precision: str) -> Any | None:
-        """The scaler that every supported torch has for this device."""
-        if precision != "fp16":
-            return None
-        import torch
-
-        scaler: Any = getattr(torch.amp, "GradScaler", None)
-        return torch.cuda.amp.GradScaler() if scaler is None else scaler(self.device_type)
-
-    def seed(self, seed: int) -> None:
-        """Seed every visible card."""
-        import torch
-
-        torch.cuda.manual_seed_all(seed)
-
-    def rng_state(self) -> torch.Tensor:
-        """State of the current card's generator."""
-        import torch
-
-        return torch.cuda.get_rng_state()
-
-    def set_rng_state(self, state: torch.Tensor) -> None:
-        """Restore the current card's generator."""
-        import torch
-
-        torch.cuda.set_rng_state(state)
-
-    def synchronize(self) -> None:
-        """Wait for the current card."""
-        import torch
-
-        torch.cuda.synchronize()
-
-    def mark(self) -> Callable[[], object]:
-        """An event at the end of the current stream."""
-        import torch
-
-        event: Any = torch.cuda.Event()
-        event.record()
-        wait: Callable[[], object] = event.synchronize
-        return wait
-
-    def memory(self) -> dict[str, int]:
-        """Bytes on the current card."""
-        import torch
-
-        return {
-            "allocated": torch.cuda.memory_allocated(),
-            "max_allocated": torch.cuda.max_memory_allocated(),
-            "total": torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory,
-        }
-
-    def utilisation(self) -> float | None:
-        """By torch, which needs the vendor's management library for Python (nvidia-ml-py, or amdsmi with ROCm)."""
-        import torch
-
-        try:
-            return float(torch.cuda.utilization())
-        except Exception:  # noqa: BLE001 - the library is not installed, or the driver does not let it ask
-            return None
-
-    def free_memory(self) -> tuple[int, int] | None:
-        """Of the current card (torch >= 1.11)."""
-        import torch
-
-        if not hasattr(torch.cuda, "mem_get_info"):
-            return None
-        free, total = torch.cuda.mem_get_info()
-        return int(free), int(total)
+    def usage(self) -> dict[str, Any]:
+        """Also how busy the card is, by torch, which needs the vendor's library (nvidia-ml-py or amdsmi)."""
+        found = super().usage()
+        with contextlib.suppress(Exception):  # the library is not installed, or the driver does not let it ask
+            found["utilisation_percent"] = float(self.module.utilization())
+        return found
 
     def packages(self) -> dict[str, str | None]:
         """The CUDA that torch was built for, and the driver."""
@@ -236,23 +160,13 @@ class CudaBackend(Backend):
         return _monitor.nvidia_smi()
 
     def driver_version(self) -> str | None:
-        """Version of the kernel driver, or None where it does not tell."""
-        return _probe.nvml_driver_version()
+        """Version of the kernel driver; None where there is none, or it has no version of its own."""
+        return self._driver.read_text(encoding="ascii").strip() if self._driver.is_file() else None
 
     def describe(self, device: torch.device) -> dict[str, Any]:
         """Name, total memory in bytes, driver and identity of the card (``uuid``: torch >= 2.4; ``bus_id``: later)."""
-        import torch
-
-        properties = torch.cuda.get_device_properties(device)
-        described = {
-            "name": properties.name,
-            "index": device.index,
-            "memory": properties.total_memory,
-            "driver": self.driver_version(),
-        }
-        uuid = getattr(properties, "uuid", None)
-        if uuid is not None:
-            described["uuid"] = str(uuid)
+        properties = self.module.get_device_properties(device)
+        described = {**super().describe(device), "driver": self.driver_version()}
         place: list[Any] = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
         if None not in place:
             described["bus_id"] = "{:04x}:{:02x}:{:02x}.0".format(*place)

@@ -6,12 +6,13 @@ import atexit
 import importlib
 import os
 import sys
-from typing import TYPE_CHECKING, Any, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Iterator, Mapping, Sequence
 
 from exp.backends import _gcu_environment
 from exp.backends.gcu import GcuBackend
 
 from exp.errors import ConfigError
+from exp.hardware.backend import Capabilities, Collectives, ask
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -25,7 +26,6 @@ __all__ = ["LegacyGcuBackend"]
 _CLEAN_UP = "_prepare_to_exit"  # private, and fixed: the last release of this generation is out
 _EFP = "ENFLAME_ENABLE_EFP"
 _STEPS = ("live", "model")
-_MODES = ("SYNC", "ASYNC", "SAFEASYNC")
 _BATCHES_PER_GRAPH = 32
 
 
@@ -35,31 +35,30 @@ class LegacyGcuBackend(GcuBackend):
     No ``bf16`` and ``fp16``: mixed precision of this generation (``torch_gcu.amp``) crashed the driver for its users.
     The vendor's own trainings let the compiler round, by an environment variable: ``efp``.
 
-    ``options`` of the configuration:
-
-    * ``step``: ``live`` ends a step with the graph of every live tensor; ``model`` with parameters, optimizer state,
-      buffers and losses alone, as the vendor's own trainings do, and evaluates with the graph of the outputs. Tensors
-      that live beyond a step and are not among these (of a hook, an average of weights) then wait, and keep what they
-      need.
-    * ``mode``: how the graph is run, one of the vendor's ``JitRunMode``.
+    ``options.step`` of the configuration: ``live`` ends a step with the graph of every live tensor; ``model`` with
+    parameters, optimizer state, buffers and losses alone, as the vendor's own trainings do, and evaluates with the
+    graph of the outputs. Tensors that live beyond a step and are not among these (of a hook, an average of weights)
+    then wait, and keep what they need.
     """
 
     device_type = "xla"
-    pins_memory = False
-    precisions = ("fp32", "efp")
-    default_process_group = "eccl"
+    count_script = "import torch_gcu; print('count', torch_gcu.device_count())"
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        for name, choices in (("step", _STEPS), ("mode", _MODES)):
-            value = self.options.get(name, choices[0])
-            if value not in choices:
-                raise ConfigError(f"backend.options.{name}={value}: use one of {', '.join(choices)}")
-        self._by_model = self.options.get("step") == "model"
+        step = self.options.get("step", _STEPS[0])
+        if step not in _STEPS:
+            raise ConfigError(f"backend.options.step={step}: use one of {', '.join(_STEPS)}")
+        self.collectives = LegacyCollectives()
+        self._by_model = step == "model"
         self._batches = 0
-        self._store: Store | None = None
 
-    def precision_env(self, precision: str) -> dict[str, str]:
+    @property
+    def capabilities(self) -> Capabilities:  # type: ignore[override]
+        """Two ways of float32; only simulated cards let workers fork."""
+        return Capabilities(precisions=("fp32", "efp"), forking=self.simulate, simulation=True)
+
+    def run_env(self, precision: str, counts_fallbacks: bool) -> dict[str, str]:
         """What the compiler is told, which has it in force before the first graph.
 
         Raises:
@@ -69,19 +68,100 @@ class LegacyGcuBackend(GcuBackend):
             raise ConfigError(f"{_EFP}={os.environ[_EFP]} overrules precision={precision}; unset it")
         return {_EFP: "true"} if precision == "efp" else {}
 
-    def set_precision(self, precision: str) -> None:
-        """Nothing: the environment has done it."""
+    @property
+    def module(self) -> Any:
+        """The plug-in itself; torch has no module for it, and the card's generator is not public."""
+        return self._plugin()
 
-    def set_device(self, local_rank: int) -> torch.device:
-        """Select the card through the plug-in itself; torch has no module for it."""
-        import torch
+    def supports(self, precision: str) -> bool:
+        """The one that the environment has chosen (:meth:`run_env`): the compiler does not change over."""
+        return precision == ("efp" if _gcu_environment.is_on(_EFP) else "fp32")
 
-        plugin = self._plugin()
-        self._check_rank(local_rank, plugin.device_count())
-        plugin.set_device(local_rank)
-        return torch.device(self.device_type, local_rank)
+    def synchronize(self) -> None:
+        """Run what the lazy graph holds, and wait."""
+        import torch_gcu
 
-    def init_process_group(self, *, store: Store, rank: int, world_size: int, timeout: timedelta) -> None:
+        torch_gcu.sync_lived_tensor()  # starts it, no more
+        torch_gcu.synchronize()
+
+    def usage(self) -> dict[str, Any]:
+        """What this process holds on the current card; the rest is not public on this generation, but efsmi knows."""
+        held = ask(self.module, "get_hbm_alloc_size")
+        return {} if held is None else {"allocated": int(held)}
+
+    def fallbacks(self) -> Mapping[str, tuple[int, int]] | None:
+        """Of simulated cards alone."""
+        return super().fallbacks() if self.simulate else None
+
+    def end_step(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: nn.Module | None = None,
+        outputs: Sequence[torch.Tensor] = (),
+        **kwargs: Any,
+    ) -> None:
+        """Step and run the graph: a step that does not end lets it grow without bound."""
+        import torch_gcu
+
+        arguments: dict[str, Any] = {"optimizer_args": kwargs}
+        if self._by_model and model is not None:
+            arguments.update(model=model, extra_output=list(_on_card(outputs)))
+        torch_gcu.optimizer_step(optimizer, **arguments)
+
+    def end_batch(self, outputs: Any = None) -> None:
+        """Run the graph of this batch: that of a whole evaluation would not fit.
+
+        With ``options.step=model`` that of the outputs; what metrics add up of them is run now and then.
+        """
+        import torch_gcu
+
+        self._batches += 1
+        tensors = list(_on_card(outputs)) if self._by_model else []
+        if tensors and self._batches % _BATCHES_PER_GRAPH:
+            torch_gcu.unlazy(tensors)
+        else:
+            torch_gcu.sync_lived_tensor()
+
+    def close(self) -> None:
+        """Do what the vendor's package has registered with :mod:`atexit`, which a worker's end leaves out.
+
+        By the name of its function: ``atexit`` has no public way to run what one package has registered, and what
+        others have (executors, loaders) waits for threads. It is taken off the list, lest it run twice.
+        """
+        plugin: Any = sys.modules.get("torch_gcu")
+        clean_up = getattr(plugin, _CLEAN_UP, None)
+        if clean_up is not None:
+            atexit.unregister(clean_up)
+            clean_up()
+
+    def describe(self, device: torch.device) -> dict[str, Any]:
+        """Name and index, and what tells the card from the others of its host; efsmi knows more."""
+        known = {} if hasattr(self.module, "get_device_name") else {"name": "GCU (legacy)"}
+        return {**super().describe(device), **known}
+
+
+class LegacyCollectives(Collectives):
+    """The vendor's own, which torch.distributed does not know; its gloo group beside them carries CPU tensors."""
+
+    only_sums = True
+
+    def __init__(self) -> None:
+        super().__init__("eccl")
+        self._store: Store | None = None
+
+    def missing(self, process_group: str, device_type: str) -> str | None:
+        """Whether the vendor's collectives can be imported, and have ECCL: without it they import, with a warning."""
+        try:
+            vendor = importlib.import_module("torch_gcu.distributed")
+        except (ImportError, OSError) as error:
+            return f"torch_gcu.distributed does not import ({error})"
+        if hasattr(vendor, "is_eccl_available") and not vendor.is_eccl_available():
+            return "torch_gcu.distributed has no ECCL (a component of its own of the TopsRider package: -C tops-eccl)"
+        return None
+
+    def init(
+        self, process_group: str, device_type: str, *, store: Store, rank: int, world_size: int, timeout: timedelta
+    ) -> None:
         """Make the vendor's group.
 
         It meets over ``env://``, at a store which rank 0 serves from the moment that its port is chosen: a port that is
@@ -92,9 +172,9 @@ class LegacyGcuBackend(GcuBackend):
         Raises:
             ConfigError: a group other than eccl was asked for.
         """
-        if self.process_group != "eccl":
+        if process_group != "eccl":
             raise ConfigError(
-                f"process group '{self.process_group}' is not one that torch_gcu of this generation makes; leave out "
+                f"process group '{process_group}' is not one that torch_gcu of this generation makes; leave out "
                 "backend.process_group for eccl, or set it to gloo for copies through the CPU"
             )
         import torch_gcu.distributed as vendor
@@ -111,137 +191,26 @@ class LegacyGcuBackend(GcuBackend):
         os.environ["TORCHELASTIC_RESTART_COUNT"] = "0"
         vendor.init_process_group("eccl", rank=rank, world_size=world_size)
 
-    def collectives_missing(self) -> str | None:
-        """Whether the vendor's collectives can be imported, and have ECCL: without it they import, with a warning."""
-        try:
-            vendor = importlib.import_module("torch_gcu.distributed")
-        except (ImportError, OSError) as error:
-            return f"torch_gcu.distributed does not import ({error})"
-        if hasattr(vendor, "is_eccl_available") and not vendor.is_eccl_available():
-            return "torch_gcu.distributed has no ECCL (a component of its own of the TopsRider package: -C tops-eccl)"
-        return None
-
     def all_reduce(self, tensor: torch.Tensor) -> None:
-        """With the vendor's collectives, which torch.distributed does not know."""
-        if self.staged:
-            super().all_reduce(tensor)
-            return
+        """Add up a tensor over all ranks, in place."""
         import torch_gcu.distributed as vendor
 
         vendor.all_reduce(tensor)
 
-    def destroy_process_group(self) -> None:
+    def destroy(self) -> None:
         """Take down the vendor's group, then torch's gloo group beside it."""
-        if not self.staged:
-            import torch_gcu.distributed as vendor
+        import torch_gcu.distributed as vendor
 
-            vendor.destroy_process_group()
-        super().destroy_process_group()
+        vendor.destroy_process_group()
+        super().destroy()
         self._store = None
 
     @property
     def ddp_class(self) -> type:
         """The vendor's own."""
-        if self.staged:
-            return super().ddp_class
         from torch_gcu.nn.parallel import DistributedDataParallel
 
         return DistributedDataParallel
-
-    def ddp_kwargs(self, device: torch.device) -> dict[str, Any]:
-        """One card, always named: the vendor's DDP takes None for ALL cards."""
-        return {"device_ids": [device.index], "output_device": device.index}
-
-    def supports(self, precision: str) -> bool:
-        """The one that the environment has chosen (:meth:`precision_env`): the compiler does not change over."""
-        return precision == ("efp" if _gcu_environment.is_on(_EFP) else "fp32")
-
-    def grad_scaler(self, precision: str) -> None:
-        """None: there is no half precision to scale for."""
-
-    def seed(self, seed: int) -> None:
-        """Seed every card; torch.manual_seed reaches none of them, and the plug-in takes 32 bits."""
-        import torch_gcu
-
-        torch_gcu.manual_seed_all(seed % 2**32)
-
-    def rng_state(self) -> None:
-        """None: the card's generator is not public."""
-
-    def set_rng_state(self, state: torch.Tensor) -> None:
-        """Nothing to restore."""
-
-    def synchronize(self) -> None:
-        """Run what the lazy graph holds, and wait."""
-        import torch_gcu
-
-        torch_gcu.sync_lived_tensor()  # starts it, no more
-        torch_gcu.synchronize()
-
-    def memory(self) -> dict[str, int]:
-        """What this process holds on the current card; the rest is not public on this generation."""
-        import torch_gcu
-
-        size = getattr(torch_gcu, "get_hbm_alloc_size", None)
-        return {} if size is None else {"allocated": int(size())}
-
-    def free_memory(self) -> None:
-        """Not public on this generation; efsmi knows."""
-
-    def end_step(
-        self,
-        optimizer: torch.optim.Optimizer,
-        model: nn.Module | None = None,
-        outputs: Sequence[torch.Tensor] = (),
-        **kwargs: Any,
-    ) -> None:
-        """Step and run the graph: a step that does not end lets it grow without bound."""
-        import torch_gcu
-
-        arguments: dict[str, Any] = {"optimizer_args": kwargs}
-        if self._by_model and model is not None:
-            arguments.update(model=model, extra_output=list(_on_card(outputs)))
-        torch_gcu.optimizer_step(optimizer, **arguments, **self._mode())
-
-    def end_batch(self, outputs: Any = None) -> None:
-        """Run the graph of this batch: that of a whole evaluation would not fit.
-
-        With ``options.step=model`` that of the outputs; what metrics add up of them is run now and then.
-        """
-        import torch_gcu
-
-        self._batches += 1
-        tensors = list(_on_card(outputs)) if self._by_model else []
-        if tensors and self._batches % _BATCHES_PER_GRAPH:
-            torch_gcu.unlazy(tensors, **self._mode())
-        else:
-            torch_gcu.sync_lived_tensor(**self._mode())
-
-    def _mode(self) -> dict[str, Any]:
-        import torch_gcu
-
-        name = self.options.get("mode")
-        return {} if name is None else {"mode": getattr(torch_gcu.JitRunMode, name)}
-
-    def close(self) -> None:
-        """Do what the vendor's package has registered with :mod:`atexit`, which a worker's end leaves out.
-
-        By the name of its function: ``atexit`` has no public way to run what one package has registered, and what
-        others have (executors, loaders) waits for threads. It is taken off the list, lest it run twice.
-        """
-        plugin: Any = sys.modules.get("torch_gcu")
-        clean_up = getattr(plugin, _CLEAN_UP, None)
-        if clean_up is not None:
-            atexit.unregister(clean_up)
-            clean_up()
-
-    def describe(self, device: torch.device) -> dict[str, Any]:
-        """Name and index, and what tells the card from the others of its host; efsmi knows more."""
-        import torch_gcu
-
-        name = getattr(torch_gcu, "get_device_name", None)
-        described = {"name": "GCU (legacy)" if name is None else str(name(device.index)), "index": device.index}
-        return {**described, **self._place(device.index)}
 
 
 def _on_card(values: Any) -> Iterator[torch.Tensor]:

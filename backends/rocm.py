@@ -15,7 +15,6 @@ from exp.launcher.rank import SCRATCH_VARIABLE
 __all__ = ["RocmBackend"]
 
 _TOPOLOGY = Path("/sys/class/kfd/kfd/topology/nodes")
-_DRIVER = Path("/sys/module/amdgpu/version")
 _TF32_SINCE = (2, 7)  # of torch
 
 
@@ -23,6 +22,7 @@ class RocmBackend(CudaBackend):
     """AMD cards; RCCL answers to the name of NCCL, and to its environment variables."""
 
     visible_variables = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+    _driver = Path("/sys/module/amdgpu/version")  # of the packaged driver
     hiding_variables = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
     variables = (
         "ROCR_VISIBLE_DEVICES",
@@ -77,11 +77,11 @@ class RocmBackend(CudaBackend):
         if precision == "tf32":
             import torch
 
-            from exp.compat import TORCH_VERSION
+            from exp.hardware.compat import TORCH_VERSION
 
             properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
             return TORCH_VERSION >= _TF32_SINCE and str(getattr(properties, "gcnArchName", "")).startswith("gfx94")
-        return precision in self.precisions
+        return precision in self.capabilities.precisions
 
     def set_precision(self, precision: str) -> None:
         """Also set hipBLASLt's own variable, without which torch has no TF32 here; it is read at every product."""
@@ -108,10 +108,6 @@ class RocmBackend(CudaBackend):
             return _probe.visible_name(index, "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
         nodes = sorted(int(path.parent.name) for path in _TOPOLOGY.glob("*/properties") if _has_simd_units(path))
         return f"node{nodes[number]}" if number < len(nodes) else None
-
-    def driver_version(self) -> str | None:
-        """Version of the packaged kernel driver; the one that comes with Linux has none of its own."""
-        return _DRIVER.read_text(encoding="ascii").strip() if _DRIVER.is_file() else None
 
 
 def _cache_folder(lasting: bool) -> Path | None:

@@ -1,4 +1,4 @@
-"""Whole training steps with portable operators (exp.operators) against torch's own, on the CPU.
+"""Whole training steps with portable operators (exp.hardware.operators) against torch's own, on the CPU.
 
 Two processes with the same weights and batch, one of which has every portable kernel registered for the CPU; they step
 in turns (A B A B ...), and the least CPU time of each is compared. Saved: storages that autograd keeps for the backward
@@ -70,8 +70,8 @@ def contender(name: str, portable: bool, threads: int, pipe: Connection) -> None
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     if portable:
-        from exp import operators
-        from exp.operators import separable
+        from exp.hardware import operators
+        from exp.hardware.operators import separable
 
         operators.install("cpu", set(operators.KERNELS) - separable.TELLING)
     model, loss_of = MODELS[name]()

@@ -25,8 +25,8 @@ from typing import Any, Iterator, Sequence
 import torch
 from mmengine.hooks import Hook
 
-from exp.compat import every_operator
 from exp.engine.wrapper import unwrapped
+from exp.hardware.compat import every_operator
 
 LIMITS = {"waits": 0, "launches": 1.02, "peak": 1.02, "unexpected_bytes": 0, "collective_bytes": 1.01}
 """Of one step: waits of the host, launches and peak memory of ours by those of the loop by hand, bytes to the card

@@ -44,7 +44,7 @@ REFERENCE = {
             "exp.engine.wrapper.TrainStep",
             "exp.engine.wrapper.wrap",
             "exp.engine.logger.Logger",
-            "exp.backend.Backend",
+            "exp.hardware.backend.Backend",
             "exp.plugins.Plugin",
             "exp.plugins.Family",
         ],
@@ -53,7 +53,13 @@ REFERENCE = {
         "Keys",
         "Every key of the configuration, its type, default and unit. `python -m exp --help` has the choices, and "
         "`--cfg job` what a command line comes to.",
-        ["exp.config.schema", "exp.forecasting.config", "exp.vision.config", "exp.vision.model_config"],
+        [
+            "exp.config.schema",
+            "exp.forecasting.config",
+            "exp.vision.config",
+            "exp.vision.data.config",
+            "exp.vision.model_config",
+        ],
     ),
     "errors": ("Errors", "What a run ends with; [exit codes](../exit-codes.md).", ["exp.errors"]),
 }

@@ -190,7 +190,7 @@ BEGIN = """
 import json, sys
 from datetime import timedelta
 rank, world_size, name, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
-from exp.backends_registry import create_backend
+from exp.hardware.registry import create_backend
 backend = create_backend({"_target_": name, "name": name})
 def join():
     import torch.distributed as dist

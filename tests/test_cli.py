@@ -18,7 +18,7 @@ def test_help_fits_a_screen(exp):
     assert max(map(len, lines)) <= 80
 
 
-def test_a_default_run_is_quiet_and_without_colours_in_a_pipe(exp):
+def test_a_default_run_is_quiet_and_without_colors_in_a_pipe(exp):
     """Also where they are asked for, as Jupyter does for its kernels."""
     done = exp(*TINY, "output_dir=run", FORCE_COLOR="1", CLICOLOR_FORCE="1")
     assert (done.returncode, done.stderr) == (0, "")

@@ -20,7 +20,7 @@ from exp.config import choices, structures
 
 _MODULES = [
     "exp.execute", "exp.freezing", "exp.launcher.local", "exp.launcher.torchrun", "exp.session", "exp.engine.training",
-    "exp.forecasting.data.dataset", "exp.forecasting.timebridge.model", "exp.vision.data.dataset",
+    "exp.forecasting.data.dataset", "exp.forecasting.timebridge.model", "exp.vision.data.base",
     "exp.vision.data.segmentation", "exp.vision.dinov3.segmenter", "rich.table",
 ]  # fmt: skip
 

@@ -18,13 +18,12 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
-from hydra.types import RunMode
 from omegaconf.errors import OmegaConfBaseException
 
 from exp import __version__, console, early
 from exp.advice import remember
-from exp.config import choices, explain, fields, paths, structures, trained
-from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, REFUSED, ConfigError, ExpError, RunError
+from exp.config import choices, explain, paths, structures, trained
+from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, REFUSED, ConfigError, ExpError
 from exp.execute import execute
 from exp.footprint import remove_empty
 from exp.freezing import freeze
@@ -32,6 +31,7 @@ from exp.launcher.base import launcher_class
 from exp.launcher.rank_environment import be_quiet, drop_stale_variables
 from exp.raised import frames_of, told
 from exp.runfolder import UMASK, RunFolder
+from exp.summary import Finished
 from exp.system_errors import as_ours
 from exp.task import create_task, task_class
 from hydra_plugins.exp_plugins import PluginConfigs
@@ -40,7 +40,6 @@ from hydra_plugins.exp_sweeps import ExpLauncher
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
     from exp.frozen import FrozenRun
-    from exp.summary import Finished
 
 __all__ = ["Left", "left", "main"]
 
@@ -51,7 +50,8 @@ _TAKE_A_VALUE = (
 """Hydra's options that are followed by a word."""
 _MODES = (("--multirun", "-m"), ("--run", "-r"), ("--cfg", "-c"), ("--info", "-i"))
 """Hydra's options of which it takes one."""
-_exit_codes: list[int] = []
+_finished: list[Finished] = []
+"""How the jobs of this command line have ended."""
 _full_error: list[bool] = []
 """Not empty: the user wants tracebacks."""
 
@@ -87,69 +87,66 @@ def _main() -> int:
         return EXIT_OK
     sys.argv[1:] = _overrides_last(sys.argv[1:])
     be_quiet(sys.argv[1:])
-    try:
-        _check_usage(sys.argv[1:])
-    except ConfigError as error:
-        console.error(str(error))
-        return EXIT_CONFIG
     remember(sys.argv[1:])
-    structures.register()
-    choices.register_resolvers()
-    for plugin in (ExpLauncher, PluginConfigs):  # found by themselves where exp is installed, but not in a checkout
-        Plugins.instance().register(plugin)
-    _exit_codes.clear()
+    _finished.clear()
     _full_error[:] = [True] * bool(os.environ.get("HYDRA_FULL_ERROR"))
     try:
+        _check_usage(sys.argv[1:])
+        structures.register()
+        choices.register_resolvers()
+        for plugin in (ExpLauncher, PluginConfigs):  # found by themselves where exp is installed, but not in a checkout
+            Plugins.instance().register(plugin)
         if choices.wants_help(sys.argv[1:]):
             print(choices.help_text(sys.argv[1:]))  # noqa: T201
             return EXIT_OK
         sys.argv[1:] = paths.expand_arguments(sys.argv[1:])
-        sys.argv[1:] = fields.admit(sys.argv[1:])
         primary, sys.argv[1:] = trained.begin(sys.argv[1:])
-        with _errors_reach_us(), _told_of_sweepers():
+        with _errors_reach_us():
             hydra.main(version_base="1.3", config_path="pkg://exp.conf", config_name=primary)(_job)()
         if "exp.sweep" in sys.modules:
             from exp import sweep
 
             sweep.refuse_empty()
-        _finish_sweep()
-    except (HydraException, OmegaConfBaseException) as error:
-        _finish_sweep()
-        if _full_error:
-            traceback.print_exc()
-        console.error(explain.explain(error, choices.default_keys(sys.argv[1:])))
-        return EXIT_CONFIG
-    except ExpError as error:
-        _finish_sweep()
-        console.error(str(error))
-        return error.exit_code
     except BrokenPipeError:
         raise
-    except (OSError, MemoryError, ImportError) as error:
+    except Exception as error:  # noqa: BLE001 - raised again where nobody can tell
+        explained = _of_sweeper(error)
         _finish_sweep()
-        ours = as_ours(error, usage=True)
-        if ours is None or _full_error:
-            traceback.print_exc()
-        console.error(str(ours or f"{type(error).__name__}: {error}"))
-        return EXIT_FAILED if ours is None else ours.exit_code
-    except Exception as error:
-        if not _tell_of_user(error):
-            raise
-        _finish_sweep()
-        return EXIT_FAILED
+        if explained is not None:
+            return _tell(explained, usage=True)
     except KeyboardInterrupt as interrupt:
         code = early.tell(interrupt, _finish_sweep())
-        return max([code, *(code for code in _exit_codes if code > 128)])  # a sweep may not have begun any job
-    return max(_exit_codes, default=EXIT_OK)
+        return max([code, *(each.exit_code for each in _finished if each.exit_code > 128)])
+    _finish_sweep()
+    return max((each.exit_code for each in _finished), default=EXIT_OK)
 
 
-def _tell_of_user(error: Exception, job: str = "") -> bool:
-    """Report an error of the user's code: a line that names it, and its traceback; False: it is none."""
-    of_user = None if _full_error else told(error)
-    if of_user is not None:
-        console.error(job + of_user)
-        print(frames_of(error), end="", file=sys.stderr)  # noqa: T201
-    return of_user is not None
+def _tell(error: Exception, job: str = "", usage: bool = False) -> int:
+    """Say on stderr what has ended a command or a job; what nobody foresees is raised again, with its traceback.
+
+    Args:
+        error: as it was caught.
+        job: of a sweep, in front of the line.
+        usage: nothing had been started when it was raised.
+
+    Returns:
+        The exit code.
+    """
+    if _full_error and not isinstance(error, ExpError):
+        traceback.print_exception(type(error), error, error.__traceback__)
+    if explain.is_of_composition(error):
+        console.error(job + explain.explain(error, choices.default_keys(sys.argv[1:]) if usage else []))
+        return EXIT_CONFIG
+    ours = as_ours(error, usage=usage)
+    if ours is not None:
+        console.error(job + str(ours))
+        return ours.exit_code
+    of_user = told(error)
+    if of_user is None:
+        raise error
+    console.error(job + of_user)
+    print(frames_of(error), end="", file=sys.stderr)  # noqa: T201
+    return EXIT_FAILED
 
 
 def _check_usage(arguments: list[str]) -> None:
@@ -177,18 +174,6 @@ def _overrides_last(arguments: list[str]) -> list[str]:
     return [*options, *overrides]
 
 
-def _finish_sweep() -> str | None:
-    """The end of a sweep, where there was one; returns the name of the signal that ended it."""
-    if "exp.sweep" not in sys.modules:
-        return None
-    from exp import sweep
-
-    code, number, runs = sweep.finish()
-    _exit_codes.append(code)
-    left.runs, left.several = [*left.runs, *runs], True
-    return number
-
-
 @contextlib.contextmanager
 def _errors_reach_us() -> Iterator[None]:
     """Have Hydra raise its errors instead of printing them and exiting with 1: the switch that it offers for it."""
@@ -203,82 +188,66 @@ def _errors_reach_us() -> Iterator[None]:
             os.environ["HYDRA_FULL_ERROR"] = before
 
 
-@contextlib.contextmanager
-def _told_of_sweepers() -> Iterator[None]:
-    """One line for what a sweeper raises, such as Optuna's where no trial has come to a value."""
+def _of_sweeper(error: Exception) -> Exception | None:
+    """An error, as one of ours if a sweeper has raised it, such as Optuna's where no trial has come to a value.
+
+    Returns:
+        None where it only misses the results of a sweep that is shown, and not run.
+    """
+    if "exp.sweep" not in sys.modules or isinstance(error, (ExpError, HydraException, OmegaConfBaseException)):
+        return error
+    from exp import sweep
+    from exp.sweep.sweeper import explained
+
+    return None if sweep.is_dry() else explained(error, asked=not sweep.expected)
+
+
+def _finish_sweep() -> str | None:
+    """The end of a sweep, where there was one; returns the name of the signal that ended it."""
+    if "exp.sweep" not in sys.modules:
+        return None
+    from exp import sweep
+
+    code, number, runs = sweep.finish()
+    _finished.append(Finished(code))
+    left.runs, left.several = [*left.runs, *runs], True
+    return number
+
+
+def _job(config: ExpConfig) -> None:
+    """The one job of a command line; those of a sweep are :mod:`exp.sweep`'s."""
+    overrides = list(HydraConfig.get().overrides.task)
     try:
-        yield
-    except (ExpError, HydraException, OmegaConfBaseException, OSError, MemoryError, ImportError):
-        raise  # which are explained
-    except Exception as error:
-        if "exp.sweep" not in sys.modules:
-            raise
-        from exp import sweep
-        from exp.sweep.sweeper import sweeper_of
-
-        if sweep.is_dry():
-            return  # it misses the results
-        sweeper = sweeper_of(error)
-        if sweeper is None:
-            raise
-        if _full_error:
-            traceback.print_exc()
-        kind = ConfigError if sweep.expected else RunError  # before any job it can only be what it was given
-        said = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise kind(f"{sweeper} has ended the sweep: {said}; see hydra.sweeper.*") from error
+        finished = _run(config, overrides)
+    except Exception as error:  # noqa: BLE001 - told here, not raised: Hydra would print a line of its own
+        finished = Finished(_tell(error))
+    _finished.append(finished)
 
 
-def _job(config: ExpConfig) -> float | None:
-    """One job of Hydra's: the run, or one of a sweep's."""
-    state = HydraConfig.get()
-    of_hydra = Path(state.runtime.output_dir)  # the current folder, unless the user asks Hydra for another one
-    try:
-        paths.refuse_empty({"output_dir": config.output_dir})
-        if task_class(config).in_parent:
-            early.begin()
-            finished = create_task(config).run_in_parent(config, list(state.overrides.task))
-            _exit_codes.append(finished.exit_code)
-            _leave(config.output_dir, finished)
-            return finished.metric
-        folder = Path(config.output_dir) if of_hydra == Path.cwd() else of_hydra
+def _run(config: ExpConfig, overrides: list[str]) -> Finished:
+    """Freeze, launch, and note what runs there are now."""
+    of_hydra = Path(HydraConfig.get().runtime.output_dir)
+    if of_hydra != Path.cwd():
+        remove_empty([of_hydra])
+        raise ConfigError(f"hydra.run.dir={of_hydra}: the run folder is set with output_dir")
+    paths.refuse_empty({"output_dir": config.output_dir})
+    if task_class(config).in_parent:
+        early.begin()
+        finished = create_task(config).run_in_parent(config, overrides)
+        folder = RunFolder(config.output_dir)
+    else:
         launcher = launcher_class(config)
-        launcher.take_place(config, list(state.overrides.task))
-        run = freeze(config, list(state.overrides.task), folder)
+        launcher.take_place(config, overrides)
+        run = freeze(config, overrides, Path(config.output_dir))
         if not launcher.joins:
             drop_stale_variables(config.launcher.nnodes)
         finished = _execute(run)
-        _leave(run.folder.path, finished)
-    except Exception as error:
-        # Told here, not raised: Hydra would print a line of its own, and end the sweep that this job is part of.
-        job = f"job {' '.join(state.overrides.task)}: " if state.mode == RunMode.MULTIRUN else ""
-        ours = as_ours(error)
-        if isinstance(error, OmegaConfBaseException):
-            console.error(job + explain.explain(error, []))
-            _exit_codes.append(EXIT_CONFIG)
-        elif ours is None:
-            if not _tell_of_user(error, job):
-                raise
-            _exit_codes.append(EXIT_FAILED)
-        else:
-            if ours is not error and _full_error:
-                traceback.print_exc()
-            console.error(job + str(ours))
-            _exit_codes.append(ours.exit_code)
-        if of_hydra != Path.cwd():
-            remove_empty([of_hydra])
-        return float("nan")
-    _exit_codes.append(finished.exit_code)
-    if finished.interrupted_by is not None and state.mode == RunMode.MULTIRUN:
-        raise KeyboardInterrupt  # it was meant for the sweep, not only for this job of it
-    return finished.metric
-
-
-def _leave(folder: str | Path, finished: Finished) -> None:
-    """Note what runs there are now."""
+        folder = run.folder
     if finished.runs:
         left.runs, left.several = [*finished.runs], True
-    elif RunFolder(folder).config.is_file():
-        left.runs.append(RunFolder(folder).path)
+    elif folder.config.is_file():
+        left.runs.append(folder.path)
+    return finished
 
 
 def _execute(run: FrozenRun) -> Finished:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import exp
 
 if TYPE_CHECKING:
-    from exp.backend import Backend
+    from exp.hardware.backend import Backend
 
 __all__ = [
     "SHM",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from exp import console, early, hub, launcher, summary
-from exp.backends_registry import create_backend
 from exp.contract import TASK_PAGE, shown
 from exp.errors import RunError
+from exp.hardware.registry import create_backend
 from exp.launcher.base import launcher_class
 from exp.launcher.outcome import Outcome
 from exp.lock_holder import holder_of
@@ -38,9 +38,6 @@ def execute(run: FrozenRun) -> Finished:
         console.make_console().out(script, highlight=False)
         return Finished()
     backend = create_backend(config.backend)
-    backend.prepare()
-    if run.reference is not None:
-        create_backend(run.reference.backend).prepare()
     hub.bring(config)
     if not chosen.leads:
         return Finished(chosen.take_part(run))

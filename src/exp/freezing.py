@@ -13,16 +13,16 @@ from hydra.errors import MissingConfigException
 from hydra.types import RunMode
 from omegaconf import OmegaConf, open_dict
 
-from exp.backend import FLOAT32
-from exp.backends_registry import choose, create_backend
 from exp.config import explain, paths, structures, trained
 from exp.config.check import check_weights, refuse_device_arguments, validate
-from exp.config.dictionaries import replace_given
-from exp.config.overruled import overruled
+from exp.config.differences import different, overruled
 from exp.config.resolve import check_names
 from exp.config.schema import ExpConfig
+from exp.config.structures import replace_given
 from exp.errors import ConfigError
 from exp.frozen import FrozenRun
+from exp.hardware.backend import FLOAT32
+from exp.hardware.registry import choose, create_backend
 from exp.runfolder import RunFolder, read_result
 from exp.task import task_class
 
@@ -125,7 +125,7 @@ def _take_note(config: ExpConfig, overrides: list[str]) -> None:
         check_weights(config, earlier, folder)
         altered = RunFolder(folder).altered(read_result(RunFolder(folder)) or {})
         record.differs = [f"{name} is not as it was written" for name in altered if name == "config.yaml"]
-        record.differs += trained.different(config, earlier, "trained with")
+        record.differs += different(config, earlier, "trained with")
     else:
         record.overruled = overruled(config, overrides, _alone, record.chosen.get("experiment"))
     if config.data.get("horizon") in config.published:
@@ -137,7 +137,7 @@ def _take_note(config: ExpConfig, overrides: list[str]) -> None:
                 record.published_differs = [f"experiment={experiment} is not here to compare with"]
             else:
                 left_out = ("data.root", "seed", "precision")
-                record.published_differs = trained.different(config, shipped, "there", left_out)
+                record.published_differs = different(config, shipped, "there", left_out)
 
 
 def _note_choices(config: ExpConfig, overrides: list[str]) -> None:
@@ -194,7 +194,7 @@ def _reference(config: ExpConfig, overrides: list[str]) -> ExpConfig:
     composed.output_dir = config.output_dir
     reference = structures.typed(composed)
     backend = create_backend(reference.backend)
-    if reference.precision in FLOAT32 and reference.precision not in backend.precisions:
+    if reference.precision in FLOAT32 and reference.precision not in backend.capabilities.precisions:
         reference.precision = "fp32"  # which the others approximate
     validate(reference, overrides, backend)
     config.reference = reference.backend.name  # where it was auto

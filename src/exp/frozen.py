@@ -9,7 +9,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from exp import console
-from exp.config import resuming, structures, trained
+from exp.config import differences, structures, trained
 from exp.config.check import check_folder
 from exp.config.resolve import allow, distrust
 from exp.config.schema import ExpConfig
@@ -98,9 +98,9 @@ class FrozenRun:
             return
         old = structures.load(folder.config)
         if task_class(old).saves_state:
-            refused = resuming.changes(resuming.as_plain(old), resuming.as_plain(self.config)).refused
+            refused = differences.changes(differences.as_plain(old), differences.as_plain(self.config)).refused
             if refused:
-                raise ConfigError(resuming.refusal(refused, console.shown(folder.path)))
+                raise ConfigError(differences.refusal(refused, console.shown(folder.path)))
 
     def take_back(self) -> bool:
         """Leave the folder as it was before :meth:`write`, where the run was refused and nothing has come of it.

@@ -21,7 +21,7 @@ from exp.system_errors import as_ours
 __all__ = ["first_line", "frames_of", "is_of_user", "message_of", "place_of", "shown", "told"]
 
 _KINDS = {
-    "exp.backend.Backend": "backend",
+    "exp.hardware.backend.Backend": "backend",
     "exp.data.base.Data": "data",
     "exp.engine.wrapper.Wrapper": "wrapper",
     "exp.launcher.base.Launcher": "launcher",

@@ -16,15 +16,15 @@ import warnings
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
-from exp.backend import PRECISIONS
-from exp.backends_registry import create_backend
-from exp.cards import check_distinct
 from exp.config.resolve import check_names
 from exp.config.schema import ExpConfig
 from exp.config.structures import load
 from exp.console import make_console, wait_for, waited
 from exp.contract import check_result
 from exp.errors import ConfigError, Preempted
+from exp.hardware.backend import PRECISIONS
+from exp.hardware.cards import check_distinct
+from exp.hardware.registry import create_backend
 from exp.task import create_task
 from exp.trackers import reporting
 
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     import torch
     from rich.console import Console
 
-    from exp.backend import Backend
-    from exp.config.resuming import Change
+    from exp.config.differences import Change
     from exp.data.fingerprint import Fingerprint
     from exp.engine.distributed import Distributed
     from exp.engine.fit import Weights
+    from exp.hardware.backend import Backend
     from exp.launcher.rank import RankInfo
     from exp.runfolder import RunFolder
     from exp.trackers.reporting import Reporter
@@ -134,7 +134,7 @@ class Session:
             store = make_store(info, timeout)
             self.distributed = Distributed.create(backend, store, info.rank, info.world_size, timeout)
             self.fallback = self.distributed.fallback
-            self.process_group = self.fallback["used"] if self.fallback else backend.process_group
+            self.process_group = self.distributed.process_group
         else:
             self.distributed = Distributed()
         seed_everything(config.seed, backend)
@@ -229,8 +229,8 @@ class Session:
     def close_reporters(self, status: str, result: Mapping[str, Any], patience_s: float) -> None:
         """Tell the trackers that the run has ended, and the user where to find it."""
         for reporter in self.reporters:
-            if reporter.close(status, result, patience_s) and status == "completed" and reporter.state.address:
-                self.say(f"{reporter.name}: {reporter.state.address}")
+            if reporter.close(status, result, patience_s) and status == "completed" and reporter.state["address"]:
+                self.say(f"{reporter.name}: {reporter.state['address']}")
         self.reporters = []
 
     def forget(self) -> None:
@@ -246,7 +246,7 @@ class Session:
         gc.collect()
         if self.info.world_size > 1:
             self.distributed.barrier()
-            self.backend.destroy_process_group()
+            self.backend.collectives.destroy()
 
 
 def run(folder: RunFolder, info: RankInfo) -> None:
@@ -259,12 +259,11 @@ def run(folder: RunFolder, info: RankInfo) -> None:
     check_names(config)
     backend = create_backend(config.backend)
     info.at_end.append(backend.close)
-    environment = backend.worker_env(info.local_rank, info.local_world_size, single_node=info.single_node)
-    for name, value in {**environment, **backend.precision_env(config.precision)}.items():
-        os.environ.setdefault(name, value)
     task = create_task(config)
-    if task.counts_fallbacks:
-        os.environ.update(backend.counting_env())
+    environment = backend.worker_env(info.local_rank, info.local_world_size, single_node=info.single_node)
+    for name, value in environment.items():
+        os.environ.setdefault(name, value)
+    os.environ.update(backend.run_env(config.precision, task.counts_fallbacks))
     if task.diagnoses:  # it takes the steps of a session one by one, and goes on where one fails
         task.diagnose(config, folder, info, backend)
         return

@@ -16,8 +16,8 @@ from exp.runfolder import last_known, read_json
 from exp.task import create_task
 
 if TYPE_CHECKING:
-    from exp.backend import Backend
     from exp.config.schema import ExpConfig
+    from exp.hardware.backend import Backend
     from exp.launcher.outcome import Outcome
     from exp.runfolder import RunFolder
 
@@ -46,7 +46,7 @@ def begin(config: ExpConfig, folder: RunFolder, backend: Backend) -> None:
         if processes > 1 or config.accumulate > 1:
             batch += f" = {config.batch_size} x {processes} processes x {config.accumulate} micro-batches"
     terminal.print(
-        f"{config.name}: {config.task.name} on {backend.title}, {config.precision}{batch}\n"
+        f"{config.name}: {config.task.name} on {backend}, {config.precision}{batch}\n"
         f"run folder: {console.shown(folder.path)}",
         highlight=False,
         soft_wrap=True,

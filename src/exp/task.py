@@ -13,8 +13,8 @@ from exp.contract import TASK_PAGE
 from exp.errors import ConfigError
 
 if TYPE_CHECKING:
-    from exp.backend import Backend
     from exp.config.schema import ExpConfig
+    from exp.hardware.backend import Backend
     from exp.launcher.outcome import Outcome
     from exp.launcher.rank import RankInfo
     from exp.runfolder import RunFolder
@@ -44,7 +44,7 @@ class Task:
         isolated: its worker is a process of its own, even if it is the only one.
         silent: the parent says nothing of it but errors.
         counts_fallbacks: its workers count what leaves the device, however slow that makes them
-            (:meth:`exp.backend.Backend.counting_env`).
+            (:meth:`exp.hardware.backend.Backend.counting_env`).
         compared: what it leaves can be compared with other runs.
         has_reference: it also runs on the backend ``reference``.
         uses_data: model and data of the configuration play a part; without, the files of the data need not be here.

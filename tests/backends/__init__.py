@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from exp.backend import Backend
-from exp.backends_registry import create_backend
+from exp.hardware.backend import Backend
+from exp.hardware.registry import create_backend
 
 
 def made(target: str, **settings: Any) -> Backend:

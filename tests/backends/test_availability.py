@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 from exp.backends import _probe, cuda, rocm
 
-from exp.backends_registry import choose
 from exp.errors import ConfigError, UnavailableError
+from exp.hardware.registry import choose
 from tests.backends import made
 from tests.conftest import clean_environment
 
@@ -52,7 +52,7 @@ def test_visible_device_variables_are_read_as_the_drivers_read_them(monkeypatch,
 
 def test_every_backend_answers_without_torch():
     script = (
-        "import sys\nfrom exp.backends import _probe\nfrom exp.backends_registry import create_backend, installed\n"
+        "import sys\nfrom exp.backends import _probe\nfrom exp.hardware.registry import create_backend, installed\n"
         "for name in installed():\n"
         "    backend = create_backend({'_target_': name, 'name': name})\n"
         "    backend.why_unavailable(), backend.worker_env(0, 2, True)\n"
@@ -90,30 +90,26 @@ def nvml(answer: int) -> SimpleNamespace:
         number._obj.value = 4
         return 0
 
-    def version(text, _length) -> int:
-        text.value = b"550.54.15"
-        return 0
-
-    functions = {"nvmlDeviceGetCount_v2": count, "nvmlSystemGetDriverVersion": version}
-    return SimpleNamespace(nvmlInit_v2=lambda: answer, nvmlShutdown=lambda: 0, **functions)
+    return SimpleNamespace(nvmlInit_v2=lambda: answer, nvmlShutdown=lambda: 0, nvmlDeviceGetCount_v2=count)
 
 
 @pytest.mark.parametrize(
-    ("load", "cards", "driver"),
+    ("load", "cards"),
     [
-        (lambda name: nvml(0), 4, "550.54.15"),
-        (lambda name: nvml(9), 1, None),
-        (lambda name: Path("/nowhere").stat(), 1, None),  # no library: an OSError
+        (lambda name: nvml(0), 4),
+        (lambda name: nvml(9), 1),
+        (lambda name: Path("/nowhere").stat(), 1),  # no library: an OSError
     ],
 )
-def test_cuda_cards_are_counted_by_the_management_library_else_in_proc(
-    machine, monkeypatch, tmp_path, load, cards, driver
-):
+def test_cuda_cards_are_counted_by_the_management_library_else_in_proc(machine, monkeypatch, tmp_path, load, cards):
     machine("2.5.0", cuda="12.4")
     monkeypatch.setattr(ctypes, "CDLL", load)
+    monkeypatch.setattr(cuda.CudaBackend, "_driver", tmp_path / "version")
     (tmp_path / "gpus" / "0000:3b:00.0").mkdir(parents=True)
     backend = made("cuda")
-    assert (backend.why_unavailable(), backend.device_count(), backend.driver_version()) == (None, cards, driver)
+    assert (backend.why_unavailable(), backend.device_count(), backend.driver_version()) == (None, cards, None)
+    (tmp_path / "version").write_text("550.54.15\n")
+    assert backend.driver_version() == "550.54.15"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert "CUDA_VISIBLE_DEVICES" in backend.why_unavailable()
 
@@ -192,7 +188,7 @@ def test_cards_of_others_are_counted_once_by_their_torch(machine, monkeypatch, t
 
 @pytest.mark.parametrize("name", ["cpu", "cuda", "rocm", "gcu"])
 def test_workers_of_every_backend_get_their_share_of_the_cores_and_no_plug_in(monkeypatch, name):
-    monkeypatch.setattr("exp.backend.usable_cores", lambda: 21)
+    monkeypatch.setattr("exp.hardware.backend.usable_cores", lambda: 21)
     given = [made(name).worker_env(3, ranks, True) for ranks in (8, 32)]
     assert [environment["OMP_NUM_THREADS"] for environment in given] == ["2", "1"]
     assert given[0]["TORCH_DEVICE_BACKEND_AUTOLOAD"] == "0"
@@ -212,9 +208,10 @@ def test_mkl_gets_as_many_threads_as_openmp(monkeypatch, configured, shell, thre
 def test_threads_apply_though_torch_was_imported_before(ranks):
     script = """
         import os, torch
+        from exp.hardware.collectives import ddp_arguments
         torch.set_num_threads(3)
         os.environ["OMP_NUM_THREADS"] = "2"
         device = backend.set_device(0)
-        print(json.dumps([torch.get_num_threads(), str(device), backend.ddp_kwargs(device)]))
+        print(json.dumps([torch.get_num_threads(), str(device), ddp_arguments(device)]))
     """
     assert ranks(script) == [[2, "cpu", {}]]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from exp.engine.rng import device_state
 from exp.errors import UnavailableError
+from exp.hardware.numerics import grad_scaler
 from tests.backends import made
 
 REASONS = {name: made(name).why_unavailable() for name in ("cuda", "rocm")}
@@ -28,16 +30,16 @@ def test_the_card_is_counted_selected_described_and_its_state_comes_back(card):
     assert (device, torch.cuda.current_device()) == (torch.device("cuda", 0), 0)
     with pytest.raises(UnavailableError):
         backend.set_device(torch.cuda.device_count())
-    described, before = backend.describe(device), backend.memory()
+    described, before = backend.describe(device), backend.usage()
     assert (described["name"], described["memory"]) == (torch.cuda.get_device_name(0), before["total"])
     block = torch.zeros(2**20, dtype=torch.float32, device=device)
     backend.synchronize()
-    assert backend.memory()["allocated"] - before["allocated"] == block.numel() * 4
-    backend.seed(5)
-    state = backend.rng_state()
+    assert backend.usage()["allocated"] - before["allocated"] == block.numel() * 4
+    torch.cuda.manual_seed_all(5)
+    state = device_state(backend)
     assert (state.dtype, state.device.type) == (torch.uint8, "cpu")
     first = torch.rand(16, device=device)
-    backend.set_rng_state(state)
+    backend.module.set_rng_state(state)
     assert torch.equal(torch.rand(16, device=device), first)
 
 
@@ -50,7 +52,7 @@ def test_a_step_in_each_precision(card, precision):
     model = torch.nn.Linear(8, 8).to(device)
     before = model.weight.detach().clone()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scaler = backend.grad_scaler(precision)
+    scaler = grad_scaler(backend, precision)
     assert (scaler is not None) == (precision == "fp16")
     with backend.autocast(precision):
         out = model(torch.ones(4, 8, device=device))
@@ -99,13 +101,13 @@ def test_tensors_of_the_card_and_of_the_cpu_travel_in_one_group(ranks):
         dist.all_reduce(on_card)
         on_cpu = torch.full((1,), 3.0)
         dist.all_reduce(on_cpu, group=distributed.cpu_group)
-        model = backend.ddp_class(torch.nn.Linear(2, 2).to(device), **backend.ddp_kwargs(device))
+        model = backend.collectives.ddp_class(torch.nn.Linear(2, 2).to(device), device_ids=[device.index])
         model(torch.ones(1, 2, device=device)).sum().backward()
         backend.synchronize()
         gradient = model.module.bias.grad.tolist()
         del model
-        backend.destroy_process_group()
-        print(json.dumps([backend.process_group, on_card.tolist(), on_cpu.item(), gradient]))
+        backend.collectives.destroy()
+        print(json.dumps([distributed.process_group, on_card.tolist(), on_cpu.item(), gradient]))
     """
     cards = min(2, made(HERE).device_count())
     expected = ["cpu:gloo,cuda:nccl", [2.0 * cards] * 3, 3.0 * cards, [1.0, 1.0]]

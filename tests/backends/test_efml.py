@@ -28,10 +28,10 @@ def library(tmp_path_factory):
 def ask(expression: str, folder, **environment: str):
     """What a fresh process answers, which must not have imported torch for it."""
     script = (
-        "import json, os, sys\nfrom exp.backends import _efml, _gcu_cards\n"
-        "from exp.backends_registry import create_backend\n"
+        "import json, os, sys\nfrom exp.backends import _efml, gcu\n"
+        "from exp.hardware.registry import create_backend\n"
         "backend = create_backend({'_target_': 'gcu', 'name': 'gcu'})\n"
-        "def visible(value):\n    os.environ['TOPS_VISIBLE_DEVICES'] = value\n    return _gcu_cards.visible_cards()\n"
+        "def visible(value):\n    os.environ['TOPS_VISIBLE_DEVICES'] = value\n    return gcu.visible_cards()\n"
         f"print(json.dumps({expression}))\nassert 'torch' not in sys.modules\n"
     )
     environment = clean_environment(LD_LIBRARY_PATH=str(folder), **environment)
@@ -42,7 +42,7 @@ def ask(expression: str, folder, **environment: str):
 
 
 def test_every_card_is_read(library):
-    cards, utilisation = ask("[backend.monitor(), [_efml.utilisation(2), _efml.utilisation(7)]]", library / "new")
+    cards, third_alone, fourth = ask("[backend.monitor(), _efml.readings(2), _efml.readings(7)]", library / "new")
     first, second, third = cards
     assert first == {
         "index": 0, "name": "Enflame S60", "uuid": "GCU-00ab", "bus_id": "0000:3d:00.0", "utilisation_percent": 0.0,
@@ -50,7 +50,7 @@ def test_every_card_is_read(library):
         "serial": None,
     }  # fmt: skip
     assert (second["uuid"], second["utilisation_percent"], third["memory_total"]) == ("GCU-10ab", 10.0, None)
-    assert utilisation == [20.0, None]
+    assert (third_alone, fourth) == ([third], [])
     older, *_ = ask("backend.monitor()", library / "old")  # has no function for the power
     assert older == {**first, "power_w": None}
 
@@ -78,6 +78,6 @@ def test_counting_loads_no_plug_in(library, tmp_path):
 
 
 def test_without_a_driver_or_the_library_the_plug_in_is_asked(library, tmp_path):
-    answers = "[_gcu_cards.visible_cards(), _efml.readings(), _efml.utilisation(0)]"
-    assert ask(answers, library / "new", NO_DRIVER="1") == [None, [], None]
-    assert ask(answers, tmp_path) == [None, [], None]
+    answers = "[gcu.visible_cards(), _efml.readings(), _efml.readings(0)]"
+    assert ask(answers, library / "new", NO_DRIVER="1") == [None, [], []]
+    assert ask(answers, tmp_path) == [None, [], []]

@@ -6,14 +6,14 @@ import sys
 
 import pytest
 import torch
-from exp.backends import _gcu_cards
+from exp.backends import gcu
 
 from tests.backends import made
 
 
 def test_it_says_where_the_plug_in_may_be(monkeypatch, tmp_path):
     assert sys.executable in made("gcu").why_unavailable()
-    monkeypatch.setattr(_gcu_cards, "_TOPS", tmp_path)
+    monkeypatch.setattr(gcu, "_TOPS", tmp_path)
     packages = tmp_path / "lib" / "python3.8" / "site-packages"
     (packages / "torch_gcu").mkdir(parents=True)
     assert str(packages) in made("gcu").why_unavailable()
@@ -29,6 +29,6 @@ def test_operators_are_counted_beside_what_the_user_asks_of_the_same_variable(mo
     name = "ENFLAME_PT_OP_DEBUG_CONFIG"
     for asked in ("", "op_sync_mode=true"):
         monkeypatch.setenv(name, asked)
-        assert made("gcu").counting_env() == {name: f"{asked} op_statistics=true".strip()}
+        assert made("gcu").run_env("fp32", True) == {name: f"{asked} op_statistics=true".strip()}
     monkeypatch.setenv(name, "op_statistics=true x=1")
-    assert made("gcu").counting_env() == {name: "op_statistics=true x=1"}
+    assert made("gcu").run_env("fp32", True) == {name: "op_statistics=true x=1"}

@@ -15,11 +15,11 @@ import os
 import sys
 import time
 
-from exp.backend import Backend
+from exp.hardware.backend import Backend, Collectives
 
 
 class Acme(Backend):
-    device_type, default_process_group = "cpu", "gloo"
+    device_type, collectives = "cpu", Collectives("gloo")
 
     def why_unavailable(self):
         return None
@@ -36,20 +36,18 @@ class Acme(Backend):
     def describe(self, device):
         return {"name": "acme", "index": self.rank, "card": self.rank}
 
-    def free_memory(self):
-        return 2**33, 2**33
-
-    def ddp_kwargs(self, device):
-        return {}
+    def usage(self):
+        return {"free": 2**33, "total": 2**33}
 
 
 class Endless(Acme):
     """Its operators are known to a card alone: asked without one, its library waits for ever."""
 
-    def lacking_operators(self):
-        if not hasattr(self, "rank"):
+    @property
+    def capabilities(self):
+        if "torch" in sys.modules and not hasattr(self, "rank"):
             time.sleep(600)
-        return super().lacking_operators()
+        return super().capabilities
 
 
 class Wrong(Acme):

@@ -47,3 +47,18 @@ def test_odd_folders_of_scenes_are_reported(exp):
     done = exp(*SCENES, f"data.root={root}", "output_dir=one")
     assert done.returncode == 0, done.stderr
     assert any("lake is the only class" in line for line in done.stdout.splitlines()), done.stdout
+
+
+def test_a_layout_of_ones_own_is_a_class_and_a_file(exp, page):
+    """docs/data-images.md, done to the letter: scenes whose names tell their classes."""
+    page("data-images", python=["named.py"], yaml=["my_conf/data/named.yaml"])
+    for seed, name in enumerate(("forest", "lake")):
+        images(exp.folder / "made" / name, 10, seed)
+    root = exp.folder / "flat"
+    root.mkdir()
+    for path in (exp.folder / "made").glob("*/*.png"):
+        path.rename(root / path.name.replace(path.parent.name, f"{path.parent.name}_", 1))
+    done = exp("--config-dir", "my_conf", *SCENES[:1], "data=named", *SCENES[3:], f"data.root={root}", "output_dir=run")
+    assert done.returncode == 0, done.stderr
+    data = result(exp.path("run"))["data"]
+    assert (data["train"], data["val"], data["test"]) == (14, 2, 4)

@@ -13,8 +13,16 @@ DOCTOR = ["task=doctor", "nproc=2", "task.burst_s=0.2", "task.timeout_s=45"]
 SICK = """
 import os, signal, time
 from acme_backend import AcmeBackend
+from exp.hardware.backend import Collectives
+
+class Sums(Collectives):
+    def all_reduce(self, tensor):
+        super().all_reduce(tensor)
+        if os.environ["SICK"] == "adds up wrong" and os.environ["RANK"] == "1":
+            tensor.add_(1)
 
 class Sick(AcmeBackend):
+    collectives = Sums("gloo")
     exclusive_devices = True
     rank = 0
 
@@ -33,11 +41,6 @@ class Sick(AcmeBackend):
     def synchronize(self):
         if os.environ["SICK"] == "hangs" and self.rank == 1:
             time.sleep(300)
-
-    def all_reduce(self, tensor):
-        super().all_reduce(tensor)
-        if os.environ["SICK"] == "adds up wrong" and self.rank == 1:
-            tensor.add_(1)
 """
 
 

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.extended, pytest.mark.legacy, needs_card]
 
 OWN_GCU = """
 import os
-from exp.backends_registry import create_backend
+from exp.hardware.registry import create_backend
 Gcu = type(create_backend({"_target_": "gcu", "name": "gcu"}))  # the class for cards of this torch's generation
 """
 NEEDLESS = {"model.attention_dropout=0"}
@@ -116,7 +116,8 @@ def test_more_ranks_than_cards_and_ranks_that_share_one_are_refused(exp):
 def test_without_the_cards_collectives_tensors_are_staged_where_that_is_allowed_and_on_every_rank(exp, trained):
     (exp.folder / "mine.py").write_text(OWN_GCU + (
         "\nclass Halved(Gcu):  # a machine on which one rank's collectives are not there\n"
-        "    def collectives_missing(self):\n        return 'no libeccl.so' if os.environ['RANK'] == '1' else None\n"
+        "    def __init__(self, *given, **named):\n        super().__init__(*given, **named)\n"
+        "        self.collectives.missing = lambda *_: 'no libeccl.so' if os.environ['RANK'] == '1' else None\n"
     ))  # fmt: skip
     halved = [*CARDS, "nproc=2", "backend._target_=mine.Halved"]
     done = exp(*halved, "output_dir=run")

@@ -6,7 +6,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from exp.config.dictionaries import replace_given
+from exp.config.structures import replace_given
 from tests.config.conftest import composed
 
 SEGMENTATION = ["experiment=dinov3_dubai", "data=segmentation", "data.name=mine", "data.root=."]
@@ -21,7 +21,7 @@ IMAGES = [
     "model.tta_scales=[0.5,0.5]", "data.bands=[a,7]", "data.band_names=[a]", "data.stretch=[0.5]",
     "data.modality_weights={a: 0.5}", "data.modality_statistics={a: b}", "data.split=[0.5]", "data.classes=[a]",
     "data.train_pipeline=[a]", "data.eval_pipeline=[a]", "data.datasets=[a]", "data.parts={a: [b,c]}",
-    'data.palette={a: "6E1234"}', 'data.ignore_colours=["6E1234"]', "data.mask_values={3: 7}", "data.ignore_values=[7]",
+    'data.palette={a: "6E1234"}', 'data.ignore_colors=["6E1234"]', "data.mask_values={3: 7}", "data.ignore_values=[7]",
 ]  # fmt: skip
 
 

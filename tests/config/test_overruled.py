@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from hydra import compose, initialize_config_module
 
-from exp.config.overruled import overruled
+from exp.config.differences import overruled
 from tests.config.conftest import composed
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 
-from exp.config.resuming import Change, Changes, changes, refusal
+from exp.config.differences import Change, Changes, changes, refusal
 
 OLD = {
     "backend": {"_target_": "cpu", "name": "cpu", "options": {}},
@@ -42,7 +42,8 @@ def test_what_may_change_is_listed_with_both_values():
 
 def test_what_would_make_another_training_is_refused():
     for key, value in (
-        ("optim.type", "SGD"), ("optim.options.amsgrad", True), ("model.d_model", 32), ("model.attention_dropout", 0.5), ("data.horizon", 48),
+        ("optim.type", "SGD"), ("optim.options.amsgrad", True), ("model.d_model", 32),
+        ("model.attention_dropout", 0.5), ("data.horizon", 48),
         ("data.horizon", None), ("seed", 2), ("global_batch_size", 64), ("task.name", "eval"), ("init_from", "other"),
     ):  # fmt: skip
         found = changed({key: value})

@@ -11,6 +11,7 @@ import pytest
 from exp.config import schema
 from exp.forecasting import config as forecasting
 from exp.vision import config as vision
+from exp.vision.data import config as images
 from tests.docs.reader import ELSEWHERE, GROUPS, PAGES, ROOT, lines_of
 
 
@@ -33,7 +34,7 @@ def test_every_page_with_commands_is_tried():
     assert sum(len(lines_of(page)) for page in PAGES) > 50
 
 
-@pytest.mark.parametrize("module", [schema, forecasting, vision])
+@pytest.mark.parametrize("module", [schema, forecasting, vision, images])
 def test_every_key_is_documented(module):
     """In a page, or in the schema: a text follows the key."""
     pages = " ".join(page.read_text() for page in PAGES)

@@ -9,7 +9,6 @@ from mmengine.hooks import Hook
 from omegaconf import OmegaConf
 from torch.utils.data import DataLoader, Dataset
 
-from exp.compat import supports_full_sharding
 from exp.config.schema import CheckpointConfig, ExpConfig
 from exp.data.sampler import TrainBatchSampler
 from exp.engine.distributed import Distributed
@@ -19,6 +18,7 @@ from exp.engine.optim import BackendOptimWrapper
 from exp.engine.progress import Progress
 from exp.engine.runner import Runner
 from exp.engine.saving import CheckpointHook
+from exp.hardware.compat import supports_full_sharding
 from exp.launcher.rank import RankInfo
 from exp.metrics import Evaluator, SampleMetric
 from exp.models.base import Model
@@ -39,7 +39,7 @@ if name != "cpu":
 device = backend.set_device(rank)
 
 def end(found):
-    backend.destroy_process_group()
+    backend.collectives.destroy()
     print(json.dumps(found), flush=True)
     os._exit(0)
 """

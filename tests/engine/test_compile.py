@@ -6,8 +6,9 @@ import pytest
 import torch
 from exp.backends.cpu import CpuBackend
 
-from exp import compat
 from exp.engine.kernels import settle_kernels
+from exp.hardware import compat
+from exp.hardware.backend import Capabilities
 from tests.conftest import TINY
 from tests.engine.conftest import needs_sharding
 
@@ -49,8 +50,7 @@ def test_a_compiled_run_is_as_another_and_goes_on_uncompiled(exp, wrapper):
 
 
 class Unfused(CpuBackend):
-    def fused_attention(self, precision: str) -> bool:
-        return precision != "fp32"
+    capabilities = Capabilities(fused_attention=("bf16", "fp16"))
 
 
 @pytest.mark.skipif(not compat.TORCH_VERSION >= (2, 3), reason="attention has no switches")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from exp.backends.cpu import CpuBackend
 from omegaconf import OmegaConf
 
-from exp import compat
 from exp.config.schema import OptimConfig
 from exp.engine.optim import BackendOptimWrapper, build_optimizer
-from exp.forecasting.timebridge.prior_model import TimeBridgePrior
+from exp.forecasting.timebridge import TimeBridgePrior
+from exp.hardware import compat
 from exp.vision.dinov3 import SceneClassifier
 from tests.engine.conftest import Line
 
@@ -67,8 +69,9 @@ def test_norms_biases_tokens_and_regimes_can_go_without_decay(scenes):
 class Lazy(CpuBackend):
     """Ends its graph with every step, as lazy devices do, and trains in fp16."""
 
-    def grad_scaler(self, precision):
-        return torch.amp.GradScaler("cpu", init_scale=1024.0) if precision == "fp16" else None
+    @property
+    def module(self):
+        return SimpleNamespace(amp=SimpleNamespace(GradScaler=lambda: torch.amp.GradScaler("cpu", init_scale=1024.0)))
 
     def end_step(self, optimizer, **kwargs):
         (weight,) = optimizer.param_groups[0]["params"]

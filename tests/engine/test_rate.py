@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from exp.compat import supports_estimates
 from exp.data.base import Data
 from exp.engine.rate import LEAST_SECONDS, training_rate
-from exp.matrix_rate import matrix_rate
+from exp.hardware.compat import supports_estimates
+from exp.hardware.numerics import matrix_rate
 from exp.models.base import Model
 
 

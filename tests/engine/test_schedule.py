@@ -12,7 +12,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from exp.config.resuming import Change, changes
+from exp.config.differences import Change, changes
 from exp.config.schema import OptimConfig
 from exp.engine.optim import build_optimizer
 from exp.engine.resume import carry_over, changes_course

@@ -46,9 +46,11 @@ def test_the_wrapper_trains_as_torch_ddp_does(ranks):
 
 
 JOIN = """
-from exp.engine.staged import staged_bytes
+from exp.engine.staged import StagedCollectives, staged_bytes
 store = dist.FileStore(folder + "/store", world_size)
-backend.init_staged_process_group(store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=240))
+backend.collectives = StagedCollectives()
+how = {"store": store, "rank": rank, "world_size": world_size, "timeout": timedelta(seconds=240)}
+backend.collectives.init("staged", backend.device_type, **how)
 """
 COUNT = """
 before = staged_bytes()

@@ -11,11 +11,11 @@ from omegaconf import OmegaConf
 from torch import nn
 from torch.nn import functional as F
 
-from exp.compat import recompute_in_backward, supports_estimates
 from exp.config.schema import ExpConfig, LauncherConfig
 from exp.data.base import Data
 from exp.errors import ConfigError
 from exp.estimate.trace import AsOnCard, MemoryTracker, Tracer, trace_flops
+from exp.hardware.compat import recompute_in_backward, supports_estimates
 from exp.models.base import Model
 from exp.tasks.train import Train
 from tests.docs.reader import PAGES, lines_of

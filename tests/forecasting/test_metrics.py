@@ -10,7 +10,6 @@ from exp.engine.distributed import Distributed
 from exp.errors import DataError
 from exp.forecasting.intervals.intervals import Intervals
 from exp.forecasting.intervals.metrics import IntervalMetrics
-from exp.forecasting.known_metrics import KnownForecastMetrics
 from exp.forecasting.metrics import ForecastMetrics
 
 
@@ -31,7 +30,7 @@ def test_both_units_against_float64(largest, missing):
                 "mse_file_units": np.nanmean(in_file**2), "mae_file_units": np.nanmean(np.abs(in_file))}  # fmt: skip
     results = []
     for size in (23, 7, 1):
-        metrics = KnownForecastMetrics(scored, ["a", "b", "c"], std) if missing else ForecastMetrics(names, std)
+        metrics = ForecastMetrics(["a", "b", "c"], std, scored if missing else None)
         for index in torch.arange(23).split(size):
             metrics.update(outputs[index], {"y": truth[index], "known": (~truth[index].isnan()).float()})
         results.append(metrics.compute(Distributed()))
@@ -59,12 +58,17 @@ class Group(Distributed):
         return [value] if self.others is None else [value, next(self.others)]
 
 
-@pytest.mark.parametrize("kind", [ForecastMetrics, KnownForecastMetrics, IntervalMetrics])
+@pytest.mark.parametrize("kind", ["errors", "errors where there is a truth", "intervals"])
 def test_a_rank_without_a_window_has_the_figures_of_all(kind):
     mean, std = torch.zeros(2).double(), torch.tensor([2.0, 4.0]).double()
     intervals = Intervals("residuals", [0.5], [0.25, 0.5, 0.75], torch.tensor([-1.0, 0.0, 1.0]).view(-1, 1, 1))
-    more = {ForecastMetrics: [], KnownForecastMetrics: [[0, 1]], IntervalMetrics: [intervals]}[kind]
-    full, empty = (kind(*more, ["a", "b"], *([mean] if kind is IntervalMetrics else []), std) for _ in range(2))
+    names = ["a", "b"]
+    make = {
+        "errors": lambda: ForecastMetrics(names, std),
+        "errors where there is a truth": lambda: ForecastMetrics(names, std, [0, 1]),
+        "intervals": lambda: IntervalMetrics(intervals, names, mean, std),
+    }[kind]
+    full, empty = make(), make()
     full.update(torch.zeros(3, 5, 2), {"y": torch.randn(3, 5, 2), "known": torch.ones(3, 5, 2)})
     first = Group()
     expected = full.compute(first)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import io
 
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 
 from exp.draw.figure import figure_png
 from exp.errors import ConfigError
-from exp.forecasting.digits import shortest_texts
 from exp.forecasting.intervals.intervals import Band
 from exp.forecasting.pictures import Forecast, draw_forecast, pages
-from exp.forecasting.predict import _write_csv
+from exp.forecasting.predict import csv_table, shortest_texts
 
 NAMES = ["HUFL", "$cost$ a/b", "_x", "OT", "ot", "1"]
 
@@ -31,12 +29,12 @@ NAMES = ["HUFL", "$cost$ a/b", "_x", "OT", "ot", "1"]
     ],
 )
 def test_the_channels_asked_for_and_the_names_of_their_files(wanted, most, expected):
-    assert {page.name: list(page.channels) for page in pages(NAMES, wanted, most)} == expected
+    assert pages(NAMES, wanted, most) == expected
 
 
 def test_many_channels_have_short_names():
     names = [f"household_{number}" for number in range(862)]
-    assert pages(names, "all", 100)[8].name == "household_80_to_household_86_800-861"
+    assert list(pages(names, "all", 100))[8] == "household_80_to_household_86_800-861"
     with pytest.raises(ConfigError, match=r"task.channels.*OIL"):
         pages(names, ["OIL"], 4)
 
@@ -73,13 +71,13 @@ def test_truth_reads_as_in_the_file():
     assert texts == [*written[:-1], ""]
 
 
-def test_no_two_columns_of_a_forecast_have_one_name(tmp_path):
+def test_no_two_columns_of_a_forecast_have_one_name():
     """Series may be called as what stands beside them."""
     names = ["x", "step", "x_truth", "x_lo80"]
-    data = SimpleNamespace(target_names=names, scored=[0, 1, 2, 3], mean=torch.zeros(4), std=torch.ones(4))
     forecast = np.arange(8.0).reshape(2, 4)
-    _write_csv(tmp_path / "f.csv", data, None, forecast, forecast + 10, [Band(0.8, forecast - 1, forecast + 1)])
-    table = pd.read_csv(tmp_path / "f.csv")
+    bands = [Band(0.8, forecast - 1, forecast + 1)]
+    window = Forecast("", forecast, forecast, forecast + 10, None, bands)
+    table = pd.read_csv(io.BytesIO(csv_table(window, names, np.zeros(4), np.ones(4))))
     assert len(set(table.columns)) == 17 == len(table.columns)
     assert not any(".1" in name for name in table.columns)  # pandas' way to part them
     beside = np.stack([forecast[:, 0] + 10, forecast[:, 0] - 1], axis=1)

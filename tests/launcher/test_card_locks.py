@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from exp.backends_registry import create_backend
 from exp.errors import UnavailableError
+from exp.hardware.registry import create_backend
 from exp.launcher import job
 from exp.launcher.job import locked_cards
 

@@ -13,16 +13,19 @@ from tests.behaviour.conftest import FORECAST, STEADY, first_line, result
 BACKEND = """
 import json, multiprocessing, os, re
 from pathlib import Path
+from dataclasses import replace
 from exp.backends.cpu import CpuBackend
 
 def BACKEND(x):
     return x
 
 class Mine(CpuBackend):
-    forks_safely, loads_plugins = ("safe" in os.environ["MINE"], "plugins" in os.environ["MINE"])
+    capabilities = replace(CpuBackend.capabilities, forking="safe" in os.environ["MINE"])
 
     def worker_env(self, local_rank, local_world_size, single_node):
         own = {"FOR_ALL": "same", "PYTORCH_JIT": "0", "FOR_ONE": str(local_rank)}
+        if "plugins" in os.environ["MINE"]:
+            own["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "1"
         return {**own, **super().worker_env(local_rank, local_world_size, single_node)}
 
     def set_device(self, local_rank):

@@ -32,8 +32,8 @@ class SickBackend(CpuBackend):
     def describe(self, device):
         return {**super().describe(device), "card": self.rank}
 
-    def free_memory(self):
-        return (2**20 if illness(self.rank) == "full" else 2**33, 2**33)
+    def usage(self):
+        return {"free": 2**20 if illness(self.rank) == "full" else 2**33, "total": 2**33}
 
     def autocast(self, precision):
         if illness(self.rank) == "breaks":

@@ -17,7 +17,7 @@ from exp.checks.collectives import addends
 from exp.checks.machine import Secrets, different, machine, tidy
 from exp.checks.operator_table import judge_operators
 from exp.checks.operators import difference
-from exp.compat import TORCH_VERSION
+from exp.hardware.compat import TORCH_VERSION
 from tests.conftest import Forked
 from tests.simulators import needs_current_card
 
@@ -100,9 +100,11 @@ def test_what_no_row_can_be_made_of_is_refused_at_the_outset(exp):
 DEFECTS = '''
     import os
     import time
+    from dataclasses import replace
 
     import torch
     from exp.backends.gcu import GcuBackend
+    from exp.hardware.collectives import Collectives
 
     LEFT = [0, 0]
 
@@ -123,10 +125,18 @@ DEFECTS = '''
         return torch.ops.aten.gelu_backward(gradient.cpu(), x.cpu(), approximate=approximate).to(x.device)
 
 
+    class Sums(Collectives):
+        def all_reduce(self, tensor):
+            if os.environ["RANK"] == "1" and tensor.dtype is torch.float16:
+                time.sleep(3000)
+            super().all_reduce(tensor)
+
+
     class Defective(GcuBackend):
         """Simulated cards: a wrong operator, one that leaves the card, one that ends the process in bf16; rank 1 is
         slow, and sums of fp16 never end there."""
 
+        collectives = Sums("cpu:gloo,gcu:eccl")
         rank = 0
 
         def worker_env(self, local_rank, local_world_size, single_node):
@@ -141,8 +151,11 @@ DEFECTS = '''
             self.library.impl("gelu_backward", fatal, "PrivateUse1")
             return device
 
-        def lacking_operators(self):
-            return super().lacking_operators() - {"gelu_backward"}  # or it had a portable kernel, and no defect
+        @property
+        def capabilities(self):
+            known = super().capabilities
+            lacking = known.lacking_operators - {"gelu_backward"}  # or it had a portable kernel, and no defect
+            return replace(known, lacking_operators=lacking)
 
         def fallbacks(self):
             return {"mean": tuple(LEFT)}
@@ -152,10 +165,6 @@ DEFECTS = '''
             if self.rank == 1:
                 time.sleep(0.05)
 
-        def all_reduce(self, tensor):
-            if self.rank == 1 and tensor.dtype is torch.float16:
-                time.sleep(3000)
-            super().all_reduce(tensor)
 '''
 
 

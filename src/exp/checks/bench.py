@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import Store
 
-    from exp.backend import Backend
     from exp.config.schema import ExpConfig
     from exp.engine.distributed import Distributed
+    from exp.hardware.backend import Backend
     from exp.launcher.rank import RankInfo
     from exp.runfolder import RunFolder
 

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any, Callable
 import torch
 import torch.distributed as dist
 
-from exp.backend import Backend
 from exp.checks.check import Journal
-from exp.compat import supports_python_process_groups
 from exp.engine.building import make_result, record_environment
+from exp.hardware.backend import Backend
 
 if TYPE_CHECKING:
     from exp.session import Session
@@ -48,9 +47,7 @@ def measure_collectives(session: Session) -> dict[str, Any]:
 
 def _operations(backend: Backend) -> list[str]:
     """Those that reach this device's group: a vendor's own, and a staged one below torch 2.0, only add up."""
-    own = type(backend).init_process_group is not Backend.init_process_group
-    adds_only = own or (backend.staged and not supports_python_process_groups())
-    return ["all_reduce"] if adds_only else ["all_reduce", "broadcast"]
+    return ["all_reduce"] if backend.collectives.only_sums else ["all_reduce", "broadcast"]
 
 
 def addends(rank: int, world_size: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -78,7 +75,7 @@ def _measure(session: Session, operation: str, dtype: torch.dtype, kib: int) -> 
     # What rank 0 sends is the sum; the others have something else before.
     tensor = (own if summing else right + (rank > 0)).to(dtype).to(session.device)
     run: Callable[[], Any] = (
-        (lambda: session.backend.all_reduce(tensor)) if summing else (lambda: dist.broadcast(tensor, src=0))
+        (lambda: session.backend.collectives.all_reduce(tensor)) if summing else (lambda: dist.broadcast(tensor, src=0))
     )
     refused = None
     try:

@@ -17,22 +17,23 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Iterator
 
-from exp import cards
-from exp.backend import PRECISIONS
 from exp.checks.bench import ALONE, Bench, Check
 from exp.checks.check import Answer, fail, ok, skip
 from exp.config.check import check_data
 from exp.console import flops, size
 from exp.environment import SHM, package_versions, process_limits
 from exp.errors import RunError
+from exp.hardware import cards
+from exp.hardware.backend import PRECISIONS
+from exp.hardware.collectives import ddp_arguments, device_part_of
+from exp.hardware.numerics import long_product
 from exp.launcher.rank import make_store, this_host
-from exp.matrix_rate import long_product
 
 if TYPE_CHECKING:
     import torch
 
-    from exp.backend import Backend
     from exp.config.schema import ExpConfig
+    from exp.hardware.backend import Backend
     from exp.launcher.rank import RankInfo
     from exp.runfolder import RunFolder
 
@@ -136,13 +137,13 @@ def _cards(bench: Bench) -> Answer:
 
 def _memory(bench: Bench) -> Answer:
     """Memory of the device, and whether another process holds it."""
-    sizes = bench.backend.free_memory()
-    if sizes is None:
+    usage = bench.backend.usage()
+    free, total = usage.get("free"), usage.get("total")
+    if free is None or total is None:
         row = cards.reading_of(bench.described, bench.backend.monitor())
         if row is None or row["memory_total"] is None or row["memory_used"] is None:
             return ok("this device does not tell")
-        sizes = row["memory_total"] - row["memory_used"], row["memory_total"]
-    free, total = sizes
+        free, total = row["memory_total"] - row["memory_used"], row["memory_total"]
     finding = f"{size(free)} free of {size(total)}"
     holder = "another process holds the rest; find it with the vendor's monitor, and end it"
     if free < total * 0.05:
@@ -153,8 +154,7 @@ def _memory(bench: Bench) -> Answer:
 
 def _group(bench: Bench) -> Answer:
     """The process group comes up, and is the one that was wanted."""
-    from exp.compat import device_part_of
-    from exp.engine.distributed import Distributed
+    from exp.engine.distributed import Distributed, chosen_group
 
     assert bench.store is not None
     backend, info, started = bench.backend, bench.info, time.monotonic()
@@ -162,13 +162,14 @@ def _group(bench: Bench) -> Answer:
     bench.distributed.barrier()
     seconds = time.monotonic() - started
     fallback = bench.distributed.fallback
-    name = fallback["used"] if fallback else backend.process_group
+    name = bench.distributed.process_group
     values: dict[str, Any] = {"process_group": name, "fallback": fallback, "seconds": round(seconds, 3)}
     if fallback is None:
         return ok(f"{name} in {seconds:.1f} s", **values)
     finding = f"fell back: {fallback['used']} instead of {fallback['wanted']}, because {fallback['reason']}"
-    if device_part_of(backend.process_group, backend.device_type) == "gloo":
-        return ok(finding, f"slow; leave out {backend.process_group_source} to use the card's own", **values)
+    group, source = chosen_group(backend)
+    if device_part_of(group, backend.device_type) == "gloo":
+        return ok(finding, f"slow; leave out {source} to use the card's own", **values)
     return fail(finding, "install the vendor's collectives: copies through the CPU are slow", **values)
 
 
@@ -183,13 +184,13 @@ def _all_reduce(bench: Bench) -> Answer:
     for place in dict.fromkeys((bench.device, torch.device("cpu"))):
         tensor = torch.full((1024,), bench.info.rank + 1.0, device=place)
         on_host = place.type == "cpu" and backend.device_type != "cpu"
-        (bench.distributed.sum if on_host else backend.all_reduce)(tensor)
+        (bench.distributed.sum if on_host else backend.collectives.all_reduce)(tensor)
         host = tensor.cpu()
         wrong += [f"{float(value):g} on {place}" for value in host[host != right][:1]]
     large = torch.ones(_LARGE, device=bench.device)
     backend.synchronize()
     started = time.monotonic()
-    backend.all_reduce(large)
+    backend.collectives.all_reduce(large)
     backend.synchronize()
     seconds = time.monotonic() - started
     if wrong:  # told only now: the other ranks would have waited for this one
@@ -208,7 +209,7 @@ def _ddp(bench: Bench) -> Answer:
     model = torch.nn.Linear(8, 8, bias=False)
     torch.nn.init.constant_(model.weight, own)
     model = model.to(bench.device)
-    wrapped = backend.ddp_class(model, **backend.ddp_kwargs(bench.device))
+    wrapped = backend.collectives.ddp_class(model, **ddp_arguments(bench.device))
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=1.0)
     weights = model.weight.detach().cpu().unique().tolist()
     wrapped(torch.full((1, 8), own, device=bench.device)).sum().backward()
@@ -258,7 +259,7 @@ def operators(backend: Backend, device: torch.device, precision: str) -> Answer:
     """
     from exp.engine.kernels import settle_kernels
 
-    lacking = sorted(backend.lacking_operators())
+    lacking = sorted(backend.capabilities.lacking_operators)
     portable = settle_kernels(backend, device, precision)
     before, refused, left, moved = backend.fallbacks(), None, None, 0
     try:
@@ -272,7 +273,7 @@ def operators(backend: Backend, device: torch.device, precision: str) -> Answer:
         calls = {name: count - before.get(name, (0, 0))[0] for name, (count, _) in after.items()}
         left = {name: count for name, count in calls.items() if count}
         moved = sum(count[1] for count in after.values()) - sum(count[1] for count in before.values())
-    fused = backend.fused_attention(precision)
+    fused = precision in backend.capabilities.fused_attention
     values: dict[str, Any] = {"lacking": lacking, "portable": sorted(portable), "left_device": left, "refused": refused,
               "fused_attention": fused}  # fmt: skip
     attention = f"{'' if fused else 'no '}fused attention in {precision}"
@@ -382,7 +383,7 @@ def _teardown(bench: Bench) -> Answer:
     assert bench.distributed is not None
     started = time.monotonic()
     bench.distributed.barrier()
-    bench.backend.destroy_process_group()
+    bench.backend.collectives.destroy()
     return ok(f"group taken down in {time.monotonic() - started:.1f} s")
 
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Iterator
 
 from exp import console
-from exp.backends_registry import create_backend, installed
-from exp.cards import identity
 from exp.console import size
 from exp.environment import SHM, describe_environment, process_limits, variables
 from exp.errors import ExpError
+from exp.hardware.cards import identity
+from exp.hardware.registry import create_backend, installed
 from exp.launcher.rank import this_host
 from exp.result import blank_result
 from exp.runfolder import write_json
 
 if TYPE_CHECKING:
-    from exp.backend import Backend
     from exp.config.schema import ExpConfig
+    from exp.hardware.backend import Backend
     from exp.launcher.rank import RankInfo
     from exp.runfolder import RunFolder
 
@@ -65,14 +65,14 @@ def _cards(backend: Backend) -> Iterator[dict[str, Any]]:
         try:
             device = backend.set_device(index)
             described = {**backend.describe(device), "device": str(device), "host": this_host()}
-            free = backend.free_memory()
+            usage = backend.usage()
         except Exception as error:  # noqa: BLE001 - a broken card is what the report is about
             yield {"device": str(index), "error": f"{type(error).__name__}: {error}"}
             continue
         if backend.exclusive_devices:
             described["identity"] = identity(described)
-        if free is not None:
-            described.update(memory_free=free[0], memory=free[1])
+        if "free" in usage:
+            described.update(memory_free=usage["free"], memory=usage["total"])
         yield described
 
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 from omegaconf import OmegaConf
 
-from exp.backend import Backend
-from exp.backends_registry import create_backend
 from exp.checks.child import ask
 from exp.config.resolve import allow
 from exp.environment import variables
 from exp.errors import RunError
+from exp.hardware.backend import Backend
+from exp.hardware.registry import create_backend
 from exp.runfolder import to_json, without_credentials
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Monitor:
         self._answers = type(backend).monitor is not Backend.monitor
 
     def read(self) -> list[dict[str, Any]]:
-        """See :meth:`exp.backend.Backend.monitor`; empty where it does not answer in time."""
+        """See :meth:`exp.hardware.backend.Backend.monitor`; empty where it does not answer in time."""
         found: list[dict[str, Any]] = []
         if self._answers:
             try:

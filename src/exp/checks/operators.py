@@ -18,11 +18,11 @@ from mmengine.hooks import Hook
 from exp.checks.check import Journal
 from exp.checks.parity import apart, largest
 from exp.checks.training import train_with
-from exp.compat import every_operator
 from exp.engine.building import build_data, build_model, make_result, record_environment
+from exp.hardware.compat import every_operator
 
 if TYPE_CHECKING:
-    from exp.backend import Backend
+    from exp.hardware.backend import Backend
     from exp.session import Session
 
 __all__ = ["OperatorCheck", "check_operators", "difference"]

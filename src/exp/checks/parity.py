@@ -73,7 +73,7 @@ def tolerances(precision: str, loss: float | None) -> dict[str, float]:
     """Largest relative difference that still agrees, by kind; infinite for those that are reported only.
 
     Args:
-        precision: one of :data:`exp.backend.PRECISIONS`.
+        precision: one of :data:`exp.hardware.backend.PRECISIONS`.
         loss: for the loss; None: the default of the precision. The others follow from it.
     """
     base = _LOSS_TOLERANCE[precision] if loss is None else loss

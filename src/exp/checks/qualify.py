@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from hydra.core.hydra_config import HydraConfig
 
 from exp import console
-from exp.backends_registry import create_backend
 from exp.checks.check import FAILED, OK, SKIPPED, WARNING, Answer, fail, skip, worst
 from exp.checks.child import Interrupted, Signals
 from exp.checks.machine import Monitor, Secrets, different, machine, tidy
@@ -27,6 +26,7 @@ from exp.config.check import check_hardware
 from exp.environment import describe_environment, variables
 from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, ConfigError, ExpError
 from exp.freezing import prepare
+from exp.hardware.registry import create_backend
 from exp.launcher.processes import handle_signals, signal_name
 from exp.preemption import PREEMPT_SIGNAL
 from exp.runfolder import read_json, write_json
@@ -35,8 +35,8 @@ from exp.summary import Finished
 from exp.task import create_task
 
 if TYPE_CHECKING:
-    from exp.backend import Backend
     from exp.config.schema import ExpConfig
+    from exp.hardware.backend import Backend
     from exp.tasks.checks import Qualify
 
 __all__ = ["qualify"]
@@ -127,7 +127,6 @@ class _Kit:
             + f"; {self.task.budget_minutes:g} minutes\nfolder: {console.shown(self.place)}",
             soft_wrap=True,
         )
-        self.backend.prepare()
         packages = {"backend_packages": self.backend.packages(), "variables": variables(self.backend)}
         self.record["environment"] = self.secrets.hide({**describe_environment(self.backend, []), **packages})
         left = [row for row in self.plan if not self._is_made(row)]

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     import subprocess
     from pathlib import Path
 
-    from exp.backend import Backend
     from exp.checks.machine import Monitor
     from exp.config.schema import ExpConfig
+    from exp.hardware.backend import Backend
     from exp.tasks.checks import Qualify
 
 __all__ = ["Maker", "Row", "plan"]
@@ -157,19 +157,19 @@ class _Plan:
         """In order."""
         any_experiment = [f"experiment={name}" for name in self.small][:1]  # keys of the user's may be of his alone
         yield self._row("doctor", "doctor", "task=doctor", *any_experiment, nproc=self.nproc)
-        yield from self._operators(self.backend.precisions[:1])
+        yield from self._operators(self.backend.capabilities.precisions[:1])
         sums = ["task=collectives", "launcher.timeout_s=60", *any_experiment]
         sums += [f"task.sizes_kib={_SIMULATED_KIB}"] * self.made_up
         if self.nproc > 1:
             yield self._row("collectives", "collectives", *sums, nproc=self.nproc)
-            if self.backend.exclusive_devices and not self.backend.gloo_carries_device:
+            if self.backend.exclusive_devices and not self.backend.collectives.gloo:
                 sums.append("backend.process_group=gloo")  # the same through the CPU
                 yield self._row("collectives-staged", "collectives", *sums, nproc=self.nproc)
         for nproc in dict.fromkeys((1, self.nproc)):
             for name, small in self.small.items():
                 settings = ["task=parity", "steps=5", "max_steps=5", *self._batch(name, small, nproc)]
                 yield self._trained("parity", name, settings, nproc=nproc)
-        yield from self._operators(self.backend.precisions[1:])
+        yield from self._operators(self.backend.capabilities.precisions[1:])
         counts = [*(2**power for power in range(20) if 2**power < self.nproc), self.nproc]
         for name, usual in self.usual.items():
             for nproc in counts:

@@ -24,11 +24,12 @@ from torch.utils.data import Dataset
 from exp.data.base import split_of
 from exp.engine.building import build_data, build_model, make_result, record_environment
 from exp.engine.hooks import truncate_metrics
+from exp.engine.rng import device_state
 from exp.engine.training import Training
 from exp.engine.wrapper import unwrapped
 
 if TYPE_CHECKING:
-    from exp.backend import Backend
+    from exp.hardware.backend import Backend
     from exp.session import Session
 
 __all__ = ["KillOnce", "Repeated", "StepTimer", "TraceHook", "measure_speed", "train_traced", "train_with"]
@@ -137,7 +138,7 @@ class TraceHook(Hook):
 
     def _note_random(self, backend: Backend) -> None:
         """Blame the module that is running for random numbers drawn since the last call."""
-        state = (torch.get_rng_state(), backend.rng_state())
+        state = (torch.get_rng_state(), device_state(backend))
         if self._running and self._running[-1] not in self.random_modules:
             for now, before in zip(state, self._random_state):
                 if now is not None and before is not None and not torch.equal(now, before):
@@ -198,7 +199,7 @@ def measure_speed(session: Session) -> dict[str, Any]:
     timer = StepTimer(config.task.warm_up)
     training, steps = train_with(session, lasting, build_model(session, data, to_place=True), timer)
     left = training.metrics_hook.left_device
-    own = {"memory": session.backend.memory().get("max_allocated"), "seconds": timer.seconds}
+    own = {"memory": session.backend.usage().get("max_allocated"), "seconds": timer.seconds}
     told = session.distributed.gather(own)
     slowest = [max(each) for each in zip(*(rank["seconds"] for rank in told))]
     step_s = statistics.median(slowest) if slowest else None

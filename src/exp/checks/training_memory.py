@@ -10,11 +10,11 @@ import copy
 import sys
 from typing import TYPE_CHECKING, Any, Sequence
 
-from exp.backends_registry import create_backend
 from exp.checks.child import ask
 from exp.config.check import derive_batch_sizes
 from exp.console import size
 from exp.errors import RunError
+from exp.hardware.registry import create_backend
 from exp.raised import message_of
 from exp.runfolder import RunFolder, to_json
 

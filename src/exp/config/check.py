@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import re
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 from omegaconf import OmegaConf
 
 from exp import console, hub
-from exp.backend import PRECISIONS
 from exp.config import trained
 from exp.config.explain import nearest
 from exp.config.resolve import check_target, find_module, find_own_module
+from exp.config.schema import PRECISIONS
 from exp.config.structures import structure_of
 from exp.config.walk import nodes, written
 from exp.contract import TASK_PAGE, asked
@@ -22,14 +24,13 @@ from exp.lock_holder import holder_of
 from exp.plugins import Family, installed
 from exp.runfolder import RunFolder, read_result, without_credentials
 from exp.task import create_task
-from exp.torch_version import FULL_SHARDING_SINCE, installed_torch
 from exp.trackers import reporting
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from exp.backend import Backend
     from exp.config.schema import ExpConfig, FiguresConfig
+    from exp.hardware.backend import Backend
     from exp.task import Task
 
 __all__ = [
@@ -56,6 +57,11 @@ _FORMATS = ("png", "pdf", "svg")  # of figures
 _INCHES = (0.5, 100.0)
 _DPI = (10, 2400)
 _WRAPPERS = ("mmddp", "ddp", "fsdp", "none")
+_PRECISIONS_ELSEWHERE = {
+    "16": "fp16", "16-mixed": "fp16", "16-true": "fp16", "float16": "fp16", "half": "fp16", "amp": "fp16",
+    "bf16-mixed": "bf16", "bf16-true": "bf16", "bfloat16": "bf16", "32": "fp32", "32-true": "fp32", "float32": "fp32",
+}  # fmt: skip
+_FULL_SHARDING_SINCE = (2, 7)  # of torch: exp.hardware.compat.supports_full_sharding
 
 
 def validate(config: ExpConfig, overrides: Sequence[str], backend: Backend) -> None:
@@ -203,7 +209,9 @@ def _check_values(config: ExpConfig) -> None:
     for key, choices in (("precision", PRECISIONS), ("wrapper.kind", _WRAPPERS)):
         value = config.precision if key == "precision" else config.wrapper.kind
         if value not in choices and not (key == "wrapper.kind" and config.wrapper._target_):
-            raise ConfigError(f"{key}={value} is not one of {', '.join(choices)}{nearest(value, choices)}")
+            known = _PRECISIONS_ELSEWHERE.get(value) if key == "precision" else None
+            hint = f"; did you mean '{known}'?" if known else nearest(value, choices)
+            raise ConfigError(f"{key}={value} is not one of {', '.join(choices)}{hint}")
     check_ranges(config)
     if config.max_epochs is None and config.max_steps is None:
         raise ConfigError("neither max_epochs nor max_steps is set; give one of them")
@@ -224,11 +232,11 @@ def _check_wrapper(config: ExpConfig, task: Task) -> None:
     if config.wrapper.kind == "fsdp":
         if task.has_reference and processes > 1:
             raise ConfigError("task=parity compares whole tensors, and wrapper=fsdp leaves none; use wrapper=ddp")
-        version, here = installed_torch(), not task.on_paper and not runs_elsewhere(config)
-        if task.trains and processes > 1 and here and version is not None and version < FULL_SHARDING_SINCE:
+        version, here = _torch_version(), not task.on_paper and not runs_elsewhere(config)
+        if task.trains and processes > 1 and here and version < _FULL_SHARDING_SINCE:
             raise UnavailableError(
                 f"wrapper=fsdp: torch {'.'.join(map(str, version))} is too old for fully_shard and its checkpoints, "
-                f"which take torch >= {'.'.join(map(str, FULL_SHARDING_SINCE))}; use wrapper=ddp (see docs/fsdp.md)"
+                f"which take torch >= {'.'.join(map(str, _FULL_SHARDING_SINCE))}; use wrapper=ddp (see docs/fsdp.md)"
             )
         for key in ("sync_batchnorm", "find_unused_parameters", "static_graph"):
             if getattr(config.wrapper, key):
@@ -359,10 +367,10 @@ def check_processes(config: ExpConfig, backend: Backend, task: Task) -> None:
         ConfigError: the backend does not do this precision.
         UnavailableError: there are not enough devices.
     """
-    if config.precision not in backend.precisions:
+    if config.precision not in backend.capabilities.precisions:
         raise ConfigError(
             f"precision={config.precision} is not supported by backend={backend.name}; "
-            f"use one of {', '.join(backend.precisions)}"
+            f"use one of {', '.join(backend.capabilities.precisions)}"
         )
     if not task.on_paper and not runs_elsewhere(config):
         check_hardware(config, backend)
@@ -605,3 +613,9 @@ def _check_figures(figures: FiguresConfig) -> None:
             raise ConfigError(f"figures.{key}={value} must be from {_INCHES[0]} to {_INCHES[1]:g} inches, or null")
     if not _DPI[0] <= figures.dpi <= _DPI[1]:
         raise ConfigError(f"figures.dpi={figures.dpi} must be from {_DPI[0]} to {_DPI[1]} pixels per inch")
+
+
+def _torch_version() -> tuple[int, ...]:
+    """Major and minor of the installed torch, which is not imported; a build that does not say is taken to be new."""
+    found = re.match(r"(\d+)\.(\d+)", metadata.version("torch"))
+    return (99,) if found is None else tuple(map(int, found.groups()))

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import secrets
 import warnings
+from pathlib import Path
 from typing import Sequence
 
 from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
-from hydra.errors import HydraException
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from exp.config.explain import config_keys
-from exp.config.fields import fields_of_choices, searched
 from exp.errors import ConfigError
 
-__all__ = ["default_keys", "help_text", "register_resolvers", "wants_help"]
+__all__ = ["default_keys", "folders", "help_text", "register_resolvers", "wants_help"]
 
 _GROUPS = (
     "experiment",
@@ -99,9 +98,9 @@ def default_keys(arguments: Sequence[str] = ()) -> list[str]:
         chosen = [each for each in arguments if re.fullmatch(rf"({'|'.join(_GROUPS)})=[\w./-]+", each)]
         for kept in (chosen, [each for each in chosen if not each.startswith("experiment=")], []):
             # What is to be explained may be in these very choices.
-            with contextlib.suppress(HydraException, OmegaConfBaseException):
+            with contextlib.suppress(Exception):
                 composed = config_keys(compose("config", [*kept, *_searched(arguments)]))
-                return [*composed, *fields_of_choices(arguments), *_GROUPS]
+                return [*composed, *_GROUPS]
     return list(_GROUPS)
 
 
@@ -109,3 +108,26 @@ def _searched(arguments: Sequence[str]) -> list[str]:
     """The user's folders, as an override."""
     found = searched(arguments)
     return [f"hydra.searchpath=[{','.join(found)}]"] if found else []
+
+
+def searched(arguments: Sequence[str]) -> list[str]:
+    """The user's folders of configurations as ``hydra.searchpath`` has them, and ``--config-dir``, as a ``file://``.
+
+    Args:
+        arguments: of the command line.
+    """
+    given = [each.partition("=")[2].strip("[]") for each in arguments if each.startswith("hydra.searchpath=")]
+    found = [part for each in given for part in each.split(",")]
+    for number, word in enumerate(arguments):
+        option, _, folder = word.partition("=")
+        if option in ("--config-dir", "-cd"):
+            folder = folder or "".join(arguments[number + 1 : number + 2])
+            found.append(f"file://{os.path.abspath(folder)}")  # noqa: PTH100 - as the user wrote it
+    return found
+
+
+def folders(arguments: Sequence[str]) -> list[Path]:
+    """Those of :func:`searched` that are folders, not packages."""
+    found = [each.strip(" '\"") for each in searched(arguments)]
+    plain = [each[len("file://") :] if each.startswith("file://") else each for each in found]
+    return [Path(os.path.abspath(each)) for each in plain if each and "://" not in each]  # noqa: PTH100 - as written

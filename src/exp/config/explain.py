@@ -9,8 +9,29 @@ from typing import Any, Iterable, Sequence
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import MarkedYAMLError
 
-__all__ = ["config_keys", "explain", "nearest"]
+__all__ = ["config_keys", "explain", "is_of_composition", "nearest", "no_key"]
+
+_NO_CHOICE = "Config group override must be a string or a list"
+_WORDS = {
+    "accelerator": "backend=cuda, rocm, gcu or cpu",
+    "callbacks": "hooks=[{type: ...}], hooks of MMEngine",
+    "checkpoint_callback": "checkpoint.every_epochs",
+    "ckpt_path": "resume=<a run folder>, or init_from=<weights>",
+    "deterministic": "seed=...; docs/reproducibility.md says what is equal",
+    "device": "backend=cuda, rocm, gcu or cpu",
+    "devices": "nproc=...",
+    "epochs": "max_epochs=...",
+    "gpus": "nproc=...",
+    "lr": "optim.lr=...",
+    "num_nodes": "launcher.nnodes=..., or launcher.nodes=... with launcher=submitit",
+    "num_workers": "data.num_workers=...",
+    "strategy": "wrapper=ddp or wrapper=fsdp",
+    "trainer": "a key of exp's own, such as max_epochs=...; debug=one_batch instead of fast_dev_run",
+    "weight_decay": "optim.weight_decay=...",
+}
+"""Keys that people bring along from elsewhere, and what to write instead."""
 
 
 def nearest(wrong: str, known: Iterable[str]) -> str:
@@ -28,6 +49,12 @@ def config_keys(config: Any, prefix: str = "") -> list[str]:
     return keys
 
 
+def is_of_composition(error: Exception) -> bool:
+    """Whether Hydra, OmegaConf or YAML raised it while a configuration was composed."""
+    kinds = (HydraException, OmegaConfBaseException, MarkedYAMLError)
+    return isinstance(error, kinds) or str(error).startswith(_NO_CHOICE)
+
+
 def explain(error: Exception, known_keys: Iterable[str]) -> str:
     """One line for the user, details below it where they help.
 
@@ -37,6 +64,8 @@ def explain(error: Exception, known_keys: Iterable[str]) -> str:
     """
     if isinstance(error, MissingConfigException) and isinstance(error.missing_cfg_file, str) and error.options:
         group, _, choice = error.missing_cfg_file.rpartition("/")
+        if group == "hydra/launcher":
+            return f"{group}={choice}: exp runs the jobs of a sweep itself; leave it out, and choose launcher=..."
         options = [option for option in error.options if not option.startswith("__")]
         return f"{group}={choice} is not a choice{nearest(choice, options)}\n  choices of {group}: {', '.join(options)}"
     if isinstance(error, OverrideParseException):
@@ -46,16 +75,26 @@ def explain(error: Exception, known_keys: Iterable[str]) -> str:
         )
     text = str(error)
     cause = error.__cause__
+    if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        return f"{mark.name}, line {mark.line + 1}: {error.problem}; indent with spaces"
+    if text.startswith(_NO_CHOICE):
+        return "a config group takes the name of a choice, such as debug=one_batch; --help lists them"
+    match = re.match(r"Multiple values for (\S+)\. To override", text)
+    if match:
+        return f"{match.group(1)} is chosen already: leave out the '+' before {match.group(1)}="
     match = re.search(r"In 'experiment/([^']+)'.*?\n\s*(Key .*?)\n\s*full_key: (\S+)", text, re.DOTALL)
     if match:
         experiment, complaint, key = match.groups()
+        if key == "experiment":
+            return f"experiment={experiment}: its file lacks the line '# @package _global_' at its top"
         return (
             f"experiment={experiment} sets {key}, which the data or model chosen beside it does not have; choose an "
             f"experiment that is made for them (--help lists all)\n  {complaint}"
         )
     unknown = _unknown_key(text, cause)
     if unknown is not None:
-        return f"there is no key '{unknown}'{_hint(unknown, known_keys)}\n  --cfg job shows all keys"
+        return no_key(unknown, known_keys)
     match = re.match(r"Error merging override (.*)", text)
     if match and isinstance(cause, OmegaConfBaseException):
         below_a_value = _below_a_value(match.group(1).partition("=")[0], cause, list(known_keys))
@@ -75,9 +114,22 @@ def explain(error: Exception, known_keys: Iterable[str]) -> str:
     return text
 
 
+def no_key(unknown: str, known_keys: Iterable[str]) -> str:
+    """The message for a key that is in no schema.
+
+    Args:
+        unknown: the key, dotted.
+        known_keys: among which the nearest is looked for.
+    """
+    return f"there is no key '{unknown}'{_hint(unknown, known_keys)}\n  --cfg job shows all keys"
+
+
 def _hint(unknown: str, known_keys: Iterable[str]) -> str:
     """The nearest key; or, where other choices have a key of this name, that the one chosen has not."""
     known = list(known_keys)
+    word = _WORDS.get(unknown.partition(".")[0])
+    if word is not None and unknown.partition(".")[0] not in known:
+        return f"; use {word}"
     if unknown not in known:
         return nearest(unknown, known)
     group = unknown.partition(".")[0]

@@ -376,7 +376,7 @@ def make(cls: Any, name: str, key: str, content: Mapping[str, Any], arguments: M
     """An object of a class that a configuration has named.
 
     Args:
-        cls: the class.
+        cls: the class; it makes parts under the keys in its ``makes`` itself, by :func:`resolve`.
         name: as it stands there.
         key: that has it, for messages.
         content: the arguments in the configuration, resolved.
@@ -385,7 +385,9 @@ def make(cls: Any, name: str, key: str, content: Mapping[str, Any], arguments: M
     Raises:
         ConfigError: as :func:`create`.
     """
-    given = _arguments(content, key, asks_registries=not contract.is_own(cls))
+    parts = {name: content[name] for name in getattr(cls, "makes", ()) if name in content}
+    others = {name: value for name, value in content.items() if name not in parts}
+    given = {**_arguments(others, key, asks_registries=not contract.is_own(cls)), **parts}
     _check_arguments(cls, name, key, given, arguments or {})
     return contract.made(cls, key, **given, **(arguments or {}))
 

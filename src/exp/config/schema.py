@@ -12,6 +12,8 @@ from typing import Any, Dict, List, Optional
 from omegaconf import MISSING
 
 __all__ = [
+    "FLOAT32",
+    "PRECISIONS",
     "BackendConfig",
     "CheckpointConfig",
     "DebugConfig",
@@ -27,12 +29,17 @@ __all__ = [
     "WrapperConfig",
 ]
 
+PRECISIONS = ("fp32", "bf16", "fp16", "tf32", "efp")
+FLOAT32 = ("fp32", "tf32", "efp")
+"""Those that store all values as float32; ``tf32`` multiplies them with mantissas of 10 bits, ``efp`` as the device's
+compiler sees fit."""
+
 # OmegaConf reads these annotations at run time, on Python 3.8 too: hence typing's generics, not the builtin ones.
 
 
 @dataclass
 class BackendConfig:
-    """Hardware family (:class:`exp.backend.Backend`)."""
+    """Hardware family (:class:`exp.hardware.backend.Backend`)."""
 
     _target_: str = MISSING
     name: str = MISSING

@@ -1,21 +1,25 @@
 """Where typed keys come from, and how a configuration gets its types: exp's own schema and those of plug-ins.
 
 Registered in Hydra's ConfigStore, so that a wrong key or type is refused while the configuration is composed.
+
+Keys that are dictionaries (``data.palette={road: "6EC1E4"}``) take any member, where Hydra's typed ones take only those
+that are there. Of data and model, one that is given on the command line replaces what was there, as a list does: a
+palette for other data is not to keep the classes of the experiment's. ``data.palette.road=...`` sets one member.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING, Any, Mapping, cast
+from typing import TYPE_CHECKING, Any, Mapping, Sequence, cast
 
 from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import MISSING, DictConfig, OmegaConf
 from yaml import YAMLError
 
 from exp import plugins
-from exp.config.dictionaries import opened
-from exp.config.explain import nearest
+from exp.config.explain import no_key
 from exp.config.resolve import resolve
 from exp.config.schema import ExpConfig, LauncherConfig, SubmititConfig
 from exp.config.walk import nodes, written
@@ -27,7 +31,9 @@ from exp.tasks import TASKS
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["load", "register", "structure_of", "task_named", "typed"]
+__all__ = ["load", "opened", "register", "replace_given", "structure_of", "task_named", "typed"]
+
+_REPLACED = ("data.", "model.")
 
 
 def register() -> None:
@@ -94,7 +100,8 @@ def typed(config: Any, of_others: bool = False) -> ExpConfig:
             known = [field.name for field in dataclasses.fields(kind)]
             for key in node:
                 if key not in known:  # merging takes in what +KEY=VALUE has added
-                    raise ConfigError(f"there is no key '{f'{place}.{key}'.lstrip('.')}'{nearest(str(key), known)}")
+                    prefix = f"{place}." if place else ""
+                    raise ConfigError(no_key(f"{prefix}{key}", [f"{prefix}{name}" for name in known]))
     return cast(ExpConfig, merged)  # whose types it has
 
 
@@ -113,3 +120,39 @@ def load(path: Path) -> ExpConfig:
     if not isinstance(content, DictConfig) or "launcher" not in content:
         raise ConfigError(f"{path} is not the configuration of a run; use another run folder")
     return typed(content, of_others=True)
+
+
+def opened(structure: type) -> DictConfig:
+    """The node of a dataclass whose fields of type ``Dict`` take members on the command line.
+
+    Such a field has to be a dictionary by default, not null: OmegaConf cannot merge into a typed one that is null.
+    """
+    node: DictConfig = OmegaConf.structured(structure)
+    _open(node)
+    return node
+
+
+def _open(node: Any) -> None:
+    for key in list(node):
+        child = None if OmegaConf.is_missing(node, key) or OmegaConf.is_interpolation(node, key) else node[key]
+        if isinstance(child, DictConfig):
+            if OmegaConf.get_type(child) is dict:
+                OmegaConf.set_struct(child, False)
+            else:
+                _open(child)
+
+
+def replace_given(config: Any, overrides: Sequence[str]) -> None:
+    """Give each dictionary of data and model that the command line sets the value that it has there, and nothing else.
+
+    Args:
+        config: composed and typed; changed in place.
+        overrides: the user's.
+    """
+    for override in OverridesParser.create().parse_overrides(list(overrides)):
+        key = override.key_or_group
+        if override.is_add() or override.is_force_add() or override.is_delete() or not key.startswith(_REPLACED):
+            continue
+        value = override.value()
+        if isinstance(value, dict) and isinstance(OmegaConf.select(config, key), DictConfig):
+            OmegaConf.update(config, key, value, merge=False)

@@ -10,22 +10,21 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Any, Iterator, Sequence
+from typing import Any, Sequence
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Transformer
 from hydra.errors import HydraException
-from omegaconf import MISSING, DictConfig, OmegaConf
-from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryValue, OmegaConfBaseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from exp.config import fields
-from exp.config.dictionaries import opened
+from exp.config.choices import folders
 from exp.config.explain import nearest
 from exp.config.paths import refuse_empty
 from exp.config.resolve import distrust
 from exp.config.schema import ExpConfig
-from exp.config.structures import structure_of, task_named
+from exp.config.structures import opened, structure_of, task_named
 from exp.config.walk import nodes, written
 from exp.console import shown
 from exp.errors import ConfigError
@@ -34,15 +33,12 @@ from exp.runfolder import RunFolder
 
 __all__ = [
     "GROUPS",
-    "NEUTRAL",
     "OF_RUN",
     "begin",
     "check_weights_there",
-    "different",
     "follows",
     "offer",
     "run_folder_of",
-    "text_of",
 ]
 
 OF_RUN = "of_run"
@@ -53,10 +49,6 @@ GROUPS = ("experiment", "data", "model")
 
 _GROUPS = ("data", "model")
 _WITH_THEM = ("name", "seed", "precision", "metric", "metrics", "published", "published_source", "published_for")
-NEUTRAL = re.compile(
-    r"^(data\.(num_workers|eval_batch_size|cache_megabytes|on_device)|model\.activation_checkpointing)$"
-)
-"""Keys that say how fast something is computed, not what."""
 _REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*(?:\.\w+)*)\}")  # an interpolation that is another key and nothing else
 _own_files: list[Path] = []
 """Folders of configurations on the command line: what they name is the user's choice, in the run's file, too."""
@@ -82,6 +74,8 @@ def check_weights_there(value: str, key: str = "init_from") -> None:
     refuse_empty({key: value})
     path = Path(value).expanduser()
     if not path.exists():
+        if key == "resume" and path.name.lower() == "true":
+            raise ConfigError("resume=true: use resume=auto, or the path of a checkpoint or run folder")
         there = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
         raise ConfigError(f"{key}={shown(path)}: there is no such file or folder{nearest(path.name, there)}")
     if path.is_dir() and run_folder_of(value) is None:
@@ -104,7 +98,7 @@ def begin(arguments: Sequence[str], needs_weights: bool | None = None) -> tuple[
     Raises:
         ConfigError: the run's configuration cannot be read.
     """
-    _own_files[:] = fields.folders(arguments)
+    _own_files[:] = folders(arguments)
     given = {key: values for key, values in map(_parsed, arguments) if key is not None}
     if needs_weights is None:
         needs_weights = any(getattr(task_named(task), "needs_weights", False) for task in given.get("task", []))
@@ -204,54 +198,3 @@ def follows(config: ExpConfig) -> dict[str, str]:
             if match is not None:
                 found[key] = match.group(1)
     return found
-
-
-def different(config: Any, other: Any, names: str, leave_out: Sequence[str] = ()) -> list[str]:
-    """What model, data, seed and precision of two configurations have that is not the same, one line for each key.
-
-    Keys that only follow another one are left out, and those that ``other`` leaves to the user.
-
-    Args:
-        config: the one that is described.
-        other: what it is compared with.
-        names: what ``other`` is called in the lines: ``data.horizon=48 (<names>: 96)``.
-        leave_out: keys that do not count.
-    """
-    mine, theirs = dict(_values(config)), dict(_values(other))
-    keys = [key for key in dict.fromkeys([*mine, *theirs]) if theirs.get(key) != MISSING]
-    unequal = [key for key in keys if mine.get(key) != theirs.get(key)]
-    silent = {key for key, target in config.record.follows.items() if target in unequal}
-    return [
-        f"{key}={_cut(*texts)} ({names}: {_cut(*reversed(texts))})"
-        for key, texts in ((key, (_text(mine.get(key)), _text(theirs.get(key)))) for key in unequal)
-        if not NEUTRAL.match(key) and key not in silent and key not in leave_out
-    ]
-
-
-def _values(config: Any) -> Iterator[tuple[str, Any]]:
-    for group in _GROUPS:
-        for key in config[group]:
-            try:
-                value = config[group][key]
-            except (MissingMandatoryValue, InterpolationToMissingValueError):
-                value = MISSING
-            yield f"{group}.{key}", OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
-    for key in ("seed", "precision"):
-        yield key, config.get(key)
-
-
-def text_of(value: Any) -> str:
-    """A value as it is written on the command line; a long one is cut."""
-    return _cut(_text(value))
-
-
-def _text(value: Any) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _cut(text: str, other: str = "") -> str:
-    """A text of at most 60 characters; of a longer one the part where it departs from ``other``."""
-    same = next((place for place, (mine, theirs) in enumerate(zip(text, other)) if mine != theirs), 0)
-    begin = same - 20 if same > 40 else 0
-    text = f"...{text[begin:]}" if begin else text
-    return text if len(text) <= 60 else f"{text[:57]}..."

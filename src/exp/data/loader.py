@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Iterable
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from exp.compat import pinned_by
 from exp.contract import shown
 from exp.data.sampler import EvalBatchSampler
 from exp.data.transfer import DeviceLoader
 from exp.errors import ConfigError
+from exp.hardware.compat import pinned_by
 from exp.preemption import PREEMPT_SIGNAL, held_back
 from exp.raised import message_of
 from exp.sockets import make_sockets_possible
@@ -132,9 +132,9 @@ def device_loader(dataset: Any, sampler: Iterable[torch.Tensor], num_workers: in
     num_workers = min(num_workers, most)
     if device.type == "cpu":
         return train_loader(dataset, sampler, num_workers, seed)
-    pinned_for = device.type if backend.pins_memory else None
+    pinned_for = device.type if backend.capabilities.pinned_memory else None
     if hasattr(dataset, "on_device"):
-        cut = dataset.on_device(device, (backend.free_memory() or (None,))[0])
+        cut = dataset.on_device(device, backend.usage().get("free"))
         if cut is not None:
             numbers = train_loader(_Numbers(dataset), sampler, 0, seed, pinned_for)
             return DeviceLoader(numbers, dataset, device, pinned_for is not None, cut)

@@ -10,8 +10,8 @@ from mmengine.model import revert_sync_batchnorm
 from torch import nn
 
 if TYPE_CHECKING:
-    from exp.backend import Backend
     from exp.engine.distributed import Distributed
+    from exp.hardware.backend import Backend
 
 __all__ = ["average_buffers", "fit_batchnorm"]
 
@@ -30,7 +30,7 @@ def fit_batchnorm(model: nn.Module, backend: Backend, synchronise: bool) -> tupl
         The model, and a warning where it got less than it wanted, else None.
     """
     has = any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
-    if backend.supports_sync_batchnorm:
+    if backend.capabilities.sync_batchnorm:
         return (nn.SyncBatchNorm.convert_sync_batchnorm(model) if synchronise else model), None
     if not has and not synchronise:
         return model, None

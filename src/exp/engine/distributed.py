@@ -6,21 +6,23 @@ small and lives on the CPU: it goes over a group that is known to carry CPU tens
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
-from exp.compat import device_part_of
+from exp.engine.staged import StagedCollectives
 from exp.errors import UnavailableError
+from exp.hardware.collectives import device_part_of
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-    from exp.backend import Backend
+    from exp.hardware.backend import Backend
 
-__all__ = ["STAGED", "Distributed", "agree_on_fallback"]
+__all__ = ["STAGED", "Distributed", "agree_on_fallback", "chosen_group"]
 
 STAGED = "gloo, staged through the CPU"
 """How the fallback is called in messages and records."""
@@ -34,6 +36,7 @@ class Distributed:
         world_size: number of processes.
         cpu_group: the group that carries CPU tensors; None: the default group does.
         fallback: what :func:`agree_on_fallback` gave.
+        process_group: what carries the device's tensors, for messages and records.
     """
 
     def __init__(
@@ -42,11 +45,13 @@ class Distributed:
         world_size: int = 1,
         cpu_group: Any | None = None,
         fallback: dict[str, Any] | None = None,
+        process_group: str = "",
     ) -> None:
         self.rank = rank
         self.world_size = world_size
         self.cpu_group = cpu_group
         self.fallback = fallback
+        self.process_group = process_group
 
     @classmethod
     def create(cls, backend: Backend, store: Store, rank: int, world_size: int, timeout: timedelta) -> Distributed:
@@ -56,17 +61,18 @@ class Distributed:
             UnavailableError: a rank lacks its device's collectives, and no fallback is allowed.
         """
         fallback = agree_on_fallback(backend, store, rank, world_size)
+        process_group, _ = chosen_group(backend)
         if fallback is not None:
-            backend.init_staged_process_group(store=store, rank=rank, world_size=world_size, timeout=timeout)
-            return cls(rank, world_size, fallback=fallback)
-        backend.init_process_group(store=store, rank=rank, world_size=world_size, timeout=timeout)
+            backend.collectives, process_group = StagedCollectives(), STAGED
+        how: Any = {"store": store, "rank": rank, "world_size": world_size, "timeout": timeout}
+        backend.collectives.init(process_group, backend.device_type, **how)
+        group = None
         if not dist.is_initialized():
             # A vendor with collectives of its own: CPU values still go over torch's gloo.
-            dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
-            return cls(rank, world_size)
-        carries_cpu = "cpu:gloo" in dist.get_backend() or dist.get_backend() == "gloo" or _composite_has_cpu()
-        group = None if carries_cpu else dist.new_group(backend="gloo", timeout=timeout)
-        return cls(rank, world_size, group)
+            dist.init_process_group("gloo", **how)
+        elif fallback is None and dist.get_backend() != "gloo" and not _composite_has_cpu():
+            group = dist.new_group(backend="gloo", timeout=timeout)
+        return cls(rank, world_size, group, fallback, process_group)
 
     @property
     def is_main(self) -> bool:
@@ -92,6 +98,16 @@ class Distributed:
         self.sum(torch.zeros(1))
 
 
+def chosen_group(backend: Backend) -> tuple[str, str]:
+    """The process group of this run, by config, then ``TORCH_DISTRIBUTED_BACKEND``, then the backend; and by which."""
+    variable = "TORCH_DISTRIBUTED_BACKEND"
+    if backend.requested_process_group:
+        return backend.requested_process_group, "backend.process_group"
+    if os.environ.get(variable):
+        return os.environ[variable], variable
+    return backend.collectives.process_group, "the backend"
+
+
 def agree_on_fallback(backend: Backend, store: Store, rank: int, world_size: int) -> dict[str, Any] | None:
     """Decide once, before any group is made and for all ranks alike, whether device tensors go through the CPU.
 
@@ -104,13 +120,13 @@ def agree_on_fallback(backend: Backend, store: Store, rank: int, world_size: int
     Raises:
         UnavailableError: a rank lacks them, and the configuration allows no fallback; every rank raises the same.
     """
-    wanted = backend.process_group
-    if backend.device_type == "cpu" or backend.gloo_carries_device:
+    wanted, source = chosen_group(backend)
+    if backend.device_type == "cpu" or backend.collectives.gloo:
         return None
     if device_part_of(wanted, backend.device_type) == "gloo":
-        used = {"wanted": backend.default_process_group, "used": STAGED}
-        return {**used, "reason": f"{backend.process_group_source} names {wanted}"}
-    store.set(f"collectives/{rank}", backend.collectives_missing() or "")
+        used = {"wanted": backend.collectives.process_group, "used": STAGED}
+        return {**used, "reason": f"{source} names {wanted}"}
+    store.set(f"collectives/{rank}", backend.collectives.missing(wanted, backend.device_type) or "")
     verdicts = [store.get(f"collectives/{other}").decode() for other in range(world_size)]
     missing = [f"rank {other}: {verdict}" for other, verdict in enumerate(verdicts) if verdict]
     if not missing:
@@ -125,5 +141,7 @@ def agree_on_fallback(backend: Backend, store: Store, rank: int, world_size: int
 
 def _composite_has_cpu() -> bool:
     """Whether the default group of torch >= 2.0 has a backend for CPU tensors."""
+    if "cpu:gloo" in dist.get_backend():
+        return True
     config = getattr(dist, "get_backend_config", None)
     return config is not None and "cpu:gloo" in str(config())

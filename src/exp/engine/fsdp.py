@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, Iterable, Sequence
 import torch
 from torch import nn
 
-from exp.compat import supports_full_sharding
 from exp.engine.deferred import to_device
+from exp.engine.staged import StagedCollectives
 from exp.engine.wrapper import Wrapper
 from exp.errors import ConfigError, UnavailableError
+from exp.hardware.compat import supports_full_sharding
 
 if TYPE_CHECKING:
-    from exp.backend import Backend
+    from exp.hardware.backend import Backend
 
 __all__ = ["FullyShard", "clip_grad_norm", "is_sharded", "local_part", "sharded_parameters", "units_of"]
 
@@ -103,7 +104,7 @@ class FullyShard(Wrapper):
         to_device(model, device, model)  # the rest
         _shard(fully_shard, model, mesh=mesh, mp_policy=whole)
         for module in model.modules():
-            if isinstance(module, FSDPModule) and not backend.reduces_means:
+            if isinstance(module, FSDPModule) and not backend.collectives.averages:
                 module.set_force_sum_reduction_for_comms(True)
         setattr(model, _MARK, True)
         return model
@@ -145,11 +146,11 @@ def _refuse_tied(model: nn.Module, units: Sequence[nn.Module]) -> None:
 def _why_not(backend: Backend) -> str | None:
     if not supports_full_sharding():
         return f"torch {torch.__version__} is too old for fully_shard and its checkpoints, which take torch >= 2.7"
-    if backend.staged:
+    if isinstance(backend.collectives, StagedCollectives):
         return f"backend={backend.name} carries tensors through the CPU here: no way to gather weights at every block"
     from torch.distributed.fsdp import FSDPModule
 
-    if not backend.reduces_means and not hasattr(FSDPModule, "set_force_sum_reduction_for_comms"):
+    if not backend.collectives.averages and not hasattr(FSDPModule, "set_force_sum_reduction_for_comms"):
         return (
             f"the collectives of backend={backend.name} have no mean, and torch {torch.__version__} cannot take the sum"
         )
@@ -231,7 +232,7 @@ def clip_grad_norm(parameters: Sequence[nn.Parameter], limit: float, backend: Ba
     if not gradients:
         return torch.zeros((), device=parameters[0].device)
     square = nn.utils.get_total_norm(gradients).float().square()
-    backend.all_reduce(square)
+    backend.collectives.all_reduce(square)
     norm = square.sqrt()
     torch._foreach_mul_(gradients, (limit / (norm + 1e-6)).clamp(max=1.0))  # as torch's own
     return norm

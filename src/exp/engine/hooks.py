@@ -19,8 +19,8 @@ from exp.runfolder import read_records, to_json
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from exp.backend import Backend
     from exp.engine.progress import Progress
+    from exp.hardware.backend import Backend
 
 __all__ = ["MetricsHook", "truncate_metrics"]
 
@@ -193,11 +193,11 @@ class MetricsHook(Hook):
 
 def _card(backend: Backend) -> dict[str, float]:
     """How full this rank's card has been, and how busy it is, as far as it tells."""
-    memory = backend.memory()
+    memory = backend.usage()
     most = memory.get("max_allocated", memory.get("allocated"))
     figures = {
         "memory_gib": None if most is None else most / 2**30,
-        "utilisation_percent": backend.utilisation(),
+        "utilisation_percent": memory.get("utilisation_percent"),
     }
     return {name: value for name, value in figures.items() if value is not None}
 

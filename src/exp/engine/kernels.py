@@ -7,13 +7,13 @@ import math
 import os
 from typing import TYPE_CHECKING, Callable
 
-from exp.compat import TORCH_VERSION, forbid_fused_attention, supports_compilation, supports_portable_operators
 from exp.errors import ConfigError
+from exp.hardware.compat import TORCH_VERSION, forbid_fused_attention, supports_compilation, supports_portable_operators
 
 if TYPE_CHECKING:
     import torch
 
-    from exp.backend import Backend
+    from exp.hardware.backend import Backend
 
 __all__ = ["check_compilation", "settle_kernels"]
 
@@ -26,26 +26,27 @@ _LARGEST_DIFFERENCE = 1e-2
 def settle_kernels(backend: Backend, device: torch.device, precision: str) -> frozenset[str]:
     """Keep every step of any model on the device, as far as the backend knows what would not stay there.
 
-    Operators that the device lacks get portable kernels (:mod:`exp.operators`, imported only then), and attention takes
-    no fused form where the device has none in this precision. For the rest of the process.
+    Operators that the device lacks get portable kernels (:mod:`exp.hardware.operators`, imported only then), and
+    attention takes no fused form where the device has none in this precision. For the rest of the process.
 
     Args:
         backend: of this worker; its device has been selected.
         device: the same.
-        precision: one of :data:`exp.backend.PRECISIONS`.
+        precision: one of :data:`exp.hardware.backend.PRECISIONS`.
 
     Returns:
         ATen names of the operators that have a portable kernel now.
     """
     if not supports_portable_operators():
         return frozenset()
-    if not backend.fused_attention(precision):
+    capabilities = backend.capabilities
+    if precision not in capabilities.fused_attention:
         forbid_fused_attention()
         logger.info("attention without fused kernels: %s has none in %s", device, precision)
-    lacking = backend.lacking_operators()
+    lacking = capabilities.lacking_operators
     if not lacking:
         return frozenset()
-    from exp.operators import install
+    from exp.hardware.operators import install
 
     portable = install(device.type, lacking)
     plugin = ", ".join(f"{name} {version}" for name, version in backend.packages().items())
@@ -77,7 +78,7 @@ def check_compilation(backend: Backend, device: torch.device) -> None:
     if not supports_compilation():
         reason: str | None = f"it needs torch 2.3 or later, and this is {'.'.join(map(str, TORCH_VERSION))}"
     else:
-        reason = backend.why_not_compiled() or _why_not_compiled(device)
+        reason = backend.capabilities.uncompiled or _why_not_compiled(device)
     if reason is not None:
         raise ConfigError(f"compile=true on {device} ({backend.name}): {reason}; set compile=false")
 

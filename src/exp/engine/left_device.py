@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Mapping
 
 if TYPE_CHECKING:
-    from exp.backend import Backend
     from exp.engine.distributed import Distributed
+    from exp.hardware.backend import Backend
 
 __all__ = ["LeftDevice"]
 
@@ -15,7 +15,7 @@ class LeftDevice:
     """Counts operators and bytes that have left the device of this rank, in training steps alone.
 
     Args:
-        backend: is asked by :meth:`exp.backend.Backend.fallbacks`.
+        backend: is asked by :meth:`exp.hardware.backend.Backend.fallbacks`.
     """
 
     def __init__(self, backend: Backend) -> None:

@@ -11,15 +11,16 @@ from mmengine.registry import OPTIMIZERS
 from omegaconf import OmegaConf
 from torch import nn
 
-from exp.backend import FLOAT32
 from exp.engine.fsdp import clip_grad_norm
 from exp.engine.registries import registered
 from exp.errors import ConfigError
+from exp.hardware.backend import FLOAT32
+from exp.hardware.numerics import grad_scaler
 from exp.heartbeat import Stage, beat
 from exp.models.dropout import backward_begins
 
 if TYPE_CHECKING:
-    from exp.backend import Backend
+    from exp.hardware.backend import Backend
 
 __all__ = ["BackendOptimWrapper", "build_optimizer", "parameter_groups"]
 
@@ -63,7 +64,7 @@ class BackendOptimWrapper(OptimWrapper):
     Args:
         optimizer: a torch optimizer.
         backend: gives autocast, loss scaler and the step itself.
-        precision: one of :data:`exp.backend.PRECISIONS`.
+        precision: one of :data:`exp.hardware.backend.PRECISIONS`.
         accumulate: micro-batches per optimizer step.
         clip_grad_norm: largest L2 norm of all gradients, or None.
         model: what is trained, for lazy devices; None: not known.
@@ -83,7 +84,7 @@ class BackendOptimWrapper(OptimWrapper):
         self.model = model
         self.precision = precision
         self.accumulate = accumulate
-        self.scaler = backend.grad_scaler(precision)
+        self.scaler = grad_scaler(backend, precision)
         self._stepper = optimizer if self.scaler is None else _ScaledOptimizer(optimizer, self.scaler)
         self.clip_grad_norm = clip_grad_norm
         self.grad_norm: torch.Tensor | None = None
@@ -203,7 +204,8 @@ def build_optimizer(model: nn.Module, config: Any, lacking: Collection[str] = fr
     Args:
         model: its trainable parameters.
         config: :class:`exp.config.schema.OptimConfig`.
-        lacking: ATen operators that the device has no kernel for (:meth:`exp.backend.Backend.lacking_operators`).
+        lacking: ATen operators that the device has no kernel for
+            (:class:`exp.hardware.backend.Capabilities`).
             Where the fused step is one of them, ``fused=true`` gives the foreach step, whose numbers are the same.
 
     Raises:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from exp.compat import supports_estimates
-from exp.matrix_rate import matrix_rate
+from exp.hardware.compat import supports_estimates
+from exp.hardware.numerics import matrix_rate
 
 if TYPE_CHECKING:
     from exp.data.base import Data

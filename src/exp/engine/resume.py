@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Iterable
 
 from omegaconf import OmegaConf
 
-from exp.config.resuming import Change, as_plain, changes, refusal, trains_on
+from exp.config.differences import Change, as_plain, changes, refusal, trains_on
 from exp.config.schema import OptimConfig
 from exp.data.fingerprint import differences
 from exp.engine import checkpoint, rng

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 if TYPE_CHECKING:
-    from exp.backend import Backend
+    from exp.hardware.backend import Backend
 
-__all__ = ["rng_state", "seed_everything", "set_rng_state"]
+__all__ = ["device_state", "rng_state", "seed_everything", "set_rng_state"]
 
 
 def seed_everything(seed: int, backend: Backend) -> None:
@@ -19,7 +19,17 @@ def seed_everything(seed: int, backend: Backend) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
-    backend.seed(seed)
+    seed_all = getattr(backend.module, "manual_seed_all", None) or getattr(backend.module, "manual_seed", None)
+    if seed_all is not None:
+        seed_all(seed)
+
+
+def device_state(backend: Backend) -> torch.Tensor | None:
+    """State of the device's random generator (uint8, on the CPU), or None where there is none of its own."""
+    if not hasattr(backend.module, "get_rng_state"):
+        return None
+    state: torch.Tensor = backend.module.get_rng_state()
+    return state.cpu()
 
 
 def rng_state(backend: Backend) -> dict[str, Any]:
@@ -28,7 +38,7 @@ def rng_state(backend: Backend) -> dict[str, Any]:
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     return {
         "torch": torch.get_rng_state(),
-        "device": backend.rng_state(),
+        "device": device_state(backend),
         "python": [version, list(internal), gauss],
         "numpy": [str(name), [int(key) for key in keys], int(position), int(has_gauss), float(cached)],
     }
@@ -38,7 +48,7 @@ def set_rng_state(state: Mapping[str, Any], backend: Backend) -> None:
     """Restore what :func:`rng_state` gave."""
     torch.set_rng_state(state["torch"])
     if state["device"] is not None:
-        backend.set_rng_state(state["device"])
+        backend.module.set_rng_state(state["device"])
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
     name, keys, position, has_gauss, cached = state["numpy"]

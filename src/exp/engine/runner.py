@@ -20,7 +20,7 @@ from mmengine.logging import MMLogger
 from mmengine.runner import Runner as MMEngineRunner
 from omegaconf import OmegaConf
 
-from exp.config.resuming import of_training
+from exp.config.differences import of_training
 from exp.engine import checkpoint, rng, schedule
 from exp.engine.batchnorm import average_buffers, fit_batchnorm
 from exp.engine.checkpoint import plain

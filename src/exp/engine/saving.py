@@ -27,7 +27,7 @@ from exp.errors import RunError
 from exp.heartbeat import Stage, beat
 
 if TYPE_CHECKING:
-    from exp.backend import Backend
+    from exp.hardware.backend import Backend
 
 __all__ = ["CheckpointHook", "CheckpointWriter"]
 
@@ -312,7 +312,7 @@ class CheckpointWriter:
     """
 
     def __init__(self, backend: Backend) -> None:
-        self._backend, self._pinned = backend, backend.pins_memory
+        self._backend, self._pinned = backend, backend.capabilities.pinned_memory
         # Kept from one checkpoint to the next, in the order of their use: new memory costs more than a copy.
         self._buffers: list[torch.Tensor] = []
         self._spare: list[torch.Tensor] = []  # those of the checkpoint before, the next last
@@ -350,7 +350,7 @@ class CheckpointWriter:
         self._made, self._late, self._unchanging = {}, [], _unchanging(optim_wrapper, with_weights)
         copied = {path: (checkpoint.plain(content, self._copy), write) for path, (content, write) in files.items()}
         self._spare = []
-        delivered = self._backend.mark()
+        delivered = self._mark()
         self._copied.clear()
         if self._late:
             optim_wrapper.before_update = self.settle
@@ -359,6 +359,17 @@ class CheckpointWriter:
             target=self._run, args=(copied, delivered, then), name="checkpoint", daemon=True
         )
         self._thread.start()
+
+    def _mark(self) -> Callable[[], object]:
+        """What waits, on any thread, until the device has done what it was given so far."""
+        event = getattr(self._backend.module, "Event", None) if self._pinned else None
+        if event is None:
+            self._backend.synchronize()
+            return lambda: None
+        mark = event()
+        mark.record()
+        wait: Callable[[], object] = mark.synchronize
+        return wait
 
     def _run(self, files: dict[Path, tuple[Any, Write]], delivered: Any, then: Any) -> None:
         try:

@@ -15,12 +15,13 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
-from exp.compat import supports_python_process_groups
+from exp.hardware.collectives import Collectives
+from exp.hardware.compat import supports_python_process_groups
 
 if TYPE_CHECKING:
     from datetime import timedelta
 
-__all__ = ["NAME", "StagedProcessGroup", "copy_back", "init_staged_process_group", "staged_bytes", "to_host"]
+__all__ = ["NAME", "StagedCollectives", "StagedProcessGroup", "copy_back", "staged_bytes", "to_host"]
 
 NAME = "staged"
 """What ``torch.distributed`` calls the group."""
@@ -209,13 +210,38 @@ def _done(result: Any) -> Any:
     return _create_work_from_future(future)
 
 
-def init_staged_process_group(
-    device_type: str, store: dist.Store, rank: int, world_size: int, timeout: timedelta
-) -> None:
-    """Make the default process group a staged one; on torch < 2.0 it is gloo, and the wrapper does the staging."""
-    name = "gloo"
-    if supports_python_process_groups():
-        name = NAME
-        if not hasattr(dist.Backend, NAME.upper()):
-            dist.Backend.register_backend(NAME, StagedProcessGroup, devices=["cpu", device_type])
-    dist.init_process_group(name, store=store, rank=rank, world_size=world_size, timeout=timeout)
+class StagedCollectives(Collectives):
+    """Collectives by copies through the CPU; on torch < 2.0 the group is gloo, and the copies are made here."""
+
+    def __init__(self) -> None:
+        super().__init__(NAME)
+        self.only_sums = not supports_python_process_groups()
+
+    def init(
+        self, process_group: str, device_type: str, *, store: dist.Store, rank: int, world_size: int, timeout: timedelta
+    ) -> None:
+        """Make the default process group a staged one; on torch < 2.0 it is gloo."""
+        name = "gloo"
+        if supports_python_process_groups():
+            name = NAME
+            if not hasattr(dist.Backend, NAME.upper()):
+                dist.Backend.register_backend(NAME, StagedProcessGroup, devices=["cpu", device_type])
+        dist.init_process_group(name, store=store, rank=rank, world_size=world_size, timeout=timeout)
+
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        """Add up a tensor over all ranks, in place."""
+        if self.only_sums:
+            host = tensor.cpu()
+            super().all_reduce(host)
+            tensor.copy_(host)
+        else:
+            super().all_reduce(tensor)
+
+    @property
+    def ddp_class(self) -> type:
+        """The wrapper that averages the gradients itself where no process group can."""
+        if not self.only_sums:
+            return super().ddp_class
+        from exp.engine.staged_ddp import StagedDataParallel  # which imports this module
+
+        return StagedDataParallel

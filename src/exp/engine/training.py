@@ -143,7 +143,7 @@ class Training:
         model = self._placed(model)
         seed_everything(config.seed + session.info.rank, session.backend)  # ranks draw different dropout masks
         optim_wrapper = BackendOptimWrapper(
-            build_optimizer(model, config.optim, session.backend.lacking_operators()),
+            build_optimizer(model, config.optim, session.backend.capabilities.lacking_operators),
             session.backend,
             precision=config.precision,
             accumulate=config.accumulate,
@@ -221,7 +221,7 @@ class Training:
         hook = self.metrics_hook
         speed = hook.samples / hook.train_seconds if hook.train_seconds else None
         # The training's own: what is measured next takes memory, too.
-        memory_peak = session.distributed.gather(session.backend.memory().get("max_allocated"))
+        memory_peak = session.distributed.gather(session.backend.usage().get("max_allocated"))
         rate = training_rate(session, self.data, speed, hook.train_seconds) if speed and session.info.rank == 0 else {}
         return make_result(
             session,
@@ -289,7 +289,7 @@ def _out_of_memory(session: Session) -> str:
     from exp.estimate.trace import what_fits  # only where it is needed
 
     beat(Stage.FREE)  # the estimate takes as long as it takes
-    config, total = session.config, session.backend.memory().get("total")
+    config, total = session.config, session.backend.usage().get("total")
     fits = what_fits(config, session.backend, total)
     half = max((config.batch_size or 1) // 2, 1)
     batch, accumulate = (fits["batch_size"], fits["accumulate"]) if fits else (half, config.accumulate * 2)

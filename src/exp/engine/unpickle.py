@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from exp.compat import TORCH_VERSION
+from exp.hardware.compat import TORCH_VERSION
 
 __all__ = ["load_index", "load_plain"]
 

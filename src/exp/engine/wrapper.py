@@ -11,15 +11,16 @@ from mmengine.registry import MODEL_WRAPPERS
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from exp.compat import is_transformed
 from exp.config.resolve import create
 from exp.contract import WRAPPER_PAGE, asked, shown
-from exp.errors import ConfigError, PlacementError, RunError
+from exp.errors import ConfigError, RunError
+from exp.hardware.collectives import ddp_arguments
+from exp.hardware.compat import is_transformed
 
 if TYPE_CHECKING:
     import torch
 
-    from exp.backend import Backend
+    from exp.hardware.backend import Backend
 
 __all__ = [
     "TrainStep",
@@ -73,7 +74,7 @@ class Wrapper(abc.ABC):
 
         Args:
             model: on ``device``, with the same weights on every rank.
-            backend: has ``ddp_class`` and ``ddp_kwargs(device)``; collectives are those of ``torch.distributed``.
+            backend: has ``collectives.ddp_class``; collectives are those of ``torch.distributed``.
             device: this rank's.
 
         Returns:
@@ -122,7 +123,7 @@ def wrap_as_configured(model: nn.Module, config: Any, backend: Backend, device: 
     Args:
         model: on ``device`` already.
         config: :class:`exp.config.schema.WrapperConfig`.
-        backend: gives the DDP class and its device arguments.
+        backend: gives the DDP class.
         device: the rank's device.
 
     Raises:
@@ -182,24 +183,17 @@ def wrap(model: nn.Module, kind: str, options: dict[str, Any], backend: Backend,
         model: on ``device`` already.
         kind: ``mmddp`` (MMEngine's class where torch's own DDP is used), ``ddp`` or ``none``.
         options: keyword arguments of the DDP class, without any device argument.
-        backend: gives the DDP class and its device arguments.
+        backend: gives the DDP class.
         device: the rank's device.
 
     Raises:
         ConfigError: ``kind`` is none of the three.
-        PlacementError: the backend names another card than the model's.
     """
     if kind == "none":
         return model
-    device_ids = backend.ddp_kwargs(device).get("device_ids")
-    if device_ids and device.index not in device_ids:
-        # Torch's class takes it without a word, and copies every batch to the other card.
-        raise PlacementError(
-            f"backend={backend.name} gives DDP device_ids={device_ids} for a model on {device}; correct its ddp_kwargs"
-        )
     if kind not in ("mmddp", "ddp"):
         raise ConfigError(f"wrapper.kind={kind} is not one of mmddp, ddp, none")
-    base: type = backend.ddp_class
+    base: type = backend.collectives.ddp_class
     if options.get("gradient_as_bucket_view") is None:
         # Spares a second set of gradients, and a copy of each per step. A vendor's class may have it, and refuse it.
         options = {**options, "gradient_as_bucket_view": base is DistributedDataParallel}
@@ -210,12 +204,12 @@ def wrap(model: nn.Module, kind: str, options: dict[str, Any], backend: Backend,
         names = ", ".join(f"wrapper.{key}" for key in sorted(unknown))
         raise ConfigError(f"{names} is not known to {base.__module__}.{base.__name__} of this torch; leave it out")
     if kind == "mmddp" and base is DistributedDataParallel:
-        return _GuardedMMDDP(model, **options, **backend.ddp_kwargs(device))
+        return _GuardedMMDDP(model, **options, **ddp_arguments(device))
     # The class that torch or the vendor gives, with the one method that the loop needs.
     ddp: type[torch.nn.Module] = type(base.__name__, (_NoTransform, TrainStep, base), {})
     # MMEngine looks inside what it knows for a wrapper.
     MODEL_WRAPPERS.register_module(name=f"{base.__module__}.{base.__name__}", module=ddp, force=True)
-    return ddp(model, **options, **backend.ddp_kwargs(device))
+    return ddp(model, **options, **ddp_arguments(device))
 
 
 def preprocessed(model: nn.Module, data: Any, training: bool = False) -> Any:

@@ -10,11 +10,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from exp import console
-from exp.backends_registry import create_backend
 from exp.console import flops, size
 from exp.engine.registries import import_plugins
 from exp.estimate.trace import KINDS, Tracer, as_batch, fitting_batch, largest_batch, trace_flops
 from exp.freezing import freeze
+from exp.hardware.registry import create_backend
 from exp.models.base import parameter_counts
 from exp.result import blank_result
 from exp.runfolder import write_json
@@ -23,8 +23,8 @@ from exp.summary import Finished
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from exp.backend import Backend
     from exp.config.schema import ExpConfig
+    from exp.hardware.backend import Backend
     from exp.tasks.estimate import Estimate
 
 __all__ = ["estimate", "write_estimate"]

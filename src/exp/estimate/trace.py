@@ -17,8 +17,6 @@ import torch.nn.functional as F
 from mmengine.model import BaseModel
 from torch import nn
 
-from exp.collectives import Collectives
-from exp.compat import TORCH_VERSION, backward_below_modes, every_operator, supports_estimates
 from exp.config.resolve import create, resolve
 from exp.contract import asked
 from exp.data.base import Data, Sketch, check_data, split_of
@@ -27,10 +25,12 @@ from exp.engine.fsdp import units_of
 from exp.engine.optim import build_optimizer
 from exp.engine.wrapper import predictions
 from exp.errors import ConfigError, DataError, ExpError, UnavailableError
+from exp.hardware.collectives import Collectives
+from exp.hardware.compat import TORCH_VERSION, backward_below_modes, every_operator, supports_estimates
 from exp.raised import told
 
 if TYPE_CHECKING:
-    from exp.backend import Backend
+    from exp.hardware.backend import Backend
 
 __all__ = [
     "HEADROOM",
@@ -74,7 +74,7 @@ class MemoryTracker:
         share: part of new storages that counts, where a rank keeps only a shard.
         now: bytes that are alive, by kind.
         at_peak: the same when most were alive.
-        kernels: portable operators (:mod:`exp.operators`) that replace those of torch, by ATen name.
+        kernels: portable operators (:mod:`exp.hardware.operators`) that replace those of torch, by ATen name.
     """
 
     def __init__(self) -> None:
@@ -150,7 +150,7 @@ class AsOnCard(_FunctionMode):
     The meta device has no autocast, and none of the fused forms that decide how much a step keeps.
 
     Args:
-        precision: one of :data:`exp.backend.PRECISIONS`; :meth:`autocast` has it.
+        precision: one of :data:`exp.hardware.backend.PRECISIONS`; :meth:`autocast` has it.
         fused_attention: whether attention without dropout is fused; with dropout it is counted unfused.
     """
 
@@ -273,7 +273,7 @@ class Sharing(NamedTuple):
             return cls(reduced=gradients)
         as_views = config.wrapper.gradient_as_bucket_view
         if as_views is None:  # as :func:`exp.engine.wrapper.wrap` has it; a vendor's class cannot be asked here
-            as_views = type(backend).ddp_class is Collectives.ddp_class
+            as_views = type(backend.collectives).ddp_class is Collectives.ddp_class
         if as_views:
             return cls(share_of_gradients=0.0, gradients=gradients, reduced=gradients)
         return cls(wrapper=gradients, reduced=gradients)
@@ -474,12 +474,12 @@ class Tracer:
     def _begin(self) -> tuple[MemoryTracker, AsOnCard]:
         """What is on the card before a pass."""
         precision = self.config.precision
-        fused = self._is_card and _asked(lambda: self.backend.fused_attention(precision), otherwise=True)
+        fused = self._is_card and _asked(lambda: precision in self.backend.capabilities.fused_attention, otherwise=True)
         on_card = AsOnCard(precision, fused)
         tracker = MemoryTracker()
-        lacking = _asked(self.backend.lacking_operators, otherwise=())
+        lacking = _asked(lambda: self.backend.capabilities.lacking_operators, otherwise=())
         if lacking:
-            from exp.operators import KERNELS  # which needs torch 2.2, as such a backend does
+            from exp.hardware.operators import KERNELS  # which needs torch 2.2, as such a backend does
 
             tracker.kernels = {name: on_card.below_autocast(KERNELS[name]) for name in KERNELS if name in lacking}
         tracker.count(list(self.model.parameters()), "parameters", self.sharing.share)

@@ -77,26 +77,45 @@ class TimeBridgeConfig(ForecastingModelConfig):
 
 @dataclass
 class TimeBridgePriorConfig(TimeBridgeConfig):
-    """TimeBridge with a transition prior (:class:`exp.forecasting.timebridge.TimeBridgePrior` documents the keys)."""
+    """TimeBridge with a transition prior (:class:`exp.forecasting.timebridge.TimeBridgePrior`)."""
 
     _target_: str = "exp.forecasting.timebridge.TimeBridgePrior"
     prior: bool = True
+    """Whether there are a prior and regimes at all."""
     stationary_share: float = 0.7
+    """Share of the channels, rounded down, whose latents are stationary."""
     lags: int = 1
+    """Past steps that a stationary latent depends on."""
     regimes: int = 4
     regime_channels: int = 4
+    """How many channels the regimes are seen in, from the first on."""
     regime_epochs: int = 1
+    """Epochs before the regimes are frozen."""
     regime_embedding: int = 2
+    """Elements of a regime's embedding."""
     prior_hidden: Optional[int] = None
+    """Units of the hidden layer of a stationary latent's MLP; null: 384, and 3 from 100 channels on."""
     changing_hidden: Optional[int] = None
+    """Of a changing latent's; null: ``prior_hidden``, or 384."""
     prior_layers: int = 1
+    """Hidden layers of both."""
     prior_context: Optional[int] = None
+    """Numbers to which the lagged latents are brought for the MLPs; null: all up to 100 stationary latents, 10 of
+    more."""
     reconstruction_weight: float = 1.0
+    """Of the loss over the lookback."""
     stationary_kl_weight: float = 1e-3
+    """Of the KL term of the stationary latents, per time step."""
     changing_kl_weight: float = 1e-3
+    """Of that of the changing ones."""
     hmm_weight: float = 1.0
+    """Of the regimes' negative log-likelihood per time step. Nothing else trains them."""
     initial_log_variance: float = -4.0
+    """Added to the network's log-variance, so that training begins with little noise. It stays with the weights: those
+    of a checkpoint bring their own."""
     sampling: bool = True
+    """False: the mean instead of a draw. Draws come from each device's own generator, as dropout does, so that only
+    without them losses are the same for any number of devices."""
 
 
 @dataclass
@@ -112,8 +131,8 @@ class ForecastingDataConfig:
     archive_folder: Optional[str] = None
     """Folder below ``root`` in which the Time-Series-Library's archive has the file: looked into, too."""
     split: str = "ratio"
-    """``ett_hour``, ``ett_minute`` (12/4/4 months of 30 days), ``ratio`` (70/10/20 %), ``pems`` (60/20/20 %, parts that
-    share no row), or ``new``: all rows are for testing, with the weights of another run."""
+    """``ett_hour``, ``ett_minute`` (12/4/4 months of 30 days), ``ratio`` (70/10/20 %), ``pems`` (60/20/20 %,
+    sharing no row), or ``new``: all rows are for testing, with the weights of another run."""
     channels: int = MISSING
     """Number of series that are read."""
     inputs: Optional[List[str]] = None

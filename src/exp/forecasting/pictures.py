@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
 
+from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+
 from exp.draw.figure import as_it_is, label, new_figure, title_and_legend
 from exp.errors import ConfigError
-from exp.forecasting.intervals.conformal import percent
+from exp.forecasting.intervals.intervals import percent
 
 if TYPE_CHECKING:
     import numpy as np
@@ -16,10 +18,10 @@ if TYPE_CHECKING:
 
     from exp.forecasting.intervals.intervals import Band
 
-__all__ = ["Forecast", "Page", "draw_forecast", "pages"]
+__all__ = ["Forecast", "draw_forecast", "pages"]
 
 _HORIZONS = 3  # of history, at most
-_BANDS = ("#ffc48a", "#ffe3c7", "#fff3e6")  # from the narrowest interval on; opaque, so that each keeps its own colour
+_BANDS = ("#ffc48a", "#ffe3c7", "#fff3e6")  # from the narrowest interval on; opaque, so that each keeps its own color
 _LONGEST_NAME = 80  # characters of a file's name
 _UNSAFE = re.compile(r"[^\w.+-]+")
 
@@ -44,20 +46,8 @@ class Forecast(NamedTuple):
     bands: Sequence[Band] = ()
 
 
-class Page(NamedTuple):
-    """Channels that share one picture.
-
-    Attributes:
-        name: which they are, for the name of the file.
-        channels: their numbers.
-    """
-
-    name: str
-    channels: Sequence[int]
-
-
-def pages(names: Sequence[str], wanted: Any, most: int) -> list[Page]:
-    """Which channels are drawn, and on how many pictures.
+def pages(names: Sequence[str], wanted: Any, most: int) -> dict[str, list[int]]:
+    """The pictures of a window: which channels each has, by a name for its file.
 
     Args:
         names: of the C series.
@@ -73,29 +63,26 @@ def pages(names: Sequence[str], wanted: Any, most: int) -> list[Page]:
     if wanted is None:
         chosen = chosen[:most]
     elif wanted != "all":
-        listed = [wanted] if isinstance(wanted, (str, int)) else list(wanted)
-        chosen = list(dict.fromkeys(_number(names, each) for each in listed))
-    found: list[Page] = []
+        by_name = {name: number for number, name in reversed(list(enumerate(names)))}
+        chosen = []
+        number: Any
+        for each in [wanted] if isinstance(wanted, (str, int)) else wanted:
+            number = by_name.get(str(each), each)
+            if number not in range(len(names)):
+                shown = ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
+                raise ConfigError(f"task.channels: there is no series {each}; there are {shown}; or use all")
+            chosen += [number] * (number not in chosen)
+    found: dict[str, list[int]] = {}
     for first in range(0, len(chosen), most):
         channels = chosen[first : first + most]
         name = "_".join(_UNSAFE.sub("-", names[channel]) for channel in channels)
         if len(name.encode()) > _LONGEST_NAME:
             ends = [_UNSAFE.sub("-", names[channel])[:12] for channel in (channels[0], channels[-1])]
             name = f"{ends[0]}_to_{ends[1]}_{channels[0]}-{channels[-1]}"
-        if any(name.lower() == page.name.lower() for page in found):
+        if name.lower() in map(str.lower, found):
             name = f"{name}_{channels[0]}"
-        found.append(Page(name, channels))
+        found[name] = channels
     return found
-
-
-def _number(names: Sequence[str], wanted: Any) -> int:
-    for number, name in enumerate(names):
-        if str(wanted) == name:
-            return number
-    if isinstance(wanted, int) and 0 <= wanted < len(names):
-        return wanted
-    shown = ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
-    raise ConfigError(f"task.channels: there is no series {wanted}; there are {shown}; or use all")
 
 
 def draw_forecast(forecast: Forecast, names: Sequence[str], channels: Sequence[int]) -> Figure:
@@ -141,14 +128,8 @@ def draw_forecast(forecast: Forecast, names: Sequence[str], channels: Sequence[i
     if dates is None:
         panels[-1].set_xlabel("time steps from the beginning of the forecast")
     else:
-        _date_axis(panels[-1])
+        locator = AutoDateLocator(minticks=3, maxticks=8)
+        panels[-1].xaxis.set_major_locator(locator)
+        panels[-1].xaxis.set_major_formatter(ConciseDateFormatter(locator))
     figure.align_ylabels()
     return figure
-
-
-def _date_axis(axes: Any) -> None:
-    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
-
-    locator = AutoDateLocator(minticks=3, maxticks=8)
-    axes.xaxis.set_major_locator(locator)
-    axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))

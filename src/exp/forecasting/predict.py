@@ -1,9 +1,10 @@
-"""Forecasts of a checkpoint as CSV files in original units, and pictures of some of them."""
+"""Forecasts of a checkpoint as CSV files in the units of the file, and pictures of some of them."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Sequence
 
+import numpy as np
 import torch
 
 from exp.csvfile import as_text
@@ -11,24 +12,18 @@ from exp.data.base import Prediction
 from exp.engine.distributed import Distributed
 from exp.engine.outputs import batch_outputs
 from exp.engine.plots import PictureWriter
-from exp.forecasting.digits import shortest_texts
-from exp.forecasting.intervals.conformal import percent
-from exp.forecasting.intervals.intervals import Band
+from exp.forecasting.intervals.intervals import Band, percent
 from exp.forecasting.pictures import Forecast, draw_forecast, pages
 from exp.metrics import Evaluator
 from exp.runfolder import write_atomically
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    import numpy as np
-
-    from exp.forecasting.pictures import Page
     from exp.session import Session
 
-__all__ = ["predict"]
+__all__ = ["predict", "shortest_texts"]
 
 _MEASURED_ON = "plotted windows"
+_FEWEST, _MOST = 6, 17  # significant digits; 17 tell every float64 from the others
 
 
 def predict(session: Session, data: Any, model: Any) -> Prediction:
@@ -50,82 +45,76 @@ def predict(session: Session, data: Any, model: Any) -> Prediction:
     Raises:
         ConfigError: ``task.channels`` names a series that is not there.
     """
-    drawn = pages(data.target_names, session.config.task.channels, session.config.task.max_channels)
-    metrics, files = _forecast(session, data, model, drawn) if session.distributed.is_main else ({}, [])
-    return Prediction(metrics, files, _MEASURED_ON)
-
-
-def _forecast(session: Session, data: Any, model: Any, drawn: Sequence[Page]) -> tuple[dict[str, float], list[str]]:
-    task, folder = session.config.task, session.folder
-    writer = PictureWriter(session)
-    metrics: dict[str, float] = {}
-    files: list[str] = []
+    task = session.config.task
+    drawn = pages(data.target_names, task.channels, task.max_channels)
+    if not session.distributed.is_main:
+        return Prediction({}, [], _MEASURED_ON)
     count = min(task.num_windows, len(data.test))
-    if count:
-        metrics, files = _windows(session, data, model, count, drawn, writer)
-    elif task.num_windows:
+    if task.num_windows and not count:
         session.say(
             f"{data.path} has {data.num_rows} rows, too few for a window with truth (data.lookback + data.horizon = "
             f"{data.lookback + data.horizon}): only what follows them is forecast"
         )
-    window, dates = data.future_window()
-    outputs = batch_outputs(session, model, window)
-    forecast = _in_file_units(data, outputs)[0]
-    bands = _of_row(_bands(data, outputs, window), 0)
-    path = folder.forecasts / "future.csv"
-    _write_csv(path, data, dates, forecast, None, bands)
-    files.append(str(path.relative_to(folder.path)))
-    known = None if dates is None else data.dates[data.num_past - data.lookback : data.num_past].append(dates)
-    begins = "" if dates is None else f", from {dates[0]}"
-    title = f"{data.name}: what follows the last row{begins}"
-    past = _in_file_units(data, data.past(data.num_past - data.lookback))
-    future = Forecast(title, past, forecast, None, known, bands)
-    return {**metrics, "windows": count}, files + _draw(writer, "future", future, data.target_names, drawn)
+    windows, metrics = _windows(session, data, model, count) if count else ({}, {})
+    windows["future"] = _future(session, data, model)
+    mean, std = data.mean.numpy()[data.scored], data.std.numpy()[data.scored]
+    writer, files = PictureWriter(session), []
+    for name, window in windows.items():
+        path = session.folder.forecasts / f"{name}.csv"
+        write_atomically(path, csv_table(window, data.target_names, mean, std))
+        files.append(str(path.relative_to(session.folder.path)))
+        if session.config.plots:  # drawing takes longer than writing
+            for page, channels in drawn.items():
+                files += writer.write(f"plots/{name}_{page}.png", draw_forecast(window, data.target_names, channels))
+    return Prediction({**metrics, "windows": count}, files, _MEASURED_ON)
 
 
-def _windows(
-    session: Session, data: Any, model: Any, count: int, drawn: Sequence[Page], writer: PictureWriter
-) -> tuple[dict[str, float], list[str]]:
-    """``count`` windows of the test split, from its first to its last, evenly."""
-    folder = session.folder
+def _windows(session: Session, data: Any, model: Any, count: int) -> tuple[dict[str, Forecast], dict[str, float]]:
+    """``count`` windows of the test split, from its first to its last, evenly; and their metrics."""
     indices = torch.linspace(0, len(data.test) - 1, count).round().long()
     batch = data.test[indices]
     outputs = batch_outputs(session, model, batch)
-    forecasts, truths = (_in_file_units(data, values) for values in (outputs, batch["y"]))
+    forecasts, truths = _in_file_units(data, outputs), _in_file_units(data, batch["y"])
     own = data.metrics()
     metrics = Evaluator(own if isinstance(own, list) else [own])
     metrics.update(outputs, batch)
     bands = _bands(data, outputs, batch)
-    files = []
+    windows = {}
     for row, index in enumerate(indices.tolist()):
-        dates = data.dates_of("test", index)
-        path = folder.forecasts / f"window_{index:05d}.csv"
-        _write_csv(path, data, dates, forecasts[row], truths[row], _of_row(bands, row))
-        files.append(str(path.relative_to(folder.path)))
         first = data.rows["test"].start + index
-        all_dates = None if dates is None else data.dates[first : first + data.lookback + data.horizon]
-        begins = "" if dates is None else f", forecast from {dates[0]}"
-        title = f"{data.name}: test window {index}{begins}"
-        past = _in_file_units(data, data.past(first))
-        window = Forecast(title, past, forecasts[row], truths[row], all_dates, _of_row(bands, row))
-        files += _draw(writer, f"window_{index:05d}", window, data.target_names, drawn)
-    return metrics.compute(Distributed()), files  # of this rank alone: the others take no part
+        dates = None if data.dates is None else data.dates[first : first + data.lookback + data.horizon]
+        begins = "" if dates is None else f", forecast from {dates[data.lookback]}"
+        windows[f"window_{index:05d}"] = Forecast(
+            f"{data.name}: test window {index}{begins}",
+            _in_file_units(data, data.past(first)),
+            forecasts[row],
+            truths[row],
+            dates,
+            _of_row(bands, row),
+        )
+    return windows, metrics.compute(Distributed())  # of this rank alone: the others take no part
 
 
-def _draw(writer: PictureWriter, name: str, window: Forecast, names: list[str], drawn: Sequence[Page]) -> list[str]:
-    if not writer.session.config.plots:  # drawing takes longer than writing
-        return []
-    return writer.write_all({f"{name}_{page.name}.png": draw_forecast(window, names, page.channels) for page in drawn})
+def _future(session: Session, data: Any, model: Any) -> Forecast:
+    """What follows the last row."""
+    batch, dates = data.future_window()
+    outputs = batch_outputs(session, model, batch)
+    first = data.num_past - data.lookback
+    known = None if dates is None else data.dates[first : data.num_past].append(dates)
+    begins = "" if dates is None else f", from {dates[0]}"
+    past, forecast = _in_file_units(data, data.past(first)), _in_file_units(data, outputs)[0]
+    bands = _of_row(_bands(data, outputs, batch), 0)
+    return Forecast(f"{data.name}: what follows the last row{begins}", past, forecast, None, known, bands)
 
 
 def _bands(data: Any, outputs: torch.Tensor, batch: dict[str, Any]) -> list[Band]:
-    """The intervals of forecasts, (B, H, C) in the units of the file; none where none are asked for."""
+    """The intervals of forecasts, (B, H, targets) in the units of the file; none where none are asked for."""
     intervals = data.intervals
     if intervals is None:
         return []
     spread = intervals.spread(batch)
     found = intervals.bands(dict(intervals.quantiles(outputs.float(), None if spread is None else spread.cpu())))
-    return [Band(level, *(_in_file_units(data, end) for end in (lower, upper))) for level, lower, upper in found]
+    return [Band(level, _in_file_units(data, lower), _in_file_units(data, upper)) for level, lower, upper in found]
 
 
 def _of_row(bands: Sequence[Band], row: int) -> list[Band]:
@@ -133,42 +122,70 @@ def _of_row(bands: Sequence[Band], row: int) -> list[Band]:
 
 
 def _in_file_units(data: Any, values: torch.Tensor) -> np.ndarray:
+    """The targets (..., targets) of standardized values (..., C), float64, in the units of the file."""
     array: np.ndarray = data.to_original_units(values.double()).numpy()  # on the CPU, where float64 costs nothing
     return array[..., data.scored]
 
 
-def _write_csv(
-    path: Path, data: Any, dates: Any, forecast: np.ndarray, truth: np.ndarray | None, bands: Sequence[Band]
-) -> None:
+def csv_table(window: Forecast, names: Sequence[str], mean: np.ndarray, std: np.ndarray) -> bytes:
+    """A window as a CSV file: date or step; and of each series forecast, ends of intervals and truth.
+
+    Args:
+        window: the window.
+        names: of the C series.
+        mean: of their training rows, (C,).
+        std: likewise.
+    """
     import pandas as pd
 
-    names = data.target_names
-    mean, std = data.mean.numpy()[data.scored], data.std.numpy()[data.scored]
-    written = shortest_texts(forecast, mean, std)
-    ends = [
-        (percent(band.level), shortest_texts(band.lower, mean, std), shortest_texts(band.upper, mean, std))
-        for band in bands
-    ]
-    known = None if truth is None else shortest_texts(truth, mean, std)
+    def free(title: str) -> str:
+        """A title that no series has: the series keep their names."""
+        while title in names:
+            title += "_"
+        return title
+
+    values = {"": window.forecast}
+    for level, lower, upper in window.bands:
+        values.update({f"_lo{percent(level)}": lower, f"_hi{percent(level)}": upper})
+    if window.truth is not None:
+        values["_truth"] = window.truth
+    texts = {ending: shortest_texts(each, mean, std) for ending, each in values.items()}
+    horizon = len(window.forecast)
     # Columns side by side, not by name: a series may be called "step", or as another one with "_truth".
-    columns: list[Any] = [range(1, len(forecast) + 1) if dates is None else dates]
-    titles = [_free("step" if dates is None else "date", names)]
+    columns: list[Any] = [range(1, horizon + 1) if window.dates is None else window.dates[-horizon:]]
+    titles = [free("step" if window.dates is None else "date")]
     for channel, name in enumerate(names):
-        columns.append(written[:, channel])
-        titles.append(name)
-        for level, lower, upper in ends:
-            columns += [lower[:, channel], upper[:, channel]]
-            titles += [_free(f"{name}_{end}{level}", names) for end in ("lo", "hi")]
-        if known is not None:
-            columns.append(known[:, channel])
-            titles.append(_free(f"{name}_truth", names))
+        columns += [text[:, channel] for text in texts.values()]
+        titles += [free(f"{name}{ending}") if ending else name for ending in texts]
     table = pd.concat([pd.Series(column) for column in columns], axis=1)
     titles = [str(as_text(title)) for title in titles]  # of somebody's file; the rest are dates and numbers
-    write_atomically(path, table.to_csv(index=False, header=titles).encode())
+    return table.to_csv(index=False, header=titles).encode()
 
 
-def _free(title: str, names: Sequence[str]) -> str:
-    """A title of a column that no series has: the series keep their names."""
-    while title in names:
-        title += "_"
-    return title
+def shortest_texts(values: np.ndarray, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
+    """The shortest decimal text that is standardized to the same float32 number, from six digits on.
+
+    A model computes with standardized float32, so this is all that there is to know of a forecast, also of a series
+    whose mean is far larger than its standard deviation; and a truth reads as it stands in the file.
+
+    Args:
+        values: in the units of the file, float64 (..., C).
+        mean: of the training rows, float64 (C,).
+        std: likewise.
+
+    Returns:
+        Text of the same shape, an object array; empty where a value is nan.
+    """
+    flat = values.reshape(-1, values.shape[-1])
+    texts = np.full(flat.shape, "", dtype=object)
+    rows, channels = np.nonzero(~np.isnan(flat))
+    wanted = ((flat - mean) / std).astype(np.float32)
+    for digits in range(_FEWEST, _MOST + 1):
+        left = [f"{value:.{digits}g}" for value in flat[rows, channels].tolist()]
+        texts[rows, channels] = left
+        read = (np.array(left, dtype=np.float64) - mean[channels]) / std[channels]
+        unlike = read.astype(np.float32) != wanted[rows, channels]
+        rows, channels = rows[unlike], channels[unlike]
+        if not len(rows):
+            break
+    return texts.reshape(values.shape)

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Sequence
 from omegaconf import OmegaConf
 
 from exp import console, heartbeat
-from exp.backends_registry import create_backend
-from exp.cores import cores_of_task
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, ConfigError
 from exp.frozen import FrozenRun
+from exp.hardware.cores import cores_of_task
+from exp.hardware.registry import create_backend
 from exp.heartbeat import Stage
 from exp.launcher.base import Launcher
 from exp.launcher.joining import JOINED

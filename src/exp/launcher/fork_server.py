@@ -15,8 +15,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from exp.backends_registry import create_backend
 from exp.config.resolve import allow
+from exp.hardware.registry import create_backend
 from exp.launcher.processes import start_resource_tracker
 from exp.launcher.rank import SCRATCH_VARIABLE
 from exp.runfolder import RunFolder
@@ -52,7 +52,7 @@ def start_fork_server(folder: RunFolder, nproc: int, single_node: bool) -> bool:
         return False
     backend = create_backend(config.backend)
     # The fork server is reached by a socket.
-    if not backend.forks_safely or not keep_sockets_in(os.environ[SCRATCH_VARIABLE]):
+    if not backend.capabilities.forking or not keep_sockets_in(os.environ[SCRATCH_VARIABLE]):
         return False
     first, *others = (backend.worker_env(rank, nproc, single_node) for rank in range(nproc))
     for name, value in first.items():

@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterator
 
 from exp import hub, summary
-from exp.backends_registry import create_backend
 from exp.config.check import check_hardware
 from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_UNAVAILABLE, ConfigError, ExpError, UnavailableError
 from exp.frozen import FrozenRun
+from exp.hardware.cards import only
+from exp.hardware.registry import create_backend
 from exp.launcher import slurm
 from exp.launcher.outcome import Outcome, RankFailure, forget_failures, write_error
 from exp.launcher.rank import REQUEUES_VARIABLE, this_host
@@ -35,7 +36,7 @@ from exp.runlock import RunLock
 from exp.task import task_class
 
 if TYPE_CHECKING:
-    from exp.backend import Backend
+    from exp.hardware.backend import Backend
 
 __all__ = ["locked_cards", "log_file", "outcome_file", "run_job"]
 
@@ -133,7 +134,6 @@ def _run_workers(run: FrozenRun, attempt: str, node: int) -> Outcome:
         try:
             backend = create_backend(config.backend)
             check_hardware(config, backend)
-            backend.prepare()
             hub.bring(config)
             cards.enter_context(locked_cards(backend, config.nproc))
             endpoint = f"{this_host()}:{_free_port()}" if nodes > 1 and node == 0 else None
@@ -200,7 +200,7 @@ def locked_cards(backend: Backend, nproc: int) -> Iterator[None]:
         mine: list[int] = []
         for card in range(count):
             # In place of host and card, whose names can be longer than a socket's may be, their digest.
-            name = hashlib.sha256(f"{this_host()}/{backend.only([card], 1)}".encode()).hexdigest()
+            name = hashlib.sha256(f"{this_host()}/{only(backend, [card])}".encode()).hexdigest()
             lock = locks.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             with contextlib.suppress(OSError):  # somebody else's
                 lock.bind(f"\0exp-card/{name}".encode())
@@ -212,7 +212,7 @@ def locked_cards(backend: Backend, nproc: int) -> Iterator[None]:
                 f"{this_host()} has {len(mine)} of {count} {backend.name} cards to spare, but nproc={nproc}; have all "
                 "jobs ask for their cards (launcher.gres), or for whole nodes (launcher.exclusive=true)"
             )
-        os.environ.update(backend.only(mine, nproc))
+        os.environ.update(only(backend, mine))
         yield
 
 

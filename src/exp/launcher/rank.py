@@ -7,7 +7,7 @@ import socket
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Callable, Mapping
 
-from exp.cores import cores_of_task, usable_cores
+from exp.hardware.cores import cores_of_task, usable_cores
 from exp.preemption import PreemptionFlag
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def make_store(info: RankInfo, timeout: timedelta) -> Store:
     """
     import torch.distributed as dist
 
-    from exp.compat import serving_store
+    from exp.hardware.compat import serving_store
     from exp.launcher.ports import listen_at
 
     if info.met:

@@ -18,7 +18,7 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRen
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
-from exp.compat import serving_store
+from exp.hardware.compat import serving_store
 from exp.launcher.ports import listen_at
 
 __all__ = ["RENDEZVOUS"]

@@ -10,9 +10,10 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Sequence
 
-from exp.backends_registry import create_backend
-from exp.cores import usable_cores
 from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED
+from exp.hardware.cards import only
+from exp.hardware.cores import usable_cores
+from exp.hardware.registry import create_backend
 from exp.launcher.job import log_file, outcome_file
 from exp.launcher.outcome import Outcome, tail_of
 from exp.launcher.processes import JOB_VARIABLE, handle_signals, kill_job, signal_name, start_module
@@ -20,8 +21,8 @@ from exp.launcher.status import progress_of
 from exp.preemption import PREEMPT_SIGNAL
 
 if TYPE_CHECKING:
-    from exp.backend import Backend
     from exp.frozen import FrozenRun
+    from exp.hardware.backend import Backend
     from exp.launcher.status import Watcher
 
 __all__ = ["pack"]
@@ -111,9 +112,11 @@ class _Packing:
             self.waiting.remove(number)
             devices, own = taken.get(backend.name) or taken.get(_CORES), {JOB_VARIABLE: self.mark}
             if devices is not None:
-                own.update(backend.only(devices, run.config.nproc))
+                own.update(only(backend, devices))
                 threads = "OMP_NUM_THREADS"
-                if backend.exclusive_devices and not backend.simulate and threads not in {**os.environ, **backend.env}:
+                if not backend.exclusive_devices and threads not in os.environ:
+                    own[threads] = str(max(1, len(devices) // run.config.nproc))
+                elif not backend.simulate and threads not in {**os.environ, **backend.env}:
                     own[threads] = str(max(1, usable_cores() // backend.device_count()))  # jobs beside it compute, too
             token = ""
             if run.lock is not None:
@@ -148,8 +151,6 @@ def pack(runs: Sequence[FrozenRun], parallel_jobs: int | None, watcher: Watcher)
         An outcome for each. After a signal: what was running has been ended, what waited has not been started.
     """
     packing = _Packing(runs, parallel_jobs)
-    for backend in {backend.name: backend for backend in packing.backends}.values():
-        backend.prepare()  # once, not in every job at the same time
     outcomes: dict[int, Outcome] = {}
     try:
         with handle_signals(packing.on_signal):

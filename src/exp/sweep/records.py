@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Sequence
 
 from omegaconf.errors import OmegaConfBaseException
 
-from exp.config.resuming import as_plain
+from exp.config.differences import as_plain
 from exp.config.schema import ExpConfig
 from exp.config.structures import load
 from exp.errors import ConfigError

@@ -11,12 +11,12 @@ from hydra.plugins.sweeper import Sweeper
 from omegaconf import ListConfig, OmegaConf
 
 from exp.config.paths import refuse_empty
-from exp.errors import ConfigError
+from exp.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
     from exp.report.runs import Run
 
-__all__ = ["NoMetric", "check_direction", "check_settings", "no_job", "sweeper_of"]
+__all__ = ["NoMetric", "check_direction", "check_settings", "explained", "no_job"]
 
 
 class NoMetric(float):
@@ -90,9 +90,20 @@ def no_job(overrides: Sequence[str], loader: Any) -> ConfigError:
     return ConfigError("the sweep has no job: the sweeper has not asked for any (hydra.sweeper.* says how many)")
 
 
-def sweeper_of(error: BaseException) -> str | None:
-    """The class of the sweeper that raised it; None where that was something else, such as what runs its jobs."""
+def explained(error: Exception, asked: bool) -> Exception:
+    """An error that a sweeper raised, such as Optuna's where no trial has come to a value, as one of ours.
+
+    Args:
+        error: any.
+        asked: whether the sweeper has asked for a job; before that, only its settings can be wrong.
+
+    Returns:
+        ``error`` itself where that was something else, such as what runs the jobs.
+    """
     callers = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    if any(isinstance(each, Launcher) for each in callers):
-        return None
-    return next((type(each).__name__ for each in callers if isinstance(each, Sweeper)), None)
+    name = next((type(each).__name__ for each in callers if isinstance(each, Sweeper)), None)
+    if name is None or any(isinstance(each, Launcher) for each in callers):
+        return error
+    kind = RunError if asked else ConfigError
+    said = f"{type(error).__name__}: {error}".splitlines()[0]
+    return kind(f"{name} has ended the sweep: {said}; see hydra.sweeper.*")

@@ -12,8 +12,8 @@ from exp.errors import EXIT_OK, ConfigError
 from exp.task import Task
 
 if TYPE_CHECKING:
-    from exp.backend import Backend
     from exp.config.schema import ExpConfig
+    from exp.hardware.backend import Backend
     from exp.launcher.outcome import Outcome
     from exp.launcher.rank import RankInfo
     from exp.runfolder import RunFolder

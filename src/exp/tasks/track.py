@@ -1,4 +1,4 @@
-"""task=track: tells trackers of runs that have been made."""
+"""task=track: hands runs that are over to trackers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Track(Task):
     compared: ClassVar[bool] = False
 
     def run_in_parent(self, config: ExpConfig, overrides: Sequence[str]) -> Finished:
-        """One run after the other; what a tracker has been told before it is not told again.
+        """One run after the other; what a tracker has received is not sent again.
 
         Raises:
             ConfigError: there is no run, or no tracker.
@@ -49,14 +49,15 @@ class Track(Task):
         check(config.logger)
         paths = [str(path) for path in config.run] if isinstance(config.run, ListConfig) else [str(config.run)]
         runs = find_runs(paths)
-        well = True
+        complete = True
         terminal = console.make_console()
         for run in runs:
-            going_on = " goes on, and tells by itself" if holder_of(run.folder) is not None else ""
+            going_on = " goes on, and reports by itself" if holder_of(run.folder) is not None else ""
             terminal.print(f"{console.shown(run.folder)}{going_on}", highlight=False, markup=False, soft_wrap=True)
             if not going_on:
                 for reporter in hand_over(config.logger, RunFolder(run.folder), console.warn):
-                    well &= reporter.state.closed
-                    if reporter.state.address:
-                        terminal.print(f"  {reporter.name}: {reporter.state.address}", highlight=False, soft_wrap=True)
-        return Finished(EXIT_OK if well else EXIT_FAILED)
+                    complete &= reporter.state["closed"]
+                    address = reporter.state["address"]
+                    if address:
+                        terminal.print(f"  {reporter.name}: {address}", highlight=False, soft_wrap=True)
+        return Finished(EXIT_OK if complete else EXIT_FAILED)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Mapping, Sequence
 
-__all__ = ["TrackedRun", "Tracker", "final_metrics", "tags_of"]
+__all__ = ["TrackedRun", "Tracker", "final_metrics"]
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ class Tracker(abc.ABC):
 
     Attributes:
         address: where a person finds the run; :meth:`open` sets it.
-        requires: packages that it imports, by the name that pip knows them by; looked for before the run starts.
+        requires: packages that it imports; looked for before the run starts.
     """
 
     address: str = ""
-    requires: ClassVar[Mapping[str, str]] = {}
+    requires: ClassVar[Sequence[str]] = ()
 
     @abc.abstractmethod
     def open(self, run: TrackedRun, known: str | None) -> str:
@@ -84,8 +84,3 @@ class Tracker(abc.ABC):
 def final_metrics(result: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
     """The finite metrics of ``result.json`` by name."""
     return {f"{prefix}{name}": value for name, value in (result.get("metrics") or {}).items() if value is not None}
-
-
-def tags_of(run: TrackedRun, tags: Sequence[str]) -> list[str]:
-    """The user's tags, then backend and task."""
-    return [*tags, *(run.facts[key] for key in ("backend", "task") if key in run.facts)]

@@ -6,23 +6,20 @@ import fcntl
 import os
 import re
 import time
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Mapping, Sequence
+from typing import Any, ClassVar, Mapping, Sequence
 
 from exp.trackers.base import TrackedRun, Tracker
 
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
-
 __all__ = ["MlflowTracker"]
 
-_STATUS = {"completed": "FINISHED", "failed": "FAILED"}
-_MOST_PARAMETERS = 100  # of one request, MLflow's own bound
-_MOST_METRICS = 1000
 _FOREIGN = re.compile(r"[^\w\-. /]")  # what MLflow takes in no name
 _LONGEST = 500  # of a value; what the oldest servers take
 
 
+@dataclass
 class MlflowTracker(Tracker):
     """An MLflow run for each run; those of a sweep have the tag ``sweep``.
 
@@ -34,72 +31,55 @@ class MlflowTracker(Tracker):
         tags: further tags of the run.
     """
 
-    requires: ClassVar[Mapping[str, str]] = {"mlflow": "mlflow"}
+    uri: str | None = None
+    store: str = "outputs/mlflow"
+    experiment: str | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
 
-    def __init__(
-        self,
-        uri: str | None = None,
-        store: str = "outputs/mlflow",
-        experiment: str | None = None,
-        tags: Mapping[str, str] | None = None,
-    ) -> None:
-        self.store = Path(store).absolute()
-        self.uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or ""
-        self.embedded = not self.uri
-        if self.embedded:
-            self.uri = f"sqlite:///{self.store / 'mlflow.db'}"
-        self.experiment = experiment
-        self.tags = dict(tags or {})
-        self.run_id = ""
-        self._waiting: list[Any] = []
-        self._client: MlflowClient | None = None
-
-    @property
-    def client(self) -> MlflowClient:
-        """MLflow's client; the database is made where it is not there."""
-        if self._client is None:
-            from mlflow import MlflowClient
-
-            if not self.embedded:
-                self._client = MlflowClient(tracking_uri=self.uri)
-                return self._client
-            self.store.mkdir(parents=True, exist_ok=True)
-            with (self.store / ".lock").open("w") as lock:  # the first of several runs makes the tables
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                self._client = MlflowClient(tracking_uri=self.uri)
-                self._client.search_experiments(max_results=1)
-        return self._client
+    requires: ClassVar[Sequence[str]] = ["mlflow"]
 
     def open(self, run: TrackedRun, known: str | None) -> str:
         """A new run with the configuration as its parameters; a run that is known is continued."""
-        self._waiting = []
-        if known is None:
-            experiment = self._begin(run)
-        else:
-            self.run_id, experiment = known, self.client.get_run(known).info.experiment_id
-            self.client.update_run(known, status="RUNNING")
-        if self.embedded:  # the command that shows it
-            self.address = f"run {self.run_id}; mlflow ui --backend-store-uri {self.uri}"
-        else:
-            self.address = f"{self.uri.rstrip('/')}/#/experiments/{experiment}/runs/{self.run_id}"
-        return self.run_id
-
-    def _begin(self, run: TrackedRun) -> str:
-        """Make the run; returns the id of its experiment."""
-        experiment = self._experiment(self.experiment or run.experiment)
-        tags = {**run.facts, **self.tags, "mlflow.source.name": "exp", "mlflow.user": _user()}
-        made = self.client.create_run(experiment, tags=tags, run_name=run.name)
-        self.run_id = made.info.run_id
+        from mlflow import MlflowClient
         from mlflow.entities import Param
 
-        parameters = [Param(_FOREIGN.sub("_", key), str(value)[:_LONGEST]) for key, value in run.keys.items()]
-        try:
-            for start in range(0, len(parameters), _MOST_PARAMETERS):
-                self.client.log_batch(self.run_id, params=parameters[start : start + _MOST_PARAMETERS])
-        except Exception:
-            self.client.delete_run(self.run_id)  # task=track begins another one
-            raise
-        return experiment
+        self._waiting: list[Any] = []
+        name, uri = self.experiment or run.experiment, self.uri or os.environ.get("MLFLOW_TRACKING_URI") or ""
+        place, lock = None, None
+        if not uri:
+            store = Path(self.store).absolute()
+            store.mkdir(parents=True, exist_ok=True)
+            uri, place = f"sqlite:///{store / 'mlflow.db'}", (store / "files" / name.replace("/", "_")).as_uri()
+            lock = (store / ".lock").open("w")
+            fcntl.flock(lock, fcntl.LOCK_EX)  # the first of several runs makes the tables
+        with lock or nullcontext():
+            self._client = MlflowClient(tracking_uri=uri)
+            experiment = self._experiment(name, place)
+        if known is None:
+            tags = {**run.facts, **self.tags, "mlflow.source.name": "exp", "mlflow.user": os.environ.get("USER", "")}
+            self._id = self._client.create_run(experiment, tags=tags, run_name=run.name).info.run_id
+            parameters = [Param(_FOREIGN.sub("_", key), str(value)[:_LONGEST]) for key, value in run.keys.items()]
+            self._client.log_batch(self._id, params=parameters)
+        else:
+            self._id = known
+            self._client.update_run(known, status="RUNNING")
+        page = f"{uri.rstrip('/')}/#/experiments/{experiment}/runs/{self._id}"
+        self.address = page if place is None else f"run {self._id}; mlflow ui --backend-store-uri {uri}"
+        return str(self._id)
+
+    def _experiment(self, name: str, place: str | None) -> Any:
+        """The id of the experiment, which is made where it is not there."""
+        from mlflow.exceptions import MlflowException
+
+        found = self._client.get_experiment_by_name(name)
+        if found is None:
+            try:
+                return self._client.create_experiment(name, artifact_location=place)
+            except MlflowException:  # a run beside this one has just made it
+                found = self._client.get_experiment_by_name(name)
+                if found is None:
+                    raise
+        return found.experiment_id
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Gathered until :meth:`flush`."""
@@ -109,43 +89,17 @@ class MlflowTracker(Tracker):
         self._waiting += [Metric(_FOREIGN.sub("_", name), value, at, step) for name, value in values.items()]
 
     def flush(self) -> None:
-        """In batches."""
-        waiting, self._waiting = self._waiting, []
-        for start in range(0, len(waiting), _MOST_METRICS):
-            self.client.log_batch(self.run_id, metrics=waiting[start : start + _MOST_METRICS])
+        """In batches, which the client cuts."""
+        self._client.log_batch(self._id, metrics=self._waiting)
+        self._waiting = []
 
     def close(self, status: str, result: Mapping[str, Any], files: Sequence[Path], pictures: Sequence[Path]) -> None:
         """With files as artifacts, and the run's ``metric``, by which runs can be sorted."""
         for path in (*files, *pictures):
-            self.client.log_artifact(self.run_id, str(path), "plots" if path in pictures else None)
+            self._client.log_artifact(self._id, str(path), "plots" if path in pictures else None)
         if result.get("metric") is not None:
-            self.client.log_metric(self.run_id, "metric", float(result["metric"]), step=int(result.get("steps") or 0))
-        self.client.set_tag(self.run_id, "status", status)
-        error = (result.get("error") or {}).get("message")
-        if error:
-            self.client.set_tag(self.run_id, "error", str(error)[:_LONGEST])
-        self.client.set_terminated(self.run_id, _STATUS.get(status, "KILLED"))
-
-    def _experiment(self, name: str) -> str:
-        known = self.client.get_experiment_by_name(name)
-        if known is not None:
-            return str(known.experiment_id)
-        place = (self.store / "files" / name.replace("/", "_")).as_uri() if self.embedded else None
-        from mlflow.exceptions import MlflowException
-
-        try:
-            return str(self.client.create_experiment(name, artifact_location=place))
-        except MlflowException:  # a run beside this one has just made it
-            known = self.client.get_experiment_by_name(name)
-            if known is None:
-                raise
-            return str(known.experiment_id)
-
-
-def _user() -> str:
-    import getpass
-
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a number without a name, as in containers
-        return str(os.getuid())
+            self._client.log_metric(self._id, "metric", float(result["metric"]), step=int(result.get("steps") or 0))
+        self._client.set_tag(self._id, "status", status)
+        if result.get("error"):
+            self._client.set_tag(self._id, "error", str(result["error"].get("message"))[:_LONGEST])
+        self._client.set_terminated(self._id, {"completed": "FINISHED", "failed": "FAILED"}.get(status, "KILLED"))

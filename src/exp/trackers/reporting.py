@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import logging
-import queue
 import threading
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping
 
 from omegaconf import OmegaConf
 
-from exp.config.resolve import create, find_module, resolve
+from exp.config.resolve import create, find_module
 from exp.errors import ConfigError, UnavailableError
 from exp.runfolder import read_json, write_json
 from exp.trackers.base import TrackedRun, Tracker
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from exp.config.schema import ExpConfig, LoggerConfig
     from exp.runfolder import RunFolder
 
@@ -26,38 +26,6 @@ logger = logging.getLogger(__name__)
 
 _FILES = ("config.yaml", "overrides.yaml", "env.json", "result.json")
 _NO_FIGURES = {"split", "step", "epoch", "units", "not_finite"}
-
-
-@dataclass
-class _State:
-    """What a tracker has received of a run, in ``trackers/<name>.json`` of the run folder.
-
-    Attributes:
-        path: the file.
-        run_id: the tracker's own name of the run; None: it has not begun there.
-        address: where a person finds it.
-        sent: by split, the last step that it has received.
-        closed: whether it has received the end.
-        trouble: why it was switched off, in one line.
-    """
-
-    path: Path
-    run_id: str | None = None
-    address: str = ""
-    sent: dict[str, int] = field(default_factory=dict)
-    closed: bool = False
-    trouble: str | None = None
-
-    @classmethod
-    def of(cls, folder: Path, name: str) -> _State:
-        path = folder / "trackers" / f"{name}.json"
-        return cls(path, **(read_json(path) or {}))
-
-    def write(self) -> None:
-        content = asdict(self)
-        del content["path"]
-        self.path.parent.mkdir(exist_ok=True)
-        write_json(self.path, content)
 
 
 class Reporter:
@@ -71,73 +39,68 @@ class Reporter:
         tracker: the tracker.
         run: the run.
         warn: takes a line for the user.
+
+    Attributes:
+        state: what ``trackers/<name>.json`` of the run folder keeps: ``run_id``, the tracker's own name of the run
+            (None: it has not begun there); ``address``, where a person finds it; ``sent``, by split the last step that
+            it has received; ``closed``, whether it has received the end; ``trouble``, why it was switched off.
     """
 
     def __init__(self, name: str, tracker: Tracker, run: TrackedRun, warn: Callable[[str], object]) -> None:
-        self.name, self.state = name, _State.of(run.folder, name)
-        self.state.trouble, self.state.closed = None, False
-        self._tracker, self._run, self._warn = tracker, run, warn
-        self._queue: queue.Queue[tuple[Any, ...]] = queue.Queue()
+        self.name, self._tracker, self._run, self._warn = name, tracker, run, warn
+        self.state = {**_state(run.folder, name), "closed": False, "trouble": None}
+        self._queue: SimpleQueue[tuple[Mapping[str, float], int] | None] = SimpleQueue()
+        self._end: tuple[str, Mapping[str, Any]] = ("killed", {})
         self._thread = threading.Thread(target=self._work, name=f"tracker-{name}", daemon=True)
         self._thread.start()
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Hand on figures; returns at once."""
-        if self.state.trouble is None:
+        if self.state["trouble"] is None:
             self._queue.put((dict(values), step))
 
     def close(self, status: str, result: Mapping[str, Any], patience_s: float) -> bool:
         """End the tracker's run; returns whether it has received everything within ``patience_s`` seconds."""
-        self._queue.put((status, result))
+        self._end = (status, result)
+        self._queue.put(None)
         self._thread.join(patience_s)
         if self._thread.is_alive():
             self._switch_off(f"no answer for {patience_s:g} s")
-        return self.state.trouble is None
+        return self.state["trouble"] is None
 
     def _work(self) -> None:
+        tracker, folder = self._tracker, self._run.folder
+        sent = dict(self.state["sent"])
         try:
-            self.state.run_id = self._tracker.open(self._run, self.state.run_id)
-            self.state.address = self._tracker.address
-            self.state.write()
-            while not self.state.closed:
-                self._take()
+            (folder / "trackers").mkdir(exist_ok=True)
+            run_id = tracker.open(self._run, self.state["run_id"])
+            self._write(run_id=run_id, address=tracker.address)
+            for values, step in iter(self._queue.get, None):
+                tracker.log(values, step)
+                sent.update({name.partition("/")[0]: step for name in values})
+                if self._queue.empty():
+                    tracker.flush()
+                    self._write(sent=dict(sent))
+            tracker.flush()
+            files = [path for path in map(folder.joinpath, _FILES) if path.is_file()]
+            tracker.close(*self._end, files, sorted((folder / "plots").rglob("*.png")))
+            self._write(sent=sent, closed=True)
         except Exception as error:
             logger.warning("tracker %s", self.name, exc_info=True)
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
             self._switch_off(f"{type(error).__name__}: {lines[0] if lines else 'no message'}"[:300])
 
-    def _take(self) -> None:
-        """Wait for the next item of the queue, and take it with all that came meanwhile."""
-        items = [self._queue.get(), *_waiting(self._queue)]
-        sent = dict(self.state.sent)
-        for first, second in items:
-            if isinstance(first, str):  # a status
-                self._flush(sent)
-                folder = self._run.folder
-                files = [path for path in map(folder.joinpath, _FILES) if path.is_file()]
-                self._tracker.close(first, second, files, sorted((folder / "plots").rglob("*.png")))
-                self.state.closed = True
-                self.state.write()
-                return
-            self._tracker.log(first, second)
-            sent.update({name.partition("/")[0]: second for name in first})
-        self._flush(sent)
-
-    def _flush(self, sent: dict[str, int]) -> None:
-        self._tracker.flush()
-        if sent != self.state.sent:
-            self.state.sent = sent
-            self.state.write()
+    def _write(self, **changed: Any) -> None:
+        self.state.update(changed)
+        write_json(self._run.folder / "trackers" / f"{self.name}.json", self.state)
 
     def _switch_off(self, why: str) -> None:
-        if self.state.trouble is None:
-            self.state.trouble = why
+        if self.state["trouble"] is None:
+            self.state["trouble"] = why
             self._warn(
                 f"{self.name} is switched off for this run: {why}\n"
                 f"  to hand it the rest afterwards: python -m exp task=track logger={self.name} run={self._run.folder}"
             )
-            if self._run.folder.is_dir():
-                self.state.write()
 
 
 def check(chosen: LoggerConfig) -> None:
@@ -148,15 +111,9 @@ def check(chosen: LoggerConfig) -> None:
         UnavailableError: a package is missing.
     """
     for name, tracker in _trackers(chosen):
-        key = f"logger.trackers.{name}"
-        target = tracker.get("_target_") if isinstance(tracker, Mapping) else None
-        if target is None:
-            raise ConfigError(f"{key} must be {{_target_: <path of a class>, <arguments>}}, not {tracker}")
-        cls = resolve(f"{key}._target_", target, Tracker)
-        for module, package in cls.requires.items():
-            if find_module(module) is None:
-                raise UnavailableError(f"logger={name} needs {module}, which is not installed: pip install {package}")
-        create(tracker, Tracker, key)
+        for package in tracker.requires:
+            if find_module(package) is None:
+                raise UnavailableError(f"logger={name} needs {package}, which is not installed: pip install {package}")
 
 
 def start(config: ExpConfig, folder: RunFolder, warn: Callable[[str], object]) -> list[Reporter]:
@@ -168,12 +125,8 @@ def start(config: ExpConfig, folder: RunFolder, warn: Callable[[str], object]) -
         warn: takes a line for the user.
     """
     trackers = list(_trackers(config.logger))
-    if not trackers:
-        return []
-    run = _tracked(config, folder)
-    return [
-        Reporter(name, create(tracker, Tracker, f"logger.trackers.{name}"), run, warn) for name, tracker in trackers
-    ]
+    run = _tracked(folder) if trackers else None
+    return [Reporter(name, tracker, run, warn) for name, tracker in trackers if run is not None]
 
 
 def hand_over(chosen: LoggerConfig, folder: RunFolder, warn: Callable[[str], object]) -> list[Reporter]:
@@ -190,56 +143,59 @@ def hand_over(chosen: LoggerConfig, folder: RunFolder, warn: Callable[[str], obj
     records = folder.records()
     newest = max((record["step"] for record in records), default=-1)
     result = read_json(folder.result) or {}
-    run = _tracked(OmegaConf.load(folder.config), folder)
     reporters = []
     for name, tracker in _trackers(chosen):
-        state = _State.of(folder.path, name)
-        if state.closed and newest <= max(state.sent.values(), default=-1):
+        state = _state(folder.path, name)
+        if state["closed"] and newest <= max(state["sent"].values(), default=-1):
             continue
-        reporter = Reporter(name, create(tracker, Tracker, f"logger.trackers.{name}"), run, warn)
+        reporter = Reporter(name, tracker, _tracked(folder), warn)
         for record in records:
-            if record["step"] > state.sent.get(record["split"], -1):
+            if record["step"] > state["sent"].get(record["split"], -1):
                 reporter.log(_figures(record), record["step"])
         reporter.close(result.get("status", "killed"), result, chosen.patience_s)
         reporters.append(reporter)
     return reporters
 
 
-def _waiting(items: queue.Queue[Any]) -> Iterator[Any]:
-    while True:
-        try:
-            yield items.get_nowait()
-        except queue.Empty:
-            return
+def _state(folder: Path, name: str) -> dict[str, Any]:
+    """See :attr:`Reporter.state`."""
+    begun: dict[str, Any] = {"run_id": None, "address": "", "sent": {}, "closed": False, "trouble": None}
+    return {**begun, **(read_json(folder / "trackers" / f"{name}.json") or {})}
 
 
-def _trackers(chosen: LoggerConfig) -> list[tuple[str, Any]]:
-    """By name; null takes one away."""
-    return [(name, tracker) for name, tracker in chosen.trackers.items() if tracker is not None]
+def _trackers(chosen: LoggerConfig) -> Iterator[tuple[str, Tracker]]:
+    """The trackers by name; null takes one away."""
+    for name, tracker in chosen.trackers.items():
+        key = f"logger.trackers.{name}"
+        if tracker is None:
+            continue
+        if not isinstance(tracker, Mapping) or not tracker.get("_target_"):
+            raise ConfigError(f"{key} must be {{_target_: <path of a class>, <arguments>}}, not {tracker}")
+        yield name, create(tracker, Tracker, key)
 
 
-def _tracked(config: Any, folder: RunFolder) -> TrackedRun:
+def _tracked(folder: RunFolder) -> TrackedRun:
+    config: Any = OmegaConf.to_container(OmegaConf.load(folder.config), resolve=True)
+    config.pop("record", None)
     path = folder.path
-    keys: Any = OmegaConf.to_container(OmegaConf.load(folder.config), resolve=True)
-    keys.pop("record", None)
-    facts = {"backend": config.backend.name, "task": config.task.name, "folder": str(path)}
+    facts = {"backend": config["backend"]["name"], "task": config["task"]["name"], "folder": str(path)}
     facts["git"] = str((read_json(folder.env) or {}).get("git", {}).get("commit") or "")
-    sweep = path.parent.name if (path.parent / "multirun.yaml").is_file() else ""
-    facts = {key: text for key, text in {**facts, "sweep": sweep}.items() if text}
-    return TrackedRun(f"{sweep}/{path.name}" if sweep else path.name, config.name, path, _flat(keys), facts)
+    facts["sweep"] = path.parent.name if (path.parent / "multirun.yaml").is_file() else ""
+    name = f"{facts['sweep']}/{path.name}" if facts["sweep"] else path.name
+    facts = {key: text for key, text in facts.items() if text}
+    return TrackedRun(name, config["name"], path, dict(_flat(config)), facts)
 
 
-def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in config.items():
         if isinstance(value, dict):
-            found.update(_flat(value, f"{prefix}{key}."))
+            yield from _flat(value, f"{prefix}{key}.")
         else:
-            found[f"{prefix}{key}"] = value if isinstance(value, (bool, int, float, str)) else str(value)
-    return found
+            yield f"{prefix}{key}", value if isinstance(value, (bool, int, float, str)) else str(value)
 
 
 def _figures(record: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a record of ``metrics.jsonl``, those that are not finite among them."""
     values = {**record, **{key: float(text) for key, text in record.get("not_finite", {}).items() if "." not in key}}
     return {
         f"{record['split']}/{key}": float(value)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import uuid
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Mapping, Sequence
 
-from exp.trackers.base import TrackedRun, Tracker, final_metrics, tags_of
+from exp.trackers.base import TrackedRun, Tracker, final_metrics
 
 __all__ = ["SwanlabTracker"]
 
 
+@dataclass
 class SwanlabTracker(Tracker):
     """An experiment of SwanLab's for each run; those of a sweep are a group.
 
@@ -20,30 +22,24 @@ class SwanlabTracker(Tracker):
 
     Args:
         project: its name; None: the experiment's.
-        workspace: user or organisation; None: the user's default.
+        workspace: user or organization; None: the user's default.
         mode: ``online``, ``local``, ``offline``; None: ``SWANLAB_MODE``, else whether there is a key.
         tags: of the run.
     """
 
-    requires: ClassVar[Mapping[str, str]] = {"swanlab": "swanlab"}
+    project: str | None = None
+    workspace: str | None = None
+    mode: str | None = None
+    tags: Sequence[str] = ()
 
-    def __init__(
-        self,
-        project: str | None = None,
-        workspace: str | None = None,
-        mode: str | None = None,
-        tags: Sequence[str] = (),
-    ) -> None:
-        self.project, self.workspace, self.mode, self.tags = project, workspace, mode, tags
-        self._run: Any = None
+    requires: ClassVar[Sequence[str]] = ["swanlab"]
 
     def open(self, run: TrackedRun, known: str | None) -> str:
         """Continues a run that is known."""
         import swanlab
 
-        folder = run.folder / "trackers" / "swanlab"
-        folder.mkdir(parents=True, exist_ok=True)
-        name = known or uuid.uuid4().hex[:16]
+        folder, name = run.folder / "trackers" / "swanlab", known or uuid.uuid4().hex[:16]
+        folder.mkdir(exist_ok=True)
         has_key = bool(os.environ.get("SWANLAB_API_KEY")) or (Path.home() / ".swanlab" / ".netrc").is_file()
         mode = self.mode or os.environ.get("SWANLAB_MODE") or ("online" if has_key else "offline")
         self._run = swanlab.init(
@@ -51,7 +47,7 @@ class SwanlabTracker(Tracker):
             workspace=self.workspace,
             name=run.name,
             group=run.facts.get("sweep"),
-            tags=tags_of(run, self.tags),
+            tags=[*self.tags, run.facts["backend"], run.facts["task"]],
             config=dict(run.keys),
             log_dir=str(folder),
             mode=mode,

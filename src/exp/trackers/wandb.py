@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import netrc
 import os
 import uuid
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Mapping, Sequence
 
-from exp.trackers.base import TrackedRun, Tracker, final_metrics, tags_of
+from exp.trackers.base import TrackedRun, Tracker, final_metrics
 
 __all__ = ["WandbTracker"]
 
 
+@dataclass
 class WandbTracker(Tracker):
     """A run for each run; those of a sweep are a group.
 
@@ -26,37 +27,20 @@ class WandbTracker(Tracker):
         tags: of the run.
     """
 
-    requires: ClassVar[Mapping[str, str]] = {"wandb": "wandb"}
+    project: str | None = None
+    entity: str | None = None
+    mode: str | None = None
+    tags: Sequence[str] = ()
 
-    def __init__(
-        self,
-        project: str | None = None,
-        entity: str | None = None,
-        mode: str | None = None,
-        tags: Sequence[str] = (),
-    ) -> None:
-        self.project, self.entity, self.mode, self.tags = project, entity, mode, tags
-        self._run: Any = None
-
-    def _has_key(self) -> bool:
-        if os.environ.get("WANDB_API_KEY"):
-            return True
-        try:
-            hosts = netrc.netrc().hosts
-        except (OSError, netrc.NetrcParseError):
-            return False
-        server = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").split("://")[-1].split("/")[0]
-        return server in hosts
+    requires: ClassVar[Sequence[str]] = ["wandb"]
 
     def open(self, run: TrackedRun, known: str | None) -> str:
         """Continues a run that is known."""
         os.environ.setdefault("WANDB_SILENT", "true")  # the terminal is the run's
         import wandb
 
-        folder = run.folder / "trackers"
-        folder.mkdir(exist_ok=True)
-        name = known or uuid.uuid4().hex[:12]
-        mode = self.mode or os.environ.get("WANDB_MODE") or ("online" if self._has_key() else "offline")
+        folder, name = run.folder / "trackers", known or uuid.uuid4().hex[:12]
+        mode = self.mode or os.environ.get("WANDB_MODE") or ("online" if _has_key() else "offline")
         self._run = wandb.init(
             project=self.project or run.experiment,
             entity=self.entity,
@@ -65,14 +49,13 @@ class WandbTracker(Tracker):
             name=run.name,
             group=run.facts.get("sweep"),
             config=dict(run.keys),
-            tags=tags_of(run, self.tags),
+            tags=[*self.tags, run.facts["backend"], run.facts["task"]],
             dir=str(folder),
             mode=mode,
             settings=wandb.Settings(
                 console="off", silent=True, disable_git=True, disable_code=True, x_disable_stats=True, init_timeout=60
             ),
         )
-        self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
         self.address = self._run.url if mode == "online" else f"wandb sync {folder / 'wandb'}/offline-run-*-{name}"
         return name
@@ -93,3 +76,9 @@ class WandbTracker(Tracker):
             self._run.log({**shown, "step": int(result.get("steps") or 0)})
         self._run.summary.update({**final_metrics(result), "metric": result.get("metric"), "status": status})
         self._run.finish(exit_code=0 if status == "completed" else 1)
+
+
+def _has_key() -> bool:
+    server = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").split("://")[-1].split("/")[0]
+    logins = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
+    return bool(os.environ.get("WANDB_API_KEY")) or (logins.is_file() and server in logins.read_text())

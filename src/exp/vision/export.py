@@ -14,11 +14,11 @@ import torch
 from safetensors.torch import load_file, save
 from torch import nn
 
-from exp.compat import supports_export
 from exp.engine.building import build_data, build_model, make_result, record_environment
 from exp.errors import ConfigError, RunError
+from exp.hardware.compat import supports_export
 from exp.runfolder import write_atomically, write_json
-from exp.vision.data.normalisation import limits_of
+from exp.vision.data.statistics import limits_of
 from exp.vision.dinov3.backbone import VisionTransformer
 from exp.vision.dinov3.huggingface import beside, model_config, model_tensors, processor_config
 from exp.vision.dinov3.weights import adapt_published, with_periods
@@ -72,7 +72,7 @@ def export(session: Session) -> dict[str, Any]:
     """Write ``export/`` below the run folder, in the forms of ``task.formats``; low-rank updates are merged.
 
     ``huggingface/`` has the backbone, ``model.torchscript.pt`` and ``model.pt2`` have backbone and head with the
-    normalisation in them: raw images (B, C, H, W) of ``task.size`` pixels a side, 0..255, go in, and no others.
+    normalization in them: raw images (B, C, H, W) of ``task.size`` pixels a side, 0..255, go in, and no others.
     ``model.pt2`` takes float32, the other one uint8, too. ``export.json`` says what goes in and comes out.
     Computed on the CPU, in float32, whatever the backend.
 
@@ -147,7 +147,7 @@ def input_of(data: Any) -> dict[str, Any]:
         scaled), and whether that goes for ``bytes_too``; the percentiles and the scope of a ``stretch`` (null: there is
         none); what values without data become, by band (``no_data``).
     """
-    reader, names = data.read, data.normalisation.names
+    reader, names = data.read, data.normalization.names
     limits = limits_of(reader.value_range)
     scope = "image" if reader.by_image else "train"
     told: dict[str, Any] = {

@@ -132,7 +132,7 @@ class SegmentationMetrics(_ClassMetrics):
         if not self.confusion.counts.any():
             raise DataError(
                 "mIoU cannot be measured: no pixel of these masks has a class; all are ignored (data.ignore_values, "
-                "data.ignore_colours), of unknown colours, or without data"
+                "data.ignore_colors), of unknown colours, or without data"
             )
         values = self.confusion.per_class()
         means = {"mIoU": _mean(values["iou"]), "mFscore": _mean(values["fscore"])}

@@ -8,9 +8,7 @@ from exp.engine.building import build_data, make_result, record_environment
 from exp.errors import ConfigError
 from exp.runfolder import write_json
 from exp.vision.data.base import ImageData
-from exp.vision.data.kept import STATISTICS
-from exp.vision.data.normalisation import share_of, table_of
-from exp.vision.data.statistics import measure
+from exp.vision.data.statistics import STATISTICS
 
 if TYPE_CHECKING:
     from exp.session import Session
@@ -35,12 +33,9 @@ def write_statistics(session: Session) -> dict[str, Any]:
     data: Any = build_data(session)
     if not isinstance(data, ImageData):
         raise ConfigError(f"task=stats measures images, and data {config.data._target_} has none")
-    normalisation, reader = data.normalisation, data.read
-    normalisation.look()
+    data.normalization.look()
     session.begin()
-    limits = None if reader.by_image or not normalisation.scaled else reader.value_range
-    share = share_of(session, data.num_workers, config.data.on_error == "skip")
-    table = table_of(measure(reader, reader.examples, percentiles, limits, share), normalisation, percentiles)
+    table = data.normalization.table(percentiles, session.distributed)
     if session.distributed.is_main:
         write_json(session.folder.path / STATISTICS, table)
     for line in lines_of(table):

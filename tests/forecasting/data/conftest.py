@@ -15,6 +15,6 @@ def made(tmp_path):
         table.insert(0, "date", pd.date_range("2020-01-01", periods=len(table), freq=freq))
         table.iloc[rows].to_csv(tmp_path / "s.csv", index=False)
         keys = {"channels": len(table.columns) - 1, "lookback": 24, "horizon": 8, **keys}
-        return ForecastingData("s", str(tmp_path / "s.csv"), **keys)
+        return ForecastingData(name="s", file=str(tmp_path / "s.csv"), **keys)
 
     return make

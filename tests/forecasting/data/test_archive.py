@@ -10,6 +10,7 @@ from hydra.utils import instantiate
 
 from exp.config.structures import register
 from exp.errors import DataError
+from exp.forecasting.config import ForecastingDataConfig
 from exp.forecasting.data.preflight import preflight
 from exp.forecasting.data.series import read_series
 
@@ -68,7 +69,7 @@ def test_the_archive_is_read_as_it_is(name, tmp_path):
     np.testing.assert_allclose(known, values[begin : begin + 8], atol=1e-4)
     assert data.test[[0]]["marks"].any() == (first is not None) == (data.future_window()[1] is not None)
     if first is not None:
-        assert (data.dates[0], data.rhythm.irregular) == (pd.Timestamp(first), 0)
+        assert (data.dates[0], data.frequency.irregular) == (pd.Timestamp(first), 0)
     (tmp_path / file).rename(tmp_path / file.rpartition("/")[2])  # the file itself in the folder: as before
     assert instantiate(config).num_rows == rows
 
@@ -78,7 +79,7 @@ def test_other_arrays_are_refused(tmp_path):
     values = np.ones((200, 170, 3))
     values[70, 3, 0] = np.nan
     for content, names in (
-        ({"flow": np.zeros((9, 170))}, "flow"),
+        ({"flow": np.zeros((9, 170))}, "`data`"),
         ({"data": np.zeros((9, 3, 1))}, "data.channels=170"),
         ({"data": np.zeros(170)}, "170"),
         ({"data": np.array([[{}]])}, "data"),
@@ -87,4 +88,4 @@ def test_other_arrays_are_refused(tmp_path):
     ):
         path.write_bytes(b"PK nothing") if content is None else np.savez(path, **content)
         with pytest.raises(DataError, match=names):
-            read_series(path, channels=170)
+            read_series(path, ForecastingDataConfig(name="PEMS08", file=path.name, channels=170))

@@ -69,7 +69,7 @@ def test_too_few_new_rows_and_what_they_cannot_do(made):
 def test_ambiguous_dates_of_new_rows_are_read_as_those_of_the_run(tmp_path):
     path, dates = tmp_path / "new.csv", pd.date_range("2020-02-01 12:00", periods=96, freq="h")
     pd.DataFrame({"date": dates.strftime("%d.%m.%Y %H:%M"), "a": np.arange(96) % 7}).to_csv(path, index=False)
-    data = ForecastingData("s", str(path), 1, lookback=24, horizon=8)
+    data = ForecastingData(name="s", file=str(path), channels=1, lookback=24, horizon=8)
     state = {"name": "s", "names": ["a"], "mean": [3.0], "std": [2.0]}
     with pytest.raises(DataError, match="row 2, column date"):
         data.adopt({**state, "date_format": "%Y-%m-%d"})

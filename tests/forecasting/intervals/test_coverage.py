@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from exp.backends_registry import create_backend
 from exp.engine.distributed import Distributed
 from exp.errors import ConfigError
-from exp.forecasting.intervals.adaptive import AdaptiveMetrics
-from exp.forecasting.intervals.calibrate import Scores, calibrated_quantiles, calibrated_residuals
-from exp.forecasting.intervals.conformal import OrderedScores, quantile_levels
-from exp.forecasting.intervals.intervals import Intervals, Spread
-from exp.forecasting.intervals.metrics import IntervalMetrics, gaussian_crps
+from exp.forecasting.intervals import metrics as measured
+from exp.forecasting.intervals.calibrate import OrderedScores, Scores, calibrated_quantiles, calibrated_residuals
+from exp.forecasting.intervals.intervals import Intervals, Spread, quantile_levels
+from exp.forecasting.intervals.metrics import AdaptiveMetrics, IntervalMetrics, gaussian_crps
+from exp.hardware.registry import create_backend
 from exp.models.base import Model
 
 SIGMA = torch.tensor([[0.5, 2.0], [1.0, 4.0], [2.0, 8.0]])  # by step and channel
@@ -109,7 +108,7 @@ def test_ranks_are_those_of_the_definition_where_truth_is_missing_too():
             known = sorted(value for value in values[(slice(None), *place)] if value == value)
             rank = math.ceil((len(known) + 1) * level - 1e-9)
             assert ordered.bound(level)[place] == known[rank - 1]
-            assert ordered.lower_bound(level)[place] == known[-rank]
+            assert ordered.bound(level, lower=True)[place] == known[-rank]
 
 
 def test_a_series_that_is_forecast_needs_windows_with_truth_and_others_do_not():
@@ -196,7 +195,7 @@ def adapted_by_definition(scores, first, level, rate):
     return inside.mean(), 2 * halves.mean()
 
 
-def test_adapted_intervals_use_only_what_is_known_in_any_batches_and_memory():
+def test_adapted_intervals_use_only_what_is_known_in_any_batches_and_memory(monkeypatch):
     first = np.linspace(0.2, 2.0, 6, dtype=np.float32).reshape(3, 2)
     offsets = torch.from_numpy(np.stack([-first, 0 * first, first]))
     intervals = Intervals("residuals", [0.8], [0.1, 0.5, 0.9], offsets, adapts=0.05)
@@ -204,5 +203,6 @@ def test_adapted_intervals_use_only_what_is_known_in_any_batches_and_memory():
     coverage, width = adapted_by_definition((test.y - test.x).abs().numpy(), first, 0.8, 0.05)
     order = torch.randperm(200, generator=torch.Generator().manual_seed(0))  # ranks have any share
     for size, budget in ((200, 2**28), (30, 1)):
-        found = filled(AdaptiveMetrics(intervals, 0.05, budget), test, order, size)
+        monkeypatch.setattr(measured, "_SCORES_TOGETHER", budget)
+        found = filled(AdaptiveMetrics(intervals), test, order, size)
         assert found == pytest.approx({"coverage_80_adaptive": coverage, "width_80_adaptive": width}, rel=1e-6)

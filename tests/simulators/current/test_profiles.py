@@ -75,13 +75,15 @@ def test_overloads_without_a_kernel_leave_the_card_and_others_of_the_same_name_d
     assert left == {"aten::normal": 2, **{f"aten::{name}": 1 for name in names.split()}}, left
     backend = GcuBackend(name="gcu", simulate=True)
     backend.set_device(0)
-    lacks = {name.partition(".")[0] for name in backend.lacking_operators()}
+    lacks = {name.partition(".")[0] for name in backend.capabilities.lacking_operators}
     assert lacks >= {name.partition("::")[2] for name in left} | {"threshold_backward"}
     real = GcuBackend(name="gcu")
-    compiles = real.why_not_compiled() is None
+    compiles = real.capabilities.uncompiled is None
     del os.environ["TORCHGCU_INDUCTOR_ENABLE"]
-    assert real.why_not_compiled()
-    print(len(backend.lacking_operators()), compiles, *map(backend.fused_attention, ("fp32", "tf32", "bf16")))
+    assert real.capabilities.uncompiled
+    can = backend.capabilities
+    fused = [name in can.fused_attention for name in ("fp32", "tf32", "bf16")]
+    print(len(can.lacking_operators), compiles, *fused)
     """
     compiles = {"TORCHGCU_INDUCTOR_ENABLE": "1"}  # the vendor's switch, which is of no use on an S60
     s60, l600 = (card(script, SIM_GCU_PROFILE=name, **compiles)[0].split()[-5:] for name in ("s60", "l600"))

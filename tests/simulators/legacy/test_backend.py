@@ -8,7 +8,8 @@ pytestmark = needs_legacy_card
 
 BEGIN = """
 import os, torch, torch_gcu
-from exp.backends_registry import create_backend
+from exp.hardware.collectives import ddp_arguments
+from exp.hardware.registry import create_backend
 from exp.errors import ConfigError, UnavailableError
 from tests.simulators.scripts import refused
 def made(**settings):
@@ -21,18 +22,19 @@ def test_what_its_card_can_do(card, tmp_path):
 assert (made().why_unavailable(), made().device_count()) == (None, 8)  # the plug-in's word, of another process
 backend = made(simulate=True)
 device = backend.set_device(3)
-assert (str(device), backend.process_group, backend.collectives_missing()) == ("xla:3", "eccl", None)
-assert backend.ddp_class is torch_gcu.nn.parallel.DistributedDataParallel
-assert backend.ddp_kwargs(device) == {"device_ids": [3], "output_device": 3}  # None: all cards, to the vendor's class
+assert (str(device), backend.collectives.process_group) == ("xla:3", "eccl")
+assert backend.collectives.missing("eccl", "xla") is None
+assert backend.collectives.ddp_class is torch_gcu.nn.parallel.DistributedDataParallel
+assert ddp_arguments(device) == {"device_ids": [3], "output_device": 3}  # None: all cards, to the vendor's class
 assert [backend.supports(precision) for precision in ("fp32", "bf16", "fp16")] == [True, False, False]
 assert backend.describe(device) == {"name": "T20 (simulated)", "index": 3, "card": 3}
 refused(lambda: backend.set_device(8), UnavailableError, "local_rank 8")
-mpi = lambda: made(process_group="mpi").init_process_group(store=None, rank=0, world_size=1, timeout=None)
+mpi = lambda: backend.collectives.init("mpi", "xla", store=None, rank=0, world_size=1, timeout=None)
 refused(mpi, ConfigError, "'mpi'")
-assert [backend.precision_env(name) for name in ("efp", "fp32")] == [{"ENFLAME_ENABLE_EFP": "true"}, {}]
+assert [backend.run_env(name, True) for name in ("efp", "fp32")] == [{"ENFLAME_ENABLE_EFP": "true"}, {}]
 os.environ["ENFLAME_ENABLE_EFP"] = "true"
 assert backend.supports("efp") and not backend.supports("fp32")
-refused(lambda: backend.precision_env("fp32"), ConfigError, "ENFLAME_ENABLE_EFP=true")
+refused(lambda: backend.run_env("fp32", False), ConfigError, "ENFLAME_ENABLE_EFP=true")
 backend.close()
 os._exit(0)
 """
@@ -59,14 +61,14 @@ def waiting_after_a_step(backend):
 assert waiting_after_a_step(made(simulate=True)) == 0
 assert waiting_after_a_step(made(simulate=True, options={"step": "model"})) == 2
 
-backend = made(simulate=True, options={"step": "model", "mode": "ASYNC"})
+backend = made(simulate=True, options={"step": "model"})
 mean, outputs = torch.ones(2, device="xla"), {"logits": [torch.ones(2, device="xla"), torch.ones(1)], "size": 3}
+before = modes()["SAFEASYNC"]
 backend.end_batch(outputs)
-assert (pending(), modes()["ASYNC"]) == (1, 1)
+assert (pending(), modes()["SAFEASYNC"] - before) == (1, 1)
 for _ in range(31):
     backend.end_batch(outputs)
-assert (pending(), modes()["ASYNC"]) == (0, 32)  # what metrics add up is run now and then
-for name, value in (("step", "all"), ("mode", "sync")):
-    refused(lambda: made(options={name: value}), ConfigError, f"backend.options.{name}={value}")
+assert (pending(), modes()["SAFEASYNC"] - before) == (0, 32)  # what metrics add up is run now and then
+refused(lambda: made(options={"step": "all"}), ConfigError, "backend.options.step=all")
 """
     )

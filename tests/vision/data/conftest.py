@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from exp.config.resolve import create
 from exp.data.base import Data
 from exp.errors import DataError
-from exp.vision.config import SceneDataConfig, SegmentationDataConfig
+from exp.vision.data.config import SceneDataConfig, SegmentationDataConfig
 from exp.vision.data.preflight import preflight
 from exp.vision.predict.raster import open_image
 
@@ -104,6 +104,11 @@ def pairs(tmp_path, noise):
         return str(tmp_path)
 
     return write
+
+
+def layout(name):
+    """The key that names a layout of exp's."""
+    return {"_target_": f"exp.vision.data.{name}"}
 
 
 def part(image, top, left, height, width):

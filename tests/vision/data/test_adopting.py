@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from exp.engine.fit import Weights
-from exp.vision.data.adopting import fit_classes
+from exp.vision.data.base import fit_classes
 from exp.vision.dinov3 import SceneClassifier, Segmenter
 
 SMALL = {"embed_dim": 32, "depth": 4, "num_heads": 2}

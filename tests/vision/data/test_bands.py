@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 
 from exp.vision.data.bands import BandChoice
-from exp.vision.data.reader import ImageReader
-from exp.vision.data.statistics import Share, measure
+from exp.vision.data.statistics import Normalization, measure
+from exp.vision.data.values import ImageReader
 from exp.vision.dinov3 import SceneClassifier
 from exp.vision.export import input_of
 from exp.vision.predict.raster import open_image
@@ -58,7 +58,7 @@ def test_bands_are_those_asked_for_in_their_order_whole_and_by_rows(scene, wante
 
 @pytest.mark.parametrize(("wanted", "names", "said"), [
     ([14], SENTINEL, "has no band 14, .*; it has 13: B01, B02"),
-    (["B13"], SENTINEL, "has no band B13, .*; it has B01, B02"),
+    (["B13"], SENTINEL, "has no band B13, .*; it has 13: B01, B02"),
     (["B04"], None, "gives its 13 bands no names, .* B04"),
     (["nir"], ["nir"] * 13, "has 13 bands named nir"),
 ])  # fmt: skip
@@ -80,9 +80,11 @@ def test_gdals_long_descriptions_and_given_names(scene):
 
 def test_numbers_do_not_silently_mean_other_bands_in_another_file(scene):
     (first, _), (other, bands) = scene(), scene("rgb.tif", names=SENTINEL[1:5], count=4)
-    given = {"value_range": [0, 25500], "examples": [str(first)]}
+    given = {"value_range": [0, 25500]}
     by_number, by_name = choose([4, 3, 2], **given), choose(["B04", "B03", "B02"], **given)
-    assert by_number.example().names == ["B04", "B03", "B02"]
+    normalization = Normalization(by_number, [str(first)], None, None)
+    normalization.look()
+    assert normalization.names == ["B04", "B03", "B02"]
     refused("rgb.tif has 4 bands, but the training images 13: .* data.bands", by_number, other)
     np.testing.assert_allclose(by_name(other), np.moveaxis(bands[[2, 1, 0]], 0, -1) / 100, rtol=1e-5)
 
@@ -151,23 +153,26 @@ def test_statistics_are_those_of_all_values_with_data_however_they_are_shared(ti
     together = together[:, together[0] != 0]
     paths = sorted(str(path) for path in tmp_path.glob("*.tif"))
     reader = ImageReader(2, (0, 20000))
-    found = measure(reader, paths, [2, 98], share=Share(workers=3))
-    assert found.mean == pytest.approx(together.mean(axis=1), rel=1e-12)
+    found = measure(reader, paths, counted=True, workers=3)
+    assert found.moments[1] == pytest.approx(together.mean(axis=1), rel=1e-12)
     assert found.std == pytest.approx(together.std(axis=1), rel=1e-12)
-    assert (found.count.tolist(), found.missing.tolist()) == ([together.shape[1]] * 2, [140, 140])
+    assert (found.moments[0].tolist(), found.moments[3].tolist()) == ([together.shape[1]] * 2, [140, 140])
     for percent in (2, 50, 98):
         expected = np.percentile(together, percent, axis=1, method="lower" if dtype == np.uint16 else "linear")
         assert found.percentile(percent) == pytest.approx(expected, rel=far)
     clipped = measure(reader, paths, clipped=(0, 2000))
-    assert clipped.mean == pytest.approx(together.clip(0, 2000).mean(axis=1), rel=1e-12)
+    assert clipped.moments[1] == pytest.approx(together.clip(0, 2000).mean(axis=1), rel=1e-12)
+
+    def of_two(rank, gather):
+        return SimpleNamespace(rank=rank, world_size=2, gather=gather)
 
     # Two processes, one after the other: what each has handed in is what the other gets.
     parts = []
     for rank in range(2):
         with pytest.raises(StopIteration):
-            measure(reader, paths, share=Share(rank, 2, lambda part: parts.append(part) or next(iter(()))))
-    shared = measure(reader, paths, share=Share(0, 2, lambda part: parts))
-    assert (shared.mean.tolist(), shared.std.tolist()) == (found.mean.tolist(), found.std.tolist()), "bit for bit"
+            measure(reader, paths, distributed=of_two(rank, lambda part: parts.append(part) or next(iter(()))))
+    shared = measure(reader, paths, distributed=of_two(0, lambda part: parts))
+    assert (shared.moments.tolist(), shared.std.tolist()) == (found.moments.tolist(), found.std.tolist()), "bit for bit"
 
 
 @pytest.fixture
@@ -203,7 +208,7 @@ def test_a_stretch_is_of_each_band_over_the_training_split(fields):
 ])  # fmt: skip
 def test_an_export_tells_what_becomes_of_the_values_of_a_file(fields, more, stretch):
     data = fields(mean="train", **more)
-    data.normalisation.settle()
+    data.normalization.settle()
     data.meet(SceneClassifier(size="tiny", depth=1, **data.model_arguments()))
     assert json.loads(json.dumps(input_of(data))) == {
         "dtype": "float32", "range": [0, 255], "bands": ["B04", "B03", "B02", "B08"], "stretch": stretch,
@@ -214,8 +219,8 @@ def test_an_export_tells_what_becomes_of_the_values_of_a_file(fields, more, stre
 
 def test_mean_and_deviation_of_the_training_split_make_it_standard(fields, tmp_path):
     data = fields(value_range=[100, 3000], mean="train")
-    data.normalisation.look()
-    table = data.normalisation.settle()
+    data.normalization.look()
+    table = data.normalization.settle()
     assert table["mean"] == pytest.approx([850, 650, 450, 1650], abs=2)
     assert data.state()["mean"] == table["mean"]
     arguments = data.model_arguments()

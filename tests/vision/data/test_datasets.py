@@ -193,7 +193,7 @@ def test_ranks_add_up_what_they_found_in_the_masks_that_were_read(segmentation, 
         found[0, :number] = 7
         return found
 
-    palette = {"palette": {"a": "000000", "b": "FF0000", "ghost": "00FF00"}, "ignore_colours": ["FFFFFF"]}
+    palette = {"palette": {"a": "000000", "b": "FF0000", "ghost": "00FF00"}, "ignore_colors": ["FFFFFF"]}
     root, sent = pairs(10, colours), []
     ranks = [segmentation(root=root, parts=EIGHT_TWO, train_pipeline=CROP, **palette) for _ in range(3)]
     ranks[0].train[keys(0, 1)]

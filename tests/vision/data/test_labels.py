@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from exp.vision.data.labels import IGNORED, ColourMasks, IndexMasks
+from exp.vision.data.labels import IGNORED, ColorMasks, IndexMasks
 from tests.vision.data.conftest import refused
 
 COLOURS = ["3C1098", "8429F6", "FEDD3A"]
@@ -27,7 +27,7 @@ def test_colours_become_classes(tmp_path, numbers, mode):
     else:
         image = Image.fromarray(RGB[numbers]).convert(mode)
     image.save(tmp_path / "x.png")
-    values, unknown = ColourMasks(COLOURS, ignored=["9B9B9B"], max_unknown=0.5).read(tmp_path / "x.png")
+    values, unknown = ColorMasks(COLOURS, ignored=["9B9B9B"], max_unknown=0.5).read(tmp_path / "x.png")
     np.testing.assert_array_equal(values, np.where(numbers < 3, numbers, IGNORED))
     assert unknown == np.count_nonzero(numbers == 4)
 
@@ -52,12 +52,12 @@ def test_masks_of_32_bits_may_hold_minus_one(tmp_path):
 
 @pytest.mark.parametrize(("name", "masks", "said"), [
     ("numbers.png", IndexMasks(3, ignored=[3]), "holds 4, which is no class; .*data.mask_values"),
-    ("numbers.png", ColourMasks(COLOURS), "is no mask of colours.*data.classes"),
+    ("numbers.png", ColorMasks(COLOURS), "is no mask of colors.*data.classes"),
     ("colours.png", IndexMasks(5), "is no mask of class numbers.*data.palette"),
     ("numbers.jpg", IndexMasks(256), "is a JPEG, which changes values"),
     ("cut.png", IndexMasks(3), "is truncated"),
     ("damaged.png", IndexMasks(3), "cannot be decoded"),
-    ("damaged.png", ColourMasks(COLOURS), "cannot be decoded"),
+    ("damaged.png", ColorMasks(COLOURS), "cannot be decoded"),
 ])  # fmt: skip
 def test_a_mask_that_cannot_be_meant_is_refused_by_name(tmp_path, numbers, name, masks, said):
     cv2.imwrite(str(tmp_path / "colours.png"), RGB[numbers])
@@ -75,12 +75,12 @@ def test_a_mask_of_other_colours_is_refused_above_a_share(tmp_path, suffix, hint
     colours = np.repeat(RGB[[0, 1]], 50, axis=0)[None].repeat(40, axis=0)
     colours[:, :9] = (1, 2, 3)
     Image.fromarray(colours).save(tmp_path / "known.png")
-    assert ColourMasks(COLOURS).read(tmp_path / "known.png").unknown == 40 * 9
+    assert ColorMasks(COLOURS).read(tmp_path / "known.png").unknown == 40 * 9
     colours[:, :11] = (1, 2, 3)
     path = tmp_path / f"x.{suffix}"
     Image.fromarray(colours if suffix == "png" else colours[:, 11:]).save(path)
-    refused(rf"x.{suffix}: .* data.palette.*{hint}", ColourMasks(COLOURS).read, path)
-    assert ColourMasks(COLOURS, max_unknown=1.0).read(path).unknown > 0
+    refused(rf"x.{suffix}: .* data.palette.*{hint}", ColorMasks(COLOURS).read, path)
+    assert ColorMasks(COLOURS, max_unknown=1.0).read(path).unknown > 0
 
 
 @pytest.mark.parametrize("bits", [1, 4])

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from exp.vision.data.base import ModalityDraw
 from exp.vision.data.mmrs1m import modality_in
-from exp.vision.data.modality import ModalityDraw
-from tests.vision.data.conftest import record, refused
+from tests.vision.data.conftest import layout, record, refused
+
+GIVEN = {"layout": layout("mmrs1m.MMRS1MMasks"), "classes": ["a", "b"]}
 
 
 @pytest.fixture
@@ -21,7 +23,7 @@ def masked(segmentation, pairs):
     for masks, count in places.items():
         images = f"segmentation/{masks.rpartition('/')[0]}/images"
         root = pairs(count, lambda number: np.full((20, 30), number % 2), images, f"segmentation/{masks}")
-    return lambda **values: segmentation(root=root, layout="mmrs1m", classes=["a", "b"], **{"size": 20, **values})
+    return lambda **values: segmentation(root=root, **GIVEN, **{"size": 20, **values})
 
 
 def test_masks_are_found_whatever_their_folder_is_called(masked):
@@ -34,7 +36,7 @@ def test_masks_are_found_whatever_their_folder_is_called(masked):
 
 def test_a_single_set_lies_in_the_folder_itself(segmentation, pairs):
     root = pairs(5, lambda _: np.zeros((4, 5)), "segmentation/images", "segmentation/labels")
-    assert len(segmentation(root=root, layout="mmrs1m", classes=["a", "b"], split=[0.6, 0.2, 0.2]).train) == 3
+    assert len(segmentation(root=root, **GIVEN, split=[0.6, 0.2, 0.2]).train) == 3
 
 
 @pytest.mark.parametrize(("values", "said"), [

@@ -5,8 +5,7 @@ import pytest
 
 from exp.data.seeding import preserved_generators, seed_sample
 from exp.errors import ConfigError
-from exp.vision.data.pipeline import Pipeline
-from exp.vision.data.transforms import PadTo, PhotoMetricDistortion, RandomCrop, RandomRotate90
+from exp.vision.data.transforms import PadTo, PhotoMetricDistortion, Pipeline, RandomCrop, RandomRotate90
 from tests.vision.data.conftest import CROP
 
 

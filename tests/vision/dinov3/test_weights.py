@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from exp.errors import ConfigError
-from exp.vision.data.bands import colours_in
+from exp.vision.data.bands import colors_in
 from exp.vision.dinov3 import SceneClassifier, Segmenter
 from exp.vision.dinov3.bands import embedded
 
@@ -170,7 +170,7 @@ def test_red_green_and_blue_are_known_by_name():
         (["4", "3", "2"], [None, None, None]),  # numbers of bands without a name say nothing
         (["red", "red", "blue"], [None, None, 2]),
     ):
-        assert colours_in(names) == places
+        assert colors_in(names) == places
 
 
 def test_kernels_of_other_bands():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from exp.vision.data.reader import ImageReader
+from exp.vision.data.values import ImageReader
 from exp.vision.draw.pictures import resized_labels
 from exp.vision.predict.classmaps import SmallMap, class_png, class_tiff, probability_tiff
 from exp.vision.predict.raster import DecodedImage, RasterImage, open_image
@@ -70,7 +70,7 @@ def test_memory_grows_with_the_width_and_not_with_the_height(tmp_path, tiff):
     script = r"""
         import resource
         from pathlib import Path
-        from exp.vision.data.reader import ImageReader
+        from exp.vision.data.values import ImageReader
         from exp.vision.predict.classmaps import class_png, class_tiff
         from exp.vision.predict.raster import open_image
         from exp.vision.tiling import Tiling

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from exp.vision.data.reader import ImageReader
+from exp.vision.data.values import ImageReader
 from exp.vision.predict.areas import Area, areas_csv, total_csv
 from exp.vision.predict.classmaps import Counts
 from exp.vision.predict.ground import row_areas

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from exp.errors import ConfigError, DataError, RunError
-from exp.vision.data.reader import ImageReader
+from exp.vision.data.values import ImageReader
 from exp.vision.predict.inputs import Failure, each_of_mine, find_images, named, report_failures, tell_inputs
 
 

@@ -1,7 +1,9 @@
-"""A forecasting data set: a series on disk, standardised, split and cut into windows."""
+"""A forecasting data set: a series on disk, standardized, split and cut into windows."""
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
@@ -12,121 +14,193 @@ from exp.data.base import Data, Prediction, Sketch
 from exp.data.fingerprint import of_file
 from exp.data.places import shortened
 from exp.errors import ConfigError, DataError
-from exp.forecasting.data.preflight import check_task, locate
-from exp.forecasting.data.rhythm import continued
-from exp.forecasting.data.roles import Roles
-from exp.forecasting.data.source import SeriesFile
-from exp.forecasting.data.standardised_series import StandardisedSeries, series_contiguous
-from exp.forecasting.data.timefeatures import NUM_TIME_FEATURES, time_features
+from exp.forecasting.config import ForecastingDataConfig
+from exp.forecasting.data import calendar, values
+from exp.forecasting.data.preflight import locate
+from exp.forecasting.data.series import read_series
+from exp.forecasting.data.splits import TooFewRowsError, borders
 from exp.forecasting.data.windows import WindowDataset
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from exp.data.fingerprint import Fingerprint
+    from exp.forecasting.data.series import Series
     from exp.forecasting.intervals.intervals import Intervals
     from exp.metrics import Metric
     from exp.session import Session
 
-__all__ = ["ForecastingData"]
+__all__ = ["Contract", "ForecastingData"]
 
 
-class ForecastingData(StandardisedSeries, Data):
-    """A multivariate series for forecasting; the fields are those of :class:`exp.config.schema.ForecastingDataConfig`.
-
-    :attr:`train`, :attr:`val` and :attr:`test` are views of the standardised series.
+@dataclass(frozen=True)
+class Contract:
+    """What goes with weights: how the series that they were trained on were read and standardized.
 
     Attributes:
-        num_marks: number of time features (M).
-        intervals: around forecasts (:meth:`calibrate`); None: none are asked for.
-        tested_on: the part that metrics are of in the end.
-
-    Args:
         name: of the data set.
-        root: folder of the user's files; None: the sample data that come with exp.
-        file: path below ``root``.
-        archive_folder: see :func:`exp.forecasting.data.preflight.locate`.
-        split: see :func:`exp.forecasting.data.splits.borders`.
-        channels: number of series that are read (C).
-        inputs: see :class:`exp.forecasting.data.roles.Roles`.
-        targets: see there.
-        covariates: see there.
-        missing: ``refuse`` empty cells, or ``mask`` them: they are seen as the last value before them (the mean of the
-            training rows where there is none), and left out of loss and metrics.
-        lookback: rows that a forecast sees (L).
-        horizon: rows that it forecasts (H).
-        header: see :func:`exp.forecasting.data.series.read_series`.
-        date_column: see there.
-        date_format: see :func:`exp.forecasting.data.dates.parse_dates`.
-        allow_gaps: whether rows may be at other distances in time than most.
-        on_device: whether a card keeps the series and cuts the windows, so that only their numbers cross; ``auto``:
-            where it is small beside the card's free memory. The same numbers either way.
-        eval_batch_size: windows per rank and batch in evaluation; kept for who builds the loaders.
-        num_workers: data-loader processes; kept for who builds the loaders.
-
-    Raises:
-        ConfigError: ``on_device`` is something else.
-        DataError: the file is missing or malformed, or has gaps that are not allowed.
+        names: of the C series, in order.
+        mean: of the training rows in the units of the file, one for each series.
+        std: population standard deviation, likewise; 1 where a series is constant.
+        low: the lowest value, likewise; None: not known.
+        high: the highest.
+        date_format: in which dates were written; None: there were none.
+        seconds: how far apart rows were; None where that is not known, or too irregular.
     """
 
-    num_marks = NUM_TIME_FEATURES
+    name: str
+    names: list[str]
+    mean: list[float]
+    std: list[float]
+    low: list[float] | None = None
+    high: list[float] | None = None
+    date_format: str | None = None
+    seconds: float | None = None
+
+
+class ForecastingData(Data):
+    """A multivariate series for forecasting, standardized in float64 with the training rows' mean and deviation.
+
+    A file that is too short for its split, that has no training rows (``split=new``) or whose dates are ambiguous is
+    taken, too: it can be used once :meth:`adopt` brings the contract of weights. If it is too short, all of its rows
+    are for testing then.
+
+    Attributes:
+        train, val, test: windows of each split, views of one series.
+        num_marks: number of time features (M).
+        intervals: around forecasts (:meth:`calibrate`); None: none are asked for.
+        config: the keys of ``data``.
+        path: of the file.
+        names: of the C series.
+        scored: positions in ``names`` of the series that are forecast.
+        num_rows: of the file.
+        dates: of the rows; None where the file has none.
+        frequency: how far apart they are (:class:`exp.forecasting.data.calendar.Frequency`); None: not known.
+
+    Args:
+        **keys: of :class:`exp.forecasting.config.ForecastingDataConfig`.
+
+    Raises:
+        DataError: a key is out of range; the file is missing or malformed, or has gaps that are not allowed; or float32
+            does not carry its values.
+    """
+
+    num_marks = calendar.NUM_TIME_FEATURES
     intervals: Intervals | None = None
-    tested_on = "test"
+    notes: list[str]
+    _contract: Contract
+    _series: dict[str, Any]  # float32 (T, ...) by the argument of WindowDataset; None: there is none
 
-    def __init__(
-        self,
-        name: str,
-        file: str,
-        channels: int,
-        root: str | None = None,
-        archive_folder: str | None = None,
-        inputs: Sequence[str] | None = None,
-        targets: Sequence[str] | None = None,
-        covariates: Sequence[str] | None = None,
-        missing: str = "refuse",
-        split: str = "ratio",
-        lookback: int = 720,
-        horizon: int = 96,
-        header: bool = True,
-        date_column: str | None = "date",
-        date_format: str | None = None,
-        allow_gaps: bool = True,
-        on_device: bool | str = "auto",
-        eval_batch_size: int = 128,
-        num_workers: int = 0,
-    ) -> None:
-        if on_device not in (True, False, "auto"):
-            raise ConfigError(f"data.on_device={on_device} must be auto, true or false")
-        self._resident = None if on_device == "auto" else bool(on_device)
-        self.eval_batch_size = eval_batch_size
-        self.num_workers = num_workers
-        path = locate(root, file, name, header, archive_folder)
-        roles = Roles.of(inputs, targets, covariates, missing)
-        source = SeriesFile(path, header, channels, date_column, date_format, allow_gaps, roles)
-        super().__init__(name, source, split, lookback, horizon)
+    def __init__(self, **keys: Any) -> None:
+        self.config = config = ForecastingDataConfig(**keys)
+        self.name, self.lookback, self.horizon = config.name, config.lookback, config.horizon
+        self.eval_batch_size, self.num_workers = config.eval_batch_size, config.num_workers
+        self.path = locate(config)
+        self._load()
 
-    @classmethod
-    def sketch(cls, **keys: Any) -> Sketch:
-        """A window of a series that has as many rows as one window."""
-        lookback, horizon, channels = (int(keys[key]) for key in ("lookback", "horizon", "channels"))
-        rows = lookback + horizon
-        values, marks = (series_contiguous(np.zeros((rows, width))) for width in (channels, cls.num_marks))
-        roles = Roles.of_keys(keys)
-        truth = values if roles.masks or roles.targets or roles.covariates else None
-        ahead = len(roles.covariates or ()) + cls.num_marks
-        future = None if roles.covariates is None else series_contiguous(np.zeros((rows, ahead)))
-        window = WindowDataset(values, marks, range(rows), lookback, horizon, truth=truth, future=future)[[0]]
-        return Sketch(window, window, {}, int(keys["eval_batch_size"]))
+    def _load(self, contract: Contract | None = None) -> None:
+        """Read the file; standardize it by its own training rows, or as the contract says."""
+        series = read_series(self.path, self.config, contract.date_format if contract else None)
+        self.names, self.scored = series.columns.names, series.columns.scored
+        self.num_rows, dates = len(series.values), series.dates
+        self.dates: pd.DatetimeIndex | None = dates.index if dates else None
+        self.frequency = dates.frequency if dates else None
+        self.notes = list(dates.warnings) if dates else []
+        self._num_past = self._count_past(series)
+        self._rows: dict[str, range] = {}
+        self._problem: DataError | None = series.problem
+        # What is known ahead of the last truth is no part to measure errors in.
+        past = self.num_rows if self.config.split == "new" else self._num_past
+        try:
+            self._rows = borders(self.config.split, past, self.lookback, self.horizon)
+            if contract is None and "train" not in self._rows:
+                raise TooFewRowsError("data.split=new has no rows for training, and so no standardization")
+        except TooFewRowsError as error:
+            if contract is not None and self.num_rows >= self.lookback:
+                self._rows = {"test": range(self.num_rows)}
+            elif self._problem is None:
+                self._problem = DataError(
+                    f"{self.path}: {error}. With the weights of a run, data.lookback={self.lookback} rows suffice: "
+                    f"task=predict init_from=<run folder> task.input={self.path}"
+                )
+        if contract is not None:
+            self._check_spacing(contract)
+            self.notes += values.warn_of_range(series, contract.low, contract.high)
+        elif self._problem is None:
+            train = len(self._rows["train"])
+            mean, std = values.statistics(series, train)
+            low, high = (extreme.reduce(series.values[:train], axis=0).tolist() for extreme in (np.fmin, np.fmax))
+            contract = Contract(self.name, self.names, mean.tolist(), std.tolist(), low, high)
+            self.notes += values.warn_of_constants(series, train)
+        if contract is not None:
+            seconds = calendar.spacing(self.dates)
+            date_format = dates.date_format if dates else None
+            self._contract = replace(contract, name=self.name, date_format=date_format, seconds=seconds)
+            self._standardize(series)
 
-    def fingerprint(self) -> Fingerprint:
-        """What the file holds, in short (:mod:`exp.data.fingerprint`)."""
-        return of_file(self.path)
+    def _check_spacing(self, contract: Contract) -> None:
+        self._require()
+        mine = calendar.spacing(self.dates)
+        if mine and contract.seconds and not calendar.same_spacing(mine, contract.seconds):
+            raise DataError(
+                f"{self.path}: its rows are {timedelta(seconds=mine)} apart, and those that the weights were trained "
+                f"on {timedelta(seconds=contract.seconds)}; give rows of that distance"
+            )
 
-    def adopt(self, state: Mapping[str, Any]) -> None:
-        """See :meth:`exp.forecasting.data.standardised_series.StandardisedSeries.adopt`."""
-        super().adopt(state)
-        for part in ("train", "val", "test"):
-            self.__dict__.pop(part, None)  # windows of the former values
+    def _count_past(self, series: Series) -> int:
+        """All rows; with covariates and empty cells, those up to the last one with a value that is forecast."""
+        if self.config.covariates is None or self.config.missing != "mask":
+            return self.num_rows
+        known = ~np.isnan(series.values[:, self.scored]).all(axis=1)
+        return self.num_rows - int(known[::-1].argmax()) if known.any() else 0
+
+    def _standardize(self, series: Series) -> None:
+        standardized = values.standardized(series, np.array(self._contract.mean), np.array(self._contract.std))
+        self.notes += values.warn_of_outliers(series)
+        seen, marks = values.filled(standardized), calendar.time_features(self.dates, self.num_rows)
+        truth = future = None
+        if self.config.missing == "mask" or len(self.scored) < len(self.names):
+            truth = np.full_like(standardized, np.nan)
+            truth[:, self.scored] = standardized[:, self.scored]
+        if series.columns.ahead is not None:
+            future = np.concatenate([seen[:, series.columns.ahead], marks], axis=1)
+        each = {"values": seen, "marks": marks, "truth": truth, "future": future}
+        self._series = {name: None if rows is None else _series_contiguous(rows) for name, rows in each.items()}
+        self._truth: torch.Tensor | None = self._series["truth"]
+        for split in ("train", "val", "test"):
+            self.__dict__.pop(split, None)  # windows of the former values
+
+    def _require(self) -> None:
+        """Raise where the data cannot be used without the contract of weights."""
+        if self._problem is not None:
+            raise self._problem
+
+    @property
+    def rows(self) -> dict[str, range]:
+        """The rows of each split, by name.
+
+        Raises:
+            DataError: the data cannot be used without the contract of weights.
+        """
+        self._require()
+        return self._rows
+
+    @property
+    def mean(self) -> torch.Tensor:
+        """Of the training rows in original units, float64 (C,)."""
+        self._require()
+        return torch.tensor(self._contract.mean, dtype=torch.float64)
+
+    @property
+    def std(self) -> torch.Tensor:
+        """Population standard deviation, as :attr:`mean`; 1 where a series is constant."""
+        self._require()
+        return torch.tensor(self._contract.std, dtype=torch.float64)
+
+    @property
+    def target_names(self) -> list[str]:
+        """Of the series that are forecast."""
+        return [self.names[position] for position in self.scored]
 
     @cached_property
     def train(self) -> WindowDataset:
@@ -143,23 +217,87 @@ class ForecastingData(StandardisedSeries, Data):
         """Windows of the test split."""
         return self._windows("test")
 
-    def _windows(self, part: str) -> WindowDataset:
-        if part not in self.rows:
-            raise DataError(f"{self.path}: all its rows are new; it has no part for {part}")
-        more = {"truth": self._truth, "future": self._future}
-        rows = self.rows[part]
-        return WindowDataset(self._values, self._marks, rows, self.lookback, self.horizon, self._resident, **more)
+    def _windows(self, split: str) -> WindowDataset:
+        if split not in self.rows:
+            raise DataError(f"{self.path}: all its rows are new; it has no split {split}")
+        resident = None if self.config.on_device == "auto" else bool(self.config.on_device)
+        return WindowDataset(
+            **self._series, rows=self.rows[split], lookback=self.lookback, horizon=self.horizon, resident=resident
+        )
 
-    def settle(self, session: Session) -> None:
-        """Refuse, before the model is built, keys of the task that cannot be, and new rows that cannot be scored.
+    @classmethod
+    def sketch(cls, **keys: Any) -> Sketch:
+        """A window of a series that has as many rows as one window."""
+        config = ForecastingDataConfig(**keys)
+        rows = config.lookback + config.horizon
+        widths = {"values": config.channels, "marks": cls.num_marks}
+        if config.missing == "mask" or config.targets or config.covariates:
+            widths["truth"] = config.channels
+        if config.covariates is not None:
+            widths["future"] = len(config.covariates) + cls.num_marks
+        series: dict[str, Any] = {name: _series_contiguous(np.zeros((rows, width))) for name, width in widths.items()}
+        window = WindowDataset(**series, rows=range(rows), lookback=config.lookback, horizon=config.horizon)[[0]]
+        return Sketch(window, window, {}, config.eval_batch_size)
+
+    def fingerprint(self) -> Fingerprint:
+        """What the file holds, in short (:mod:`exp.data.fingerprint`)."""
+        return of_file(self.path)
+
+    def state(self) -> dict[str, Any]:
+        """The fields of the :class:`Contract` that goes with weights which are trained on these data."""
+        self._require()
+        return asdict(self._contract)
+
+    def adopt(self, state: Mapping[str, Any]) -> None:
+        """Standardize as the data were that weights have been trained on.
+
+        A data set of another name that has rows for training keeps its own standardization, in which the figures for it
+        are published; that is noted. Where the file is too short for its split, all of its rows are for testing from
+        now on. Ambiguous dates are read as those of the other data. Series in another order are matched by name.
+
+        Args:
+            state: of :meth:`state`.
 
         Raises:
-            ConfigError: see :func:`exp.forecasting.data.preflight.check_task`; or a model of exp's has a window that is
-                not the data's.
+            DataError: the series have other names; rows are at another distance in time; there are not even
+                ``lookback`` rows; a value is so far from the mean that float32 cannot carry the difference; or dates
+                are still ambiguous.
+        """
+        contract = Contract(**state)
+        if sorted(contract.names) != sorted(self.names):
+            raise DataError(
+                f"{self.path}: its series are not those that the weights were trained on; name the columns as there\n"
+                f"  here:  {', '.join(self.names)}\n  there: {', '.join(contract.names)}"
+            )
+        if contract.names != self.names:
+            self.config = replace(self.config, inputs=contract.names)
+            self._load()
+        if self._problem is None and contract.name != self.name:
+            self.notes = [
+                *self.notes,
+                f"{self.name} is standardized by its own training rows, not by those of {contract.name}, which the "
+                f"weights were trained on; data.name={contract.name} says that these are rows of the same series",
+            ]
+        elif self._problem or (self._contract.mean, self._contract.std) != (contract.mean, contract.std):
+            self._load(contract)
+
+    def notes_on_foreign_weights(self) -> list[str]:
+        """What to know where weights do not tell the series that they were trained on."""
+        if "OT" not in self.names[:-1]:
+            return []
+        return [
+            f"{self.path}: the column OT is not the last one. The authors' code moves it to the end, and these weights "
+            "do not tell the order of their series; where it matters, write the columns in that order"
+        ]
+
+    def settle(self, session: Session) -> None:
+        """Refuse, before the model is built, new rows that cannot be scored.
+
+        Raises:
+            ConfigError: a model of exp's has a window that is not the data's.
             DataError: there is no window with truth, and the task is not to forecast what follows the rows.
         """
         task, model = session.config.task, session.config.model
-        check_task(task)
         for key in ("lookback", "horizon") if str(model.get("_target_")).startswith("exp.") else ():
             if model.get(key, getattr(self, key)) != getattr(self, key):
                 raise ConfigError(
@@ -173,22 +311,47 @@ class ForecastingData(StandardisedSeries, Data):
                 f"model.period={period} does not divide data.lookback={self.lookback}: as in the authors' code, "
                 f"{patches} patches have {self.lookback // patches} time steps each"
             )
-        self.check_truth({"train": tuple(self.rows), "eval": ("test",)}.get(task.name, ()))
+        self.check_truth({"train": list(self.rows), "eval": ["test"]}.get(task.name, []))
         if task.name != "predict" and list(self.rows) == ["test"] and not len(self.test):
             raise DataError(
                 f"{self.path} has {self.num_rows} rows, and task={task.name} needs {self.lookback + self.horizon} "
                 f"(data.lookback + data.horizon); give it more, or take task=predict, which forecasts what follows"
             )
 
+    def check_truth(self, splits: Sequence[str]) -> None:
+        """Refuse a split in which nothing that is forecast has a value; name the series that have none.
+
+        Args:
+            splits: those that something will be measured in.
+
+        Raises:
+            DataError: names the split and the series.
+        """
+        for split in splits if self._truth is not None else ():
+            first, stop = self.rows[split].start + self.lookback, self.rows[split].stop
+            known = (~self._truth[first:stop, self.scored].isnan()).any(dim=0).tolist()
+            lacking = [name for name, is_known in zip(self.target_names, known) if not is_known]
+            if len(lacking) == len(known):
+                raise DataError(
+                    f"{self.path}: {shortened(lacking)} has no value where the {split} split is forecast (rows "
+                    f"{first + 1} to {stop} of {self.num_rows} below the header), so that there is nothing to measure "
+                    "errors of; give values, or another data.split"
+                )
+            if lacking:
+                self.notes.append(
+                    f"{self.path}: no value of {shortened(lacking)} where the {split} split is forecast: what is "
+                    "measured there is of the other series"
+                )
+
     def calibrate(self, session: Session, model: Any) -> None:
         """Intervals around forecasts, where ``task.intervals`` asks for them (:mod:`exp.forecasting.intervals`)."""
         if session.config.task.get("intervals"):
-            from exp.forecasting.intervals.prepare import prepare
+            from exp.forecasting.intervals.calibrate import prepare
 
             self.intervals = prepare(session, self, model)
 
     def metrics(self, detailed: bool = False) -> Metric | list[Metric]:
-        """A new accumulator of this data set's metrics: of standardised values, as they are published, and beside them
+        """A new accumulator of this data set's metrics: of standardized values, as they are published, and beside them
         in the units of the file; and of the intervals, once they are prepared.
 
         Args:
@@ -197,21 +360,13 @@ class ForecastingData(StandardisedSeries, Data):
         from exp.forecasting.metrics import ForecastMetrics
 
         names = self.names if detailed else None
-        errors: Metric = ForecastMetrics(names, self.std)
-        if self._truth is not None:
-            from exp.forecasting.known_metrics import KnownForecastMetrics
-
-            errors = KnownForecastMetrics(self.scored, names, self.std)
+        errors = ForecastMetrics(names, self.std, None if self._truth is None else self.scored)
         if self.intervals is None:
             return errors
-        from exp.forecasting.intervals.metrics import IntervalMetrics
+        from exp.forecasting.intervals.metrics import AdaptiveMetrics, IntervalMetrics
 
         metrics: list[Metric] = [errors, IntervalMetrics(self.intervals, names, self.mean, self.std, self.scored)]
-        if self.intervals.adapts:
-            from exp.forecasting.intervals.adaptive import AdaptiveMetrics
-
-            metrics.append(AdaptiveMetrics(self.intervals, self.intervals.adapts, self.intervals.budget))
-        return metrics
+        return metrics + ([AdaptiveMetrics(self.intervals)] if self.intervals.adapts else [])
 
     def predict(self, session: Session, model: Any) -> Prediction:
         """Forecasts as files and pictures (:func:`exp.forecasting.predict.predict`)."""
@@ -221,62 +376,68 @@ class ForecastingData(StandardisedSeries, Data):
         return predict(session, self, model)
 
     def record(self, gather: Callable[[Any], list[Any]]) -> dict[str, Any]:
-        """Windows of each part, and how regular the dates are, for the result of a run.
+        """Windows of each split, and how regular the dates are, for the result of a run.
 
         Args:
             gather: of :class:`exp.engine.distributed.Distributed`, for data that ranks know different things of.
         """
-        content: dict[str, Any] = {part: len(self._windows(part)) for part in self.rows}
+        content: dict[str, Any] = {split: len(getattr(self, split)) for split in self.rows}
         if self._truth is not None:
             content["targets"] = self.target_names
             content["cells_without_truth"] = int(self._truth[:, self.scored].isnan().sum())
-        if self.rhythm is not None:
-            content["time_step"] = self.rhythm.step
-            content["irregular_steps"] = self.rhythm.irregular
+        if self.frequency is not None:
+            content["time_step"] = self.frequency.step
+            content["irregular_steps"] = self.frequency.irregular
         if self.notes:
             content["notes"] = list(self.notes)
         if self.intervals is not None:
             content["intervals"] = self.intervals.record
         return content
 
-    def dates_of(self, part: str, index: int) -> pd.DatetimeIndex | None:
+    def to_original_units(self, values: torch.Tensor) -> torch.Tensor:
+        """Undo the standardization.
+
+        Args:
+            values: standardized, (..., C), any floating dtype and device.
+
+        Returns:
+            The same shape, dtype and device.
+        """
+        # The dtype first: not every device takes float64.
+        mean, std = (stat.to(values.dtype).to(values.device) for stat in (self.mean, self.std))
+        return values * std + mean
+
+    def dates_of(self, split: str, index: int) -> pd.DatetimeIndex | None:
         """Dates of the H rows that a window forecasts; None where the file has none.
 
         Args:
-            part: ``train``, ``val`` or ``test``.
-            index: number of the window in that part.
-
-        Raises:
-            IndexError: the part has no such window.
+            split: ``train``, ``val`` or ``test``.
+            index: number of the window in that split.
         """
-        count = len(self._windows(part))
-        if not 0 <= index < count:
-            raise IndexError(f"part {part} has {count} windows; there is no window {index}")
         if self.dates is None:
             return None
-        begin = self.rows[part].start + index + self.lookback
+        begin = self.rows[split].start + index + self.lookback
         return self.dates[begin : begin + self.horizon]
 
     def past(self, begin: int) -> torch.Tensor:
-        """L standardised rows of the file from a row on, (L, C): NaN where there is no truth, not what fills it."""
-        rows = self._values if self._truth is None else self._truth
+        """L standardized rows of the file from a row on, (L, C): NaN where there is no truth, not what fills it."""
+        rows: torch.Tensor = self._series["values"] if self._truth is None else self._truth
         return rows[begin : begin + self.lookback]
 
     @property
     def num_past(self) -> int:
-        """Rows that are past (:class:`exp.forecasting.data.source.SeriesFile`).
+        """Rows that are past: all, or with covariates and empty cells, those up to the last one with a target's value.
 
         Raises:
             DataError: they are too few for a forecast.
         """
         self._require()
-        rows = self._file.num_past
-        if rows < self.lookback:
+        if self._num_past < self.lookback:
             raise DataError(
-                f"{self.path}: only {rows} rows up to the last value of {shortened(self.target_names)}; a forecast "
-                f"sees data.lookback={self.lookback}"
+                f"{self.path}: only {self._num_past} rows up to the last value of {shortened(self.target_names)}; a "
+                f"forecast sees data.lookback={self.lookback}"
             )
-        return rows
+        return self._num_past
 
     def future_window(self) -> tuple[dict[str, torch.Tensor], pd.DatetimeIndex | None]:
         """What a forecast beyond the last row of the file sees, and the H dates that it is for.
@@ -286,22 +447,28 @@ class ForecastingData(StandardisedSeries, Data):
 
         Returns:
             ``{"x": (1, L, C), "marks": (1, L, M)}``, and the dates (None where the file has none, or only one): they
-            continue the file's (:func:`exp.forecasting.data.rhythm.continued`).
+            continue the file's (:func:`exp.forecasting.data.calendar.continued`).
         """
         end = self.num_past
         seen = slice(end - self.lookback, end)
-        batch = {"x": self._values[seen].unsqueeze(0), "marks": self._marks[seen].unsqueeze(0)}
+        series = self._series
+        batch = {"x": series["values"][seen].unsqueeze(0), "marks": series["marks"][seen].unsqueeze(0)}
         dates = None
         if self.dates is not None:
             dates = self.dates[end : end + self.horizon]
             rest = self.horizon - len(dates)
             if rest:
-                beyond = continued(self.dates, rest, self.lookback)
+                beyond = calendar.continued(self.dates, rest, self.lookback)
                 dates = None if beyond is None else dates.append(beyond)
-        if self._future is not None:
+        if series["future"] is not None:
             rows = torch.arange(end, end + self.horizon).clamp_max(self.num_rows - 1)
-            future = self._future[rows].clone()
+            future = series["future"][rows].clone()
             if dates is not None:
-                future[:, -self.num_marks :] = series_contiguous(time_features(dates, self.horizon))
+                future[:, -self.num_marks :] = _series_contiguous(calendar.time_features(dates, self.horizon))
             batch["future"] = future.unsqueeze(0)
         return batch, dates
+
+
+def _series_contiguous(values: np.ndarray) -> torch.Tensor:
+    """float32 (T, C) with strides (1, T)."""
+    return torch.from_numpy(np.ascontiguousarray(values.T, dtype=np.float32)).t()

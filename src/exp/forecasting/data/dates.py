@@ -1,180 +1,200 @@
-"""Dates of a series, read in one form for the whole column: never guessed row by row."""
+"""Dates of a series: in one format for the whole column, never guessed row by row; increasing, and evenly spaced."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Callable, NamedTuple, Sequence
 
 import numpy as np
+import pandas as pd
+
+from exp.errors import DataError
+from exp.forecasting.data.calendar import Frequency, frequency_of
 
 if TYPE_CHECKING:
-    import pandas as pd
+    from typing import Iterator
 
-__all__ = ["DateError", "parse_dates"]
+    from exp.forecasting.config import ForecastingDataConfig
+    from exp.forecasting.data.header import Header
 
-# How days are written -> the formats that can be meant. {s}: the separators that there can be; then the one there is.
+__all__ = ["AmbiguousDatesError", "Dates", "parse_dates", "read_dates"]
+
+# How the day is written, with its separator, and the formats that can be meant.
 _DAYS = (
-    (r"\d{{4}}(?P<s>{s})\d{{1,2}}(?P=s)\d{{1,2}}", "[-/.]", ("%Y{s}%m{s}%d",)),
-    (r"\d{{1,2}}(?P<s>{s})\d{{1,2}}(?P=s)\d{{4}}", "[-/.]", ("%d{s}%m{s}%Y", "%m{s}%d{s}%Y")),
-    (r"\d{{1,2}}(?P<s>{s})\d{{1,2}}(?P=s)\d{{2}}", "[-/.]", ("%d{s}%m{s}%y", "%m{s}%d{s}%y", "%y{s}%m{s}%d")),
-    (r"\d{{1,2}}(?P<s>{s})[A-Za-z]{{3}}(?P=s)\d{{4}}", "[-/. ]", ("%d{s}%b{s}%Y",)),
-    (r"\d{{1,2}}(?P<s>{s})[A-Za-z]{{3}}(?P=s)\d{{2}}", "[-/. ]", ("%d{s}%b{s}%y", "%y{s}%b{s}%d")),
-    (r"\d{{4}}(?P<s>{s})\d{{1,2}}", "[-/]", ("%Y{s}%m",)),
-    (r"(?:19|20)\d{{6}}(?P<s>{s})", "", ("%Y%m%d",)),
+    (r"\d{4}([-/.])\d{1,2}\1\d{1,2}", ("%Y-%m-%d",)),
+    (r"\d{1,2}([-/.])\d{1,2}\1\d{4}", ("%d-%m-%Y", "%m-%d-%Y")),
+    (r"\d{1,2}([-/.])\d{1,2}\1\d{2}", ("%d-%m-%y", "%m-%d-%y", "%y-%m-%d")),
+    (r"\d{1,2}([-/. ])[A-Za-z]{3}\1\d{4}", ("%d-%b-%Y",)),
+    (r"\d{1,2}([-/. ])[A-Za-z]{3}\1\d{2}", ("%d-%b-%y", "%y-%b-%d")),
+    (r"\d{4}([-/])\d{1,2}", ("%Y-%m",)),
+    (r"(?:19|20)\d{6}()", ("%Y%m%d",)),
 )
-_ZONE = r"(?:Z|[+-]\d{2}:?\d{2})"
-_TIME = re.compile(
-    r"(?:(?P<between>T|[ ]+)(?P<hour>\d{1,2})"
-    r"(?:(?P<minute>:\d{2})(?:(?P<second>:\d{2})(?P<fraction>\.\d{1,9})?)?)?"
-    r"(?P<half>[ ]?[AaPp][Mm])?(?P<zone>[ ]?"
-    rf"{_ZONE})?)?"
-)
-_PARTS = {
-    "hour": (r"\d{1,2}", "%H"),
-    "minute": (r":\d{2}", ":%M"),
-    "second": (r":\d{2}", ":%S"),
-    "fraction": (r"\.\d{1,9}", ".%f"),
-    "half": ("[AaPp][Mm]", "%p"),
-    "zone": (_ZONE, "%z"),
-}
-_DATE = r"(?:19|20)\d{2}(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])"
-# Dates without separators, and time since 1970: since September 2001, its seconds have ten digits, and those that look
-# like a date as well lie after 2030.
-_NUMBERS = (
-    (rf"{_DATE}(?:[01]\d|2[0-3])", r"\d{10}", "%Y%m%d%H"),
-    (rf"{_DATE}\d{{4}}", r"\d{12}", "%Y%m%d%H%M"),
-    (rf"{_DATE}\d{{6}}", r"\d{14}", "%Y%m%d%H%M%S"),
-    (r"\d{10}(?:\.\d+)?", r"\d{10}(?:\.\d+)?", "%s"),
-    (r"\d{13}", r"\d{13}", "%s ms"),
-    (r"\d{16}", r"\d{16}", "%s us"),
-    (r"\d{19}", r"\d{19}", "%s ns"),
-)
-"""What the first cell looks like, and then all of them, and the format."""
+_ZONE = r"(Z|[+-]\d\d:?\d\d)"
+_TIME = re.compile(rf"(T| +)(\d{{1,2}})(:\d\d)?(:\d\d)?(\.\d{{1,9}})?( ?)([AaPp][Mm])?( ?){_ZONE}?")
+_DIRECTIVES = (None, "%H", ":%M", ":%S", ".%f", None, "%p", None, "%z")
+# Numbers by their digits: dates without separators, which begin with 19 or 20, or time since 1970.
+_DIGITS = {8: "%Y%m%d", 10: "%Y%m%d%H", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}
+_SINCE_1970 = {10: "%s", 13: "%s ms", 16: "%s us", 19: "%s ns"}
 
 
-class DateError(ValueError):
-    """A cell is no date, or could be several.
+class AmbiguousDatesError(DataError):
+    """The column of dates can be read in several formats."""
 
-    Args:
-        row: its position, from 0.
-        problem: what is wrong with it and what to do, to be said after the cell.
-        formats: those in which the whole column can be read, where there are several.
+
+class Dates(NamedTuple):
+    """The dates of a series.
+
+    Attributes:
+        index: strictly increasing, T of them.
+        date_format: in which they are written.
+        frequency: how far apart they are; None where there is one row.
+        warnings: where the distance departs from the usual one, a line; empty: nowhere.
     """
 
-    def __init__(self, row: int, problem: str, formats: Sequence[str] = ()) -> None:
-        super().__init__(problem)
-        self.row = row
-        self.problem = problem
-        self.formats = tuple(formats)
+    index: pd.DatetimeIndex
+    date_format: str
+    frequency: Frequency | None
+    warnings: list[str]
 
 
-class _Form(NamedTuple):
-    pattern: str
-    """Of every cell of the column."""
-    formats: tuple[str, ...]
-    """Of strftime, or ``%s``, ``%s ms`` and so on for time since 1970."""
+def read_dates(table: pd.DataFrame, header: Header, config: ForecastingDataConfig, usual: str | None) -> Dates | None:
+    """The column of dates of a file; None: it has none.
+
+    Args:
+        table: of the file; columns are named by their positions.
+        header: of the file.
+        config: has ``date_format`` and ``allow_gaps``.
+        usual: see :func:`parse_dates`.
+
+    Raises:
+        DataError: a cell is no date, dates do not increase, or their distances depart from the usual one and may not.
+        AmbiguousDatesError: see :func:`parse_dates`.
+    """
+    column = header.date
+    if column is None:
+        return None
+
+    def place(row: int) -> str:
+        return header.place(row, column)
+
+    dates, form = parse_dates(table[column].fillna("").str.strip(), config.date_format, usual, place)
+    backwards = dates[1:] <= dates[:-1]
+    if backwards.any():
+        row = int(backwards.argmax()) + 1
+        kind = "repeats" if dates[row] == dates[row - 1] else "is earlier than"
+        raise DataError(f"{place(row)} {kind} the date before it; {_order(table, header.names, column, dates)}")
+    frequency = frequency_of(dates)
+    if frequency is None or frequency.first is None:
+        return Dates(dates, form, frequency, [])
+    distance = (dates[frequency.first] - dates[frequency.first - 1]).to_pytimedelta()
+    what = (
+        f"{place(frequency.first)} is {distance} after the date before it, while most rows are {frequency.step} apart "
+        f"({frequency.irregular} of {len(dates) - 1} steps depart from that)"
+    )
+    if not config.allow_gaps:
+        raise DataError(f"{what}; fill the gaps, or allow them with data.allow_gaps=true")
+    evenly = "a window takes rows as if they were evenly spaced, data.allow_gaps=false refuses this"
+    return Dates(dates, form, frequency, [f"{what}; {evenly}"])
 
 
-def parse_dates(column: pd.Series, date_format: str | None = None) -> tuple[pd.DatetimeIndex, str]:
-    """Parse a column of dates in the one form that fits all of them.
+def _order(table: pd.DataFrame, names: Sequence[str], date: int, dates: pd.DatetimeIndex) -> str:
+    """What to do about dates that do not increase: a table in which every series has each date once is a long one."""
+    for key in table.columns if 4 * dates.nunique() <= 3 * len(dates) else ():
+        few = 1 < table[key].nunique() <= len(table) // 2
+        if few and not pd.DataFrame({0: table[key].astype(str), 1: dates}).duplicated().any():
+            value = next((name for number, name in enumerate(names) if number not in (key, date)), "<value>")
+            return (
+                f"this is a long table, whose rows are of the series that {names[key]} names; write a wide one, with a "
+                f"column for each series: pandas' table.pivot(index={names[date]!r}, columns={names[key]!r}, "
+                f"values={value!r})"
+            )
+    return "sort the rows by date and keep one per date, or, where the clock was put back, write times in UTC"
 
-    Without a format, the first cell tells the form (its separators, its parts), and the whole column which number is
-    the day where that is open: 01/12/2019 is the first of December if some date of the column cannot be read with the
-    month first. Numbers of 10, 13, 16 and 19 digits are time since 1970 (UTC) in s, ms, us and ns.
+
+def parse_dates(
+    column: pd.Series, date_format: str | None, usual: str | None, place: Callable[[int], str]
+) -> tuple[pd.DatetimeIndex, str]:
+    """Parse a column of dates in the one format that fits all of them.
+
+    Without a format, the first cell names the candidates, and the whole column says which number is the day where that
+    is open: 01/12/2019 is the first of December if some date of the column cannot be read with the month first. Numbers
+    of 10, 13, 16 and 19 digits are time since 1970 (UTC) in s, ms, us and ns.
 
     Args:
         column: text, without blanks at its ends.
         date_format: of strftime; ``%s``: seconds since 1970. None: found from the column.
+        usual: the format of other rows of the series, taken where several fit; None: not known.
+        place: names the cell of a row, from 0, for messages.
 
     Returns:
         The dates, with the offset from UTC that the cells name, in the order of the column; and their format.
 
     Raises:
-        DateError: a cell is no date, or not in the form of the others; offsets from UTC change; or the whole column
-            can be read in two ways.
+        DataError: a cell is no date, or not in the format of the others; or offsets from UTC change.
+        AmbiguousDatesError: the whole column can be read in several ways.
     """
-    form = _form_of(column.iloc[0]) if date_format is None else _Form("(?s:.*)", (date_format,))
-    if form is None:
-        raise DateError(0, "is not a date; write dates like 2016-07-01 00:00:00, or set data.date_format")
-    if date_format is None:
-        problem = (
-            f"is not a date in the form of the first one, {column.iloc[0]!r}; write all like 2016-07-01 00:00:00, "
-            "or set data.date_format"
-        )
-    else:
-        problem = f"does not fit data.date_format={date_format}; the same format is for all rows"
-    departs = ~column.str.fullmatch(form.pattern).to_numpy(dtype=bool)
-    if departs.any():
-        raise DateError(int(departs.argmax()), problem)
-    if "%z" in form.formats[0]:
-        _check_offsets(column)
+    formats = list(_candidates(column.iloc[0])) if date_format is None else [date_format]
+    if not formats:
+        raise DataError(f"{place(0)} is not a date; write dates like 2016-07-01 00:00:00, or set data.date_format")
+    if formats[0].endswith("%z"):
+        _check_offsets(column, place)
     try:
-        found = {each: _parsed(column, each) for each in form.formats}
+        found = {each: _parsed(column, each) for each in formats}
     except (ValueError, TypeError) as error:  # a directive that does not exist
-        raise DateError(0, f"cannot be read with data.date_format={date_format}: {error}") from error
+        raise DataError(f"{place(0)} cannot be read with data.date_format={date_format}: {error}") from error
     whole = {each: dates for each, dates in found.items() if not dates.hasnans}
     if not whole:
-        # Of the reading that goes on for longest: the others are not meant.
-        raise DateError(max(int(dates.isna().argmax()) for dates in found.values()), problem)
-    (chosen, dates), *others = whole.items()
-    for other, also in others:
-        unlike = np.asarray(dates != also)
-        if unlike.any():
-            raise DateError(
-                int(unlike.argmax()),
-                f"can be read as {chosen} and as {other}, and so can every date of the column; say which with "
-                f"data.date_format={chosen!r} or {other!r}",
-                list(whole),
+        # The format that goes on for longest is meant.
+        row = max(int(dates.isna().argmax()) for dates in found.values())
+        like = f"the format of the first one, {column.iloc[0]!r}" if date_format is None else date_format
+        raise DataError(f"{place(row)} is not a date in {like}; write all in one format, or set data.date_format")
+    chosen = usual if usual in whole else next(iter(whole))
+    for other, dates in whole.items():
+        unlike = np.asarray(dates != whole[chosen])
+        if unlike.any() and chosen != usual:
+            raise AmbiguousDatesError(
+                f"{place(int(unlike.argmax()))} can be read as {chosen} and as {other}, and so can every date of the "
+                f"column; say which with data.date_format={chosen!r} or {other!r}"
             )
-    return dates, chosen
+    return whole[chosen], chosen
 
 
-def _form_of(cell: str) -> _Form | None:
-    for first, every, written in _NUMBERS:
-        if re.fullmatch(first, cell):
-            return _Form(every, (written,))
-    for pattern, separators, formats in _DAYS:
-        day = re.match(pattern.format(s=separators), cell)
-        time = _TIME.fullmatch(cell, day.end()) if day else None
-        if day and time:
-            rest = _of_times(time)
-            separator = day.group("s")
-            return _Form(
-                pattern.format(s=re.escape(separator)) + rest.pattern,
-                tuple(each.format(s=separator) + rest.formats[0] for each in formats),
-            )
-    return None
+def _candidates(cell: str) -> Iterator[str]:
+    """Formats that can be meant by a cell, as far as its look tells."""
+    if cell.isdigit() and len(cell) in _DIGITS and re.match("(19|20)..(0[1-9]|1[0-2])", cell):
+        yield _DIGITS[len(cell)]
+    elif cell.isdigit() and len(cell) in _SINCE_1970:
+        yield _SINCE_1970[len(cell)]
+    for pattern, days in _DAYS:
+        day = re.match(pattern, cell)
+        time = _time_format(cell[day.end() :]) if day else None
+        if day and time is not None:
+            yield from (each.replace("-", day[1]) + time for each in days)
+            return
 
 
-def _of_times(time: re.Match[str]) -> _Form:
-    """The pattern and the format of what follows the day: nothing, or the parts of a time that the match has."""
-    if time.group("between") is None:
-        return _Form("", ("",))
-    patterns, directives = [time.group("between")], [time.group("between")]
-    for part, (pattern, directive) in _PARTS.items():
-        text = time.group(part)
-        if text is not None:
-            blank = " " if text.startswith(" ") else ""
-            patterns.append(blank + pattern)
-            directives.append(blank + directive)
-    written = "".join(directives)
-    return _Form("".join(patterns), (written.replace("%H", "%I") if "%p" in written else written,))
+def _time_format(text: str) -> str | None:
+    """The format of what follows the day, such as ``T%H:%M``; None: it is no time."""
+    time = _TIME.fullmatch(text)
+    if time is None:
+        return None if text else ""
+    parts: Sequence[tuple[str | None, str | None]] = list(zip(time.groups(), _DIRECTIVES))
+    form = "".join(directive or text for text, directive in parts if text)
+    return form.replace("%H", "%I") if "%p" in form else form
 
 
-def _check_offsets(column: pd.Series) -> None:
-    offsets = column.str.extract(f"({_ZONE})$", expand=False).fillna("")
+def _check_offsets(column: pd.Series, place: Callable[[int], str]) -> None:
+    offsets = column.str.extract(f"{_ZONE}$", expand=False).fillna("")
     changes = (offsets != offsets.iloc[0]).to_numpy(dtype=bool)
     if changes.any():
-        raise DateError(
-            int(changes.argmax()),
-            f"has another offset from UTC than the dates before it ({offsets.iloc[0]}); write all dates in UTC, "
-            "or all without an offset",
+        raise DataError(
+            f"{place(int(changes.argmax()))} has another offset from UTC than the dates before it ({offsets.iloc[0]}); "
+            "write all dates in UTC, or all without an offset"
         )
 
 
 def _parsed(column: pd.Series, form: str) -> pd.DatetimeIndex:
-    import pandas as pd
-
+    """The dates; NaT where a cell is none."""
     if not form.startswith("%s"):
         return pd.DatetimeIndex(pd.to_datetime(column, format=form, errors="coerce"))
     numbers = pd.to_numeric(column, errors="coerce")

@@ -1,9 +1,13 @@
-"""What the first line of a CSV file must be. Imports neither torch nor pandas nor numpy."""
+"""The rows of a CSV file with their line numbers, and what its first one must be. Imports neither torch nor pandas."""
 
 from __future__ import annotations
 
+import csv
+import gzip
 import re
-from typing import TYPE_CHECKING, Sequence
+import zlib
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Iterator, NamedTuple, Sequence
 
 from exp.data.places import shortened
 from exp.errors import DataError
@@ -11,114 +15,125 @@ from exp.errors import DataError
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["check_columns", "expected", "layout", "long_table", "of_number", "shortened"]
+    from exp.forecasting.config import ForecastingDataConfig
 
-_LAYOUT_DATES = "comma-separated; header `date,<series>,<series>,...`; then one row per time step, oldest first"
-_LAYOUT_NUMBERS = "comma-separated numbers, one row per time step, oldest first; no header, no dates; plain or .gz"
-_LONG = ("unique_id", "item_id")  # of Nixtla's libraries and of AutoGluon and GluonTS
-_FEW = 8  # names that an example has
+__all__ = ["Header", "layout", "numbered_rows", "read_header"]
+
+_SAVE = "save it as comma-separated UTF-8, plain or with a name that ends in .gz"
 _TIME = re.compile(r"date|time|datum|zeit|heure|fecha|^(ds|dt|ts)$", re.IGNORECASE)
 
 
-def check_columns(
-    path: Path,
-    first: Sequence[str],
-    header: bool,
-    channels: int | None,
-    date_column: str | None = "date",
-    new: bool = False,
-) -> int | None:
-    """Refuse a file whose first line does not fit.
+class Header(NamedTuple):
+    """The first row of a file.
 
-    Args:
-        path: for messages.
-        first: the cells of the first line.
-        header: whether they are to be names, else numbers.
-        channels: number of series expected; None: any.
-        date_column: name of the column of dates in the header; None: there is none.
-        new: whether its rows are for weights that have been trained on ``channels`` series.
+    Attributes:
+        path: of the file.
+        begin: lines before the first row of numbers.
+        names: of all columns, without blanks at their ends; their numbers where the file has no header.
+        date: position of the column of dates; None: there is none.
+    """
 
-    Returns:
-        The position of the column of dates; None: there is none.
+    path: Path
+    begin: int
+    names: list[str]
+    date: int | None
+
+    @property
+    def series(self) -> list[str]:
+        """Names of the columns that are not dates."""
+        return [name for index, name in enumerate(self.names) if index != self.date]
+
+    def place(self, row: int, column: int) -> str:
+        """``<path> row 7, column load: '3.5'``: a cell, by row and column from 0."""
+        rows = (each for each in numbered_rows(self.path) if each[0] > self.begin)
+        line, cells = next(islice(rows, row, None))
+        name = self.names[column] if self.begin else str(column + 1)
+        return f"{self.path} row {line}, column {name}: {cells[column]!r}"
+
+
+def numbered_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Line number (from 1) and cells of every row; slower than pandas, but knows where it is.
+
+    A blank line is no row, but below the first one of a file with one column: there it is an empty cell.
 
     Raises:
-        DataError: they are not; there is no such column; a name is missing or stands there twice; or there are more or
-            fewer series.
+        DataError: the file cannot be read, is not UTF-8 text, has a quote at the wrong place, or a row is longer or
+            shorter than the first.
     """
-    dates = None
-    if len(first) == 1 or any("\0" in cell for cell in first):
-        _check_separator(path, first)
-    if not header:
-        if first[0].strip() and not _is_number(first[0]):
-            _check_separator(path, first)
-            raise DataError(
-                f"{path} row 1, column 1: {first[0]!r} is not a number; for a file with a header and dates, "
-                "set data.header=true"
-            )
-    else:
-        # Before the number of series: a comma too many is no reason to set data.channels.
-        _check_names(path, first)
-        columns = [cell.strip() for cell in first]
-        key = next((columns.index(name) for name in _LONG if name in columns), None)
-        if key is not None and channels is not None:
-            raise DataError(f"{path} row 1: {long_table(columns, key)}")
-        if date_column is not None:
-            dates = _date_index(path, first, date_column)
-    count = len(first) - (dates is not None)
-    if count == 0:
-        raise DataError(f"{path} row 1: there is a `{first[0].strip()}` column, but no series; {expected(True)}")
-    if channels is not None and count != channels:
-        series = [cell.strip() if header else str(index) for index, cell in enumerate(first) if index != dates]
-        names = f" ({shortened(series)})" if header else ""
+    line, width = 0, 0
+    text: dict[str, Any] = {"encoding": "utf-8-sig", "errors": "surrogateescape", "newline": ""}
+    try:
+        with gzip.open(path, "rt", **text) if path.suffix == ".gz" else path.open(**text) as file:
+            reader = csv.reader(file, strict=True)
+            for cells in reader:
+                begin, line = line + 1, reader.line_num
+                whole = "".join(cells)
+                if re.search("[\udc80-\udcff\0]", whole):
+                    raise DataError(f"{path} row {begin} is not UTF-8 text; {_SAVE}")
+                if not whole.strip() and len(cells) < 2:
+                    if width != 1:
+                        continue
+                    cells = [""]
+                width = width or len(cells)
+                if len(cells) != width:
+                    raise DataError(
+                        f"{path} row {begin}, column {min(len(cells), width) + 1}: the row has {len(cells)} cells, but "
+                        f"the first row has {width}; every row needs one cell per column"
+                    )
+                yield begin, cells
+    except csv.Error as error:
         raise DataError(
-            f"{path} row 1: has {count} series{names}, but data.channels={channels}; {of_number(series, channels, new)}"
+            f"{path} row {line + 1} is not comma-separated text ({error}): a quote that is not closed, perhaps; write "
+            "every cell as a plain number, name or date"
+        ) from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path} cannot be read: {error}; check its permissions, or copy it anew") from error
+
+
+def read_header(path: Path, config: ForecastingDataConfig) -> Header:
+    """Read the first row of a CSV file.
+
+    Args:
+        path: of the file.
+        config: has ``header`` and ``date_column``.
+
+    Raises:
+        DataError: there is none, or it is not what the configuration says: no names, no numbers, no column of dates, a
+            name that lacks or stands there twice, or another separator than the comma.
+    """
+    line, first = next(numbered_rows(path), (0, []))
+    if not first:
+        raise DataError(f"{path} is empty; expected: {layout(config)}")
+    if len(first) == 1:
+        _check_separator(path, first)
+    if config.header:
+        names = [cell.strip() for cell in first]
+        _check_names(path, names)
+        return Header(
+            path, line, names, None if config.date_column is None else _date_index(path, names, config.date_column)
         )
-    return dates
+    if first[0].strip() and not _is_number(first[0]):
+        _check_separator(path, first)
+        raise DataError(
+            f"{path} row 1, column 1: {first[0]!r} is not a number; for a file with a header and dates, set "
+            "data.header=true"
+        )
+    return Header(path, line - 1, [str(index) for index in range(len(first))], None)
 
 
-def long_table(names: Sequence[str], key: int, dates: int | None = None) -> str:
-    """What a long table is, and what to do about it.
-
-    Args:
-        names: of the columns.
-        key: position of the column that names the series.
-        dates: position of the column of dates; None: found by its name.
-    """
-    others = [name for index, name in enumerate(names) if index not in (key, dates)]
-    times = [name for name in others if _TIME.search(name)]
-    date = names[dates] if dates is not None else times[0] if times else "<date>"
-    value = next((name for name in others if name != date), "<value>")
-    return (
-        f"this is a long table, whose rows are of the series that {names[key]} names; write a wide one, with a column "
-        f"for each series: pandas' table.pivot(index={date!r}, columns={names[key]!r}, values={value!r})"
-    )
-
-
-def of_number(names: Sequence[str], channels: int, new: bool) -> str:
-    """What to do about a file with another number of series.
-
-    Args:
-        names: of its series.
-        channels: how many are expected.
-        new: see :func:`check_columns`.
-    """
-    if not new:
-        return f"set data.channels={len(names)}, or take the right file"
-    if len(names) < channels:
-        return "the weights need all that they were trained on; take the right file"
-    few = ",".join(name if re.fullmatch(r"[\w./-]+", name) else f'"{name}"' for name in names[:channels])
-    such = f"data.inputs=[{few}]" if channels <= _FEW else f"{channels} of them in data.inputs"
-    such = f"'{such}'" if '"' in such else such
-    return f"name those that the weights were trained on, in that order, such as {such}"
+def layout(config: ForecastingDataConfig) -> str:
+    """What a file is to look like, for messages."""
+    if str(config.file).endswith(".npz"):
+        return "an archive of numpy with an array `data`: (rows, series) or (rows, series, measures), oldest row first"
+    if config.header:
+        return "comma-separated; header `date,<series>,<series>,...`; then one row per time step, oldest first"
+    return "comma-separated numbers, one row per time step, oldest first; no header, no dates; plain or .gz"
 
 
 def _check_separator(path: Path, first: Sequence[str]) -> None:
     line = ",".join(first)
-    if "\0" in line:
-        raise DataError(f"{path} row 1 holds NUL bytes: it is UTF-16, perhaps; save it as comma-separated UTF-8")
-    spaced = line.split()
-    apart = len(spaced) > 1 and all(_is_number(cell) for cell in spaced)
-    for separator, name in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars"), *([(" ", "spaces")] * apart)):
+    numbers = all(_is_number(cell) for cell in line.split())
+    for separator, name in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars"), *([(" ", "spaces")] * numbers)):
         if line.count(separator) >= len(first):
             raise DataError(
                 f"{path} row 1: its cells are separated by {name}; write the file with commas between cells and points "
@@ -126,57 +141,31 @@ def _check_separator(path: Path, first: Sequence[str]) -> None:
             )
 
 
-def _check_names(path: Path, first: Sequence[str]) -> None:
-    seen: dict[str, int] = {}
-    for column, cell in enumerate(first, 1):
-        name = cell.strip()
+def _check_names(path: Path, names: Sequence[str]) -> None:
+    for number, name in enumerate(names):
+        place = f"{path} row 1, column {number + 1}:"
         if not name or name.startswith("Unnamed: "):  # what pandas makes of a missing name
-            last = column == len(first) > 1 and not name
-            why = "the line ends with a comma" if last else "of row numbers, perhaps"
-            do = "remove the comma at the end of every line" if last else "name the column, or remove it"
-            raise DataError(f"{path} row 1, column {column}: the column has no name ({why}); {do}")
-        if name in seen:
             raise DataError(
-                f"{path} row 1, column {column}: {name!r} is the name of column {seen[name]}, too; "
-                "give every column a name of its own"
+                f"{place} the column has no name (of row numbers, perhaps, or a comma at the end of every line); name "
+                "it, or remove it"
             )
-        seen[name] = column
+        if name in names[:number]:
+            raise DataError(f"{place} {name!r} is the name of another column, too; give every column a name of its own")
 
 
-def _date_index(path: Path, first: Sequence[str], date_column: str) -> int:
-    names = [cell.strip() for cell in first]
-    wanted = date_column.strip()
+def _date_index(path: Path, names: Sequence[str], wanted: str) -> int:
+    alike = [index for index, name in enumerate(names) if name.lower() == wanted.lower()]
     if wanted in names:
         return names.index(wanted)
-    alike = [index for index, name in enumerate(names) if name.lower() == wanted.lower()]
     if len(alike) == 1:
         return alike[0]
-    _check_separator(path, first)
+    _check_separator(path, names)
     problem = f"{path} row 1: no column `{wanted}`: the header is {shortened(names)}"
     if all(_is_number(name) for name in names):
         raise DataError(f"{problem}; for a file of numbers only, set data.header=false")
-    if all(_is_number(name) for name in names[1:]):
-        raise DataError(f"{problem}, which looks like data; put the names of the columns above it; {expected(True)}")
-    candidates = [name for name in names if _TIME.search(name)]
-    hint = " or ".join(f"data.date_column={_quoted(name)}" for name in candidates[:3])
-    raise DataError(
-        f"{problem}; set {hint or 'data.date_column to the name of the column of dates'}"
-        f"{'' if hint else ', or data.date_column=null where there is none'}"
-    )
-
-
-def _quoted(name: str) -> str:
-    return name if re.fullmatch(r"[\w./-]+", name) else f"'\"{name}\"'"
-
-
-def expected(header: bool) -> str:
-    """What a file of this kind looks like, for the end of a message."""
-    return f"expected: {layout(header)}"
-
-
-def layout(header: bool) -> str:
-    """The layout of a file with header and dates, or of numbers only."""
-    return _LAYOUT_DATES if header else _LAYOUT_NUMBERS
+    times = [name if re.fullmatch(r"[\w./-]+", name) else f"'\"{name}\"'" for name in names if _TIME.search(name)]
+    hint = " or ".join(f"data.date_column={name}" for name in times[:3])
+    raise DataError(f"{problem}; set {hint or 'data.date_column to its name, or to null where there is none'}")
 
 
 def _is_number(text: str) -> bool:

@@ -2,42 +2,28 @@
 
 from __future__ import annotations
 
-import csv
-import io
+import zipfile
+import zlib
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NoReturn, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd  # once in the fork server, not in each worker
 
 from exp.errors import DataError
-from exp.forecasting.data.dates import DateError, parse_dates
-from exp.forecasting.data.header import check_columns, long_table
-from exp.forecasting.data.npz import check_array, is_archive, read_array
-from exp.forecasting.data.roles import Roles
-from exp.forecasting.data.rows import numbered_rows
+from exp.forecasting.data.columns import Columns, choose
+from exp.forecasting.data.dates import AmbiguousDatesError, Dates, read_dates
+from exp.forecasting.data.header import Header, layout, numbered_rows, read_header
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["AmbiguousDatesError", "Series", "read_series"]
+    from exp.forecasting.config import ForecastingDataConfig
 
-_EMPTY = ("", "nan")  # in any letters, beside what pandas takes for an empty cell
-_FLOAT32 = np.finfo(np.float32)
+__all__ = ["Series", "read_series"]
 
-
-class AmbiguousDatesError(DataError):
-    """The column of dates can be read in several formats.
-
-    Args:
-        message: which cell shows it, and what to do.
-        formats: of strftime.
-    """
-
-    def __init__(self, message: str, formats: Sequence[str]) -> None:
-        super().__init__(message)
-        self.formats = tuple(formats)
+_LARGEST = np.finfo(np.float32).max
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,239 +31,133 @@ class Series:
     """A multivariate series.
 
     Attributes:
-        values: float64 (T, C), oldest row first; finite, or NaN where a cell may be and is empty; all of them 0 or
-            within the range of normal float32 numbers.
-        names: of the C series.
-        dates: strictly increasing, T of them; None where the file has none.
         path: where it was read.
-        header: whether its first line has names.
-        date_index: position of the column of dates in the file; None: there is none.
-        date_format: in which they are written; None: there are none.
-        columns: position of each series in the file.
+        header: of the file; None: it is an archive of numpy.
+        columns: those that are read, C of them.
+        values: float64 (T, C), oldest row first; within the range of float32, or NaN where a cell may be and is empty.
+        dates: of the rows; None where the file has none, or they are ambiguous.
+        problem: why the dates cannot be read; None: they can.
     """
 
-    values: np.ndarray
-    names: tuple[str, ...]
-    dates: pd.DatetimeIndex | None
     path: Path
-    header: bool
-    date_index: int | None
-    date_format: str | None
-    columns: Sequence[int]
+    header: Header | None
+    columns: Columns
+    values: np.ndarray
+    dates: Dates | None = None
+    problem: AmbiguousDatesError | None = None
 
-    def place(self, row: int, channel: int | None = None) -> str:
-        """``<path> row 7, column load: '3.5'``: a cell by its position in :attr:`values`, from 0; None: its date."""
-        if is_archive(self.path):
-            assert channel is not None
-            return _place_in_array(self.path, row, self.columns[channel], self.values[row, channel])
-        column = self.date_index if channel is None else self.columns[channel]
-        assert column is not None
-        return _place(self.path, row, column, self.header)
+    def place(self, row: int, channel: int) -> str:
+        """``<path> row 7, column load: '3.5'``: a cell by its position in :attr:`values`, from 0."""
+        name = self.columns.names[channel]
+        if self.header is None:
+            return f"{self.path} data[{row}, {name}]: {self.values[row, channel]:.6g}"
+        return self.header.place(row, self.header.names.index(name))
 
 
-def read_series(
-    path: Path,
-    header: bool = True,
-    channels: int | None = None,
-    date_column: str | None = "date",
-    date_format: str | None = None,
-    roles: Roles | None = None,
-) -> Series:
-    """Read a CSV file.
+def read_series(path: Path, config: ForecastingDataConfig, usual_format: str | None = None) -> Series:
+    """Read a file.
 
     Args:
-        path: comma-separated UTF-8 text, plain or ``.gz``, one row per time step; or an archive of numpy
-            (:mod:`exp.forecasting.data.npz`), whose series are named 0, 1, ..., and which has no dates.
-        header: True: the first line has the names of the columns (the form of ETT and of the other data sets of the
-            Time-Series-Library). False: numbers only; the series are then named 0, 1, ...
-        channels: number of series expected (C); None: any.
-        date_column: name of the column of dates, in letters of either case; None: there is none.
-        date_format: see :func:`exp.forecasting.data.dates.parse_dates`.
-        roles: which series are read, and whether cells may be empty; None: all, and no.
+        path: comma-separated UTF-8 text, plain or ``.gz``, one row per time step; or ``.npz``, as PEMS is published: an
+            archive of numpy with an array ``data`` of (rows, series) or (rows, series, measures). Of several measures
+            the first is taken (the traffic flow, as in the loaders of SCINet, arXiv 2106.09305, and iTransformer, arXiv
+            2310.06625).
+        config: the keys of ``data``.
+        usual_format: of dates, where several fit; see :func:`exp.forecasting.data.dates.parse_dates`.
 
     Raises:
-        DataError: the file is unreadable, empty or ragged; its header does not fit (see
-            :func:`exp.forecasting.data.header.check_columns`); a cell is not a finite number that float32 can carry, or
+        DataError: the file is unreadable, empty or ragged; its first row does not fit (see
+            :func:`exp.forecasting.data.header.read_header`); a cell is not a finite number that float32 can carry, or
             not a date; dates are not strictly increasing. Rows are numbered as lines of the file, from 1.
-        AmbiguousDatesError: dates can be read in several formats.
     """
-    roles = roles or Roles()
-    in_file = channels if roles.inputs is None else None
-    if is_archive(path):
-        check_array(path, in_file)
-        table = pd.DataFrame(read_array(path))
-        columns = roles.selected(path, [str(name) for name in table.columns], channels)
-        values = _to_numbers(path, table[columns], False, roles.masks)
-        return Series(values, tuple(map(str, columns)), None, path, False, None, None, columns)
-    rows = list(islice(numbered_rows(path, header), 2))
-    if not rows:
-        raise DataError(f"{path} is empty; expected one row per time step")
-    first = rows[0][1]
-    date_index = check_columns(path, first, header, in_file, date_column)
-    for line, cells in rows[1:]:
-        # Where the first row is longer than the header, pandas takes the first cell of every row for a label.
-        _check_length(path, line, cells, first)
-    table = _read_table(path, header, len(first), date_index)
-    if len(table) == 0:
-        raise DataError(f"{path} is empty below its header; expected one row per time step")
-    if table[len(first) - 1].isna().any():  # pandas fills short rows up
-        for line, cells in numbered_rows(path, header):
-            _check_length(path, line, cells, first)
-    dates = None
-    names = [cell.strip() if header else str(index) for index, cell in enumerate(first)]
-    if date_index is not None:
-        dates, date_format = _to_dates(path, table, names, date_index, date_format)
-    series = [index for index in range(len(first)) if index != date_index]
-    columns = [series[position] for position in roles.selected(path, [names[index] for index in series], channels)]
-    values = _to_numbers(path, table[columns], header, roles.masks)
-    date_format = None if dates is None else date_format
-    chosen = tuple(names[index] for index in columns)
-    return Series(values, chosen, dates, path, header, date_index, date_format, columns)
-
-
-def _read_table(path: Path, header: bool, width: int, date_index: int | None) -> pd.DataFrame:
-    """All rows; the columns are named by their positions."""
-    import zlib
-
-    source: Any = path
-    skip = int(header)
-    if width == 1:  # pandas takes no blank line for an empty cell
-        cells = (cells for _, cells in islice(numbered_rows(path, header), skip, None))
-        source, skip = io.StringIO(), 0
-        csv.writer(source, quoting=csv.QUOTE_ALL).writerows(cells)
-        source.seek(0)
+    if path.suffix == ".npz":
+        values = _read_array(path, config)
+        columns = choose(path, [str(number) for number in range(values.shape[1])], config)
+        series = Series(path, None, columns, values[:, [int(name) for name in columns.names]])
+        _refuse(series, ~(np.abs(series.values) <= _LARGEST), "is not a finite number that float32 carries; correct it")
+        return series
+    header = read_header(path, config)
+    table = _read_table(path, header)
+    columns = choose(path, header.series, config)
+    dates, problem = None, None
     try:
-        return pd.read_csv(
-            source,
-            header=0 if skip else None,
+        dates = read_dates(table, header, config, usual_format)
+    except AmbiguousDatesError as error:
+        problem = error
+    chosen = [header.names.index(name) for name in columns.names]
+    values, empty = _to_numbers(table[chosen])
+    series = Series(path, header, columns, values, dates, problem)
+    do = "write it with digits and a point"
+    bad = ~(np.abs(values) <= _LARGEST)
+    if config.missing == "mask":
+        bad &= ~empty
+    elif bad.any() and empty.flat[int(bad.argmax())]:
+        do = "fill the gap, leave the row out, or take empty cells for such (data.missing=mask)"
+    _refuse(series, bad, f"is not a finite number that float32 carries; {do}")
+    return series
+
+
+def _read_table(path: Path, header: Header) -> pd.DataFrame:
+    """All rows below the header; the columns are named by their positions."""
+    width = len(header.names)
+    list(islice(numbered_rows(path), 2))  # pandas takes the first cells for labels, if the first row is too long
+    try:
+        table = pd.read_csv(
+            path,
+            header=None,
+            skiprows=header.begin,
             names=list(range(width)),
+            skip_blank_lines=width > 1,
             # Dates as they stand: a column of plain numbers would otherwise pass for nanoseconds since 1970.
-            dtype=None if date_index is None else {date_index: str},
+            dtype=None if header.date is None else {header.date: str},
             low_memory=False,
         )
-    except pd.errors.ParserError as error:
-        _raise_ragged(path, str(error))
-    except UnicodeDecodeError as error:
-        for _ in numbered_rows(path):  # tells the row
+    except (pd.errors.ParserError, UnicodeDecodeError, OSError, EOFError, zlib.error) as error:
+        for _ in numbered_rows(path):  # names the row
             pass
-        raise DataError(f"{path} is not UTF-8 text ({error.reason}); save it as comma-separated UTF-8") from error
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} cannot be read: {error}; check its permissions, or copy it anew") from error
+        raise DataError(f"{path} cannot be read as comma-separated UTF-8: {error}; write it anew") from error
+    except pd.errors.EmptyDataError:
+        table = pd.DataFrame()
+    if width == 1 and len(table):  # blank lines at the end are no rows
+        there = table[0].notna() & (table[0].astype(str).str.strip() != "")
+        table = table[: len(table) - int(there[::-1].argmax())]
+    if not len(table):
+        raise DataError(f"{path} is empty below its header; expected one row per time step")
+    if table[width - 1].isna().any():  # pandas fills short rows up
+        for _ in numbered_rows(path):
+            pass
+    return table
 
 
-def _raise_ragged(path: Path, reason: str) -> NoReturn:
-    rows = numbered_rows(path)
-    _, first = next(rows)
-    for line, cells in rows:
-        _check_length(path, line, cells, first)
-    raise DataError(f"{path} is not comma-separated text: {reason}; write it anew")
-
-
-def _check_length(path: Path, line: int, cells: Sequence[str], first: Sequence[str]) -> None:
-    if len(cells) != len(first):
-        column = min(len(cells), len(first)) + 1
-        comma = len(cells) == len(first) + 1 and not cells[-1].strip()
-        do = "remove the comma at the end of the line" if comma else "every row needs one cell per column"
-        raise DataError(
-            f"{path} row {line}, column {column}: the row has {len(cells)} cells, but the first row has {len(first)}; "
-            f"{do}"
-        )
-
-
-def _place(path: Path, row: int, column: int, header: bool) -> str:
-    """A cell of the table, given as ``row`` and ``column`` of the file from 0, without the header."""
-    rows = numbered_rows(path, header)
-    line, cells = next(rows)
-    first = cells
-    for _ in range(row + 1 if header else row):
-        line, cells = next(rows)
-        # A row that is too short or too long may be the one that is meant: pandas fills the former up.
-        _check_length(path, line, cells, first)
-    name = first[column].strip() if header else str(column + 1)
-    return f"{path} row {line}, column {name}: {cells[column]!r}"
-
-
-def _to_numbers(path: Path, table: pd.DataFrame, header: bool, may_be_empty: bool) -> np.ndarray:
+def _to_numbers(table: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+    """float64 (T, C), NaN where a cell is no number; and bool (T, C), where it is empty."""
     empty = np.array(table.isna())
-    text = [column for column in table.columns if table[column].dtype.kind not in "iuf"]
-    if text:
-        table = table.copy()
-        for column in text:
+    numbers = {}
+    for place, column in enumerate(table.columns):
+        numbers[place] = table[column]
+        if numbers[place].dtype.kind not in "iuf":
             cells = table[column].astype(str).str.strip()
-            empty[:, table.columns.get_loc(column)] |= cells.str.lower().isin(_EMPTY).to_numpy()
-            table[column] = pd.to_numeric(cells, errors="coerce")
-    values = table.to_numpy(dtype=np.float64)
-    if may_be_empty:
-        problem = "is not a finite number, nor is the cell empty; write a number, or nothing"
-        _refuse(~np.isfinite(values) & ~empty, path, table, header, problem)
-    else:
-        bad = ~np.isfinite(values)
-        gap = bool(bad.any() and empty.flat[int(bad.argmax())])
-        do = "fill the gap, leave the row out, or take empty cells for such (data.missing=mask)"
-        do = do if gap else "write it with digits and a point"
-        _refuse(bad, path, table, header, f"is not a finite number; {do}")
-    size = np.abs(values)
-    if np.fmax.reduce(size, axis=None) > _FLOAT32.max:
-        problem = f"is beyond what float32 carries ({_FLOAT32.max:.4g}); correct it, or use a larger unit"
-        _refuse(size > _FLOAT32.max, path, table, header, problem)
-    tiny = size < _FLOAT32.tiny
-    if tiny.any():
-        problem = f"is nearer to zero than float32 carries ({_FLOAT32.tiny:.4g}); write 0, or use a smaller unit"
-        _refuse(tiny & (size > 0), path, table, header, problem)
-    return values
+            empty[:, place] |= cells.str.lower().isin(["", "nan"]).to_numpy()
+            numbers[place] = pd.to_numeric(cells, errors="coerce")
+    return pd.DataFrame(numbers).to_numpy(dtype=np.float64), empty
 
 
-def _refuse(bad: np.ndarray, path: Path, table: pd.DataFrame, header: bool, problem: str) -> None:
+def _refuse(series: Series, bad: np.ndarray, problem: str) -> None:
     """Raise for the first cell that is ``bad``."""
-    if not bad.any():
-        return
-    row, column = divmod(int(bad.argmax()), bad.shape[1])
-    if bad[:, column].all() and len(bad) > 1:
-        problem += "; it is so in the whole column: remove it if it is no series"
-    number = int(table.columns[column])
-    if is_archive(path):
-        place = _place_in_array(path, row, number, table.iat[row, column])
-    else:
-        place = _place(path, row, number, header)
-    raise DataError(f"{place} {problem}")
+    if bad.any():
+        row, channel = divmod(int(bad.argmax()), bad.shape[1])
+        if bad[:, channel].all() and len(bad) > 1:
+            problem += "; it is so in the whole column: leave it out if it is no series (data.inputs)"
+        raise DataError(f"{series.place(row, channel)} {problem}")
 
 
-def _place_in_array(path: Path, row: int, series: int, value: float) -> str:
-    """A cell of the array, from 0, as numpy's users index it."""
-    return f"{path} data[{row}, {series}]: {value:.6g}"
-
-
-def _to_dates(
-    path: Path, table: pd.DataFrame, names: Sequence[str], index: int, date_format: str | None
-) -> tuple[pd.DatetimeIndex, str]:
+def _read_array(path: Path, config: ForecastingDataConfig) -> np.ndarray:
+    """float64 (T, C)."""
     try:
-        dates, found = parse_dates(table[index].fillna("").str.strip(), date_format)
-        backwards = dates[1:] <= dates[:-1]
-        if backwards.any():
-            row = int(backwards.argmax()) + 1
-            kind = "repeats" if dates[row] == dates[row - 1] else "is earlier than"
-            key = _key_of_long(table, dates)
-            if key is not None:
-                raise DateError(row, f"{kind} the date before it: {long_table(names, key, index)}")
-            raise DateError(
-                row,
-                f"{kind} the date before it; sort the rows by date and keep one per date, or, where the clock was put "
-                "back, write times in UTC",
-            )
-    except DateError as error:
-        message = f"{_place(path, error.row, index, True)} {error.problem}"
-        if error.formats:
-            raise AmbiguousDatesError(message, error.formats) from error
-        raise DataError(message) from error
-    return dates, found
-
-
-def _key_of_long(table: pd.DataFrame, dates: pd.DatetimeIndex) -> int | None:
-    """The column that names the series of a long table, in which every series has each date once; None: it is none."""
-    if 4 * dates.nunique() > 3 * len(dates):
-        return None
-    for column in table.columns:
-        few = 1 < table[column].nunique() <= len(table) // 2
-        if few and not pd.DataFrame({0: table[column].astype(str), 1: dates}).duplicated().any():
-            return int(column)
-    return None
+        with np.load(path, allow_pickle=False) as archive:
+            values: np.ndarray = archive["data"]
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"{path} cannot be read: {error}; expected: {layout(config)}") from error
+    if values.ndim not in (2, 3) or not values.size or values.dtype.kind not in "fiu":
+        raise DataError(f"{path}: its array `data` is {values.shape}, {values.dtype}; expected: {layout(config)}")
+    return (values if values.ndim == 2 else values[..., 0]).astype(np.float64)

@@ -15,7 +15,7 @@ _SHARE, _WITHOUT_ASKING = 1 / 16, 2**28  # of a device's free memory for a serie
 class WindowDataset(Dataset):
     """The windows of some rows of a series, stride 1; indexed by a whole batch.
 
-    Holds views only: all parts of a series, and all data-loader workers, share its memory.
+    Holds views only: all splits of a series, and all data-loader workers, share its memory.
 
     Args:
         values: the series, float32 (T, C). Best with each series contiguous (strides (1, T)): a window is then C runs
@@ -44,13 +44,8 @@ class WindowDataset(Dataset):
         future: torch.Tensor | None = None,
     ) -> None:
         # One tensor per memory, cut into views when asked: torch 1.10 cannot send two of one memory to a new process.
-        self._values = values[rows.start : rows.stop]
-        self._marks = marks[rows.start : rows.stop]
-        self._ahead = {
-            name: series[rows.start : rows.stop]
-            for name, series in (("y", truth), ("future", future))
-            if series is not None
-        }
+        series = {"x": values, "marks": marks, "y": truth, "future": future}
+        self._series = {name: each[rows.start : rows.stop] for name, each in series.items() if each is not None}
         self.rows = rows
         self.lookback = lookback
         self.horizon = horizon
@@ -74,23 +69,21 @@ class WindowDataset(Dataset):
             IndexError: a number is negative or not below ``len(self)``.
         """
         index = torch.as_tensor(indices, dtype=torch.int64)
-        size = self.lookback + self.horizon
         # unfold: (rows, C) -> (windows, C, size), without copying.
-        windows, marks = (tensor.unfold(0, size, 1) for tensor in (self._values, self._marks))
+        windows = {name: each.unfold(0, self.lookback + self.horizon, 1) for name, each in self._series.items()}
         # index_select copies runs of memory; view[index] goes element by element, 3 to 30 times slower on torch 2.13.
-        batch = {
-            "x": windows[..., : self.lookback].index_select(0, index).transpose(1, 2),
-            "marks": marks[..., : self.lookback].index_select(0, index).transpose(1, 2),
-        }
-        ahead = {"y": windows, **{name: series.unfold(0, size, 1) for name, series in self._ahead.items()}}
-        for name, series in ahead.items():
-            batch[name] = series[..., self.lookback :].index_select(0, index).transpose(1, 2)
-        return {**self._with_known(batch), "index": index}
+        return self._batch(index, lambda name, rows: windows[name][..., rows].index_select(0, index))
 
-    def _with_known(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        if "y" in self._ahead:
+    def _batch(self, index: torch.Tensor, cut: Callable[[str, slice], torch.Tensor]) -> dict[str, torch.Tensor]:
+        """A batch of the rows that ``cut`` gives of each window, (B, C, rows) contiguous."""
+        seen, ahead = slice(self.lookback), slice(self.lookback, None)
+        batch = {name: cut(name, seen).transpose(1, 2) for name in ("x", "marks")}
+        batch["y"] = cut("y" if "y" in self._series else "x", ahead).transpose(1, 2)
+        if "future" in self._series:
+            batch["future"] = cut("future", ahead).transpose(1, 2)
+        if "y" in self._series:
             batch["known"] = (batch["y"] == batch["y"]).to(torch.float32)  # NaN alone is unlike itself
-        return batch
+        return {**batch, "index": index}
 
     def numbers(self, keys: torch.Tensor) -> torch.Tensor:
         """The keys themselves."""
@@ -106,26 +99,21 @@ class WindowDataset(Dataset):
         Returns:
             Takes window numbers on the device, int64 (B,). None: cut them here.
         """
-        held = (self._values, self._marks, *self._ahead.values())
-        size = sum(tensor.numel() * tensor.element_size() for tensor in held)
+        size = sum(tensor.numel() * tensor.element_size() for tensor in self._series.values())
         fits = size <= (_WITHOUT_ASKING if free is None else free * _SHARE)
         if not (fits if self.resident is None else self.resident):
             return None
-        values, marks, *others = (tensor.t().contiguous().to(device) for tensor in held)
+        there = {name: tensor.t().contiguous().to(device) for name, tensor in self._series.items()}
         window = torch.arange(self.lookback + self.horizon, dtype=torch.int32).to(device)
 
         def cut(index: torch.Tensor) -> dict[str, Any]:
             # Not by strided views, as on the host: some devices copy the whole view, all windows, before they select.
             # In 32 bits, which every card computes with.
             rows = (index.to(torch.int32).unsqueeze(1) + window).reshape(-1)
-            seen, known, *more = (
-                series.index_select(1, rows).view(len(series), len(index), len(window)).transpose(0, 1)
-                for series in (values, marks, *others)
-            )
-            parts = {"x": seen[..., : self.lookback], "marks": known[..., : self.lookback]}
-            for name, series in {"y": seen, **dict(zip(self._ahead, more))}.items():
-                parts[name] = series[..., self.lookback :]
-            batch = {name: part.contiguous().transpose(1, 2) for name, part in parts.items()}
-            return {**self._with_known(batch), "index": index}
+            windows = {
+                name: series.index_select(1, rows).view(len(series), len(index), len(window)).transpose(0, 1)
+                for name, series in there.items()
+            }
+            return self._batch(index, lambda name, part: windows[name][..., part].contiguous())
 
         return cut

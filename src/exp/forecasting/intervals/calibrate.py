@@ -1,33 +1,162 @@
-"""Conformity scores of the validation part: split conformal prediction for any forecaster.
+"""Intervals calibrated on the validation part: split conformal prediction for any forecaster.
+
+Conformity scores are, at each step and channel,
 
 - residuals: |y - forecast|, or y - forecast for the two ends apart (Lei et al., JASA 113(523), 2018);
-- standard deviations: the same divided by them (normalised conformal prediction, Papadopoulos et al., ECML 2002);
-- quantiles: how far y lies outside of an interval, negative inside (conformalised quantile regression, Romano et al.,
+- standard deviations: the same divided by them (normalized conformal prediction, Papadopoulos et al., ECML 2002);
+- quantiles: how far y lies outside of an interval, negative inside (conformalized quantile regression, Romano et al.,
   NeurIPS 2019).
+
+Of n of them the one of rank ``ceil((n + 1) * level)`` bounds a new one with probability ``level`` or more, if all are
+exchangeable (Vovk, Gammerman and Shafer 2005).
 """
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Sequence
 
 import numpy as np
 import torch
+from omegaconf import OmegaConf
 
+from exp.config.resolve import create
+from exp.contract import shown
+from exp.data.base import Data
+from exp.engine import checkpoint
+from exp.engine.debug import split_in_use
 from exp.engine.outputs import batch_outputs
 from exp.engine.wrapper import unwrapped
-from exp.forecasting.intervals.conformal import GRID, LEAST_STD, OrderedScores, quantile_levels
-from exp.forecasting.intervals.intervals import Spread
+from exp.errors import ConfigError, DataError
+from exp.forecasting.intervals.intervals import GRID, LEAST_STD, Intervals, Spread, quantile_levels
+from exp.forecasting.intervals.keys import check_keys
+from exp.runfolder import RunFolder
 
 if TYPE_CHECKING:
     from exp.session import Session
 
-__all__ = ["Calibration", "Scores", "calibrated_quantiles", "calibrated_residuals"]
+__all__ = ["OrderedScores", "Scores", "calibrated_quantiles", "calibrated_residuals", "prepare"]
 
 _Score = Callable[[torch.Tensor, torch.Tensor, Any], Sequence[torch.Tensor]]
+_OF_FILE = ("name", "root", "file", "archive_folder", "split", "header", "date_column", "date_format", "allow_gaps")
+
+
+def prepare(session: Session, data: Any, model: Any) -> Intervals | None:
+    """The intervals that ``task`` asks for; None: it asks for none.
+
+    Args:
+        session: the session; every rank calls.
+        data: an :class:`exp.forecasting.data.dataset.ForecastingData`.
+        model: wrapped or not; moved to the session's device.
+
+    Raises:
+        ConfigError: the keys do not go together or with the model, or there is nothing to calibrate with.
+    """
+    task = session.config.task
+    levels = check_keys(task)
+    if not levels:
+        return None
+    model = unwrapped(model).to(session.device).eval()
+    kind, rescaled, rate = _kind(task, model, levels)
+    record: dict[str, Any] = {"from": kind, "levels": levels}
+    spread = None if kind == "residuals" else Spread(session, model)
+    if not rescaled:  # as the model says
+        if kind == "quantiles":
+            taus = [float(tau) for tau in model.quantiles]
+            offsets = torch.zeros(len(taus), 1, 1)
+        else:
+            taus = quantile_levels([*levels, *GRID])
+            offsets = torch.tensor([NormalDist().inv_cdf(tau) for tau in taus]).view(-1, 1, 1)
+        return Intervals(kind, levels, taus, offsets, spread, calibrated=False, record=record)
+    own = data if "val" in data.rows and len(data.val) > 0 else _trained_on(session, data)
+    session.wait_for("calibrating the intervals")
+    val, budget = split_in_use(session, own, "val"), int(task.intervals_memory_mb) * 2**20
+    scores = Scores(session, own, val, model, budget, spread)
+    signed = bool(task.intervals_signed)
+    found = (
+        calibrated_quantiles(scores, levels) if kind == "quantiles" else calibrated_residuals(scores, levels, signed)
+    )
+    used = f" ({len(val)} of {len(own.val)} windows)" if len(val) < len(own.val) else ""
+    record.update(signed=signed, calibrated_on=f"val of {own.path.name}{used}", windows=found.windows, of=found.of)
+    if rate:
+        record["adapts"] = rate
+    if session.distributed.is_main:
+        spread_over = f", spread evenly over {found.of} (task.intervals_memory_mb={task.intervals_memory_mb})"
+        session.say(
+            f"intervals: calibrated on {found.windows} validation windows of {own.path.name}"
+            + spread_over * (found.windows < found.of)
+        )
+    offsets = torch.from_numpy(found.offsets)
+    return Intervals(kind, levels, found.taus, offsets, spread, record=record, adapts=rate)
+
+
+def _kind(task: Any, model: Any, levels: Sequence[float]) -> tuple[str, bool, float]:
+    """What the intervals are made of, whether the validation part makes or corrects them, and how fast they adapt."""
+    offered, wanted = getattr(model, "spread", None), task.intervals_from
+    if wanted == "model" and offered not in ("std", "quantiles"):
+        raise ConfigError(
+            f"task.intervals_from=model: {shown(model)} says nothing of how sure it is; set model.quantiles for the "
+            f"training, or task.intervals_from=residuals"
+        )
+    kind = str(offered) if wanted == "model" or (wanted is None and offered == "quantiles") else "residuals"
+    if kind == "residuals" and task.intervals_rescaled:
+        raise ConfigError(
+            "task.intervals_rescaled=true corrects what a model says of how sure it is: set task.intervals_from=model; "
+            "intervals from residuals need no correction"
+        )
+    if kind == "quantiles":
+        taus = {round(float(tau), 6) for tau in model.quantiles}
+        there = sorted(round(2.0 * tau - 1.0, 6) for tau in taus if tau > 0.5 and round(1.0 - tau, 6) in taus)
+        missing = [level for level in levels if level not in there]
+        if missing:
+            raise ConfigError(
+                f"task.intervals: {missing[0]:g} is between no two of model.quantiles={sorted(taus)}; these give "
+                f"{', '.join(f'{level:g}' for level in there) or 'none'}; or set task.intervals_from=residuals"
+            )
+    rescaled = kind == "residuals" or (kind == "std" if task.intervals_rescaled is None else task.intervals_rescaled)
+    if task.intervals_signed and (kind == "quantiles" or not rescaled):
+        raise ConfigError(
+            "task.intervals_signed=true is for residuals of the validation part: set task.intervals_from=residuals, or "
+            "correct standard deviations by task.intervals_rescaled=true"
+        )
+    rate = float(task.get("intervals_adapt") or 0.0)
+    if rate and (kind != "residuals" or task.intervals_signed):
+        raise ConfigError(
+            f"task.intervals_adapt={rate:g} is for intervals from absolute residuals: set "
+            f"task.intervals_from=residuals and task.intervals_signed=false"
+        )
+    return kind, rescaled, rate
+
+
+def _trained_on(session: Session, data: Any) -> Any:
+    """The data of the run that the weights are from: new rows have no validation part.
+
+    Raises:
+        ConfigError: the weights are of no run, or its file is not there any more, or not what it was.
+    """
+    problem = f"task.intervals: {data.path} has no validation part to calibrate with"
+    run = session.config.record.trained_in
+    files = None
+    if run is not None and session.weights is not None:
+        files = checkpoint.read(session.weights.path, mapped=True, whole=False).get("data_files")
+    if not files:
+        raise ConfigError(f"{problem}, and the weights do not tell which file they were trained on; use those of a run")
+    theirs = OmegaConf.load(RunFolder(Path(str(run))).config).data
+    keys = session.config.data.copy()
+    keys.update({key: theirs[key] for key in _OF_FILE}, inputs=list(data.names))  # in the order of the weights
+    try:
+        own = create(keys, Data, "data")
+    except DataError as error:
+        raise ConfigError(f"{problem}, nor can those of {run} be read: {error}") from error
+    if list(own.fingerprint().values()) != list(files.values()):
+        raise ConfigError(f"{problem}, and {own.path} is not what the weights were trained on any more")
+    return own
 
 
 class Calibration(NamedTuple):
-    """What the validation part has told.
+    """What the validation part has given.
 
     Attributes:
         taus: quantile levels, ascending.
@@ -61,14 +190,8 @@ class Scores(NamedTuple):
     budget: int
     spread: Spread | None
 
-    def ordered(self, scores: np.ndarray) -> OrderedScores:
-        """Those of one part, in order."""
-        return OrderedScores(scores, self.data.names, self.data.scored)
-
-    def collect(self, score: _Score, parts: int) -> np.ndarray:
-        """Scores (parts, N, H, C) of windows spread evenly over the validation part, the same on every rank.
-
-        Each rank computes its share.
+    def collect(self, score: _Score, parts: int) -> list[OrderedScores]:
+        """Scores of windows spread evenly over the validation part, the same on every rank, which computes its share.
 
         Args:
             score: of forecast, truth and spread, each (B, H, C), on the CPU; gives ``parts`` of that shape.
@@ -85,9 +208,9 @@ class Scores(NamedTuple):
             said = None if self.spread is None else self.spread(batch).cpu()
             for part, found in zip(scores, score(forecast, batch["y"], said)):
                 part[mine] = found
-        for part in scores:
-            distributed.sum(part)  # of one number and zeros: exact
-        return scores.numpy()
+        return [  # sums of one number and zeros: exact
+            OrderedScores(distributed.sum(part).numpy(), self.data.names, self.data.scored) for part in scores
+        ]
 
 
 def calibrated_residuals(given: Scores, levels: Sequence[float], signed: bool = False) -> Calibration:
@@ -96,7 +219,7 @@ def calibrated_residuals(given: Scores, levels: Sequence[float], signed: bool = 
     Args:
         given: what scores are computed of.
         levels: coverages; there must be windows enough for them. Those of
-            :data:`exp.forecasting.intervals.conformal.GRID` come with them: the largest score where there are too few.
+            :data:`exp.forecasting.intervals.intervals.GRID` come with them: the largest score where there are too few.
         signed: quantiles of each end by itself, not of the absolute residual.
 
     Raises:
@@ -109,19 +232,18 @@ def calibrated_residuals(given: Scores, levels: Sequence[float], signed: bool = 
             error = error / std.clamp_min(LEAST_STD)
         return [error if signed else error.abs()]
 
-    (scores,) = given.collect(score, 1)
-    ordered = given.ordered(scores)
+    (ordered,) = given.collect(score, 1)
     wanted = {round(level, 6) for level in levels}
     taus = quantile_levels([*wanted, *GRID])
-    offsets = []
+    offsets, zero = [], ordered.scores[0]
     for tau in taus:
         level = round(abs(2.0 * tau - 1.0), 6)
         exact = level in wanted
         if signed:
-            offsets.append(ordered.bound(tau, exact) if tau >= 0.5 else ordered.lower_bound(1.0 - tau, exact))
+            offsets.append(ordered.bound(max(tau, 1.0 - tau), exact, lower=tau < 0.5))
         else:
-            offsets.append(np.sign(tau - 0.5) * ordered.bound(level, exact) if level else np.zeros_like(scores[0]))
-    return Calibration(taus, np.stack(offsets).astype(np.float32), len(scores), len(given.val))
+            offsets.append(np.sign(tau - 0.5) * ordered.bound(level, exact) if level else np.zeros_like(zero))
+    return Calibration(taus, np.stack(offsets).astype(np.float32), len(ordered.scores), len(given.val))
 
 
 def calibrated_quantiles(given: Scores, levels: Sequence[float]) -> Calibration:
@@ -135,15 +257,64 @@ def calibrated_quantiles(given: Scores, levels: Sequence[float]) -> Calibration:
         if tau < 0.5 and abs(tau + upper - 1.0) < 1e-6
     ]
 
-    def score(forecast: torch.Tensor, truth: torch.Tensor, quantiles: Any) -> Sequence[torch.Tensor]:
-        del forecast
+    def score(_: torch.Tensor, truth: torch.Tensor, quantiles: Any) -> Sequence[torch.Tensor]:
         return [torch.maximum(quantiles[..., low] - truth, truth - quantiles[..., high]) for low, high in pairs]
 
     scores = given.collect(score, len(pairs))
     wanted = {round(level, 6) for level in levels}
-    offsets = np.zeros((len(taus), *scores.shape[2:]), dtype=np.float32)
-    for (low, high), part in zip(pairs, scores):
+    offsets = np.zeros((len(taus), *scores[0].scores.shape[1:]), dtype=np.float32)
+    for (low, high), ordered in zip(pairs, scores):
         level = round(taus[high] - taus[low], 6)
-        bound = given.ordered(part).bound(level, exact=level in wanted)
+        bound = ordered.bound(level, exact=level in wanted)
         offsets[low], offsets[high] = -bound, bound
-    return Calibration(taus, offsets, scores.shape[1], len(given.val))
+    return Calibration(taus, offsets, len(scores[0].scores), len(given.val))
+
+
+class OrderedScores:
+    """Scores of windows at each place, in order.
+
+    Args:
+        scores: float32 (N, H, C); sorted in place; nan where the truth is missing.
+        names: of the C channels.
+        scored: positions of those that are forecast; the others do not count, and their bounds are 0 where they have no
+            truth.
+
+    Attributes:
+        fewest: scores at the place that has the fewest.
+    """
+
+    def __init__(self, scores: np.ndarray, names: Sequence[str], scored: Sequence[int]) -> None:
+        scores.sort(axis=0)  # nan last
+        self.scores = scores
+        self.counts = len(scores) - np.isnan(scores).sum(axis=0)  # (H, C)
+        self.names, self.scored = names, list(scored)
+        self.fewest = int(self.counts[:, self.scored].min())
+
+    def bound(self, level: float, exact: bool = True, lower: bool = False) -> np.ndarray:
+        """What a new score does not exceed with probability ``level``, (H, C).
+
+        Args:
+            level: between 0 and 1.
+            exact: False: the largest score where there are too few of them.
+            lower: what it does not fall below instead.
+
+        Raises:
+            ConfigError: there are too few.
+        """
+        if exact and math.ceil(round((self.fewest + 1) * level, 6)) > self.fewest:
+            there = f"there are {self.fewest} validation windows"
+            if self.fewest < len(self.scores):
+                step, number = np.argwhere(self.counts[:, self.scored] == self.fewest)[0]
+                name = self.names[self.scored[number]]
+                there = (
+                    f"{self.fewest} of {len(self.scores)} validation windows have a truth of {name} at step {step + 1}"
+                )
+            needed = math.ceil(round(level / (1.0 - level), 6))
+            raise ConfigError(
+                f"task.intervals: {there} to tell a quantile of {level:g} from, and {needed} are needed; ask for a "
+                "lower level, or give the validation part more rows"
+            )
+        ranks = np.clip(np.ceil(np.round((self.counts + 1) * level, 6)).astype(np.int64), 1, self.counts)
+        places = self.counts - ranks if lower else ranks - 1
+        found: np.ndarray = np.take_along_axis(self.scores, places[None], axis=0)[0]
+        return np.where(self.counts > 0, found, np.float32(0.0))

@@ -8,12 +8,28 @@ import torch
 
 from exp.data.transfer import move
 from exp.engine.wrapper import forward, preprocessed, unwrapped
-from exp.forecasting.intervals.conformal import GRID, quantile_levels
 
 if TYPE_CHECKING:
     from exp.session import Session
 
-__all__ = ["Band", "Intervals", "Spread"]
+__all__ = ["GRID", "LEAST_STD", "Band", "Intervals", "Spread", "percent", "quantile_levels"]
+
+GRID = tuple(round(0.1 * step, 1) for step in range(1, 10))
+"""Central intervals of which CRPS and WQL are made, whatever is asked for: with the median, 19 quantiles."""
+
+LEAST_STD = 1e-6
+"""Standardized: the least standard deviation that errors are divided by. Over a flat lookback a model says 0."""
+
+
+def quantile_levels(levels: Sequence[float]) -> list[float]:
+    """The two ends of each central interval, and the median, ascending: 0.1, 0.5 and 0.9 for 0.8."""
+    ends = {round((1.0 + sign * level) / 2.0, 6) for level in levels for sign in (-1, 1)}
+    return sorted(ends | {0.5})
+
+
+def percent(level: float) -> str:
+    """A level as it is written in names: 80, 97.5."""
+    return f"{round(100.0 * level, 4):g}"
 
 
 class Band(NamedTuple):
@@ -21,8 +37,8 @@ class Band(NamedTuple):
 
     Attributes:
         level: the coverage that it aims at.
-        lower: (B, H, C), standardised.
-        upper: (B, H, C), standardised.
+        lower: (B, H, C), standardized.
+        upper: (B, H, C), standardized.
     """
 
     level: float
@@ -35,7 +51,7 @@ class Spread:
 
     A model offers it by an attribute ``spread``: ``"std"`` or ``"quantiles"``. Then ``forward(..., mode="spread")``
     gives standard deviations (B, H, C) of a Gaussian around its forecast, or quantiles (B, H, C, Q) at its levels
-    ``quantiles``, ascending and not crossing, of which the one at 0.5 is its forecast; all standardised.
+    ``quantiles``, ascending and not crossing, of which the one at 0.5 is its forecast; all standardized.
 
     Args:
         session: the session.
@@ -70,19 +86,19 @@ class Intervals:
     From the median outwards each is at least as far out as the one before it, also where a correction is negative.
 
     Args:
-        kind: :data:`exp.forecasting.intervals.keys.RESIDUALS`, ``std`` or ``quantiles``.
+        kind: ``residuals``, ``std`` or ``quantiles``.
         levels: coverages asked for, ascending.
         taus: quantile levels, ascending: both ends of each interval, and the median.
         offsets: float32 (K, H, C), or (K, 1, 1) where all places have the same.
         spread: of a model that says it; None with residuals.
         calibrated: whether ``offsets`` come from the validation part.
         record: what the result of a run says of them.
-        adapts: how fast they adapt, measured beside them (:mod:`exp.forecasting.intervals.adaptive`); 0: not at all.
-        budget: bytes that this may take.
+        adapts: how fast they adapt, measured beside them (:class:`exp.forecasting.intervals.metrics.AdaptiveMetrics`);
+            0: not at all.
 
     Attributes:
         scored: places in ``taus`` of the levels that CRPS and WQL are made of, whatever levels are asked for: those of
-            :data:`exp.forecasting.intervals.conformal.GRID`; all of a model's own.
+            :data:`GRID`; all of a model's own.
     """
 
     def __init__(
@@ -95,23 +111,15 @@ class Intervals:
         calibrated: bool = True,
         record: dict[str, Any] | None = None,
         adapts: float = 0.0,
-        budget: int = 2**28,
     ) -> None:
-        self.kind, self.levels, self.taus = kind, list(levels), list(taus)
-        self.offsets = offsets
-        self.calibrated = calibrated
-        self.record = record or {}
-        self.adapts, self.budget = adapts, budget
+        self.kind, self.levels, self.taus, self.offsets = kind, list(levels), list(taus), offsets
+        self.gaussian = kind == "std" and not calibrated
+        self.record, self.adapts = record or {}, adapts
         self._spread = spread
         self._numbers = {round(tau, 6): number for number, tau in enumerate(self.taus)}
         scored = self._numbers if kind == "quantiles" else quantile_levels(GRID)
         self.scored = [self._numbers[tau] for tau in scored if tau in self._numbers]
         self._ends = [[self.number((1.0 + sign * level) / 2.0) for sign in (-1, 1)] for level in self.levels]
-
-    @property
-    def gaussian(self) -> bool:
-        """Whether each forecast is a Gaussian."""
-        return self.kind == "std" and not self.calibrated
 
     def number(self, tau: float) -> int:
         """The place of a quantile level in ``taus``."""
@@ -127,20 +135,19 @@ class Intervals:
         One after the other: together they may be larger than the device's memory.
 
         Args:
-            forecast: (B, H, C), standardised, float32.
+            forecast: (B, H, C), standardized, float32.
             spread: of :meth:`spread`, on the same device.
 
         Yields:
-            A place and (B, H, C), standardised.
+            A place and (B, H, C), standardized.
         """
-        if self.offsets.device != forecast.device:
-            self.offsets = self.offsets.to(forecast.device)
-        middle = forecast if self.kind == "quantiles" else self._raw(self.number(0.5), forecast, spread)
-        below = sum(tau < 0.5 for tau in self.taus)
-        above = below + (0.5 in self._numbers)
-        if above > below:
-            yield below, middle
-        for numbers, outer in ((range(below)[::-1], torch.minimum), (range(above, len(self.taus)), torch.maximum)):
+        self.offsets = self.offsets.to(forecast.device)
+        below, median = sum(tau < 0.5 for tau in self.taus), self._numbers.get(0.5)
+        middle = forecast if self.kind == "quantiles" else self._raw(below, forecast, spread)
+        if median is not None:
+            yield median, middle
+        above = range(below + (median is not None), len(self.taus))
+        for numbers, outer in ((reversed(range(below)), torch.minimum), (above, torch.maximum)):
             last = middle
             for number in numbers:
                 last = outer(last, self._raw(number, forecast, spread))
@@ -148,19 +155,18 @@ class Intervals:
 
     def _raw(self, number: int, forecast: torch.Tensor, spread: torch.Tensor | None) -> torch.Tensor:
         offset = self.offsets[number]
-        if self.kind == "quantiles":
-            assert spread is not None
-            return spread[..., number] + offset
-        return forecast + (offset if spread is None else offset * spread)
-
-    def is_end(self, number: int) -> bool:
-        """Whether a place in ``taus`` is an end of an interval asked for."""
-        return any(number in ends for ends in self._ends)
+        if spread is None:
+            return forecast + offset
+        return spread[..., number] + offset if self.kind == "quantiles" else forecast + offset * spread
 
     def bands(self, quantiles: Mapping[int, torch.Tensor]) -> list[Band]:
         """The intervals asked for.
 
         Args:
-            quantiles: of :meth:`quantiles`, those that :meth:`is_end` is true of, by place.
+            quantiles: of :meth:`quantiles`, by place.
         """
         return [Band(level, quantiles[low], quantiles[high]) for level, (low, high) in zip(self.levels, self._ends)]
+
+    def is_end(self, number: int) -> bool:
+        """Whether a place in ``taus`` is an end of an interval asked for."""
+        return any(number in ends for ends in self._ends)

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from exp.forecasting.timebridge.model import TimeBridge
-from exp.forecasting.timebridge.prior_model import TimeBridgePrior
+from exp.forecasting.timebridge.prior import TimeBridgePrior
 
 __all__ = ["TimeBridge", "TimeBridgePrior"]

@@ -5,14 +5,155 @@ from __future__ import annotations
 import copy
 import math
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from exp.forecasting.timebridge.attention import MultiHeadAttention, detrending_matrix
-from exp.models.dropout import Dropout
+from exp.hardware.compat import has_fused_attention
+from exp.models.dropout import Dropout, draws_by_sample, sample_mask
 
 __all__ = ["CointegratedAttention", "Encoder", "IntegratedAttention", "PatchDownsampling", "PatchEmbedding"]
+
+
+def attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    dropout_p: float = 0.0,
+    owner: nn.Module | None = None,
+) -> torch.Tensor:
+    """Scaled dot-product attention (Vaswani et al., arXiv 1706.03762, eq. 1), with dropout on its weights.
+
+    Accelerators take torch's fused kernel where there is one. The CPU does not: for the some 30 tokens of this model
+    plain batched products take some two thirds of its time there, forward and backward, with dropout and without.
+
+    Args:
+        query: (B, heads, Q, width).
+        key: (B, heads, K, width).
+        value: (B, heads, K, width).
+        dropout_p: probability in [0, 1) of dropping a weight; 0 when evaluating.
+        owner: the module whose masks they are, where these may be drawn by sample (:mod:`exp.models.dropout`).
+
+    Returns:
+        (B, heads, Q, width).
+    """
+    by_sample = dropout_p > 0.0 and owner is not None and draws_by_sample()
+    if has_fused_attention() and query.device.type != "cpu" and not by_sample:
+        return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout_p)
+    # bmm needs one batch axis. Scaling the queries costs less than scaling the scores, which are larger.
+    flat_query = query.flatten(0, 1) * (1.0 / math.sqrt(query.shape[-1]))
+    weights = torch.softmax(torch.bmm(flat_query, key.flatten(0, 1).transpose(1, 2)), dim=-1)
+    if by_sample:
+        assert owner is not None
+        weights = weights * sample_mask(owner, weights, dropout_p)
+    elif dropout_p > 0.0:
+        weights = dropout(weights, dropout_p)
+    return torch.bmm(weights, value.flatten(0, 1)).unflatten(0, query.shape[:2])
+
+
+def dropout(x: torch.Tensor, p: float) -> torch.Tensor:
+    """Dropout that does not dominate the time of a training step on the CPU.
+
+    torch draws one Bernoulli variable per element, which takes most of the time of attention on the CPU. Here one
+    64-bit draw from torch's generator serves four elements, each compared with ``p`` as 16 bits: the probability is
+    rounded to a multiple of 2**-16, and the scale is the reciprocal of the rounded one, so that the mean is exact.
+    Other devices take torch's own.
+
+    Args:
+        x: any shape.
+        p: probability in [0, 1) of setting an element to zero.
+
+    Returns:
+        ``x * mask / (1 - p)``, of the shape and dtype of ``x``.
+    """
+    if x.device.type != "cpu":
+        return F.dropout(x, p)
+    threshold = min(round(p * 2**16), 2**16 - 1)
+    draws = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
+    # Through numpy, since torch 1.10 has no view from one width of integers to another.
+    bits = torch.from_numpy(draws.numpy().view(np.int16))[: x.numel()].view(x.shape)
+    mask = (bits >= threshold - 2**15).to(x.dtype).mul_(2**16 / (2**16 - threshold))
+    return x * mask
+
+
+def detrending_matrix(size: int, length: int) -> torch.Tensor:
+    """The linear map that subtracts a moving average along the embedding axis, as a matrix.
+
+    The authors' ``PeriodNorm`` averages over the last axis of the tokens, which is the embedding, not time: element j
+    loses the mean of the elements j - length + 1 ... j; the first length - 1 elements lose the first complete mean.
+
+    Args:
+        size: elements of a token.
+        length: elements that are averaged (``stable_len``), at most ``size``.
+
+    Returns:
+        (size, size), float32; a row vector is detrended by ``x @ matrix``.
+    """
+    matrix = torch.eye(size)
+    for column in range(size):
+        last = max(column, length - 1)
+        matrix[last - length + 1 : last + 1, column] -= 1.0 / length
+    return matrix
+
+
+class MultiHeadAttention(nn.Module):
+    """Multi-head attention with separate projections (the authors' ``TSMixer``).
+
+    Args:
+        d_model: elements of a token.
+        num_heads: heads; divides ``d_model``.
+        dropout: probability of dropping an attention weight in training.
+    """
+
+    def __init__(self, d_model: int, num_heads: int, dropout: float) -> None:
+        super().__init__()
+        self.q_proj = nn.Linear(d_model, d_model)
+        self.k_proj = nn.Linear(d_model, d_model)
+        self.v_proj = nn.Linear(d_model, d_model)
+        self.out = nn.Linear(d_model, d_model)
+        self.num_heads = num_heads
+        self.dropout = dropout
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Self-attention; ``tokens`` and the result: (N, S, d_model)."""
+        query, key, value = _project(tokens, self.q_proj, self.k_proj, self.v_proj)
+        return self._attend(query, key, value)
+
+    def from_queries(self, queries: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """Attention of ``queries`` (N, Q, d_model) to ``tokens`` (N, S, d_model); result (N, Q, d_model)."""
+        key, value = _project(tokens, self.k_proj, self.v_proj)
+        return self._attend(self.q_proj(queries), key, value)
+
+    def detrended(self, tokens: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
+        """Self-attention whose queries and keys see ``tokens @ matrix``, and pass no gradient to ``tokens``.
+
+        The matrix goes into the projections' weights: (x A) W' = x (A W'), so that the detrended tokens, of which
+        there are many more than weights, are never computed.
+
+        Args:
+            tokens: (N, S, d_model).
+            matrix: (d_model, d_model), of :func:`detrending_matrix`.
+
+        Returns:
+            (N, S, d_model).
+        """
+        query, key = _project(tokens.detach(), self.q_proj, self.k_proj, matrix=matrix)
+        return self._attend(query, key, self.v_proj(tokens))
+
+    def _attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        query, key, value = (x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for x in (query, key, value))
+        mixed = attention(query, key, value, self.dropout if self.training else 0.0, owner=self)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+def _project(tokens: torch.Tensor, *layers: nn.Linear, matrix: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
+    """Apply several linear layers to the same tokens (or to ``tokens @ matrix``) as one product."""
+    weight = torch.cat([layer.weight for layer in layers])
+    if matrix is not None:
+        weight = weight @ matrix.t()
+    bias = torch.cat([layer.bias for layer in layers])
+    return F.linear(tokens, weight, bias).chunk(len(layers), dim=-1)
 
 
 class PatchEmbedding(nn.Module):
@@ -82,7 +223,7 @@ class IntegratedAttention(_Layer):
         d_model: elements of a token.
         num_heads: heads; divides ``d_model``.
         d_ff: width of the feed-forward part.
-        stable_len: length of the moving average (:func:`~exp.forecasting.timebridge.attention.detrending_matrix`).
+        stable_len: length of the moving average (:func:`~exp.forecasting.timebridge.layers.detrending_matrix`).
         attention_dropout: probability of dropping an attention weight.
         dropout: probability of dropping an element elsewhere.
     """

@@ -1,16 +1,17 @@
-"""The training loss: mean absolute error in time and in frequency."""
+"""The training losses: mean absolute error in time and in frequency, and the pinball loss of quantile heads."""
 
 from __future__ import annotations
 
 import math
+from typing import Sequence
 
 import torch
 from torch import nn
 
-from exp.compat import autocast_disabled
 from exp.forecasting.known import known_difference, mean_over_known
+from exp.hardware.compat import autocast_disabled
 
-__all__ = ["TimeFrequencyLoss", "dft_matrix"]
+__all__ = ["TimeFrequencyLoss", "dft_matrix", "quantile_loss", "uncrossed"]
 
 _TINY = 1e-30
 """Squared magnitudes below it count as zero; the squares of float32 differences that matter lie far above."""
@@ -77,3 +78,44 @@ class TimeFrequencyLoss(nn.Module):
         magnitude = (self._magnitude(difference).mean(dim=2) * series).sum(dim=1)
         in_frequency = (magnitude / series.sum(dim=1).clamp_min(1.0)).mean()
         return (1.0 - self.alpha) * mean_over_known(difference.abs(), known) + self.alpha * in_frequency
+
+
+def quantile_loss(
+    others: Sequence[torch.Tensor], y: torch.Tensor, levels: Sequence[float], known: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Twice the pinball loss (Koenker and Bassett, Econometrica 46(1), 1978), averaged over levels, 0-dim, float32.
+
+    Twice, so that the one of the median is the mean absolute error.
+
+    Args:
+        others: the quantiles, by level, (B, H, C) each.
+        y: (B, H, C), the truth.
+        levels: between 0 and 1.
+        known: (B, H, C), 1 where ``y`` has a truth, else 0; None: everywhere.
+    """
+    losses = []
+    for quantile, tau in zip(others, levels):
+        error = y - quantile if known is None else known_difference(y, quantile, known)
+        loss = torch.maximum(tau * error, (tau - 1.0) * error)
+        losses.append(loss.mean() if known is None else mean_over_known(loss, known))
+    return 2.0 * torch.stack(losses).mean()
+
+
+def uncrossed(forecast: torch.Tensor, others: Sequence[torch.Tensor], median: int) -> list[torch.Tensor]:
+    """Quantiles in ascending order, with the forecast as the median.
+
+    From the median outwards each is at least as far out as the one before it. The forecast stays as it is, and only
+    minimum and maximum are needed, which every card has; sorting is not to be had on all of them.
+
+    Args:
+        forecast: any shape.
+        others: of the same shape; the first ``median`` of them are below the median, ascending.
+        median: its place among all.
+    """
+    lower = [forecast]
+    for quantile in reversed(others[:median]):
+        lower.append(torch.minimum(lower[-1], quantile))
+    upper = [forecast]
+    for quantile in others[median:]:
+        upper.append(torch.maximum(upper[-1], quantile))
+    return [*reversed(lower), *upper[1:]]

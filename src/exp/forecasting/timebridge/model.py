@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect
 from pathlib import Path
-from typing import Any, Mapping, Sequence
+from typing import Any, ClassVar, Mapping
 
 import torch
 from torch import nn
 
-from exp.compat import autocast_disabled
 from exp.errors import ConfigError
+from exp.forecasting.config import TimeBridgeConfig
 from exp.forecasting.timebridge.layers import (
     CointegratedAttention,
     Encoder,
@@ -18,121 +18,66 @@ from exp.forecasting.timebridge.layers import (
     PatchDownsampling,
     PatchEmbedding,
 )
-from exp.forecasting.timebridge.loss import TimeFrequencyLoss
+from exp.forecasting.timebridge.loss import TimeFrequencyLoss, quantile_loss, uncrossed
 from exp.forecasting.timebridge.official import adapt_variant, variant_prefix
-from exp.forecasting.timebridge.quantiles import MEDIAN, check_quantiles, quantile_loss, uncrossed
-from exp.forecasting.timebridge.shapes import timebridge_settings
+from exp.hardware.compat import autocast_disabled
 from exp.models.base import Model
 
-__all__ = ["STD_EPS", "TimeBridge", "in_float32", "require_at_least", "standardised"]
+__all__ = ["STD_EPS", "TimeBridge", "head", "in_float32", "require_at_least", "standardized"]
 
 STD_EPS = 1e-5
 """Added to the standard deviation (not to the variance), as in the authors' code."""
+_MEDIAN = 0.5
 
 
 class TimeBridge(Model):
     """TimeBridge (Liu et al., ICML 2025, arXiv 2410.04442), with the names of the weights of the authors' code.
 
-    Each series is standardised over the lookback, cut into patches of one period and embedded. Integrated Attention
+    Each series is standardized over the lookback, cut into patches of one period and embedded. Integrated Attention
     works within each channel, Patch Down-sampling shortens the sequence of patches, Cointegrated Attention works across
     channels; a linear head gives the horizon. The time features are further channels, which only Cointegrated Attention
     lets meet the series and which the head drops: without such layers they are not computed at all.
 
     Args:
-        channels: series C.
-        lookback: time steps L that the model sees.
-        horizon: time steps H that it predicts.
-        time_features: time-feature channels M.
-        period: time steps per patch; in the authors' code, and here, it gives their number ``L // period``, and a patch
-            has ``L // (L // period)`` time steps, which divide the lookback.
-        num_patches_out: patches after down-sampling; None: as many as before.
-        d_model: elements of a token.
-        d_ff: width of the feed-forward parts.
-        num_heads: attention heads; divides ``d_model``.
-        integrated_layers: Integrated Attention layers.
-        downsampling_layers: Patch Down-sampling layers.
-        cointegrated_layers: Cointegrated Attention layers.
-        stable_len: length of the moving average that detrends queries and keys; at most ``d_model``.
-        attention_dropout: probability of dropping an attention weight.
-        dropout: probability of dropping an element elsewhere.
-        alpha: weight of the frequency part of the loss.
-        quantiles: levels, ascending, of heads beside the forecast, which is the one at 0.5; None: the forecast alone.
+        **keys: of :class:`exp.forecasting.config.TimeBridgeConfig`, which documents them.
 
     Raises:
         ConfigError: the settings do not go together; the message gives the nearest ones that do.
     """
 
+    config_class: ClassVar[Any] = TimeBridgeConfig
     changed_by_optimizer_alone = True
 
-    def __init__(
-        self,
-        channels: int,
-        lookback: int,
-        horizon: int,
-        time_features: int = 4,
-        period: int = 24,
-        num_patches_out: int | None = None,
-        d_model: int = 128,
-        d_ff: int = 128,
-        num_heads: int = 8,
-        integrated_layers: int = 3,
-        downsampling_layers: int = 1,
-        cointegrated_layers: int = 0,
-        stable_len: int = 6,
-        attention_dropout: float = 0.15,
-        dropout: float = 0.0,
-        alpha: float = 0.35,
-        quantiles: Sequence[float] | None = None,
-    ) -> None:
+    def __init__(self, **keys: Any) -> None:
         super().__init__()
-        require_at_least(1, channels=channels, horizon=horizon, time_features=time_features, period=period,
-                          d_model=d_model, d_ff=d_ff, num_heads=num_heads, stable_len=stable_len)  # fmt: skip
-        require_at_least(2, lookback=lookback)  # of one step there is no standard deviation
-        require_at_least(0, integrated_layers=integrated_layers, downsampling_layers=downsampling_layers,
-                          cointegrated_layers=cointegrated_layers)  # fmt: skip
-        patches = max(lookback // period, 1)
-        if lookback < period or lookback % patches:
-            _require_multiple("lookback", lookback, "period", period)
-        period = lookback // patches
-        _require_multiple("d_model", d_model, "num_heads", num_heads)
-        for name, rate in (("attention_dropout", attention_dropout), ("dropout", dropout)):
-            if not 0.0 <= rate < 1.0:
-                raise ConfigError(f"model.{name}={rate} is not a probability below 1; set 0 <= {name} < 1")
-        if not 0.0 <= alpha <= 1.0:
-            raise ConfigError(f"model.alpha={alpha} is not a weight between 0 and 1; set 0 <= alpha <= 1")
-        if stable_len > d_model:
-            raise ConfigError(f"model.stable_len={stable_len} is longer than a token; set at most d_model={d_model}")
-        patches_out = patches if num_patches_out is None else num_patches_out
-        if patches_out < 1 or (downsampling_layers == 0 and patches_out != patches):
-            raise ConfigError(
-                f"model.num_patches_out={patches_out} does not go with downsampling_layers={downsampling_layers}; set "
-                f"num_patches_out=null (all {patches}), or at least 1 with downsampling_layers=1"
-            )
-        self.channels = channels
-        self.taken_on_trust = ["num_heads", "stable_len"] + ["quantiles"] * (quantiles is not None)
-        self.uses_time_features = cointegrated_layers > 0
+        try:
+            config: TimeBridgeConfig = self.config_class(**keys)
+        except TypeError as error:
+            raise ConfigError(f"model: {type(self).__name__} takes other keys: {error}") from error
+        self.config = config
+        patches, patches_out = _patches(config)
+        _check(config, patches, patches_out)
+        self.channels, self.quantiles = config.channels, config.quantiles
+        self.taken_on_trust = ["num_heads", "stable_len"] + ["quantiles"] * (config.quantiles is not None)
+        self.uses_time_features = config.cointegrated_layers > 0
 
-        self.embedding = PatchEmbedding(period, d_model, dropout)
-        common: dict[str, Any] = {"d_model": d_model, "num_heads": num_heads, "d_ff": d_ff}
-        common.update(attention_dropout=attention_dropout, dropout=dropout)
+        self.embedding = PatchEmbedding(config.lookback // patches, config.d_model, config.dropout)
+        common = {key: getattr(config, key) for key in ("d_model", "num_heads", "d_ff", "attention_dropout", "dropout")}
         layers: list[nn.Module] = [
-            IntegratedAttention(stable_len=stable_len, **common) for _ in range(integrated_layers)
+            IntegratedAttention(stable_len=config.stable_len, **common) for _ in range(config.integrated_layers)
         ]
-        for index in range(downsampling_layers):
+        for index in range(config.downsampling_layers):
             layers.append(PatchDownsampling(patches if index == 0 else patches_out, patches_out, **common))
-        for _ in range(cointegrated_layers):
-            layers.append(CointegratedAttention(channels + time_features, **common))
+        for _ in range(config.cointegrated_layers):
+            layers.append(CointegratedAttention(config.channels + config.time_features, **common))
         self.encoder = Encoder(layers)
-        self.token_elements = patches_out * d_model
-        self.decoder = nn.Sequential(nn.Flatten(-2), nn.Linear(self.token_elements, horizon, bias=False))
-        self.loss = TimeFrequencyLoss(horizon, alpha)
-        self.quantiles = None if quantiles is None else check_quantiles(quantiles)
+        self.token_elements = patches_out * config.d_model
+        self.decoder = head(self.token_elements, config.horizon)
+        self.loss = TimeFrequencyLoss(config.horizon, config.alpha)
         self.spread: str | None = None
-        if self.quantiles is not None:
+        if config.quantiles is not None:
             self.spread = "quantiles"
-            self.horizon = horizon
-            heads = (len(self.quantiles) - 1) * horizon
-            self.quantile_decoder = nn.Sequential(nn.Flatten(-2), nn.Linear(self.token_elements, heads, bias=False))
+            self.quantile_decoder = head(self.token_elements, (len(config.quantiles) - 1) * config.horizon)
 
     def adapt_state_dict(self, state: Mapping[str, torch.Tensor], source: Path) -> dict[str, torch.Tensor]:
         """Weights by our names, those of the users' variant, too; of one with a prior the forecaster alone."""
@@ -194,9 +139,8 @@ class TimeBridge(Model):
         """The terms of the loss by name, 0-dim each; arguments as for :meth:`forward`."""
         if self.quantiles is None:
             return {"loss": self.loss(self._forecast(x, marks), y, known)}
-        series, mean, std = standardised(x)
-        forecast, others = self._heads(self.encode(series, marks), mean, std)
-        levels = [tau for tau in self.quantiles if tau != MEDIAN]
+        forecast, others = self._heads(x, marks)
+        levels = [tau for tau in self.quantiles if tau != _MEDIAN]
         return {
             "loss_forecast": self.loss(forecast, y, known),
             "loss_quantiles": quantile_loss(others, y, levels, known),
@@ -205,24 +149,22 @@ class TimeBridge(Model):
     def spread_of(self, x: torch.Tensor, marks: torch.Tensor) -> torch.Tensor:
         """Quantiles (B, H, C, Q) around the forecast, none across another; arguments as for :meth:`forward`."""
         assert self.quantiles is not None
-        series, mean, std = standardised(x)
-        forecast, others = self._heads(self.encode(series, marks), mean, std)
-        return torch.stack(uncrossed(forecast, others, self.quantiles.index(MEDIAN)), dim=-1)
+        return torch.stack(uncrossed(*self._heads(x, marks), self.quantiles.index(_MEDIAN)), dim=-1)
 
-    def _heads(
-        self, tokens: torch.Tensor, mean: torch.Tensor, std: torch.Tensor
-    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    def _heads(self, x: torch.Tensor, marks: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """The forecast and the other quantiles, as they come, (B, H, C) each."""
+        series, mean, std = standardized(x)
+        tokens = self.encode(series, marks)
         forecast = in_float32(self.decoder, tokens).transpose(1, 2) * std + mean
-        others = in_float32(self.quantile_decoder, tokens).split(self.horizon, dim=-1)
+        others = in_float32(self.quantile_decoder, tokens).split(self.config.horizon, dim=-1)
         return forecast, [forecast + other.transpose(1, 2) * std for other in others]
 
     def _forecast(self, x: torch.Tensor, marks: torch.Tensor) -> torch.Tensor:
-        series, mean, std = standardised(x)
+        series, mean, std = standardized(x)
         return in_float32(self.decoder, self.encode(series, marks)).transpose(1, 2) * std + mean
 
     def encode(self, series: torch.Tensor, marks: torch.Tensor) -> torch.Tensor:
-        """Tokens of standardised series.
+        """Tokens of standardized series.
 
         Args:
             series: (B, L, C).
@@ -240,9 +182,10 @@ class TimeBridge(Model):
         """The layers that make forecasts of the tokens: they depend on the horizon."""
         return name.startswith(("decoder.", "quantile_decoder."))
 
-    def settings_of(self, state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-        """Widths, layers, lookback and horizon; see :meth:`exp.models.base.Model.settings_of`."""
-        return timebridge_settings(state)
+
+def head(tokens: int, steps: int) -> nn.Sequential:
+    """A linear layer without bias from all elements of a channel's tokens to time steps."""
+    return nn.Sequential(nn.Flatten(-2), nn.Linear(tokens, steps, bias=False))
 
 
 def in_float32(head: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
@@ -253,29 +196,70 @@ def in_float32(head: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def standardised(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def standardized(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Each series with its mean and standard deviation over the lookback; no gradients flow through them.
 
     Args:
         x: (B, L, C).
 
     Returns:
-        The standardised series (B, L, C), mean and standard deviation (B, 1, C).
+        The standardized series (B, L, C), mean and standard deviation (B, 1, C).
     """
     mean = x.mean(1, keepdim=True)
     std = x.std(1, keepdim=True)
     return (x - mean) / (std + STD_EPS), mean, std
 
 
-def require_at_least(least: int, **values: float | None) -> None:
-    """Refuse settings below ``least``, by name; those that are None are left to their defaults.
+def require_at_least(least: int, config: Any, *keys: str) -> None:
+    """Refuse keys below ``least``; those that are None are left to their defaults.
 
     Raises:
         ConfigError: one is too small.
     """
-    for name, value in values.items():
+    for key in keys:
+        value = getattr(config, key)
         if value is not None and value < least:
-            raise ConfigError(f"model.{name}={value} is too small; set at least {least}")
+            raise ConfigError(f"model.{key}={value} is too small; set at least {least}")
+
+
+def _patches(config: TimeBridgeConfig) -> tuple[int, int]:
+    """How many patches a series has, as in the authors' code, and how many after down-sampling."""
+    patches = max(config.lookback // max(config.period, 1), 1)
+    return patches, patches if config.num_patches_out is None else config.num_patches_out
+
+
+def _check(config: TimeBridgeConfig, patches: int, patches_out: int) -> None:
+    """Refuse settings that do not go together."""
+    require_at_least(1, config, "channels", "horizon", "time_features", "period", "d_model", "d_ff", "num_heads",
+                     "stable_len")  # fmt: skip
+    require_at_least(2, config, "lookback")  # of one step there is no standard deviation
+    require_at_least(0, config, "integrated_layers", "downsampling_layers", "cointegrated_layers")
+    if config.lookback < config.period or config.lookback % patches:
+        _require_multiple("lookback", config.lookback, "period", config.period)
+    _require_multiple("d_model", config.d_model, "num_heads", config.num_heads)
+    for name in ("attention_dropout", "dropout"):
+        if not 0.0 <= getattr(config, name) < 1.0:
+            raise ConfigError(f"model.{name}={getattr(config, name)} is no probability below 1; set 0 <= {name} < 1")
+    if not 0.0 <= config.alpha <= 1.0:
+        raise ConfigError(f"model.alpha={config.alpha} is not a weight between 0 and 1; set 0 <= alpha <= 1")
+    if config.stable_len > config.d_model:
+        raise ConfigError(
+            f"model.stable_len={config.stable_len} is longer than a token; set at most d_model={config.d_model}"
+        )
+    if patches_out < 1 or (config.downsampling_layers == 0 and patches_out != patches):
+        raise ConfigError(
+            f"model.num_patches_out={patches_out} does not go with downsampling_layers={config.downsampling_layers}; "
+            f"set num_patches_out=null (all {patches}), or at least 1 with downsampling_layers=1"
+        )
+    levels = config.quantiles
+    if levels is not None:
+        valid = sorted({level for level in levels if 0.0 < level < 1.0} | {_MEDIAN})
+        if list(levels) != valid or len(levels) < 2:
+            wanted = valid if len(valid) > 1 else [0.1, 0.5, 0.9]
+            raise ConfigError(
+                f"model.quantiles={list(levels)} must ascend between 0 and 1, with 0.5, which is the forecast, and "
+                f"another one; write {wanted}, or null"
+            )
 
 
 def _require_multiple(name: str, value: int, divisor_name: str, divisor: int) -> None:

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from exp.compat import autocast_disabled
 from exp.forecasting.timebridge.hmm import log_likelihood, viterbi
+from exp.hardware.compat import autocast_disabled
 
 __all__ = ["LEAST_STD", "Regimes"]
 

@@ -11,11 +11,11 @@ import numpy as np
 from exp.data.places import shortened
 from exp.errors import DataError
 
-__all__ = ["BandChoice", "Plan", "colour_names", "colours_in", "is_measured_band", "order_of_colours", "plain_name"]
+__all__ = ["BandChoice", "Plan", "color_names", "colors_in", "is_measured_band", "order_of_colors", "plain_name"]
 
 _CHANNELS = {1: ("gray",), 2: ("gray", "alpha"), 3: ("red", "green", "blue"), 4: ("red", "green", "blue", "alpha")}
 # By the bands of Sentinel-2, whose red is the fourth; of other sensors only the plain words are certain.
-_COLOURS = ({"red", "r", "b4", "b04"}, {"green", "g", "b3", "b03"}, {"blue", "b", "b2", "b02"})
+_COLORS = ({"red", "r", "b4", "b04"}, {"green", "g", "b3", "b03"}, {"blue", "b", "b2", "b02"})
 
 
 class Plan(NamedTuple):
@@ -24,10 +24,12 @@ class Plan(NamedTuple):
     Attributes:
         indexes: of the bands that the model gets, from 0, in its order.
         alpha: index of the band that is transparency, and none of those; None: there is none.
+        names: of the bands that the model gets; the number stands for one without a name.
     """
 
     indexes: list[int]
     alpha: int | None
+    names: list[str]
 
 
 class BandChoice:
@@ -47,7 +49,7 @@ class BandChoice:
         self, wanted: Sequence[int | str], given_names: Sequence[str] | None = None, alpha: bool | None = None
     ) -> None:
         self.wanted = list(wanted)
-        self.given_names = None if given_names is None else list(given_names)
+        self.given_names = given_names
         self.alpha = alpha
         self.expected: int | None = None
 
@@ -66,24 +68,8 @@ class BandChoice:
             path: for messages.
 
         Raises:
-            DataError: it has no such band, or another number of bands than the files that numbers were meant for.
-        """
-        measured = self.measured(count, marked)
-        names = self.names(count, names, marked, path)
-        numbered = any(isinstance(band, int) for band in self.wanted) and self.given_names is None
-        if numbered and self.expected is not None and measured != self.expected:
-            raise DataError(
-                f"{path} has {measured} bands, but the training images {self.expected}: the numbers in data.bands="
-                f"{self.wanted} would mean others here; keep such files apart, or choose bands by name"
-            )
-        indexes = [self._index(band, count, names, path) for band in self.wanted]
-        return Plan(indexes, count - 1 if measured < count and count - 1 not in indexes else None)
-
-    def names(self, count: int, names: Sequence[str], marked: bool, path: str | os.PathLike[str]) -> list[str]:
-        """Names of all bands of a file: those of ``data.band_names``, or its own, or those of colours; may be empty.
-
-        Raises:
-            DataError: ``data.band_names`` are more or fewer than the file's bands.
+            DataError: it has no such band, another number of bands than the files that numbers were meant for, or
+                another number than ``given_names``.
         """
         measured = self.measured(count, marked)
         if self.given_names is not None:
@@ -91,31 +77,34 @@ class BandChoice:
                 raise DataError(
                     f"{path} has {measured} bands, but data.band_names names {len(self.given_names)}; name each of them"
                 )
-            return [*self.given_names, *["alpha"] * (count - len(self.given_names))]
-        return list(names) if any(names) else [""] * count
-
-    def chosen_names(self, plan: Plan, names: Sequence[str]) -> list[str]:
-        """Names of the bands that the model gets, in its order: a number stands for one without a name."""
-        return [names[index] or str(index + 1) for index in plan.indexes]
-
-    def _index(self, band: int | str, count: int, names: Sequence[str], path: str | os.PathLike[str]) -> int:
-        known = shortened([name or str(number) for number, name in enumerate(names, 1)], 20)
-        if isinstance(band, int):
-            if not 1 <= band <= count:
-                raise DataError(f"{path} has no band {band}, which data.bands asks for; it has {count}: {known}")
-            return band - 1
-        if not any(names):
+            names = [*self.given_names, *["alpha"] * (count - len(self.given_names))]
+        elif self.expected not in (None, measured) and any(isinstance(band, int) for band in self.wanted):
             raise DataError(
-                f"{path} gives its {count} bands no names, but data.bands asks for {band}; choose by number, from 1, "
-                "or name all of its bands with data.band_names"
+                f"{path} has {measured} bands, but the training images {self.expected}: the numbers in data.bands="
+                f"{self.wanted} would mean others here; keep such files apart, or choose bands by name"
             )
-        for like in (str.casefold, plain_name, _first_word):
-            found = [index for index, name in enumerate(names) if name and like(name) == like(band)]
-            if len(found) > 1:
-                raise DataError(f"{path} has {len(found)} bands named {band}; choose by number with data.bands")
-            if found:
-                return found[0]
-        raise DataError(f"{path} has no band {band}, which data.bands asks for; it has {known}")
+        names = [name or str(number) for number, name in enumerate(names if any(names) else [""] * count, 1)]
+        indexes = [self._index(band, names, path) for band in self.wanted]
+        alpha = count - 1 if measured < count and count - 1 not in indexes else None
+        return Plan(indexes, alpha, [names[index] for index in indexes])
+
+    def _index(self, band: int | str, names: Sequence[str], path: str | os.PathLike[str]) -> int:
+        if isinstance(band, int) and 1 <= band <= len(names):
+            return band - 1
+        if not isinstance(band, int):
+            if names == [str(number) for number in range(1, len(names) + 1)]:
+                raise DataError(
+                    f"{path} gives its {len(names)} bands no names, but data.bands asks for {band}; choose by number, "
+                    "from 1, or name all of its bands with data.band_names"
+                )
+            for like in (str.casefold, plain_name, _first_word):
+                found = [index for index, name in enumerate(names) if like(name) == like(band)]
+                if len(found) > 1:
+                    raise DataError(f"{path} has {len(found)} bands named {band}; choose by number with data.bands")
+                if found:
+                    return found[0]
+        known = shortened(names, 20)
+        raise DataError(f"{path} has no band {band}, which data.bands asks for; it has {len(names)}: {known}")
 
 
 def plain_name(name: str) -> str:
@@ -130,7 +119,7 @@ def _first_word(name: str) -> str:
     return plain_name(re.split(r"[\s,;:(]", name.strip(), maxsplit=1)[0])
 
 
-def colour_names(count: int) -> tuple[str, ...]:
+def color_names(count: int) -> tuple[str, ...]:
     """What the channels of a picture are called that is no TIFF."""
     return _CHANNELS.get(count, ("",) * count)
 
@@ -146,34 +135,27 @@ def is_measured_band(last: np.ndarray) -> bool:
     return bool(last.size) and bool(np.count_nonzero((last > 0) & (last < last.max())) > last.size / 2)
 
 
-def colours_in(names: Sequence[str]) -> list[int | None]:
+def colors_in(names: Sequence[str]) -> list[int | None]:
     """Where red, green and blue are among the bands; None where one is not, or not for certain.
 
     Args:
         names: of the bands: words, or ``B04``, ``B03``, ``B02`` as Sentinel-2 has them.
     """
-    found: list[int | None] = []
-    for words in _COLOURS:
-        places = [index for index, name in enumerate(names) if _word(name) in words]
-        found.append(places[0] if len(places) == 1 else None)
-    return found
+    plain = [name.strip().casefold().split(",")[0].split(" ")[0] for name in names]
+    places = [[index for index, name in enumerate(plain) if name in words] for words in _COLORS]
+    return [each[0] if len(each) == 1 else None for each in places]
 
 
-def order_of_colours(names: Sequence[str]) -> list[int] | None:
+def order_of_colors(names: Sequence[str]) -> list[int] | None:
     """In which order the bands of a file are red, green, blue.
 
     Args:
-        names: of its bands: three colours, and transparency perhaps.
+        names: of its bands: three colors, and transparency perhaps.
 
     Returns:
         Indexes from 0; None: they are so already, or their names do not tell.
     """
-    order = colours_in(names[:3])
-    if len(names) not in (3, 4) or sorted(each for each in order if each is not None) != [0, 1, 2]:
+    colors = [index for index in colors_in(names[:3]) if index is not None]
+    if len(names) not in (3, 4) or len(colors) < 3 or colors == [0, 1, 2]:
         return None
-    found = [*(each for each in order if each is not None), *range(3, len(names))]
-    return None if found == sorted(found) else found
-
-
-def _word(name: str) -> str:
-    return name.strip().casefold().split(",")[0].split(" ")[0]
+    return [*colors, *range(3, len(names))]

@@ -1,259 +1,410 @@
-"""What data sets of scenes and of segmentation share: their parts, and what others ask of them."""
+"""What data sets of scenes and of segmentation share: samples in batches, and what others ask of the data."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import filecmp
 import functools
+import logging
+import os
+import re
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
 import numpy as np
 import torch
+from torch.utils.data import Dataset
 
+from exp.config.trained import run_folder_of
 from exp.data.base import Data, Prediction, Sketch
 from exp.data.fingerprint import of_samples
-from exp.errors import DataError
-from exp.vision.data.adopting import adopt, begin_with, other_classes, record_of, state_of
-from exp.vision.data.bands import BandChoice
-from exp.vision.data.dataset import ImageDataset, findings
+from exp.data.places import shortened
+from exp.data.seeding import preserved_generators, seed_sample
+from exp.errors import ConfigError, DataError
+from exp.runfolder import write_json
+from exp.vision.data.bands import BandChoice, colors_in
 from exp.vision.data.decode import reordered_bands
 from exp.vision.data.labels import NO_DATA
-from exp.vision.data.listing import Listing
-from exp.vision.data.modality import Modalities, ModalityDraw
-from exp.vision.data.normalisation import Normalisation, earlier_folders, keep, limits_of, share_of
-from exp.vision.data.pipeline import Pipeline, is_resized
-from exp.vision.data.reader import ImageReader
-from exp.vision.data.remarks import remarks
-from exp.vision.data.sketching import sketch_of
+from exp.vision.data.layouts import NAMED_FILES, SUFFIXES, Listing, archive_notes, data_root, layout_of, other_files
+from exp.vision.data.statistics import STATISTICS, Normalization
+from exp.vision.data.transforms import Pipeline, is_resized
+from exp.vision.data.values import ImageReader, Modalities
 
 if TYPE_CHECKING:
-    import os
-
     from exp.data.fingerprint import Fingerprint
+    from exp.engine.fit import Weights
+    from exp.vision.data.config import ImageDataConfig
 
-__all__ = ["ImageData"]
+__all__ = ["ImageData", "ImageDataset", "ModalityDraw", "fit_classes", "stacked"]
+
+_FRUITLESS = 32  # samples in a row from the first: then the files are not what they should be
+_ASSUMED_CLASSES = 50
+_MOST_FILES, _ALIKE, _END = 4096, 8, 4096  # compared by size; of one name, where there are more; bytes
+_CLASS_ROWS = re.compile(r"^(auxiliary_)?head\.(classify\.)?(weight|bias)$")
+"""Tensors of a head (:mod:`exp.vision.dinov3`) whose rows are classes."""
+
+logger = logging.getLogger(__name__)
+
+Loaded = Any
+"""What a file holds: decoded, before the pipeline; arrays only."""
+
+
+class ImageDataset(Dataset):
+    """Samples of one split: loaded, sent through a pipeline, stacked; indexed by a whole batch.
+
+    Augmentation is a function of (seed, epoch, sample): runs are the same for any number of ranks and loader workers,
+    and after resuming.
+
+    Attributes:
+        needs_epoch: whether batches of keys are (B, 2): sample and epoch.
+        skipped: which samples could not be used, bool (N,), shared with loader workers.
+        unknown: pixels of no known class by sample, int32 (N,), shared with loader workers.
+        draw: gives the number of the sample for a place of an epoch; None: that number itself.
+        blank: (H, W, C) of the image that stands for one that is left out, in a batch without others.
+
+    Args:
+        samples: (image path, label or mask path) each.
+        read: reads an image file.
+        pipeline: of transforms.
+        config: keys of ``data``.
+        augmented: whether the pipeline draws random numbers.
+        cached: whether decoded samples are kept, up to ``data.cache_megabytes`` in each process.
+    """
+
+    takes_batches = gives_tensors = True
+
+    def __init__(
+        self,
+        samples: Sequence[tuple[str, Any]],
+        read: ImageReader,
+        pipeline: Pipeline,
+        config: ImageDataConfig,
+        augmented: bool = False,
+        cached: bool = False,
+    ) -> None:
+        self.samples = samples
+        self.read = read
+        self.pipeline = pipeline
+        self.seed = config.seed
+        self.skip_errors = config.on_error == "skip"
+        self.blank = (config.size, config.size, read.channels)
+        self.needs_epoch = augmented
+        self.draw: Callable[[int, int], int] | None = None
+        self.skipped = torch.zeros(len(samples), dtype=torch.bool).share_memory_()
+        self.unknown = torch.zeros(len(samples), dtype=torch.int32).share_memory_()
+        self._used = torch.zeros(1, dtype=torch.bool).share_memory_()
+        self._cache: dict[int, Loaded] = {}
+        self._cache_left = config.cache_megabytes * 2**20 if cached else 0
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, keys: torch.Tensor) -> dict[str, Any]:
+        """A batch.
+
+        Args:
+            keys: int64 (B,), or (B, 2) with the epoch where :attr:`needs_epoch`.
+
+        Returns:
+            ``{"image", "label", "index"}`` and what else the kind of data adds.
+
+        Raises:
+            DataError: a file cannot be used, and errors are not skipped.
+            ConfigError: the pipeline gives images of different sizes where a batch needs one.
+        """
+        # Plain lists of tensors' numbers: torch's scalars would slow down every use of them.
+        pairs = keys.tolist() if keys.dim() == 2 else [(number, 0) for number in keys.tolist()]
+        with preserved_generators():
+            items = []
+            for number, epoch in pairs:
+                if self.needs_epoch:
+                    seed_sample(self.seed, epoch, number)
+                items.append(self._item(number if self.draw is None else self.draw(number, epoch)))
+        batch = self.collate(items)
+        batch["index"] = torch.tensor([number for number, _ in pairs], dtype=torch.int64)
+        return batch
+
+    def _item(self, number: int) -> Any:
+        """A sample, or None where it is left out.
+
+        Raises:
+            DataError: it cannot be used, and errors are not skipped, or hit every sample so far.
+        """
+        loaded = self._cache.get(number)
+        if loaded is None:
+            try:
+                loaded = self.load(number)
+            except DataError as error:
+                if not self.skip_errors:
+                    raise
+                if not self.skipped[number]:
+                    self.skipped[number] = True
+                    logger.warning("left out: %s", error)
+                count = int(self.skipped.sum())
+                if not self._used and count >= min(len(self.samples), _FRUITLESS):
+                    raise DataError(
+                        f"all of the first {count} samples had to be left out; the last: {error}"
+                    ) from error
+                return None
+            size = sum(part.nbytes for part in loaded if isinstance(part, np.ndarray)) if self._cache_left else 1
+            if size <= self._cache_left:
+                self._cache[number] = loaded
+                self._cache_left -= size
+        if not self._used:
+            self._used.fill_(True)
+        return self.transform(number, loaded)
+
+    def load(self, number: int) -> Loaded:
+        """Read a sample's files.
+
+        Raises:
+            DataError: one cannot be used; names it.
+        """
+        raise NotImplementedError
+
+    def transform(self, number: int, loaded: Loaded) -> Any:
+        """Send a sample through the pipeline; must not change ``loaded``."""
+        raise NotImplementedError
+
+    def collate(self, items: Sequence[Any]) -> dict[str, Any]:
+        """A batch of samples, of which some are None: those get an image of zeros and a label that does not count."""
+        raise NotImplementedError
+
+    def filled(self, results: Mapping[str, Any], path: str) -> np.ndarray:
+        """The image that a pipeline gives, with what stands for no data where its mask says :data:`NO_DATA`:
+        interpolation has mixed it with its neighbors, and distortions have changed it.
+
+        Args:
+            results: of the pipeline.
+            path: of the image, whose modality may have values of its own.
+        """
+        image: np.ndarray = results["img"]
+        mask, fill = results.get("gt_seg_map"), self.read.modalities.fill_for(path, self.read.fill)
+        if mask is not None and fill is not None:
+            missing = mask == NO_DATA
+            if missing.any():
+                image = image.copy()
+                image[missing] = np.rint(fill) if image.dtype == np.uint8 else fill
+        return self.read.modalities.mapped(image, path)
+
+    def met(self) -> dict[str, Any]:
+        """What this rank and its workers have found so far.
+
+        Returns:
+            ``skipped``: numbers of the samples left out; ``unknown``: pixels of no known class, by sample.
+        """
+        skipped, unknown = (torch.nonzero(flags)[:, 0].tolist() for flags in (self.skipped, self.unknown))
+        return {"skipped": skipped, "unknown": {number: int(self.unknown[number]) for number in unknown}}
+
+    def reason(self, number: int) -> str:
+        """Why a sample is left out, in one line."""
+        try:
+            self.load(number)
+        except DataError as error:
+            return str(error).splitlines()[0]
+        return f"{self.samples[number][0]} could not be used; see the log of its rank"
+
+
+class ModalityDraw:
+    """Which sample takes each place of an epoch, so that every epoch has the same share of each modality.
+
+    A function of (seed, epoch, place) alone, like augmentation. Of each modality all samples come once before one comes
+    again.
+
+    Args:
+        groups: the modality of each sample.
+        weights: shares by modality; those of modalities that are not there are given to the others.
+        seed: of the order.
+
+    Raises:
+        DataError: a modality that is there has no weight.
+    """
+
+    def __init__(self, groups: Sequence[str], weights: Mapping[str, float], seed: int) -> None:
+        names = sorted(set(groups))
+        lacking = [name for name in names if not weights.get(name)]
+        if lacking:
+            raise DataError(
+                f"data.modality_weights has no share for {', '.join(lacking)}, of which there are training images; "
+                "give it one, or leave it out with data.modality or data.datasets"
+            )
+        places = np.asarray(groups)
+        self._members = [np.flatnonzero(places == name) for name in names]
+        total = sum(weights[name] for name in names)
+        ends = np.rint(np.cumsum([weights[name] for name in names]) / total * len(groups)).astype(int)
+        self._ends = ends.tolist()
+        self._seed = seed
+        self.shares = {name: weights[name] / total for name in names}
+
+    def __call__(self, place: int, epoch: int) -> int:
+        """The number of the sample at a place of an epoch."""
+        group = int(np.searchsorted(self._ends, place, side="right"))
+        begin = self._ends[group - 1] if group else 0
+        members = self._members[group]
+        turn, rank = divmod(epoch * (self._ends[group] - begin) + place - begin, len(members))
+        return int(members[_order(self._seed, group, turn, len(members))[rank]])
+
+
+@functools.lru_cache(maxsize=16)
+def _order(seed: int, group: int, turn: int, count: int) -> np.ndarray:
+    return np.random.default_rng((seed, group, turn)).permutation(count)
+
+
+def stacked(images: Sequence[np.ndarray | None], blank: tuple[int, int, int], key: str | None) -> torch.Tensor:
+    """Images of one batch.
+
+    Args:
+        images: (H, W, C), uint8 or float32, each; None: zeros.
+        blank: (H, W, C) where all are None.
+        key: of the pipeline, if images of different sizes are an error; None: they are padded with zeros at the right
+            and at the bottom.
+
+    Returns:
+        (B, C, H, W), contiguous; uint8 if all are.
+
+    Raises:
+        ConfigError: sizes differ.
+    """
+    there = [image for image in images if image is not None]
+    shapes = {image.shape for image in there} or {blank}
+    if key is not None and len(shapes) > 1:
+        sizes = ", ".join(f"{height}x{width}" for height, width, _ in sorted(shapes)[:4])
+        raise ConfigError(
+            f"{key} gives images of different sizes ({sizes}), which make no batch; end it with a RandomCrop or "
+            "CenterCrop and a PadTo, or with Resize(keep_ratio=false)"
+        )
+    height, width, channels = (max(shape[axis] for shape in shapes) for axis in range(3))
+    dtype = np.float32 if any(image.dtype != np.uint8 for image in there) else np.uint8
+    batch = np.zeros((len(images), channels, height, width), dtype)
+    for row, image in zip(batch, images):
+        if image is not None:
+            row[:, : image.shape[0], : image.shape[1]] = image.transpose(2, 0, 1)
+    return torch.from_numpy(batch)
 
 
 class ImageData(Data):
-    """A data set of image files in parts; the arguments are those of :class:`exp.config.schema.ImageDataConfig`.
+    """A data set of image files in splits.
 
     Attributes:
         name: of the data set.
         classes: names of the K classes.
         palette: RGB of each.
         read: reads an image file.
-        normalisation: mean and standard deviation of each band.
-        tested_on: which part :attr:`test` is.
+        normalization: range, mean and standard deviation of each band.
+        tested_on: which split :attr:`test` is.
         classes_key: the key of the configuration that orders the classes.
-        ignore_index: the label that does not count.
         learns_classes: whether a model for these data tells classes.
+        ignore_index: the label that does not count.
         input_record: what ``task=predict`` has found of the files of ``task.input``, for the record.
 
     Args:
-        listing: the samples, and what else the layout knows.
-        make: makes the data set of a part: takes its samples and pipeline, and the arguments of
-            :class:`exp.vision.data.dataset.ImageDataset`.
-        palette: RGB of each class.
+        config: the keys of ``data``.
 
     Raises:
+        DataError: files are missing, or not laid out as expected.
         ConfigError: a pipeline is wrong.
     """
 
     classes_key = "data.classes"
     learns_classes = True
+    makes = ("layout",)
     ignore_index: int
 
-    def __init__(
-        self,
-        listing: Listing,
-        make: Callable[..., ImageDataset],
-        palette: Sequence[tuple[int, int, int]],
-        name: str,
-        train_pipeline: Sequence[Mapping[str, Any]],
-        eval_pipeline: Sequence[Mapping[str, Any]],
-        size: int,
-        channels: int = 3,
-        value_range: Sequence[Any] | str | None = None,
-        alpha: bool | None = None,
-        bands: Sequence[int | str] | None = None,
-        band_names: Sequence[str] | None = None,
-        stretch: Sequence[float] | None = None,
-        stretch_scope: str = "train",
-        mean: Sequence[float] | str | None = None,
-        std: Sequence[float] | str | None = None,
-        modality: str | None = None,
-        modality_weights: Mapping[str, float] | None = None,
-        modality_statistics: Mapping[str, Mapping[str, Sequence[float]]] | None = None,
-        on_error: str = "raise",
-        cache_megabytes: int = 0,
-        seed: int = 0,
-        eval_batch_size: int = 16,
-        num_workers: int = 0,
-    ) -> None:
-        self.name = name
-        self.classes = listing.classes
-        self.palette = list(palette)
-        wanted = band_names if bands is None else bands
-        choice = None if wanted is None else BandChoice(wanted, band_names, alpha)
-        self.read = ImageReader(
-            channels if choice is None else len(choice.wanted),
-            value_range,
-            alpha,
-            [path for path, _ in listing.parts["train"]],
-            choice,
-            stretch,
-            by_image=stretch_scope == "image",
+    def __init__(self, config: ImageDataConfig) -> None:
+        root = data_root(config.root, config.sample_data, config.name)
+        listing = layout_of(config).find(root)
+        self._make, self.classes, self.palette = self.interpret(listing, config)
+        self.name = config.name
+        self.tested_on = "test" if "test" in listing.splits else "val"
+        self.eval_batch_size, self.num_workers = config.eval_batch_size, config.num_workers
+        trained_on = [path for path, _ in listing.splits["train"]]
+        wanted = config.band_names if config.bands is None else config.bands
+        choice = None if wanted is None else BandChoice(wanted, config.band_names, config.alpha)
+        by_image = config.stretch_scope == "image"
+        channels = config.channels if choice is None else len(choice.wanted)
+        self.read = ImageReader(channels, config.value_range, config.alpha, choice, config.stretch, by_image)
+        self.read.modalities = Modalities(getattr(config, "modality", None), config.modality_statistics)
+        skips = config.on_error == "skip"
+        self.normalization = Normalization(
+            self.read, trained_on, config.mean, config.std, config.num_workers, skip_errors=skips
         )
-        self.read.modalities = Modalities(modality, modality_statistics)
-        self.normalisation = Normalisation(self.read, mean, std)
-        self._adopted = self._looked = False
+        self._adopted = False
         self._misfit: DataError | None = None  # of classes; features have none
-        self.eval_batch_size = eval_batch_size
-        self.num_workers = num_workers
-        self._skip_errors = on_error == "skip"
+        self._config = config
+        self._record = dict(listing.notes)
+        self.notes = [*archive_notes(root), *listing.warnings, *self._odd(listing, wanted or ())]
         self.input_record: dict[str, Any] = {}
-        self._notes, self.notes = remarks(listing, name, wanted)
-        reordered = reordered_bands(self.read.examples[0]) if self.read.takes_colours else []
-        if reordered:
-            self._notes["bands_read_as_rgb"] = reordered
-            self.notes.append(f"note: bands named {', '.join(reordered)} are read as red, green, blue")
-        self._eval_pipeline = Pipeline("data.eval_pipeline", eval_pipeline)
-        training = Pipeline("data.train_pipeline", train_pipeline)
-        self._make = functools.partial(make, read=self.read, size=size, seed=seed, skip_errors=on_error == "skip")
-        self._parts = {
-            part: self._make(
-                samples,
-                training if part == "train" else self._eval_pipeline,
-                augmented=part == "train",
-                cache_bytes=cache_megabytes * 2**20,
+        self._eval_pipeline = Pipeline("data.eval_pipeline", config.eval_pipeline)
+        training = Pipeline("data.train_pipeline", config.train_pipeline)
+        self._splits: dict[str, Any] = {}
+        for split, samples in listing.splits.items():
+            is_train = split == "train"
+            pipeline = training if is_train else self._eval_pipeline
+            self._splits[split] = self._make(samples, self.read, pipeline, config, is_train, cached=True)
+        if config.modality_weights:
+            groups = [self.read.modalities.of(path) for path in trained_on]
+            draw = self._splits["train"].draw = ModalityDraw(groups, config.modality_weights, config.seed)
+            self._record["modality_shares"] = draw.shares
+
+    def interpret(
+        self, listing: Listing, config: Any
+    ) -> tuple[Callable[..., ImageDataset], list[str], list[tuple[int, int, int]]]:
+        """What a kind of data makes of the files: the class of its datasets, the names of its classes, their colors."""
+        raise NotImplementedError
+
+    def _odd(self, listing: Listing, wanted: Sequence[Any]) -> list[str]:
+        """Lines on what is remarkable about files and bands, which goes into the record, too."""
+        lines = []
+        samples = [sample for members in listing.splits.values() for sample in members]
+        others = other_files({os.path.dirname(path) for sample in samples for path in sample if isinstance(path, str)})  # noqa: PTH120
+        if others:
+            self._record["other_files"] = others
+            counts = ", ".join(f"{count} {suffix}" for suffix, count in others.items())
+            lines.append(
+                f"warning: files beside the images of {self.name} are not read, as exp reads {' '.join(SUFFIXES)} "
+                f"only: {counts}; convert them, or move them elsewhere"
             )
-            for part, samples in listing.parts.items()
-        }
-        if modality_weights:
-            groups = [self.read.modalities.of(path) for path, _ in listing.parts["train"]]
-            draw = self._parts["train"].draw = ModalityDraw(groups, modality_weights, seed)
-            self._notes["modality_shares"] = draw.shares
-        self.tested_on = "test" if "test" in self._parts else "val"
+        twice = sorted({str(band) for band in wanted if list(wanted).count(band) > 1})
+        if twice:
+            lines.append(f"note: data.bands names {', '.join(twice)} more than once: the model gets it as often")
+        reordered = reordered_bands(listing.splits["train"][0][0]) if self.read.takes_colors else []
+        if reordered:
+            self._record["bands_read_as_rgb"] = reordered
+            lines.append(f"note: bands named {', '.join(reordered)} are read as red, green, blue")
+        return lines
+
+    # -- samples -------------------------------------------------------------------------------------------------------
 
     @property
     def train(self) -> ImageDataset:
-        """The part to train on."""
-        return self._part("train")
+        """The split to train on."""
+        return self._split("train")
 
     @property
     def val(self) -> ImageDataset:
-        """The part by which the best model is chosen."""
-        return self._part("val")
+        """The split by which the best model is chosen."""
+        return self._split("val")
 
     @property
     def test(self) -> ImageDataset:
-        """The part that is tested on: ``val`` where there is no test split."""
-        return self._part(self.tested_on)
+        """The split that is tested on: ``val`` where there is no test split."""
+        return self._split(self.tested_on)
 
     def plain_parts(self) -> dict[str, ImageDataset]:
-        """All parts as an evaluation sees them: the training images, too, through ``data.eval_pipeline``."""
+        """All splits as an evaluation sees them: the training images, too, through ``data.eval_pipeline``."""
         self._look()
-        return {
-            part: self._make(data.samples, self._eval_pipeline, augmented=False) for part, data in self._parts.items()
-        }
+        make = functools.partial(self._make, read=self.read, pipeline=self._eval_pipeline, config=self._config)
+        return {split: make(data.samples) for split, data in self._splits.items()}
 
-    def _part(self, name: str) -> ImageDataset:
+    def _split(self, name: str) -> ImageDataset:
         self._look()  # measured here once, where need be, and not in each process that loads
-        return self._parts[name]
+        split: ImageDataset = self._splits[name]
+        return split
 
     def _look(self) -> None:
-        if not (self._adopted or self._looked):
-            self._looked = True
-            self.normalisation.look()
-        _ = self.read.value_range
-
-    @classmethod
-    def sketch(cls, **keys: Any) -> Sketch:
-        """Images of ``data.size``; the classes of ``data.palette`` or ``data.classes``."""
-        return sketch_of(keys, cls.ignore_index)
-
-    def state(self) -> dict[str, Any]:
-        """What belongs to the weights trained on these data.
-
-        Returns:
-            ``{"classes": [name], "channels": count, "value_range": [low, high] | None}``; with ``data.bands`` also
-            ``bands``, ``band_names`` and ``band_count``, with ``data.mean`` also ``mean``, ``std`` and ``scaled``, with
-            those of modalities also ``modality_statistics``.
-        """
-        self._look()
-        return {
-            "classes": list(self.classes),
-            "channels": self.read.channels,
-            "value_range": limits_of(self.read.value_range),
-            **state_of(self.read, self.normalisation),
-        }
-
-    def settle(self, session: Any) -> None:
-        """Look at the first training image, and measure over all of them what is to be; a collective.
-
-        Rank 0 keeps it in ``statistics.json``, which a training that goes on takes it from.
-
-        Raises:
-            DataError: the weights are to tell other classes, or had the bands in another order.
-        """
-        if self._adopted:
-            if session.config.task.name != "features":
-                self._check_classes()
-            self._misfit = None
-            return
-        if session.weights is not None:
-            begin_with(session, self)
-        self.normalisation.look()
-        self._looked = True
-        if self.normalisation.waits:
-            session.wait_for("measuring the training images")
-        share = share_of(session, self.num_workers, self._skip_errors)
-        table = self.normalisation.settle(share, earlier_folders(session))
-        if table is not None:
-            keep(session, table)
-
-    def meet(self, model: Any) -> None:
-        """Values without data become those that the model's normalisation makes 0."""
-        mean = getattr(model, "pixel_mean", None)
-        if isinstance(mean, torch.Tensor) and mean.numel() == self.read.channels:
-            self.read.fill = mean.detach().cpu().reshape(-1).numpy().astype("float32")
-            self.read.modalities.meet(self.read.fill, model.pixel_std.detach().cpu().reshape(-1).numpy())
-
-    def fingerprint(self) -> Fingerprint:
-        """Names, labels and sizes of the files, in short (:mod:`exp.data.fingerprint`)."""
-        return of_samples({part: data.samples for part, data in self._parts.items()})
-
-    def adopt(self, state: Mapping[str, Any]) -> None:
-        """Be used with weights that were trained on other files: call it before anything is loaded.
-
-        Args:
-            state: of the data that they were trained on.
-
-        Raises:
-            DataError: they have other channels. Other classes :meth:`settle` tells, which knows whether they matter.
-        """
-        if self.learns_classes:
-            self._misfit = other_classes(state.get("classes"), self.classes, self.classes_key)
-        adopt(self.read, self.normalisation, state)
-        self._adopted = True
-
-    def model_arguments(self) -> dict[str, Any]:
-        """What the model must know of the files; names of bands, mean and deviation only where there are some."""
-        self._look()
-        self._check_classes()
-        arguments: dict[str, Any] = {
-            "num_classes": len(self.classes),
-            "in_channels": self.read.channels,
-            "ignore_index": self.ignore_index,
-        }
-        if self.normalisation.names:
-            arguments["band_names"] = list(self.normalisation.names)
-        values = self.normalisation.in_bytes()
-        if values is not None:
-            arguments["pixel_mean"], arguments["pixel_std"] = values
-        return arguments
-
-    def _check_classes(self) -> None:
-        if self._misfit is not None:
-            raise self._misfit
+        self.normalization.look()
+        self.normalization.find_range()
 
     @property
     def prepares(self) -> bool:
@@ -283,7 +434,7 @@ class ImageData(Data):
         """
         mask = None if missing is None else missing.astype(np.uint8) * np.uint8(NO_DATA)
         results = self._eval_pipeline(pixels, str(path), mask)
-        made = self._parts[self.tested_on].filled(results, str(path))
+        made: np.ndarray = self._splits[self.tested_on].filled(results, str(path))
         if for_map and made.shape[:2] != pixels.shape[:2] and not is_resized(results):
             sizes = [f"{width} x {height}" for height, width in (pixels.shape[:2], made.shape[:2])]
             raise DataError(
@@ -295,6 +446,167 @@ class ImageData(Data):
     def read_as_seen(self, path: str | os.PathLike[str]) -> np.ndarray:
         """An image file as the model gets it without a pipeline: (H, W, C), 0..255."""
         return self.read.modalities.mapped(self.read(path), path)
+
+    # -- what models and weights need ----------------------------------------------------------------------------------
+
+    @classmethod
+    def sketch(cls, **keys: Any) -> Sketch:
+        """Images of ``data.size``; the classes of ``data.palette`` or ``data.classes``."""
+        wanted = keys.get("bands") or keys.get("band_names")
+        size, channels = int(keys["size"]), len(wanted) if wanted else int(keys["channels"])
+        classes = len(keys.get("palette") or keys.get("classes") or ())
+        notes = [f"validation images are taken to be {size} x {size}"]
+        if not classes:
+            classes = _ASSUMED_CLASSES
+            notes.append(f"how many classes the data have is not known; taken are {classes}")
+        image = torch.zeros(1, channels, size, size, dtype=torch.uint8)
+        sample = {"image": image, **{name: torch.zeros(1, dtype=torch.int64) for name in ("label", "index")}}
+        arguments = {"num_classes": classes, "in_channels": channels, "ignore_index": cls.ignore_index}
+        return Sketch(sample, sample, arguments, int(keys["eval_batch_size"]), notes)
+
+    def model_arguments(self) -> dict[str, Any]:
+        """What the model must know of the files; names of bands, mean and deviation only where there are some."""
+        self._look()
+        self._check_classes()
+        arguments: dict[str, Any] = {
+            "num_classes": len(self.classes),
+            "in_channels": self.read.channels,
+            "ignore_index": self.ignore_index,
+        }
+        if self.normalization.names:
+            arguments["band_names"] = list(self.normalization.names)
+        values = self.normalization.in_bytes()
+        if values is not None:
+            arguments["pixel_mean"], arguments["pixel_std"] = values
+        return arguments
+
+    def meet(self, model: Any) -> None:
+        """Values without data become those that the model's normalization makes 0."""
+        mean = getattr(model, "pixel_mean", None)
+        if isinstance(mean, torch.Tensor) and mean.numel() == self.read.channels:
+            self.read.fill = mean.detach().cpu().reshape(-1).numpy().astype("float32")
+            self.read.modalities.on_model(self.read.fill, model.pixel_std.detach().cpu().reshape(-1).numpy())
+
+    def state(self) -> dict[str, Any]:
+        """What belongs to the weights trained on these data.
+
+        Returns:
+            ``{"classes": [name], "channels": count, "value_range": [low, high] | None}``; with ``data.bands`` also
+            ``bands``, ``band_names`` and ``band_count``, with ``data.mean`` also ``mean``, ``std`` and ``scaled``, with
+            those of modalities also ``modality_statistics``.
+        """
+        self._look()
+        return {"classes": list(self.classes), **self.normalization.state()}
+
+    def adopt(self, state: Mapping[str, Any]) -> None:
+        """Be used with weights that were trained on other files: call it before anything is loaded.
+
+        Args:
+            state: of the data that they were trained on.
+
+        Raises:
+            DataError: they have other channels. :meth:`settle` refuses other classes where they matter.
+        """
+        theirs, mine = state.get("classes"), self.classes
+        if self.learns_classes and theirs is not None and list(theirs) != list(mine):
+            have = "them in another order" if sorted(theirs) == sorted(mine) else f"{len(mine)}"
+            self._misfit = DataError(
+                f"the weights know the {len(theirs)} classes {shortened(theirs)}, but the data have {have}: "
+                f"{shortened(mine)}; use the data that the weights were trained on, or give the same classes in the "
+                f"same order ({self.classes_key})"
+            )
+        self.normalization.load_state(state)
+        self._adopted = True
+
+    def _check_classes(self) -> None:
+        if self._misfit is not None:
+            raise self._misfit
+
+    def settle(self, session: Any) -> None:
+        """Measure over all training images what is to be measured; a collective.
+
+        Before a training, rank 0 looks at some files (:meth:`look_at_files`). It keeps the figures in
+        ``statistics.json``, which a training that goes on takes them from.
+
+        Raises:
+            DataError: the weights are to tell other classes, or had the bands in another order; or see
+                :meth:`look_at_files`.
+        """
+        if self._adopted:
+            if session.config.task.name != "features":
+                self._check_classes()
+            self._misfit = None
+        else:
+            self._settle_values(session)
+        if session.config.task.name != "train":
+            return
+        trouble = None
+        if session.distributed.is_main:
+            try:
+                self.look_at_files(session.say)
+            except DataError as error:
+                trouble = error
+        trouble = session.distributed.gather(trouble)[0]
+        if trouble is not None:
+            raise trouble
+
+    def _settle_values(self, session: Any) -> None:
+        self.normalization.look()
+        if session.weights is not None:
+            state = session.weights.data or {}
+            self._refuse_another_order(list(state.get("band_names") or ()), session.config.model.get("band_init"))
+            if self.learns_classes:
+                session.weights = fit_classes(session.weights, self.classes, session.say)
+        if self.normalization.waits:
+            session.wait_for("measuring the training images")
+        resume, earlier = session.config.resume, None
+        if resume is not None:
+            earlier = session.folder.path if resume == "auto" else run_folder_of(str(resume))
+        table = self.normalization.settle(session.distributed, earlier)
+        if table is not None:
+            path = session.folder.path / STATISTICS
+            session.when_started(functools.partial(write_json, path, table))
+
+    def _refuse_another_order(self, theirs: list[str], band_init: str | None) -> None:
+        """Refuse to train on the bands of the weights in another order: nothing else would tell.
+
+        Args:
+            theirs: names of the bands of the weights.
+            band_init: ``model.band_init``: which kernels further bands begin with.
+        """
+        mine = self.normalization.names
+        if not theirs or not mine:
+            return
+        if mine != theirs and sorted(mine) == sorted(theirs):
+            raise DataError(
+                f"init_from: the weights were trained on the bands {', '.join(theirs)}, but data.bands gives "
+                f"{', '.join(mine)}; give them in the same order"
+            )
+        if len(mine) != len(theirs) == 3 and colors_in(theirs) != [0, 1, 2] and band_init not in (None, "mean"):
+            raise DataError(
+                f"init_from: the weights were trained on the bands {', '.join(theirs)}, not on red, green and blue, "
+                f"whose kernels model.band_init={band_init} hands on; set model.band_init=mean"
+            )
+
+    def look_at_files(self, say: Callable[[str], None]) -> None:
+        """Warn of images that are trained on and tested on; rank 0 does so before a training.
+
+        Args:
+            say: shows a line.
+
+        Raises:
+            DataError: nothing can be learned or measured.
+        """
+        splits = {split: [path for path, _ in data.samples] for split, data in self._splits.items()}
+        copies = _copies(splits.pop("train"), {path for paths in splits.values() for path in paths})
+        if copies:
+            self._record["files_in_two_parts"] = len(copies)
+            say(
+                f"warning: {len(copies)} images of {self.name} are in two parts, such as {copies[0]}: figures are "
+                "measured on what was trained on; remove them from one"
+            )
+
+    # -- figures and pictures ------------------------------------------------------------------------------------------
 
     def predict(self, session: Any, model: Any) -> Prediction:
         """Images as files and pictures (:func:`exp.vision.predict.images.predict`)."""
@@ -315,12 +627,99 @@ class ImageData(Data):
 
         return draw_samples(self, worst, best)
 
+    def fingerprint(self) -> Fingerprint:
+        """Names, labels and sizes of the files, in short (:mod:`exp.data.fingerprint`)."""
+        return of_samples({split: data.samples for split, data in self._splits.items()})
+
     def record(self, gather: Callable[[Any], list[Any]]) -> dict[str, Any]:
         """What ``result.json`` says of the data; all ranks call it, with ``gather`` of their ``Distributed``."""
-        told = {"tested_on": self.tested_on, **record_of(self.read, self.normalisation), **self._notes}
-        told.update(self.found_in(gather({part: data.met() for part, data in self._parts.items()})))
-        return {**{part: len(data) for part, data in self._parts.items()}, **told, **self.input_record}
+        counts = {split: len(data) for split, data in self._splits.items()}
+        found = self.found_in(gather({split: data.met() for split, data in self._splits.items()}))
+        measured = self.normalization.record()
+        return {**counts, "tested_on": self.tested_on, **measured, **self._record, **found, **self.input_record}
 
     def found_in(self, gathered: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """For the record, of what the datasets of all parts have met on each rank (:meth:`ImageDataset.met`)."""
-        return findings(self._parts, gathered)
+        """What was left out while loading, over all ranks and loader workers.
+
+        Args:
+            gathered: of each rank: what :meth:`ImageDataset.met` gives, by split.
+
+        Returns:
+            ``{"skipped": {"count", "files"}, "unknown_pixels": {split: count}}``; only what there is.
+        """
+        found: dict[str, Any] = {}
+        skipped = sorted({(split, number) for rank in gathered for split in rank for number in rank[split]["skipped"]})
+        if skipped:
+            files = [self._splits[split].reason(number) for split, number in skipped[:NAMED_FILES]]
+            found["skipped"] = {"count": len(skipped), "files": files}
+        unknown = {}
+        for split in self._splits:
+            # By sample: several ranks may have met the same one, in different epochs.
+            pixels = {number: count for rank in gathered for number, count in rank[split]["unknown"].items()}
+            if pixels:
+                unknown[split] = sum(pixels.values())
+        if unknown:
+            found["unknown_pixels"] = unknown
+        return found
+
+
+def _copies(trained: Sequence[str], held: set[str]) -> list[str]:
+    """Held-out images of which the training split has a file of the same content.
+
+    Compared are files of the same size and end; among more than 4096 files, which would take long to look into, those
+    of the same name. A name that many files have, as of numbered tiles, tells nothing then.
+    """
+    many = len(trained) + len(held) > _MOST_FILES
+
+    def key(path: str) -> Any:
+        if many:
+            return os.path.basename(path)  # noqa: PTH119 - of a million
+        with contextlib.suppress(OSError), open(path, "rb") as file:  # noqa: PTH123
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - _END, 0))
+            return size, file.read()
+        return None
+
+    alike: dict[Any, list[str]] = defaultdict(list)
+    for path in trained:
+        alike[key(path)].append(path)
+    others = {path: alike[key(path)] for path in held.difference(trained)}
+    return sorted(
+        path
+        for path, originals in others.items()
+        if not (many and len(originals) > _ALIKE) and any(_same(path, other) for other in originals)
+    )
+
+
+def _same(path: str, other: str) -> bool:
+    with contextlib.suppress(OSError):  # it is reported when it is read
+        return filecmp.cmp(path, other, shallow=False)
+    return False
+
+
+def fit_classes(weights: Weights, classes: Sequence[str], say: Callable[[str], None]) -> Weights:
+    """Weights to begin a training with, whose head has the classes of the data, by name.
+
+    The same classes in another order: the rows of the head are put into the order of the data. As many others: its last
+    layer is left out, and begins anew, as it does for another number of them.
+
+    Args:
+        weights: of another run.
+        classes: of the data.
+        say: shows a line.
+    """
+    theirs = list((weights.data or {}).get("classes") or ())
+    rows = {key for key, value in weights.state.items() if _CLASS_ROWS.match(key) and value.shape[:1] == (len(theirs),)}
+    if theirs == list(classes) or len(theirs) != len(classes) or not rows:
+        return weights
+    state = {key: value for key, value in weights.state.items() if key not in rows}
+    if sorted(theirs) == sorted(classes):
+        order = [theirs.index(name) for name in classes]
+        state.update({key: weights.state[key][order] for key in sorted(rows)})
+        say(f"init_from: the weights know the same {len(theirs)} classes in another order; the head's rows go by name")
+    else:
+        say(
+            f"init_from: the weights know other classes ({shortened(theirs)}) than the data have "
+            f"({shortened(classes)}); the head's last layer begins anew"
+        )
+    return dataclasses.replace(weights, state=state)

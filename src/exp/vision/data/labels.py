@@ -1,7 +1,9 @@
-"""From a mask file to the class of each pixel: masks hold class numbers, or colours."""
+"""From a mask file to the class of each pixel: masks hold class numbers, or colors."""
 
 from __future__ import annotations
 
+import abc
+import colorsys
 import os
 from typing import Any, Mapping, NamedTuple, Sequence
 
@@ -11,17 +13,16 @@ from PIL import Image
 
 from exp.data.places import shortened
 from exp.errors import DataError
-from exp.vision.data.decode import decoded, read_bytes
-from exp.vision.data.jpeg import is_jpeg
+from exp.vision.data.decode import decoded, is_jpeg, read_bytes
 
-__all__ = ["IGNORED", "NO_DATA", "ColourMasks", "IndexMasks", "Labels"]
+__all__ = ["IGNORED", "NO_DATA", "ColorMasks", "IndexMasks", "Labels", "Masks", "distinct_colors"]
 
 IGNORED = 255
 """The label of pixels that do not count."""
 NO_DATA = 254
 """In a pipeline: the label of pixels whose image holds no data; afterwards they do not count."""
 _UNKNOWN = 254
-_SHOWN = 5  # colours in a message
+_SHOWN = 5  # colors in a message
 _JP2, _CODESTREAM, _COD = b"\0\0\0\x0cjP  \r\n\x87\n", b"\xff\x4f\xff\x51", b"\xff\x52"
 _BITS, _PHOTOMETRIC = 258, 262  # tags of TIFF
 
@@ -38,7 +39,33 @@ class Labels(NamedTuple):
     unknown: int
 
 
-class IndexMasks:
+class Masks(abc.ABC):
+    """Reads masks; picklable.
+
+    Attributes:
+        left_out: why pixels do not count, with the key that says so, for messages.
+    """
+
+    left_out: str
+
+    @abc.abstractmethod
+    def read(self, path: str | os.PathLike[str]) -> Labels:
+        """Read a mask.
+
+        Raises:
+            DataError: it cannot be read, or what it holds cannot be meant.
+        """
+
+    def hint(self, found: Sequence[int]) -> str:
+        """What may be meant where a class lacks pixels; empty where nothing suggests it.
+
+        Args:
+            found: class numbers that masks hold, and 255 where some pixels do not count.
+        """
+        return ""
+
+
+class IndexMasks(Masks):
     """Masks whose values are class numbers; a palette that such a file may have is for the eye only.
 
     Args:
@@ -48,44 +75,29 @@ class IndexMasks:
     """
 
     def __init__(self, num_classes: int, values: Mapping[int, int] | None = None, ignored: Sequence[int] = ()) -> None:
+        known = {**(values or {number: number for number in range(num_classes)}), **dict.fromkeys(ignored, IGNORED)}
         self.table = np.full(65536, _UNKNOWN, np.uint8)
-        told = {**(values or {number: number for number in range(num_classes)}), **dict.fromkeys(ignored, IGNORED)}
-        self._beyond = {value: label for value, label in told.items() if not 0 <= value < len(self.table)}
-        for value, label in told.items():
-            if value not in self._beyond:
-                self.table[value] = label
+        self._beyond = {value: label for value, label in known.items() if not 0 <= value < len(self.table)}
+        for value in known.keys() - self._beyond.keys():
+            self.table[value] = known[value]
         self.num_classes = num_classes
         self.ignored = list(ignored)
-
-    def left_out(self) -> str:
-        """Why pixels do not count, and which key says so, for messages."""
-        return f"all hold values that are ignored (data.ignore_values={self.ignored}), or no data"
+        self.left_out = f"all hold values that are ignored (data.ignore_values={self.ignored}), or no data"
 
     def hint(self, found: Sequence[int]) -> str:
-        """What may be meant where a class lacks pixels: that 255, which is left out, is this class.
-
-        Args:
-            found: class numbers that masks hold, and 255 where some pixels do not count.
-
-        Returns:
-            Empty where nothing suggests it.
-        """
+        """See :meth:`Masks.hint`: 255, which is left out, may be a class."""
         lacking = [number for number in range(self.num_classes) if number not in found]
         if not lacking or IGNORED not in found or self.ignored != [IGNORED]:
             return ""
         values = {int(np.flatnonzero(self.table == number)[0]): number for number in found if number < self.num_classes}
-        told = ", ".join(f"{value}: {number}" for value, number in {**values, IGNORED: lacking[0]}.items())
+        wanted = ", ".join(f"{value}: {number}" for value, number in {**values, IGNORED: lacking[0]}.items())
         return (
             f"; the masks hold 255, which data.ignore_values leaves out: if it is a class, set "
-            f"'data.mask_values={{{told}}}' 'data.ignore_values=[]'"
+            f"'data.mask_values={{{wanted}}}' 'data.ignore_values=[]'"
         )
 
     def read(self, path: str | os.PathLike[str]) -> Labels:
-        """Read a mask.
-
-        Raises:
-            DataError: it cannot be read, has several channels, or a value that is neither a class nor ignored.
-        """
+        """See :meth:`Masks.read`."""
         content = read_bytes(path)
         if is_jpeg(content):
             raise DataError(
@@ -101,9 +113,15 @@ class IndexMasks:
         if values.ndim != 2 or values.dtype.kind not in "iub":
             raise DataError(
                 f"{path} is no mask of class numbers: it holds {values.dtype} values of shape {values.shape}; "
-                "masks of colours need data.palette (class: RRGGBB)"
+                "masks of colors need data.palette (class: RRGGBB)"
             )
-        labels = self._labels_of(values)
+        if values.dtype.kind == "i" or values.dtype.itemsize > 2:  # of 32 bits: may hold -1
+            inside = (values >= 0) & (values < len(self.table))
+            labels = np.where(inside, np.take(self.table, np.where(inside, values, 0)), np.uint8(_UNKNOWN))
+            for value, label in self._beyond.items():
+                labels[values == value] = label
+        else:
+            labels = np.take(self.table, values)
         if (labels == _UNKNOWN).any():
             unknown = np.unique(values[labels == _UNKNOWN])
             raise DataError(
@@ -112,97 +130,34 @@ class IndexMasks:
             )
         return Labels(labels, 0)
 
-    def _labels_of(self, values: np.ndarray) -> np.ndarray:
-        """uint8 (H, W); masks of 32 bits may hold what is not in the table, such as -1."""
-        if values.dtype.kind == "b" or (values.dtype.itemsize <= 2 and values.dtype.kind == "u"):
-            return np.take(self.table, values)
-        inside = (values >= 0) & (values < len(self.table))
-        labels = np.where(inside, np.take(self.table, np.where(inside, values, 0)), np.uint8(_UNKNOWN))
-        for value, label in self._beyond.items():
-            labels[values == value] = label
-        return labels
 
-
-def _refuse_lossy(path: str | os.PathLike[str], content: np.ndarray) -> None:
-    """Refuse a JPEG 2000 file whose wavelet is the irreversible one: ITU-T T.800, A.6.1 (marker COD).
-
-    Raises:
-        DataError: it is.
-    """
-    if content[:12].tobytes() != _JP2 and content[:4].tobytes() != _CODESTREAM:
-        return
-    head = content.tobytes()
-    at = head.find(_COD, head.find(_CODESTREAM))
-    if at >= 0 and head[at + 13 : at + 14] == b"\0":
-        raise DataError(
-            f"{path} is a lossy JPEG 2000 file, which changes values: no class in it is certain; write masks as PNG, "
-            "from what this file was made of"
-        )
-
-
-def _as_stored(file: Image.Image, content: np.ndarray) -> np.ndarray:
-    """The values of a mask as they are in the file.
-
-    Grey values of 2 and 4 bits are decoded as brightness, spread over 0..255, and those of a TIFF whose 0 is white are
-    turned round: class 3 of 2 bits would be 255.
+class ColorMasks(Masks):
+    """Masks whose colors stand for classes; an RGB image, or one with a palette. Other colors are counted.
 
     Args:
-        file: open.
-        content: its bytes, uint8.
-    """
-    values = np.asarray(file)
-    if file.mode not in ("L", "1"):
-        return values
-    bits, white = 8, False
-    if file.format == "PNG":
-        bits = int(content[24])  # of the header, which is always first
-    elif file.format == "TIFF":
-        tags: Any = file.tag_v2  # type: ignore[attr-defined]
-        bits, white = int(tags.get(_BITS, (1,))[0]), tags.get(_PHOTOMETRIC) == 0
-    if white:
-        values = ~values
-    return values // (255 // (2**bits - 1)) if bits in (2, 4) else values
-
-
-class ColourMasks:
-    """Masks whose colours stand for classes; an RGB image, or one with a palette.
-
-    Args:
-        colours: ``RRGGBB`` of each class.
-        ignored: colours that do not count.
-        max_unknown: the largest share of a mask's pixels that may be of no known colour; a tenth of it in a JPEG.
+        colors: ``RRGGBB`` of each class.
+        ignored: colors that do not count.
+        max_unknown: the largest share of a mask's pixels that may be of no known color; a tenth of it in a JPEG.
     """
 
-    def __init__(self, colours: Sequence[str], ignored: Sequence[str] = (), max_unknown: float = 0.1) -> None:
-        self.colours = list(colours)
+    def __init__(self, colors: Sequence[str], ignored: Sequence[str] = (), max_unknown: float = 0.1) -> None:
+        self.colors = list(colors)
         self.max_unknown = max_unknown
-        # A table over all colours is one lookup per pixel, whatever the number of classes.
+        # A table over all colors is one lookup per pixel, whatever the number of classes.
         self.table = np.full(2**24, _UNKNOWN, np.uint8)
-        for number, colour in enumerate(colours):
-            self.table[int(colour, 16)] = number
-        for colour in ignored:
-            self.table[int(colour, 16)] = IGNORED
-        self.ignored = list(ignored)
-
-    def left_out(self) -> str:
-        """Why pixels do not count, and which key says so, for messages."""
-        return f"all have colours that are ignored (data.ignore_colours={self.ignored}), unknown ones, or no data"
-
-    def hint(self, found: Sequence[int]) -> str:
-        """None: no colour suggests what is meant."""
-        return ""
+        for number, color in enumerate(colors):
+            self.table[int(color, 16)] = number
+        for color in ignored:
+            self.table[int(color, 16)] = IGNORED
+        self.left_out = f"all have colors that are ignored (data.ignore_colors={[*ignored]}), unknown ones, or no data"
 
     def read(self, path: str | os.PathLike[str]) -> Labels:
-        """Read a mask; pixels of another colour do not count, but are counted.
-
-        Raises:
-            DataError: it cannot be read, has no colours, or more pixels of no known one than ``max_unknown``.
-        """
+        """See :meth:`Masks.read`."""
         content, pixels = decoded(path)
         _refuse_lossy(path, content)
         if pixels.ndim != 3 or pixels.dtype != np.uint8:
             raise DataError(
-                f"{path} is no mask of colours: it holds {pixels.dtype} values of shape {pixels.shape}; "
+                f"{path} is no mask of colors: it holds {pixels.dtype} values of shape {pixels.shape}; "
                 "masks of class numbers need data.palette=null and data.classes, and where they are not 0, 1, ... "
                 "data.mask_values={value in the file: class number}"
             )
@@ -223,16 +178,60 @@ class ColourMasks:
 
     def _refuse(self, path: str | os.PathLike[str], strange: np.ndarray, size: int, limit: float, jpeg: bool) -> None:
         found, counts = np.unique(strange, return_counts=True)
-        order = np.argsort(-counts)[:_SHOWN]
+        order = np.argsort(-counts)
         common = [f"{found[number]:06X} ({100 * counts[number] / size:.1f} %)" for number in order]
-        more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-        share = 100 * strange.size / size
         hint = (
-            "; it is a JPEG, which changes colours: write masks as PNG, from what this file was made of"
+            "it is a JPEG, which changes colors: write masks as PNG, from what this file was made of"
             if jpeg
-            else "; name them in data.palette or data.ignore_colours, or allow more with data.max_unknown"
+            else "name them in data.palette or data.ignore_colors, or allow more with data.max_unknown"
         )
         raise DataError(
-            f"{path}: {share:.1f} % of the pixels have no colour of data.palette (at most {100 * limit:g} % may): "
-            f"{', '.join(common)}{more}; the classes are {shortened(self.colours, 8)}{hint}"
+            f"{path}: {100 * strange.size / size:.1f} % of the pixels have no color of data.palette (at most "
+            f"{100 * limit:g} % may): {shortened(common, _SHOWN)}; the classes are {shortened(self.colors, 8)}; {hint}"
         )
+
+
+def _refuse_lossy(path: str | os.PathLike[str], content: np.ndarray) -> None:
+    """Refuse a JPEG 2000 file whose wavelet is the irreversible one: ITU-T T.800, A.6.1 (marker COD)."""
+    if content[:12].tobytes() != _JP2 and content[:4].tobytes() != _CODESTREAM:
+        return
+    head = content.tobytes()
+    at = head.find(_COD, head.find(_CODESTREAM))
+    if at >= 0 and head[at + 13 : at + 14] == b"\0":
+        raise DataError(
+            f"{path} is a lossy JPEG 2000 file, which changes values: no class in it is certain; write masks as PNG, "
+            "from what this file was made of"
+        )
+
+
+def _as_stored(file: Image.Image, content: np.ndarray) -> np.ndarray:
+    """The values of a mask as they are in the file.
+
+    Pillow decodes gray values of 2 and 4 bits as brightness, spread over 0..255, and inverts those of a TIFF whose 0 is
+    white: class 3 of 2 bits would be 255.
+
+    Args:
+        file: open.
+        content: its bytes, uint8.
+    """
+    values = np.asarray(file)
+    if file.mode not in ("L", "1"):
+        return values
+    bits = 8
+    if file.format == "PNG":
+        bits = int(content[24])  # of the header, which is always first
+    elif file.format == "TIFF":
+        tags: Any = file.tag_v2  # type: ignore[attr-defined]
+        bits = int(tags.get(_BITS, (1,))[0])
+        values = ~values if tags.get(_PHOTOMETRIC) == 0 else values
+    return values // (255 // (2**bits - 1)) if bits in (2, 4) else values
+
+
+def distinct_colors(count: int) -> list[tuple[int, int, int]]:
+    """RGB colors that the eye can tell apart; always the same ones."""
+    found = []
+    for number in range(count):
+        hue = (0.6 + number * 0.618033988749895) % 1.0  # steps of the golden ratio keep all hues far apart
+        saturation, value = ((0.75, 0.9), (0.5, 1.0), (0.9, 0.6))[number // 7 % 3]
+        found.append(tuple(round(255 * part) for part in colorsys.hsv_to_rgb(hue, saturation, value)))
+    return found  # type: ignore[return-value]

@@ -1,7 +1,9 @@
-"""Scene classification sets of MMRS-1M (EarthGPT, Zhang et al., arXiv 2401.16822), as users have them on disk.
+"""MMRS-1M (EarthGPT, Zhang et al., arXiv 2401.16822), as users have it on disk. Imports neither torch nor numpy.
 
-``root/classification/<data set>/{train,test}/<category>/*``, or ``.../images/*`` with the categories only in
-``root/json/classification/*_cls.json``. A user may have any of the sets.
+Scenes: ``root/classification/<data set>/{train,test}/<category>/*``, or ``.../images/*`` with the categories only in
+``root/json/classification/*_cls.json``. Masks, which users add themselves:
+``root/segmentation/[<data set>/][{train,val,test}/]images`` beside ``labels``, ``masks`` or ``annotations``.
+A user may have any of the sets.
 """
 
 from __future__ import annotations
@@ -11,40 +13,40 @@ import os
 import re
 from collections import defaultdict
 from pathlib import Path
-from typing import Any, Iterator, Mapping, NamedTuple, Sequence
+from typing import Any, Iterator, Sequence
 
 from exp.data.places import content_of
 from exp.errors import DataError
-from exp.vision.data.folders import HELD_OUT, part_folders
-from exp.vision.data.listing import Listing, files_below, folders_in, split
+from exp.vision.data.layouts import (
+    Layout,
+    Listing,
+    Splits,
+    complete,
+    files_below,
+    folders_in,
+    pairs_below,
+    split_folders,
+)
 
-__all__ = ["MODALITIES", "PUBLISHED", "chosen", "find", "modality_in", "modality_of"]
+__all__ = ["MMRS1M", "MODALITIES", "MMRS1MMasks", "modality_in", "modality_of"]
 
-PUBLISHED = ("DCSR", "EuroSAT", "FGSCR", "NWPU-RESISC45", "RSSCN7", "UCMerced", "WHU-RS19")
-"""Scene classification sets that MMRS-1M has."""
 MODALITIES = ("optical", "sar", "infrared")
+_PUBLISHED = ("DCSR", "EuroSAT", "FGSCR", "NWPU-RESISC45", "RSSCN7", "UCMerced", "WHU-RS19")  # of scenes
 _SAR = ("hrsid", "sarv2", "ssdd")
 _SIC = {"dscr": "dcsr"}  # its file of answers is DSCR_cls.json
 
 
-class _Found(NamedTuple):
-    """What one data set holds: (path, name of the category) by part, or without parts."""
-
-    parts: dict[str, list[tuple[str, str]]]
-    rest: list[tuple[str, str]]
-
-
 def modality_of(name: str) -> str:
-    """``sar``, ``infrared`` or ``optical``: the name of a data set tells."""
-    if plain(name) in _SAR:
+    """``sar``, ``infrared`` or ``optical``, by the name of a data set."""
+    if _plain(name) in _SAR:
         return "sar"
-    if "infrared" in name.lower() or plain(name).startswith("hituav") or "IR" in re.split(r"[^A-Za-z]+", name):
+    if "infrared" in name.lower() or _plain(name).startswith("hituav") or "IR" in re.split(r"[^A-Za-z]+", name):
         return "infrared"
     return "optical"
 
 
 def modality_in(path: str | os.PathLike[str]) -> str:
-    """The modality of an image file: the name of its data set tells, the folder below that of its kind of task."""
+    """The modality of an image file, by the name of its data set: the folder below that of its kind of task."""
     pieces = Path(path).parts
     for number, piece in enumerate(pieces[:-1]):
         if piece in ("classification", "segmentation", "detection"):
@@ -52,164 +54,161 @@ def modality_in(path: str | os.PathLike[str]) -> str:
     return "optical"
 
 
-def plain(name: str) -> str:
-    """A data set's name without case, signs and ``_split``, and as its folder has it."""
-    bare = re.sub(r"[^a-z0-9]", "", re.sub(r"_(split|cls)$", "", name.lower()))
-    return _SIC.get(bare, bare)
-
-
-def chosen(root: Path, names: Sequence[str] | None, modality: str | None) -> tuple[list[Path], list[str]]:
-    """Folders of the data sets that a configuration means; looks at folder names only.
-
-    Args:
-        root: see the module.
-        names: of data sets; None: all that are there.
-        modality: only those; None: any.
-
-    Returns:
-        Folders, sorted, and the names of published sets that are not there (where ``names`` is None).
-
-    Raises:
-        DataError: one that is asked for is missing, or there are none; lists what there is.
-    """
-    above = root / "classification"
-    if not above.is_dir():
-        near = (root.parent, root / "data", root / "mmrs1m" / "data")
-        hints = [f"there is one here: data.root={place}" for place in near if (place / "classification").is_dir()]
-        expected = "expected: <data.root>/classification/<data set>/{train,test}/<category>/*"
-        raise DataError("\n  ".join([f"data.root={root} holds no MMRS-1M", expected, content_of(root), *hints]))
-    folders = {plain(folder.name): folder for folder in folders_in(above)}
-    if names is None:
-        wanted = [key for key in sorted(folders) if modality in (None, modality_of(folders[key].name))]
-        missing = [name for name in PUBLISHED if plain(name) not in folders and modality in (None, modality_of(name))]
-    else:
-        lacking = [name for name in names if plain(name) not in folders]
-        if lacking:
-            raise DataError(
-                f"data.datasets: {', '.join(lacking)} is not in {above}; there are "
-                f"{', '.join(folder.name for folder in folders.values()) or 'none'}"
-            )
-        wanted, missing = sorted({plain(name) for name in names}), []
-        others = [name for name in names if modality not in (None, modality_of(name))]
-        if others:
-            raise DataError(
-                f"data.datasets: {', '.join(others)} is not of data.modality={modality}; set one of them only"
-            )
-    if not wanted:
-        there = ", ".join(f"{folder.name} ({modality_of(folder.name)})" for folder in folders.values())
-        raise DataError(f"{above} holds no data set of data.modality={modality}; there are {there or 'none'}")
-    return [folders[key] for key in wanted], missing
-
-
-def find(
-    root: Path,
-    names: Sequence[str] | None,
-    modality: str | None,
-    fractions: Sequence[float],
-    classes: Sequence[str] | None,
-) -> Listing:
-    """All samples of the chosen data sets, in the union of their label spaces.
+class MMRS1M(Layout):
+    """Its scenes, in the union of the label spaces of the chosen data sets.
 
     Categories that differ in case, spaces and signs only are one; a data set alone keeps its own names. Where a data
     set has no validation split, a tenth of its training split, by class, becomes it.
 
-    Args:
-        root: see the module.
-        names: of data sets; None: all that are there.
-        modality: ``optical``, ``sar``, ``infrared``; None: any.
-        fractions: of train, val and test for data sets without parts.
-        classes: names in the order of their numbers; None: all, sorted.
-
-    Raises:
-        DataError: a data set is missing or has no labels, or a category is none of ``classes``.
+    Keys: ``data.datasets`` and ``data.modality`` (null: all that are there), ``data.split``, ``data.classes``.
     """
-    folders, missing = chosen(root, names, modality)
-    found = {folder: _from_folders(folder) for folder in folders}
-    notes: dict[str, Any] = {"datasets": [folder.name for folder in folders]}
-    if missing:
-        notes["missing_datasets"] = missing
-    bare = [folder for folder, content in found.items() if not content.parts]
-    if bare:
-        answers = _answers(root, bare)
-        for folder in bare:
-            labelled, unlabelled = _labelled(folder, answers[folder], root)
-            found[folder] = _Found({}, labelled)
-            if unlabelled:
-                notes.setdefault("without_label", {})[folder.name] = unlabelled
-    spellings = {label for content in found.values() for samples in (*content.parts.values(), content.rest)
-                 for _, label in samples}  # fmt: skip
-    names_of = _united(spellings, own=len(folders) == 1)
-    listed = list(classes or sorted(set(names_of.values())))
-    numbers = {_key(name): number for number, name in enumerate(listed)}
-    parts: dict[str, list[tuple[str, Any]]] = defaultdict(list)
-    for content in found.values():
-        for part, samples in _complete(content, fractions, root).items():
-            for path, label in samples:
-                if _key(label) not in numbers:
-                    raise DataError(
-                        f"{path}: {label} is none of the classes {', '.join(listed[:12])}; correct data.classes"
-                    )
-                parts[part].append((path, numbers[_key(label)]))
-    return Listing(listed, dict(parts), notes)
+
+    kind = "classification"
+
+    def check(self, root: Path) -> None:
+        """See :meth:`Layout.check`."""
+        self._chosen(root)
+
+    def find(self, root: Path) -> Listing:
+        """See :meth:`Layout.find`."""
+        folders = self._chosen(root)
+        notes: dict[str, Any] = {"datasets": [folder.name for folder in folders]}
+        if self.config.datasets is None:
+            there = {_plain(folder.name) for folder in folders}
+            wanted = [name for name in _PUBLISHED if self.config.modality in (None, modality_of(name))]
+            missing = [name for name in wanted if _plain(name) not in there]
+            if missing:
+                notes["missing_datasets"] = missing
+        found = {folder: _in_folders(folder) for folder in folders}
+        bare = [folder for folder, splits in found.items() if not splits]
+        for folder, answers in _answers(root, bare).items():
+            found[folder], unlabeled = _answered(folder, answers, root)
+            if unlabeled:
+                notes.setdefault("without_label", {})[folder.name] = unlabeled
+        labels = {label for splits in found.values() for samples in splits.values() for _, label in samples}
+        classes = list(self.config.classes or sorted(_united(labels, own=len(folders) == 1)))
+        numbers = {_key(name): number for number, name in enumerate(classes)}
+        listing = Listing(classes, defaultdict(list), notes)
+        for splits in found.values():
+            for split, samples in complete(splits, self.config.split, root, by_class=True).items():
+                for path, label in samples:
+                    if _key(label) not in numbers:
+                        known = ", ".join(classes[:12])
+                        raise DataError(f"{path}: {label} is none of the classes {known}; correct data.classes")
+                    listing.splits[split].append((path, numbers[_key(label)]))
+        listing.splits = dict(listing.splits)
+        return listing
+
+    def _chosen(self, root: Path) -> list[Path]:
+        """Folders of the data sets that the keys mean, sorted.
+
+        Raises:
+            DataError: one of ``data.datasets`` is missing, or there are none; lists what there is.
+        """
+        names, modality = self.config.datasets, self.config.modality
+        if modality not in (None, *MODALITIES):
+            raise DataError(f"data.modality={modality} is not one of {', '.join(MODALITIES)}, or null")
+        above = root / self.kind
+        if not above.is_dir():
+            near = [place for place in (root.parent, root / "data", root / "mmrs1m" / "data")
+                    if (place / self.kind).is_dir()]  # fmt: skip
+            hints = [f"there is one here: data.root={place}" for place in near]
+            raise DataError("\n  ".join([*self._missing(root), content_of(root), *hints]))
+        sets = {_plain(folder.name): folder for folder in self._sets(above)}
+        lacking = [name for name in names or () if _plain(name) not in sets]
+        if lacking:
+            known = ", ".join(folder.name for folder in sets.values()) or "none"
+            raise DataError(f"data.datasets: {', '.join(lacking)} is not in {above}; there are {known}")
+        keys = sorted(sets if names is None else {_plain(name) for name in names})
+        chosen = [sets[key] for key in keys if sets[key] == above or modality in (None, modality_of(sets[key].name))]
+        if not chosen or (names is not None and len(chosen) < len(keys)):
+            there = ", ".join(f"{folder.name} ({modality_of(folder.name)})" for folder in sets.values()) or "none"
+            raise DataError(f"{above} holds no data set of data.modality={modality}; there are {there}")
+        return chosen
+
+    def _sets(self, above: Path) -> list[Path]:
+        return folders_in(above)
+
+    def _missing(self, root: Path) -> list[str]:
+        expected = "expected: <data.root>/classification/<data set>/{train,test}/<category>/*"
+        return [f"data.root={root} holds no MMRS-1M", expected]
 
 
-def _complete(content: _Found, fractions: Sequence[float], root: Path) -> Mapping[str, list[tuple[str, str]]]:
-    """Samples by part, with a validation split."""
-    if not content.parts:
-        return split(content.rest, fractions, root, by_class=True)
-    parts = dict(content.parts)
-    if "val" not in parts:
-        parts.update(split(parts["train"], HELD_OUT, root, by_class=True))
-    return parts
+class MMRS1MMasks(MMRS1M):
+    """Its masks; the classes are those of ``data.classes``. Keys also: ``data.images``, ``data.masks``."""
+
+    kind = "segmentation"
+    knows_classes = False
+
+    def find(self, root: Path) -> Listing:
+        """See :meth:`Layout.find`."""
+        folders = self._chosen(root)
+        listing = Listing([], defaultdict(list), {"datasets": [folder.name for folder in folders]})
+        masks = list(dict.fromkeys([self.config.masks, "labels", "masks", "annotations"]))
+        for folder in folders:
+            splits: Splits = {}
+            for split, place in split_folders(folder).items():
+                pairs, _ = pairs_below(place, self.config.images, masks, self.config.on_error == "skip")
+                if not pairs:
+                    raise DataError(f"{place} has no folder {self.config.images} with images; {content_of(place)}")
+                splits[split] = list(pairs)
+            for split, samples in complete(splits, self.config.split, root, by_class=False).items():
+                listing.splits[split] += samples
+        listing.splits = dict(listing.splits)
+        return listing
+
+    def _sets(self, above: Path) -> list[Path]:
+        is_single = (above / self.config.images).is_dir() or "" not in split_folders(above)
+        return [above] if is_single else folders_in(above)
+
+    def _missing(self, root: Path) -> list[str]:
+        return [
+            f"data.root={root} has no folder segmentation; MMRS-1M as published has no masks: add yours",
+            "expected: <data.root>/segmentation/[<data set>/][{train,val,test}/]images beside labels, masks or "
+            "annotations, where a mask has its image's name",
+        ]
 
 
-def _from_folders(folder: Path) -> _Found:
+def _in_folders(folder: Path) -> Splits:
     """Samples of ``{train,test}/<category>/*``; nothing where there are no such folders."""
-    parts = {}
-    for part, place in part_folders(folder).items():
-        parts[part] = [(path, category.name) for category in folders_in(place) for path in files_below(category)]
-        if not parts[part]:
-            raise DataError(f"{place} holds no images; expected: {place}/<category>/*.jpg")
-    if parts and "train" not in parts:
-        raise DataError(f"{folder} has no train folder\n  {content_of(folder)}")
-    return _Found(parts, [])
+    splits: Splits = {}
+    for split, place in split_folders(folder).items():
+        if split:
+            splits[split] = [(path, category.name) for category in folders_in(place) for path in files_below(category)]
+            if not splits[split]:
+                raise DataError(f"{place} holds no images; expected: {place}/<category>/*.jpg")
+    return splits
 
 
-def _labelled(folder: Path, answers: Mapping[str, str], root: Path) -> tuple[list[tuple[str, str]], int]:
+def _answered(folder: Path, answers: dict[str, str], root: Path) -> tuple[Splits, int]:
     """Its images with their answers, and the number of those without one, which are left out."""
     files = {path[len(str(folder)) + 1 :]: path for path in files_below(folder)}
     lost = [name for name in answers if name not in files]
     if not answers:
         raise DataError(
             f"{folder} has neither train and test folders nor answers in {root / 'json' / 'classification'}; "
-            f"add its *_cls.json, or choose others with data.datasets"
+            "add its *_cls.json, or choose others with data.datasets"
         )
     if lost:
         raise DataError(
             f"{folder / lost[0]} is missing, and {len(lost) - 1} more that its *_cls.json names; copy them anew"
         )
-    return [(files[name], answer) for name, answer in sorted(answers.items())], len(files) - len(answers)
+    return {"": [(files[name], answer) for name, answer in sorted(answers.items())]}, len(files) - len(answers)
 
 
 def _answers(root: Path, folders: Sequence[Path]) -> dict[Path, dict[str, str]]:
     """For each folder: path below it -> category. Files named after a data set are read first, others if need be."""
-    place = root / "json" / "classification"
-    files = sorted(place.glob("*.json")) if place.is_dir() else []
     answers: dict[Path, dict[str, str]] = {folder: {} for folder in folders}
-    by_plain = {plain(folder.name): folder for folder in folders}
-    named = [file for file in files if plain(file.stem) in by_plain]
-    for group in (named, [file for file in files if file not in named]):
-        if all(answers.values()):
+    by_name = {_plain(folder.name): folder for folder in folders}
+    files = sorted((root / "json" / "classification").glob("*.json")) if folders else []
+    for file in sorted(files, key=lambda each: _plain(each.stem) not in by_name):
+        if _plain(file.stem) not in by_name and all(answers.values()):
             break
-        for file in group:
-            for path, answer in _entries(file):
-                pieces = path.replace("\\", "/").split("/")
-                if "classification" not in pieces:
-                    continue
-                below = pieces[pieces.index("classification") + 1 :]
-                folder = by_plain.get(plain(below[0])) if below else None
-                if folder is not None:
-                    answers[folder]["/".join(below[1:])] = answer
+        for path, answer in _entries(file):
+            _, _, below = f"/{path}".replace("\\", "/").partition("/classification/")
+            name, _, rest = below.partition("/")
+            if _plain(name) in by_name:
+                answers[by_name[_plain(name)]][rest] = answer
     return answers
 
 
@@ -235,20 +234,25 @@ def _entries(file: Path) -> Iterator[tuple[str, str]]:
         yield path, answer.strip().rstrip(".")
 
 
+def _plain(name: str) -> str:
+    """A data set's name without case, signs and ``_split``, and as its folder has it."""
+    bare = re.sub(r"[^a-z0-9]", "", re.sub(r"_(split|cls)$", "", name.lower()))
+    return _SIC.get(bare, bare)
+
+
 def _key(label: str) -> str:
     return re.sub(r"[^a-z0-9]", "", label.lower())
 
 
-def _united(spellings: set[str], own: bool) -> dict[str, str]:
+def _united(labels: set[str], own: bool) -> set[str]:
     """One name for all spellings of a category.
 
     Args:
-        spellings: all of them.
+        labels: all spellings.
         own: whether a name stays as it is spelt; else it becomes words, where one spelling has them, in small letters.
     """
     by_key: dict[str, set[str]] = defaultdict(set)
-    for label in spellings:
+    for label in labels:
         words = re.split(r"[\s_\-]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", label).strip())
         by_key[_key(label)].add(label if own else " ".join(words).lower())
-    names = {key: min(found, key=lambda name: (-name.count(" "), name)) for key, found in by_key.items()}
-    return {label: names[_key(label)] for label in spellings}
+    return {min(names, key=lambda name: (-name.count(" "), name)) for names in by_key.values()}

@@ -1,23 +1,24 @@
-"""Scene classification: images with one label each."""
+"""Images with one label each; and images without regard to their labels, to learn a teacher's features on."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Sequence
 
 import numpy as np
 import torch
 
-from exp.vision.data import folders, mmrs1m
-from exp.vision.data.base import ImageData
-from exp.vision.data.colors import distinct_colors
-from exp.vision.data.dataset import ImageDataset, stacked
-from exp.vision.data.labels import NO_DATA
-from exp.vision.data.listing import data_root
+from exp.errors import ConfigError
+from exp.vision.data.base import ImageData, ImageDataset, stacked
+from exp.vision.data.config import DistillationDataConfig, SceneDataConfig
+from exp.vision.data.labels import NO_DATA, distinct_colors
+from exp.vision.data.layouts import Listing
 
 if TYPE_CHECKING:
+    from exp.data.base import Prediction, Sketch
+    from exp.vision.agreement import FeatureAgreement
     from exp.vision.metrics import SceneMetrics, TrueClassProbability
 
-__all__ = ["SceneData", "SceneDataset"]
+__all__ = ["DistillationData", "SceneData", "SceneDataset"]
 
 _IGNORED = -1
 
@@ -36,47 +37,29 @@ class SceneDataset(ImageDataset):
     def transform(self, number: int, loaded: tuple[np.ndarray, np.ndarray | None]) -> tuple[np.ndarray, int]:
         """The image, transformed, and its label."""
         path, label = self.samples[number]
-        image, mask = loaded
-        return self.filled(self.pipeline(image, path, mask, gt_label=label), path), label
+        return self.filled(self.pipeline(loaded[0], path, loaded[1], gt_label=label), path), label
 
     def collate(self, items: Sequence[tuple[np.ndarray, int] | None]) -> dict[str, Any]:
         """See the class."""
-        images = [None if item is None else item[0] for item in items]
+        image = stacked([None if item is None else item[0] for item in items], self.blank, self.pipeline.key)
         labels = [_IGNORED if item is None else item[1] for item in items]
-        image = stacked(images, self.blank, self.pipeline.key)
         return {"image": image, "label": torch.tensor(labels, dtype=torch.int64)}
 
 
 class SceneData(ImageData):
-    """A scene classification data set; the arguments are those of :class:`exp.config.schema.SceneDataConfig`.
-
-    Raises:
-        DataError: files are missing, or not laid out as expected.
-        ConfigError: a pipeline is wrong.
-    """
+    """A scene classification data set; its keys are those of :class:`exp.vision.data.config.SceneDataConfig`."""
 
     ignore_index = _IGNORED
+    keys = SceneDataConfig
 
-    def __init__(
-        self,
-        name: str,
-        root: str | None = None,
-        sample_data: str | None = None,
-        layout: str = "folders",
-        split: Sequence[float] = (0.7, 0.1, 0.2),
-        classes: Sequence[str] | None = None,
-        datasets: Sequence[str] | None = None,
-        modality: str | None = None,
-        **common: Any,
-    ) -> None:
-        folder = data_root(root, sample_data, name)
-        if layout == "mmrs1m":
-            listing = mmrs1m.find(folder, datasets, modality, split, classes)
-        else:
-            listing = folders.find(folder, split, classes, unlabelled=not self.learns_classes)
-        super().__init__(
-            listing, SceneDataset, distinct_colors(len(listing.classes)), name=name, modality=modality, **common
-        )
+    def __init__(self, **keys: Any) -> None:
+        super().__init__(self.keys(**keys))
+
+    def interpret(
+        self, listing: Listing, config: Any
+    ) -> tuple[Callable[..., ImageDataset], list[str], list[tuple[int, int, int]]]:
+        """See :meth:`ImageData.interpret`."""
+        return SceneDataset, listing.classes, distinct_colors(len(listing.classes))
 
     def metrics(self, detailed: bool = False) -> SceneMetrics:
         """A new accumulator of this data set's metrics."""
@@ -89,3 +72,42 @@ class SceneData(ImageData):
         from exp.vision.metrics import TrueClassProbability
 
         return TrueClassProbability()
+
+
+class DistillationData(SceneData):
+    """Folders of images as of scenes, or one of images alone; folders are not classes here, they only divide splits."""
+
+    learns_classes = False
+    keys = DistillationDataConfig
+
+    def model_arguments(self) -> dict[str, int]:
+        """Channels alone: a model for classes does not go with these data."""
+        return {"in_channels": self.read.channels}
+
+    @classmethod
+    def sketch(cls, **keys: Any) -> Sketch:
+        """As of scenes, without classes."""
+        sketch = super().sketch(**keys)
+        arguments = {"in_channels": sketch.model_arguments["in_channels"]}
+        return sketch._replace(model_arguments=arguments, notes=sketch.notes[:1])
+
+    def metrics(self, detailed: bool = False) -> list[FeatureAgreement]:  # type: ignore[override]
+        """How alike student and teacher are."""
+        from exp.vision.agreement import FeatureAgreement
+
+        return [FeatureAgreement("cls"), FeatureAgreement("patches")]
+
+    def ranking(self) -> None:  # type: ignore[override]
+        """None: there is no truth to draw beside a prediction."""
+
+    def pictures(self, session: Any, model: Any, evaluator: Any = None) -> dict[str, Any]:
+        """None; ``task=features`` draws what a student sees."""
+        return {}
+
+    def predict(self, session: Any, model: Any) -> Prediction:
+        """Refused.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError("task=predict: a student of features predicts no classes; use task=features, or train a head")

@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
+import logging
 from functools import partial
-from typing import TYPE_CHECKING, Any, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
+import cv2
 import numpy as np
 import torch
 
 from exp.data.base import Sketch
 from exp.errors import DataError
-from exp.vision.data import loveda, mmrs1m_masks
-from exp.vision.data import masks as pairs
-from exp.vision.data.base import ImageData
-from exp.vision.data.colors import distinct_colors, rgb
-from exp.vision.data.dataset import ImageDataset, stacked
-from exp.vision.data.labels import IGNORED, NO_DATA, ColourMasks, IndexMasks
-from exp.vision.data.listing import data_root
-from exp.vision.data.pipeline import is_resized
-from exp.vision.data.presence import Presence, values_in
+from exp.vision.data.base import ImageData, ImageDataset, stacked
+from exp.vision.data.config import SegmentationDataConfig
+from exp.vision.data.labels import IGNORED, NO_DATA, ColorMasks, IndexMasks, Masks, distinct_colors
+from exp.vision.data.layouts import Listing
+from exp.vision.data.statistics import spread_over
+from exp.vision.data.transforms import is_resized
 
 if TYPE_CHECKING:
     from exp.vision.metrics import PixelsRight, SegmentationMetrics
 
 __all__ = ["SegmentationData", "SegmentationDataset"]
 
+_MASKS, _PIXELS = 16, 2**26  # of each split, that are looked at before a training
+_CALLED = {"train": "training", "val": "validation", "test": "test"}
 
-_MASKS = ("labels", "masks", "annotations")
+logger = logging.getLogger(__name__)
 
 
 class SegmentationDataset(ImageDataset):
@@ -43,7 +44,7 @@ class SegmentationDataset(ImageDataset):
         **keywords: see :class:`ImageDataset`.
     """
 
-    def __init__(self, *arguments: Any, masks: IndexMasks | ColourMasks, **keywords: Any) -> None:
+    def __init__(self, *arguments: Any, masks: Masks, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
         self.masks = masks
         # Shared with loader workers, as what was left out is.
@@ -67,16 +68,15 @@ class SegmentationDataset(ImageDataset):
         values = labels.values if missing is None else np.where(missing, np.uint8(NO_DATA), labels.values)
         if not self._read[number]:
             self._read[number] = True
-            self._values[values_in(values)] = True
+            self._values[_values_in(values)] = True
         return image, values
 
     def transform(self, number: int, loaded: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """Image and labels, transformed."""
-        results = self.pipeline(loaded[0], self.samples[number][0], loaded[1])
-        labels = results["gt_seg_map"]
-        if not self.needs_epoch and is_resized(results):
-            labels = loaded[1]
-        return self.filled(results, self.samples[number][0]), np.where(labels == NO_DATA, np.uint8(IGNORED), labels)
+        path = self.samples[number][0]
+        results = self.pipeline(loaded[0], path, loaded[1])
+        labels = loaded[1] if not self.needs_epoch and is_resized(results) else results["gt_seg_map"]
+        return self.filled(results, path), np.where(labels == NO_DATA, np.uint8(IGNORED), labels)
 
     def collate(self, items: Sequence[tuple[np.ndarray, np.ndarray] | None]) -> dict[str, Any]:
         """See the class."""
@@ -97,94 +97,109 @@ class SegmentationDataset(ImageDataset):
 
 
 class SegmentationData(ImageData):
-    """A segmentation data set; the arguments are those of :class:`exp.config.schema.SegmentationDataConfig`.
+    """A segmentation data set; its keys are those of :class:`exp.vision.data.config.SegmentationDataConfig`.
 
     Attributes:
         metres_per_pixel: on the ground, of files that do not tell it; None: not known.
-
-    Raises:
-        DataError: files are missing, or not laid out as expected.
-        ConfigError: a pipeline is wrong.
     """
 
     ignore_index = IGNORED
     classes_key = "data.palette or data.classes"
 
-    def __init__(
-        self,
-        name: str,
-        root: str | None = None,
-        sample_data: str | None = None,
-        layout: str = "masks",
-        images: str = "images",
-        masks: str = "masks",
-        split: Sequence[float] = (0.8, 0.2, 0.0),
-        parts: Mapping[str, Sequence[str]] | None = None,
-        classes: Sequence[str] | None = None,
-        palette: Mapping[str, str] | None = None,
-        ignore_colours: Sequence[str] = (),
-        max_unknown: float = 0.1,
-        mask_values: Mapping[int, int] | None = None,
-        ignore_values: Sequence[int] = (IGNORED,),
-        metres_per_pixel: float | None = None,
-        on_error: str = "raise",
-        datasets: Sequence[str] | None = None,
-        modality: str | None = None,
-        **common: Any,
-    ) -> None:
-        self.metres_per_pixel = metres_per_pixel
-        folder = data_root(root, sample_data, name)
-        reader: IndexMasks | ColourMasks
-        if layout == "loveda":
-            listing = loveda.find(folder)
-            reader = IndexMasks(len(listing.classes), listing.mask_values, listing.ignored)
-        else:
-            if layout == "mmrs1m":
-                places = list(dict.fromkeys([masks, *_MASKS]))
-                listing = mmrs1m_masks.find(folder, datasets, modality, images, places, split)
-            else:
-                listing = pairs.find(folder, images, masks, split, parts, on_error == "skip")
-            listing.classes = list(palette or classes or ())
-            if palette:
-                reader = ColourMasks(list(palette.values()), ignore_colours, max_unknown)
-            else:
-                reader = IndexMasks(len(listing.classes), mask_values, ignore_values)
-        colors = [rgb(color) for color in palette.values()] if palette else distinct_colors(len(listing.classes))
-        super().__init__(
-            listing,
-            partial(SegmentationDataset, masks=reader),
-            colors,
-            name=name,
-            on_error=on_error,
-            modality=modality,
-            **common,
-        )
-        self._presence = Presence(self.classes, reader)
+    def __init__(self, **keys: Any) -> None:
+        config = SegmentationDataConfig(**keys)
+        self.metres_per_pixel = config.metres_per_pixel
+        self._say: Callable[[str], object] = logger.warning
+        self._warned: set[str] = set()
+        super().__init__(config)
 
-    def settle(self, session: Any) -> None:
-        """As of all images; and before a training rank 0 looks at some masks, for classes without a pixel.
+    def interpret(
+        self, listing: Listing, config: Any
+    ) -> tuple[Callable[..., ImageDataset], list[str], list[tuple[int, int, int]]]:
+        """See :meth:`ImageData.interpret`; masks hold colors where there is a palette, and the layout knows none."""
+        names = listing.classes or list(config.palette or config.classes or ())
+        colors = distinct_colors(len(names))
+        if config.palette:
+            values = [int(color, 16) for color in config.palette.values()]
+            colors = [(value >> 16, value >> 8 & 255, value & 255) for value in values]
+        self._masks: Masks
+        if listing.ignored is not None:
+            self._masks = IndexMasks(len(names), listing.mask_values, listing.ignored)
+        elif config.palette:
+            self._masks = ColorMasks(list(config.palette.values()), config.ignore_colors, config.max_unknown)
+        else:
+            self._masks = IndexMasks(len(names), config.mask_values, config.ignore_values)
+        return partial(SegmentationDataset, masks=self._masks), names, colors
+
+    # -- classes without a pixel: not learned, or not measured ---------------------------------------------------------
+
+    def look_at_files(self, say: Callable[[str], None]) -> None:
+        """And at some masks of each split, spread over it, for classes without a pixel.
+
+        Of a few masks of many only what is no chance is a warning: a single class, and pixels that are left out.
 
         Raises:
-            DataError: see :meth:`exp.vision.data.base.ImageData.settle`; or no mask of a part has a pixel that counts.
+            DataError: no mask of a split has a pixel that counts.
         """
-        super().settle(session)
-        self._presence.say = session.say
-        if session.config.task.name != "train":
-            return
-        trouble = None
-        if session.distributed.is_main:
+        super().look_at_files(say)
+        self._say = say
+        for split, data in self._splits.items():
+            read, found = self._some_of(data.samples)
+            if not read:
+                continue
+            whole = read == len(data)
+            met = [name for number, name in enumerate(self.classes) if number in found]
+            where = f"the {read} {_CALLED[split]} masks" if whole else f"{read} of {len(data)} {_CALLED[split]} masks"
+            if not met:
+                text = f"no pixel of {where} has a class: {self._masks.left_out}"
+                if whole:
+                    raise DataError(text)
+                say(f"warning: {text}")
+            elif split == "train" and (whole or (len(met) == 1 < len(self.classes) and self._masks.hint(found))):
+                self._warn(where, found, "cannot be learned")
+
+    def _some_of(self, samples: Sequence[tuple[str, str]]) -> tuple[int, list[int]]:
+        """How many masks were read, and the values that they hold."""
+        read, pixels, found = 0, 0, set()
+        for path in spread_over([mask for _, mask in samples], _MASKS):
             try:
-                self._presence.look(self._parts)  # type: ignore[arg-type]
-            except DataError as error:
-                trouble = error
-        trouble = session.distributed.gather(trouble)[0]
-        if trouble is not None:
-            raise trouble
+                labels = self._masks.read(path).values
+            except DataError:
+                continue  # reported when it is its turn, if it is not left out
+            read, pixels = read + 1, pixels + labels.size
+            found.update(_values_in(labels))
+            if pixels >= _PIXELS:
+                break
+        return read, sorted(found)
 
     def found_in(self, gathered: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """And the classes without a pixel, as far as masks were read."""
-        sizes = {part: len(data) for part, data in self._parts.items()}
-        return {**super().found_in(gathered), **self._presence.record(sizes, self.tested_on, gathered)}
+        """And the classes without a pixel, as far as masks were read: ``classes_without_training_pixels`` and
+        ``classes_not_measured``.
+        """
+        record = super().found_in(gathered)
+        for split, key, means in (
+            ("train", "classes_without_training_pixels", "cannot be learned"),
+            (self.tested_on, "classes_not_measured", "no figure tells of it"),
+        ):
+            size = len(self._splits[split])
+            read = {number for rank in gathered for number in rank[split]["read"]}
+            found = sorted({value for rank in gathered for value in rank[split]["values"]})
+            share = "the" if len(read) == size else f"{len(read)} of"
+            lacking = self._warn(f"{share} {size} {_CALLED[split]} masks", found, means) if read else []
+            if lacking:
+                record[key] = lacking
+        return record
+
+    def _warn(self, where: str, found: Sequence[int], means: str) -> list[str]:
+        """Classes that masks hold no pixel of; a warning once for what it means, however often it is found."""
+        lacking = [name for number, name in enumerate(self.classes) if number not in found]
+        if lacking and means not in self._warned:
+            self._warned.add(means)
+            names = ("class " if len(lacking) == 1 else "classes ") + ", ".join(lacking)
+            self._say(f"warning: no pixel of {names} in {where}: {means}{self._masks.hint(found)}")
+        return lacking
+
+    # ------------------------------------------------------------------------------------------------------------------
 
     @classmethod
     def sketch(cls, **keys: Any) -> Sketch:
@@ -204,3 +219,10 @@ class SegmentationData(ImageData):
         from exp.vision.metrics import PixelsRight
 
         return PixelsRight(len(self.classes))
+
+
+def _values_in(labels: np.ndarray) -> list[int]:
+    """The values that labels hold, uint8, ascending."""
+    counts = cv2.calcHist([np.ascontiguousarray(labels).reshape(-1, 1)], [0], None, [256], [0, 256])
+    found: list[int] = np.flatnonzero(counts.reshape(-1)).tolist()
+    return found

@@ -1,26 +1,32 @@
-"""Mean, standard deviation and percentiles of each band over many images: exact, streaming, in bounded memory.
+"""Mean, standard deviation and percentiles of each band over many images, and what becomes of values by them.
 
-Moments are float64 throughout. Those of blocks of an image are joined by the formulas of Chan, Golub and LeVeque
-(1979), images in their order, so that the result does not depend on how many processes and threads have worked on it.
-Percentiles come from counts: of every value where values are whole numbers of at most 16 bits, else of bins as wide as
-1/512 of the value (the upper 18 bits of a float32), with a straight line inside.
+Exact, streaming, in bounded memory. Moments are float64 throughout. Those of blocks of an image are joined by the
+formulas of Chan, Golub and LeVeque (1979), images in their order, so that the result does not depend on how many
+processes and threads have worked on it. Percentiles come from counts: of every value where values are whole numbers of
+at most 16 bits, else of bins as wide as 1/512 of the value (the upper 18 bits of a float32), with a straight line
+inside.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Iterable, Mapping, Sequence
 
 import numpy as np
+import torch
 
 from exp.errors import DataError
 from exp.vision.data.decode import read_raw
+from exp.vision.data.preflight import STATISTICS, read_statistics
+from exp.vision.data.values import ImageReader, no_data
 
 if TYPE_CHECKING:
-    from exp.vision.data.reader import ImageReader
+    from exp.engine.distributed import Distributed
 
-__all__ = ["Share", "Statistics", "measure"]
+__all__ = ["STATISTICS", "Normalization", "Statistics", "limits_of", "measure", "spread_over"]
 
 _CHUNK = 32  # images whose moments are joined before they are sent to others
 _BLOCK = 2**20  # values of a band at a time
@@ -28,257 +34,450 @@ _LOWEST = -(2**15)
 _WHOLE = 2**16 - _LOWEST  # whole numbers from the least of int16 to the largest of uint16
 _SHIFT = 14
 _BINS = 2 ** (32 - _SHIFT)
+_EXAMPLES, _VALUES = 64, 2**16  # of images, and of values of each, that value_range=auto looks at
 
-Sum = Callable[[np.ndarray], np.ndarray]
-"""Adds up an int64 array over all ranks."""
-
-
-class Share(NamedTuple):
-    """Which of the images this process looks at, and how it hears of the others.
-
-    Attributes:
-        rank: of this process.
-        world_size: processes.
-        gather: gives a list of what every process has handed in.
-        sum: adds up int64 arrays over all processes.
-        workers: threads.
-        skip_errors: whether images that cannot be used are left out.
-    """
-
-    rank: int = 0
-    world_size: int = 1
-    gather: Callable[[Any], list[Any]] = lambda value: [value]
-    sum: Sum = lambda array: array
-    workers: int = 1
-    skip_errors: bool = False
+logger = logging.getLogger(__name__)
 
 
 class Statistics:
-    """Of each band (C): what training images hold, in the units of their files.
+    """Accumulates values of each band (C).
 
     Attributes:
         images: how many.
-        count: values with data, float64 (C,) as all of these.
-        missing: values without.
-        mean: of the values.
-        std: of the values, divided by their number.
-        low: the least value.
-        high: the largest.
+        moments: float64 (6, C): number of values with data, mean, sum of squared differences from it, values without
+            data, least and largest value.
         kinds: dtypes, each with a file that has it.
+        counts: how often each value occurs, int64 (C, whole numbers and then bins); None: no percentiles are wanted.
     """
 
-    def __init__(self, moments: np.ndarray, images: int, kinds: dict[str, str], counts: _Counts | None) -> None:
-        self.images = images
-        self.kinds = kinds
-        self.count, self.mean, squares, self.missing, self.low, self.high = moments
-        self.std = np.sqrt(squares / np.maximum(self.count, 1.0))
-        self._counts = counts
+    def __init__(self, channels: int, counted: bool = False) -> None:
+        self.images = 0
+        self.moments = np.zeros((6, channels))
+        self.moments[4], self.moments[5] = np.inf, -np.inf
+        self.kinds: dict[str, str] = {}
+        self.counts = np.zeros((channels, _WHOLE + _BINS), np.int64) if counted else None
+        self._lock = threading.Lock()
+
+    def join(self, parts: Iterable[np.ndarray]) -> None:
+        """Add moments, in their order."""
+        total = self.moments
+        for part in parts:
+            count = total[0] + part[0]
+            share = part[0] / np.maximum(count, 1.0)
+            difference = part[1] - total[1]
+            total[2] += part[2] + np.square(difference) * total[0] * share
+            total[1] += difference * share
+            total[0] = count
+            total[3] += part[3]
+            total[4], total[5] = np.minimum(total[4], part[4]), np.maximum(total[5], part[5])
+
+    def of_image(self, values: np.ndarray, invalid: np.ndarray | None, clipped: Any) -> np.ndarray:
+        """Count the values of one image (H, W, C), and give its moments, which :meth:`join` takes; in any thread."""
+        channels = values.shape[2]
+        limits = None if clipped is None else [np.broadcast_to(limit, (channels,)) for limit in clipped]
+        rows = max(_BLOCK // max(values.shape[1], 1), 1)
+        image = Statistics(channels)
+        for top in range(0, values.shape[0], rows):
+            block = Statistics(channels).moments
+            for band in range(channels):
+                part = values[top : top + rows, :, band]
+                known = part.reshape(-1) if invalid is None else part[~invalid[top : top + rows, :, band]]
+                block[3, band] = part.size - known.size
+                if not known.size:
+                    continue
+                self._count(band, known)
+                real = known.astype(np.float64)
+                if limits is not None:
+                    np.clip(real, limits[0][band], limits[1][band], out=real)
+                mean = real.mean()
+                block[:3, band] = known.size, mean, np.square(real - mean).sum()
+                block[4:, band] = real.min(), real.max()
+            image.join([block])
+        return image.moments
+
+    def _count(self, band: int, values: np.ndarray) -> None:
+        if self.counts is None:
+            return
+        if values.dtype.kind in "iu" and values.dtype.itemsize <= 2:
+            keys = values.astype(np.int64) - _LOWEST
+        else:  # numbers of bins that are in the order of the values
+            bits = values.astype(np.float32).view(np.uint32)
+            ordered = np.where(bits >> 31, ~bits, bits | np.uint32(2**31))
+            keys = (ordered >> _SHIFT).astype(np.int64) + _WHOLE
+        lowest = int(keys.min())
+        found = np.bincount(keys - lowest)
+        with self._lock:
+            self.counts[band, lowest : lowest + len(found)] += found
+
+    @property
+    def std(self) -> np.ndarray:
+        """Of the values, divided by their number; float64 (C,)."""
+        spread: np.ndarray = np.sqrt(self.moments[2] / np.maximum(self.moments[0], 1.0))
+        return spread
 
     def percentile(self, percent: float) -> list[float]:
-        """The value of each band that so many percent of the values do not exceed.
+        """The value of each band that so many percent of the values do not exceed."""
+        assert self.counts is not None
+        return [_percentile(counts, percent) for counts in self.counts]
 
-        Raises:
-            ValueError: no values have been counted.
-        """
-        if self._counts is None:
-            raise ValueError("percentiles need counts")
-        return [self._counts.percentile(band, percent) for band in range(len(self.count))]
 
-    def stretched(self) -> tuple[list[float], list[float]]:
-        """The percentiles that were asked for, as (lows, highs).
+def _percentile(counts: np.ndarray, percent: float) -> float:
+    keys = np.flatnonzero(counts)
+    whole, bins = keys[keys < _WHOLE], keys[keys >= _WHOLE] - _WHOLE
+    edges = _value_of_bin(np.stack([bins, bins + 1]))
+    numbers = (whole + _LOWEST).astype(np.float64)
+    low, high = np.concatenate([numbers, edges[0]]), np.concatenate([numbers, edges[1]])
+    order = np.argsort(low, kind="stable")
+    low, high, found = low[order], high[order], counts[keys][order]
+    below = np.cumsum(found)
+    rank = percent / 100.0 * (below[-1] - 1)  # from 0, as numpy.percentile counts
+    index = int(np.searchsorted(below, rank, side="right"))
+    inside = (rank - (below[index] - found[index]) + 0.5) / found[index]
+    return float(low[index] + (high[index] - low[index]) * min(max(inside, 0.0), 1.0))
 
-        Raises:
-            DataError: a band holds nearly nothing else than one value.
-        """
-        assert self._counts is not None
-        low, high = (self.percentile(percent) for percent in self._counts.wanted)
-        for band, (least, largest) in enumerate(zip(low, high), 1):
-            if not least < largest:
-                raise DataError(
-                    f"data.stretch={list(self._counts.wanted)}: band {band} of the training images holds {least:g} "
-                    "nearly everywhere; take percentiles further apart, or leave the band out of data.bands"
-                )
-        return low, high
+
+def _value_of_bin(bins: np.ndarray) -> np.ndarray:
+    """The least value of each bin, float64."""
+    ordered = (bins.astype(np.uint64) << np.uint64(_SHIFT)).clip(0, 2**32 - 1).astype(np.uint32)
+    bits = np.where(ordered >> 31, ordered & np.uint32(2**31 - 1), ~ordered)
+    return bits.astype(np.uint32).view(np.float32).astype(np.float64)
 
 
 def measure(
     reader: ImageReader,
     paths: Sequence[str],
-    percentiles: Sequence[float] | None = None,
+    counted: bool = False,
     clipped: Any = None,
-    share: Share | None = None,
+    distributed: Distributed | None = None,
+    workers: int = 1,
+    skip_errors: bool = False,
 ) -> Statistics:
-    """Look at every image once; a collective where ``share`` says so.
+    """Look at every image once; a collective where there are several ranks.
 
     Args:
         reader: which bands, and what holds no data. Where it stretches each image by itself, what comes of that is
             measured, 0..255; else what files hold.
         paths: of the images.
-        percentiles: count values for them; None: do not.
+        counted: whether percentiles are wanted.
         clipped: (low, high), see :data:`exp.vision.data.values.ValueRange`, to which values are clipped before; None:
             they are not.
-        share: which of the images; None: all.
+        distributed: the ranks, of which each looks at its share; None: there is one.
+        workers: threads.
+        skip_errors: whether images that cannot be used are left out.
 
     Raises:
         DataError: an image cannot be used, or a band holds no data.
     """
-    share = share or Share()
-    counts = None if percentiles is None else _Counts(reader.channels, percentiles)
-    kinds: dict[str, str] = {}
-    chunks: dict[int, tuple[np.ndarray, int]] = {}
-    error: str | None = None
-    starts = range(share.rank * _CHUNK, len(paths), share.world_size * _CHUNK)
+    found = Statistics(reader.channels, counted)
+    rank, ranks = (0, 1) if distributed is None else (distributed.rank, distributed.world_size)
 
     def one(path: str) -> np.ndarray | None:
         try:
-            values, invalid, kind = _values_of(reader, path)
+            values, invalid, _ = reader.measured(read_raw(path), path)
+            kind = "stretched" if reader.by_image else values.dtype.name
+            if reader.by_image:
+                values = reader.finished(values, invalid, reader.stretched_by_itself(values, invalid), path)
         except DataError:
-            if share.skip_errors:
+            if skip_errors:
                 return None
             raise
-        kinds.setdefault(kind, path)
-        return _of_image(values, invalid, clipped, counts)
+        found.kinds.setdefault(kind, path)
+        return found.of_image(values, invalid, clipped)
 
+    chunks: dict[int, tuple[np.ndarray, int]] = {}
+    error: str | None = None
     try:
-        with ThreadPoolExecutor(max(share.workers, 1)) as pool:
-            for start in starts:
-                found = [each for each in pool.map(one, paths[start : start + _CHUNK]) if each is not None]
-                chunks[start] = (_joined(found, reader.channels), len(found))
+        with ThreadPoolExecutor(max(workers, 1)) as pool:
+            for start in range(rank * _CHUNK, len(paths), ranks * _CHUNK):
+                images = [each for each in pool.map(one, paths[start : start + _CHUNK]) if each is not None]
+                chunk = Statistics(reader.channels)
+                chunk.join(images)
+                chunks[start] = chunk.moments, len(images)
     except DataError as wrong:
         error = str(wrong)
-    # Said on all ranks at once: one that waits for another's share would wait for ever.
-    gathered = share.gather((error, chunks, kinds))
-    errors = [text for text, _, _ in gathered if text is not None]
-    if errors:
-        raise DataError(errors[0])
-    every = {start: chunk for _, part, _ in gathered for start, chunk in part.items()}
-    for _, _, part in gathered:
-        for kind, path in part.items():
-            kinds.setdefault(kind, path)
-    if counts is not None:
-        counts.whole, counts.real = share.sum(counts.whole), share.sum(counts.real)
-    moments = _joined([every[start][0] for start in sorted(every)], reader.channels)
-    images = sum(number for _, number in every.values())
-    empty = [str(band) for band, count in enumerate(moments[0], 1) if count == 0]
+    if distributed is not None:
+        # All ranks hear of an error at once: one that waits for another's share would wait for ever.
+        gathered = distributed.gather((error, chunks, found.kinds))
+        error = next((text for text, _, _ in gathered if text is not None), None)
+        for _, part, kinds in gathered:
+            chunks.update(part)
+            found.kinds = {**kinds, **found.kinds}
+    if error is not None:
+        raise DataError(error)
+    if distributed is not None and found.counts is not None:
+        found.counts = distributed.sum(torch.from_numpy(found.counts)).numpy()
+    found.join(chunks[start][0] for start in sorted(chunks))
+    found.images = sum(number for _, number in chunks.values())
+    empty = [str(band) for band, count in enumerate(found.moments[0], 1) if count == 0]
     if empty:
         raise DataError(
-            f"band {', '.join(empty)} of the {images} training images holds no data anywhere; see data.bands, and the "
-            "value that the files say stands for no data"
+            f"band {', '.join(empty)} of the {found.images} training images holds no data anywhere; see data.bands, "
+            "and the value that the files say stands for no data"
         )
-    return Statistics(moments, images, kinds, counts)
+    return found
 
 
-def _values_of(reader: ImageReader, path: str) -> tuple[np.ndarray, np.ndarray | None, str]:
-    raw = read_raw(path)
-    values, invalid, _ = reader.measured(raw, path)
-    if reader.by_image:
-        limits = reader.stretched_by_itself(values, invalid)
-        return reader.finished(values, invalid, limits, path), invalid, "stretched"
-    return values, invalid, values.dtype.name
-
-
-def _of_image(values: np.ndarray, invalid: np.ndarray | None, clipped: Any, counts: _Counts | None) -> np.ndarray:
-    """Moments of one image, see :func:`_joined`."""
-    channels = values.shape[2]
-    limits = None if clipped is None else [np.broadcast_to(limit, (channels,)) for limit in clipped]
-    rows = max(_BLOCK // max(values.shape[1], 1), 1)
-    blocks = []
-    for top in range(0, values.shape[0], rows):
-        block = np.zeros((6, channels))
-        block[4], block[5] = np.inf, -np.inf
-        for band in range(channels):
-            part = values[top : top + rows, :, band]
-            known = part.reshape(-1) if invalid is None else part[~invalid[top : top + rows, :, band]]
-            block[3, band] = part.size - known.size
-            if not known.size:
-                continue
-            if counts is not None:
-                counts.add(band, known)
-            real = known.astype(np.float64)
-            if limits is not None:
-                np.clip(real, limits[0][band], limits[1][band], out=real)
-            mean = real.mean()
-            block[:3, band] = known.size, mean, np.square(real - mean).sum()
-            block[4:, band] = real.min(), real.max()
-        blocks.append(block)
-    return _joined(blocks, channels)
-
-
-def _joined(parts: Sequence[np.ndarray], channels: int) -> np.ndarray:
-    """Moments of all values together, in the order of the parts.
-
-    Args:
-        parts: float64 (6, C) each: number of values, mean, sum of squared differences from it, values without data,
-            least and largest value.
-        channels: C.
-    """
-    total = np.zeros((6, channels))
-    total[4], total[5] = np.inf, -np.inf
-    for part in parts:
-        count = total[0] + part[0]
-        share = part[0] / np.maximum(count, 1.0)
-        difference = part[1] - total[1]
-        total[2] += part[2] + np.square(difference) * total[0] * share
-        total[1] += difference * share
-        total[0] = count
-        total[3] += part[3]
-        total[4], total[5] = np.minimum(total[4], part[4]), np.maximum(total[5], part[5])
-    return total
-
-
-class _Counts:
-    """How often each value occurs in each band.
+class Normalization:
+    """What becomes 0 and 255 of the values of each band, and what is then subtracted and divided by: given, or measured
+    once over the training split, and kept with the weights.
 
     Attributes:
-        whole: of whole numbers, int64 (C, ...).
-        real: of all others, by bins, int64 (C, ...).
+        mean: of each band (C), in the units of the files; None: as the model has it.
+        std: likewise.
+        names: of the bands, by the first training image; empty: not known.
+        scaled: whether the range of values becomes 0..255, as that of all values that are not of 8 bits.
+
+    Args:
+        reader: of the data.
+        paths: of the training images.
+        mean: numbers, ``train`` or None.
+        std: likewise.
+        workers: threads that measure.
+        skip_errors: whether images that cannot be used are left out.
     """
 
-    def __init__(self, channels: int, wanted: Sequence[float]) -> None:
-        self.wanted = list(wanted)
-        self.whole = np.zeros((channels, _WHOLE), np.int64)
-        self.real = np.zeros((channels, _BINS), np.int64)
-        self._lock = threading.Lock()
+    def __init__(
+        self,
+        reader: ImageReader,
+        paths: Sequence[str],
+        mean: Sequence[float] | str | None,
+        std: Sequence[float] | str | None,
+        workers: int = 1,
+        skip_errors: bool = False,
+    ) -> None:
+        self.reader = reader
+        self.paths = paths
+        self.is_measured = "train" in (mean, std)
+        self.mean = None if mean is None or isinstance(mean, str) else [float(each) for each in mean]
+        self.std = None if std is None or isinstance(std, str) else [float(each) for each in std]
+        self.names: list[str] = []
+        self.scaled = True
+        self._how: dict[str, Any] = {"workers": workers, "skip_errors": skip_errors}
+        self._looked = False
 
-    def add(self, band: int, values: np.ndarray) -> None:
-        """Count values (n,) with data."""
-        if values.dtype.kind in "iu" and values.dtype.itemsize <= 2:
-            lowest = int(values.min())
-            found = np.bincount(values.astype(np.int64) - lowest)
-            with self._lock:
-                self.whole[band, lowest - _LOWEST : lowest - _LOWEST + len(found)] += found
+    def look(self) -> None:
+        """See by the first training image which bands there are, once; their numbers mean files like it from now on.
+
+        Raises:
+            DataError: it cannot be read, or has no such bands.
+        """
+        bands = self.reader.bands
+        if self._looked or (bands is None and self.mean is None and not self.is_measured):
             return
-        keys = _sorted_keys(values.astype(np.float32))
-        lowest = int(keys.min())
-        found = np.bincount(keys - lowest)
-        with self._lock:
-            self.real[band, lowest : lowest + len(found)] += found
+        self._looked = True
+        raw = read_raw(self.paths[0])
+        plan = self.reader.plan(raw, self.paths[0])
+        if bands is not None and plan is not None:
+            bands.expected = bands.measured(raw.pixels.shape[2], raw.alpha)
+            self.names = plan.names
+        self.scaled = raw.pixels.dtype != np.uint8 or self.reader.stretch is not None
 
-    def percentile(self, band: int, percent: float) -> float:
-        """The value that so many percent of the values do not exceed."""
-        whole, real = np.flatnonzero(self.whole[band]), np.flatnonzero(self.real[band])
-        edges = _value_of_key(np.stack([real, real + 1]))
-        numbers = (whole + _LOWEST).astype(np.float64)
-        low, high = np.concatenate([numbers, edges[0]]), np.concatenate([numbers, edges[1]])
-        counts = np.concatenate([self.whole[band][whole], self.real[band][real]])
-        order = np.argsort(low, kind="stable")
-        low, high, counts = low[order], high[order], counts[order]
-        below = np.cumsum(counts)
-        rank = percent / 100.0 * (below[-1] - 1)  # from 0, as numpy.percentile counts
-        index = int(np.searchsorted(below, rank, side="right"))
-        inside = (rank - (below[index] - counts[index]) + 0.5) / counts[index]
-        return float(low[index] + (high[index] - low[index]) * min(max(inside, 0.0), 1.0))
+    def find_range(self, distributed: Distributed | None = None) -> None:
+        """Measure what becomes 0 and 255, where that is to be measured and has not been.
+
+        Raises:
+            DataError: an image cannot be used, or values are the same nearly everywhere.
+        """
+        reader = self.reader
+        if not reader.is_measured:
+            return
+        if reader.stretch is None:
+            reader.value_range = _range_of_examples(reader, self.paths)
+            return
+        found = measure(reader, self.paths, counted=True, distributed=distributed, **self._how)
+        low, high = (found.percentile(percent) for percent in reader.stretch)
+        for band, (least, largest) in enumerate(zip(low, high), 1):
+            if not least < largest:
+                raise DataError(
+                    f"data.stretch={list(reader.stretch)}: band {band} of the training images holds {least:g} nearly "
+                    "everywhere; take percentiles further apart, or leave the band out of data.bands"
+                )
+        reader.value_range = low, high
+
+    @property
+    def waits(self) -> bool:
+        """Whether something is to be measured over all training images."""
+        return self.is_measured or (self.reader.stretch is not None and self.reader.is_measured)
+
+    def settle(self, distributed: Distributed | None = None, earlier: Path | None = None) -> dict[str, Any] | None:
+        """Measure what is to be measured and has not been; a collective.
+
+        Args:
+            distributed: the ranks.
+            earlier: folder of a run that may have measured it, and is believed.
+
+        Returns:
+            What was measured now (:meth:`table`); None: nothing was.
+
+        Raises:
+            DataError: an image cannot be used.
+        """
+        if not self.waits:
+            return None
+        if earlier is not None and (earlier / STATISTICS).is_file():
+            self._take(read_statistics("resume", earlier))
+            return None
+        if self.reader.stretch is not None:
+            self.find_range(distributed)
+        if not self.is_measured:
+            return {"value_range": limits_of(self.reader.value_range)}
+        table = self.table((), distributed)
+        constant = [name for name, std in zip(table["bands"], table["std"]) if std <= 0.0]
+        if constant:
+            raise DataError(
+                f"data.std=train: band {', '.join(constant)} of the training images holds one value everywhere, which "
+                "nothing can be divided by; leave it out of data.bands"
+            )
+        self._take(table)
+        logger.info("data.mean=%s, data.std=%s: of the training split", self.mean, self.std)
+        return table
+
+    def table(self, percentiles: Sequence[float], distributed: Distributed | None = None) -> dict[str, Any]:
+        """Statistics of the training images as plain values: a list with a number for each band under each name.
+
+        Raises:
+            DataError: some files are of 8 bits and others are not: their values do not mean the same.
+        """
+        reader = self.reader
+        self.find_range(distributed)
+        limits = reader.value_range if self.scaled and not reader.by_image else None
+        found = measure(reader, self.paths, bool(percentiles), limits, distributed, **self._how)
+        if "uint8" in found.kinds and len(found.kinds) > 1:
+            other = next(kind for kind in found.kinds if kind != "uint8")
+            raise DataError(
+                f"{found.kinds['uint8']} holds uint8 values, and {found.kinds[other]} {other}: statistics of both "
+                "together mean nothing; keep such files apart, or set data.stretch_scope=image"
+            )
+        table: dict[str, Any] = {
+            "images": found.images,
+            "bands": self.names or [str(band) for band in range(1, reader.channels + 1)],
+            "mean": found.moments[1].tolist(),
+            "std": found.std.tolist(),
+            "min": found.moments[4].tolist(),
+            "max": found.moments[5].tolist(),
+            "values": [int(count) for count in found.moments[0]],
+            "without_data": [int(count) for count in found.moments[3]],
+            "value_range": limits_of(None if reader.by_image else reader.value_range),
+            "units": "0..255, each image stretched by itself" if reader.by_image else "of the files",
+        }
+        if percentiles:
+            table["percentiles"] = {f"{percent:g}": found.percentile(percent) for percent in percentiles}
+        return table
+
+    def _take(self, known: Mapping[str, Any]) -> None:
+        """Be as a run had it: ``mean``, ``std`` and ``value_range``, as far as there are some."""
+        if known.get("value_range") is not None and self.reader.is_measured:
+            self.reader.value_range = known["value_range"]
+        self.is_measured = False
+        if known.get("mean") is not None:
+            self.mean, self.std = list(known["mean"]), list(known["std"])
+
+    def in_bytes(self) -> tuple[list[float], list[float]] | None:
+        """Mean and standard deviation of values as the model gets them, 0..255; None: as the model has it."""
+        if self.mean is None or self.std is None:
+            return None
+        channels = self.reader.channels
+        mean, std = (np.broadcast_to(np.asarray(values, np.float64), (channels,)) for values in (self.mean, self.std))
+        limits = self.reader.value_range
+        if self.scaled and limits is not None and not self.reader.by_image:
+            low, high = (np.asarray(limit, np.float64) for limit in limits)
+            mean, std = (mean - low) * 255.0 / (high - low), std * 255.0 / (high - low)
+        return mean.tolist(), std.tolist()
+
+    # -- with the weights ----------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """What of it belongs to weights; only what there is, but for the number of channels and the range."""
+        reader = self.reader
+        state: dict[str, Any] = {"channels": reader.channels, "value_range": limits_of(reader.value_range)}
+        if reader.bands is not None:
+            state.update(bands=reader.bands.wanted, band_names=self.names, band_count=reader.bands.expected)
+        if self.mean is not None:
+            state.update(mean=self.mean, std=self.std, scaled=self.scaled)
+        if reader.modalities.state():
+            state["modality_statistics"] = reader.modalities.state()
+        return state
+
+    def record(self) -> dict[str, Any]:
+        """What of it ``result.json`` has; only what there is."""
+        reader, record = self.reader, {}
+        if not reader.is_measured and reader.value_range is not None:
+            record["value_range"] = limits_of(reader.value_range)
+        if reader.bands is not None:
+            record["bands"] = self.names or reader.bands.wanted
+        if self.mean is not None:
+            record.update(mean=self.mean, std=self.std)
+        return record
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Read files as those that weights were trained on; a warning tells of other bands.
+
+        Args:
+            state: :meth:`state` of the data that the weights were trained on; empty for weights of others.
+
+        Raises:
+            DataError: the weights had other channels, or the mean and standard deviation of the model, and others are
+                given.
+        """
+        reader, bands = self.reader, self.reader.bands
+        self._looked = True
+        ours, own, given = state.get("channels", reader.channels), self.mean, reader.value_range
+        if ours != reader.channels:
+            raise DataError(
+                f"the weights were trained with data.channels={ours}, but it is {reader.channels} here; set "
+                f"data.channels={ours}"
+            )
+        if bands is not None and bands.wanted == state.get("bands"):
+            bands.expected, self.names = state.get("band_count"), list(state.get("band_names") or ())
+        elif "channels" in state and (bands is not None or state.get("bands") is not None):
+            wanted = None if bands is None else bands.wanted
+            logger.warning("data.bands=%s, but the weights were trained with %s", wanted, state.get("bands"))
+        if state.get("mean") is None and "channels" in state and (own is not None or self.is_measured):
+            raise DataError(
+                "the weights were trained with the mean and standard deviation of the model, but data.mean is set "
+                "here; leave it out (data.mean=null data.std=null)"
+            )
+        self.scaled = bool(state.get("scaled", True))
+        self._take({"mean": state.get("mean"), "std": state.get("std")})
+        if own not in (None, self.mean):
+            logger.warning("data.mean=%s, but the weights were trained with %s, which is used", own, self.mean)
+        if "channels" in state:
+            reader.modalities.load(state.get("modality_statistics") or {})
+        if "value_range" in state:
+            limits = limits_of(state["value_range"])
+            if reader.is_measured or given is None:
+                reader.value_range = limits
+            elif limits is not None and limits_of(given) != limits:
+                logger.warning("data.value_range=%s, but the weights were trained with %s", list(given), limits)
 
 
-def _sorted_keys(values: np.ndarray) -> np.ndarray:
-    """Numbers of bins that are in the order of the values, float32 (n,) -> int64 (n,)."""
-    bits = values.view(np.uint32)
-    ordered = np.where(bits >> 31, ~bits, bits | np.uint32(2**31))
-    return (ordered >> _SHIFT).astype(np.int64)
+def _range_of_examples(reader: ImageReader, paths: Sequence[str]) -> tuple[float, float] | None:
+    """``data.value_range=auto``: the 1st and 99th percentile of what 64 images hold, spread over all, that are not of 8
+    bits; all bands together. None: all of these images are of 8 bits.
+    """
+    values = []
+    for path in spread_over(paths, _EXAMPLES):
+        raw = read_raw(path)
+        if raw.pixels.dtype != np.uint8:
+            pixels, transparency = reader.select(raw, path)
+            missing = no_data(pixels, transparency, raw.nodata, raw.masked)
+            found = (pixels if missing is None else pixels[~missing]).reshape(-1)
+            values.append(found[:: max(found.size // _VALUES, 1)].astype(np.float64))
+    if not values:
+        return None
+    together = np.concatenate(values)
+    low, high = np.percentile(together[np.isfinite(together)], (1.0, 99.0)).tolist()
+    if not low < high:
+        raise DataError(f"data.value_range=auto: the training images hold {low:g} nearly everywhere; set [low, high]")
+    logger.info("data.value_range=[%g, %g]: percentiles 1 and 99 of %d training images", low, high, len(values))
+    return low, high
 
 
-def _value_of_key(keys: np.ndarray) -> np.ndarray:
-    """The least value of each bin, float64."""
-    ordered = (keys.astype(np.uint64) << np.uint64(_SHIFT)).clip(0, 2**32 - 1).astype(np.uint32)
-    bits = np.where(ordered >> 31, ordered & np.uint32(2**31 - 1), ~ordered)
-    return bits.astype(np.uint32).view(np.float32).astype(np.float64)
+def spread_over(paths: Sequence[str], most: int) -> Sequence[str]:
+    """At most so many of the paths, from the first to the last."""
+    return [paths[number * len(paths) // most] for number in range(most)] if len(paths) > most else paths
+
+
+def limits_of(value_range: Any) -> list[Any] | None:
+    """A range as plain values: [low, high], numbers or a list for each."""
+    return None if value_range is None else [np.asarray(limit, np.float64).tolist() for limit in value_range]

@@ -1,20 +1,93 @@
-"""Transforms of images and masks that mmcv has none for, in its form: registered, configured by dicts.
+"""Pipelines of mmcv's transforms, as a configuration lists them, and the transforms that mmcv has none for.
 
-They read and write ``results["img"]`` (H, W, C), and ``results["gt_seg_map"]`` (H, W) where there is one. All draw
-from NumPy's global generator, which the data set seeds for each sample.
+Ours have mmcv's form: registered, configured by dicts. They read and write ``results["img"]`` (H, W, C), and
+``results["gt_seg_map"]`` (H, W) where there is one. All draw from NumPy's global generator, which the
+data set seeds for each sample.
 """
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from typing import Any, Mapping, Sequence
 
 import cv2
 import numpy as np
 from mmcv.transforms import TRANSFORMS, BaseTransform
 
+from exp.config.resolve import make
+from exp.engine.registries import registered
+from exp.errors import ConfigError
 from exp.vision.data.labels import IGNORED, NO_DATA
 
-__all__ = ["PadTo", "PhotoMetricDistortion", "RandomCrop", "RandomRotate90"]
+__all__ = ["PadTo", "PhotoMetricDistortion", "Pipeline", "RandomCrop", "RandomRotate90", "is_resized"]
+
+
+class Pipeline:
+    """Transforms, one after the other.
+
+    Args:
+        key: of the configuration, for messages.
+        transforms: ``{"type": <name in mmcv's registry>, <arguments>}`` each.
+
+    Raises:
+        ConfigError: there is no such transform, or it does not take these arguments.
+    """
+
+    def __init__(self, key: str, transforms: Sequence[Mapping[str, Any]]) -> None:
+        self.key = key
+        self.transforms = [_build(f"{key}[{number}]", spec) for number, spec in enumerate(transforms)]
+
+    def __call__(self, image: np.ndarray, path: str, mask: np.ndarray | None = None, **more: Any) -> dict[str, Any]:
+        """Apply all.
+
+        Args:
+            image: (H, W, C).
+            path: of the image; transforms may look at it.
+            mask: (H, W), uint8.
+            **more: further keys of mmcv's results.
+
+        Returns:
+            mmcv's results: ``img``, ``gt_seg_map`` and others.
+        """
+        size = image.shape[:2]
+        results = {"img": image, "img_path": path, "img_shape": size, "ori_shape": size, "seg_fields": [], **more}
+        if mask is not None:
+            results.update(gt_seg_map=mask, seg_fields=["gt_seg_map"])
+        for transform in self.transforms:
+            results = transform(results)
+            if results["img"].ndim == 2:  # OpenCV drops a last dimension of 1
+                results["img"] = results["img"][..., None]
+        return results
+
+
+def is_resized(results: Mapping[str, Any]) -> bool:
+    """Whether a pipeline has changed the size of an image by one ``Resize`` alone: nothing is cut off or added."""
+    there, before, factors = results["img"].shape[:2], results["ori_shape"], results.get("scale_factor")
+    return (
+        there != before
+        and factors is not None
+        and there == tuple(round(extent * factor) for extent, factor in zip(before, factors[::-1]))
+    )
+
+
+def _build(place: str, spec: Mapping[str, Any]) -> Any:
+    name = spec.get("type") if isinstance(spec, Mapping) else None
+    if not isinstance(name, str):
+        raise ConfigError(f"{place} must be a transform with its arguments, such as {{type: RandomFlip, prob: 0.5}}")
+    cls = registered(f"{place}.type", name, TRANSFORMS, BaseTransform)
+    arguments = {key: _tuples(value) for key, value in spec.items() if key != "type"}
+    try:
+        return make(cls, name, place, arguments)
+    except (TypeError, ValueError, AssertionError) as error:
+        raise ConfigError(f"{place} ({name}) does not take these arguments: {error}") from error
+
+
+def _tuples(value: Any) -> Any:
+    """Lists of numbers as tuples: mmcv wants sizes and ranges as tuples, and other lists as lists."""
+    if not isinstance(value, list):
+        return value
+    if all(isinstance(item, (int, float)) for item in value):
+        return tuple(value)
+    return [_tuples(item) for item in value]
 
 
 @TRANSFORMS.register_module(force=True)
@@ -113,7 +186,7 @@ class RandomRotate90(BaseTransform):
 class PhotoMetricDistortion(BaseTransform):
     """Brightness, contrast, saturation and hue, each changed at random in half of the cases (Liu et al., SSD, 2016).
 
-    Contrast comes before or after the colours, as likely. Images of other than three channels have no colours: their
+    Contrast comes before or after the colors, as likely. Images of other than three channels have no colors: their
     brightness and contrast change only.
 
     Args:
@@ -143,10 +216,10 @@ class PhotoMetricDistortion(BaseTransform):
         saturation = _between(self.saturation_range) if _half() else 1.0
         hue = int(np.random.randint(-self.hue_delta, self.hue_delta + 1)) if _half() else 0
         image = results["img"]
-        has_colours = image.shape[2] == 3
+        has_colors = image.shape[2] == 3
         image = _scaled(image, factor if contrast_first else 1.0, shift)
-        if has_colours and (saturation != 1.0 or hue != 0):
-            image = _recoloured(image, saturation, hue)
+        if has_colors and (saturation != 1.0 or hue != 0):
+            image = _recolored(image, saturation, hue)
         results["img"] = _scaled(image, 1.0 if contrast_first else factor, 0.0)
         return results
 
@@ -170,14 +243,14 @@ def _scaled(image: np.ndarray, factor: float, shift: float) -> np.ndarray:
     return cv2.LUT(image, table).reshape(image.shape)  # it drops a last dimension of 1
 
 
-def _recoloured(image: np.ndarray, saturation: float, hue: int) -> np.ndarray:
+def _recolored(image: np.ndarray, saturation: float, hue: int) -> np.ndarray:
     if image.dtype != np.uint8:
-        colours = cv2.cvtColor(image / np.float32(255.0), cv2.COLOR_RGB2HSV)  # hue 0..360, the others 0..1
-        colours[..., 0] = (colours[..., 0] + 2.0 * hue) % 360.0
-        colours[..., 1] = np.clip(colours[..., 1] * np.float32(saturation), 0.0, 1.0)
-        return cv2.cvtColor(colours, cv2.COLOR_HSV2RGB) * np.float32(255.0)
-    colours = cv2.cvtColor(image, cv2.COLOR_RGB2HSV)
+        colors = cv2.cvtColor(image / np.float32(255.0), cv2.COLOR_RGB2HSV)  # hue 0..360, the others 0..1
+        colors[..., 0] = (colors[..., 0] + 2.0 * hue) % 360.0
+        colors[..., 1] = np.clip(colors[..., 1] * np.float32(saturation), 0.0, 1.0)
+        return cv2.cvtColor(colors, cv2.COLOR_HSV2RGB) * np.float32(255.0)
+    colors = cv2.cvtColor(image, cv2.COLOR_RGB2HSV)
     numbers = np.arange(256)
     table = np.stack([(numbers + hue) % 180, np.clip(numbers * saturation, 0, 255), numbers], axis=-1)
-    colours = cv2.LUT(colours, table.round().astype(np.uint8)[None])
-    return cv2.cvtColor(colours, cv2.COLOR_HSV2RGB)
+    colors = cv2.LUT(colors, table.round().astype(np.uint8)[None])
+    return cv2.cvtColor(colors, cv2.COLOR_HSV2RGB)

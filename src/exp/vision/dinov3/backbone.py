@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from exp.compat import autocast_disabled, recompute_in_backward
 from exp.errors import ConfigError
+from exp.hardware.compat import autocast_disabled, recompute_in_backward
 from exp.vision.dinov3.blocks import NORM_EPS, Block, PatchEmbedding, RotaryEmbedding
 from exp.vision.dinov3.lora import NO_UPDATES, LoraSettings, is_of_lora, merged
 from exp.vision.dinov3.sizes import Size

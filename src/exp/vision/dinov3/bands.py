@@ -13,7 +13,7 @@ import torch
 from exp.config.explain import nearest
 from exp.data.places import shortened
 from exp.errors import ConfigError
-from exp.vision.data.bands import colours_in
+from exp.vision.data.bands import colors_in
 
 __all__ = ["BAND_INITS", "check_band_init", "embedded", "statistics_for"]
 
@@ -35,7 +35,7 @@ def check_band_init(band_init: str, names: Sequence[str], channels: int) -> None
         raise ConfigError(
             f"model.band_init={band_init} is not one of {', '.join(BAND_INITS)}{nearest(band_init, BAND_INITS)}"
         )
-    if band_init in ("named", "zero") and None in colours_in(names):
+    if band_init in ("named", "zero") and None in colors_in(names):
         said = f"those of the data are called {shortened(list(names))}" if names else "the data give them no names"
         raise ConfigError(
             f"model.band_init={band_init} must know which of the {channels} bands are red, green and blue, and {said}; "
@@ -63,7 +63,7 @@ def embedded(weight: torch.Tensor, channels: int, names: Sequence[str], band_ini
         ConfigError: the weights are not those of red, green and blue, and this wants them.
     """
     own = weight.shape[1]
-    places = colours_in(names)
+    places = colors_in(names)
     known = None not in places
     if band_init == "auto":
         band_init = "named" if known and own == 3 else "mean"
@@ -99,7 +99,7 @@ def statistics_for(values: torch.Tensor, channels: int, names: Sequence[str]) ->
     Returns:
         (C,): what stands for no colour has the mean of the three.
     """
-    places = colours_in(names)
+    places = colors_in(names)
     if None in places:
         return values if channels == 3 else values.mean().expand(channels)
     made = values.mean().repeat(channels)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from exp.compat import has_fused_attention
+from exp.hardware.compat import has_fused_attention
 from exp.models.dropout import draws_by_sample, sample_mask
 from exp.vision.dinov3.lora import NO_UPDATES, LoraSettings, updates
 from exp.vision.dinov3.sizes import Size

@@ -7,7 +7,7 @@ from typing import Any, Mapping, Sequence
 import torch
 from torch import nn
 
-from exp.compat import autocast_disabled
+from exp.hardware.compat import autocast_disabled
 from exp.models.dropout import Dropout
 from exp.vision.dinov3.base import ImageModel
 from exp.vision.dinov3.layers import check_dropout

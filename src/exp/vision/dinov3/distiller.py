@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from exp.compat import autocast_disabled
 from exp.engine.fit import read_weights
 from exp.errors import CheckpointError, ConfigError
+from exp.hardware.compat import autocast_disabled
 from exp.models.dropout import Dropout
 from exp.vision.dinov3.backbone import Features
 from exp.vision.dinov3.base import ImageModel

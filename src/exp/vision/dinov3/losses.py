@@ -2,7 +2,7 @@
 
 Means are over images, or over all labels, known or not: so a loss does not depend on how a batch is spread over
 devices.
-Operators are those that every device has (:mod:`exp.operators`), in float32.
+Operators are those that every device has (:mod:`exp.hardware.operators`), in float32.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A vision transformer has one resolution, a patch, in all its blocks. Both heads make a pyramid of four levels of them,
 at 4, 2, 1 and 1/2 times that resolution, and join the levels from the coarsest to the finest. They are made of
 convolutions, pooling and bilinear interpolation alone, for which devices that lack their derivatives have portable
-forms (:mod:`exp.operators`).
+forms (:mod:`exp.hardware.operators`).
 
 Shapes below: B images, D channels of a block's map, h x w patches, C channels of the head, K classes.
 """

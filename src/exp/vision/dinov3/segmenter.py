@@ -7,8 +7,8 @@ from typing import Any, Mapping, Sequence
 import torch
 import torch.nn.functional as F
 
-from exp.compat import autocast_disabled
 from exp.errors import ConfigError
+from exp.hardware.compat import autocast_disabled
 from exp.vision.dinov3.backbone import Features
 from exp.vision.dinov3.base import ImageModel
 from exp.vision.dinov3.heads import OVER_LEVELS, FcnHead, build_head, head_settings

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Sequence
 
 from exp.errors import ConfigError, DataError, RunError
 from exp.vision.data.decode import reordered_bands
-from exp.vision.data.listing import NAMED_FILES, SUFFIXES, files_below, other_files
-from exp.vision.data.reader import spread_over
+from exp.vision.data.layouts import NAMED_FILES, SUFFIXES, files_below, other_files
+from exp.vision.data.statistics import spread_over
 
 if TYPE_CHECKING:
     from exp.session import Session
-    from exp.vision.data.reader import ImageReader
+    from exp.vision.data.values import ImageReader
 
 __all__ = ["Failure", "Input", "each_of_mine", "find_images", "named", "report_failures", "tell_inputs"]
 
@@ -139,7 +139,7 @@ def tell_inputs(
         (count by suffix) and ``bands_read_as_rgb`` (of 64 files, those whose bands are), as far as there are such.
     """
     found: dict[str, Any] = {}
-    looked_at = spread_over([str(entry.path) for entry in inputs], _LOOKED_AT) if reader.takes_colours else []
+    looked_at = spread_over([str(entry.path) for entry in inputs], _LOOKED_AT) if reader.takes_colors else []
     reordered = {path: names for path, names in ((each, reordered_bands(each)) for each in looked_at) if names}
     if reordered:
         found["bands_read_as_rgb"] = list(reordered)[:NAMED_FILES]

@@ -13,6 +13,7 @@ from exp.errors import DataError
 from exp.vision.data.bands import is_measured_band
 from exp.vision.data.decode import (
     by_rasterio,
+    check_tiff,
     has_mask,
     has_rasterio,
     image_size,
@@ -20,8 +21,8 @@ from exp.vision.data.decode import (
     names_in,
     naming,
     order_in,
+    refuse_complex,
 )
-from exp.vision.data.tiff import check_tiff, refuse_complex
 from exp.vision.data.values import Raw, convert, no_data, split_alpha
 from exp.vision.draw.pictures import shrunk, to_rgb
 from exp.vision.predict.ground import row_areas
@@ -30,8 +31,7 @@ from exp.vision.tiling import InMemory
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from exp.vision.data.reader import ImageReader
-    from exp.vision.data.values import ValueRange
+    from exp.vision.data.values import ImageReader, ValueRange
 
 __all__ = [
     "MOST_PATCHES",
@@ -126,7 +126,7 @@ class RasterImage:
         self._has_mask = has_mask(dataset)
         self._indexes = list(range(1, dataset.count + 1))  # of what is read, in this order
         self._limits: ValueRange | None = None
-        order = order_in(dataset) if reader.takes_colours else None
+        order = order_in(dataset) if reader.takes_colors else None
         if order is not None:
             self._indexes = [index + 1 for index in order]
         if reader.bands is not None:

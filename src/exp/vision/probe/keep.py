@@ -18,7 +18,7 @@ from exp.engine.building import fingerprint_of, make_result
 from exp.errors import ConfigError
 from exp.runfolder import to_json
 from exp.runlock import RunLock
-from exp.vision.data.listing import NAMED_FILES
+from exp.vision.data.layouts import NAMED_FILES
 from exp.vision.draw.pictures import resized_labels
 from exp.vision.narrowing import narrowed
 from exp.vision.probe.store import BLOCK, ArraySpec, Store

@@ -1,0 +1,128 @@
+"""The calendar of a series: how far apart its rows are, how its dates go on, and what a model sees of them."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+__all__ = ["NUM_TIME_FEATURES", "Frequency", "continued", "frequency_of", "same_spacing", "spacing", "time_features"]
+
+NUM_TIME_FEATURES = 4
+_ALIKE = 1.12  # months have 28 to 31 days
+
+
+class Frequency(NamedTuple):
+    """How far apart the rows of a series are.
+
+    Attributes:
+        step: most rows from the one before, for people: ``1:00:00``, ``7 days, 0:00:00``, ``1 month``.
+        irregular: number of rows that are nearer to the row before or further away.
+        first: the first of them, from 0; None: there is none.
+    """
+
+    step: str
+    irregular: int
+    first: int | None
+
+
+def frequency_of(dates: pd.DatetimeIndex) -> Frequency | None:
+    """The most frequent distance of neighbouring rows, in months or working days where all dates follow these.
+
+    Args:
+        dates: strictly increasing; None is the answer to fewer than two.
+    """
+    if len(dates) < 2:
+        return None
+    numbers, unit, _ = _calendar(dates) or (dates.asi8, "", None)
+    steps = np.diff(numbers)
+    usual = _most_frequent(steps)
+    row = int((steps == usual).argmax())
+    step = f"{usual} {unit}{'s' * (usual > 1)}" if unit else str((dates[row + 1] - dates[row]).to_pytimedelta())
+    other = steps != usual
+    return Frequency(step, int(other.sum()), int(other.argmax()) + 1 if other.any() else None)
+
+
+def spacing(dates: pd.DatetimeIndex | None) -> float | None:
+    """The median distance of neighbouring rows in seconds; None where less than half of them are about so far apart."""
+    if dates is None or len(dates) < 2:
+        return None
+    steps = np.asarray((dates[1:] - dates[:-1]).total_seconds())
+    usual = float(np.median(steps))
+    return usual if np.mean(same_spacing(steps, usual)) >= 0.5 else None
+
+
+def same_spacing(step: Any, other: float) -> Any:
+    """Whether distances of rows, a number or an array, are of the same frequency: months differ by a tenth."""
+    return (step < other * _ALIKE) & (other < step * _ALIKE)
+
+
+def continued(dates: pd.DatetimeIndex, count: int, recent: int) -> pd.DatetimeIndex | None:
+    """The ``count`` dates after ``dates``.
+
+    They go on in months or working days, where all dates follow these, though some be missing, or where the recent ones
+    do; else at the most frequent distance of the recent ones.
+
+    Args:
+        dates: strictly increasing; None is the answer to fewer than two.
+        count: how many.
+        recent: how many of the last dates tell, where the whole has no calendar.
+    """
+    if len(dates) < 2:
+        return None
+    last = dates[-max(recent, 3) :]
+    found = _calendar(dates) or _calendar(last)
+    if found is None:
+        step: Any = pd.Series(last[1:] - last[:-1]).mode()[0]
+        return pd.DatetimeIndex([dates[-1] + step * number for number in range(1, count + 1)])
+    numbers, _, offset = found
+    usual = _most_frequent(np.diff(numbers))
+    return pd.DatetimeIndex([dates[-1] + offset(usual * number) for number in range(1, count + 1)])
+
+
+def _most_frequent(steps: np.ndarray) -> int:
+    values, counts = np.unique(steps, return_counts=True)
+    return int(values[counts.argmax()])
+
+
+def _calendar(dates: pd.DatetimeIndex) -> tuple[np.ndarray, str, Callable[[int], Any]] | None:
+    """Rows numbered in months or working days, that unit, and an offset of so many; None: durations tell the same."""
+    days = dates.tz_localize(None).normalize()
+    if (dates.tz_localize(None) - days).nunique() > 1:
+        return None
+    months = np.asarray(dates.year) * 12 + np.asarray(dates.month)
+    ends = bool(dates.is_month_end.all())
+    if (np.diff(months) > 0).all() and (ends or dates.day.nunique() == 1):
+        return months, "month", pd.offsets.MonthEnd if ends else lambda number: pd.DateOffset(months=number)
+    week = "".join(str(int((dates.day_of_week == day).any())) for day in range(7))
+    if week.count("1") in (0, 1, 7) or (days[-1] - days[0]).days < 14:
+        return None
+    numbers = np.busday_count(days[0].date(), days.to_numpy().astype("datetime64[D]"), weekmask=week)
+    if _most_frequent(np.diff(numbers)) != 1:
+        return None
+    return numbers, "business day", lambda number: pd.offsets.CustomBusinessDay(number, weekmask=week)
+
+
+def time_features(dates: pd.DatetimeIndex | None, num_rows: int) -> np.ndarray:
+    """Hour of the day, day of the week, of the month and of the year, each scaled to [-0.5, 0.5].
+
+    The convention of GluonTS (Alexandrov et al., arXiv 1906.05264) for hourly data. Published TimeBridge runs use these
+    four for every data set, those in minutes too.
+
+    Args:
+        dates: of the rows; None: not known.
+        num_rows: number of rows (T), the length of ``dates`` where there are any.
+
+    Returns:
+        float32 (T, 4); zeros where there are no dates.
+    """
+    if dates is None:
+        return np.zeros((num_rows, NUM_TIME_FEATURES), dtype=np.float32)
+    features = [
+        dates.hour / 23 - 0.5,
+        dates.day_of_week / 6 - 0.5,
+        (dates.day - 1) / 30 - 0.5,
+        (dates.day_of_year - 1) / 365 - 0.5,
+    ]
+    return np.stack([np.asarray(feature) for feature in features], axis=1).astype(np.float32)

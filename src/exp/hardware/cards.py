@@ -1,0 +1,143 @@
+"""Which physical card a rank has, and how a job is kept to its cards. Imports no torch."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
+
+from exp.errors import RunError
+
+if TYPE_CHECKING:
+    from exp.hardware.backend import Backend
+
+__all__ = ["check_distinct", "identity", "only", "reading_of", "shared"]
+
+
+def only(backend: Backend, devices: Sequence[int]) -> dict[str, str]:
+    """Environment of a job that is to leave the other devices alone.
+
+    Args:
+        backend: its visible-devices variables.
+        devices: their numbers among those that are visible here; in the variable they ascend, as some vendors demand.
+    """
+    for variable in backend.visible_variables:
+        if variable in os.environ:
+            visible = os.environ[variable].split(",")
+            return {variable: ",".join(visible[device].strip() for device in sorted(devices))}
+    return {variable: ",".join(map(str, sorted(devices))) for variable in backend.visible_variables[:1]}
+
+
+def identity(device: Mapping[str, Any]) -> str:
+    """What tells a card from the others of its host, for people.
+
+    Args:
+        device: from :meth:`exp.hardware.backend.Backend.describe`. The first of ``uuid``, ``serial``, ``bus_id`` and
+            ``card`` (its number on the host) that is known; torch's index only where nothing else is.
+    """
+    known = _known(device)
+    address = next((known[key] for key in _ADDRESSES if key in known), None)
+    return address or f"card {known.get('card', device.get('index'))}"
+
+
+def shared(devices: Mapping[int, Mapping[str, Any]]) -> list[tuple[int, int]]:
+    """Pairs of ranks that have one card: the first rank that has it, and another.
+
+    Two cards are one where all identities that both tell agree: the parts of a divided card have its address or its
+    UUID, and not both. Where there is none that both tell, they are one only if torch calls both the same, within the
+    same list of visible cards.
+
+    Args:
+        devices: by rank, as :func:`identity` takes them, with ``host`` and, where it is known, ``device``.
+    """
+    owners: dict[str, list[int]] = {}
+    pairs = []
+    for rank, device in sorted(devices.items()):
+        others = owners.setdefault(device["host"], [])
+        owner = next((other for other in others if _same(devices[other], device)), None)
+        if owner is None:
+            others.append(rank)
+        else:
+            pairs.append((owner, rank))
+    return pairs
+
+
+def reading_of(device: Mapping[str, Any], readings: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """The monitor's reading of one card, or None where it has none.
+
+    Args:
+        device: from :meth:`exp.hardware.backend.Backend.describe`.
+        readings: from :meth:`exp.hardware.backend.Backend.monitor`.
+    """
+    own = _known(device)
+    for key in _ADDRESSES:
+        for row in readings:
+            if key in own and _known(row).get(key) == own[key]:
+                return row
+    number = own.get("card", device.get("index"))
+    return next((row for row in readings if row["index"] == number), None)
+
+
+def _same(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+    one, other = _known(first), _known(second)
+    common = one.keys() & other.keys()
+    if common:
+        return all(one[key] == other[key] for key in common)
+    if one or other:
+        return False
+    # Visible-device variables, which may differ from one process to the next, give one card several indices.
+    return all(first.get(key) == second.get(key) for key in ("index", "device", "visible"))
+
+
+def _known(device: Mapping[str, Any]) -> dict[str, Any]:
+    """The identities that a description has, in one spelling each."""
+    found: dict[str, Any] = {}
+    for key, normal in _ADDRESSES.items():
+        value = normal(str(device[key])) if device.get(key) else ""
+        if value.strip("0:.-"):  # zeros stand for an unknown address
+            found[key] = value
+    if device.get("card") is not None:
+        found["card"] = device["card"]
+    return found
+
+
+def _uuid(value: str) -> str:
+    """Without what only some programs put before it.
+
+    Some cards have a number of 64 bits. Torch shows its 16 hexadecimal digits as if their letters were the 16 bytes of
+    a UUID; the monitor shows the number.
+    """
+    plain = value.lower()
+    for prefix in ("gpu-", "0x"):
+        plain = plain[len(prefix) :] if plain.startswith(prefix) else plain
+    digits = plain.replace("-", "")
+    if len(digits) == 32 and not set(digits) - _HEXADECIMAL:
+        letters = bytes.fromhex(digits).decode("latin-1").lower()
+        if not set(letters) - _HEXADECIMAL:
+            return letters
+    return plain
+
+
+def _bus(value: str) -> str:
+    """``00000000:3B:00.0`` and ``0000:3b:00.0`` are one bus."""
+    parts = value.lower().split(":")
+    return ":".join([parts[-3][-4:].zfill(4) if len(parts) > 2 else "0000", *parts[-2:]])
+
+
+_HEXADECIMAL = set("0123456789abcdef")
+_ADDRESSES: dict[str, Callable[[str], str]] = {"uuid": _uuid, "serial": str, "bus_id": _bus}
+
+
+def check_distinct(devices: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse ranks that have one card.
+
+    Args:
+        devices: by rank, as :func:`shared` takes them.
+
+    Raises:
+        RunError: two share one.
+    """
+    for first, second in shared(dict(enumerate(devices))):
+        raise RunError(
+            f"ranks {first} and {second} share one card ({devices[second]['device']} on {devices[second]['host']}); "
+            "give each rank its own: lower nproc, or correct the visible-devices variable"
+        )

@@ -1,0 +1,94 @@
+"""How the ranks of a hardware family exchange tensors: the process group, its sums, and the DDP class that uses it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    import torch
+    from torch.distributed import Store
+
+__all__ = ["Collectives", "ddp_arguments", "device_part_of"]
+
+
+class Collectives:
+    """Those of ``torch.distributed``. A vendor whose package has collectives of its own derives a class.
+
+    Args:
+        process_group: what torch >= 2.0 is given, CPU tensors included, such as ``"cpu:gloo,<device>:<library>"``.
+        averages: whether the process group itself takes means over ranks, not only sums.
+        gloo: whether gloo takes tensors that lie on this device. Where it does not, they are copied through the CPU.
+    """
+
+    only_sums: bool = False
+    """Whether :meth:`all_reduce` is all that these have for tensors on the device."""
+
+    def __init__(self, process_group: str, averages: bool = False, gloo: bool = False) -> None:
+        self.process_group = process_group
+        self.averages = averages
+        self.gloo = gloo
+
+    def missing(self, process_group: str, device_type: str) -> str | None:
+        """Why this process cannot use these for tensors on its device, or None; asked after the device was selected.
+
+        Args:
+            process_group: that was chosen.
+            device_type: torch's.
+        """
+        import torch.distributed as dist
+
+        library = device_part_of(process_group, device_type)
+        known = getattr(dist, "is_backend_available", None)  # torch >= 2.0
+        if known is None or (library != "undefined" and known(library)):
+            return None
+        return f"no package has registered collectives for {device_type} with torch ({library})"
+
+    def init(self, process_group: str, device_type: str, *, store: Store, rank: int, world_size: int,
+             timeout: timedelta) -> None:  # fmt: skip
+        """Make the default process group over ``store``.
+
+        Below torch 2.0 composite strings such as ``"cpu:gloo,x:y"`` are refused by torch: there the default group takes
+        the device's part, and :class:`exp.engine.distributed.Distributed` makes a gloo group for CPU tensors beside it.
+        """
+        import torch.distributed as dist
+
+        from exp.hardware.compat import supports_python_process_groups
+
+        if not supports_python_process_groups():
+            process_group = device_part_of(process_group, device_type)
+        dist.init_process_group(process_group, store=store, rank=rank, world_size=world_size, timeout=timeout)
+
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        """Add up a tensor on this device over all ranks, in place, with the collectives that gradients use."""
+        import torch.distributed as dist
+
+        dist.all_reduce(tensor)
+
+    def destroy(self) -> None:
+        """Take the default process group down."""
+        import torch.distributed as dist
+
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    @property
+    def ddp_class(self) -> type:
+        """The DistributedDataParallel class: torch's own, unless the vendor has one."""
+        from torch.nn.parallel import DistributedDataParallel
+
+        return DistributedDataParallel
+
+
+def device_part_of(process_group: str, device_type: str) -> str:
+    """The backend that a composite string gives to ``device_type``: ``("cpu:gloo,x:y", "x") -> "y"``."""
+    if ":" not in process_group:
+        return process_group
+    parts = dict(part.split(":", 1) for part in process_group.split(","))
+    return parts.get(device_type) or parts["cpu"]
+
+
+def ddp_arguments(device: torch.device) -> dict[str, Any]:
+    """Those of a DDP class: the card of the model, where it has a number. Some vendors take none for all cards."""
+    return {} if device.index is None else {"device_ids": [device.index], "output_device": device.index}

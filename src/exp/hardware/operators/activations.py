@@ -1,0 +1,170 @@
+"""Derivatives of activations and of softmax. Tensors of one operator have one shape and dtype, which is the result's.
+
+Each is the derivative of the function in torch.nn.functional, at the points where it has none as torch takes it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from exp.hardware.operators.wide import wide
+
+__all__ = ["KERNELS"]
+
+Tensor = torch.Tensor
+
+
+def gelu_backward(grad_output: Tensor, self: Tensor, *, approximate: str = "none") -> Tensor:
+    """Hendrycks and Gimpel, arXiv 1606.08415: (x Phi(x))' = Phi(x) + x phi(x), and of the form with tanh."""
+    x = wide(self)
+    if approximate == "tanh":
+        slope, cubic = math.sqrt(2.0 / math.pi), 0.044715
+        square = x * x
+        tanh = (square * (slope * cubic)).add_(slope).mul_(x).tanh_()
+        inner = square.mul_(3.0 * slope * cubic).add_(slope).mul_(x)
+        factor = inner.addcmul_(inner * tanh, tanh, value=-1.0).add_(tanh).add_(1.0)
+        del square, tanh, inner
+    else:
+        # 2 Phi(x) = 1 + erf(x / sqrt 2), and 2 phi(x) = sqrt(2 / pi) exp(-x**2 / 2)
+        density = (x * x).mul_(-0.5).exp_()
+        factor = (x * math.sqrt(0.5)).erf_().addcmul_(x, density, value=math.sqrt(2.0 / math.pi)).add_(1.0)
+        del density
+    del x  # of half types a copy as large as the gradient's: one at a time
+    return factor.mul_(wide(grad_output)).mul_(0.5).to(self.dtype)
+
+
+def silu_backward(grad_output: Tensor, self: Tensor) -> Tensor:
+    """(x s)' = s (1 + x (1 - s)), s = sigmoid(x)."""
+    x = wide(self)
+    sigmoid = torch.sigmoid(x)
+    factor = (1.0 - sigmoid).mul_(x).add_(1.0).mul_(sigmoid)
+    del x, sigmoid
+    return factor.mul_(wide(grad_output)).to(self.dtype)
+
+
+def sigmoid_backward(grad_output: Tensor, output: Tensor) -> Tensor:
+    """Gives s (1 - s); ``output``: s."""
+    grad, sigmoid = wide(grad_output), wide(output)
+    return (1.0 - sigmoid).mul_(sigmoid).mul_(grad).to(output.dtype)
+
+
+def tanh_backward(grad_output: Tensor, output: Tensor) -> Tensor:
+    """Gives 1 - t**2; ``output``: t."""
+    grad, tanh = wide(grad_output), wide(output)
+    return torch.addcmul(grad, grad * tanh, tanh, value=-1.0).to(output.dtype)
+
+
+def threshold_backward(grad_output: Tensor, self: Tensor, threshold: float) -> Tensor:
+    """0 up to the threshold, 1 above it; ReLU's with threshold 0."""
+    return grad_output.masked_fill(self <= threshold, 0.0)
+
+
+def leaky_relu_backward(grad_output: Tensor, self: Tensor, negative_slope: float, self_is_result: bool) -> Tensor:
+    """1 above 0, else the slope; input and result have one sign where the slope is not below 0."""
+    del self_is_result
+    return torch.where(self > 0, grad_output, grad_output * negative_slope)
+
+
+def hardtanh_backward(grad_output: Tensor, self: Tensor, min_val: float, max_val: float) -> Tensor:
+    """1 between the bounds, 0 at them and beyond."""
+    return grad_output.masked_fill((self <= min_val).logical_or_(self >= max_val), 0.0)
+
+
+def hardsigmoid_backward(grad_output: Tensor, self: Tensor) -> Tensor:
+    """1 / 6 between -3 and 3 (Howard et al., arXiv 1905.02244)."""
+    return (grad_output / 6.0).masked_fill_((self <= -3.0).logical_or_(self >= 3.0), 0.0)
+
+
+def hardswish_backward(grad_output: Tensor, self: Tensor) -> Tensor:
+    """Slope x / 3 + 1 / 2 between -3 and 3, 0 below, 1 above (Howard et al., arXiv 1905.02244)."""
+    x, grad = wide(self), wide(grad_output)
+    inner = (x / 3.0).add_(0.5).mul_(grad)
+    return torch.where(x <= -3.0, torch.zeros_like(grad), torch.where(x < 3.0, inner, grad)).to(self.dtype)
+
+
+def mish_backward(grad_output: Tensor, self: Tensor) -> Tensor:
+    """(x t)' = t + x (1 - t**2) sigmoid(x), t = tanh(softplus(x)) (Misra, arXiv 1908.08681)."""
+    x, grad = wide(self), wide(grad_output)
+    tanh = torch.nn.functional.softplus(x).tanh_()
+    slope = (1.0 - tanh * tanh).mul_(x).mul_(torch.sigmoid(x))
+    return slope.add_(tanh).mul_(grad).to(self.dtype)
+
+
+def softplus_backward(grad_output: Tensor, self: Tensor, beta: float, threshold: float) -> Tensor:
+    """(log(1 + exp(b x)) / b)' = sigmoid(b x); 1 above the threshold for b x, where torch's is linear."""
+    x, grad = wide(self) * beta, wide(grad_output)
+    return torch.where(x > threshold, grad, grad * torch.sigmoid(x)).to(self.dtype)
+
+
+def log_sigmoid_forward(self: Tensor) -> tuple[Tensor, Tensor]:
+    """Log s(x) = min(x, 0) - log(1 + exp(-|x|)), and exp(-|x|), which the CPU keeps for the backward pass."""
+    x = wide(self)
+    buffer = torch.abs(x).neg_().exp_()
+    return (x.clamp_max(0.0) - torch.log1p(buffer)).to(self.dtype), buffer.to(self.dtype)
+
+
+def log_sigmoid_backward(grad_output: Tensor, self: Tensor, buffer: Tensor) -> Tensor:
+    """(log s(x))' = s(-x)."""
+    del buffer  # empty on some devices
+    x, grad = wide(self), wide(grad_output)
+    return torch.sigmoid(-x).mul_(grad).to(self.dtype)
+
+
+def glu_backward(grad_output: Tensor, self: Tensor, dim: int) -> Tensor:
+    """Of a s(b), a and b the halves along ``dim`` (Dauphin et al., arXiv 1612.08083)."""
+    first, second = wide(self).chunk(2, dim)
+    grad, sigmoid = wide(grad_output), torch.sigmoid(second)
+    of_first = grad * sigmoid
+    of_second = (1.0 - sigmoid).mul_(of_first).mul_(first)
+    return torch.cat([of_first, of_second], dim).to(self.dtype)
+
+
+def _prelu_kernel_backward(grad_output: Tensor, self: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Of max(x, 0) + w min(x, 0) by x, and by w, which is of the shape of x."""
+    positive = self > 0
+    return torch.where(positive, grad_output, grad_output * weight), (grad_output * self).masked_fill_(positive, 0.0)
+
+
+def sgn(self: Tensor) -> Tensor:
+    """Gives x / |x|, 0 at 0: the derivative of |x|, real or complex."""
+    if not self.is_complex():
+        return torch.sign(self)
+    size = torch.abs(self)
+    return torch.where(size == 0, torch.zeros_like(self), self / size)
+
+
+def _softmax_backward_data(grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
+    """Gives y (g - sum g y), y the softmax; any shape, of ``input_dtype``."""
+    product = wide(grad_output) * wide(output)
+    return product.addcmul_(wide(output), product.sum(dim, keepdim=True), value=-1.0).to(input_dtype)
+
+
+def _log_softmax_backward_data(grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
+    """Gives g - exp(y) sum g, y the logarithm of the softmax; any shape, of ``input_dtype``."""
+    grad = wide(grad_output)
+    probabilities = torch.exp(wide(output))
+    return torch.addcmul(grad, probabilities, grad.sum(dim, keepdim=True), value=-1.0).to(input_dtype)
+
+
+KERNELS = (
+    gelu_backward,
+    silu_backward,
+    sigmoid_backward,
+    tanh_backward,
+    threshold_backward,
+    leaky_relu_backward,
+    hardtanh_backward,
+    hardsigmoid_backward,
+    hardswish_backward,
+    mish_backward,
+    softplus_backward,
+    log_sigmoid_forward,
+    log_sigmoid_backward,
+    glu_backward,
+    _prelu_kernel_backward,
+    sgn,
+    _softmax_backward_data,
+    _log_softmax_backward_data,
+)

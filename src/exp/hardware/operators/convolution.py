@@ -1,0 +1,141 @@
+"""Derivatives of convolutions (Dumoulin and Visin, arXiv 1603.07285): by convolutions, and by matrix products.
+
+Where "small" is y = x * w without transposition, "large" is x; of a transposed one it is the other way round. The
+gradient by the weight is the same function of the two: at each place of the kernel, the product of the small tensor
+with the part of the large one that this place sees.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+from typing import Sequence
+
+import torch
+import torch.nn.functional as F
+
+from exp.hardware.operators.wide import wide
+
+__all__ = ["KERNELS"]
+
+Tensor = torch.Tensor
+
+
+def convolution_backward(
+    grad_output: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias_sizes: Sequence[int] | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    output_mask: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Of a convolution of any number of axes.
+
+    Args:
+        grad_output: (N, C_out, ...).
+        x: (N, C_in, ...).
+        weight: (C_out, C_in / groups, ...), or (C_in, C_out / groups, ...) of a transposed one.
+        bias_sizes: not used.
+        stride: for each axis, or one for all; so are the next two and ``output_padding``.
+        padding: zeros at both ends.
+        dilation: between the places of the kernel.
+        transposed: see above.
+        output_padding: further elements at the end of a transposed one's result.
+        groups: that channels are divided into.
+        output_mask: which results are wanted; None for the others.
+
+    Returns:
+        Gradients of input, weight and bias.
+    """
+    del bias_sizes, output_padding  # the shapes tell
+    kernel = weight.shape[2:]
+    axes = len(kernel)
+    stride, padding, dilation = (
+        list(values) * axes if len(values) == 1 else list(values) for values in (stride, padding, dilation)
+    )
+    of_input = of_weight = of_bias = None
+    small, large = (x, grad_output) if transposed else (grad_output, x)
+    if output_mask[0]:
+        if transposed:
+            zeros = [0] * axes
+            of_input = torch.convolution(grad_output, weight, None, stride, padding, dilation, False, zeros, groups)
+            for axis, extent in enumerate(x.shape[2:], start=2):  # more with an output_padding of a stride or more
+                of_input = of_input.narrow(axis, 0, extent)
+        else:
+            of_input = _transposed(grad_output, weight, x.shape[2:], stride, padding, dilation, groups)
+    if output_mask[1]:
+        if any(padding):
+            large = F.pad(large, [pad for amount in reversed(padding) for pad in (amount, amount)])
+        of_weight = _by_weight(small, large, kernel, stride, dilation, groups).view(weight.shape)
+    if output_mask[2]:
+        of_bias = grad_output.sum([axis for axis in range(axes + 2) if axis != 1])
+    return of_input, of_weight, of_bias
+
+
+def _transposed(
+    grad: Tensor,
+    weight: Tensor,
+    size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    """The convolution's adjoint; ``size``: of the spatial axes of the result."""
+    geometry = zip(size, grad.shape[2:], stride, padding, dilation, weight.shape[2:])
+    rest = [
+        want - ((have - 1) * step - 2 * pad + spread * (places - 1) + 1)
+        for want, have, step, pad, spread, places in geometry
+    ]
+    return torch.convolution(grad, weight, None, stride, padding, dilation, True, rest, groups)
+
+
+def _by_weight(
+    small: Tensor, large: Tensor, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int], groups: int
+) -> Tensor:
+    """(N, S, ...), (N, L, ...) padded -> (S, L / groups, *kernel).
+
+    Summed up over samples in float32; narrower tensors are rounded at each sample's product, where it is one by itself.
+    """
+    batch, channels, cells = small.shape[0], small.shape[1] // groups, small.shape[2:]
+    if list(stride) == list(kernel) and max(kernel) > 1 and max(dilation) == groups == 1:
+        return _by_patches(small, large, kernel)
+    places = math.prod(cells)
+    rows = small.reshape(batch, groups, channels, places)
+    parts = []
+    for place in product(*map(range, kernel)):
+        seen = large
+        for axis, (start, step, spread, count) in enumerate(zip(place, stride, dilation, cells), start=2):
+            first = start * spread
+            seen = seen[(slice(None),) * axis + (slice(first, first + (count - 1) * step + 1, step),)]
+        parts.append(_product(rows, seen.reshape(batch, groups, large.shape[1] // groups, places)))
+    return torch.stack(parts, -1)
+
+
+def _by_patches(small: Tensor, large: Tensor, kernel: Sequence[int]) -> Tensor:
+    """Where every element is seen once at most: one product with all patches."""
+    axes = len(kernel)
+    for axis, (extent, count) in enumerate(zip(kernel, small.shape[2:])):
+        at = 2 + 2 * axis
+        large = large.narrow(at, 0, count * extent).unflatten(at, (count, extent))
+    cells, places = range(2, 2 + 2 * axes, 2), range(3, 3 + 2 * axes, 2)
+    patches = large.permute(0, *cells, 1, *places).reshape(-1, large.shape[1] * math.prod(kernel))
+    return torch.mm(small.transpose(0, 1).reshape(small.shape[1], -1), patches)
+
+
+def _product(small: Tensor, large: Tensor) -> Tensor:
+    """(N, G, S, P), (N, G, L, P) -> (G * S, L): summed over samples N and places P."""
+    groups, rows, places = small.shape[1:]
+    columns = large.shape[2]
+    if groups == 1 and rows * columns > places * (rows + columns):  # copies are smaller than a product per sample
+        return torch.mm(small.transpose(0, 2).reshape(rows, -1), large.transpose(0, 2).reshape(columns, -1).t())
+    products = torch.matmul(small, large.transpose(2, 3))
+    return products.sum(0, dtype=wide(products[:0]).dtype).to(products.dtype).view(groups * rows, columns)
+
+
+KERNELS = (convolution_backward,)

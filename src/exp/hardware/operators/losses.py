@@ -1,0 +1,81 @@
+"""Derivatives of losses by their input; ``grad_output`` is 0-dim after a reduction (0 none, 1 mean, 2 sum)."""
+
+from __future__ import annotations
+
+import torch
+
+from exp.hardware.operators.wide import wide
+
+__all__ = ["KERNELS"]
+
+Tensor = torch.Tensor
+_MEAN = 1
+
+
+def _share(grad_output: Tensor, count: int, reduction: int) -> Tensor:
+    grad = wide(grad_output)
+    return grad / count if reduction == _MEAN else grad
+
+
+def binary_cross_entropy_backward(
+    grad_output: Tensor, self: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = _MEAN
+) -> Tensor:
+    """(x - t) / (x (1 - x)) for probabilities x; the denominator is 1e-12 at least, as torch's."""
+    x = wide(self)
+    slope = (x - wide(target)).div_((1.0 - x).mul_(x).clamp_min_(1e-12))
+    if weight is not None:
+        slope = slope * wide(weight)
+    return (slope * _share(grad_output, x.numel(), reduction)).to(self.dtype)
+
+
+def smooth_l1_loss_backward(grad_output: Tensor, self: Tensor, target: Tensor, reduction: int, beta: float) -> Tensor:
+    """Slope d / beta up to beta, then the sign of d = x - t (Girshick, arXiv 1504.08083, where beta is 1)."""
+    distance = wide(self) - wide(target)
+    slope = torch.where(torch.abs(distance) < beta, distance / beta, torch.sign(distance))
+    return (slope * _share(grad_output, distance.numel(), reduction)).to(self.dtype)
+
+
+def huber_loss_backward(grad_output: Tensor, self: Tensor, target: Tensor, reduction: int, delta: float) -> Tensor:
+    """Slope d = x - t within -delta ... delta, cut off there (Huber, Ann. Math. Statist. 35(1), 1964)."""
+    distance = wide(self) - wide(target)
+    return (distance.clamp_(-delta, delta) * _share(grad_output, distance.numel(), reduction)).to(self.dtype)
+
+
+def nll_loss_backward(
+    grad_output: Tensor,
+    self: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    reduction: int,
+    ignore_index: int,
+    total_weight: Tensor,
+) -> Tensor:
+    """Gives -g w[t] at [t], over the sum of the weights for the mean; 0 elsewhere and where t is ``ignore_index``.
+
+    Args:
+        grad_output: 0-dim, or of the shape of ``target`` without a reduction.
+        self: log-probabilities, (N, K, ...) or (K,).
+        target: integers below K, (N, ...) or 0-dim.
+        weight: (K,), or None.
+        reduction: 0 none, 1 mean, 2 sum.
+        ignore_index: target of what does not count.
+        total_weight: 0-dim, sum of the weights of what counts.
+
+    Returns:
+        Of the shape and dtype of ``self``.
+    """
+    classes = 0 if self.dim() == 1 else 1
+    index = target.unsqueeze(classes)
+    ignored = index == ignore_index
+    index = index.masked_fill(ignored, 0)
+    grad = wide(grad_output).neg()
+    if reduction == _MEAN:
+        grad = grad / wide(total_weight)
+    grad = grad.unsqueeze(classes) if grad.dim() else grad.expand(index.shape)
+    if weight is not None:
+        grad = grad * wide(weight).index_select(0, index.reshape(-1)).view(index.shape)
+    grad = grad.masked_fill(ignored, 0.0).to(self.dtype)
+    return torch.zeros_like(self, memory_format=torch.contiguous_format).scatter_(classes, index, grad)
+
+
+KERNELS = (binary_cross_entropy_backward, smooth_l1_loss_backward, huber_loss_backward, nll_loss_backward)

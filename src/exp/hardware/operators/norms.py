@@ -1,0 +1,200 @@
+"""Derivatives of norms (Ioffe and Szegedy, arXiv 1502.03167; Ba et al., arXiv 1607.06450; Wu and He, arXiv 1803.08494).
+
+With n the normalised input, w the weight, g the gradient of w n + b, and means over what is normalised together:
+by x it is (w g - mean(w g) - n mean(w g n)) / std, by w the sum of g n, and by b the sum of g.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Sequence
+
+import torch
+
+from exp.hardware.operators.wide import wide
+
+__all__ = ["KERNELS"]
+
+Tensor = torch.Tensor
+
+
+def native_layer_norm_backward(
+    grad_out: Tensor,
+    x: Tensor,
+    normalized_shape: Sequence[int],
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    output_mask: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Of a layer norm over the last axes.
+
+    Args:
+        grad_out: (..., *normalized_shape).
+        x: the same shape.
+        normalized_shape: of what is normalised together.
+        mean: one for each of ``...``.
+        rstd: likewise, 1 / sqrt(variance + eps).
+        weight: ``normalized_shape``, or None.
+        bias: likewise.
+        output_mask: which results are wanted; None for the others.
+
+    Returns:
+        Gradients of input, weight and bias.
+    """
+    width = math.prod(normalized_shape)
+    grad, rows = wide(grad_out).reshape(-1, width), wide(x).reshape(-1, width)
+    rstd = wide(rstd).reshape(-1, 1)
+    normed = torch.addcmul(wide(mean).reshape(-1, 1) * -rstd, rows, rstd)
+    product = grad * normed
+    of_input = of_weight = of_bias = None
+    if weight is not None and output_mask[1]:
+        of_weight = product.sum(0).view(weight.shape).to(weight.dtype)
+    if bias is not None and output_mask[2]:
+        of_bias = grad.sum(0).view(bias.shape).to(bias.dtype)
+    if output_mask[0]:
+        if weight is None:
+            means, of_input = (grad.mean(1), product.mean(1)), grad
+        else:
+            scale = wide(weight).reshape(-1)
+            means = (torch.mv(grad, scale) / width, torch.mv(product, scale) / width)
+            of_input = torch.mul(grad, scale, out=product)
+        of_input = torch.addcmul(of_input, normed, means[1].unsqueeze(1), value=-1.0, out=normed)
+        of_input = of_input.sub_(means[0].unsqueeze(1)).mul_(rstd).view(x.shape).to(x.dtype)
+    return of_input, of_weight, of_bias
+
+
+def native_group_norm_backward(
+    grad_out: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    samples: int,
+    channels: int,
+    elements: int,
+    groups: int,
+    output_mask: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Of a group norm.
+
+    Args:
+        grad_out: (N, C, ...).
+        x: the same shape.
+        mean: (N, groups).
+        rstd: likewise, 1 / sqrt(variance + eps).
+        weight: (C,), or None.
+        samples: N.
+        channels: C.
+        elements: of a channel.
+        groups: that channels are divided into.
+        output_mask: which results are wanted; None for the others.
+
+    Returns:
+        Gradients of input, weight and bias.
+    """
+    grad = wide(grad_out).reshape(samples, channels, elements)
+    together = wide(x).reshape(samples * groups, channels // groups * elements)
+    rstd = wide(rstd).reshape(-1, 1)
+    normed = torch.addcmul(wide(mean).reshape(-1, 1) * -rstd, together, rstd)
+    product = grad * normed.view(grad.shape)
+    of_input = of_weight = of_bias = None
+    affine = grad_out.dtype if weight is None else weight.dtype
+    if output_mask[1]:
+        of_weight = product.sum((0, 2)).to(affine)
+    if output_mask[2]:
+        of_bias = grad.sum((0, 2)).to(affine)
+    if output_mask[0]:
+        if weight is not None:
+            grad, product = grad * wide(weight).view(-1, 1), product.mul_(wide(weight).view(-1, 1))
+        rows, products = grad.reshape(together.shape), product.reshape(together.shape)
+        of_input = torch.addcmul(rows, normed, products.mean(1, keepdim=True), value=-1.0, out=normed)
+        of_input = of_input.sub_(rows.mean(1, keepdim=True)).mul_(rstd).view(x.shape).to(x.dtype)
+    return of_input, of_weight, of_bias
+
+
+def native_batch_norm_backward(
+    grad_out: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    save_mean: Tensor | None,
+    save_invstd: Tensor | None,
+    train: bool,
+    eps: float,
+    output_mask: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Of a batch norm; with running statistics, which do not depend on the input, the means are left out.
+
+    Args:
+        grad_out: (N, C, ...).
+        x: the same shape.
+        weight: (C,), or None.
+        running_mean: (C,); used where ``train`` is False.
+        running_var: likewise.
+        save_mean: (C,) of the batch; used where ``train`` is True.
+        save_invstd: likewise, 1 / sqrt(variance + eps).
+        train: see above.
+        eps: added to the variance.
+        output_mask: which results are wanted; None for the others.
+
+    Returns:
+        Gradients of input, weight and bias.
+    """
+    grad, values = wide(grad_out), wide(x)
+    axes = [axis for axis in range(x.dim()) if axis != 1]
+    shape = [-1 if axis == 1 else 1 for axis in range(x.dim())]
+    if train:
+        assert save_mean is not None
+        assert save_invstd is not None
+        mean, rstd = wide(save_mean), wide(save_invstd)
+    else:
+        assert running_mean is not None
+        assert running_var is not None
+        mean, rstd = wide(running_mean), torch.rsqrt(wide(running_var) + eps)
+    normed = torch.addcmul((mean * -rstd).view(shape), values, rstd.view(shape))
+    product = (grad * normed).sum(axes)
+    total = grad.sum(axes)
+    of_input = None
+    if output_mask[0]:
+        scale = rstd if weight is None else rstd * wide(weight)
+        if train:
+            count = x.numel() // x.shape[1]
+            of_input = torch.addcmul(grad, normed, (product / count).view(shape), value=-1.0, out=normed)
+            of_input = of_input.sub_((total / count).view(shape)).mul_(scale.view(shape)).to(x.dtype)
+        else:
+            of_input = (grad * scale.view(shape)).to(x.dtype)
+    affine = grad_out.dtype if weight is None else weight.dtype
+    return of_input, product.to(affine) if output_mask[1] else None, total.to(affine) if output_mask[2] else None
+
+
+def _weight_norm_interface_backward(
+    grad_w: Tensor, saved_v: Tensor, saved_g: Tensor, saved_norms: Tensor, dim: int
+) -> tuple[Tensor, Tensor]:
+    """Of w = g v / |v|, |v| over all axes but ``dim``, the first or the last (Salimans and Kingma, arXiv 1602.07868).
+
+    Args:
+        grad_w: of the shape of v.
+        saved_v: v.
+        saved_g: g, of size 1 in all axes but ``dim``.
+        saved_norms: |v|, likewise.
+        dim: see above.
+
+    Returns:
+        Gradients of v and g.
+    """
+    grad, v, norms = wide(grad_w), wide(saved_v), wide(saved_norms)
+    axes = [axis for axis in range(v.dim()) if axis != dim % v.dim()]
+    of_g = (grad * v).sum(axes, keepdim=True) / norms
+    of_v = (grad - v * (of_g / norms)) * (wide(saved_g) / norms)
+    return of_v.to(saved_v.dtype), of_g.to(saved_g.dtype)
+
+
+KERNELS = (
+    native_layer_norm_backward,
+    native_group_norm_backward,
+    native_batch_norm_backward,
+    _weight_norm_interface_backward,
+)

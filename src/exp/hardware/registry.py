@@ -1,0 +1,88 @@
+"""Finds backends: by ``_target_`` in a config, or by name in the entry-point group ``exp.backends``. No torch here."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, Sequence
+
+from omegaconf import MISSING, DictConfig, OmegaConf
+
+from exp import console
+from exp.config.resolve import resolve
+from exp.config.schema import BackendConfig
+from exp.contract import made
+from exp.errors import ConfigError, ExpError, UnavailableError
+from exp.hardware.backend import Backend
+from exp.plugins import entry_points
+
+__all__ = ["choose", "create_backend", "installed"]
+
+
+def installed() -> Mapping[str, Any]:
+    """The entry points of the group ``exp.backends``, by name."""
+    return entry_points("exp.backends")
+
+
+def create_backend(config: BackendConfig | Mapping[str, Any]) -> Backend:
+    """Make the backend that ``config`` names.
+
+    Args:
+        config: :class:`exp.config.schema.BackendConfig`, or a mapping with its fields. ``_target_`` is the path of a
+            class, or the name of an entry point in the group ``exp.backends``.
+
+    Raises:
+        ConfigError: there is no such class, or it is no backend.
+        UnavailableError: there is one, but its module does not import.
+    """
+    given: Any = config
+    plain: Any = OmegaConf.to_container(given, resolve=True) if isinstance(given, DictConfig) else dict(given)
+    target = plain.pop("_target_", MISSING)
+    if target == MISSING:
+        raise ConfigError("backend._target_ must be set: the path of a class, or the name of an installed backend")
+    if "." in target:
+        cls = resolve("backend._target_", target, Backend)
+    elif target in installed():
+        cls = _load(target)
+    else:
+        raise ConfigError(
+            f"backend._target_={target} is not installed; installed are {', '.join(sorted(installed())) or 'none'}"
+        )
+    backend: Backend = made(cls, "backend", **plain)
+    return backend
+
+
+def _load(name: str) -> type[Backend]:
+    try:
+        found = installed()[name].load()
+        if issubclass(found, Backend):
+            return found  # type: ignore[no-any-return]
+    except Exception as error:  # another's package may raise anything while it loads
+        raise UnavailableError(
+            f"backend '{name}' is installed, but does not load ({type(error).__name__}: {error})"
+        ) from error
+    raise ConfigError(f"backend._target_={name} is no subclass of exp.hardware.backend.Backend")
+
+
+def choose(candidates: Sequence[str]) -> str:
+    """The first available backend for ``backend=auto``.
+
+    Args:
+        candidates: names in the order of preference; backends that other packages have installed come before them.
+
+    Returns:
+        Its name. A backend that is not installed or does not load is passed over with a warning that names it.
+
+    Raises:
+        UnavailableError: none is available; says why, one line for each.
+    """
+    foreign = sorted(name for name, point in installed().items() if not point.value.startswith("exp.backends."))
+    looked: list[str] = []
+    for name in dict.fromkeys([*foreign, *candidates]):
+        try:
+            reason = create_backend({"_target_": name, "name": name}).why_unavailable()
+        except (ExpError, TypeError) as error:
+            console.warn(f"{error}; backend=auto passes over '{name}'")
+            continue
+        if reason is None:
+            return name
+        looked.append(f"  {name}: {reason}")
+    raise UnavailableError("backend=auto found no device\n" + "\n".join(looked))

@@ -1,0 +1,545 @@
+"""Where the images and labels of a data set lie on disk. Imports neither torch nor numpy: the parent looks, too.
+
+``data.layout._target_`` names a :class:`Layout`. Another one is one class, and one YAML file that names it.
+"""
+
+from __future__ import annotations
+
+import abc
+import hashlib
+import os
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any, Dict, Iterable, List, Mapping, Sequence, Tuple
+
+from exp.config.resolve import resolve
+from exp.data.places import content_of, sample_folder
+from exp.errors import DataError
+
+__all__ = [
+    "HELD_OUT",
+    "NAMED_FILES",
+    "SPLITS",
+    "SUFFIXES",
+    "ClassFolders",
+    "ImageFolders",
+    "Layout",
+    "Listing",
+    "LoveDA",
+    "MaskFolders",
+    "archive_notes",
+    "complete",
+    "data_root",
+    "deal",
+    "files_below",
+    "folders_in",
+    "image_files",
+    "layout_of",
+    "other_files",
+    "pairs_below",
+    "split_folders",
+]
+
+SPLITS = ("train", "val", "test")
+SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".jp2", ".bmp", ".webp")
+NAMED_FILES = 20
+"""Of files that could not be used, so many are named in a record or a message."""
+HELD_OUT = (0.9, 0.1, 0.0)
+"""Shares of train and val where a data set comes without a validation split."""
+_ARCHIVE = "__MACOSX"  # a folder that archives of a Mac bring along; there are no images in it
+_OTHER = (".gif", ".npy", ".npz", ".mat", ".h5", ".hdf", ".nc", ".img", ".dat", ".bil", ".vrt", ".ppm", ".pgm", ".j2k",
+          ".heic", ".avif", ".jxl", ".jfif")  # fmt: skip
+_FOLDERS = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
+_LOOSE = "images in no folder"
+
+Sample = Tuple[str, Any]
+"""Path of an image, and its class number or the path of its mask."""
+Splits = Dict[str, List[Sample]]
+
+
+@dataclass
+class Listing:
+    """Samples of a data set.
+
+    Attributes:
+        classes: names; of masks empty where ``data.palette`` or ``data.classes`` has them.
+        splits: samples of ``train``, ``val`` and perhaps ``test``; without it, ``val`` is tested on.
+        notes: for the record of a run.
+        warnings: lines that the user sees before a run.
+        mask_values: file value -> class number, where the layout knows.
+        ignored: file values that do not count, likewise.
+    """
+
+    classes: list[str]
+    splits: Splits
+    notes: dict[str, Any] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    mask_values: dict[int, int] | None = None
+    ignored: Sequence[int] | None = None
+
+
+class Layout(abc.ABC):
+    """Finds the files of a data set.
+
+    Attributes:
+        knows_classes: whether :meth:`find` tells the classes; else masks need ``data.palette`` or ``data.classes``.
+
+    Args:
+        config: the keys of ``data``; keys of a layout of your own are in ``config.layout``.
+    """
+
+    knows_classes = True
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+
+    def check(self, root: Path) -> None:
+        """Refuse a folder that cannot be meant, by looking at folders only; called before any process starts.
+
+        Raises:
+            DataError: says what was expected, and what is there.
+        """
+
+    @abc.abstractmethod
+    def find(self, root: Path) -> Listing:
+        """All samples below ``root``.
+
+        Raises:
+            DataError: files are missing, or not laid out as expected.
+        """
+
+
+def layout_of(config: Any) -> Layout:
+    """The layout that the keys of ``data`` name."""
+    layout: Layout = resolve("data.layout._target_", str(config.layout["_target_"]), Layout)(config)
+    return layout
+
+
+class ClassFolders(Layout):
+    """Scenes in folders by class: ``root/<class>/*``, or ``root/{train,val,test}/<class>/*``.
+
+    Keys: ``data.split`` where folders do not tell the split; ``data.classes``, names in the order of their numbers.
+    """
+
+    labeled = True
+    expected = "expected: <data.root>/<class>/*.jpg, or <data.root>/{train,val,test}/<class>/*.jpg"
+
+    def check(self, root: Path) -> None:
+        """See :meth:`Layout.check`."""
+        places = split_folders(root)
+        top = next(iter(places.values()))
+        folders = folders_in(top)
+        if any(map(image_files, folders)) or (not self.labeled and image_files(top)):
+            return
+        hints = self._beside(root, places)
+        for folder in folders:
+            if any(map(image_files, folders_in(folder)[:3])):
+                hints.append(f"a level deeper there is one: data.root={folder}")
+        if self.labeled and image_files(root):
+            hints.append(f"data.root seems to be the folder of one class: data.root={root.parent}")
+        hints += _not_read([top, *folders])
+        lines = [f"data.root={root} has no folders of images by class", self.expected, content_of(root), *hints]
+        raise DataError("\n  ".join(lines))
+
+    def find(self, root: Path) -> Listing:
+        """See :meth:`Layout.find`."""
+        self.check(root)
+        places = split_folders(root)
+        found: dict[str, dict[str, list[str]]] = {}
+        for split, place in places.items():
+            found[split] = {folder.name: files_below(folder) for folder in folders_in(place)}
+            if not self.labeled:
+                found[split][_LOOSE] = image_files(place)
+        filled = {name for folders in found.values() for name, files in folders.items() if files}
+        names = list((self.labeled and self.config.classes) or sorted(filled))
+        listing = Listing(names, {})
+        listing.warnings += [f"warning: {hint}" for hint in self._beside(root, places)]
+        empty = sorted({name for folders in found.values() for name in folders} - filled - {_LOOSE})
+        if empty:
+            listing.notes["empty_folders"] = empty
+            listing.warnings.append(f"warning: empty folders of {root}: {', '.join(empty)}")
+        numbers = {name: number for number, name in enumerate(names)}
+        samples: Splits = {}
+        for split, folders in found.items():
+            strange = next((name for name, files in folders.items() if files and name not in numbers), None)
+            if strange is not None:
+                raise DataError(
+                    f"{places[split] / strange} is none of the classes {', '.join(names)}; correct data.classes"
+                )
+            samples[split] = [(path, numbers[name]) for name, files in folders.items() for path in files]
+            if not samples[split]:
+                hints = _not_read([places[split], *folders_in(places[split])])
+                raise DataError("\n  ".join([f"{places[split]} holds no images; {self.expected}", *hints]))
+        listing.splits = complete(samples, self.config.split, root, by_class=True)
+        if self.labeled:
+            _warn_of_classes(listing, root)
+        return listing
+
+    def _beside(self, root: Path, places: Mapping[str, Path]) -> list[str]:
+        """A line where folders with images lie beside those that were taken for splits: all may be classes."""
+        beside = [] if "" in places else [each for each in folders_in(root) if each not in places.values()]
+        unused = [folder.name for folder in beside if image_files(folder)]
+        if not unused:
+            return []
+        taken = ", ".join(f"{folder.name} ({split})" for split, folder in places.items())
+        return [
+            f"{root}: folders were taken for parts of the data: {taken}; {', '.join(unused)} beside them is not used: "
+            "if all of them are classes, rename those that have a part's name"
+        ]
+
+
+class ImageFolders(ClassFolders):
+    """Images without labels: as :class:`ClassFolders`, or images alone in ``root`` or in folders of splits."""
+
+    labeled = False
+
+
+class MaskFolders(Layout):
+    """Images and masks in two folders, below any others: ``tile1/images/x.jpg`` and ``tile1/masks/x.png``.
+
+    Keys: ``data.images`` and ``data.masks``, the names of these folders; ``data.split``, or ``data.parts``: for each
+    split, patterns of image paths below ``root``; ``data.on_error=skip`` leaves out files without a partner.
+    """
+
+    knows_classes = False
+
+    def check(self, root: Path) -> None:
+        """See :meth:`Layout.check`."""
+        images, masks = self.config.images, self.config.masks
+        if not _folders_named(root, images):
+            expected = (
+                f"expected: <data.root>/{images}/x.jpg beside <data.root>/{masks}/x.png, or both in folders below"
+            )
+            hints = [f"a level higher there is one: data.root={root.parent}"] if root.name in (images, masks) else []
+            first = f"data.root={root} has no folder {images}; set data.images and data.masks to their names"
+            raise DataError("\n  ".join([first, expected, content_of(root), *hints]))
+
+    def find(self, root: Path) -> Listing:
+        """See :meth:`Layout.find`."""
+        self.check(root)
+        pairs, lone = pairs_below(root, self.config.images, [self.config.masks], self.config.on_error == "skip")
+        listing = Listing([], {})
+        if lone:
+            listing.notes["without_partner"] = len(lone)
+            listing.warnings.append(f"warning: {len(lone)} files have no partner and are left out, such as: {lone[0]}")
+        if not self.config.parts:
+            listing.splits = deal(pairs, self.config.split, root, by_class=False)
+            return listing
+        for split, patterns in self.config.parts.items():
+            listing.splits[split] = [
+                pair for pair in pairs if any(fnmatch(_below(pair[0], root), pattern) for pattern in patterns)
+            ]
+            if not listing.splits[split]:
+                raise DataError(
+                    f"data.parts.{split}={list(patterns)} matches none of the {len(pairs)} images in {root}, "
+                    f"which are like {_below(pairs[0][0], root) if pairs else 'none'}"
+                )
+        for split in ("val", "test"):
+            both = sorted(set(listing.splits["train"]) & set(listing.splits.get(split, ())))
+            if both:
+                raise DataError(
+                    f"data.parts: {_below(both[0][0], root)} and {len(both) - 1} more are in train and in {split}; a "
+                    "model is not tested on what it was trained on"
+                )
+        unused = set(pairs) - {pair for members in listing.splits.values() for pair in members}
+        if unused:
+            listing.notes["in_no_part"] = len(unused)
+        return listing
+
+
+class LoveDA(Layout):
+    """LoveDA (Wang et al., NeurIPS 2021), as it is published and as OpenMMLab's tools convert it.
+
+    The published test split has no masks, so ``val`` is the test split, too.
+    """
+
+    classes = ("background", "building", "road", "water", "barren", "forest", "agriculture")
+    expected = (
+        "expected: <data.root>/{Train,Val}/{Urban,Rural}/{images_png,masks_png}, or OpenMMLab's "
+        "<data.root>/{img_dir,ann_dir}/{train,val}"
+    )
+
+    def check(self, root: Path) -> None:
+        """See :meth:`Layout.check`; and refuse names of other classes."""
+        for key in ("classes", "palette"):
+            given = getattr(self.config, key)
+            if given and list(given) != list(self.classes):
+                raise DataError(
+                    f"data.{key} names {', '.join(given)}, but LoveDA has the classes {', '.join(self.classes)}; "
+                    f"leave data.{key} out, or use data=segmentation"
+                )
+        if not self._folders(root, "train"):
+            near = [place for place in (root.parent, *folders_in(root)) if self._folders(place, "train")]
+            hints = [f"there is one here: data.root={place}" for place in near]
+            raise DataError("\n  ".join([f"data.root={root} holds no LoveDA", self.expected, content_of(root), *hints]))
+
+    def find(self, root: Path) -> Listing:
+        """See :meth:`Layout.find`."""
+        self.check(root)
+        listing = Listing(list(self.classes), {})
+        for split in ("train", "val"):
+            listing.splits[split] = []
+            for images, masks in self._folders(root, split):
+                if not masks.is_dir():
+                    raise DataError(f"{masks} is missing\n  {self.expected}")
+                by_name = {Path(path).name: path for path in image_files(masks)}
+                for path in image_files(images):
+                    if Path(path).name not in by_name:
+                        raise DataError(f"{path} has no mask {masks / Path(path).name}; copy LoveDA anew")
+                    listing.splits[split].append((path, by_name[Path(path).name]))
+            if not listing.splits[split]:
+                raise DataError(f"LoveDA in {root} has no images for {split}\n  {self.expected}")
+        if (root / "Train").is_dir():  # as published: 0 is no data, 1 to 7 are the classes
+            listing.mask_values, listing.ignored = {value: value - 1 for value in range(1, 8)}, [0]
+        else:
+            listing.ignored = [255]
+        return listing
+
+    def _folders(self, root: Path, split: str) -> list[tuple[Path, Path]]:
+        """Folders of images, each with its folder of masks."""
+        areas = [root / split.capitalize() / area for area in ("Urban", "Rural")]
+        found = [(area / "images_png", area / "masks_png") for area in areas]
+        found += [(root / "img_dir" / split, root / "ann_dir" / split)]
+        return [pair for pair in found if pair[0].is_dir()]
+
+
+def _warn_of_classes(listing: Listing, root: Path) -> None:
+    """Warn of classes that are hardly meant, cannot be learned, or are not measured."""
+    names, warnings = listing.classes, listing.warnings
+    if len(names) == 1:
+        warnings.append(
+            f"warning: {names[0]} is the only class of {root}: every figure is perfect, whatever is learned"
+        )
+    by_case: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        by_case[name.casefold()].append(name)
+    for group in by_case.values():
+        if len(group) > 1:
+            warnings.append(
+                f"warning: classes {' and '.join(group)} differ in case alone; join their folders if they are one"
+            )
+    counts = {split: Counter(names[number] for _, number in samples) for split, samples in listing.splits.items()}
+    trained = counts.pop("train")
+    unknown = [name for name in names if not trained[name]]
+    unmeasured = [name for name in names if trained[name] and not any(count[name] for count in counts.values())]
+    for name in unknown:
+        there = ", ".join(f"{split}: {count[name]}" for split, count in counts.items())
+        warnings.append(f"warning: no training image of class {name} ({there}), so it cannot be learned")
+    for name in unmeasured:
+        warnings.append(f"warning: no image of class {name} in {' or '.join(counts)}, so no figure tells of it")
+    if unknown:
+        listing.notes["classes_without_training_images"] = unknown
+    if unmeasured:
+        listing.notes["classes_not_measured"] = unmeasured
+
+
+def data_root(root: str | os.PathLike[str] | None, sample_data: str | None, name: str) -> Path:
+    """The folder that a configuration means.
+
+    Args:
+        root: folder of the user's files; None: ``sample_data``.
+        sample_data: folder among the sample data that come with exp; None: there are none for this data set.
+        name: of the data set, for messages.
+
+    Raises:
+        DataError: there is no such folder.
+    """
+    if root is not None:
+        folder = Path(root).expanduser().absolute()
+        if not folder.is_dir():
+            place = content_of(folder.parent)
+            raise DataError(f"data.root={folder} is no folder; set it to where {name} lies\n  {place}")
+        return folder
+    if sample_data is None:
+        raise DataError(f"data.root is not set, and {name} does not come with exp; set data.root to its folder")
+    return sample_folder(sample_data)
+
+
+def split_folders(root: Path) -> dict[str, Path]:
+    """Folders of splits, in the order of :data:`SPLITS`; ``{"": root}`` where there are none.
+
+    Raises:
+        DataError: two are for the same split, or there is none of ``train``.
+    """
+    found: dict[str, Path] = {}
+    for folder in folders_in(root):
+        for split, names in _FOLDERS.items():
+            if folder.name.lower() in names and found.setdefault(split, folder) != folder:
+                raise DataError(f"{found[split]} and {folder} are both the {split} split; rename or join them")
+    if found and "train" not in found:
+        raise DataError(f"data.root={root} has no train folder\n  {content_of(root)}")
+    return {split: found[split] for split in SPLITS if split in found} or {"": root}
+
+
+def complete(splits: Splits, fractions: Sequence[float], root: Path, by_class: bool) -> Splits:
+    """Samples by split, with a validation split, which may be a tenth of ``train``.
+
+    Args:
+        splits: as :func:`split_folders` names them.
+        fractions: see :func:`deal`, where there are no splits.
+        root: see there.
+        by_class: see there.
+    """
+    if "" in splits:
+        return deal(splits[""], fractions, root, by_class)
+    return splits if "val" in splits else {**splits, **deal(splits["train"], HELD_OUT, root, by_class)}
+
+
+def deal(samples: Sequence[Sample], fractions: Sequence[float], root: Path, by_class: bool) -> Splits:
+    """Deal samples out to train, val and test.
+
+    The order comes from a hash of the path below ``root``: it is the same on every machine, and a file that is added
+    moves hardly any other.
+
+    Args:
+        samples: of all splits.
+        fractions: of train, val and test; they add up to 1, and a test split of 0 is left out.
+        root: above all paths.
+        by_class: deal out each label by itself, so that all splits have the same mixture.
+
+    Raises:
+        DataError: a split gets nothing.
+    """
+    groups: dict[Any, list[Sample]] = defaultdict(list)
+    for sample in samples:
+        groups[sample[1] if by_class else None].append(sample)
+    splits: Splits = {split: [] for split, share in zip(SPLITS, fractions) if share > 0}
+    for group in groups.values():
+        group.sort(key=lambda sample: hashlib.sha256(os.path.relpath(sample[0], root).encode()).digest())
+        begin, share = 0, 0.0
+        for split, fraction in zip(SPLITS, fractions):
+            share += fraction
+            end = round(share * len(group))
+            if split in splits:
+                splits[split] += group[begin:end]
+            begin = end
+    for split, members in splits.items():
+        if not members:
+            raise DataError(
+                f"data.split={list(fractions)} leaves nothing of the {len(samples)} samples in {root} for {split}; "
+                "give it a larger share"
+            )
+        members.sort()
+    return splits
+
+
+def pairs_below(
+    root: Path, images: str, masks: Sequence[str], skip_errors: bool
+) -> tuple[list[tuple[str, str]], list[str]]:
+    """All pairs of an image and a mask of its name.
+
+    Args:
+        root: a folder ``images`` lies in it, or at most two levels deeper.
+        images: name of the folders of images.
+        masks: names of the folders of masks beside them: the first that is there.
+        skip_errors: whether files without a partner are left out.
+
+    Returns:
+        The pairs, and a line for each file that is left out.
+
+    Raises:
+        DataError: a file has no partner, or two have the same name.
+    """
+    folders = _folders_named(root, images)
+    pairs: list[tuple[str, str]] = []
+    lone: list[str] = []
+    for folder in folders:
+        places = [folder.parent / name for name in masks]
+        place = next((each for each in places if each.is_dir()), places[0])
+        of_images, of_masks = _by_stem(folder), _by_stem(place)
+        pairs += [(of_images[stem], of_masks[stem]) for stem in sorted(of_images.keys() & of_masks.keys())]
+        lone += [f"{path} has no mask in {place}" for stem, path in of_images.items() if stem not in of_masks]
+        lone += [f"{path} has no image in {folder}" for stem, path in of_masks.items() if stem not in of_images]
+    if lone and not skip_errors:
+        more = f"\n  and {len(lone) - 1} more" if len(lone) > 1 else ""
+        raise DataError(f"{lone[0]}; add it, or leave such files out with data.on_error=skip{more}")
+    return pairs, lone
+
+
+def _by_stem(folder: Path) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for path in files_below(folder):
+        other = found.setdefault(os.path.splitext(_below(path, folder))[0], path)  # noqa: PTH122 - one of a million
+        if other != path:
+            raise DataError(f"{other} and {path} have the same name, by which masks are found; remove one of them")
+    return found
+
+
+def _folders_named(root: Path, name: str, depth: int = 3) -> list[Path]:
+    found = []
+    for folder in folders_in(root):
+        if folder.name == name:
+            found.append(folder)
+        elif depth > 1:
+            found += _folders_named(folder, name, depth - 1)
+    return found
+
+
+def folders_in(folder: Path) -> list[Path]:
+    """Its folders, sorted; without hidden ones, and links that lead back to it or above it."""
+    above = [os.path.realpath(each) for each in (folder, *folder.resolve().parents)]
+    with os.scandir(folder) as entries:
+        found = [entry for entry in entries if entry.is_dir() and not entry.name.startswith((".", _ARCHIVE))]
+    return sorted(Path(entry.path) for entry in found if os.path.realpath(entry.path) not in above)
+
+
+def image_files(folder: Path) -> list[str]:
+    """Paths of the images directly in it, sorted."""
+    with os.scandir(folder) as entries:
+        return sorted(entry.path for entry in entries if _is_image(entry.name) and not entry.is_dir())
+
+
+def files_below(folder: Path) -> list[str]:
+    """Paths of all images in it and in its folders, sorted; links to folders outside are followed, each once."""
+    found: list[str] = []
+    root = os.path.realpath(folder)
+    followed = {root}
+    for place, folders, names in os.walk(folder, followlinks=True):
+        kept = []
+        for name in folders:
+            path = os.path.join(place, name)  # noqa: PTH118 - a million of them
+            if os.path.islink(path):  # noqa: PTH114
+                real = os.path.realpath(path)
+                if os.path.commonpath([real, root]) in (real, root) or real in followed:
+                    continue
+                followed.add(real)
+            if not name.startswith((".", _ARCHIVE)):
+                kept.append(name)
+        folders[:] = kept
+        found += [os.path.join(place, name) for name in names if _is_image(name)]  # noqa: PTH118 - a million of them
+    return sorted(found)
+
+
+def other_files(folders: Iterable[str | os.PathLike[str]]) -> dict[str, int]:
+    """How many files directly in these hold data in a form that is not read, by suffix."""
+    found: Counter[str] = Counter()
+    for folder in folders:
+        for name in os.listdir(folder):  # noqa: PTH208 - a million of them
+            suffix = os.path.splitext(name)[1].lower()  # noqa: PTH122
+            if suffix in _OTHER and not name.startswith("."):
+                found[suffix] += 1
+    return dict(sorted(found.items()))
+
+
+def archive_notes(root: Path) -> list[str]:
+    """A line where an archive of a Mac has left its folder."""
+    place = root / _ARCHIVE
+    return [f"note: {place} is not read: archives of a Mac bring it along, without images"] if place.is_dir() else []
+
+
+def _not_read(folders: Iterable[Path]) -> list[str]:
+    others = other_files(folders)
+    if not others:
+        return []
+    counts = ", ".join(f"{count} {suffix}" for suffix, count in others.items())
+    return [f"there are files that exp does not read: {counts}; convert them to one of {' '.join(SUFFIXES)}"]
+
+
+def _is_image(name: str) -> bool:
+    return name.lower().endswith(SUFFIXES) and not name.startswith(".")
+
+
+def _below(path: str, root: Path) -> str:
+    return os.path.relpath(path, root).replace(os.sep, "/")

@@ -1,0 +1,108 @@
+"""``data.inputs``, ``data.targets``, ``data.covariates`` and ``data.missing``: what a batch has, and what is scored."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from exp.errors import DataError
+from exp.forecasting.config import ForecastingDataConfig
+from exp.forecasting.data.preflight import preflight
+
+NAMES = ["pump", "temp", "flow"]
+
+
+@pytest.fixture
+def values():
+    """Three series; some cells of each are empty."""
+    values = np.random.default_rng(0).normal(size=(200, 3)).round(3)
+    values[[0, 30, 31, 170], 0] = values[171, 1] = values[175, 2] = np.nan
+    return values
+
+
+@pytest.fixture
+def plant(made):
+    return lambda values, **keys: made(pd.DataFrame(values, columns=NAMES), **{"missing": "mask", **keys})
+
+
+def test_empty_cells_are_filled_where_they_are_seen_and_nan_where_they_are_truth(plant, values):
+    data = plant(values)
+    np.testing.assert_allclose(data.mean, np.nanmean(values[:140], axis=0))
+    np.testing.assert_allclose(data.std, np.nanstd(values[:140], axis=0))
+    assert data.train[[0]]["x"][0, 0, 0] == 0.0  # nothing before it: the mean
+    seen = data.train[[20]]["x"][0, :, 0]  # rows 20 to 43
+    assert seen[10] == seen[11] == seen[9]
+    batch = data.test[torch.arange(len(data.test))]
+    truth = np.stack([values[160 + n : 168 + n] for n in range(len(data.test))])
+    np.testing.assert_array_equal(batch["known"].numpy(), ~np.isnan(truth))
+    np.testing.assert_allclose(data.to_original_units(batch["y"].double()), truth, atol=1e-6)
+    there = plant(values, targets=["flow"], covariates=["temp"], on_device=True).test
+    cut = there.on_device(torch.device("cpu"), None)(torch.tensor([5, 0, 17]))
+    torch.testing.assert_close(cut, there[[5, 0, 17]], rtol=0, atol=0, equal_nan=True)
+
+
+def test_covariates_come_ahead_and_beyond_the_last_target(plant, values):
+    # The plan of the pump goes on for five rows more; nobody knows the rest yet.
+    plan = np.full((5, 3), np.nan)
+    plan[:, 0] = np.arange(5) + 0.5
+    values = np.concatenate([values, plan])
+    data = plant(values, covariates=["pump"])
+    batch = data.test[[3]]
+    begin = data.rows["test"].start + 3 + 24
+    pump = values[begin : begin + 8, 0]
+    later = batch["future"][0, :, 0].double() * data.std[0] + data.mean[0]
+    np.testing.assert_allclose(later[~np.isnan(pump)], pump[~np.isnan(pump)], atol=1e-6)
+    assert batch["known"][0, :, 0].sum() == 0
+    window, dates = data.future_window()
+    assert [str(dates[place]) for place in (0, -1)] == ["2020-01-09 08:00:00", "2020-01-09 15:00:00"]
+    ahead = window["future"][0, :, 0].double() * data.std[0] + data.mean[0]
+    np.testing.assert_allclose(ahead, [0.5, 1.5, 2.5, 3.5, 4.5, 4.5, 4.5, 4.5], atol=1e-6)
+    np.testing.assert_allclose(window["future"][0, :, 1], np.arange(8, 16) / 23 - 0.5, atol=1e-6)
+    assert plant(values, covariates=[]).test[[0]]["future"].shape[-1] == 4
+
+
+@pytest.mark.parametrize(
+    ("keys", "named"),
+    [
+        ({"missing": "drop"}, "data.missing=drop"),
+        ({"targets": ["flw"]}, "'flow'"),
+        ({"targets": ["pump"], "covariates": ["pump"]}, "'pump'.*data.covariates"),
+        ({"covariates": NAMES}, "data.covariates"),
+        ({"targets": ["flow", "flow"]}, "data.targets"),
+        ({"targets": []}, r"data.targets=\[\]"),
+        ({"inputs": ["flow"]}, "data.channels=1"),
+        ({"inputs": ["flow"], "channels": 1, "targets": ["temp"]}, "'temp'"),
+    ],
+)
+def test_roles_that_cannot_be_are_refused_before_anything_starts(plant, values, keys, named):
+    config = {"name": "plant", "file": str(plant(values).path), "channels": 3, "missing": "mask", **keys}
+    with pytest.raises(DataError, match=named):
+        preflight(vars(ForecastingDataConfig(**config)))
+
+
+def test_rows_that_are_known_ahead_are_in_no_part(plant, values):
+    before = plant(values, covariates=["temp"])
+    longer = np.concatenate([values, np.full((60, 3), 0.5) * [np.nan, 1, np.nan]])
+    after = plant(longer, covariates=["temp"])
+    assert after.rows == before.rows
+    assert after.num_past == 200
+    assert torch.equal(after.mean, before.mean)
+    new = plant(longer, covariates=["temp"], split="new")
+    new.adopt(before.state())
+    assert new.rows == {"test": range(260)}
+
+
+def test_a_part_without_any_truth_is_refused_and_a_series_without_is_told(plant, values):
+    values[140:160, 2] = np.nan  # all of validation's rows
+    data = plant(values)
+    data.check_truth(["train", "val", "test"])
+    assert ["val split" in note for note in data.notes if "flow" in note] == [True]
+    data = plant(values, inputs=["flow"], targets=["flow"], channels=1)  # one series alone
+    np.testing.assert_allclose(data.mean, np.nanmean(values[:140, 2]))
+    data.check_truth(["train", "test"])
+    with pytest.raises(DataError, match=r"flow .*val.*141 to 160"):
+        data.check_truth(["train", "val", "test"])
+    with pytest.raises(DataError, match=r"s.csv, column flow"):
+        plant(values * [1, 1, np.nan])

@@ -1,0 +1,37 @@
+"""The backend interface stays one page, and says "cannot" where nobody says otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from exp.hardware.backend import Backend, Capabilities, Collectives
+from exp.hardware.collectives import device_part_of
+
+
+class Plain(Backend):
+    device_type = "plain"
+    collectives = Collectives("cpu:gloo,plain:lib")
+
+    def why_unavailable(self):
+        return None
+
+    def device_count(self):
+        return 1
+
+
+def test_a_backend_has_at_most_25_members():
+    members = {*vars(Backend), *Backend.__annotations__}
+    assert len([name for name in members if not name.startswith("_")]) <= 25
+
+
+def test_what_nobody_says_a_card_cannot():
+    plain = Plain(name="plain")
+    assert [plain.supports(name) for name in ("fp32", "bf16")] == [True, False]
+    assert not any(getattr(Capabilities(), field.name) for field in fields(Capabilities)[1:])
+    assert not any((plain.collectives.averages, plain.collectives.gloo, plain.collectives.only_sums))
+    assert [plain.usage(), plain.monitor(), plain.packages(), plain.cautions()] == [{}, [], {}, []]
+
+
+def test_the_devices_part_of_a_composite_group():
+    assert [device_part_of("cpu:gloo,x:y", name) for name in ("x", "z")] == ["y", "gloo"]
+    assert device_part_of("eccl", "x") == "eccl"
