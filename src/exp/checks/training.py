@@ -41,7 +41,7 @@ LATER_STEPS = 2**12
 def train_with(session: Session, data: Any, model: nn.Module, hook: Hook) -> tuple[Training, int]:
     """Train with ``hook``, and without checkpoints; returns the training, and how many steps it took."""
     training = Training(session, data, model)
-    runner = training.runner
+    runner = training.trainer
     runner.hooks.remove(training.checkpoint_hook)
     runner.register_hook(hook)
     runner.train()

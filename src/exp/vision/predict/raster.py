@@ -51,7 +51,6 @@ MOST_PATCHES = 2**16
 """That a model sees at once: 4096 x 4096 pixels of 16 x 16."""
 _WHOLE = 2**26  # pixels of three bands; larger images are read by rows where they can be
 _ROWS_AT_ONCE = 256  # of a picture
-_FROM_THE_TOP = ("JPEG", "PNG")  # drivers of files whose every step back, to a row or a band, decodes them anew
 _MEASURED = 1024  # pixels along the longer side that an image's own percentiles are measured on
 _CACHE_MIB = 64
 """Of GDAL, which would take a twentieth of the machine's memory."""
@@ -184,28 +183,7 @@ class RasterImage:
         factor = min(longest / max(self.height, self.width), 1.0)
         size = (max(round(self.height * factor), 1), max(round(self.width * factor), 1))
         indexes = self._indexes[:3] if resampling == "average" and len(self._indexes) > 4 else self._indexes
-        if self.dataset.driver in _FROM_THE_TOP:
-            return self._small_of_rows(indexes, size, resampling)
         return self._bands(indexes, out_shape=(len(indexes), *size), resampling=Resampling[resampling])
-
-    def _small_of_rows(self, indexes: list[int], size: tuple[int, int], resampling: str) -> np.ndarray:
-        """As :meth:`_small`, of whole rows, each read once: between two reads the process hears signals."""
-        from rasterio.windows import Window
-
-        rows, columns = (np.arange(count + 1) * side // count for count, side in zip(size, (self.height, self.width)))
-        small = np.empty((len(indexes), *size), self._rows.dtype)
-        at_once = max(_ROWS_AT_ONCE * size[0] // self.height, 1)
-        for top in range(0, size[0], at_once):
-            edges = rows[top : top + at_once + 1]
-            part = self._bands(indexes, window=Window(0, edges[0], self.width, edges[-1] - edges[0]))
-            if resampling == "average":
-                sums = np.add.reduceat(part, edges[:-1] - edges[0], axis=1, dtype=np.float32)
-                sums = np.add.reduceat(sums, columns[:-1], axis=2)
-                small[:, top : top + at_once] = sums / np.outer(np.diff(edges), np.diff(columns)) + 0.5
-            else:
-                middle = (edges[:-1] + edges[1:]) // 2 - edges[0]
-                small[:, top : top + at_once] = part[:, middle][:, :, (columns[:-1] + columns[1:]) // 2]
-        return small
 
     def _is_measured(self, band: int) -> bool:
         """Whether what is marked as alpha holds measured values; only where no key says what it is."""
