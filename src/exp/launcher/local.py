@@ -27,11 +27,11 @@ class LocalLauncher(Launcher):
 
     def check(self, nproc: int) -> None:
         """Refuse several workers, restarts and nodes."""
-        config = self.config
-        more = {"nproc": nproc, "launcher.max_restarts": config.max_restarts + 1, "launcher.nnodes": config.nnodes}
-        for key, count in more.items():
-            if count != 1:
-                raise ConfigError(f"{key} needs launcher=torchrun; launcher=local runs one process, this one, once")
+        asked = {"nproc": (nproc, 1), "max_restarts": (self.config.max_restarts, 0), "nnodes": (self.config.nnodes, 1)}
+        for key, (value, possible) in asked.items():
+            if value != possible:
+                name = key if key == "nproc" else f"launcher.{key}"
+                raise ConfigError(f"{name}={value} needs launcher=torchrun; launcher=local runs one process, this one")
 
     def launch(self, folder: RunFolder, nproc: int, saves: bool = True) -> Outcome:
         """Run the worker; an error of it becomes the outcome, as with any other launcher."""

@@ -117,9 +117,6 @@ class Sweep:
             first: Hydra's number of the first job, from 0.
             composer: makes their configurations.
             master: the configuration of the whole sweep.
-
-        Raises:
-            ConfigError: a job would lie elsewhere than in the sweep's folder.
         """
         if len(overrides) >= _MANY:
             console.make_console().print(f"freezing {len(overrides)} jobs", highlight=False)
@@ -131,23 +128,20 @@ class Sweep:
                 if task_class(config).in_parent or launcher_class(config).joins:
                     what = f"task={config.task.name}" if task_class(config).in_parent else "launcher=external"
                     several = "" if config.get("run") is None else ", and several runs as 'run=[a,b]'"
-                    raise ConfigError(f"{what} is for no job of a sweep: start it without -m{several}")
-                folders = [each for each in job.overrides if each.lstrip("+").startswith("output_dir=")]
-                elsewhere = bool(folders) and str(config.output_dir) != str(master.output_dir)
+                    raise ConfigError(f"{what} is no job of a sweep: start it without -m{several}")
+                sets_folder = any(each.lstrip("+").startswith("output_dir=") for each in job.overrides)
+                if sets_folder and str(config.output_dir) != str(master.output_dir):
+                    raise ConfigError(
+                        "output_dir is the folder of the whole sweep, in which each job gets one of its own; it cannot "
+                        "differ between jobs. Sweep other keys, or start a sweep for each folder"
+                    )
                 # Where it goes depends on what it is: a folder of its own, or that of the same job in an earlier sweep.
                 job.run = complete(config, job.overrides, self.folder / "new")
                 self._place(job, job.run)
             except ExpError as error:
                 job.outcome = Outcome(error.exit_code, detail=str(error))
-                continue
             except (HydraException, OmegaConfBaseException) as error:
                 job.outcome = Outcome(EXIT_CONFIG, detail=explain.explain(error, choices.default_keys()))
-                continue
-            if elsewhere:
-                raise ConfigError(
-                    f"{folders[-1]}: output_dir is the folder of the whole sweep, in which each job gets one of its "
-                    "own; it cannot differ between jobs. Sweep other keys, or start a sweep for each folder"
-                )
         return batch
 
     def _place(self, job: Job, run: FrozenRun) -> None:
