@@ -124,7 +124,7 @@ def figure_file(figure: Figure, form: str, dpi: float | None = None) -> bytes:
 
 def figure_pixels(figure: Figure) -> np.ndarray:
     """A complete figure as pixels, at its own dpi: RGB (H, W, 3), uint8."""
-    canvas = FigureCanvasAgg(figure)
+    canvas: Any = FigureCanvasAgg(figure)  # whose methods have no types
     with _complete(figure):
         canvas.draw()
     return np.asarray(canvas.buffer_rgba())[..., :3].copy()

@@ -138,7 +138,7 @@ def input_of(data: Any) -> dict[str, Any]:
     reader, names = data.read, data.normalization.names
     limits = limits_of(reader.value_range)
     scope = "image" if reader.by_image else "train"
-    told: dict[str, Any] = {
+    found: dict[str, Any] = {
         "dtype": "float32",
         "range": [0, 255],
         "bands": None if reader.bands is None else list(names or reader.bands.wanted),
@@ -148,8 +148,8 @@ def input_of(data: Any) -> dict[str, Any]:
         "no_data": None if reader.fill is None else reader.fill.tolist(),
     }
     if reader.modalities.state():
-        told["modality_statistics"] = reader.modalities.state()
-    return told
+        found["modality_statistics"] = reader.modalities.state()
+    return found
 
 
 def _difference(found: torch.Tensor, expected: torch.Tensor) -> float:

@@ -134,7 +134,7 @@ class SegmentationMetrics(_ClassMetrics):
         if not self.confusion.counts.any():
             raise DataError(
                 "mIoU cannot be measured: no pixel of these masks has a class; all are ignored (data.ignore_values, "
-                "data.ignore_colors), of unknown colours, or without data"
+                "data.ignore_colors), of unknown colors, or without data"
             )
         values = self.confusion.per_class()
         means = {"mIoU": mean_of_known(values["iou"]), "mFscore": mean_of_known(values["fscore"])}

@@ -107,7 +107,7 @@ class VisionTransformer(nn.Module):
         """Features of the image.
 
         Args:
-            image: (B, C, H, W), normalised; padded with zeros at right and bottom where the patch size does not divide.
+            image: (B, C, H, W), normalized; padded with zeros at right and bottom where the patch size does not divide.
             blocks: which blocks' outputs, from 0; None: the last. Later blocks than the last of these are not run.
 
         Returns:

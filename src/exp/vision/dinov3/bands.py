@@ -1,6 +1,6 @@
 """The patch embedding of published weights, which see red, green and blue, for other bands.
 
-With ``mean`` and ``named`` an image whose bands are all the same has the embedding that it has as a grey picture: that
+With ``mean`` and ``named`` an image whose bands are all the same has the embedding that it has as a gray picture: that
 is why kernels are multiplied by 3 / C. ``repeat`` is what timm's ``adapt_input_conv`` does.
 """
 
@@ -82,9 +82,9 @@ def embedded(weight: torch.Tensor, channels: int, names: Sequence[str], band_ini
     if band_init == "zero":
         made.zero_()
     if band_init in ("named", "zero"):
-        for colour, place in enumerate(places):
+        for color, place in enumerate(places):
             assert place is not None
-            made[:, place] = weight[:, colour]
+            made[:, place] = weight[:, color]
     return made.clone() if band_init == "zero" else made * (own / channels)
 
 
@@ -97,13 +97,13 @@ def statistics_for(values: torch.Tensor, channels: int, names: Sequence[str]) ->
         names: of its bands; empty: not known.
 
     Returns:
-        (C,): what stands for no colour has the mean of the three.
+        (C,): what stands for no color has the mean of the three.
     """
     places = colors_in(names)
     if None in places:
         return values if channels == 3 else values.mean().expand(channels)
     made = values.mean().repeat(channels)
-    for colour, place in enumerate(places):
+    for color, place in enumerate(places):
         assert place is not None
-        made[place] = values[colour]
+        made[place] = values[color]
     return made

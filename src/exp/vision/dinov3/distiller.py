@@ -35,7 +35,7 @@ class Agreement(NamedTuple):
 
 
 class _Teacher(ImageModel):
-    """A backbone with the normalisation of its weights."""
+    """A backbone with the normalization of its weights."""
 
     def forward(self, image: torch.Tensor) -> Features:
         """Features of the last block: (B, C, H, W), 0..255 in."""

@@ -43,12 +43,12 @@ def beside(source: Path) -> Beside:
     files = [source.parent / name for name in ("config.json", "preprocessor_config.json")]
     try:
         config, processor = (json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {} for file in files)
-        told: dict[str, Any] = {"model_type": config.get("model_type", _MODEL_TYPE)}
+        given: dict[str, Any] = {"model_type": config.get("model_type", _MODEL_TYPE)}
         known: dict[str, Any] = {"model_type": _MODEL_TYPE}
         if "model_type" in config:
             known.update(layer_norm_eps=NORM_EPS, hidden_act="silu" if config.get("use_gated_mlp") else "gelu")
-            told.update({key: config[key] for key in known if key in config})
-        other = [f"{key}={value}" for key, value in told.items() if value != known[key]]
+            given.update({key: config[key] for key in known if key in config})
+        other = [f"{key}={value}" for key, value in given.items() if value != known[key]]
         rope = config.get("rope_parameters") or config
         of_timm = config.get("pretrained_cfg") or {}
         statistics = _statistics(processor) or _statistics(

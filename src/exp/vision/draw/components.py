@@ -82,7 +82,7 @@ class Components(NamedTuple):
             patches: (h, w, D), any floating dtype.
 
         Returns:
-            (h, w, 3), float32, 0..1: the mean feature is grey, two standard deviations from it are black or full.
+            (h, w, 3), float32, 0..1: the mean feature is gray, two standard deviations from it are black or full.
         """
         along = (patches.astype(np.float32) - self.mean) @ self.axes.T
         colors = 0.5 + along / np.maximum(2.0 * _DEVIATIONS * self.deviation, 1e-12)

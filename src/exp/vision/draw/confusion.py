@@ -17,7 +17,7 @@ _NUMBERS_UP_TO = 25  # classes; more leave no room for numbers
 
 
 def confusion_figure(counts: np.ndarray, classes: Sequence[str], title: str) -> Figure:
-    """Rows are the truth, columns the prediction; colours are shares of the truth, numbers are counts.
+    """Rows are the truth, columns the prediction; colors are shares of the truth, numbers are counts.
 
     Args:
         counts: (K, K), whole numbers.

@@ -13,7 +13,7 @@ from exp.draw.figure import as_it_is, figure_pixels, label, new_figure
 __all__ = ["Color", "Scene", "Tile", "panels", "round_length", "scene_tile", "sheet", "shortened", "spread"]
 
 Color = Tuple[int, int, int]
-_DPI = 100
+_DPI = 128  # a power of two: sizes in pixels are exact
 _GAP = 8  # pixels between pictures side by side
 _RIGHT, _WRONG = "#2ea043", "#d62728"
 
@@ -130,18 +130,18 @@ def sheet(tiles: Sequence[Tile], side: int = 224, title: str = "") -> np.ndarray
     rows = -(-len(tiles) // columns)
     flat = max(tile.picture.shape[0] / max(tile.picture.shape[:2]) for tile in tiles)
     captions = 18 * max(len(tile.captions) for tile in tiles)
-    size = (columns * (side + 12) / _DPI, (rows * (flat * side + captions + 14) + 30 * bool(title)) / _DPI)
-    figure = new_figure(*size, dpi=_DPI)
+    width, height = columns * (side + 16) + 40, rows * (flat * side + captions + 20) + 40 + 30 * bool(title)
+    figure = new_figure(width / _DPI, round(height) / _DPI, _DPI)
     for axes, tile in zip(figure.subplots(rows, columns, squeeze=False).flat, tiles):
         axes.imshow(tile.picture, interpolation="none")
         for spine in axes.spines.values():
             spine.set(visible=tile.frame is not None, color=tile.frame, linewidth=3)
         text = "\n".join(shortened(line, side, 12) for line in tile.captions)
-        as_it_is(axes.set_xlabel(text, fontsize=8.5))
+        as_it_is(axes.set_xlabel(text, fontsize=12 * 72 / _DPI))
     for axes in figure.axes:
         axes.set(xticks=[], yticks=[], frame_on=axes.has_data())
     if title:
-        as_it_is(figure.suptitle(shortened(title, round(size[0] * _DPI), 13), fontsize=10))
+        as_it_is(figure.suptitle(shortened(title, width, 14), fontsize=14 * 72 / _DPI))
     return figure_pixels(figure)
 
 

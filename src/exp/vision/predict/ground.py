@@ -11,15 +11,15 @@ __all__ = ["row_areas"]
 
 logger = logging.getLogger(__name__)
 
-_EQUATOR, _ECCENTRICITY = 6378137.0, 0.00669437999014  # WGS 84: metres; the first eccentricity squared
+_EQUATOR, _ECCENTRICITY = 6378137.0, 0.00669437999014  # WGS 84: meters; the first eccentricity squared
 _TRUE = 0.01
 """Projections for surveying keep areas better than this; theirs are taken as they are, as is usual."""
 _ROWS, _COLUMNS = 513, 9  # looked at, at most; between rows it is interpolated, over columns averaged
-_STEP = 100.0  # metres or so between the points that an area is measured with
+_STEP = 100.0  # meters or so between the points that an area is measured with
 
 
 def row_areas(dataset: Any) -> np.ndarray | None:
-    """Square metres of a pixel in each row, on the ellipsoid.
+    """Square meters of a pixel in each row, on the ellipsoid.
 
     In degrees, and in Mercator's projection (EPSG:3857), a pixel shrinks with the latitude. A projection whose areas
     are true within a hundredth gives those of its own plane.
@@ -48,12 +48,12 @@ def row_areas(dataset: Any) -> np.ndarray | None:
 
 
 def _measured(dataset: Any, rows: np.ndarray, columns: np.ndarray, plane: float) -> np.ndarray:
-    """Square metres of the pixels around these places: (rows, columns); nan where there is no ground.
+    """Square meters of the pixels around these places: (rows, columns); nan where there is no ground.
 
     The cross product of two short ways along a row and a column, in space: so it holds at poles and at the date line.
     """
-    metres = plane**0.5 if dataset.crs.is_projected else plane**0.5 * _EQUATOR * np.pi / 180.0
-    step = max(_STEP / metres, 1.0) if metres > 0.0 else 1.0  # pixels
+    meters = plane**0.5 if dataset.crs.is_projected else plane**0.5 * _EQUATOR * np.pi / 180.0
+    step = max(_STEP / meters, 1.0) if meters > 0.0 else 1.0  # pixels
     down, right = (each.ravel() for each in np.meshgrid(rows, columns, indexing="ij"))
     ends = [(0.0, 0.5), (0.0, -0.5), (0.5, 0.0), (-0.5, 0.0)]
     places = [_in_space(dataset, down + step * tall, right + step * wide) for tall, wide in ends]

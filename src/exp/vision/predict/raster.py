@@ -62,7 +62,7 @@ class DecodedImage:
     Attributes:
         height: pixels.
         width: pixels.
-        row_areas: square metres of a pixel in each row, float64 (H,); None: not known.
+        row_areas: square meters of a pixel in each row, float64 (H,); None: not known.
         dataset: of ``rasterio.open``, for its place on Earth; None: there is none.
         seen: what the model is to see, of any size (:class:`exp.vision.tiling.Image`).
 
@@ -105,7 +105,7 @@ class RasterImage:
     Attributes:
         height: pixels.
         width: pixels.
-        row_areas: square metres of a pixel in each row, float64 (H,); None: not known.
+        row_areas: square meters of a pixel in each row, float64 (H,); None: not known.
         seen: what the model is to see: the image itself.
 
     Args:
@@ -261,7 +261,7 @@ def open_image(
             check_tiff(path)
             refuse_complex(path, dataset.dtypes[0])
             small = dataset.height * dataset.width * dataset.count <= 3 * whole
-            if small or prepare is not None or dataset.colorinterp[0] == ColorInterp.palette:  # numbers are no colours
+            if small or prepare is not None or dataset.colorinterp[0] == ColorInterp.palette:  # numbers are no colors
                 yield _decoded(path, reader, prepare, dataset)
             else:
                 yield RasterImage(dataset, path, reader)
@@ -315,5 +315,5 @@ def is_georeferenced(image: DecodedImage | RasterImage) -> bool:
 
 
 def metres_of(image: DecodedImage | RasterImage) -> float | None:
-    """Side of a pixel in metres, for a scale bar: in the middle row; None: not known."""
+    """Side of a pixel in meters, for a scale bar: in the middle row; None: not known."""
     return None if image.row_areas is None else float(image.row_areas[image.height // 2] ** 0.5)
