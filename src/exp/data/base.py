@@ -217,7 +217,7 @@ def split_of(data: Data, split: str, seed: int) -> Any:
     Raises:
         ConfigError: there is none, it is no dataset, or it is empty; names the member, the class and the page.
     """
-    dataset = getattr(data, split, None)
+    dataset: Any = getattr(data, split, None)
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise ConfigError(
             f"data: {shown(data)}.{split} ({type(dataset).__qualname__}) must be a dataset with a length and [index]; "

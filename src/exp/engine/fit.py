@@ -88,8 +88,8 @@ def fit_weights(model: nn.Module, weights: Weights, config: ExpConfig, as_it_is:
 
     Args:
         model: takes them. Where it has ``adapt_state_dict(state, path)``, that brings foreign names to its own, and for
-            a training ``fit_state_dict(state, path)`` makes them fit; what ``may_start_anew(name)`` says of its
-            parameters, and ``settings_of(state)`` of the keys that weights were made with, is made use of.
+            a training ``fit_state_dict(state, path)`` makes them fit; ``may_start_anew(name)`` says which of its
+            parameters a training may begin without.
         weights: of :func:`read_weights`.
         config: the frozen configuration.
         as_it_is: whether the model is to be used, not trained; None: as the task says.
@@ -173,17 +173,14 @@ def fit_weights(model: nn.Module, weights: Weights, config: ExpConfig, as_it_is:
 
 def _mend(model: nn.Module, state: Mapping[str, Any], own: Mapping[str, Any], config: ExpConfig) -> str:
     """What to change, as far as weights and run tell."""
-    settings_of: Any = getattr(model, "settings_of", dict)
-    there, here = settings_of(state), settings_of(own)
-    keys = [f"{key}={_word(value)}" for key, value in there.items() if key in here and here[key] != value]
-    if keys:
-        return f"; set {' '.join(keys)}"
     if config.record.differs:
         return f"; not as in the run: {', '.join(config.record.differs)}"
     missing = [key for key in own if key not in state]
     may_be_new: Any = getattr(model, "may_start_anew", lambda _: False)
     if missing and len(missing) < len(own) and all(map(may_be_new, missing)):
-        return "; its head is not in the file: train it first (task=train), then use that run"
+        others = [f"{key} {tuple(value.shape)}" for key, value in state.items() if key not in own]
+        lacks = f"the file has another head ({', '.join(others[:2])})" if others else "its head is not in the file"
+        return f"; {lacks}: train it first (task=train), then use that run"
     return "; use the settings that they were trained with"
 
 

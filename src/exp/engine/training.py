@@ -209,7 +209,7 @@ def _check_one_batch(session: Session, data: Any, trainer: Trainer) -> None:
     assert loop is not None
     if all(map(is_own, (data, model, *loop.evaluator.metrics))):
         return
-    dataset = loop.dataloader.dataset
+    dataset: Any = loop.dataloader.dataset
     first = torch.arange(min(data.eval_batch_size, len(dataset)))
     state = rng_state(session.backend)
     # In a process of its own if the loaders have theirs: files that are open here could not be read there.

@@ -137,7 +137,8 @@ def place_and_wrap(model: nn.Module, session: Session, trains: bool = True) -> n
         PlacementError: the model is not wholly on the device.
         UnavailableError: the wrapper does not go with this torch or these collectives.
     """
-    config, backend, device, info = session.config.wrapper, session.backend, session.device, session.info
+    config: Any = session.config.wrapper
+    backend, device, info = session.backend, session.device, session.info
     several = trains and info.world_size > 1
     target = config.get("_target_") if several else None
     made: Wrapper | None = None

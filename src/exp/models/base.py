@@ -98,21 +98,6 @@ class Model(BaseModel):
         del source
         return dict(state)
 
-    def settings_of(self, state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-        """Which configuration the shapes and names of adapted weights tell, as far as they do.
-
-        The keys by which it differs from ``settings_of(self.state_dict())`` are those that mend a misfit.
-
-        Args:
-            state: of :meth:`adapt_state_dict`.
-
-        Returns:
-            Values by the configuration's keys, such as ``{"model.d_model": 128}``; of a list how many:
-            ``"<5 names>"``.
-        """
-        del state
-        return {}
-
     def no_weight_decay(self) -> Collection[str]:
         """Parameters that are no weights besides norms, biases and tokens, for ``optim.decay_norm_and_bias=false``."""
         return ()

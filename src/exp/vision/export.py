@@ -167,8 +167,8 @@ def _hugging_face(session: Session, model: Any, folder: Path, image: torch.Tenso
     write_atomically(path, save(model_tensors(backbone.state_dict(), backbone.size.gated), {"format": "pt"}))
     config = model_config(backbone, model.band_names, side, float(session.config.model.layer_scale))
     write_json(folder / "config.json", config)
-    statistics = [values.flatten().tolist() for values in (model.pixel_mean, model.pixel_std)]
-    write_json(folder / "preprocessor_config.json", processor_config(*statistics, side))
+    mean, std = (values.flatten().tolist() for values in (model.pixel_mean, model.pixel_std))
+    write_json(folder / "preprocessor_config.json", processor_config(mean, std, side))
 
     about = beside(path)
     read = VisionTransformer(backbone.size, image.shape[1], model.config).eval()

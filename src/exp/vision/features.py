@@ -235,7 +235,7 @@ def _draw(session: Session, model: Any, files: list[FeatureFile], read: Any, com
         pixels = resized(read(Path(entry.file)), session.config.task.resize)
         picture = enlarged(shrunk(to_rgb(pixels), _LONGEST), 256)
         patches = load_file(str(session.folder.path / entry.features))["patches"]
-        shown = components.picture(patches, *picture.shape[:2], patch * picture.shape[1] / entry.width)
+        shown = components.picture(patches, picture.shape[0], picture.shape[1], patch * picture.shape[1] / entry.width)
         pair, name = panels([picture, shown]), Path(entry.features).stem
         drawn += pictures.write(f"plots/features/{name}.png", pair)
         tiles.append(Tile(pair, [name]))

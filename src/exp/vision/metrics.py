@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ConfusionMatrix",
+    "FeatureAgreement",
     "PixelsRight",
     "SceneMetrics",
     "SegmentationMetrics",
@@ -199,6 +200,26 @@ class TrueClassProbability(SampleMetric):
         truth = batch["label"].to(torch.int64)
         shares = torch.softmax(outputs.float(), dim=-1).gather(1, truth.clamp(min=0).unsqueeze(1)).squeeze(1)
         return torch.where(truth < 0, torch.full_like(shares, float("nan")), shares)
+
+
+class FeatureAgreement(SampleMetric):
+    """The mean cosine between projected student and teacher over images.
+
+    Args:
+        part: ``cls`` or ``patches``, of :class:`exp.vision.dinov3.distiller.Agreement`.
+    """
+
+    greater_is_better = True
+
+    def __init__(self, part: str) -> None:
+        super().__init__()
+        self.part = part
+        self.names = [f"cosine_{part}"]
+
+    def per_sample(self, outputs: Any, batch: dict[str, Any]) -> torch.Tensor:
+        """(B,)."""
+        values: torch.Tensor = getattr(outputs, self.part)
+        return values
 
 
 def mean_of_known(values: Sequence[float]) -> float:

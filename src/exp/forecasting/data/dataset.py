@@ -407,18 +407,6 @@ class ForecastingData(Data):
         mean, std = (stat.to(values.dtype).to(values.device) for stat in (self.mean, self.std))
         return values * std + mean
 
-    def dates_of(self, split: str, index: int) -> pd.DatetimeIndex | None:
-        """Dates of the H rows that a window forecasts; None where the file has none.
-
-        Args:
-            split: ``train``, ``val`` or ``test``.
-            index: number of the window in that split.
-        """
-        if self.dates is None:
-            return None
-        begin = self.rows[split].start + index + self.lookback
-        return self.dates[begin : begin + self.horizon]
-
     def past(self, begin: int) -> torch.Tensor:
         """L standardized rows of the file from a row on, (L, C): NaN where there is no truth, not what fills it."""
         rows: torch.Tensor = self._series["values"] if self._truth is None else self._truth

@@ -87,6 +87,7 @@ class ImageModel(Model):
     """
 
     changed_by_optimizer_alone = True
+    config: ImageModelConfig
     pixel_mean: torch.Tensor
     pixel_std: torch.Tensor
 

@@ -59,6 +59,8 @@ class Distiller(ImageModel):
         ConfigError: the settings do not go together.
     """
 
+    config: DistillerConfig
+
     def __init__(self, **keys: Any) -> None:
         if "num_classes" in keys:
             raise ConfigError(

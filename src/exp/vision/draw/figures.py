@@ -58,7 +58,8 @@ def panels(
         top = 1.0 - 0.5 * line / total
         as_it_is(figure.text(0.0, top, f" {shortened(head, across, letters)}", fontsize=size, va="center"))
     if names:
-        patches = [Patch(color=np.array(color) / 255.0, label=name) for name, (_, color) in zip(names, legend)]
+        colors = ["#{:02x}{:02x}{:02x}".format(*color) for _, color in legend]
+        patches = [Patch(color=color, label=name) for name, color in zip(names, colors)]
         made = figure.legend(patches, names, loc="lower left", bbox_to_anchor=(0.0, 0.0), ncol=columns, fontsize=size,
                              frameon=False, borderaxespad=0.2, borderpad=0.1, labelspacing=0.4)  # fmt: skip
         for text in made.get_texts():

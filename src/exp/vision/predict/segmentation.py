@@ -51,7 +51,8 @@ class Area(NamedTuple):
 
     def rows(self, classes: Sequence[str]) -> list[list[object]]:
         """``class, pixels, share, square_metres``: shares are of the pixels that have a class."""
-        known, meters = max(sum(self.counts), 1), self.meters or [None] * len(classes)
+        known = max(sum(self.counts), 1)
+        meters: Sequence[float | None] = self.meters or [None] * len(classes)
         return [
             [name, count, f"{count / known:.6f}", "" if area is None else f"{area:.2f}"]
             for name, count, area in zip(classes, self.counts, meters)
