@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from exp.vision.data.base import ModalityDraw
+from exp.vision.data.dataset import ModalityDraw
 from exp.vision.data.mmrs1m import modality_in
 from tests.vision.data.conftest import layout, record, refused
 

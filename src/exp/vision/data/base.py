@@ -1,4 +1,4 @@
-"""What data sets of scenes and of segmentation share: samples in batches, and what others ask of the data."""
+"""What data sets of scenes and of segmentation share: their splits, and what others ask of the data."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import filecmp
 import functools
-import logging
 import os
 import re
 from collections import defaultdict
@@ -14,16 +13,15 @@ from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
 
 from exp.config.trained import run_folder_of
 from exp.data.base import Data, Prediction, Sketch
 from exp.data.fingerprint import of_samples
 from exp.data.places import shortened
-from exp.data.seeding import preserved_generators, seed_sample
-from exp.errors import ConfigError, DataError
+from exp.errors import DataError
 from exp.runfolder import write_json
 from exp.vision.data.bands import BandChoice, colors_in
+from exp.vision.data.dataset import ImageDataset, ModalityDraw
 from exp.vision.data.decode import reordered_bands
 from exp.vision.data.labels import NO_DATA
 from exp.vision.data.layouts import NAMED_FILES, SUFFIXES, Listing, archive_notes, data_root, layout_of, other_files
@@ -36,251 +34,12 @@ if TYPE_CHECKING:
     from exp.engine.fit import Weights
     from exp.vision.data.config import ImageDataConfig
 
-__all__ = ["ImageData", "ImageDataset", "ModalityDraw", "fit_classes", "stacked"]
+__all__ = ["ImageData", "fit_classes"]
 
-_FRUITLESS = 32  # samples in a row from the first: then the files are not what they should be
 _ASSUMED_CLASSES = 50
 _MOST_FILES, _ALIKE, _END = 4096, 8, 4096  # compared by size; of one name, where there are more; bytes
 _CLASS_ROWS = re.compile(r"^(auxiliary_)?head\.(classify\.)?(weight|bias)$")
 """Tensors of a head (:mod:`exp.vision.dinov3`) whose rows are classes."""
-
-logger = logging.getLogger(__name__)
-
-Loaded = Any
-"""What a file holds: decoded, before the pipeline; arrays only."""
-
-
-class ImageDataset(Dataset):
-    """Samples of one split: loaded, sent through a pipeline, stacked; indexed by a whole batch.
-
-    Augmentation is a function of (seed, epoch, sample): runs are the same for any number of ranks and loader workers,
-    and after resuming.
-
-    Attributes:
-        needs_epoch: whether batches of keys are (B, 2): sample and epoch.
-        skipped: which samples could not be used, bool (N,), shared with loader workers.
-        unknown: pixels of no known class by sample, int32 (N,), shared with loader workers.
-        draw: gives the number of the sample for a place of an epoch; None: that number itself.
-        blank: (H, W, C) of the image that stands for one that is left out, in a batch without others.
-
-    Args:
-        samples: (image path, label or mask path) each.
-        read: reads an image file.
-        pipeline: of transforms.
-        config: keys of ``data``.
-        augmented: whether the pipeline draws random numbers.
-        cached: whether decoded samples are kept, up to ``data.cache_megabytes`` in each process.
-    """
-
-    takes_batches = gives_tensors = True
-
-    def __init__(
-        self,
-        samples: Sequence[tuple[str, Any]],
-        read: ImageReader,
-        pipeline: Pipeline,
-        config: ImageDataConfig,
-        augmented: bool = False,
-        cached: bool = False,
-    ) -> None:
-        self.samples = samples
-        self.read = read
-        self.pipeline = pipeline
-        self.seed = config.seed
-        self.skip_errors = config.on_error == "skip"
-        self.blank = (config.size, config.size, read.channels)
-        self.needs_epoch = augmented
-        self.draw: Callable[[int, int], int] | None = None
-        self.skipped = torch.zeros(len(samples), dtype=torch.bool).share_memory_()
-        self.unknown = torch.zeros(len(samples), dtype=torch.int32).share_memory_()
-        self._used = torch.zeros(1, dtype=torch.bool).share_memory_()
-        self._cache: dict[int, Loaded] = {}
-        self._cache_left = config.cache_megabytes * 2**20 if cached else 0
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def __getitem__(self, keys: torch.Tensor) -> dict[str, Any]:
-        """A batch.
-
-        Args:
-            keys: int64 (B,), or (B, 2) with the epoch where :attr:`needs_epoch`.
-
-        Returns:
-            ``{"image", "label", "index"}`` and what else the kind of data adds.
-
-        Raises:
-            DataError: a file cannot be used, and errors are not skipped.
-            ConfigError: the pipeline gives images of different sizes where a batch needs one.
-        """
-        # Plain lists of tensors' numbers: torch's scalars would slow down every use of them.
-        pairs = keys.tolist() if keys.dim() == 2 else [(number, 0) for number in keys.tolist()]
-        with preserved_generators():
-            items = []
-            for number, epoch in pairs:
-                if self.needs_epoch:
-                    seed_sample(self.seed, epoch, number)
-                items.append(self._item(number if self.draw is None else self.draw(number, epoch)))
-        batch = self.collate(items)
-        batch["index"] = torch.tensor([number for number, _ in pairs], dtype=torch.int64)
-        return batch
-
-    def _item(self, number: int) -> Any:
-        """A sample, or None where it is left out.
-
-        Raises:
-            DataError: it cannot be used, and errors are not skipped, or hit every sample so far.
-        """
-        loaded = self._cache.get(number)
-        if loaded is None:
-            try:
-                loaded = self.load(number)
-            except DataError as error:
-                if not self.skip_errors:
-                    raise
-                if not self.skipped[number]:
-                    self.skipped[number] = True
-                    logger.warning("left out: %s", error)
-                count = int(self.skipped.sum())
-                if not self._used and count >= min(len(self.samples), _FRUITLESS):
-                    raise DataError(
-                        f"all of the first {count} samples had to be left out; the last: {error}"
-                    ) from error
-                return None
-            size = sum(part.nbytes for part in loaded if isinstance(part, np.ndarray)) if self._cache_left else 1
-            if size <= self._cache_left:
-                self._cache[number] = loaded
-                self._cache_left -= size
-        if not self._used:
-            self._used.fill_(True)
-        return self.transform(number, loaded)
-
-    def load(self, number: int) -> Loaded:
-        """Read a sample's files.
-
-        Raises:
-            DataError: one cannot be used; names it.
-        """
-        raise NotImplementedError
-
-    def transform(self, number: int, loaded: Loaded) -> Any:
-        """Send a sample through the pipeline; must not change ``loaded``."""
-        raise NotImplementedError
-
-    def collate(self, items: Sequence[Any]) -> dict[str, Any]:
-        """A batch of samples, of which some are None: those get an image of zeros and a label that does not count."""
-        raise NotImplementedError
-
-    def filled(self, results: Mapping[str, Any], path: str) -> np.ndarray:
-        """The image that a pipeline gives, with what stands for no data where its mask says :data:`NO_DATA`:
-        interpolation has mixed it with its neighbors, and distortions have changed it.
-
-        Args:
-            results: of the pipeline.
-            path: of the image, whose modality may have values of its own.
-        """
-        image: np.ndarray = results["img"]
-        mask, fill = results.get("gt_seg_map"), self.read.modalities.fill_for(path, self.read.fill)
-        if mask is not None and fill is not None:
-            missing = mask == NO_DATA
-            if missing.any():
-                image = image.copy()
-                image[missing] = np.rint(fill) if image.dtype == np.uint8 else fill
-        return self.read.modalities.mapped(image, path)
-
-    def met(self) -> dict[str, Any]:
-        """What this rank and its workers have found so far.
-
-        Returns:
-            ``skipped``: numbers of the samples left out; ``unknown``: pixels of no known class, by sample.
-        """
-        skipped, unknown = (torch.nonzero(flags)[:, 0].tolist() for flags in (self.skipped, self.unknown))
-        return {"skipped": skipped, "unknown": {number: int(self.unknown[number]) for number in unknown}}
-
-    def reason(self, number: int) -> str:
-        """Why a sample is left out, in one line."""
-        try:
-            self.load(number)
-        except DataError as error:
-            return str(error).splitlines()[0]
-        return f"{self.samples[number][0]} could not be used; see the log of its rank"
-
-
-class ModalityDraw:
-    """Which sample takes each place of an epoch, so that every epoch has the same share of each modality.
-
-    A function of (seed, epoch, place) alone, like augmentation. Of each modality all samples come once before one comes
-    again.
-
-    Args:
-        groups: the modality of each sample.
-        weights: shares by modality; those of modalities that are not there are given to the others.
-        seed: of the order.
-
-    Raises:
-        DataError: a modality that is there has no weight.
-    """
-
-    def __init__(self, groups: Sequence[str], weights: Mapping[str, float], seed: int) -> None:
-        names = sorted(set(groups))
-        lacking = [name for name in names if not weights.get(name)]
-        if lacking:
-            raise DataError(
-                f"data.modality_weights has no share for {', '.join(lacking)}, of which there are training images; "
-                "give it one, or leave it out with data.modality or data.datasets"
-            )
-        places = np.asarray(groups)
-        self._members = [np.flatnonzero(places == name) for name in names]
-        total = sum(weights[name] for name in names)
-        ends = np.rint(np.cumsum([weights[name] for name in names]) / total * len(groups)).astype(int)
-        self._ends = ends.tolist()
-        self._seed = seed
-        self.shares = {name: weights[name] / total for name in names}
-
-    def __call__(self, place: int, epoch: int) -> int:
-        """The number of the sample at a place of an epoch."""
-        group = int(np.searchsorted(self._ends, place, side="right"))
-        begin = self._ends[group - 1] if group else 0
-        members = self._members[group]
-        turn, rank = divmod(epoch * (self._ends[group] - begin) + place - begin, len(members))
-        return int(members[_order(self._seed, group, turn, len(members))[rank]])
-
-
-@functools.lru_cache(maxsize=16)
-def _order(seed: int, group: int, turn: int, count: int) -> np.ndarray:
-    return np.random.default_rng((seed, group, turn)).permutation(count)
-
-
-def stacked(images: Sequence[np.ndarray | None], blank: tuple[int, int, int], key: str | None) -> torch.Tensor:
-    """Images of one batch.
-
-    Args:
-        images: (H, W, C), uint8 or float32, each; None: zeros.
-        blank: (H, W, C) where all are None.
-        key: of the pipeline, if images of different sizes are an error; None: they are padded with zeros at the right
-            and at the bottom.
-
-    Returns:
-        (B, C, H, W), contiguous; uint8 if all are.
-
-    Raises:
-        ConfigError: sizes differ.
-    """
-    there = [image for image in images if image is not None]
-    shapes = {image.shape for image in there} or {blank}
-    if key is not None and len(shapes) > 1:
-        sizes = ", ".join(f"{height}x{width}" for height, width, _ in sorted(shapes)[:4])
-        raise ConfigError(
-            f"{key} gives images of different sizes ({sizes}), which make no batch; end it with a RandomCrop or "
-            "CenterCrop and a PadTo, or with Resize(keep_ratio=false)"
-        )
-    height, width, channels = (max(shape[axis] for shape in shapes) for axis in range(3))
-    dtype = np.float32 if any(image.dtype != np.uint8 for image in there) else np.uint8
-    batch = np.zeros((len(images), channels, height, width), dtype)
-    for row, image in zip(batch, images):
-        if image is not None:
-            row[:, : image.shape[0], : image.shape[1]] = image.transpose(2, 0, 1)
-    return torch.from_numpy(batch)
 
 
 class ImageData(Data):

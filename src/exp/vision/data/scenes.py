@@ -8,8 +8,9 @@ import numpy as np
 import torch
 
 from exp.errors import ConfigError
-from exp.vision.data.base import ImageData, ImageDataset, stacked
+from exp.vision.data.base import ImageData
 from exp.vision.data.config import DistillationDataConfig, SceneDataConfig
+from exp.vision.data.dataset import ImageDataset, stacked
 from exp.vision.data.labels import NO_DATA, distinct_colors
 from exp.vision.data.layouts import Listing
 

@@ -12,8 +12,9 @@ import torch
 
 from exp.data.base import Sketch
 from exp.errors import DataError
-from exp.vision.data.base import ImageData, ImageDataset, stacked
+from exp.vision.data.base import ImageData
 from exp.vision.data.config import SegmentationDataConfig
+from exp.vision.data.dataset import ImageDataset, stacked
 from exp.vision.data.labels import IGNORED, NO_DATA, ColorMasks, IndexMasks, Masks, distinct_colors
 from exp.vision.data.layouts import Listing
 from exp.vision.data.statistics import spread_over

@@ -277,9 +277,9 @@ def no_data(
 def _no_data(
     pixels: np.ndarray, transparency: np.ndarray | None, invalid: np.ndarray | None, masked: np.ndarray | None
 ) -> np.ndarray | None:
-    missing = np.zeros(pixels.shape[:2], bool)
-    if transparency is not None:
-        missing |= transparency == 0
+    if transparency is None and masked is None and invalid is None:
+        return None
+    missing = np.zeros(pixels.shape[:2], bool) if transparency is None else transparency == 0
     if masked is not None:
         missing |= masked
     if invalid is not None:
