@@ -72,9 +72,7 @@ def _ask(
         command: the program, looked for on PATH, and its arguments.
         places: folders in which it is looked for next.
     """
-    program = shutil.which(command[0])
-    if program is None and places:
-        program = shutil.which(command[0], path=os.pathsep.join(places))
+    program = shutil.which(command[0], path=os.pathsep.join([os.environ.get("PATH", os.defpath), *places]))
     if program is None:
         return []
     try:

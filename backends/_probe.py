@@ -5,18 +5,18 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.util
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Sequence
+from typing import Any, Sequence
 
 __all__ = [
     "AUTOLOAD",
-    "ask_python",
+    "ask_torch",
     "built_for_another",
-    "count_by_torch",
     "count_visible",
     "nvml_device_count",
     "torch_build",
@@ -28,7 +28,7 @@ __all__ = [
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 """Whether torch loads the plug-ins that announce themselves to it: 1 (the default) or not."""
 
-_COUNT_TIMEOUT_S = 60
+_TIMEOUT_S = 60
 _NO_SYMBOL = "undefined symbol"
 
 
@@ -52,53 +52,34 @@ def torch_build() -> dict[str, str | None]:
 
 
 @functools.lru_cache(maxsize=None)
-def count_by_torch(script: str, visible: tuple[str | None, ...]) -> tuple[int, str | None]:
-    """Have torch count cards, in a process of its own: it takes seconds, and may make a device context.
+def ask_torch(script: str, autoload: str, environment: tuple[str | None, ...]) -> tuple[Any, str | None]:
+    """Have torch answer in a process of its own: it takes seconds, and may make a device context.
 
     Args:
-        script: Python that prints ``count`` and the number. Plug-ins are loaded by what it imports itself.
-        visible: the visible-device variables, which torch reads itself; here they only tell answers apart.
-
-    Returns:
-        The number of cards, and why there is no answer, or None.
-    """
-    del visible
-    answer, problem = ask_python(f"import torch\n{script}", r"count (\d+)", "0", timeout_s=_COUNT_TIMEOUT_S)
-    return 0 if answer is None else int(answer), problem
-
-
-def ask_python(
-    script: str, answer: str, autoload: str, arguments: Sequence[str] = (), *, timeout_s: float
-) -> tuple[str | None, str | None]:
-    """Run Python in a process of its own, for what this one must not import.
-
-    Args:
-        script: prints the answer on a line of its own, whatever libraries print beside it, and however they end.
-        answer: regular expression of that line, with one group.
+        script: prints ``answer`` and JSON on a line of its own, whatever libraries print beside it.
         autoload: whether torch loads plug-ins by itself there, ``"1"`` or ``"0"``.
-        arguments: of the script.
-        timeout_s: after so many seconds there is none.
+        environment: values that the answer depends on, which torch reads itself; here they only tell answers apart.
 
     Returns:
-        The group, and None; or None, and why there is no answer.
+        The answer, and None; or None, and why there is none.
     """
+    del environment
     try:
         done = subprocess.run(
-            [sys.executable, "-c", script, *arguments],
+            [sys.executable, "-c", script],
             env={**os.environ, AUTOLOAD: autoload},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             encoding="utf-8",
             errors="replace",
-            timeout=timeout_s,
+            timeout=_TIMEOUT_S,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return None, f"no answer within {timeout_s} s"
+        return None, f"no answer within {_TIMEOUT_S} s"
     for line in done.stdout.splitlines():
-        found = re.fullmatch(answer, line)
-        if found:
-            return found.group(1), None
+        if line.startswith("answer "):
+            return json.loads(line.partition(" ")[2]), None
     said = done.stderr.strip().splitlines()
     cause = [line for line in said if _NO_SYMBOL in line]  # torch's own last line does not have it
     return None, (cause or said or [f"exit status {done.returncode}"])[-1].strip()

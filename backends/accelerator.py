@@ -8,9 +8,7 @@ needs more derives a class from this one (docs/add-a-backend.md).
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
-import json
 import os
 import platform
 import sys
@@ -20,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exp.backends import _probe
-from exp.backends._probe import AUTOLOAD, ask_python
+from exp.backends._probe import AUTOLOAD
 
 from exp.environment import version_of
 from exp.errors import ConfigError, UnavailableError
@@ -34,13 +32,12 @@ __all__ = ["AcceleratorBackend"]
 
 _FIRST = (2, 6)
 _PLUGINS = "torch.backends"
-_TIMEOUT_S = 60
 _ASK = """
-import importlib, json, sys, torch
-for name in sys.argv[1:]:
+import importlib, json, torch
+for name in {imports}:
     importlib.import_module(name)
 device = torch.accelerator.current_accelerator()
-print("accelerator", json.dumps([device and device.type, torch.accelerator.device_count() if device else 0]))
+print("answer", json.dumps([device and device.type, torch.accelerator.device_count() if device else 0]))
 """
 _NAMED = {"cuda": "cuda or backend=rocm"}
 
@@ -75,10 +72,17 @@ class AcceleratorBackend(Backend):
     # -- Probing ------------------------------------------------------------------------------------------------------
 
     def _asked(self) -> tuple[str | None, int, str | None]:
-        """What :func:`_ask_torch` found; nothing is started where torch can have no accelerator."""
+        """Torch's device type, the number of cards, and why there is no answer.
+
+        Asked in a process of its own, and not at all where torch can have no accelerator.
+        """
         if _why_hopeless(self.imports):
             return None, 0, None
-        return _ask_torch(self.imports, tuple(map(os.environ.get, (AUTOLOAD, *self.visible_variables))))
+        environment = tuple(map(os.environ.get, (AUTOLOAD, *self.visible_variables)))
+        script = _ASK.format(imports=list(self.imports))
+        answer, problem = _probe.ask_torch(script, os.environ.get(AUTOLOAD, "1"), environment)
+        kind, count = answer or (None, 0)
+        return kind, count, problem
 
     def why_unavailable(self) -> str | None:
         """What is missing: torch 2.6, a plug-in, a card; or the backend that is to be used instead."""
@@ -190,24 +194,6 @@ class AcceleratorBackend(Backend):
                 return product.dtype == dtype and bool((product.float().cpu() == 8).all())
         except (AssertionError, NotImplementedError, RuntimeError, TypeError):
             return False
-
-
-@functools.lru_cache(maxsize=None)
-def _ask_torch(imports: tuple[str, ...], environment: tuple[str | None, ...]) -> tuple[str | None, int, str | None]:
-    """Ask torch for its accelerator, in a process of its own: that takes torch, and the vendor's plug-in.
-
-    Args:
-        imports: what has to be imported first.
-        environment: values that the answer depends on; here they only tell answers apart.
-
-    Returns:
-        Its device type, the number of cards, and why there is no answer, or None.
-    """
-    del environment
-    autoload = os.environ.get(AUTOLOAD, "1")
-    answer, problem = ask_python(_ASK, r"accelerator (\[.*, \d+\])", autoload, imports, timeout_s=_TIMEOUT_S)
-    kind, count = (None, 0) if answer is None else json.loads(answer)
-    return kind, count, problem
 
 
 def _built_in() -> bool:

@@ -102,7 +102,8 @@ class CudaBackend(Backend):
         if self._is_upstream():
             return 0, None
         visible = tuple(os.environ.get(name) for name in self.hiding_variables)
-        return _probe.count_by_torch("print('count', torch.cuda.device_count())", visible)
+        count, problem = _probe.ask_torch("import torch; print('answer', torch.cuda.device_count())", "0", visible)
+        return count or 0, problem
 
     def device_count(self) -> int:
         """Cards that the visible-device variables leave, by the fast ways, or else as torch counts them."""

@@ -61,7 +61,7 @@ class GcuBackend(Backend):
     collectives = Collectives("cpu:gloo,gcu:eccl")
     visible_variables = (_VISIBLE,)
     variables = REPORTED
-    count_script = "import torch_gcu; print('count', torch.gcu.device_count())"
+    count_script = "import torch, torch_gcu; print('answer', torch.gcu.device_count())"
     """Has the plug-in count its cards."""
 
     def __new__(cls, *_args: Any, **_kwargs: Any) -> GcuBackend:
@@ -138,7 +138,8 @@ class GcuBackend(Backend):
         cards = visible_cards()
         if cards is not None:
             return len(cards), None
-        return _probe.count_by_torch(self.count_script, (os.environ.get(_VISIBLE),))
+        count, problem = _probe.ask_torch(self.count_script, "0", (os.environ.get(_VISIBLE),))
+        return count or 0, problem
 
     def worker_env(self, local_rank: int, local_world_size: int, single_node: bool) -> dict[str, str]:
         """The plug-in is imported by :attr:`module`: one whose runtime is missing would break ``import torch``."""

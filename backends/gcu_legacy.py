@@ -42,7 +42,7 @@ class LegacyGcuBackend(GcuBackend):
     """
 
     device_type = "xla"
-    count_script = "import torch_gcu; print('count', torch_gcu.device_count())"
+    count_script = "import torch, torch_gcu; print('answer', torch_gcu.device_count())"
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

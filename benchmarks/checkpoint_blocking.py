@@ -30,8 +30,8 @@ from exp.engine.distributed import Distributed
 from exp.engine.finiteness import check_finite
 from exp.engine.loops import TrainLoop
 from exp.engine.optim import BackendOptimWrapper
-from exp.engine.runner import Runner
 from exp.engine.saving import CheckpointHook, CheckpointWriter
+from exp.engine.trainer import Trainer
 from exp.launcher.rank import RankInfo
 from exp.models.base import Model
 from exp.runfolder import RunFolder
@@ -130,13 +130,12 @@ def main() -> None:
         model = Stack(width)
         loader: DataLoader[Any] = DataLoader(Batches(width), batch_size=None, sampler=Positions(steps, BATCH))  # type: ignore
         hook = TimedHook(session.folder.checkpoints, OmegaConf.structured(CheckpointConfig), None, 0.0, "mse")
-        runner = Runner(session, model, train_dataloader=loader, train_cfg={"type": TrainLoop, "max_epochs": 1},
-                        optim_wrapper=BackendOptimWrapper(torch.optim.Adam(model.parameters()), session.backend),
-                        custom_hooks=[hook], visualizer={"type": "Visualizer", "vis_backends": None})  # fmt: skip
+        optim_wrapper = BackendOptimWrapper(torch.optim.Adam(model.parameters()), session.backend)
+        runner = Trainer(session, model, TrainLoop(loader, max_epochs=1), optim_wrapper=optim_wrapper, hooks=[hook])
         writer = runner.checkpoint_writer = TimedWriter(session.backend)
         runner.weights_wait_for_update = True  # as without a hook of the user's, which this one is to the engine
         hook.mark = time.perf_counter()
-        runner.train_loop._run_epoch()
+        runner.train()
         writer.wait()
         size = max(path.stat().st_size for path in session.folder.checkpoints.iterdir())
     plain, first, saved = statistics.median(hook.plain), hook.hook[0], statistics.median(hook.hook[1:])

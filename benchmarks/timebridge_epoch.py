@@ -43,7 +43,7 @@ class PlainWindows(Dataset):
 
 def ours(data: ForecastingData, sampler: TrainBatchSampler, weights: dict[str, torch.Tensor]) -> Iterator[torch.Tensor]:
     """Train with the parts of exp; yields the loss of each step."""
-    model = TimeBridge(CHANNELS, LOOKBACK, HORIZON, alpha=ALPHA)
+    model = TimeBridge(channels=CHANNELS, lookback=LOOKBACK, horizon=HORIZON, alpha=ALPHA)
     model.load_state_dict(weights)
     optimizer = torch.optim.Adam(model.parameters(), lr=LR)
     for batch in train_loader(data.train, sampler, num_workers=0, seed=0):
@@ -96,7 +96,7 @@ def main() -> None:
     torch.manual_seed(0)
 
     data = ForecastingData(name="ETTh1", file="ETTh1.csv", split="ett_hour", channels=CHANNELS)
-    weights = TimeBridge(CHANNELS, LOOKBACK, HORIZON).state_dict()
+    weights = TimeBridge(channels=CHANNELS, lookback=LOOKBACK, horizon=HORIZON).state_dict()
     steps_per_epoch = TrainBatchSampler(len(data.train), BATCH).steps_per_epoch
     if arguments.steps * arguments.blocks + 2 > steps_per_epoch:
         parser.error(f"steps * blocks must be at most {steps_per_epoch - 2}, the steps of an epoch without the warm-up")

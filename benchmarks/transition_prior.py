@@ -27,7 +27,7 @@ from typing import Any, Callable
 import torch
 from torch import nn
 
-from exp.forecasting.timebridge.density import gaussian_log_density, log_magnitude
+from exp.forecasting.timebridge.density import NEGATIVE_SLOPE, gaussian_log_density, log_square
 from exp.forecasting.timebridge.hmm import log_likelihood, viterbi
 from exp.forecasting.timebridge.transition import StationaryPrior
 
@@ -47,7 +47,7 @@ class PlainPrior(nn.Module):
         for latent in range(measured):
             mlp = nn.Sequential(
                 nn.Linear(first.weight.shape[2], first.weight.shape[1]),
-                nn.LeakyReLU(prior.mlps.negative_slope),
+                nn.LeakyReLU(NEGATIVE_SLOPE),
                 nn.Linear(first.weight.shape[1], 1),
             )
             for module, layer in ((mlp[0], first), (mlp[2], last)):
@@ -66,7 +66,7 @@ class PlainPrior(nn.Module):
             inputs = torch.cat([context, now[:, latent : latent + 1]], dim=-1)
             noise.append(mlp(inputs))
             jacobian = vmap(jacfwd(mlp))(inputs).squeeze(1)
-            log_derivative = log_derivative + log_magnitude(jacobian[:, -1])
+            log_derivative = log_derivative + log_square(jacobian[:, -1]) / 2
         return (gaussian_log_density(torch.cat(noise, dim=-1)) + log_derivative).mean()
 
 

@@ -6,7 +6,8 @@ import csv
 import io
 
 from exp.csvfile import csv_content
-from exp.vision.predict.scenes import Scene, predictions_csv
+from exp.vision.draw.figures import Scene
+from exp.vision.predict.scenes import predictions_csv
 
 
 def test_cells_that_a_spreadsheet_would_compute_are_text():

@@ -110,8 +110,7 @@ class SampleMetric(Metric):
         if not isinstance(values, torch.Tensor) or values.dim() != 1:
             found = f"shape {tuple(values.shape)}" if isinstance(values, torch.Tensor) else type(values).__name__
             raise ConfigError(
-                f"metric: {shown(self)}.per_sample must give a tensor (B,), a figure for each sample, not {found}; see "
-                f"{EXPERIMENT_PAGE}"
+                f"metric: {shown(self)}.per_sample must give a tensor (B,), not {found}; see {EXPERIMENT_PAGE}"
             )
         self.values.append(values.detach().float())
 
@@ -190,23 +189,14 @@ class Evaluator:
         found: dict[str, float] = {}
         for metric in self.metrics:
             given = metric.compute(distributed)
-            place = f"metric: {shown(metric)}.compute"
-            if not isinstance(given, Mapping):
-                raise ConfigError(
-                    f"{place} must give a dict of figures by name, not {type(given).__name__}; see {EXPERIMENT_PAGE}"
-                )
             if set(given) != set(metric.names):
                 raise ConfigError(
-                    f"{place} gives {list(given)}, but its names are {list(metric.names)}; see {EXPERIMENT_PAGE}"
+                    f"metric: {shown(metric)}.compute gives {list(given)}, but its names are {list(metric.names)}; see "
+                    f"{EXPERIMENT_PAGE}"
                 )
             for name in metric.names:
                 value: Any = given[name]
-                value = value.item() if getattr(value, "shape", None) == () else value  # NumPy's, and torch's
-                if not isinstance(value, (int, float)):
-                    raise ConfigError(
-                        f"{place} must give a number for {name}, not {type(value).__name__}; see {EXPERIMENT_PAGE}"
-                    )
-                found[name] = value
+                found[name] = value.item() if getattr(value, "shape", None) == () else value  # NumPy's, and torch's
         return found
 
     def tables(self) -> list[Table]:
@@ -215,26 +205,17 @@ class Evaluator:
 
 
 def _check(metric: Any) -> None:
-    missing = [name for name in ("reset", "update", "compute", "tables") if not callable(getattr(metric, name, None))]
-    if isinstance(metric, type) or missing:
-        what = "is a class; give an object of it" if isinstance(metric, type) else f"has no {missing[0]}(...)"
+    if not isinstance(metric, Metric):
+        raise ConfigError(f"metric: {shown(metric)} is no exp.metrics.Metric; see {EXPERIMENT_PAGE}")
+    names = metric.names
+    taken = [name for name in names if name in LINE_KEYS]
+    if isinstance(names, str) or not names or taken:
         raise ConfigError(
-            f"metric: {shown(metric)} {what}; a metric inherits exp.metrics.Metric, see {EXPERIMENT_PAGE}"
-        )
-    names = getattr(metric, "names", ())
-    if isinstance(names, str) or not names or not all(isinstance(name, str) for name in names):
-        raise ConfigError(
-            f"metric: {shown(metric)}.names must be a list of the names of its figures, not {names!r}; see "
-            f"{EXPERIMENT_PAGE}"
+            f"metric: {shown(metric)}.names must be a list of names of figures, none of {', '.join(LINE_KEYS)}, "
+            f"not {names!r}; see {EXPERIMENT_PAGE}"
         )
     if not isinstance(getattr(metric, "greater_is_better", None), bool):
         raise ConfigError(
             f"metric: {shown(metric)}.greater_is_better must be True or False: whether larger values of {names[0]} are "
             f"better; see {EXPERIMENT_PAGE}"
-        )
-    taken = [name for name in names if name in LINE_KEYS]
-    if taken:
-        raise ConfigError(
-            f"metric: {shown(metric)} calls a figure {taken[0]}, as metrics.jsonl calls something else "
-            f"({', '.join(LINE_KEYS)}); rename it"
         )

@@ -118,9 +118,6 @@ def task_class(config: ExpConfig) -> type[Task]:
     cls: type[Task] = resolve("task._target_", target, Task)
     if not _is_dataclass(cls):
         raise ConfigError(f"task._target_={target} is no dataclass that inherits exp.task.Task; see {TASK_PAGE}")
-    wanted = "run_in_parent" if cls.in_parent else "diagnose" if cls.diagnoses else "run"
-    if getattr(cls, wanted) is getattr(Task, wanted):
-        raise ConfigError(f"task._target_={target} has no {wanted}(...), which does the work; see {TASK_PAGE}")
     return cls
 
 

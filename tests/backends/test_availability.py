@@ -173,7 +173,7 @@ def test_cards_of_others_are_counted_once_by_their_torch(machine, monkeypatch, t
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("LOADS", str(tmp_path / "loads"))
     monkeypatch.setattr(_probe, "nvml_device_count", lambda: 0)
-    _probe.count_by_torch.cache_clear()
+    _probe.ask_torch.cache_clear()
     machine("2.6.0+cu124", cuda="12.4")
     assert made("cuda").why_unavailable() is not None
     assert not (tmp_path / "loads").exists()

@@ -187,3 +187,53 @@ def test_an_installed_package_brings_typed_keys_and_its_yaml_by_its_entry_point(
         done = exp(*run, *words, **site)
         assert done.returncode == 2
         assert named in done.stderr.splitlines()[0]
+
+
+HEAD = """
+from torch import nn
+
+from exp.vision.dinov3.heads import Head
+
+
+class Tall(Head):
+    def __init__(self, channels=8):
+        super().__init__()
+        self.channels = channels
+
+    def build(self, dim, num_classes):
+        last = nn.Conv2d(self.channels, num_classes, 1)
+        self.layers = nn.Sequential(nn.Conv2d(dim, self.channels, 1), nn.ReLU(), last)
+
+    def forward(self, features):
+        return self.layers(features)
+"""
+EXPERIMENT = """
+# @package _global_
+defaults:
+  - dinov3_dubai
+  - _self_
+name: tall
+model:
+  head:
+    _target_: my_heads.Tall
+    channels: 5
+"""
+
+
+def test_a_segmentation_head_of_ones_own_is_one_module_and_one_yaml(exp):
+    (exp.folder / "my_heads.py").write_text(HEAD)
+    (exp.folder / "my_conf" / "experiment").mkdir(parents=True)
+    (exp.folder / "my_conf" / "experiment" / "tall.yaml").write_text(EXPERIMENT.lstrip())
+    tiles = ["experiment=tall", "model.size=tiny", "model.embed_dim=16", "model.depth=1",
+             "model.num_heads=1", "max_steps=1", "max_epochs=null", "val_every=1", "data.num_workers=0"]  # fmt: skip
+    common = ["--config-dir", "my_conf", "backend=cpu", "plots=false"]
+    done = exp(*common, *tiles, "output_dir=run")
+    assert done.returncode == 0, done.stderr
+    done = exp(*common, "task=eval", "init_from=run", "output_dir=tested")
+    assert done.returncode == 0, done.stderr
+    assert exp.result("tested")["metrics"] == pytest.approx(exp.result("run")["metrics"], rel=1e-6)
+    done = exp(
+        *common, *tiles, "model.head={_target_: torch.nn.Linear, in_features: 1, out_features: 1}", "output_dir=no"
+    )
+    assert done.returncode == 2
+    assert "model.head" in done.stderr.splitlines()[0]

@@ -36,8 +36,7 @@ ELSEWHERE = {
     "tests/behaviour/test_own_code.py": ["add-an-experiment", "add-a-task", "add-a-wrapper"],
     "tests/behaviour/test_trackers.py": ["trackers"],
     "tests/config/test_published.py": ["results"],
-    "tests/engine/test_fsdp.py": ["fsdp"],
-    "tests/estimate/test_estimate.py": ["estimate", "scale"],
+    "tests/estimate/test_estimate.py": ["estimate"],  # what trains is in tests/engine/test_fsdp.py
     "tests/test_python.py": ["python"],
 }
 # Commands that are composed here, and not run.
@@ -45,7 +44,7 @@ NOT_HERE = (
     r"backend=gcu(?!_simulated)(?!.*simulate=true)",  # there is no such card
     r"backend=(accelerator|cuda|rocm)",
     r"launcher=submitit(?!.*dry_run)",  # there is no Slurm; tests/slurm starts one
-    r"task=(qualify|operators|collectives|speed)",  # an hour; tests/tasks/test_qualify.py has small ones
+    r"task=(qualify|operators|collectives|speed)",  # an hour; tests/checks/test_qualify.py has small ones
     r"task=attach",  # there is no job; tests/launcher/test_attach.py submits one
     r"launcher=external",  # a launcher outside starts it; see tests/launcher/test_external.py
     r"init_from=(timm|hf):",  # there is no network; tests/behaviour has a hub of its own

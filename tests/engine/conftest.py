@@ -12,12 +12,11 @@ from torch.utils.data import DataLoader, Dataset
 from exp.config.schema import CheckpointConfig, ExpConfig
 from exp.data.sampler import TrainBatchSampler
 from exp.engine.distributed import Distributed
-from exp.engine.hooks import MetricsHook
+from exp.engine.hooks import MetricsHook, Progress
 from exp.engine.loops import EvalLoop, TrainLoop
 from exp.engine.optim import BackendOptimWrapper
-from exp.engine.progress import Progress
-from exp.engine.runner import Runner
 from exp.engine.saving import CheckpointHook
+from exp.engine.trainer import Trainer
 from exp.hardware.compat import supports_full_sharding
 from exp.launcher.rank import RankInfo
 from exp.metrics import Evaluator, SampleMetric
@@ -113,21 +112,16 @@ def make_runner(make_session):
         logging = MetricsHook(session.folder.metrics, log_every, Progress(None), time.time())
         saving = CheckpointHook(session.folder.checkpoints, OmegaConf.structured(CheckpointConfig), None, 0.0, "mse")
         test_loader = DataLoader(Samples())
-        runner = Runner(
+        train_loader = DataLoader(Samples(), batch_size=None, sampler=sampler)
+        runner = Trainer(
             session,
             model,
-            train_dataloader=DataLoader(Samples(), batch_size=None, sampler=sampler),
-            train_cfg={"type": TrainLoop, "max_epochs": max_epochs, "accumulate": accumulate, **limits},
-            val_dataloader=test_loader,
-            val_cfg={"type": EvalLoop, "stage": "val"},
-            val_evaluator=Evaluator(metrics or [Mse()]),
-            test_dataloader=test_loader,
-            test_cfg={"type": EvalLoop, "stage": "test"},
-            test_evaluator=Evaluator([Mse()]),
-            optim_wrapper=BackendOptimWrapper(optimizer, session.backend, accumulate=accumulate),
-            param_scheduler=schedulers,
-            custom_hooks=[logging, saving, *hooks],
-            visualizer={"type": "Visualizer", "name": session.unique_name, "vis_backends": None},
+            TrainLoop(train_loader, max_epochs, accumulate=accumulate, **limits),
+            EvalLoop(test_loader, Evaluator(metrics or [Mse()]), "val"),
+            EvalLoop(test_loader, Evaluator([Mse()]), "test"),
+            BackendOptimWrapper(optimizer, session.backend, accumulate=accumulate),
+            schedulers or (),
+            [logging, saving, *hooks],
         )
         runner.saving, runner.sampler = saving, sampler
         return runner

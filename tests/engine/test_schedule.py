@@ -16,7 +16,7 @@ from exp.config.differences import Change, changes
 from exp.config.schema import OptimConfig
 from exp.engine.optim import build_optimizer
 from exp.engine.resume import carry_over, changes_course
-from exp.engine.schedule import TorchOneCycle
+from exp.engine.schedule import TorchOneCycle, build_schedulers
 from exp.errors import ConfigError
 from tests.engine.conftest import Line, Mse, Spy
 
@@ -165,7 +165,7 @@ def trained(make_runner):
         runner = make_runner(model=model, optimizer=build_optimizer(model, config), max_epochs=3)
         runner.session.config.optim = config
         runner.train_loop.steps_per_epoch = PER_EPOCH
-        runner.param_schedulers = runner.build_param_scheduler(copy.deepcopy(list(schedules)))
+        runner.param_schedulers = build_schedulers(schedules, runner)
         for step in range(1, steps + 1):
             for index, parameter in enumerate(model.parameters()):
                 parameter.grad = torch.full_like(parameter, (step + index) % 3 - 1.0)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from mmengine.optim import OptimWrapper
 
+from exp.errors import ConfigError
 from exp.models.base import Model
 
 
@@ -20,8 +21,13 @@ class Line(Model):
 def test_several_losses_are_summed_by_name_and_others_are_refused():
     losses = {"time_loss": torch.tensor(2.0), "loss_kl": torch.tensor(3.0), "accuracy": torch.tensor(7.0)}
     assert Line().parse_losses(losses) == (5.0, {**losses, "loss": 5.0})
-    for wrong, named in (({"accuracy": torch.ones(())}, "accuracy"), ({"loss": torch.ones(3)}, r"\(3,\)")):
-        with pytest.raises(ValueError, match=named):
+    wrong_ones = (
+        ({"accuracy": torch.ones(())}, "accuracy"),
+        ({"loss": torch.ones(3)}, r"\(3,\)"),
+        (torch.ones(()), "Tensor"),
+    )
+    for wrong, named in wrong_ones:
+        with pytest.raises(ConfigError, match=named):
             Line().parse_losses(wrong)
 
 

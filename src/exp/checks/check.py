@@ -12,9 +12,11 @@ from exp.runfolder import to_json
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["FAILED", "OK", "SKIPPED", "WARNING", "Answer", "Journal", "fail", "ok", "read_journal", "skip", "worst"]
+__all__ = ["FAILED", "OK", "SKIPPED", "STYLES", "WARNING", "Answer", "Journal", "fail", "ok", "read_journal", "skip",
+           "worst"]  # fmt: skip
 
 OK, WARNING, FAILED, SKIPPED = "ok", "warning", "failed", "skipped"
+STYLES = {OK: "green", WARNING: "yellow", FAILED: "bold red", SKIPPED: "dim"}
 
 
 @dataclass
@@ -25,18 +27,13 @@ class Answer:
         status: ``ok``, ``warning``, ``failed`` or ``skipped``.
         finding: why, in one line.
         advice: what to do; empty: nothing.
-        values: figures, by name.
+        values: figures, by name; ``table``, where there is one, is a list of rows with equal keys.
     """
 
     status: str
     finding: str
     advice: str = ""
     values: dict[str, Any] = field(default_factory=dict)
-
-    def warn(self, advice: str) -> None:
-        """It works, but the user should do something."""
-        self.status = WARNING
-        self.advice = self.advice or advice
 
 
 def ok(finding: str, advice: str = "", **values: Any) -> Answer:
@@ -61,17 +58,18 @@ def worst(statuses: Iterable[str]) -> str:
 
 
 class Journal:
-    """Lines of JSON, each on its way to the kernel before the next thing happens: after a crash, the last one names the
-    culprit. On a full disk lines wait for the next one.
+    """Lines of JSON, written before the next thing happens: after a crash, the last one names the culprit.
 
     Args:
         path: the file; begun anew. It is opened for each line, so that other nodes see it.
+
+    Attributes:
+        error: why a line could not be written.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.error: OSError | None = None
-        self._waiting = b""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(b"")
@@ -79,28 +77,19 @@ class Journal:
             self.error = error
 
     def begin(self, name: str, **about: Any) -> None:
-        """Something is about to be tried; ``about`` is what is to be known of it where it never ends."""
+        """Something is about to be tried."""
         self._write({"name": name, **about, "since": time.time(), "ended": False})
 
     def end(self, name: str, **found: Any) -> None:
-        """It has ended, well or not; ``found`` is what came of it."""
+        """It has ended, well or not."""
         self._write({"name": name, **found, "ended": True})
 
-    def flush(self) -> bool:
-        """Try to write what waits; returns whether nothing is left."""
+    def _write(self, line: dict[str, Any]) -> None:
         try:
-            with self.path.open("ab", buffering=0) as file:
-                while self._waiting:
-                    self._waiting = self._waiting[file.write(self._waiting) :]
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(to_json(line) + "\n")
         except OSError as error:
             self.error = error
-            return False
-        self.error = None
-        return True
-
-    def _write(self, line: dict[str, Any]) -> None:
-        self._waiting += (to_json(line) + "\n").encode()
-        self.flush()
 
 
 def read_journal(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
 
 import torch
@@ -28,18 +30,17 @@ def measure_collectives(session: Session) -> dict[str, Any]:
     record_environment(session)
     session.begin()
     task, backend = session.config.task, session.backend
-    journal = Journal(session.folder.path / "collectives.jsonl") if session.distributed.is_main else None
+    place = session.folder.path / "collectives.jsonl" if session.distributed.is_main else Path(os.devnull)
+    journal = Journal(place)
     found = []
     for operation in _operations(backend):
         for precision in filter(backend.supports, _DTYPES):
             name = f"{operation} {precision}"
             for kib in [] if name in task.skip else task.sizes_kib:
-                if journal is not None:
-                    journal.begin(name, detail=f"{kib} KiB")
+                journal.begin(name, detail=f"{kib} KiB")
                 line = {"kib": kib, **_measure(session, operation, _DTYPES[precision], kib)}
                 found.append({"name": name, **line})
-                if journal is not None:
-                    journal.end(name, **line)
+                journal.end(name, **line)
                 if "error" in line:
                     break
     return make_result(session, {}, None, collectives=found)
@@ -96,11 +97,11 @@ def _measure(session: Session, operation: str, dtype: torch.dtype, kib: int) -> 
         run()
         session.backend.synchronize()
         taken.append(time.perf_counter() - started)
-    told = session.distributed.gather((wrong, sorted(taken)[_REPEATS // 2]))
-    seconds = max(each[1] for each in told)
+    found = session.distributed.gather((wrong, sorted(taken)[_REPEATS // 2]))
+    seconds = max(each[1] for each in found)
     share = 2 * (world_size - 1) / world_size if summing else 1.0
     return {
-        "wrong": [number for number, each in enumerate(told) if each[0]],
+        "wrong": [number for number, each in enumerate(found) if each[0]],
         "seconds": seconds,
         "bus_bytes_per_second": share * kib * 1024 / seconds,
     }

@@ -8,9 +8,10 @@ gives none, so one defect does not hide the next.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Any, Callable, Container, ContextManager, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Container, Mapping, Sequence
 
 import torch
 from mmengine.hooks import Hook
@@ -18,6 +19,7 @@ from mmengine.hooks import Hook
 from exp.checks.check import Journal
 from exp.checks.parity import apart, largest
 from exp.checks.training import train_with
+from exp.data.transfer import tensors_of
 from exp.engine.building import build_data, build_model, make_result, record_environment
 from exp.hardware.compat import every_operator
 
@@ -42,13 +44,12 @@ def check_operators(session: Session) -> dict[str, Any]:
     record_environment(session)
     data = build_data(session)
     journal = Journal(session.folder.path / "operators.jsonl")
-    skip, portable = session.config.task.skip, session.portable_operators
-    window = _Window(OperatorCheck(session.backend, session.device, journal, skip, portable))
-    try:
-        _, steps = train_with(session, data, build_model(session, data), window)
-    finally:
-        window.close()
-    return make_result(session, {}, None, steps=steps, operators=len(window.check.seen))
+    check = OperatorCheck(
+        session.backend, session.device, journal, session.config.task.skip, session.portable_operators
+    )
+    with contextlib.ExitStack() as window:
+        _, steps = train_with(session, data, build_model(session, data), _Window(check, window))
+    return make_result(session, {}, None, steps=steps, operators=len(check.seen))
 
 
 class _Window(Hook):
@@ -58,27 +59,19 @@ class _Window(Hook):
 
     priority = "VERY_LOW"
 
-    def __init__(self, check: OperatorCheck) -> None:
-        self.check = check
-        self._open: ContextManager[Any] | None = None
+    def __init__(self, check: OperatorCheck, window: contextlib.ExitStack) -> None:
+        self.check, self.window = check, window
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         """Open it."""
-        if self._open is None:
-            self._open = every_operator(self.check)
-            self._open.__enter__()
+        self.window.close()
+        self.window.enter_context(every_operator(self.check))
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         """Close it."""
-        self.close()
+        self.window.close()
 
     before_val_iter, after_val_iter = before_train_iter, after_train_iter
-
-    def close(self) -> None:
-        """Close it, if it is open."""
-        context, self._open = self._open, None
-        if context is not None:
-            context.__exit__(None, None, None)
 
 
 class OperatorCheck:
@@ -109,7 +102,7 @@ class OperatorCheck:
 
     def __call__(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Stand in for one call of an operator; returns what it gives."""
-        tensors = _tensors((args, kwargs))
+        tensors = list(tensors_of((args, kwargs)))
         if not self._is_ours(tensors, kwargs) or _is_bare(func):
             return func(*args, **kwargs)
         name = name_of(func)
@@ -131,35 +124,35 @@ class OperatorCheck:
         return named or any(each.device.type == self.device.type for each in tensors)
 
     def _compare(self, note: Callable[..., None], func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        scale = max((_scale(each) for each in _tensors((args, kwargs))), default=0.0)
-        reference, expected, reason = None, None, None
+        scale = max((_scale(each) for each in tensors_of((args, kwargs))), default=0.0)
+        reference, expected, reason, stands_in = None, None, "random", False
         if not _is_random(func, args, kwargs):
             reference = _moved((args, kwargs), _is_mutable(func))
             try:
                 expected = func(*reference[0], **reference[1])
             except Exception as error:  # noqa: BLE001 - a kernel that only the device has; any kind of it
                 expected, reason = _stand_in(func, *reference), _first_line(error)
-                reference = reference if expected is not None else None
+                stands_in = expected is not None
+                reference = reference if stands_in else None
         before = self.backend.fallbacks()
         try:
             result = func(*args, **kwargs)
             self.backend.synchronize()
         except Exception as error:
             note(error=_first_line(error))
-            if reference is None or reason is not None:
+            if reference is None or stands_in:
                 raise
             self._broken.add(name_of(func))
             return self._given(func, args, kwargs, reference, expected)
         found: dict[str, Any] = {"left": _left(before, self.backend.fallbacks())}
         if reference is None:
-            found["uncompared"] = reason or "random"
+            found["uncompared"] = reason
         else:
-            ours, theirs = (result, args, kwargs), (expected, *reference)
-            if reason is not None:
-                found["stand_in"] = True
-                ours, theirs = (result[0],), (expected,)  # type: ignore[assignment]
-            elif not _is_mutable(func):
-                ours, theirs = _asked_for(result, args), _asked_for(expected, args)
+            ours, theirs = _asked_for(result, args), _asked_for(expected, args)
+            if stands_in:
+                ours, theirs = (result[0],), (expected,)
+            elif _is_mutable(func):
+                ours, theirs = (result, args, kwargs), (expected, *reference)
             found.update(difference(ours, theirs, _FLOOR * scale))
         note(**found)
         return result
@@ -172,7 +165,7 @@ class OperatorCheck:
         """The CPU's values as if the device had given them."""
         if not _is_mutable(func):
             return _map(lambda each: each.to(self.device), expected)
-        given, computed = _tensors((args, kwargs)), _tensors(reference)
+        given, computed = list(tensors_of((args, kwargs))), list(tensors_of(reference))
         by_result = {id(value): tensor for tensor, value in zip(given, computed)}
         for tensor, value in zip(given, computed):
             tensor.copy_(value)
@@ -190,7 +183,7 @@ def _scale(tensor: torch.Tensor) -> float:
 
 
 def _left(before: Any, after: Any) -> list[int] | None:
-    """Calls and bytes that have left the device in between; None: nothing tells."""
+    """Calls and bytes that have left the device in between; None: not known."""
     if before is None or after is None:
         return None
     return [sum(each[place] for each in after.values()) - sum(each[place] for each in before.values())
@@ -239,10 +232,6 @@ def _is_mutable(func: Any) -> bool:
 
 def _base(func: Any) -> str:
     return name_of(func).split(".")[1]
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in _leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def _map(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:

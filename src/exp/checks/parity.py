@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Iterator, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Iterator, Mapping, NamedTuple, Sequence
 
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
@@ -22,8 +22,6 @@ from exp.runfolder import RunFolder, read_json, read_records, write_atomically, 
 from exp.summary import Finished
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from exp.config.schema import ExpConfig
     from exp.frozen import FrozenRun
     from exp.launcher.base import Launcher
@@ -52,34 +50,30 @@ _FLOOR = 1e-3
 class _Kind(NamedTuple):
     title: str
     phase: str
-    factor: float | None  # of the loss's tolerance; None: reported only, nothing is expected of it
+    factor: float  # of the loss's tolerance
 
 
 # Differences grow on the way from a sum over many values (the loss) to single ones, and through the optimizer.
-# Gradients of later steps are not judged: where a loss has a kink, as an absolute value has, two models that differ by
-# rounding errors may get gradients of opposite sign.
+# Gradients of later steps are not compared: where a loss has a kink, as an absolute value has, two models that differ
+# by rounding errors may get gradients of opposite sign.
 _KINDS = {
     "output": _Kind("forward (step 1)", "the forward pass", 10.0),
     "loss": _Kind("loss", "the loss", 1.0),
     "late_loss": _Kind(f"loss (after step {EARLY_STEPS})", "the loss", 1000.0),
     "gradient": _Kind("gradients (step 1)", "the backward pass", 100.0),
     "parameter": _Kind("parameters (step 1)", "the optimizer's step", 100.0),
-    "later": _Kind("gradients (later)", "", None),
-    "drift": _Kind("parameters (at the end)", "", None),
 }
 
 
 def tolerances(precision: str, loss: float | None) -> dict[str, float]:
-    """Largest relative difference that still agrees, by kind; infinite for those that are reported only.
+    """Largest relative difference that still agrees, by kind.
 
     Args:
         precision: one of :data:`exp.hardware.backend.PRECISIONS`.
         loss: for the loss; None: the default of the precision. The others follow from it.
     """
     base = _LOSS_TOLERANCE[precision] if loss is None else loss
-    return {
-        name: math.inf if kind.factor is None else min(base * kind.factor, _LARGEST) for name, kind in _KINDS.items()
-    }
+    return {name: min(base * kind.factor, _LARGEST) for name, kind in _KINDS.items()}
 
 
 @dataclass(frozen=True)
@@ -87,10 +81,9 @@ class Difference:
     """How far two tensors (or losses) are apart."""
 
     kind: str
-    """``output``, ``loss``, ``late_loss`` (after :data:`EARLY_STEPS`), ``gradient`` (first step), ``later`` (gradients
-    of other steps), ``parameter`` (first step, values with a clear gradient only: optimizers that divide a gradient by
-    its size move a value whose gradient is a rounding error by a whole step, in either direction) or ``drift``
-    (parameters after the last step)."""
+    """``output``, ``loss``, ``late_loss`` (after :data:`EARLY_STEPS`), ``gradient`` or ``parameter`` (values with a
+    clear gradient only: optimizers that divide a gradient by its size move a value whose gradient is a rounding error
+    by a whole step, in either direction). All but losses are of the first step."""
     step: int
     """Optimizer step, from 1."""
     name: str
@@ -98,74 +91,72 @@ class Difference:
     """Largest absolute difference; infinite where there is nothing to compare, or one of the two is not finite."""
     relative: float
     """The same, relative to the tensor's largest absolute value in the reference, or to a thousandth of the largest of
-    its kind in this step where that is larger: a tensor that is zero but for rounding has no scale of its own."""
+    its kind where that is larger: a tensor that is zero but for rounding has no scale of its own."""
 
 
 def compare(tested: RunFolder, reference: RunFolder, clear: float) -> Iterator[Difference]:
-    """All differences in the order in which they can arise: forward, loss, backward, optimizer; step by step.
+    """All differences in the order in which they can arise: forward, loss, backward, optimizer; then later losses.
 
     Args:
         tested: run folder with ``trace.npz`` and ``metrics.jsonl``.
         reference: the same of the reference.
         clear: how large a gradient must be, relative to the tensor's largest, to tell its direction.
     """
+    losses = list(_losses(read_losses(tested), read_losses(reference)))
     # Read as they are asked for: of a large model, not all would fit into memory.
     with _open(tested) as ours, _open(reference) as theirs:
-        prefix = "output/000001/"
-        scale, known = _scale(theirs, prefix), set(_names(ours, prefix))
-        for name in _names(theirs, prefix):
-            # A fused kernel of one of the two may do without a module; what comes after it shows whether it is right.
-            if name in known:
-                yield _difference("output", 1, name, ours[prefix + name], theirs[prefix + name], scale)
-        our_losses, their_losses = read_losses(tested), read_losses(reference)
-        steps = sorted(set(our_losses) & set(their_losses))
-        order = {str(name): place for place, name in enumerate(theirs["order"])}
-        for step in steps:
-            gap, expected = abs(our_losses[step] - their_losses[step]), abs(their_losses[step])
-            yield Difference(
-                "loss" if step <= EARLY_STEPS else "late_loss", step, "loss", gap, gap / max(expected, 1e-12)
-            )
-            yield from _backward(step, ours, theirs, order)
-            if step == 1:
-                yield from _first_update(ours, theirs, clear)
-        prefix = f"parameter/{steps[-1]:06d}/"
-        for name in _names(theirs, prefix):
-            yield _difference("drift", steps[-1], name, ours[prefix + name], theirs[prefix + name], 0.0)
+        yield from _outputs(ours, theirs)
+        yield losses[0]
+        yield from _gradients(ours, theirs)
+        yield from _parameters(ours, theirs, clear)
+    yield from losses[1:]
 
 
 def _open(folder: RunFolder) -> Any:
     return np.load(folder.path / "trace.npz", allow_pickle=False)
 
 
-def _backward(step: int, ours: Any, theirs: Any, order: dict[str, int]) -> Iterator[Difference]:
-    prefix = f"gradient/{step:06d}/"
-    scale = _scale(theirs, prefix)
+def _losses(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Iterator[Difference]:
+    for step in sorted(set(ours) & set(theirs)):
+        gap = abs(ours[step] - theirs[step])
+        kind = "loss" if step <= EARLY_STEPS else "late_loss"
+        yield Difference(kind, step, "loss", gap, gap / max(abs(theirs[step]), 1e-12))
 
-    def place(parameter: str) -> tuple[int, str]:
+
+def _outputs(ours: Any, theirs: Any) -> Iterator[Difference]:
+    scale = _scale(theirs, "output/")
+    for key in _keys(theirs, "output/"):
+        # A fused kernel of one of the two may do without a module; what comes after it shows whether it is right.
+        if key in ours.files:
+            yield _difference(key, ours[key], theirs[key], scale)
+
+
+def _gradients(ours: Any, theirs: Any) -> Iterator[Difference]:
+    scale, order = _scale(theirs, "gradient/"), {str(name): place for place, name in enumerate(theirs["order"])}
+
+    def place(key: str) -> tuple[int, str]:
         """When the module of a parameter ran: where it was never called itself, the nearest that holds it."""
-        module = parameter.rpartition(".")[0]
+        module = key.partition("/")[2].rpartition(".")[0]
         while module and module not in order:
             module = module.rpartition(".")[0]
-        return order.get(module, 0), parameter
+        return order.get(module, 0), key
 
-    for name in sorted({*_names(ours, prefix), *_names(theirs, prefix)}, key=place, reverse=True):
-        mine, expected = (trace[prefix + name] if prefix + name in trace.files else None for trace in (ours, theirs))
-        yield _difference("gradient" if step == 1 else "later", step, name, mine, expected, scale)
-
-
-def _first_update(ours: Any, theirs: Any, clear: float) -> Iterator[Difference]:
-    prefix = "gradient/000001/"
-    scale = _scale(theirs, prefix)
-    for name in _names(theirs, prefix):
-        gradient = np.abs(theirs[prefix + name])
-        told = gradient > max(clear * gradient.max(initial=0.0), _FLOOR * _FLOOR * scale)
-        mine, expected = (trace[f"parameter/000001/{name}"] for trace in (ours, theirs))
-        if mine.shape == expected.shape:
-            yield _difference("parameter", 1, name, mine[told], expected[told], 0.0)
+    for key in sorted({*_keys(ours, "gradient/"), *_keys(theirs, "gradient/")}, key=place, reverse=True):
+        mine, expected = (trace[key] if key in trace.files else None for trace in (ours, theirs))
+        yield _difference(key, mine, expected, scale)
 
 
-def _names(trace: Any, prefix: str) -> list[str]:
-    return [key[len(prefix) :] for key in trace.files if key.startswith(prefix)]
+def _parameters(ours: Any, theirs: Any, clear: float) -> Iterator[Difference]:
+    scale = _scale(theirs, "gradient/")
+    for key in _keys(theirs, "gradient/"):
+        gradient, key = np.abs(theirs[key]), key.replace("gradient", "parameter", 1)
+        clear_ones = gradient > max(clear * gradient.max(initial=0.0), _FLOOR * _FLOOR * scale)
+        if ours[key].shape == theirs[key].shape:
+            yield _difference(key, ours[key][clear_ones], theirs[key][clear_ones], 0.0)
+
+
+def _keys(trace: Any, prefix: str) -> list[str]:
+    return [key for key in trace.files if key.startswith(prefix)]
 
 
 def read_losses(folder: RunFolder) -> dict[int, float]:
@@ -175,7 +166,7 @@ def read_losses(folder: RunFolder) -> dict[int, float]:
 
 
 def _scale(trace: Any, prefix: str) -> float:
-    return max((largest(trace[prefix + name]) for name in _names(trace, prefix)), default=0.0)
+    return max((largest(trace[key]) for key in _keys(trace, prefix)), default=0.0)
 
 
 def largest(values: Any) -> float:
@@ -200,10 +191,10 @@ def apart(ours: Any, theirs: Any, floor: float) -> tuple[float, float]:
     return absolute, absolute / max(largest(theirs), floor, 1e-30)
 
 
-def _difference(kind: str, step: int, name: str, ours: Any, theirs: Any, scale: float) -> Difference:
-    if ours is None or theirs is None or ours.shape != theirs.shape:
-        return Difference(kind, step, name, math.inf, math.inf)
-    return Difference(kind, step, name, *apart(ours, theirs, _FLOOR * scale))
+def _difference(key: str, ours: Any, theirs: Any, scale: float) -> Difference:
+    kind, _, name = key.partition("/")
+    missing = ours is None or theirs is None or ours.shape != theirs.shape
+    return Difference(kind, 1, name, *((math.inf, math.inf) if missing else apart(ours, theirs, _FLOOR * scale)))
 
 
 def compare_backends(run: FrozenRun, reference: ExpConfig, launcher: Launcher) -> Finished:
@@ -253,12 +244,10 @@ def _finish(config: ExpConfig, folder: RunFolder, tested: RunFolder, reference: 
     """Compare, print and write. The traces are kept where the two do not agree, to be looked into."""
     allowed = tolerances(config.precision, config.task.tolerance)
     found = list(compare(tested, reference, clear=allowed["gradient"]))
-    known = {d.kind for d in found}  # a single step has none later
-    largest = {
-        kind: max((d for d in found if d.kind == kind), key=lambda d: d.relative) for kind in _KINDS if kind in known
-    }
+    of_kind = {kind: [d for d in found if d.kind == kind] for kind in _KINDS}
+    worst = {kind: max(each, key=lambda d: d.relative) for kind, each in of_kind.items() if each}
     first = next((d for d in found if d.relative > allowed[d.kind]), None)
-    losses = [d for d in found if d.kind in ("loss", "late_loss")]
+    losses = [*of_kind["loss"], *of_kind["late_loss"]]
     done = read_json(tested.result)
     report = {
         "backend": config.backend.name,
@@ -268,27 +257,18 @@ def _finish(config: ExpConfig, folder: RunFolder, tested: RunFolder, reference: 
         "world_size": config.nproc * config.launcher.nnodes,
         "precision": config.precision,
         "agrees": first is None,
-        "tolerances": {kind: value for kind, value in allowed.items() if math.isfinite(value)},
+        "tolerances": allowed,
         "first_departure": None if first is None else asdict(first),
-        "largest": {kind: asdict(difference) for kind, difference in largest.items()},
+        "largest": {kind: asdict(difference) for kind, difference in worst.items()},
         "loss_differences": [difference.relative for difference in losses],
         "losses": {"tested": list(read_losses(tested).values()), "reference": list(read_losses(reference).values())},
         "random_modules": done["random_modules"],
     }
     write_json(folder.path / "parity.json", report)
-    rows: list[Sequence[object]] = [
-        (d.kind, d.step, d.name, d.absolute, d.relative, allowed[d.kind] if math.isfinite(allowed[d.kind]) else "")
-        for d in found
-    ]
     titles = ("kind", "step", "name", "absolute", "relative", "allowed")
+    rows: list[Sequence[object]] = [(*asdict(d).values(), allowed[d.kind]) for d in found]
     write_atomically(folder.path / "differences.csv", csv_content([titles, *rows]))
-    from exp.draw.files import encoded  # matplotlib's
-
-    figure = _losses_figure(losses, allowed, f"{config.backend.name} and {config.reference}")
-    for form, content in encoded(figure, config.figures).items():
-        write_atomically(folder.plots / f"parity.{form}", content)
     metric = max(difference.relative for difference in losses)
-    message = "" if first is None else _message(config, first, allowed[first.kind], report["random_modules"])
     result = blank_result(config)
     result.update({key: done[key] for key in ("device_type", "devices", "process_group", "fallback", "wall_s")})
     result.update(
@@ -300,10 +280,11 @@ def _finish(config: ExpConfig, folder: RunFolder, tested: RunFolder, reference: 
         reported=in_role("loss_difference", "parity", metric),
         steps=len(losses),
     )
+    message = "" if first is None else _message(config, first, allowed[first.kind], report["random_modules"])
     if first is not None:
         result["error"] = {"rank": None, "type": RunError.__name__, "message": message}
     folder.write_result(result)
-    _print(report, largest, allowed, console.shown(folder.path))
+    _print(report, worst, allowed, console.shown(folder.path))
     if first is not None:
         console.error(message)
         return Finished(EXIT_FAILED, metric)
@@ -329,48 +310,32 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f" (and {len(names) - 3} more)" if len(names) > 3 else "")
 
 
-def _print(report: dict[str, Any], largest: dict[str, Difference], allowed: dict[str, float], where: str) -> None:
+def _print(report: dict[str, Any], worst: dict[str, Difference], allowed: dict[str, float], where: str) -> None:
     from rich import box
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for title in ("largest difference", "relative", "absolute", "allowed", "step", "at"):
         table.add_column(title, justify="left" if title in ("largest difference", "at") else "right")
-    for kind, d in largest.items():
-        limit = f"{allowed[kind]:.0e}" if math.isfinite(allowed[kind]) else ""
-        row = (_KINDS[kind].title, f"{d.relative:.1e}", f"{d.absolute:.1e}", limit, str(d.step), d.name)
+    for kind, d in worst.items():
+        row = (
+            _KINDS[kind].title,
+            f"{d.relative:.1e}",
+            f"{d.absolute:.1e}",
+            f"{allowed[kind]:.0e}",
+            str(d.step),
+            d.name,
+        )
         table.add_row(*row, style="" if d.relative <= allowed[kind] else "bold red")
     terminal = console.make_console()
     terminal.print()
     terminal.print(table)
     if report["random_modules"]:
-        terminal.print(
-            f"\n{_listed(report['random_modules'])} still drew random numbers, although dropout is off; "
-            "two devices draw different ones",
-            style="yellow",
-            soft_wrap=True,
-        )
+        random = f"\n{_listed(report['random_modules'])} still drew random numbers, although dropout is off; "
+        terminal.print(f"{random}two devices draw different ones", style="yellow", soft_wrap=True)
     verdict = "agree" if report["agrees"] else "DO NOT AGREE"
     terminal.print(
         f"\n{report['backend']} and {report['reference']} {verdict} over {report['steps']} steps; all figures in "
-        f"{where}: parity.json, differences.csv, plots/parity.png",
+        f"{where}: parity.json, differences.csv",
         soft_wrap=True,
     )
-
-
-def _losses_figure(losses: Sequence[Difference], allowed: dict[str, float], title: str) -> Figure:
-    """The relative difference of the loss over the steps, with a line at what is allowed."""
-    from exp.draw.figure import new_figure, title_and_legend
-
-    figure = new_figure(6, 3.2)
-    axes = figure.add_subplot()
-    smallest = 1e-9  # where the two are equal, a logarithm has nothing to show
-    axes.semilogy([d.step for d in losses], [max(d.relative, smallest) for d in losses], marker="o", markersize=3)
-    limits = [allowed[d.kind] for d in losses]
-    edges = [d.step - 0.5 for d in losses] + [losses[-1].step + 0.5]
-    axes.step(edges, [limits[0], *limits], linestyle="--", color="tab:red", label="allowed")
-    axes.set(xlabel="step", ylabel="relative difference of the loss")
-    axes.set_ylim(bottom=smallest / 2)
-    axes.locator_params(axis="x", integer=True)
-    title_and_legend(axes, title)
-    return figure

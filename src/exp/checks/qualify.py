@@ -7,6 +7,7 @@ nothing that a driver does can end this one. ``qualify.json`` has all, ``qualify
 from __future__ import annotations
 
 import re
+import shutil
 import time
 from dataclasses import asdict
 from fnmatch import fnmatch
@@ -16,12 +17,11 @@ from typing import TYPE_CHECKING, Any
 from hydra.core.hydra_config import HydraConfig
 
 from exp import console
-from exp.checks.check import FAILED, OK, SKIPPED, WARNING, Answer, fail, skip, worst
-from exp.checks.child import Interrupted, Signals
-from exp.checks.machine import Monitor, Secrets, different, machine, tidy
-from exp.checks.page import write_page
-from exp.checks.report import STYLES
-from exp.checks.rows import Maker, Row, plan
+from exp.checks.check import FAILED, OK, SKIPPED, STYLES, WARNING, Answer, fail, skip, worst
+from exp.checks.child import Ended, run_exp
+from exp.checks.machine import Secrets, different, machine, tidy
+from exp.checks.page import page_of
+from exp.checks.rows import MAKERS, Making, Row, plan
 from exp.config.check import check_hardware
 from exp.environment import describe_environment, variables
 from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, ConfigError, ExpError
@@ -29,7 +29,7 @@ from exp.freezing import prepare
 from exp.hardware.registry import create_backend
 from exp.launcher.processes import handle_signals, signal_name
 from exp.preemption import PREEMPT_SIGNAL
-from exp.runfolder import read_json, write_json
+from exp.runfolder import read_json, write_atomically, write_json
 from exp.runlock import RunLock
 from exp.summary import Finished
 from exp.task import create_task
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
 __all__ = ["qualify"]
 
-_LEAST_S = 20.0
-"""Less than this is no time for any row."""
 _STARTS = 2
 """So often a row may end this process itself, or the machine."""
 _MADE = (OK, WARNING, FAILED)
@@ -66,6 +64,9 @@ def qualify(config: ExpConfig, overrides: list[str]) -> Finished:
     backend = create_backend(config.backend)
     check_hardware(config, backend)
     rows = plan(config, overrides, task, backend)
+    for pattern in task.rows or ():
+        if not any(fnmatch(row.name, pattern) for row in rows):
+            raise ConfigError(f"task.rows: no row is called {pattern}; there are {', '.join(row.name for row in rows)}")
     given = any(override.startswith("output_dir=") for override in overrides)
     place = Path(config.output_dir if given else f"outputs/qualify/{backend.name}_{config.nproc}").absolute()
     try:
@@ -75,51 +76,50 @@ def qualify(config: ExpConfig, overrides: list[str]) -> Finished:
     lock = RunLock(place)
     lock.acquire()
     try:
-        return _Kit(config, overrides, task, rows, backend, place).run()
+        return _Suite(config, overrides, task, rows, backend, place).run()
     finally:
         lock.release()
 
 
-class _Kit:
+class _Suite:
     def __init__(
         self, config: ExpConfig, overrides: list[str], task: Qualify, rows: list[Row], backend: Backend, place: Path
     ) -> None:
         self.task, self.plan, self.backend, self.place = task, rows, backend, place
         self.secrets = Secrets(overrides, config.backend.env)
-        self.signals = Signals()
+        self.signal: int | None = None
         self.terminal = console.make_console()
-        monitor = Monitor(config, backend)
-        cards = monitor.read()
+        cards = backend.monitor()
         own = sorted(each for each in overrides if not re.match(r"task[.=]|output_dir=|resume=|over", each))
         about = {"backend": backend.name, "simulated": backend.simulate, "nproc": config.nproc, "overrides": own}
-        about, now = self.secrets.hide(about), self.secrets.hide(machine(backend, cards))
-        before = {} if config.overwrite else self._before(about, now)
-        self.rows: dict[str, dict[str, Any]] = before.get("rows", {})
         self.record: dict[str, Any] = {
-            **about, "verdict": SKIPPED, "exit_code": None, "machine": now, "monitor": self.secrets.hide(cards),
-            "environment": {}, "rows": self.rows,
+            **about, "verdict": SKIPPED, "exit_code": None, "machine": machine(backend, cards), "monitor": cards,
+            "environment": {}, "rows": {},
         }  # fmt: skip
-        self.maker = Maker(place, _search(), monitor, backend, task.soak_minutes * 60, self.signals, self.rows)
+        if not config.overwrite:
+            self._go_on(self.secrets.hide({**about, **self.record["machine"]}))
+        self.rows: dict[str, dict[str, Any]] = self.record["rows"]
 
-    def _before(self, about: dict[str, Any], now: dict[str, str]) -> dict[str, Any]:
-        """What an earlier start has found in this folder."""
+    def _go_on(self, now: dict[str, Any]) -> None:
+        """Take the rows that an earlier start has made in this folder."""
         found: dict[str, Any] | None = read_json(self.place / "qualify.json")
         if found is None:
             names = {each.name for each in self.place.iterdir() if not each.name.startswith(".")}
             if names - {"rows", "qualify.md"}:
                 raise ConfigError(f"{self.place} holds something else; set output_dir to a folder of its own")
-            return {}
-        others = [f"{key}={found.get(key)}, this one has {about[key]}" for key in about if found.get(key) != about[key]]
-        other = next(iter(others), None) or different(found.get("machine", now), now)
+            return
+        before = {**{key: found.get(key) for key in now if key in found}, **found.get("machine", {})}
+        other = different(before, now)
         if other is not None:
             raise ConfigError(
-                f"{self.place} holds a kit of {other}; set another output_dir, or overwrite=true to begin anew"
+                f"{self.place} holds a suite of {other}; set another output_dir, or overwrite=true to begin anew"
             )
-        return found
+        self.record["rows"] = found["rows"]
 
     def run(self) -> Finished:
         """Make what is left, then tell."""
-        done = sum(map(self._is_made, self.plan))
+        left = [row for row in self.plan if not self._is_made(row)]
+        done = len(self.plan) - len(left)
         self.terminal.print(
             f"qualify: {len(self.plan)} rows on {self.record['nproc']} x {self.backend.name}"
             + (", SIMULATED" if self.backend.simulate else "")
@@ -128,25 +128,15 @@ class _Kit:
             soft_wrap=True,
         )
         packages = {"backend_packages": self.backend.packages(), "variables": variables(self.backend)}
-        self.record["environment"] = self.secrets.hide({**describe_environment(self.backend, []), **packages})
-        left = [row for row in self.plan if not self._is_made(row)]
+        self.record["environment"] = {**describe_environment(self.backend, []), **packages}
         for row in left:  # this process may have been killed in it
             tidy(self.place / "rows" / row.name, self.secrets)
         self._write()
-        interrupted = None
         deadline = time.monotonic() + self.task.budget_minutes * 60
-        with handle_signals(lambda number, _: setattr(self.signals, "received", number)):
+        with handle_signals(lambda number, _: setattr(self, "signal", number)):
             for row in left:
-                try:
-                    self._row(row, deadline)
-                except Interrupted as signal:
-                    interrupted = signal.number
-                    self._keep(row, skip(f"ended by {signal_name(signal.number)}", _LATER))
-                    break
-        for row in self.plan:  # nothing is left out silently
-            if row.name not in self.rows:
-                self._keep(row, skip("the kit ended before", _LATER))
-        return self._end(interrupted)
+                self._row(row, deadline)
+        return self._end()
 
     def _is_made(self, row: Row) -> bool:
         """A row whose folder was removed is made again."""
@@ -154,48 +144,50 @@ class _Kit:
 
     def _row(self, row: Row, deadline: float) -> None:
         """Make a row, unless there is a reason not to."""
-        left, limit = deadline - time.monotonic(), self.task.row_minutes * 60
+        limit_s = self.task.row_minutes * 60
         started = self.rows.get(row.name, {}).get("started", 0)
         if self.task.rows is not None and not any(fnmatch(row.name, pattern) for pattern in self.task.rows):
             self._keep(row, skip("left out by task.rows"))
-            return
-        if self.signals.received is not None:
-            raise Interrupted(self.signals.received)
-        if row.kind == "soak":
-            self.maker.soak_s = min(self.task.soak_minutes * 60, left - limit / 4)
-            limit += self.maker.soak_s
-        if min(left, limit) < _LEAST_S or (row.kind == "soak" and self.maker.soak_s <= 0):
+        elif self.signal is not None:
+            self._keep(row, skip("the suite ended before", _LATER))
+        elif time.monotonic() > deadline:
             self._keep(row, skip("the budget was spent", _LATER))
-            return
-        if started >= _STARTS:
-            finding = f"the kit itself ended in this row, {started} times"
+        elif started >= _STARTS:
+            finding = f"the suite itself ended in this row, {started} times"
             self._keep(row, fail(finding, "see the machine's own log: dmesg, the driver's"), started)
-            return
-        self._keep(row, skip("begun", _LATER), started + 1, tell=False)
-        begun = time.monotonic()
-        self.maker.late = False
+        else:
+            self._keep(row, skip("begun", _LATER), started + 1, tell=False)
+            begun = time.monotonic()
+            answer = self._made(row, limit_s)
+            if self.signal is None:
+                self._keep(row, answer, started + 1, time.monotonic() - begun)
+            else:
+                self._keep(row, skip(f"ended by {signal_name(self.signal)}", _LATER))
+
+    def _made(self, row: Row, limit_s: float) -> Answer:
+        folder = self.place / "rows" / row.name
+        shutil.rmtree(str(folder), ignore_errors=True)
+        folder.mkdir(parents=True)
+        deadline = time.monotonic() + limit_s
+
+        def run(*more: str, stop: Any) -> Ended:
+            arguments, left_s = [*_search(), *row.overrides, *more], deadline - time.monotonic()
+            return run_exp(arguments, folder / "output.log", left_s, lambda: self.signal is not None or stop())
+
+        real = self.backend.exclusive_devices and not self.backend.simulate
         try:
-            answer = self.maker.make(row, min(left, limit))
+            return MAKERS[row.kind](Making(row, folder, run, self.rows, real))
         except (ExpError, OSError, KeyError, ValueError, TypeError) as error:  # files that are not what a row leaves
-            answer = fail(f"what it left cannot be read: {type(error).__name__}: {error}", "")
+            return fail(f"what it left cannot be read: {type(error).__name__}: {error}", "")
         finally:
-            tidy(self.place / "rows" / row.name, self.secrets)
-        if self.maker.late and limit > left:
-            answer, started = skip(f"{left:.0f} s of the budget were not enough", _LATER), -1
-        self._keep(row, answer, started + 1, time.monotonic() - begun)
+            tidy(folder, self.secrets)
 
     def _keep(
         self, row: Row, answer: Answer, started: int = 0, seconds: float | None = None, tell: bool = True
     ) -> None:
-        kept = {
-            "kind": row.kind,
-            **row.about,
-            **asdict(answer),
-            "seconds": seconds,
-            "started": started,
-            "command": " ".join(["python -m exp", *self.maker.command(row)]),
-        }
-        self.rows[row.name] = self.secrets.hide(kept)
+        command = " ".join(["python -m exp", *_search(), *row.overrides])
+        about = {"kind": row.kind, **row.about, **asdict(answer)}
+        self.rows[row.name] = {**about, "seconds": seconds, "started": started, "command": command}
         self._write()
         if tell:
             took = f"{seconds:5.0f} s" if seconds is not None else "       "
@@ -207,26 +199,24 @@ class _Kit:
         names = [row.name for row in self.plan if row.name in self.rows]
         self.record["verdict"] = worst(self.rows[name]["status"] for name in names)
         ordered = {**{name: self.rows[name] for name in names}, **self.rows}
-        record = {**self.record, "rows": ordered}
+        record = self.secrets.hide({**self.record, "rows": ordered})
         write_json(self.place / "qualify.json", record)
-        write_page(self.place / "qualify.md", record)
+        write_atomically(self.place / "qualify.md", page_of(record).encode())
 
-    def _end(self, interrupted: int | None) -> Finished:
+    def _end(self) -> Finished:
         rows = [self.rows[row.name] for row in self.plan]
         statuses = [row["status"] for row in rows]
         unfinished = any(row["status"] == SKIPPED and row["advice"] == _LATER for row in rows)
         code = EXIT_FAILED if FAILED in statuses else EXIT_PREEMPTED if unfinished else EXIT_OK
-        name = None
-        if interrupted is not None:
-            name = signal_name(interrupted)
-            code = EXIT_PREEMPTED if interrupted == PREEMPT_SIGNAL else 128 + interrupted
+        if self.signal is not None:
+            code = EXIT_PREEMPTED if self.signal == PREEMPT_SIGNAL else 128 + self.signal
         self.record["exit_code"] = code
         self._write()
         counts = ", ".join(f"{statuses.count(each)} {each}" for each in (*_MADE, SKIPPED) if each in statuses)
         self.terminal.print(f"{counts}; the page: {console.shown(self.place / 'qualify.md')}", soft_wrap=True)
-        if code == EXIT_PREEMPTED or name is not None:
+        if unfinished:
             self.terminal.print("the same command goes on with what was skipped", soft_wrap=True)
-        return Finished(code, interrupted_by=name)
+        return Finished(code, interrupted_by=None if self.signal is None else signal_name(self.signal))
 
 
 def _search() -> list[str]:

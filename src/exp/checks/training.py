@@ -1,8 +1,7 @@
 """Trainings of a few steps that are looked at: task=parity's two (traced), task=speed (timed), and one that is killed.
 
-A trace is one NumPy file per run, in the order of execution. Of large tensors a fixed, evenly spaced part is kept, the
-same on every backend, so that the file stays small whatever the model: all of a tensor up to ``FIRST_STEP`` values in
-the first step, ``LATER_STEPS`` values after it.
+A trace is one NumPy file per run: outputs, gradients and parameters of the first step, in the order of execution. Of a
+tensor of more than ``_KEPT`` values an evenly spaced part is kept, the same on every backend.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import statistics
 import time
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Iterator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,6 +21,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from exp.data.base import split_of
+from exp.data.transfer import tensors_of
 from exp.engine.building import build_data, build_model, make_result, record_environment
 from exp.engine.hooks import truncate_metrics
 from exp.engine.rng import device_state
@@ -34,14 +34,13 @@ if TYPE_CHECKING:
 
 __all__ = ["KillOnce", "Repeated", "StepTimer", "TraceHook", "measure_speed", "train_traced", "train_with"]
 
-FIRST_STEP = 2**20
-LATER_STEPS = 2**12
+_KEPT = 2**20
 
 
 def train_with(session: Session, data: Any, model: nn.Module, hook: Hook) -> tuple[Training, int]:
     """Train with ``hook``, and without checkpoints; returns the training, and how many steps it took."""
     training = Training(session, data, model)
-    runner = training.runner
+    runner = training.trainer
     runner.hooks.remove(training.checkpoint_hook)
     runner.register_hook(hook)
     runner.train()
@@ -88,7 +87,7 @@ class TraceHook(Hook):
 
     def before_train(self, runner: Any) -> None:
         """Listen to the modules and to the optimizer."""
-        runner.optim_wrapper.before_step = lambda: self._gradients(runner)
+        runner.optim_wrapper.before_step = lambda: self._keep_all(runner, "gradient")
         if runner.distributed_group.is_main:
             self._file = zipfile.ZipFile(self.path, "w")
             if not runner.session.config.compile:  # there are no modules in what torch has compiled
@@ -96,13 +95,10 @@ class TraceHook(Hook):
                     self._listen(module, name or "model", runner.backend)
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
-        """Take the parameters after the step."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-        if runner.distributed_group.is_main and self._step in (1, self.steps):
-            for name, parameter in unwrapped(runner.model).named_parameters():
-                self._keep("parameter", name, parameter)
+        """Take the parameters after the first step."""
+        self._keep_all(runner, "parameter")
+        while self._handles:
+            self._handles.pop().remove()
         if self._step >= self.steps:
             runner.train_loop.stop_training = True
         self._step += 1
@@ -114,11 +110,14 @@ class TraceHook(Hook):
             self._write("order", np.array(list(self._order)))
             self._file.close()
 
-    def _gradients(self, runner: Any) -> None:
-        if runner.distributed_group.is_main:
-            for name, parameter in unwrapped(runner.model).named_parameters():
-                if parameter.grad is not None:
-                    self._keep("gradient", name, parameter.grad)
+    def _keep_all(self, runner: Any, kind: str) -> None:
+        """The parameters of the first step, or their gradients."""
+        if self._step > 1 or self._file is None:
+            return
+        for name, parameter in unwrapped(runner.model).named_parameters():
+            values = parameter.grad if kind == "gradient" else parameter
+            if values is not None:
+                self._keep(kind, name, values)
 
     def _listen(self, module: nn.Module, name: str, backend: Backend) -> None:
         def before(_module: nn.Module, _inputs: Any) -> None:
@@ -131,7 +130,7 @@ class TraceHook(Hook):
             self._running.pop()
             if name not in self._seen:  # the first of several calls
                 self._seen.add(name)
-                for index, tensor in enumerate(_tensors(output)):
+                for index, tensor in enumerate(each for each in tensors_of(output) if each.is_floating_point()):
                     self._keep("output", f"{name}[{index}]" if index else name, tensor)
 
         self._handles += [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
@@ -148,28 +147,14 @@ class TraceHook(Hook):
 
     def _keep(self, kind: str, name: str, tensor: torch.Tensor) -> None:
         """Write a tensor at once: all of a large model's would not fit into memory."""
-        limit = FIRST_STEP if self._step == 1 else LATER_STEPS
         values = tensor.detach().reshape(-1)
-        stride = -(-values.numel() // limit) if values.numel() else 1
-        self._write(f"{kind}/{self._step:06d}/{name}", values[::stride].float().cpu().numpy())
+        stride = max(1, -(-values.numel() // _KEPT))
+        self._write(f"{kind}/{name}", values[::stride].float().cpu().numpy())
 
     def _write(self, key: str, values: np.ndarray[Any, Any]) -> None:
         assert self._file is not None
         with self._file.open(f"{key}.npy", "w", force_zip64=True) as file:
             np.lib.format.write_array(file, values, allow_pickle=False)
-
-
-def _tensors(output: Any) -> Iterator[torch.Tensor]:
-    """The floating-point tensors of a module's output, in order."""
-    if isinstance(output, torch.Tensor):
-        if output.is_floating_point():
-            yield output
-    elif isinstance(output, dict):
-        for value in output.values():
-            yield from _tensors(value)
-    elif isinstance(output, (list, tuple)):
-        for value in output:
-            yield from _tensors(value)
 
 
 _DROPOUTS = tuple(kind for name, kind in vars(nn).items() if "Dropout" in name)
@@ -178,7 +163,7 @@ _DROPOUTS = tuple(kind for name, kind in vars(nn).items() if "Dropout" in name)
 def _without_dropout(model: nn.Module) -> None:
     """Turn torch's dropout off: masks come from each device's own generator, so they would differ by design.
 
-    A model that calls a dropout function by itself is told by its configuration (:mod:`exp.checks.parity`); what is
+    A model that calls a dropout function by itself is changed by its configuration (:mod:`exp.checks.parity`); what is
     left is found by :attr:`TraceHook.random_modules`.
     """
     for module in model.modules():
@@ -200,8 +185,8 @@ def measure_speed(session: Session) -> dict[str, Any]:
     training, steps = train_with(session, lasting, build_model(session, data, to_place=True), timer)
     left = training.metrics_hook.left_device
     own = {"memory": session.backend.usage().get("max_allocated"), "seconds": timer.seconds}
-    told = session.distributed.gather(own)
-    slowest = [max(each) for each in zip(*(rank["seconds"] for rank in told))]
+    ranks = session.distributed.gather(own)
+    slowest = [max(each) for each in zip(*(rank["seconds"] for rank in ranks))]
     step_s = statistics.median(slowest) if slowest else None
     return make_result(
         session,
@@ -211,7 +196,7 @@ def measure_speed(session: Session) -> dict[str, Any]:
         step_seconds=step_s,
         samples_per_second=config.global_batch_size / step_s if step_s else None,
         slowest_step_seconds=max(slowest, default=None),
-        memory_by_rank=[rank["memory"] for rank in told],
+        memory_by_rank=[rank["memory"] for rank in ranks],
         left_device=None if left is None else left.summary(session.distributed),
         train_samples=len(train),
     )

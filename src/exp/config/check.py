@@ -236,7 +236,7 @@ def _check_wrapper(config: ExpConfig, task: Task) -> None:
         if task.trains and processes > 1 and here and version < _FULL_SHARDING_SINCE:
             raise UnavailableError(
                 f"wrapper=fsdp: torch {'.'.join(map(str, version))} is too old for fully_shard and its checkpoints, "
-                f"which take torch >= {'.'.join(map(str, _FULL_SHARDING_SINCE))}; use wrapper=ddp (see docs/fsdp.md)"
+                f"which take torch >= {'.'.join(map(str, _FULL_SHARDING_SINCE))}; use wrapper=ddp (docs/estimate.md)"
             )
         for key in ("sync_batchnorm", "find_unused_parameters", "static_graph"):
             if getattr(config.wrapper, key):

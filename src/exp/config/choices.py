@@ -33,6 +33,7 @@ _GROUPS = (
     "logger",
     "debug",
 )
+_TASKS = ("train", "eval", "predict", "report", "doctor")
 _WIDTH = 80
 _HELP = {"--help", "-h"}
 
@@ -78,7 +79,12 @@ def _describe_choices(searched: list[str]) -> str:
     lines: list[str] = []
     for group in _GROUPS:
         line = f"  {group:<11}"
-        for choice in loader.get_group_options(group, ObjectType.CONFIG, "config", searched):
+        choices = loader.get_group_options(group, ObjectType.CONFIG, "config", searched)
+        if group == "task":  # those of every day, and the user's own
+            shipped = loader.get_group_options(group, ObjectType.CONFIG, "config", [])
+            own = [choice for choice in choices if choice not in shipped]
+            choices = [*_TASKS, *own, "(task=list shows all)"]
+        for choice in choices:
             if len(line) + len(choice) + 1 > _WIDTH:
                 lines.append(line.rstrip())
                 line = " " * 13

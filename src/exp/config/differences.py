@@ -111,7 +111,8 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Changes:
         if not _SILENT.fullmatch(change.key) and not (change.key == "init_from" and not change.new)
     ]
     replaced = {change.key.partition(".")[0] for change in found if change.key.endswith("._target_")}
-    fixed, free = [], []
+    fixed: list[Change] = []
+    free: list[Change] = []
     for change in found:
         key = change.key
         group = key.partition(".")[0]

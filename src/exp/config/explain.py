@@ -15,12 +15,12 @@ __all__ = ["config_keys", "explain", "is_of_composition", "nearest", "no_key"]
 
 _NO_CHOICE = "Config group override must be a string or a list"
 _WORDS = {
-    "accelerator": "backend=cuda, rocm, gcu or cpu",
+    "accelerator": "backend=..., of which --help lists all",
     "callbacks": "hooks=[{type: ...}], hooks of MMEngine",
     "checkpoint_callback": "checkpoint.every_epochs",
     "ckpt_path": "resume=<a run folder>, or init_from=<weights>",
     "deterministic": "seed=...; docs/reproducibility.md says what is equal",
-    "device": "backend=cuda, rocm, gcu or cpu",
+    "device": "backend=..., of which --help lists all",
     "devices": "nproc=...",
     "epochs": "max_epochs=...",
     "gpus": "nproc=...",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from exp.metrics import Metric, SampleMetric
     from exp.session import Session
 
-__all__ = ["Data", "Prediction", "Sketch", "check_data", "split_of"]
+__all__ = ["Data", "Prediction", "Sketch", "split_of"]
 
 
 class Prediction(NamedTuple):
@@ -123,6 +123,7 @@ class Data(abc.ABC):
         Raises:
             DataError: these data do not go with them.
         """
+        raise DataError(f"data: {shown(self)} has state(), and no adopt(state) that takes it; see {PAGE}")
 
     def settle(self, session: Session) -> None:
         """What takes all ranks, or the run folder, before the model is built, such as to measure a mean over all files.
@@ -205,30 +206,6 @@ class Data(abc.ABC):
         return predict_split(session, self, model)
 
 
-def check_data(data: Any) -> None:
-    """Refuse an object that is not what training and evaluation need, before the first step.
-
-    Raises:
-        ConfigError: names the member, the class and the page.
-    """
-    name = shown(data)
-    if not isinstance(data, Data):
-        raise ConfigError(f"data._target_: {name} is no subclass of exp.data.base.Data; see {PAGE}")
-    for key, least in (("eval_batch_size", 1), ("num_workers", 0)):
-        value = getattr(data, key)
-        if not isinstance(value, int) or value < least:
-            raise ConfigError(f"data.{key}={value!r} must be a whole number from {least} on ({name}); see {PAGE}")
-    if data.collate is not None and not callable(data.collate):
-        raise ConfigError(f"data: {name}.collate must be a function of a list of samples; see {PAGE}")
-    if isinstance(data.notes, str) or not isinstance(data.notes, (list, tuple)):
-        raise ConfigError(f"data: {name}.notes must be a list of lines, not {data.notes!r}; see {PAGE}")
-    if not isinstance(data.tested_on, str):
-        raise ConfigError(f"data: {name}.tested_on must be the name of a split, not {data.tested_on!r}; see {PAGE}")
-    if type(data).state is not Data.state and type(data).adopt is Data.adopt:
-        # Weights would be used with what other files say, and nobody would be told.
-        raise ConfigError(f"data: {name} has state(), and no adopt(state) that takes it; see {PAGE}")
-
-
 def split_of(data: Data, split: str, seed: int) -> Any:
     """A split, indexed by a whole batch.
 
@@ -240,18 +217,12 @@ def split_of(data: Data, split: str, seed: int) -> Any:
     Raises:
         ConfigError: there is none, it is no dataset, or it is empty; names the member, the class and the page.
     """
-    dataset = getattr(data, split, None)
-    place = f"data: {shown(data)}.{split} ({type(dataset).__qualname__})"
-    if dataset is None:
-        raise ConfigError(f"data: {shown(data)} has no {split}: set self.{split} to a dataset; see {PAGE}")
-    for member, what in (("__len__", "no length"), ("__getitem__", "no [index]")):
-        if not hasattr(dataset, member):
-            raise ConfigError(f"{place} has {what}; see {PAGE}")
-    try:
-        length = len(dataset)
-    except Exception as error:  # whatever its code raises, or what it gives is no length
-        said = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ConfigError(f"{place}: len() of it raises {said}; see {PAGE}") from error
-    if not length:
-        raise DataError(f"{place} has no sample; give it some, or make another split of these data; see {PAGE}")
+    dataset: Any = getattr(data, split, None)
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        raise ConfigError(
+            f"data: {shown(data)}.{split} ({type(dataset).__qualname__}) must be a dataset with a length and [index]; "
+            f"see {PAGE}"
+        )
+    if not len(dataset):
+        raise DataError(f"data: {shown(data)}.{split} has no sample; give it some, or make another split; see {PAGE}")
     return batched(dataset, data.collate, seed, f"{shown(data)}.{split}")

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import logging
-import pickle
-import re
 from typing import TYPE_CHECKING, Any, Iterable
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from exp.contract import shown
 from exp.data.sampler import EvalBatchSampler
 from exp.data.transfer import DeviceLoader
-from exp.errors import ConfigError
 from exp.hardware.compat import pinned_by
 from exp.preemption import PREEMPT_SIGNAL, held_back
-from exp.raised import message_of
 from exp.sockets import make_sockets_possible
 
 if TYPE_CHECKING:
@@ -39,16 +34,7 @@ class _Loader(DataLoader[Any]):
         if self.num_workers > 0:
             make_sockets_possible()
         with held_back((PREEMPT_SIGNAL,)):
-            try:
-                return super().__iter__()
-            except (AttributeError, TypeError, pickle.PicklingError) as error:
-                if not re.search("pickle|local object", str(error)):  # the latter is Python 3.12's and 3.13's
-                    raise
-                whole = getattr(self.dataset, "dataset", self.dataset)
-                raise ConfigError(
-                    f"data: {shown(whole)} cannot be handed to a loader process: {message_of(error)}; make locks and "
-                    "open files in __getitem__, take functions of a module for lambdas, or set data.num_workers=0"
-                ) from error
+            return super().__iter__()
 
 
 def train_loader(

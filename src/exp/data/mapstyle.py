@@ -60,7 +60,11 @@ class _Batched(Dataset[Any]):
             if not is_of_user(error):
                 raise
             # Here, since a loader process hands on no more of it than its text.
-            raise self._told(error, [number for number, _ in pairs], samples) from error
+            numbers = [number for number, _ in pairs]
+            which = ", ".join(map(str, numbers[len(samples) :][:1] or numbers))
+            first = f"{type(error).__name__}: {message_of(error).strip()}".splitlines()[0]
+            hint = _difference(samples) if len(samples) == len(numbers) else ""
+            raise SampleError(f"data: {self.name}[{which}] raises {first}{place_of(error)}{hint}") from error
         if not isinstance(batch, dict) or not all(isinstance(key, str) for key in batch):
             found = f"with the keys {list(batch)}" if isinstance(batch, dict) else f"not a {type(batch).__name__}"
             raise DataError(
@@ -69,31 +73,12 @@ class _Batched(Dataset[Any]):
             )
         return batch
 
-    def _told(self, error: Exception, numbers: list[int], samples: list[Any]) -> SampleError:
-        """The error with the split, and the sample or what differs between those of the batch."""
-        of_one = len(samples) < len(numbers)
-        which = numbers[len(samples)] if of_one else "..."
-        hint = _difference(numbers, samples) if self.collate is default_collate and not of_one else ""
-        said = f"{type(error).__name__}: {message_of(error).strip()}".splitlines()[0]
-        return SampleError(f"data: {self.name}[{which}] raises {said}{place_of(error)}{hint}")
 
-
-def _difference(numbers: list[int], samples: list[Any]) -> str:
-    """What keeps samples from making a batch, where it is their keys, types or shapes."""
-    described = [_described(sample) for sample in samples]
-    for number, each in zip(numbers, described):
-        for key in sorted({*each, *described[0]}):
-            here, there = each.get(key, "missing"), described[0].get(key, "missing")
-            if here != there:
-                return f"; in sample {number}, {key} is {here}, and in sample {numbers[0]} {there}"
-    missing = [key for key, text in described[0].items() if text == "NoneType"]
-    return f"; in sample {numbers[0]}, {missing[0]} is None" if missing else ""
-
-
-def _described(sample: Any, prefix: str = "") -> dict[str, str]:
-    """Type or shape of each part of a sample, by its key."""
-    if isinstance(sample, dict):
-        parts = [_described(value, f"{prefix}.{key}" if prefix else str(key)) for key, value in sample.items()]
-        return {key: text for part in parts for key, text in part.items()}
-    shape = getattr(sample, "shape", None)
-    return {prefix: type(sample).__name__ if shape is None else f"of shape {tuple(shape)}"}
+def _difference(samples: list[Any]) -> str:
+    """The first key whose values differ in shape or type, or are None: the error of torch may mislead."""
+    for key in samples[0] if isinstance(samples[0], dict) else ():
+        values = [each.get(key) for each in samples]
+        kinds = {str(tuple(each.shape)) if hasattr(each, "shape") else type(each).__name__ for each in values}
+        if len(kinds) > 1 or "NoneType" in kinds:
+            return f"; {key} is {' or '.join(sorted(kinds))}"
+    return ""

@@ -5,7 +5,7 @@ Both samplers yield index tensors, one per batch, for ``DataLoader(dataset, samp
 
 from __future__ import annotations
 
-from typing import Iterator, Mapping
+from typing import Iterator
 
 import numpy as np
 import torch
@@ -126,18 +126,6 @@ class TrainBatchSampler:
                 f"global_batch_size={self.global_batch_size}; resume with the data and global_batch_size of that run"
             )
         self.epoch, self.samples = epoch, samples
-
-    def state_dict(self) -> dict[str, int]:
-        """The position: ``{"epoch", "samples"}``, valid at any world size with the same global batch size."""
-        return {"epoch": self.epoch, "samples": self.samples}
-
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Continue at the position of ``state``.
-
-        Raises:
-            ConfigError: see :meth:`set_position`.
-        """
-        self.set_position(state["epoch"], state["samples"])
 
 
 class EvalBatchSampler:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import warnings
-from typing import Any
+from typing import Any, Iterator
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -14,7 +16,16 @@ from matplotlib.text import Text
 
 from exp.draw.fonts import faces_for
 
-__all__ = ["as_it_is", "figure_file", "figure_png", "label", "new_figure", "resize", "title_and_legend"]
+__all__ = [
+    "as_it_is",
+    "figure_file",
+    "figure_pixels",
+    "figure_png",
+    "label",
+    "new_figure",
+    "resize",
+    "title_and_legend",
+]
 
 _SMALLEST_LETTERS = 6.0  # points, the least that journals print
 _THINNEST = 0.6  # of what lines were
@@ -103,16 +114,31 @@ def figure_file(figure: Figure, form: str, dpi: float | None = None) -> bytes:
         form: ``png``, ``pdf`` or ``svg``.
         dpi: pixels per inch, of what is no line or letter, too; None: the figure's own.
     """
-    _take_fonts(figure)
     buffer = io.BytesIO()
-    with warnings.catch_warnings(), mpl.rc_context({"pdf.fonttype": 42, "svg.fonttype": "path"}):
-        warnings.filterwarnings("ignore", message=r"Glyph .* missing")  # told by exp.draw.fonts.undrawable
-        if figure.get_layout_engine() is None and any(axes.get_subplotspec() for axes in figure.axes):
-            figure.tight_layout()
+    with _complete(figure), mpl.rc_context({"pdf.fonttype": 42, "svg.fonttype": "path"}):
         # Files of equal figures are equal.
         figure.savefig(buffer, format=form, dpi="figure" if dpi is None else dpi,
                        metadata={"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(form))  # fmt: skip
     return buffer.getvalue()
+
+
+def figure_pixels(figure: Figure) -> np.ndarray:
+    """A complete figure as pixels, at its own dpi: RGB (H, W, 3), uint8."""
+    canvas = FigureCanvasAgg(figure)
+    with _complete(figure):
+        canvas.draw()
+    return np.asarray(canvas.buffer_rgba())[..., :3].copy()
+
+
+@contextlib.contextmanager
+def _complete(figure: Figure) -> Iterator[None]:
+    """Fonts for all letters, and a layout; missing letters raise no warning (:func:`exp.draw.fonts.undrawable`)."""
+    _take_fonts(figure)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"Glyph .* missing")
+        if figure.get_layout_engine() is None and any(axes.get_subplotspec() for axes in figure.axes):
+            figure.tight_layout()
+        yield
 
 
 def _scaled(size: Any, factor: float) -> float:

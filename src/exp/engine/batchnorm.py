@@ -1,8 +1,7 @@
-"""Batch norms over several ranks: synchronised where the backend can, else one running statistic for all of them."""
+"""Batch norms over several ranks: synchronized where the backend can, else one running statistic for all of them."""
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Iterable
 
 import torch
@@ -11,40 +10,33 @@ from torch import nn
 
 if TYPE_CHECKING:
     from exp.engine.distributed import Distributed
-    from exp.hardware.backend import Backend
+    from exp.session import Session
 
 __all__ = ["average_buffers", "fit_batchnorm"]
 
-logger = logging.getLogger(__name__)
 
-
-def fit_batchnorm(model: nn.Module, backend: Backend, synchronise: bool) -> tuple[nn.Module, str | None]:
-    """Convert batch norms into what the backend can do.
+def fit_batchnorm(model: nn.Module, session: Session, synchronize: bool) -> nn.Module:
+    """Convert batch norms into what the backend can do; says so if that is less than the model wants.
 
     Args:
         model: with its weights; they are kept, and so are the running statistics.
-        backend: says whether it synchronises.
-        synchronise: make every batch norm a synchronised one (``wrapper.sync_batchnorm``).
-
-    Returns:
-        The model, and a warning where it got less than it wanted, else None.
+        session: its backend says whether it synchronizes.
+        synchronize: make every batch norm a synchronized one (``wrapper.sync_batchnorm``).
     """
+    if session.backend.capabilities.sync_batchnorm:
+        return nn.SyncBatchNorm.convert_sync_batchnorm(model) if synchronize else model
     has = any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
-    if backend.capabilities.sync_batchnorm:
-        return (nn.SyncBatchNorm.convert_sync_batchnorm(model) if synchronise else model), None
-    if not has and not synchronise:
-        return model, None
-    warning = (
-        f"backend={backend.name} has no synchronised batch norm: statistics are those of each device's own "
-        "samples; a larger batch_size makes up for it, or a norm that does not look at the batch"
-    )
-    logger.warning(warning)
-    return (revert_sync_batchnorm(model) if has else model), warning
+    if has or synchronize:
+        session.say(
+            f"warning: backend={session.backend.name} has no synchronized batch norm: statistics are those of each "
+            "device's own samples; a larger batch_size makes up for it, or a norm that does not look at the batch"
+        )
+    return revert_sync_batchnorm(model) if has else model
 
 
 @torch.no_grad()
 def average_buffers(modules: Iterable[nn.Module], distributed: Distributed) -> None:
-    """Give all ranks the mean of their floating-point buffers, such as running statistics of unsynchronised norms.
+    """Give all ranks the mean of their floating-point buffers, such as running statistics of unsynchronized norms.
 
     One exchange for all buffers, in float64 on the CPU: the mean of equal values is that value to the last bit, so
     constants stay what they are, and every process group carries it. Integer buffers count steps and are equal.

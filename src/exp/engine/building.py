@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Mapping
+from typing import TYPE_CHECKING, Any
 
 from mmengine.model import BaseModel
 from omegaconf import OmegaConf
 
 from exp.config.resolve import create
-from exp.contract import EXPERIMENT_PAGE, asked, shown
-from exp.data.base import Data, check_data
+from exp.contract import EXPERIMENT_PAGE, shown
+from exp.data.base import Data
 from exp.engine import deferred
 from exp.engine.checkpoint import plain
 from exp.engine.debug import measured_part
@@ -30,25 +29,22 @@ from exp.task import task_class
 if TYPE_CHECKING:
     from torch import nn
 
-    from exp.data.fingerprint import Fingerprint
     from exp.session import Session
 
-__all__ = ["build_data", "build_evaluator", "build_model", "fingerprint_of", "make_result", "record_environment"]
+__all__ = ["build_data", "build_evaluator", "build_model", "make_result", "record_environment"]
 
 
 def build_data(session: Session) -> Data:
     """The data set of the configuration; with the weights of a run, as that run had it.
 
-    What belongs to weights, such as the standardisation of a series or the names of classes, goes with them: a data set
-    has ``state()`` for it, which every checkpoint keeps, and ``adopt(state)``. What the user should know of the files
-    is in its ``notes``, and said once.
+    What belongs to weights, such as the standardization of a series or the names of classes, goes with them: a data set
+    has ``state()`` for it, which every checkpoint keeps, and ``adopt(state)``. Its ``notes`` are reported.
 
     Raises:
         DataError: the data do not go with the weights.
     """
     session.wait_for("loading the data")
     data: Data = create(session.config.data, Data, "data")
-    check_data(data)
     notes: list[str] = []
     if session.config.init_from:
         session.weights = read_weights(Path(str(pinned(session.config))))
@@ -58,43 +54,16 @@ def build_data(session: Session) -> Data:
         elif task_class(session.config).needs_weights:
             data.adopt(state)
     data.settle(session)
-    session.data_state = _state_of(data)
+    session.data_state = data.state()
+    try:
+        plain(session.data_state)
+    except TypeError as error:
+        raise ConfigError(
+            f"data: {shown(data)}.state must give numbers, text, lists, dicts, tensors: {error}; see {EXPERIMENT_PAGE}"
+        ) from error
     for note in [*notes, *data.notes]:
         session.say(note)
     return data
-
-
-def _state_of(data: Data) -> dict[str, Any] | None:
-    with asked("data", data, ".state()"):
-        state = data.state()
-    trouble = None if state is None or isinstance(state, Mapping) else f"it is a {type(state).__name__}"
-    try:
-        plain(state)
-    except TypeError as error:
-        trouble = str(error)
-    if trouble is not None:
-        raise ConfigError(
-            f"data: {shown(data)}.state must give a dict of numbers, text, lists, dicts and tensors: {trouble}; see "
-            f"{EXPERIMENT_PAGE}"
-        )
-    return state
-
-
-def fingerprint_of(data: Data) -> Fingerprint | None:
-    """What the files of a data set hold, in short.
-
-    Raises:
-        ConfigError: it is no fingerprint.
-    """
-    with asked("data", data, ".fingerprint()"):
-        found = data.fingerprint()
-    entries = () if found is None else found.values() if isinstance(found, dict) else (None,)
-    if not all(isinstance(entry, list) and len(entry) == 3 for entry in entries):
-        raise ConfigError(
-            f"data: {shown(data)}.fingerprint must give {{name: [files, bytes, digest]}}, as those of "
-            f"exp.data.fingerprint do, not {found!r}; see {EXPERIMENT_PAGE}"
-        )
-    return found
 
 
 def build_model(session: Session, data: Data, to_place: bool = False) -> nn.Module:
@@ -103,26 +72,28 @@ def build_model(session: Session, data: Data, to_place: bool = False) -> nn.Modu
     Args:
         session: the session.
         data: what the files alone can tell, such as the number of classes, comes from its ``model_arguments()``.
-        to_place: whether :func:`exp.engine.wrapper.place_as_configured` gets it. Then, with a wrapper that does not
-            need it whole, the parameters of ranks other than 0 are on the meta device.
+        to_place: whether :func:`exp.engine.wrapper.place_and_wrap` gets it for a training. Then, with a wrapper that
+            does not need it whole, the parameters of ranks other than 0 are on the meta device.
 
     Raises:
         ConfigError: the weights do not fit (:func:`exp.engine.fit.fit_weights`), or it is no model.
     """
     session.wait_for("building the model")
-    with asked("data", data, ".model_arguments()"):
-        arguments = data.model_arguments()
-    if not isinstance(arguments, Mapping) or not all(isinstance(name, str) for name in arguments):
-        raise ConfigError(
-            f"data: {shown(data)}.model_arguments must give a dict of arguments by name, not {arguments!r}; see "
-            f"{EXPERIMENT_PAGE}"
-        )
-    make = functools.partial(_make, session.config.model, arguments)
+    arguments = data.model_arguments()
+
+    def make() -> nn.Module:
+        model: nn.Module = create(session.config.model, (Model, BaseModel), "model", **arguments)
+        return model
+
+    def fit(model: nn.Module) -> None:
+        if session.weights is not None:
+            session.say(fit_weights(model, session.weights, session.config))
+
     if to_place and deferred.of_wrapper(session, "needs_whole_model") is False:
-        model: nn.Module = deferred.build(make, functools.partial(_fit, session), session.distributed)
+        model: nn.Module = deferred.build(make, fit, session.distributed)
     else:
         model = make()
-        _fit(session, model)
+        fit(model)
     if session.weights is not None:
         session.weights = Weights(session.weights.path, {}, None)  # the tensors are the model's now
     elif task_class(session.config).needs_weights and model.state_dict():
@@ -134,16 +105,6 @@ def build_model(session: Session, data: Data, to_place: bool = False) -> nn.Modu
     if session.config.compile and not (to_place and deferred.of_wrapper(session, "compiles")):
         model.compile()  # when it is first called; in place: names and hooks stay, and any wrapper comes around it
     return model
-
-
-def _make(config: Any, arguments: Mapping[str, Any]) -> nn.Module:
-    model: nn.Module = create(config, (Model, BaseModel), "model", **arguments)
-    return model
-
-
-def _fit(session: Session, model: nn.Module) -> None:
-    if session.weights is not None:
-        session.say(fit_weights(model, session.weights, session.config))
 
 
 def record_environment(session: Session) -> None:
@@ -165,12 +126,7 @@ def build_evaluator(session: Session, data: Data, detailed: bool = False) -> Eva
     Raises:
         ConfigError: one is no metric, two give the same name, or none gives ``metric``.
     """
-    with asked("data", data, f".metrics(detailed={detailed})"):
-        own = data.metrics(detailed)
-    if own is None or (isinstance(own, (list, tuple)) and not own):
-        raise ConfigError(
-            f"data: {shown(data)}.metrics gives {own}, not a metric or a list of some; see {EXPERIMENT_PAGE}"
-        )
+    own = data.metrics(detailed)
     further = [create(config, Metric, f"metrics[{number}]") for number, config in enumerate(session.config.metrics)]
     return Evaluator([*(own if isinstance(own, (list, tuple)) else [own]), *further], session.config.metric)
 

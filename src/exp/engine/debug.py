@@ -10,14 +10,12 @@ from mmengine.hooks import Hook
 from torch.utils.data import Dataset
 
 from exp.data.base import split_of
-from exp.errors import Preempted
 
 if TYPE_CHECKING:
     from exp.data.base import Data
-    from exp.engine.saving import CheckpointHook
     from exp.session import Session
 
-__all__ = ["Interrupted", "debug_hooks", "measured_part", "split_in_use"]
+__all__ = ["OverfitHook", "measured_part", "split_in_use"]
 
 _NEAR_ZERO = 0.01  # of the first loss
 
@@ -49,7 +47,7 @@ def split_in_use(session: Session, data: Data, split: str) -> Any:
 
 
 def measured_part(config: Any) -> str | None:
-    """What the figures of a run are of, where it is no whole split; None: it is."""
+    """What the figures of a run are of, if they are of no whole split."""
     if config.debug.overfit and config.global_batch_size is not None:
         return "training batches"
     return None if config.debug.test_batches is None else f"{config.debug.test_batches} of its batches"
@@ -90,8 +88,7 @@ class _Part(Dataset[Any]):
         return numbers
 
     def _keys(self, keys: torch.Tensor) -> torch.Tensor:
-        numbers = keys[:, 0] if keys.dim() == 2 else keys
-        numbers = numbers * len(self.dataset) // self.count
+        numbers = (keys[:, 0] if keys.dim() == 2 else keys) * len(self.dataset) // self.count
         if keys.dim() == 2:
             return torch.stack([numbers, keys[:, 1]], dim=1)
         if self.same and self.whole_needs_epoch:
@@ -99,49 +96,8 @@ class _Part(Dataset[Any]):
         return numbers
 
 
-class Interrupted(Preempted):
-    """``debug.restart_after`` has been reached, and the state is saved."""
-
-
-def debug_hooks(session: Session, checkpoints: CheckpointHook) -> list[Hook]:
-    """The hooks that ``debug`` asks for."""
-    debug = session.config.debug
-    hooks: list[Hook] = []
-    if debug.restart_after is not None and not session.restarted_here:
-        hooks.append(_InterruptHook(debug.restart_after, checkpoints))
-    if debug.overfit:
-        hooks.append(_OverfitHook(session))
-    return hooks
-
-
-class _InterruptHook(Hook):
-    """Ends training after a step as a preemption would, with a checkpoint."""
-
-    priority = "LOWEST"  # after everything that a checkpoint holds has its new state
-
-    def __init__(self, steps: int, checkpoints: CheckpointHook) -> None:
-        self.steps = steps
-        self.checkpoints = checkpoints
-
-    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
-        """Where a validation follows, its begin is the place."""
-        step = runner.iter + 1
-        if step == self.steps and not runner.train_loop.validates_after(step, batch_idx):
-            self._end(runner, step, validation_due=False)
-
-    def before_val_epoch(self, runner: Any) -> None:
-        """The checkpoint says that the validation is still to be made."""
-        if runner.iter == self.steps:
-            self._end(runner, runner.iter, validation_due=True)
-
-    def _end(self, runner: Any, step: int, validation_due: bool) -> None:
-        self.checkpoints.save(runner, step, validation_due=validation_due, waits=True)
-        runner.visualizer.close()
-        raise Interrupted(step)
-
-
-class _OverfitHook(Hook):
-    """Stops where the loss of the last round over the batches is near zero, and says how far it has come.
+class OverfitHook(Hook):
+    """Stops when the loss of the last round over the batches is near zero, and reports the verdict.
 
     Reads the loss at every step, which costs time that a few batches have.
     """
@@ -155,24 +111,23 @@ class _OverfitHook(Hook):
         """Take in the loss, as the mean over ranks."""
         loss = outputs["loss"].detach().cpu().double().reshape(1)
         self.last.append(float(self.session.distributed.sum(loss)) / self.session.distributed.world_size)
-        if len(self.last) < (self.last.maxlen or 1):
-            return
-        self.first = self._mean() if self.first is None else self.first
-        if self._learned():
-            runner.train_loop.stop_training = True
+        if len(self.last) == self.last.maxlen:
+            self.first = self._mean() if self.first is None else self.first
+            runner.train_loop.stop_training |= self._learned()
 
     def after_train(self, runner: Any) -> None:
         """The verdict."""
-        if self.first is None:
-            return
-        now = f"the loss on {self.last.maxlen} batches went from {self.first:.4g} to {self._mean():.4g}"
-        verdict = (
-            "the model can learn"
-            if self._learned()
-            else "that is not near zero: give it more steps (max_steps) or another optim.lr, take out dropout, or look "
-            "at the loss, the targets and which parameters are trained"
-        )
-        self.session.say(f"overfit: {now} in {runner.iter} steps; {verdict}")
+        if self.first is not None:
+            verdict = (
+                "the model can learn"
+                if self._learned()
+                else "that is not near zero: give it more steps (max_steps) or another optim.lr, take out dropout, or "
+                "look at the loss, the targets and which parameters are trained"
+            )
+            self.session.say(
+                f"overfit: the loss on {self.last.maxlen} batches went from {self.first:.4g} to {self._mean():.4g} in "
+                f"{runner.iter} steps; {verdict}"
+            )
 
     def _mean(self) -> float:
         return sum(self.last) / len(self.last)

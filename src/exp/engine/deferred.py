@@ -7,12 +7,13 @@ deferred, or meta-device, initialisation. The values come from rank 0 as each pa
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Callable
 
 import torch
 from torch import nn
 
 from exp.config.resolve import resolve
+from exp.data.transfer import tensors_of
 from exp.engine.wrapper import Wrapper
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ __all__ = ["build", "of_wrapper", "to_device"]
 
 logger = logging.getLogger(__name__)
 _MARK = "rank_0_has_the_weights"
+_REGISTERED = ("_parameters", "_buffers", "_modules")
 
 
 def of_wrapper(session: Session, name: str) -> bool | None:
@@ -62,24 +64,19 @@ def build(make: Callable[[], Any], fit: Callable[[Any], object], distributed: Di
     buffers = dict(made.named_buffers(remove_duplicate=False))
     found = distributed.gather({name: value.cpu() for name, value in buffers.items()} if distributed.is_main else None)
     if not distributed.is_main and reason is None:
-        _take_buffers(made, list(buffers), found[0])
-        hidden = next(_hidden(made, set()), None)
-        if hidden is not None:
-            reason = f"{hidden} is no parameter and no buffer"
+        for name in buffers:
+            place, _, last = name.rpartition(".")
+            setattr(made.get_submodule(place), last, found[0][name])
+        kept = {name: value for name, value in made.state_dict().items() if not value.is_meta}
+        nn.Module.load_state_dict(made, kept, strict=False)  # modules that derive values from their buffers do so here
+        if _hides_tensors(made):
+            reason = "it keeps a tensor that is no parameter and no buffer"
             made = make()
             fit(made)
     if reason is not None:
         logger.info("the model is built whole on this rank, too: %s", reason)
     setattr(made, _MARK, True)
     return made
-
-
-def _take_buffers(model: nn.Module, names: Sequence[str], values: Mapping[str, torch.Tensor]) -> None:
-    for name in names:
-        place, _, last = name.rpartition(".")
-        setattr(model.get_submodule(place), last, values[name])
-    kept = {name: value for name, value in model.state_dict().items() if not value.is_meta}
-    nn.Module.load_state_dict(model, kept, strict=False)  # modules that derive values from their buffers do so here
 
 
 def to_device(module: nn.Module, device: torch.device, model: nn.Module) -> None:
@@ -109,26 +106,8 @@ def _from_rank_0(parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
     return filled
 
 
-def _hidden(value: Any, seen: set[int], name: str = "") -> Iterator[str]:
-    """Names of tensors without values that no rank would ever get: in a module, but not of it."""
-    if id(value) in seen:
-        return
-    seen.add(id(value))
-    if isinstance(value, torch.Tensor):
-        if value.is_meta:
-            yield name
-    elif isinstance(value, nn.Module):
-        for tensor in (*value.parameters(), *value.buffers()):
-            seen.add(id(tensor))
-        for key, kept in vars(value).items():
-            if key == "_modules":
-                for child, module in kept.items():
-                    yield from _hidden(module, seen, f"{name}.{child}".strip("."))
-            elif key not in ("_parameters", "_buffers"):
-                yield from _hidden(kept, seen, f"{name}.{key}".strip("."))
-    elif isinstance(value, dict):
-        for key, kept in value.items():
-            yield from _hidden(kept, seen, f"{name}[{key!r}]")
-    elif isinstance(value, (list, tuple)):
-        for index, kept in enumerate(value):
-            yield from _hidden(kept, seen, f"{name}[{index}]")
+def _hides_tensors(model: nn.Module) -> bool:
+    """Whether a module keeps tensors without values that no rank would ever get."""
+    own = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    kept = (value for module in model.modules() for key, value in vars(module).items() if key not in _REGISTERED)
+    return any(tensor.is_meta and id(tensor) not in own for value in kept for tensor in tensors_of(value))

@@ -2,55 +2,51 @@
 
 from __future__ import annotations
 
-import logging
+import functools
 from typing import TYPE_CHECKING, Any
 
 from exp.csvfile import csv_content
 from exp.data.loader import share_loader
 from exp.engine.building import build_data, build_evaluator, build_model, make_result, record_environment
 from exp.engine.debug import split_in_use
-from exp.engine.extremes import Extremes
+from exp.engine.extremes import RankingHook, predicted
 from exp.engine.loops import EvalLoop
-from exp.engine.runner import Runner
+from exp.engine.plots import draw_extras
+from exp.engine.trainer import Trainer
+from exp.engine.wrapper import place_and_wrap
 from exp.runfolder import write_atomically
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from exp.data.base import Data
     from exp.metrics import Table
     from exp.session import Session
 
 __all__ = ["evaluate"]
 
-logger = logging.getLogger(__name__)
-
 
 def evaluate(session: Session) -> dict[str, Any]:
     """Evaluate on the test split; writes a ``metrics_<name>.csv`` for each table of the metrics, and pictures of the
-    worst and the best samples, where the data can draw them.
+    worst and the best samples, if the data can draw them.
     """
     record_environment(session)
     data = build_data(session)
     model = build_model(session, data)
     data.calibrate(session, model)
-    loader = share_loader(split_in_use(session, data, "test"), data, session)
+    test = split_in_use(session, data, "test")
     evaluator = build_evaluator(session, data, detailed=True)
     task = session.config.task
     ranking = data.ranking() if session.config.plots and task.worst + task.best else None
-    extremes = None if ranking is None else Extremes(evaluator, ranking, task.worst, task.best)
-    runner = Runner(
-        session,
-        model,
-        test_dataloader=loader,
-        test_cfg={"type": EvalLoop, "stage": "test"},
-        test_evaluator=extremes or evaluator,
-        visualizer={"type": "Visualizer", "name": session.unique_name, "vis_backends": None},
-    )
-    values = runner.test()
-    runner.close()
-    if extremes is not None:
-        _draw(session, data, extremes)
+    hooks = [] if ranking is None else [RankingHook(ranking)]
+    model = place_and_wrap(model, session, trains=False)
+    loop = EvalLoop(share_loader(test, data, session), evaluator, "test")
+    trainer = Trainer(session, model, test_loop=loop, hooks=hooks)
+    values = trainer.test()
+    trainer.close()
+    if hooks:
+        worst, best = hooks[0].extremes(session.distributed, task.worst, task.best)
+        shown = functools.partial(predicted, session, model, test)
+        draw_extras(session, lambda: data.draw_samples(shown(worst), shown(best)))
     tables = evaluator.tables()
     if session.distributed.is_main:
         for table in tables:
@@ -66,20 +62,6 @@ def evaluate(session: Session) -> dict[str, Any]:
         data=data.record(session.distributed.gather),
         **details,
     )
-
-
-def _draw(session: Session, data: Data, extremes: Extremes) -> None:
-    """Pictures are extras: what goes wrong with them must not cost the result."""
-    worst, best = extremes.collect(session.distributed)
-    if not session.distributed.is_main:
-        return
-    from exp.engine.plots import PictureWriter  # matplotlib's
-
-    try:
-        PictureWriter(session).write_all(data.draw_samples(worst, best))
-    except Exception as error:
-        logger.exception("plots")
-        session.say(f"plots: not drawn: {type(error).__name__}: {error}; the log of rank 0 tells more")
 
 
 def _write_table(path: Path, table: Table) -> None:

@@ -1,16 +1,19 @@
-"""The worst and the best samples of an evaluation, found while it runs: no more than these few are kept or gathered."""
+"""The worst and the best samples of an evaluation."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
 
 import torch
+from mmengine.hooks import Hook
+
+from exp.engine.outputs import batch_outputs
 
 if TYPE_CHECKING:
-    from exp.engine.distributed import Distributed
-    from exp.metrics import Evaluator, SampleMetric
+    from exp.metrics import SampleMetric
+    from exp.session import Session
 
-__all__ = ["Extremes", "RankedSample"]
+__all__ = ["RankedSample", "RankingHook", "predicted"]
 
 
 class RankedSample(NamedTuple):
@@ -27,75 +30,42 @@ class RankedSample(NamedTuple):
     outputs: torch.Tensor
 
 
-class Extremes:
-    """An evaluator for the evaluation loop, which also remembers extreme samples.
+class RankingHook(Hook):
+    """Keeps the figure of each tested sample, on the device.
 
     Args:
-        evaluator: measures.
-        ranking: of :meth:`exp.data.base.Data.ranking`: a figure for each sample; batches have ``index``.
-        worst: how many of the worst are kept.
-        best: how many of the best.
+        metric: of :meth:`exp.data.base.Data.ranking`; batches have ``index``.
     """
 
-    def __init__(self, evaluator: Evaluator, ranking: SampleMetric, worst: int, best: int) -> None:
-        self.evaluator = evaluator
-        self.ranking = ranking
-        self.worst = worst
-        self.best = best
-        self._worst: list[RankedSample] = []
-        self._best: list[RankedSample] = []
+    def __init__(self, metric: SampleMetric) -> None:
+        self.metric = metric
+        self._found: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    @property
-    def units(self) -> dict[str, str]:
-        """What values the evaluator's figures are of, by name."""
-        return self.evaluator.units
+    def after_test_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        """Rank the samples of a batch."""
+        self._found.append((data_batch["index"], self.metric.per_sample(outputs, data_batch).detach().float()))
 
-    def reset(self) -> None:
-        """Forget everything."""
-        self.evaluator.reset()
-        self._worst, self._best = [], []
+    def extremes(self, distributed: Any, worst: int, best: int) -> tuple[list[Any], list[Any]]:
+        """Number and value of the worst and of the best samples over all ranks, the most extreme first. A collective.
 
-    def update(self, outputs: Any, batch: dict[str, Any]) -> None:
-        """Take in one batch; of its outputs, only those of new extreme samples are copied."""
-        self.evaluator.update(outputs, batch)
-        values = self.ranking.per_sample(outputs, batch).detach().float().cpu().tolist()
-        found = [
-            RankedSample(index, value, outputs[row])
-            for row, (index, value) in enumerate(zip(batch["index"].tolist(), values))
-            if value == value  # nan: it does not count
-        ]
-        new = {sample.number for sample in found}
-        self._worst = [_kept(each, new) for each in self._first([*self._worst, *found], self.worst, True)]
-        self._best = [_kept(each, new) for each in self._first([*self._best, *found], self.best, False)]
-
-    def compute(self, distributed: Distributed) -> dict[str, float]:
-        """The figures of the evaluator."""
-        return self.evaluator.compute(distributed)
-
-    def collect(self, distributed: Distributed) -> tuple[list[RankedSample], list[RankedSample]]:
-        """The worst and the best samples over all ranks, the most extreme first; called by every rank.
-
-        Where there are few samples, those among the worst are not among the best, too.
+        Of equal samples those that come first in the split are taken. None is in both lists; NaN does not count.
         """
-        mine = {sample.number: sample for sample in (*self._worst, *self._best)}
-        places = [(sample.number, sample.value) for sample in mine.values()]
-        known = [pair for part in distributed.gather(places) for pair in part]
-        nothing = torch.empty(0)
-        ranked = [RankedSample(index, value, nothing) for index, value in known]
-        worst = self._first(ranked, self.worst, True)
-        taken = {sample.number for sample in worst}
-        best = self._first([sample for sample in ranked if sample.number not in taken], self.best, False)
-        wanted = taken | {sample.number for sample in best}
-        parts = distributed.gather({index: sample for index, sample in mine.items() if index in wanted})
-        samples = {index: sample for part in parts for index, sample in part.items()}
-        return [samples[each.number] for each in worst], [samples[each.number] for each in best]
-
-    def _first(self, samples: list[RankedSample], count: int, worst: bool) -> list[RankedSample]:
-        """Of equal samples those that come first in the split, for any number of ranks."""
-        sign = 1.0 if self.ranking.greater_is_better == worst else -1.0
-        return sorted(samples, key=lambda sample: (sign * sample.value, sample.number))[:count]
+        own = [pair for index, values in self._found for pair in zip(index.tolist(), values.tolist())]
+        known = [pair for part in distributed.gather(own) for pair in part if pair[1] == pair[1]]
+        sign = 1.0 if self.metric.greater_is_better else -1.0
+        first = sorted(known, key=lambda pair: (sign * pair[1], pair[0]))[:worst]
+        others = sorted(set(known) - set(first), key=lambda pair: (-sign * pair[1], pair[0]))
+        return first, others[:best]
 
 
-def _kept(sample: RankedSample, new: set[int]) -> RankedSample:
-    """With outputs of its own: a row of a batch would hold the whole batch."""
-    return sample._replace(outputs=sample.outputs.detach().clone().cpu()) if sample.number in new else sample
+def predicted(session: Session, model: Any, dataset: Any, pairs: Sequence[tuple[int, float]]) -> list[RankedSample]:
+    """Samples with what the model predicts for them; by one rank alone.
+
+    Args:
+        session: the session.
+        model: on the session's device.
+        dataset: the tested split, indexed by a whole batch.
+        pairs: number and value of each.
+    """
+    outputs = [batch_outputs(session, model, dataset[torch.tensor([number])])[0] for number, _ in pairs]
+    return [RankedSample(number, value, output) for (number, value), output in zip(pairs, outputs)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Mapping
 
 import torch
 from torch import nn
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Weights", "find_weights", "fit_weights", "read_weights"]
 
 _SHOWN = 10
+_UNKNOWN = "unknown to the model"
 
 
 @dataclass(frozen=True)
@@ -87,8 +88,8 @@ def fit_weights(model: nn.Module, weights: Weights, config: ExpConfig, as_it_is:
 
     Args:
         model: takes them. Where it has ``adapt_state_dict(state, path)``, that brings foreign names to its own, and for
-            a training ``fit_state_dict(state, path)`` makes them fit; what ``may_start_anew(name)`` says of its
-            parameters, and ``settings_of(state)`` of the keys that weights were made with, is made use of.
+            a training ``fit_state_dict(state, path)`` makes them fit; ``may_start_anew(name)`` says which of its
+            parameters a training may begin without.
         weights: of :func:`read_weights`.
         config: the frozen configuration.
         as_it_is: whether the model is to be used, not trained; None: as the task says.
@@ -99,120 +100,86 @@ def fit_weights(model: nn.Module, weights: Weights, config: ExpConfig, as_it_is:
     Raises:
         ConfigError: they do not fit.
     """
-    state = weights.state
-    adapt = getattr(model, "adapt_state_dict", None)
-    if adapt is not None:
-        state = adapt(state, weights.path)
-    made_to_fit: list[str] = []
+    state, path, own = weights.state, weights.path, model.state_dict()
+    task: str = config.task.name
     if as_it_is is None:
         as_it_is = task_class(config).needs_weights
+    adapt: Any = getattr(model, "adapt_state_dict", None)
+    state = state if adapt is None else adapt(state, path)
+    made_to_fit: list[str] = []
     if not as_it_is and hasattr(model, "fit_state_dict"):
-        adapted, state = state, model.fit_state_dict(state, weights.path)  # type: ignore[operator]
+        adapted, state = state, model.fit_state_dict(state, path)  # type: ignore[operator]
         made_to_fit = [key for key, value in state.items() if value.shape != adapted[key].shape]
-    fit = _Fit(model, state, may_be_new=getattr(model, "may_start_anew", _never))
-    task = config.task.name
-    if as_it_is:
-        # Features are what the backbone says: a head plays no part in them.
-        wrong = fit.wrong(heads=task != "features")
-        if wrong:
-            raise ConfigError(
-                f"task={task} needs all weights of the model, and {weights.path} does not fit it: {fit.count()}"
-                f"{_mend(model, state, config, fit)}\n  {_lines(wrong)}"
+    may_be_new: Any = getattr(model, "may_start_anew", lambda _: False)
+    fitting = {key: value for key, value in state.items() if key in own and value.shape == own[key].shape}
+    wrong = {
+        "missing in the file": [key for key in own if key not in state],
+        "other shape": [key for key in state if key in own and key not in fitting],
+        _UNKNOWN: [key for key in state if key not in own],
+    }
+    count = f"{len(fitting)} of {len(own)} tensors"
+    # A training may begin a head anew; and features are what the backbone says: a head plays no part in them.
+    lacking = {title: [key for key in keys if not may_be_new(key)] for title, keys in wrong.items()}
+
+    def shown(names: Mapping[str, list[str]]) -> str:
+        shapes = {key: f": {tuple(state[key].shape)} in the file, {tuple(own[key].shape)} in the model" for key in
+                  names["other shape"]}  # fmt: skip
+        lines = []
+        for title, keys in names.items():
+            more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
+            lines += [f"\n  {title}: {', '.join(key + shapes.get(key, '') for key in keys[:_SHOWN])}{more}"] * bool(
+                keys
             )
-    elif not fit.fitting:
+        return "".join(lines)
+
+    if as_it_is:
+        relevant = lacking if task == "features" else wrong
+        if any(relevant.values()):
+            raise ConfigError(
+                f"task={task} needs all weights of the model, and {path} does not fit it: {count}"
+                f"{_mend(model, state, own, config)}{shown(relevant)}"
+            )
+    elif not fitting:
         raise ConfigError(
-            f"init_from: nothing in {weights.path} fits the model: its keys are like {_first(state, 3)}; the model's "
-            f"like {_first(fit.own, 3)}"
+            f"init_from: nothing in {path} fits the model: its keys are like {', '.join(list(state)[:3])}; the model's "
+            f"like {', '.join(list(own)[:3])}"
         )
     elif not config.init_partial:
-        lacking = {title: fit.not_new(names) for title, names in fit.wrong().items() if title != _UNKNOWN}
+        lacking[_UNKNOWN] = []
         if any(lacking.values()):
             raise ConfigError(
-                f"init_from: {weights.path} fits the model in part only, and not just its head is new: {fit.count()}"
-                f"{_mend(model, state, config, fit)}; init_partial=true starts the rest from random weights\n"
-                f"  {_lines(lacking)}"
+                f"init_from: {path} fits the model in part only, and not just its head is new: {count}"
+                f"{_mend(model, state, own, config)}; init_partial=true starts the rest from random weights"
+                f"{shown(lacking)}"
             )
-    odd = not_finite(fit.fitting, {name for name, _ in model.named_parameters()})
+    odd = not_finite(fitting, {name for name, _ in model.named_parameters()})
     if odd:
         more = f" and {len(odd) - 1} more" if len(odd) > 1 else ""
         raise ConfigError(
-            f"init_from: {weights.path} has weights that are not finite: {odd[0]}{more}; the training that left them "
-            "has diverged, use other weights"
+            f"init_from: {path} has weights that are not finite: {odd[0]}{more}; the training that left them has "
+            "diverged, use other weights"
         )
-    model.load_state_dict(fit.fitting, strict=False)
-    report = f"init_from: {fit.count()} from {weights.path}"
-    if weights.path.is_file() and checkpoint.digest_in(weights.path) is None:
+    model.load_state_dict(fitting, strict=False)
+    report = f"init_from: {count} from {path}"
+    if path.is_file() and checkpoint.digest_in(path) is None:
         report += f" ({checkpoint.NO_DIGEST})"
     trusted = [f"model.{key}={_word(config.model.get(key))}" for key in getattr(model, "taken_on_trust", ())]
     if trusted and config.record.trained_in is None:
         report += f"\n  taken on trust, since the weights do not tell them: {', '.join(trusted)}"
     if made_to_fit:
         report += f"\n  made to fit the model: {', '.join(made_to_fit)}"
-    if not as_it_is:
-        report += f"\n  {_lines(fit.wrong())}" if fit.wrong() else ""
-    return report
+    return report if as_it_is else report + shown(wrong)
 
 
-def _never(_: str) -> bool:
-    return False
-
-
-_MISSING, _SHAPE, _UNKNOWN = "missing in the file", "other shape", "unknown to the model"
-
-
-class _Fit:
-    """Which tensors of a file fit a model, and which do not."""
-
-    def __init__(self, model: nn.Module, state: Mapping[str, torch.Tensor], may_be_new: Any) -> None:
-        self.own = model.state_dict()
-        self.may_be_new = may_be_new
-        self.fitting = {
-            key: value for key, value in state.items() if key in self.own and value.shape == self.own[key].shape
-        }
-        self._state = state
-
-    def count(self) -> str:
-        return f"{len(self.fitting)} of {len(self.own)} tensors"
-
-    def wrong(self, heads: bool = True) -> dict[str, list[str]]:
-        """Lists of what does not fit, by how; empty where everything does.
-
-        Args:
-            heads: also what a training may begin anew.
-        """
-        state, own = self._state, self.own
-        names = {
-            _MISSING: [key for key in own if key not in state],
-            _SHAPE: [key for key in state if key in own and key not in self.fitting],
-            _UNKNOWN: [key for key in state if key not in own],
-        }
-        if not heads:
-            names = {title: self.not_new(keys) for title, keys in names.items()}
-        return {title: [self._described(key) for key in keys] for title, keys in names.items() if keys}
-
-    def not_new(self, names: Iterable[str]) -> list[str]:
-        """Those that no training may begin anew."""
-        return [name for name in names if not self.may_be_new(name.partition(":")[0])]
-
-    def _described(self, key: str) -> str:
-        if key not in self.own or key not in self._state:
-            return key
-        return f"{key}: {tuple(self._state[key].shape)} in the file, {tuple(self.own[key].shape)} in the model"
-
-
-def _mend(model: nn.Module, state: Mapping[str, torch.Tensor], config: ExpConfig, fit: _Fit) -> str:
+def _mend(model: nn.Module, state: Mapping[str, Any], own: Mapping[str, Any], config: ExpConfig) -> str:
     """What to change, as far as weights and run tell."""
-    settings_of: Any = getattr(model, "settings_of", dict)
-    there, here = settings_of(state), settings_of(fit.own)
-    keys = [f"{key}={_word(value)}" for key, value in there.items() if key in here and here[key] != value]
-    if keys:
-        return f"; set {' '.join(keys)}"
     if config.record.differs:
         return f"; not as in the run: {', '.join(config.record.differs)}"
-    missing = [key for key in fit.own if key not in state]
-    if fit.fitting and missing and all(map(fit.may_be_new, missing)):
-        others = [f"{key} {tuple(value.shape)}" for key, value in state.items() if key not in fit.own]
-        lacks = f"the file has another head ({_first(others, 2)})" if others else "its head is not in the file"
+    missing = [key for key in own if key not in state]
+    may_be_new: Any = getattr(model, "may_start_anew", lambda _: False)
+    if missing and len(missing) < len(own) and all(map(may_be_new, missing)):
+        others = [f"{key} {tuple(value.shape)}" for key, value in state.items() if key not in own]
+        lacks = f"the file has another head ({', '.join(others[:2])})" if others else "its head is not in the file"
         return f"; {lacks}: train it first (task=train), then use that run"
     return "; use the settings that they were trained with"
 
@@ -220,16 +187,3 @@ def _mend(model: nn.Module, state: Mapping[str, torch.Tensor], config: ExpConfig
 def _word(value: Any) -> str:
     """As it is written on the command line."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _lines(wrong: Mapping[str, list[str]]) -> str:
-    lines = []
-    for title, names in wrong.items():
-        if names:
-            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-            lines.append(f"{title}: {', '.join(names[:_SHOWN])}{more}")
-    return "\n  ".join(lines)
-
-
-def _first(names: Iterable[str], count: int) -> str:
-    return ", ".join(list(names)[:count])

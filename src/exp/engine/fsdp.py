@@ -6,24 +6,33 @@ weights come together for its forward and its backward pass, and its gradients g
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Sequence
 
 import torch
 from torch import nn
 
 from exp.engine.deferred import to_device
 from exp.engine.staged import StagedCollectives
-from exp.engine.wrapper import Wrapper
-from exp.errors import ConfigError, UnavailableError
+from exp.engine.wrapper import SHARDED_MARK, Wrapper, is_sharded
+from exp.errors import ConfigError, RunError, UnavailableError
 from exp.hardware.compat import supports_full_sharding
 
 if TYPE_CHECKING:
+    from exp.engine.distributed import Distributed
     from exp.hardware.backend import Backend
 
-__all__ = ["FullyShard", "clip_grad_norm", "is_sharded", "local_part", "sharded_parameters", "units_of"]
+__all__ = [
+    "FullyShard",
+    "UnevenPasses",
+    "clip_grad_norm",
+    "is_sharded",
+    "local_part",
+    "refuse_hooks",
+    "sharded_parameters",
+    "units_of",
+]
 
-_MARK = "weights_are_sharded"
-_PAGE = "docs/fsdp.md"
+_PAGE = "docs/estimate.md"
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -106,7 +115,7 @@ class FullyShard(Wrapper):
         for module in model.modules():
             if isinstance(module, FSDPModule) and not backend.collectives.averages:
                 module.set_force_sum_reduction_for_comms(True)
-        setattr(model, _MARK, True)
+        setattr(model, SHARDED_MARK, True)
         return model
 
     def wrap(self, model: nn.Module, backend: Backend, device: torch.device) -> nn.Module:
@@ -194,11 +203,6 @@ def _norms(unit: nn.Module) -> list[nn.Module]:
     return found
 
 
-def is_sharded(model: nn.Module) -> bool:
-    """Whether the weights of a model are spread over the ranks: then every forward pass is a collective."""
-    return bool(getattr(model, _MARK, False))
-
-
 def sharded_parameters(model: nn.Module) -> dict[str, Any]:
     """The parameters of a sharded model by name: DTensors, of which this rank has a part.
 
@@ -252,3 +256,54 @@ def refuse_hooks(hooks: Iterable[Any]) -> None:
                 f"hooks: {type(hook).__name__} puts weights of its own into checkpoints, and with wrapper=fsdp no rank "
                 "has them whole; leave it out, or use wrapper=ddp"
             )
+
+
+class UnevenPasses:
+    """Evaluates a sharded model on ranks that have different numbers of forward passes to make.
+
+    Weights come together in each of them, so all ranks make as many. Before each, the ranks vote whether they have one
+    of their own; one that is through with its samples makes passes beside the others, until none has.
+
+    Args:
+        model: bare, sharded.
+        group: of all ranks.
+        one_pass: takes a sample through the model, the same one on every rank.
+    """
+
+    def __init__(self, model: nn.Module, group: Distributed, one_pass: Callable[[], object]) -> None:
+        self._group, self._one_pass = group, one_pass
+        self._idle = False
+        self._votes = 0
+        first = next(iter(units_of(model)), model)
+        # Before torch's own hook, which gathers.
+        self._handle = first.register_forward_pre_hook(self._vote, prepend=True)
+
+    def _vote(self, *_: Any) -> None:
+        self._votes += 1
+        working = int(self._group.sum(torch.tensor([0 if self._idle else 1])))
+        if self._idle and not working:
+            raise _AllThrough
+
+    def finish(self) -> None:
+        """This rank is through; make passes until every other is. A collective.
+
+        Raises:
+            RunError: a prediction does not come through the units that are sharded.
+        """
+        self._idle = True
+        try:
+            while True:
+                votes = self._votes
+                self._one_pass()
+                if self._votes == votes:
+                    raise RunError(
+                        f"wrapper=fsdp: a prediction does not call the model's first sharded unit; see {_PAGE}"
+                    )
+        except _AllThrough:
+            pass
+        self._handle.remove()
+        self._one_pass()  # to its end: what torch keeps of a pass that was left in its middle is not for the next step
+
+
+class _AllThrough(BaseException):
+    """No rank has a sample left."""

@@ -1,4 +1,4 @@
-"""Our hook on MMEngine's stages for metrics and progress."""
+"""What a training reports: losses and metrics in ``metrics.jsonl``, in MMEngine's visualizer, and on the terminal."""
 
 from __future__ import annotations
 
@@ -6,27 +6,172 @@ import math
 import time
 from typing import TYPE_CHECKING, Any, Mapping, TextIO
 
+import mmengine.hooks
+import torch
 from mmengine.hooks import Hook
 
+from exp.console import waited
 from exp.engine.finiteness import nan_in, what_to_do
 from exp.engine.left_device import LeftDevice
-from exp.engine.losses import mean_over_ranks
 from exp.engine.staged import staged_bytes
-from exp.engine.stock_hooks import EveryStepHook
 from exp.errors import RunError
+from exp.result import number_text
 from exp.runfolder import read_records, to_json
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from exp.engine.progress import Progress
+    from rich.console import Console
+
     from exp.hardware.backend import Backend
 
-__all__ = ["MetricsHook", "truncate_metrics"]
+__all__ = ["LossMeter", "MetricsHook", "Progress", "truncate_metrics"]
+
+_REDRAW_SECONDS = 0.25
+
+
+class LossMeter:
+    """Sums the losses that each step returns, without reading them.
+
+    Reading a loss makes the host wait for the device; at every step that costs more than the step's other overhead
+    together. :meth:`read` waits once for all steps since the last reading.
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[str, torch.Tensor] = {}
+        self._counts: dict[str, int] = {}
+
+    def add(self, losses: Mapping[str, torch.Tensor]) -> None:
+        """Add one micro-batch's losses (0-dim tensors on the device)."""
+        for name, value in losses.items():
+            known = self._sums.get(name)
+            if known is None:
+                self._sums[name] = value.detach().float().clone()
+            else:
+                known.add_(value.detach())
+            self._counts[name] = self._counts.get(name, 0) + 1
+
+    def sums(self) -> dict[str, torch.Tensor]:
+        """The sums since the last reading, on the device; adding continues."""
+        return dict(self._sums)
+
+    def read(self) -> dict[str, float]:
+        """Means since the last reading, of each loss over the micro-batches that had it; starts anew.
+
+        The one place where training waits for the device.
+        """
+        if not self._sums:
+            return {}
+        values = torch.stack(list(self._sums.values())).cpu().tolist()
+        means = {name: value / self._counts[name] for name, value in zip(self._sums, values)}
+        self._sums, self._counts = {}, {}
+        return means
+
+
+class Progress:
+    """Progress of training on rank 0: one bar on a terminal, one line per validation elsewhere.
+
+    Args:
+        console: where to draw; None: draw nothing (other ranks).
+    """
+
+    def __init__(self, console: Console | None) -> None:
+        self.console = console
+        self._loop: Any = None
+        self._bar: Any = None
+        self._drawn = 0.0
+        self._text = ""
+        self._begun: tuple[float, int] = (0.0, 0)
+        self._step = 0
+
+    def start(self, loop: Any, first: str) -> None:
+        """Begin.
+
+        Args:
+            loop: the :class:`exp.engine.loops.TrainLoop`.
+            first: what the first step waits for.
+        """
+        self._loop, self._step = loop, loop.iter
+        self._begun = (time.monotonic(), loop.iter)
+        if self.console is None or not self.console.is_terminal:
+            return
+        from rich import progress
+
+        waited()
+        # No refresh thread: it would take the interpreter from the training loop ten times a second.
+        bar = progress.Progress(
+            progress.TextColumn("epoch {task.fields[epoch]}"),
+            progress.BarColumn(bar_width=20),
+            progress.TaskProgressColumn(),
+            progress.TextColumn("{task.fields[text]}"),
+            progress.TextColumn("{task.fields[eta]}"),
+            console=self.console,
+            auto_refresh=False,
+            transient=True,
+        )
+        bar.add_task("train", total=loop.max_iters, completed=loop.iter, epoch="", text=first, eta="")
+        bar.start()
+        self._bar = bar
+
+    def step(self, step: int) -> None:
+        """One step done; redraws four times a second at most."""
+        self._step = step
+        if self._bar is not None and (
+            time.monotonic() - self._drawn >= _REDRAW_SECONDS or step == self._loop.max_iters
+        ):
+            self._draw()
+
+    def _draw(self) -> None:
+        self._drawn, loop, bar = time.monotonic(), self._loop, self._bar
+        epoch = min((self._step + loop.ahead) // loop.steps_per_epoch + 1, loop.max_epochs)
+        place = f"{epoch}/{loop.max_epochs}"
+        bar.update(bar.task_ids[0], completed=self._step, epoch=place, text=self._text, eta=self.eta())
+        bar.refresh()
+
+    def eta(self) -> str:
+        """Time left if every remaining epoch is trained, validation included; early stopping may end it before."""
+        begun, first = self._begun
+        if self._step <= first:
+            return ""
+        left = (time.monotonic() - begun) / (self._step - first) * (self._loop.max_iters - self._step)
+        minutes, seconds = divmod(round(left), 60)
+        hours, minutes = divmod(minutes, 60)
+        return f"ETA {hours}:{minutes:02d}:{seconds:02d}"
+
+    def losses(self, losses: Mapping[str, float], lr: float, samples_per_second: float) -> None:
+        """Newest readings."""
+        shown = "  ".join(f"{name} {value:.4f}" for name, value in losses.items())
+        self._text = f"{shown}  lr {lr:.1e}  {samples_per_second:,.0f} samples/s"
+
+    def validated(self, metrics: Mapping[str, float], units: Mapping[str, str]) -> None:
+        """An epoch, or the part of one that ``max_steps`` left, has been validated.
+
+        Args:
+            metrics: by name.
+            units: of some of them.
+        """
+        if self.console is None or self._loop is None:
+            return
+        unit = {name: f" ({each})" for name, each in units.items()}
+        shown = "  ".join(f"val_{name} {number_text(value)}{unit.get(name, '')}" for name, value in metrics.items())
+        if self._bar is None:
+            loop = self._loop
+            epochs, rest = divmod(self._step + loop.ahead, loop.steps_per_epoch)
+            place = f"epoch {epochs + bool(rest)}/{loop.max_epochs}" + (f"  step {self._step}" if rest else "")
+            self.console.print(f"{place}  {self._text}  {shown}  {self.eta()}", soft_wrap=True)
+        else:
+            self._text = f"{self._text.split('  val_')[0]}  {shown}"
+            self._draw()
+
+    def stop(self) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
 
 
 class MetricsHook(Hook):
-    """Reads the losses every ``log_every`` steps and hands them on: file, progress bar, MMEngine's visualiser.
+    """Reads the losses every ``log_every`` steps and hands them on: file, progress bar, MMEngine's visualizer.
 
     Every rank reads at the same steps, because the loss shown is the mean over ranks; rank 0 alone writes.
 
@@ -47,27 +192,22 @@ class MetricsHook(Hook):
         self.time_to_first_step: float | None = None
         self.train_seconds = 0.0
         self.samples = 0
-        self._mark = 0.0
-        self._paused = 0.0
-        self._steps_since_mark = 0
-        self._staged = 0
         self.left_device: LeftDevice | None = None
-        self._epoch_seconds = 0.0
-        self._epoch_samples = 0
-        self._every_step = False  # another hook tells the message hub, at every step
-        self._loop: Any = None  # the runner's, without its checks at every access
+        self._mark = self._paused = self._epoch_seconds = 0.0
+        self._steps_since_mark = self._staged = self._epoch_samples = 0
+        self._every_step = False  # MMEngine's own hook updates the message hub, at every step
+        self._loop: Any = None
         self._file: TextIO | None = None
 
     def before_train(self, runner: Any) -> None:
         """Show the bar, and forget what an earlier attempt wrote of steps that are trained again."""
-        loop = self._loop = runner.train_loop
-        begins_at = loop.iter
+        self._loop, begins_at = runner.train_loop, runner.train_loop.iter
         runner.session.when_started(lambda: truncate_metrics(self.path, begins_at))
         self._staged = staged_bytes()
         self.left_device = LeftDevice(runner.backend)
-        self._every_step = any(isinstance(hook, EveryStepHook) for hook in runner.hooks)
-        first = "compiling, first step ..." if runner.session.config.compile else "first step ..."
-        self.progress.start(loop.max_iters, loop.max_epochs, loop.iter, loop.steps_per_epoch, loop.ahead, first)
+        self._every_step = any(type(hook) is mmengine.hooks.RuntimeInfoHook for hook in runner.hooks)
+        compiles = "compiling, " if runner.session.config.compile else ""
+        self.progress.start(self._loop, f"{compiles}first step ...")
 
     def before_train_epoch(self, runner: Any) -> None:
         """Time training only, not the evaluation before it."""
@@ -94,12 +234,16 @@ class MetricsHook(Hook):
             self._read(runner, runner.iter)
 
     def _read(self, runner: Any, step: int, batch: Any = None) -> None:
-        losses, by_rank = mean_over_ranks(runner.losses.read(), runner.distributed_group)
+        by_rank: list[dict[str, float]] = runner.distributed_group.gather(runner.losses.read())
+        losses = {}  # the mean over the ranks that have it
+        for name in dict.fromkeys(name for each in by_rank for name in each):
+            values = [each[name] for each in by_rank if name in each]
+            losses[name] = sum(values) / len(values)
         now = time.perf_counter()
         seconds, steps = now - self._mark, self._steps_since_mark
         assert self.left_device is not None
         left = self.left_device.read(steps)
-        samples = steps * runner.train_loop.sampler.global_batch_size
+        samples = steps * self._loop.sampler.global_batch_size
         self._mark, self._steps_since_mark = now, 0
         self.train_seconds += seconds
         self.samples += samples
@@ -126,7 +270,7 @@ class MetricsHook(Hook):
         record.update(left)
         if runner.distributed_group.is_main:
             record.update(_card(runner.backend))
-        self.write(runner, "train", step, record)
+        self._write(runner, "train", step, record)
         # The epoch's mean: the last interval of an epoch can be a single step.
         self.progress.losses(losses, record["lr"], self._epoch_samples / self._epoch_seconds)
 
@@ -141,14 +285,13 @@ class MetricsHook(Hook):
         self._mark += time.perf_counter() - self._paused
         if self.left_device is not None:
             self.left_device.begin()
-        units = _units(runner.val_loop)
-        self.write(runner, "val", runner.iter, metrics or {}, units)
+        units = runner.val_loop.evaluator.units
+        self._write(runner, "val", runner.iter, metrics or {}, units)
         self.progress.validated(metrics or {}, units)
 
     def after_test_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
         """Record the test metrics."""
-        units = _units(runner.test_loop)
-        self.write(runner, "test", 0 if runner.train_loop is None else runner.iter, metrics or {}, units)
+        self._write(runner, "test", runner.iter, metrics or {}, runner.test_loop.evaluator.units)
 
     def after_train(self, runner: Any) -> None:
         """Take the bar away."""
@@ -160,23 +303,8 @@ class MetricsHook(Hook):
             self._file.close()
             self._file = None
 
-    def write(
-        self,
-        runner: Any,
-        split: str,
-        step: int,
-        values: Mapping[str, float | None],
-        units: dict[str, str] | None = None,
-    ) -> None:
-        """Append one line to ``metrics.jsonl`` and tell MMEngine's message hub (of training) and visualiser.
-
-        Args:
-            runner: the runner.
-            split: ``train``, ``val`` or ``test``.
-            step: optimizer steps completed.
-            values: numbers by name; None for what is not known, which the file alone takes.
-            units: what values some of them are of, where their names do not say it.
-        """
+    def _write(self, runner: Any, split: str, step: int, values: Mapping[str, float | None], units: Any = None) -> None:
+        """Append a line to ``metrics.jsonl``; hand numbers to the visualizer and, of training, the message hub."""
         scalars = {f"{split}/{name}": value for name, value in values.items() if value is not None}
         if split == "train" and not self._every_step:
             for name, value in scalars.items():
@@ -202,16 +330,9 @@ def _card(backend: Backend) -> dict[str, float]:
     return {name: value for name, value in figures.items() if value is not None}
 
 
-def _units(loop: Any) -> dict[str, str]:
-    """Units of the metrics by name; a loop of the user's own need not have an evaluator that tells them."""
-    units: dict[str, str] = getattr(getattr(loop, "evaluator", None), "units", {})
-    return units
-
-
 def truncate_metrics(path: Path, step: int) -> None:
     """Drop the lines of steps after ``step``: a resumed run trains, and writes, them again."""
-    if not path.is_file():
-        return
-    records = read_records(path.read_bytes().splitlines())
-    kept = [f"{to_json(record)}\n" for record in records if record["step"] <= step]
-    path.write_text("".join(kept), encoding="utf-8")
+    if path.is_file():
+        records = read_records(path.read_bytes().splitlines())
+        kept = [f"{to_json(record)}\n" for record in records if record["step"] <= step]
+        path.write_text("".join(kept), encoding="utf-8")

@@ -10,12 +10,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Iterator, cast
 
 import torch
-from mmengine.runner import BaseLoop
 
 from exp.data.transfer import move, tensors_of
 from exp.engine.finiteness import refuse_nan
-from exp.engine.fsdp import is_sharded
-from exp.engine.together import Together
+from exp.engine.fsdp import UnevenPasses, is_sharded
 from exp.engine.wrapper import predictions, unwrapped
 from exp.heartbeat import Stage, beat
 
@@ -28,11 +26,10 @@ if TYPE_CHECKING:
 __all__ = ["EvalLoop", "TrainLoop"]
 
 
-class TrainLoop(BaseLoop):
+class TrainLoop:
     """Trains until ``max_epochs`` or ``max_steps``, or until a hook sets :attr:`stop_training`.
 
     Args:
-        runner: the runner.
         dataloader: yields micro-batches (dicts of tensors) from its sampler's position on. The loop alone advances
             that, so prefetching workers cannot falsify it.
         max_epochs: passes over the data; None: as many as ``max_steps`` takes.
@@ -40,11 +37,25 @@ class TrainLoop(BaseLoop):
         accumulate: micro-batches per optimizer step.
         val_every: optimizer steps between validations; None: after each epoch.
         dropouts: where masks of dropout are drawn by sample, what they are a function of.
+
+    Attributes:
+        runner: the :class:`exp.engine.trainer.Trainer`, which sets it.
+        epoch: epochs completed.
+        iter: optimizer steps completed; within ``after_train_iter``, those before the current one, as in MMEngine.
+        max_epochs: epochs to train.
+        max_iters: optimizer steps to train.
+        steps_per_epoch: optimizer steps in an epoch of the data.
+        ahead: steps that the epochs so far have with these data, minus those taken: not 0 if the data were others.
+        ends_by_steps: whether ``max_steps`` ends the training, not ``max_epochs``.
+        validation_due: whether a validation comes before any further step.
+        stop_training: set by hooks: no further step.
     """
+
+    runner: Any
+    val_begin = 1
 
     def __init__(
         self,
-        runner: Any,
         dataloader: DataLoader[Any],
         max_epochs: int | None,
         max_steps: int | None = None,
@@ -52,60 +63,17 @@ class TrainLoop(BaseLoop):
         val_every: int | None = None,
         dropouts: DropoutStream | None = None,
     ) -> None:
-        super().__init__(runner, dataloader)
-        self.dropouts = dropouts
+        self.dataloader = dataloader
         self.sampler = cast("TrainBatchSampler", dataloader.sampler)
         self.accumulate = accumulate
-        self.steps_per_epoch = self.sampler.steps_per_epoch
         self.val_every = val_every
+        self.val_interval = val_every or 1
+        self.dropouts = dropouts
+        self.steps_per_epoch = self.sampler.steps_per_epoch
+        self.validation_due = self.stop_training = False
         self._limits = max_epochs, max_steps
-        self._set_length(0, 0, 0)
-        self._epoch = 0
-        self._iter = 0
         self._validated = 0
-        self.validation_due = False
-        """Whether a validation comes before any further step."""
-        self.stop_training = False
-
-    ahead: int
-    """Steps that the epochs so far have with these data, less those taken: not 0 where the data were others."""
-    ends_by_steps: bool
-    """Whether ``max_steps`` ends the training, not ``max_epochs``."""
-
-    @property
-    def epoch(self) -> int:
-        """Epochs completed."""
-        return self._epoch
-
-    @property
-    def iter(self) -> int:
-        """Optimizer steps completed; within ``after_train_iter``, those before the current one, as in MMEngine."""
-        return self._iter
-
-    @property
-    def max_epochs(self) -> int:
-        """Epochs to train."""
-        return self._max_epochs
-
-    @property
-    def max_iters(self) -> int:
-        """Optimizer steps to train."""
-        return self._max_iters
-
-    @property
-    def val_interval(self) -> int:
-        """Epochs between validations; optimizer steps, where ``val_every`` is set."""
-        return 1 if self.val_every is None else self.val_every
-
-    @property
-    def val_begin(self) -> int:
-        """From the first on."""
-        return 1
-
-    @property
-    def finished(self) -> bool:
-        """Whether all epochs and steps have been trained."""
-        return self._epoch >= self._max_epochs or self._iter >= self._max_iters
+        self._set_position(0, 0, 0)
 
     def restore(self, epoch: int, step: int, samples: int, validation_due: bool = False) -> None:
         """Continue after ``step`` optimizer steps, ``samples`` samples (over all ranks) into ``epoch``.
@@ -116,93 +84,78 @@ class TrainLoop(BaseLoop):
             samples: of the epoch, over all ranks.
             validation_due: whether a validation comes first.
         """
-        self._epoch, self._iter = epoch, step
         self.validation_due = validation_due
         self.sampler.set_position(epoch, samples)
-        self._set_length(epoch, step, samples // self.sampler.global_batch_size)
+        self._set_position(epoch, step, samples // self.sampler.global_batch_size)
 
-    def _set_length(self, epoch: int, step: int, within: int) -> None:
-        """How far to train from ``within`` steps into ``epoch`` on, after ``step`` steps in all.
+    def _set_position(self, epoch: int, step: int, within: int) -> None:
+        """Continue ``within`` steps into ``epoch``, after ``step`` steps in all.
 
-        These are not those of as many epochs where earlier ones had another length: a run that goes on with other data.
+        If a run continues with other data, its earlier epochs had another length: steps are not epochs times length.
         """
         max_epochs, max_steps = self._limits
         if max_epochs is None:
             assert max_steps is not None
             max_epochs = epoch - (step - within - max_steps) // self.steps_per_epoch
-        self._max_epochs = max_epochs
+        self.epoch, self.iter, self.max_epochs = epoch, step, max_epochs
         self.ahead = epoch * self.steps_per_epoch + within - step
-        self._max_iters: int = max_epochs * self.steps_per_epoch - self.ahead
-        self.ends_by_steps = max_steps is not None and max_steps <= self._max_iters
-        if max_steps is not None:
-            self._max_iters = min(self._max_iters, max_steps)
+        steps = max_epochs * self.steps_per_epoch - self.ahead
+        self.ends_by_steps = max_steps is not None and max_steps <= steps
+        self.max_iters = steps if max_steps is None else min(steps, max_steps)
 
-    def run(self) -> torch.nn.Module:
-        """Train and validate, epoch by epoch."""
+    @property
+    def finished(self) -> bool:
+        """Whether all epochs and steps have been trained."""
+        return self.epoch >= self.max_epochs or self.iter >= self.max_iters
+
+    def run(self) -> None:
+        """Train and validate, epoch by epoch.
+
+        An epoch that ``max_steps`` cuts short is validated like any other, but does not count as completed, so that
+        a resumed run with a larger ``max_steps`` continues in its middle.
+        """
         runner = self.runner
         runner.call_hook("before_train")
         if self.validation_due:
             self._validate()
+        start_epoch: Any = getattr(unwrapped(runner.model), "start_epoch", None)  # MMEngine's models have none
         while not self.finished and not self.stop_training:
-            if self._run_epoch() and (self.val_every is None or self._iter == self._max_iters):
+            runner.call_hook("before_train_epoch")
+            if start_epoch is not None:
+                start_epoch(self.epoch)
+            runner.model.train()
+            batches = iter(self.dataloader)
+            index = self.sampler.samples // self.sampler.global_batch_size
+            while index < self.steps_per_epoch and self.iter < self.max_iters and not self.stop_training:
+                self.run_iter(index, batches)
+                index += 1
+                if self.val_every is not None and self.iter % self.val_every == 0 and not self.stop_training:
+                    self._validate()
+            del batches
+            if self.stop_training:
+                break
+            if index == self.steps_per_epoch:
+                runner.call_hook("after_train_epoch")
+                self.epoch += 1
+                self.sampler.set_position(self.epoch, 0)
+            if self.val_every is None or self.iter == self.max_iters:
                 self._validate()
         beat(Stage.FREE)  # what comes now, comes once
+        runner.session.begin()  # if there was no step left
         runner.call_hook("after_train")
-        model: torch.nn.Module = runner.model
-        return model
-
-    def validates_after(self, step: int, batch_idx: int) -> bool:
-        """Whether a validation follows optimizer step ``step``, the one with number ``batch_idx`` of its epoch."""
-        if step == self._max_iters:
-            return True
-        return batch_idx + 1 == self.steps_per_epoch if self.val_every is None else step % self.val_every == 0
-
-    def _validate(self) -> None:
-        if self._validated != self._iter:
-            self._validated = self._iter
-            self.runner.val_loop.run()
-            self.runner.model.train()
-
-    def _run_epoch(self) -> bool:
-        """Train from the sampler's position to the end of the epoch; False where a hook stopped the run at once.
-
-        An epoch that ``max_steps`` cuts short is validated like any other, but does not count as completed, so that
-        a resumed run with a larger ``max_steps`` goes on in its middle.
-        """
-        runner = self.runner
-        runner.call_hook("before_train_epoch")
-        start_epoch: Any = getattr(unwrapped(runner.model), "start_epoch", None)  # a model of MMEngine's has none
-        if start_epoch is not None:
-            start_epoch(self._epoch)
-        runner.model.train()
-        batches = iter(self.dataloader)
-        step = self.sampler.samples // self.sampler.global_batch_size
-        while step < self.steps_per_epoch and self._iter < self._max_iters and not self.stop_training:
-            self.run_iter(step, batches)
-            step += 1
-            if self.val_every is not None and self._iter % self.val_every == 0 and not self.stop_training:
-                self._validate()
-        del batches
-        if self.stop_training:
-            return False
-        if step == self.steps_per_epoch:
-            runner.call_hook("after_train_epoch")
-            self._epoch += 1
-            self.sampler.set_position(self._epoch, 0)
-        return True
 
     def run_iter(self, idx: int, batches: Iterator[dict[str, torch.Tensor]]) -> None:
         """One optimizer step: ``accumulate`` micro-batches."""
         runner = self.runner
         try:
             for micro in range(self.accumulate):
-                beat(Stage.DATA, self._iter + 1)
+                beat(Stage.DATA, self.iter + 1)
                 batch = move(next(batches), runner.device)
                 if micro == 0:
                     runner.call_hook("before_train_iter", batch_idx=idx, data_batch=batch)
                 beat(Stage.FORWARD)
                 if self.dropouts is not None:
-                    self.dropouts.begin(self._iter, micro)
+                    self.dropouts.begin(self.iter, micro)
                 outputs = runner.model.train_step(batch, optim_wrapper=runner.optim_wrapper)
                 runner.losses.add(outputs)
         finally:
@@ -210,63 +163,78 @@ class TrainLoop(BaseLoop):
                 self.dropouts.end()
         self.sampler.advance()
         beat(Stage.HOOKS)
+        if not runner.session.begun:  # the memory that a step needs is there
+            runner.session.begin()
         runner.call_hook("after_train_iter", batch_idx=idx, data_batch=batch, outputs=outputs)
-        self._iter += 1
+        self.iter += 1
+
+    def validates_after(self, step: int, batch_idx: int) -> bool:
+        """Whether a validation follows optimizer step ``step``, the one with number ``batch_idx`` of its epoch."""
+        if step == self.max_iters:
+            return True
+        return batch_idx + 1 == self.steps_per_epoch if self.val_every is None else step % self.val_every == 0
+
+    def _validate(self) -> None:
+        if self._validated != self.iter and self.runner.val_loop is not None:
+            self._validated = self.iter
+            self.runner.val_loop.run()
+            self.runner.model.train()
 
 
-class EvalLoop(BaseLoop):
-    """One pass over a part of the data: every sample once over all ranks, metrics exact.
+class EvalLoop:
+    """One pass over a split: every sample once over all ranks, metrics exact.
 
-    Runs the bare module: a DDP forward may exchange buffers, and ranks may hold different numbers of batches here.
+    Runs the bare module: a DDP forward may exchange buffers, and ranks may have different numbers of batches here.
 
     Args:
-        runner: the runner.
         dataloader: this rank's share.
         evaluator: has ``reset()``, ``update(outputs, batch)`` and ``compute(distributed) -> dict``.
         stage: ``val`` or ``test``: which hooks are called.
     """
 
-    def __init__(self, runner: Any, dataloader: DataLoader[Any], evaluator: Any, stage: str) -> None:
-        super().__init__(runner, dataloader)
+    runner: Any
+
+    def __init__(self, dataloader: DataLoader[Any], evaluator: Any, stage: str) -> None:
+        self.dataloader = dataloader
         self.evaluator = evaluator
         self.stage = stage
-        self.beats = Stage.VALIDATION if stage == "val" else Stage.TEST
+        self._heartbeat = Stage.VALIDATION if stage == "val" else Stage.TEST
         self._sums: list[list[torch.Tensor]] = []
 
     @torch.no_grad()
     def run(self) -> dict[str, float]:
         """Evaluate; returns the metrics by name."""
-        runner, stage = self.runner, self.stage
-        if stage == "val":
+        runner, stage, validates = self.runner, self.stage, self.stage == "val"
+        if validates:
             runner.prepare_validation()
         runner.call_hook(f"before_{stage}")
+        runner.session.begin()  # before the first batch: ranks may have different numbers of them
         runner.call_hook(f"before_{stage}_epoch")
         model = unwrapped(runner.model)
         model.eval()
         self.evaluator.reset()
         self._sums = []
-        beat(self.beats, 0 if runner.train_loop is None else runner.iter)
-        together = None
+        beat(self._heartbeat, runner.iter)
+        uneven = None
         if is_sharded(model):
-            together = Together(model, runner.distributed_group, lambda: self._take_any(model))
+            uneven = UnevenPasses(model, runner.distributed_group, lambda: self._predict_first_sample(model))
         for idx, batch in enumerate(self.dataloader):
             self.run_iter(idx, batch)
-        if together is not None:
-            together.finish()
-        beat(Stage.METRICS if stage == "val" else Stage.TEST_METRICS)
+        if uneven is not None:
+            uneven.finish()
+        beat(Stage.METRICS if validates else Stage.TEST_METRICS)
         refuse_nan(runner, self._sums, stage)
         metrics: dict[str, float] = self.evaluator.compute(runner.distributed_group)
         # What follows the test, such as pictures, takes as long as it takes.
-        beat(Stage.AFTER_VALIDATION if stage == "val" else Stage.FREE)
+        beat(Stage.AFTER_VALIDATION if validates else Stage.FREE)
         runner.call_hook(f"after_{stage}_epoch", metrics=metrics)
         runner.call_hook(f"after_{stage}")
-        if stage == "val":
+        if validates:
             runner.end_validation()
         return metrics
 
-    def _take_any(self, model: torch.nn.Module) -> None:
-        """Take the first sample through the model; nothing is measured."""
-        beat(self.beats)
+    def _predict_first_sample(self, model: torch.nn.Module) -> None:
+        beat(self._heartbeat)
         batch = move(self.dataloader.dataset[torch.zeros(1, dtype=torch.int64)], self.runner.device)
         with self.runner.backend.autocast(self.runner.precision):
             self.runner.backend.end_batch(predictions(model, batch, self.stage))
@@ -275,7 +243,7 @@ class EvalLoop(BaseLoop):
     def run_iter(self, idx: int, data_batch: dict[str, Any]) -> None:
         """Predict one batch, as the loader gives it, and have it measured."""
         runner, stage = self.runner, self.stage
-        beat(self.beats)
+        beat(self._heartbeat)
         batch = move(data_batch, runner.device)
         runner.call_hook(f"before_{stage}_iter", batch_idx=idx, data_batch=batch)
         with runner.backend.autocast(runner.precision):

@@ -88,9 +88,8 @@ class BackendOptimWrapper(OptimWrapper):
         self._stepper = optimizer if self.scaler is None else _ScaledOptimizer(optimizer, self.scaler)
         self.clip_grad_norm = clip_grad_norm
         self.grad_norm: torch.Tensor | None = None
-        self.before_step: Callable[[], None] | None = (
-            None  # called with all gradients in place, unscaled, before they are clipped
-        )
+        self.before_step: Callable[[], None] | None = None
+        """Called with all gradients in place, unscaled, before they are clipped."""
         self.before_update: Callable[[], None] | None = None
         """Called once, before the optimizer's state changes next: what is reading it has to be done."""
         self._losses: list[torch.Tensor] = []
@@ -104,11 +103,6 @@ class BackendOptimWrapper(OptimWrapper):
         rate: float = self.optimizer.param_groups[self._logged]["lr"]
         return rate
 
-    def initialize_count_status(self, model: nn.Module, init_counts: int, max_counts: int) -> None:
-        """Start a count of micro-batches; our loop only ever runs whole optimizer steps, so nothing is left over."""
-        del init_counts, max_counts
-        super().initialize_count_status(model, 0, -1)
-
     def optim_context(self, model: nn.Module) -> ContextManager[Any]:
         """Autocast, and no gradient exchange before the last micro-batch of a step."""
         if self.precision in FLOAT32 and self.accumulate == 1:
@@ -117,11 +111,7 @@ class BackendOptimWrapper(OptimWrapper):
 
     @contextlib.contextmanager
     def _optim_context(self, model: nn.Module) -> Iterator[None]:
-        with contextlib.ExitStack() as stack:
-            if not self.should_sync() and hasattr(model, "no_sync"):
-                no_sync: Any = model.no_sync
-                stack.enter_context(no_sync())
-            stack.enter_context(self.backend.autocast(self.precision))
+        with super().optim_context(model), self.backend.autocast(self.precision):
             yield
 
     def update_params(

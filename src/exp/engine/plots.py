@@ -1,13 +1,11 @@
-"""Pictures of a run: written as ``figures`` of the configuration asks for; and those of a training that has ended."""
+"""Pictures of a run, written as ``figures`` of the configuration asks for."""
 
 from __future__ import annotations
 
+import logging
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any, Mapping
+from typing import TYPE_CHECKING, Any, Callable, Mapping
 
-from exp.draw.curves import training_curves
-from exp.draw.files import encoded
-from exp.draw.fonts import undrawable
 from exp.engine.fsdp import is_sharded
 from exp.engine.wrapper import unwrapped
 from exp.runfolder import write_atomically
@@ -18,8 +16,9 @@ if TYPE_CHECKING:
     from exp.metrics import Evaluator
     from exp.session import Session
 
-__all__ = ["PictureWriter", "draw_training"]
+__all__ = ["PictureWriter", "draw_extras", "training_pictures"]
 
+logger = logging.getLogger(__name__)
 _NAMED = 20  # characters
 
 
@@ -32,27 +31,30 @@ class PictureWriter:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def write(self, name: str, picture: Picture) -> list[str]:
         """Write one picture.
 
         Args:
-            name: of the PNG file, below the run folder; its suffix gives way to that of another format.
+            name: of the PNG file, below the run folder; another format has its own suffix.
             picture: a figure, pixels, or a PNG file.
 
         Returns:
             The files, below the run folder; none with ``plots=false``.
         """
+        from exp.draw.files import encoded  # matplotlib's
+        from exp.draw.fonts import undrawable
+
         files: list[str] = []
         if not self.session.config.plots:
             return files
         for form, content in encoded(picture, self.session.config.figures).items():
             files.append(str(PurePosixPath(name).with_suffix(f".{form}")))
             write_atomically(self.session.folder.path / files[-1], content)
-        lacking = sorted(undrawable() - self._told)
+        lacking = sorted(undrawable() - self._reported)
         if lacking:
-            self._told.update(lacking)
+            self._reported.update(lacking)
             shown = " ".join(lacking[:_NAMED]) + f" and {len(lacking) - _NAMED} more" * (len(lacking) > _NAMED)
             self.session.say(f"pictures: no installed font has {shown}; install one, such as Noto Sans CJK, for these")
         return files
@@ -62,20 +64,27 @@ class PictureWriter:
         return [file for name, picture in pictures.items() for file in self.write(f"plots/{name}", picture)]
 
 
-def draw_training(session: Session, data: Data, model: Any, evaluator: Evaluator) -> list[str]:
-    """Draw what there is to see of a training; by rank 0 alone, with the best weights in place.
+def draw_extras(session: Session, make: Callable[[], Mapping[str, Picture]]) -> None:
+    """Draw and write pictures on rank 0; an error of theirs is reported, and does not cost the result."""
+    if session.config.plots and session.distributed.is_main:
+        try:
+            PictureWriter(session).write_all(make())
+        except Exception as error:
+            logger.exception("plots")
+            session.say(f"plots: not drawn: {type(error).__name__}: {error}; the log of rank 0 has the traceback")
 
-    Always ``plots/curves.png``; and what ``data.pictures`` gives.
+
+def training_pictures(session: Session, data: Data, model: Any, evaluator: Evaluator) -> dict[str, Picture]:
+    """``curves.png``, and what ``data.pictures`` gives.
 
     Args:
         session: the session.
         data: the data set.
-        model: wrapped or not, on the session's device; is left in eval mode.
+        model: wrapped or not, on the session's device, with the best weights; is left in eval mode.
         evaluator: after the test.
-
-    Returns:
-        The files, below the run folder.
     """
+    from exp.draw.curves import training_curves
+
     pictures: dict[str, Picture] = {}
     if session.folder.metrics.is_file():
         metric, greater = evaluator.metric_name, evaluator.greater_is_better
@@ -84,4 +93,4 @@ def draw_training(session: Session, data: Data, model: Any, evaluator: Evaluator
         session.say("plots: no pictures of predictions with wrapper=fsdp; task=predict draws them")
     else:
         pictures.update(data.pictures(session, model, evaluator))
-    return PictureWriter(session).write_all(pictures)
+    return pictures

@@ -14,10 +14,15 @@ if TYPE_CHECKING:
     from exp.engine.distributed import Distributed
     from exp.engine.saving import CheckpointHook
     from exp.preemption import PreemptionFlag
+    from exp.session import Session
 
-__all__ = ["Agreement", "PreemptionHook"]
+__all__ = ["Agreement", "Interrupted", "PreemptionHook"]
 
 _EVERY_S = 1.0
+
+
+class Interrupted(Preempted):
+    """``debug.restart_after`` has been reached, and the state is saved."""
 
 
 class Agreement:
@@ -51,32 +56,33 @@ class Agreement:
             return False
         now = time.monotonic()
         # Whole milliseconds: their sum is the same on every rank to the last bit.
-        told, milliseconds = self.distributed.sum(
+        wanted, milliseconds = self.distributed.sum(
             torch.tensor([int(self.preemption_flag.is_set()), int((now - self._asked) * 1000)])
         ).tolist()
         self._asked = now
         mean_s = max(milliseconds, 1) / 1000 / self.distributed.world_size
         fitting = int(self._interval * _EVERY_S / mean_s)
         self._interval = self._left = max(1, min(fitting, 2 * self._interval))
-        return bool(told)
+        return bool(wanted)
 
 
 class PreemptionHook(Hook):
-    """Ends training when it is preempted, with a checkpoint from which it goes on exactly.
+    """Ends training when it is preempted, with a checkpoint from which it continues exactly.
 
     Between two steps, and between two batches of a validation: there the checkpoint says that the validation is still
-    to be made.
+    to be made. With ``debug.restart_after`` also after that step.
 
     Args:
-        agreement: of all ranks.
+        session: has the flag, and the group whose ranks agree.
         checkpoints: writes the checkpoint.
     """
 
     priority = "LOWEST"  # after everything that a checkpoint holds has its new state
 
-    def __init__(self, agreement: Agreement, checkpoints: CheckpointHook) -> None:
-        self.agreement = agreement
+    def __init__(self, session: Session, checkpoints: CheckpointHook) -> None:
+        self.agreement = Agreement(session.info.preemption_flag, session.distributed)
         self.checkpoints = checkpoints
+        self._restart_after = None if session.restarted_here else session.config.debug.restart_after
         self._common_batches = 0
 
     def before_train_epoch(self, runner: Any) -> None:
@@ -84,24 +90,28 @@ class PreemptionHook(Hook):
         self.agreement.begin()
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
-        """Between two steps; where a validation follows, its first batch is the place."""
+        """Between two steps; if a validation follows, its beginning is the place."""
         step = runner.iter + 1
-        if not runner.train_loop.validates_after(step, batch_idx) and self.agreement.reached():
-            self.checkpoints.save(runner, step, waits=True)
-            raise Preempted(step)
+        if runner.train_loop.validates_after(step, batch_idx):
+            return
+        if step == self._restart_after:
+            self._end(runner, Interrupted(step))
+        if self.agreement.reached():
+            self._end(runner, Preempted(step))
 
     def before_val_epoch(self, runner: Any) -> None:
         """Batches of another length begin, and ranks may have different numbers of them."""
+        if runner.iter == self._restart_after:
+            self._end(runner, Interrupted(runner.iter), validation_due=True)
         self._begin_evaluation(runner.val_loop)
 
     def before_val_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         """Before a batch of the validation."""
         if batch_idx < self._common_batches and self.agreement.reached():
-            self.checkpoints.save(runner, runner.iter, validation_due=True, waits=True)
-            raise Preempted(runner.iter)
+            self._end(runner, Preempted(runner.iter), validation_due=True)
 
     def after_val_epoch(self, runner: Any, metrics: Any = None) -> None:
-        """Steps go on where the validation was within an epoch."""
+        """Steps continue if the validation was within an epoch."""
         self.agreement.begin()
 
     def before_test_epoch(self, runner: Any) -> None:
@@ -116,3 +126,9 @@ class PreemptionHook(Hook):
     def _begin_evaluation(self, loop: Any) -> None:
         self.agreement.begin()
         self._common_batches = loop.dataloader.sampler.common_batches
+
+    def _end(self, runner: Any, reason: Preempted, validation_due: bool = False) -> None:
+        self.checkpoints.save(runner, reason.step, validation_due=validation_due, waits=True)
+        if isinstance(reason, Interrupted):
+            runner.visualizer.close()
+        raise reason

@@ -1,6 +1,6 @@
 """MMEngine's own hooks, so that they do here what they say.
 
-Most of them run as they are. Those below stand in for the class of the same name, where that one knows one vendor's
+Most of them run as they are. Those below stand in for the class of the same name, if that one knows one vendor's
 devices only, loses its state on resuming, or writes beside the run folder. docs/hooks.md has the whole table.
 """
 
@@ -12,7 +12,6 @@ from typing import Any, Mapping, Sequence
 import mmengine.hooks
 import torch
 from mmengine.hooks import Hook
-from mmengine.hooks.hook import DATA_BATCH
 from mmengine.registry import HOOKS
 from mmengine.runner import Priority, get_priority
 from omegaconf import OmegaConf
@@ -23,13 +22,14 @@ from exp.engine.registries import registered
 from exp.engine.schedule import check_monitor
 from exp.errors import ConfigError, UnavailableError
 
-__all__ = ["EveryStepHook", "RuntimeInfoHook", "build_hooks"]
+__all__ = ["CountersHook", "build_hooks"]
 
 
-class RuntimeInfoHook(mmengine.hooks.RuntimeInfoHook):
+class CountersHook(mmengine.hooks.RuntimeInfoHook):
     """Keeps ``runner.message_hub`` up to date: counters at each step, metrics after each evaluation.
 
-    Learning rate and losses are there every ``log_every`` steps, from :class:`exp.engine.hooks.MetricsHook`.
+    MMEngine's own, which takes its place if the user names it, reads the losses from the device at every step; they are
+    there every ``log_every`` steps, from :class:`exp.engine.hooks.MetricsHook`.
     """
 
     def before_run(self, runner: Any) -> None:
@@ -44,22 +44,12 @@ class RuntimeInfoHook(mmengine.hooks.RuntimeInfoHook):
             }
         )
 
-    def before_train_iter(self, runner: Any, batch_idx: int, data_batch: DATA_BATCH = None) -> None:
+    def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         """Count the step."""
         runner.message_hub.update_info("iter", runner.iter)
 
-    def after_train_iter(
-        self, runner: Any, batch_idx: int, data_batch: DATA_BATCH = None, outputs: dict[str, Any] | None = None
-    ) -> None:
-        """Read nothing: that would wait for the device at every step."""
-
-
-class EveryStepHook(mmengine.hooks.RuntimeInfoHook):
-    """What MMEngine's RuntimeInfoHook adds to ours: learning rate and losses in the message hub at every step."""
-
-    def get_triggered_stages(self) -> list[str]:
-        """Only these; ours has the rest."""
-        return ["before_train_iter", "after_train_iter"]
+    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        """Read nothing."""
 
 
 class EmptyCacheHook(Hook):
@@ -108,7 +98,7 @@ class SyncBuffersHook(Hook):
 
 
 class EarlyStoppingHook(mmengine.hooks.EarlyStoppingHook):
-    """Goes on counting when a run is resumed."""
+    """Continues to count when a run is resumed."""
 
     priority = "LOW"  # before the checkpoint of this validation is written
 
@@ -125,7 +115,7 @@ class EarlyStoppingHook(mmengine.hooks.EarlyStoppingHook):
 
 
 class ProfilerHook(mmengine.hooks.ProfilerHook):
-    """Writes into the run folder, one file per rank, also where training ends before an epoch does."""
+    """Writes into the run folder, one file per rank, also if training ends before an epoch does."""
 
     def before_run(self, runner: Any) -> None:
         """Begin, once: the test of the same run is not profiled."""
@@ -143,17 +133,11 @@ class ProfilerHook(mmengine.hooks.ProfilerHook):
         super().before_run(runner)
 
     def after_train(self, runner: Any) -> None:
-        """Write what there is, where no whole epoch has been trained."""
+        """Write what there is, if no whole epoch has been trained."""
         self.after_train_epoch(runner)
 
 
-_INSTEAD = {
-    mmengine.hooks.RuntimeInfoHook: EveryStepHook,
-    mmengine.hooks.EmptyCacheHook: EmptyCacheHook,
-    mmengine.hooks.SyncBuffersHook: SyncBuffersHook,
-    mmengine.hooks.EarlyStoppingHook: EarlyStoppingHook,
-    mmengine.hooks.ProfilerHook: ProfilerHook,
-}
+_OURS = (EmptyCacheHook, SyncBuffersHook, EarlyStoppingHook, ProfilerHook)
 
 
 def build_hooks(
@@ -171,36 +155,31 @@ def build_hooks(
         ConfigError: a hook is unknown, refused, or does not take its arguments.
         UnavailableError: it needs a package that is not installed.
     """
-    hooks = [
-        _build(f"hooks[{number}]", dict(config), metric, greater_is_better) for number, config in enumerate(configs)
-    ]
-    for hook in hooks:
+    hooks: list[Hook] = []
+    for number, each in enumerate(configs):
+        key, config = f"hooks[{number}]", dict(each)
+        name, priority = config.pop("type"), config.pop("priority", None)
+        cls = registered(f"{key}.type", name, HOOKS, Hook)
+        for base in cls.__mro__:
+            if base is not Hook and base.__module__.startswith("mmengine.") and base.__name__ in REFUSED:
+                raise ConfigError(refusal(base.__name__))
+        if cls is mmengine.hooks.EarlyStoppingHook and config.setdefault("monitor", metric) == metric:
+            config.setdefault("rule", "greater" if greater_is_better else "less")
+        ours = (own for own in _OURS if cls.__module__.startswith("mmengine.") and own.__name__ == cls.__name__)
+        try:
+            hook: Hook = make(next(ours, cls), name, key, config)
+            hook.priority = hook.priority if priority is None else priority
+            get_priority(hook.priority)
+        except ImportError as error:
+            raise UnavailableError(f"hooks: {name} needs a package that is not installed: {error}") from error
+        except KeyError as error:
+            known = ", ".join(Priority.__members__)
+            raise ConfigError(
+                f"hooks: {name} has priority {priority}, but it is one of {known}, or 0 to 100"
+            ) from error
+        except (AssertionError, TypeError, ValueError) as error:
+            raise ConfigError(f"hooks: {name} does not take these settings: {error}") from error
         if isinstance(hook, mmengine.hooks.EarlyStoppingHook) and names:
             check_monitor(f"hooks: {type(hook).__name__}", hook.monitor, names)
+        hooks.append(hook)
     return hooks
-
-
-def _build(key: str, config: dict[str, Any], metric: str, greater_is_better: bool) -> Hook:
-    name, priority = config.pop("type"), config.pop("priority", None)
-    cls = registered(f"{key}.type", name, HOOKS, Hook)
-    for base in cls.__mro__:
-        if base is not Hook and base.__module__.startswith("mmengine.") and base.__name__ in REFUSED:
-            raise ConfigError(refusal(base.__name__))
-    if cls is mmengine.hooks.EarlyStoppingHook and config.setdefault("monitor", metric) == metric:
-        config.setdefault("rule", "greater" if greater_is_better else "less")
-    try:
-        hook: Hook = make(_INSTEAD.get(cls, cls), name, key, config)
-    except ImportError as error:
-        raise UnavailableError(f"hooks: {name} needs a package that is not installed: {error}") from error
-    except (AssertionError, TypeError, ValueError) as error:
-        raise ConfigError(f"hooks: {name} does not take these settings: {error}") from error
-    if priority is not None:
-        try:
-            get_priority(priority)
-        except (KeyError, TypeError, ValueError) as error:
-            names = ", ".join(Priority.__members__)
-            raise ConfigError(
-                f"hooks: {name} has priority {priority}, but it is one of {names}, or 0 to 100"
-            ) from error
-        hook.priority = priority
-    return hook

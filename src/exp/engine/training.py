@@ -1,45 +1,40 @@
-"""task=train: train with validation, then test the best weights."""
+"""task=train: build, check one batch, resume, train with validation, test the best weights, record."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Iterator
 
+import torch
 from omegaconf import OmegaConf
 
 from exp.console import size
-from exp.contract import EXPERIMENT_PAGE
-from exp.data.loader import device_loader, share_loader
+from exp.contract import EXPERIMENT_PAGE, is_own
+from exp.data.loader import device_loader, eval_loader, share_loader
 from exp.data.sampler import TrainBatchSampler
+from exp.data.transfer import move
 from exp.engine import checkpoint
-from exp.engine.building import (
-    build_data,
-    build_evaluator,
-    build_model,
-    fingerprint_of,
-    make_result,
-    record_environment,
-)
-from exp.engine.debug import Interrupted, debug_hooks, split_in_use
+from exp.engine.building import build_data, build_evaluator, build_model, make_result, record_environment
+from exp.engine.debug import OverfitHook, split_in_use
 from exp.engine.fsdp import is_sharded, refuse_hooks
-from exp.engine.hooks import MetricsHook
+from exp.engine.hooks import MetricsHook, Progress
 from exp.engine.logger import build_loggers
 from exp.engine.loops import EvalLoop, TrainLoop
 from exp.engine.optim import BackendOptimWrapper, build_optimizer
-from exp.engine.preemption_hook import Agreement, PreemptionHook
-from exp.engine.progress import Progress
+from exp.engine.plots import draw_extras, training_pictures
+from exp.engine.preemption_hook import PreemptionHook
 from exp.engine.rate import training_rate
-from exp.engine.rehearsal import explain_first_step, explain_unused, rehearse
-from exp.engine.resume import compare, find_checkpoint
-from exp.engine.rng import seed_everything
-from exp.engine.runner import Runner
+from exp.engine.resume import compare, find_checkpoint, restore
+from exp.engine.rng import rng_state, seed_everything, set_rng_state
 from exp.engine.saving import CheckpointHook
 from exp.engine.stock_hooks import build_hooks
-from exp.engine.wrapper import place_as_configured, unwrapped
-from exp.errors import ConfigError, ExpError, RunError, SampleError
+from exp.engine.trainer import Trainer
+from exp.engine.wrapper import place_and_wrap, predictions, unwrapped
+from exp.errors import ConfigError, DataError, ExpError, RunError, SampleError
 from exp.heartbeat import Stage, beat
-from exp.launcher.outcome import is_of_peer
 from exp.models.base import parameter_counts
 from exp.models.dropout import DropoutStream
 from exp.raised import message_of
@@ -51,7 +46,7 @@ __all__ = ["Training", "train"]
 
 logger = logging.getLogger(__name__)
 _WORTH_SAYING = 0.01
-"""Share of the training samples; what fewer leave out is in the log alone."""
+"""Share of the training samples; if fewer are left out, only the log has it."""
 
 
 def train(session: Session) -> dict[str, Any]:
@@ -61,58 +56,74 @@ def train(session: Session) -> dict[str, Any]:
         ExpError: see the parts; an exhausted device memory comes with a batch size that keeps the global batch.
     """
     record_environment(session)
-    try:
-        return _train(session)
-    except Interrupted as interrupted:
-        step = interrupted.step
-    session.say(f"debug: interrupted after step {step}; everything is built anew, and goes on from the checkpoint")
-    session.start_anew()
-    return _train(session)
-
-
-def _train(session: Session) -> dict[str, Any]:
     data = build_data(session)
     if session.distributed.is_main:
-        session.data_files = fingerprint_of(data)
+        session.data_files = data.fingerprint()
     model = build_model(session, data, to_place=True)
-    try:
+    with _explained(session, model):
         training = Training(session, data, model)
-        rehearse(session, data, unwrapped(training.runner.model))
-        return training.run()
-    except SampleError as error:
-        if session.begun:
-            raise
-        raise ConfigError(f"{message_of(error)}; see {EXPERIMENT_PAGE}") from error
-    except ExpError:
-        raise
-    except Exception as error:  # a model may raise anything
-        if "out of memory" in str(error):
-            raise RunError(_out_of_memory(session)) from error
-        if "Expected to have finished reduction in the prior iteration" in str(error):
-            raise explain_unused(session, data, model) from error
-        if not session.begun and not is_of_peer(error) and not is_sharded(model):
-            explain_first_step(session, data, model)
-        raise
+        if session.config.rehearsal:
+            _check_one_batch(session, data, training.trainer)
+        trainer, hook = training.trainer, training.metrics_hook
+        source, load = _resume(session, training)
+        try:
+            trainer.train(load)
+            content, tested = training.checkpoint_hook.tested(trainer)
+            metrics = trainer.test(content)
+        finally:  # the terminal's cursor and the loaders' processes, whatever has happened
+            hook.progress.stop()
+            trainer.close()
+        evaluator = training.evaluator
+        draw_extras(session, lambda: training_pictures(session, data, trainer.model, evaluator))
+        trainer.visualizer.close()
+        speed = hook.samples / hook.train_seconds if hook.train_seconds else None
+        # The training's own: what is measured next takes memory, too.
+        memory_peak = session.distributed.gather(session.backend.usage().get("max_allocated"))
+        rate = training_rate(session, data, speed, hook.train_seconds) if speed and session.info.rank == 0 else {}
+        return make_result(
+            session,
+            metrics,
+            evaluator,
+            tested["validation"][evaluator.metric_name],
+            steps=trainer.iter,
+            epochs=trainer.epoch,
+            measured_on=data.tested_on,
+            data=data.record(session.distributed.gather),
+            samples_per_second=speed,
+            **rate,
+            time_to_first_step_s=hook.time_to_first_step,
+            memory_peak=memory_peak,
+            **parameter_counts(unwrapped(trainer.model)),
+            left_device=None if hook.left_device is None else hook.left_device.summary(session.distributed),
+            resumed_from=source,
+            changed_on_resume={change.key: {"old": change.old, "new": change.new} for change in session.changed},
+            **tested,
+        )
 
 
 class Training:
-    """The parts of one training run: everything is built here, :meth:`run` trains.
+    """The parts of one training, built from the configuration.
 
     Args:
         session: the session.
         data: of :func:`exp.engine.building.build_data`.
         model: on the CPU.
+
+    Attributes:
+        trainer: trains and tests.
+        evaluator: of the test.
+        metrics_hook: measures speed, and writes ``metrics.jsonl``.
+        checkpoint_hook: saves.
     """
 
     def __init__(self, session: Session, data: Any, model: Any) -> None:
         config = session.config
-        assert config.batch_size is not None  # derived where it was not given
-        self.session = session
-        self.data = data
+        assert config.batch_size is not None  # derived if it was not given
         train, val, test = (split_in_use(session, data, split) for split in ("train", "val", "test"))
-        if session.config.debug.train_batches is not None and not session.restarted_here:
-            session.say(f"debug: {len(train)} samples to train, {len(val)} to validate, {len(test)} to test")
-        self.evaluator = build_evaluator(session, data)  # after the test: its figures
+        say = logger.info if session.restarted_here else session.say
+        if config.debug.train_batches is not None:
+            say(f"debug: {len(train)} samples to train, {len(val)} to validate, {len(test)} to test")
+        self.evaluator = judge = build_evaluator(session, data)
         sampler = TrainBatchSampler(
             len(train),
             batch_size=config.batch_size,
@@ -122,12 +133,14 @@ class Training:
             seed=config.seed,
             with_epoch=getattr(train, "needs_epoch", False),
         )
-        if sampler.left_out and not session.restarted_here:
-            tell = session.say if sampler.left_out >= len(train) * _WORTH_SAYING else logger.info
-            tell(
+        if sampler.left_out:
+            (say if sampler.left_out >= len(train) * _WORTH_SAYING else logger.info)(
                 f"{sampler.left_out} of {len(train)} training samples are left out in each epoch, others each time: "
                 f"global batch {sampler.global_batch_size}"
             )
+        model = place_and_wrap(model, session)
+        bare = unwrapped(model)
+        seed_everything(config.seed + session.info.rank, session.backend)  # ranks draw different dropout masks
         self.metrics_hook = MetricsHook(
             session.folder.metrics, config.log_every, Progress(session.console), session.started
         )
@@ -136,157 +149,138 @@ class Training:
             config.checkpoint,
             config.patience,
             config.min_delta,
-            self.evaluator.metric_name,
-            self.evaluator.greater_is_better,
-        )
-        # The model is moved before the optimizer is built: parameters may be new objects on the device.
-        model = self._placed(model)
-        seed_everything(config.seed + session.info.rank, session.backend)  # ranks draw different dropout masks
-        optim_wrapper = BackendOptimWrapper(
-            build_optimizer(model, config.optim, session.backend.capabilities.lacking_operators),
-            session.backend,
-            precision=config.precision,
-            accumulate=config.accumulate,
-            clip_grad_norm=config.optim.clip_grad_norm,
-            model=model,
+            judge.metric_name,
+            judge.greater_is_better,
         )
         hooks: Any = OmegaConf.to_container(config.hooks, resolve=True)
-        judge = self.evaluator
         user_hooks = build_hooks(hooks, judge.metric_name, judge.greater_is_better, judge.names)
-        if is_sharded(model):
+        if is_sharded(bare):
             refuse_hooks(user_hooks)
-        schedulers = OmegaConf.to_container(config.schedule.param_scheduler, resolve=True)
-        self.runner = Runner(
+        schedulers: Any = OmegaConf.to_container(config.schedule.param_scheduler, resolve=True)
+        self.trainer = Trainer(
             session,
             model,
-            train_dataloader=device_loader(train, sampler, data.num_workers, session),
-            train_cfg={
-                "type": TrainLoop,
-                "max_epochs": config.max_epochs,
-                "max_steps": config.max_steps,
-                "accumulate": config.accumulate,
-                "val_every": config.val_every,
-                "dropouts": self._dropouts(model, sampler),
-            },
-            optim_wrapper=optim_wrapper,
-            param_scheduler=schedulers or None,
-            val_dataloader=share_loader(val, data, session),
-            val_cfg={"type": EvalLoop, "stage": "val"},
-            val_evaluator=build_evaluator(session, data),
-            test_dataloader=share_loader(test, data, session),
-            test_cfg={"type": EvalLoop, "stage": "test"},
-            test_evaluator=self.evaluator,
-            custom_hooks=[
+            TrainLoop(
+                device_loader(train, sampler, data.num_workers, session),
+                config.max_epochs,
+                config.max_steps,
+                config.accumulate,
+                config.val_every,
+                _dropouts(session, bare, sampler) if config.dropout_by_sample else None,
+            ),
+            EvalLoop(share_loader(val, data, session), build_evaluator(session, data), "val"),
+            EvalLoop(share_loader(test, data, session), judge, "test"),
+            BackendOptimWrapper(
+                build_optimizer(bare, config.optim, session.backend.capabilities.lacking_operators),
+                session.backend,
+                precision=config.precision,
+                accumulate=config.accumulate,
+                clip_grad_norm=config.optim.clip_grad_norm,
+                model=bare,
+            ),
+            schedulers,
+            [
                 self.metrics_hook,
                 self.checkpoint_hook,
-                PreemptionHook(Agreement(session.info.preemption_flag, session.distributed), self.checkpoint_hook),
-                *debug_hooks(session, self.checkpoint_hook),
+                PreemptionHook(session, self.checkpoint_hook),
+                *([OverfitHook(session)] if config.debug.overfit else []),
                 *user_hooks,
             ],
-            visualizer=_visualizer(session),
+            build_loggers(session),
         )
 
-    def _dropouts(self, model: Any, sampler: TrainBatchSampler) -> DropoutStream | None:
-        if not self.session.config.dropout_by_sample:
-            return None
-        stream = DropoutStream(model, sampler, self.session.config.seed)
-        if stream.left_out:
-            self.session.say(
-                f"dropout_by_sample=true: {', '.join(stream.left_out)} draw from the device's generator; where "
-                "that is dropout, make it exp.models.dropout.Dropout"
-            )
-        return stream
 
-    def _placed(self, model: Any) -> Any:
-        session = self.session
-        if session.info.world_size == 1:
-            return model.to(session.device)
-        return place_as_configured(model, session.config.wrapper, session.backend, session.device)
-
-    def run(self) -> dict[str, Any]:
-        """Resume where asked to, train, test the best weights."""
-        runner, session = self.runner, self.session
-        resumed_from = self._resume()
-        try:
-            runner.train()
-            content, tested = self.checkpoint_hook.tested(runner)
-            metrics = runner.test_with(content)
-        finally:  # the terminal's cursor and the loaders' processes, whatever has happened
-            self.metrics_hook.progress.stop()
-            runner.checkpoint_writer.close()
-            runner.close()
-        if session.config.plots and session.distributed.is_main:
-            self._draw()
-        runner.visualizer.close()
-        hook = self.metrics_hook
-        speed = hook.samples / hook.train_seconds if hook.train_seconds else None
-        # The training's own: what is measured next takes memory, too.
-        memory_peak = session.distributed.gather(session.backend.usage().get("max_allocated"))
-        rate = training_rate(session, self.data, speed, hook.train_seconds) if speed and session.info.rank == 0 else {}
-        return make_result(
-            session,
-            metrics,
-            self.evaluator,
-            tested["validation"][self.evaluator.metric_name],
-            steps=runner.iter,
-            epochs=runner.epoch,
-            measured_on=self.data.tested_on,
-            data=self.data.record(self.session.distributed.gather),
-            samples_per_second=speed,
-            **rate,
-            time_to_first_step_s=hook.time_to_first_step,
-            memory_peak=memory_peak,
-            **parameter_counts(unwrapped(runner.model)),
-            left_device=None if hook.left_device is None else hook.left_device.summary(session.distributed),
-            resumed_from=resumed_from,
-            changed_on_resume={change.key: {"old": change.old, "new": change.new} for change in session.changed},
-            **tested,
+def _dropouts(session: Session, model: Any, sampler: TrainBatchSampler) -> DropoutStream:
+    stream = DropoutStream(model, sampler, session.config.seed)
+    if stream.left_out:
+        session.say(
+            f"dropout_by_sample=true: {', '.join(stream.left_out)} draw from the device's generator; where "
+            "that is dropout, make it exp.models.dropout.Dropout"
         )
-
-    def _draw(self) -> None:
-        """Pictures in ``plots/``; they are extras, so what goes wrong with them must not cost the result."""
-        from exp.engine.plots import draw_training
-
-        try:
-            draw_training(self.session, self.data, self.runner.model, self.evaluator)
-        except Exception as error:
-            logger.exception("plots")
-            self.session.say(f"plots: not drawn: {type(error).__name__}: {error}; the log of rank 0 tells more")
-
-    def _resume(self) -> str | None:
-        session = self.session
-        # A start that had not begun when it was started again has saved nothing: what is there is an earlier run's.
-        restarted = (session.info.restart_count > 0 or session.info.requeues > 0) and not session.pending
-        restarted = restarted or session.restarted_here
-        path: Path | None = None
-        parameters = {name for name, _ in unwrapped(self.runner.model).named_parameters()}
-        # What a restarted run has saved itself comes before what it was told to begin with.
-        for wanted in ["auto"] * restarted + [session.config.resume]:
-            if wanted is not None and path is None:
-                path, content = find_checkpoint(session, wanted, parameters)
-        if path is None:
-            return None
-        session.resumed_from = path
-        session.changed = compare(session, content, path)
-        self.runner.resume_from(content, path, self.checkpoint_hook)
-        unchecked = "" if checkpoint.digest_in(path) else f" ({checkpoint.NO_DIGEST})"
-        session.say(f"resume: from {path}, after step {content['meta']['step']}{unchecked}")
-        for change in session.changed:
-            session.say(f"  changed: {change}")
-        return str(path)
+    return stream
 
 
-def _visualizer(session: Session) -> dict[str, Any]:
-    return {
-        "type": "Visualizer",
-        "name": session.unique_name,
-        "vis_backends": build_loggers(session) or None,
-        "save_dir": str(session.folder.path),
-    }
+def _check_one_batch(session: Session, data: Any, trainer: Trainer) -> None:
+    """Take the first samples of the validation through a model or metrics of the user's, so that errors come at once.
+
+    exp's own have been tested. Every rank takes the same samples: a forward pass of a sharded model is a collective.
+    """
+    model, loop = unwrapped(trainer.model), trainer.val_loop
+    assert loop is not None
+    if all(map(is_own, (data, model, *loop.evaluator.metrics))):
+        return
+    dataset: Any = loop.dataloader.dataset
+    first = torch.arange(min(data.eval_batch_size, len(dataset)))
+    state = rng_state(session.backend)
+    # In a process of its own if the loaders have theirs: files that are open here could not be read there.
+    (batch,) = (move(each, session.device) for each in eval_loader(dataset, [first], min(data.num_workers, 1)))
+    with torch.no_grad(), session.backend.autocast(session.config.precision):
+        outputs = predictions(model.eval(), batch, "val")
+    loop.evaluator.reset()
+    loop.evaluator.update(outputs, batch)
+    session.backend.end_batch(outputs)
+    with contextlib.suppress(DataError):  # so few samples may have nothing that can be measured
+        loop.evaluator.compute(session.distributed)
+    set_rng_state(state, session.backend)
+
+
+def _resume(session: Session, training: Training) -> tuple[str | None, Any]:
+    """The checkpoint to continue from, and what restores it within :meth:`Trainer.train`; both None: there is none."""
+    trainer, hook = training.trainer, training.checkpoint_hook
+    # A start that had not begun when it was started again has saved nothing: what is there is an earlier run's.
+    restarted = (session.info.restart_count > 0 or session.info.requeues > 0) and not session.pending
+    path: Path | None = None
+    parameters = {name for name, _ in unwrapped(trainer.model).named_parameters()}
+    # What a restarted run has saved itself comes before what it was told to begin with.
+    for wanted in ["auto"] * (restarted or session.restarted_here) + [session.config.resume]:
+        if wanted is not None and path is None:
+            path, content = find_checkpoint(session, wanted, parameters)
+    if path is None:
+        return None, None
+    source = path
+    session.resumed_from = source
+    session.changed = compare(session, content, source)
+    unchecked = "" if checkpoint.digest_in(source) else f" ({checkpoint.NO_DIGEST})"
+    session.say(f"resume: from {source}, after step {content['meta']['step']}{unchecked}")
+    for change in session.changed:
+        session.say(f"  changed: {change}")
+
+    def load() -> None:
+        hook.load_state_dict(restore(trainer, content, source))
+        hook.take_over_best(trainer, source)
+
+    return str(source), load
+
+
+@contextlib.contextmanager
+def _explained(session: Session, model: Any) -> Iterator[None]:
+    """Errors of torch's and of the user's data, with what to do."""
+    try:
+        yield
+    except SampleError as error:
+        if session.begun:
+            raise
+        raise ConfigError(f"{message_of(error)}; see {EXPERIMENT_PAGE}") from error
+    except ExpError:
+        raise
+    except Exception as error:  # a model may raise anything
+        text = str(error)
+        if "out of memory" in text:
+            raise RunError(_out_of_memory(session)) from error
+        if "Expected to have finished reduction in the prior iteration" in text:
+            trained = [name for name, value in unwrapped(model).named_parameters() if value.requires_grad]
+            numbers = re.search(r"did not receive grad for rank \d+:([ \d]+)", text)
+            unused = [trained[int(each)] for each in numbers[1].split()] if numbers else []
+            raise RunError(
+                f"model: no loss depends on {', '.join(unused[:3]) or 'some parameters'}{' ...' * (len(unused) > 3)}, "
+                "and the ranks wait for their gradients; remove or freeze them, or set "
+                "wrapper.find_unused_parameters=true"
+            ) from error
+        raise
 
 
 def _out_of_memory(session: Session) -> str:
-    from exp.estimate.trace import what_fits  # only where it is needed
+    from exp.estimate.trace import what_fits  # only if it is needed
 
     beat(Stage.FREE)  # the estimate takes as long as it takes
     config, total = session.config, session.backend.usage().get("total")

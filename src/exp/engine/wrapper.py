@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-import inspect
+import logging
 from typing import TYPE_CHECKING, Any, ClassVar, Mapping
 
 from mmengine.model import MMDistributedDataParallel
@@ -12,7 +12,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from exp.config.resolve import create
-from exp.contract import WRAPPER_PAGE, asked, shown
+from exp.contract import WRAPPER_PAGE, shown
+from exp.engine.batchnorm import fit_batchnorm
+from exp.engine.placement import check_placement, placement_report
 from exp.errors import ConfigError, RunError
 from exp.hardware.collectives import ddp_arguments
 from exp.hardware.compat import is_transformed
@@ -21,18 +23,23 @@ if TYPE_CHECKING:
     import torch
 
     from exp.hardware.backend import Backend
+    from exp.session import Session
 
 __all__ = [
     "TrainStep",
     "Wrapper",
     "forward",
-    "place_as_configured",
+    "is_sharded",
+    "place_and_wrap",
     "predictions",
     "preprocessed",
     "unwrapped",
     "wrap",
-    "wrap_as_configured",
 ]
+
+logger = logging.getLogger(__name__)
+
+SHARDED_MARK = "weights_are_sharded"
 
 _DEFAULTS = {
     "find_unused_parameters": False,
@@ -117,63 +124,47 @@ class _GuardedMMDDP(_NoTransform, MMDistributedDataParallel):
     """MMEngine's class."""
 
 
-def wrap_as_configured(model: nn.Module, config: Any, backend: Backend, device: torch.device) -> nn.Module:
-    """Wrap a model as ``config.wrapper`` says: one of exp's own kinds, or a :class:`Wrapper`.
+def place_and_wrap(model: nn.Module, session: Session, trains: bool = True) -> nn.Module:
+    """Bring a model to the session's device, and make it data-parallel if several ranks train it.
 
     Args:
-        model: on ``device`` already.
-        config: :class:`exp.config.schema.WrapperConfig`.
-        backend: gives the DDP class.
-        device: the rank's device.
+        model: on the CPU; its parameters may become other objects here.
+        session: gives device, backend and ``wrapper``.
+        trains: false: an evaluation, which runs the bare module: its ranks may have different numbers of batches.
 
     Raises:
-        ConfigError: it is no wrapper, or does not give what one must; names class and page.
-        PlacementError: as :func:`wrap`.
+        ConfigError: the wrapper gives no module that trains; names class and page.
+        PlacementError: the model is not wholly on the device.
+        UnavailableError: the wrapper does not go with this torch or these collectives.
     """
-    target = config.get("_target_")
-    if target is None:
+    config: Any = session.config.wrapper
+    backend, device, info = session.backend, session.device, session.info
+    several = trains and info.world_size > 1
+    target = config.get("_target_") if several else None
+    made: Wrapper | None = None
+    if target is not None:
+        made = create({"_target_": target, **config.options}, Wrapper, "wrapper")
+    model = model.to(device) if made is None else made.place(model, backend, device)
+    if not is_sharded(model):
+        model = fit_batchnorm(model, session, config.sync_batchnorm and info.world_size > 1).to(device)
+    check_placement(model, device, info.rank)
+    if session.config.report_placement:
+        logger.info(placement_report(model, session))
+    if not several:
+        return model
+    if made is None:
         left_out = ("kind", "sync_batchnorm", "_target_", "options")
         options = {key: value for key, value in config.items() if key not in left_out}
         return wrap(model, config.kind, options, backend, device)
-    made = _made(config)
-    with asked("wrapper", made, ".wrap(model, backend, device)", WRAPPER_PAGE):
-        wrapped = made.wrap(model, backend, device)
-    if not isinstance(wrapped, nn.Module) or unwrapped(wrapped) is not model:
-        lacking: str | None = "is no module that has the model as its module"
-    else:
-        lacking = None if callable(getattr(wrapped, "train_step", None)) else "has no train_step(data, optim_wrapper)"
-    if lacking is not None:
+    wrapped = made.wrap(model, backend, device)
+    if not isinstance(wrapped, nn.Module) or unwrapped(wrapped) is not model or not hasattr(wrapped, "train_step"):
         raise ConfigError(
-            f"wrapper: what {shown(made)}.wrap gives ({type(wrapped).__qualname__}) {lacking}; see {WRAPPER_PAGE}"
+            f"wrapper: {shown(made)}.wrap must give a module that has the model as its module and "
+            f"train_step(data, optim_wrapper), not {type(wrapped).__qualname__}; see {WRAPPER_PAGE}"
         )
     if wrapped is not model:
         MODEL_WRAPPERS.register_module(name=shown(wrapped), module=type(wrapped), force=True)  # as below
     return wrapped
-
-
-def place_as_configured(model: nn.Module, config: Any, backend: Backend, device: torch.device) -> nn.Module:
-    """Bring a model to its device before the optimizer is built, for a training with several ranks.
-
-    Args:
-        model: on the CPU.
-        config: :class:`exp.config.schema.WrapperConfig`.
-        backend: as of :func:`wrap_as_configured`.
-        device: the rank's device.
-
-    Raises:
-        ConfigError: as :func:`wrap_as_configured`.
-        UnavailableError: the wrapper does not go with this torch or these collectives.
-    """
-    if config.get("_target_") is None:
-        return model.to(device)
-    made = _made(config)
-    with asked("wrapper", made, ".place(model, backend, device)", WRAPPER_PAGE):
-        return made.place(model, backend, device)
-
-
-def _made(config: Any) -> Wrapper:
-    made: Wrapper = create({"_target_": config._target_, **config.options}, Wrapper, "wrapper")
-    return made
 
 
 def wrap(model: nn.Module, kind: str, options: dict[str, Any], backend: Backend, device: torch.device) -> nn.Module:
@@ -199,10 +190,6 @@ def wrap(model: nn.Module, kind: str, options: dict[str, Any], backend: Backend,
         options = {**options, "gradient_as_bucket_view": base is DistributedDataParallel}
     # Only what departs from the class's own defaults: older and vendors' classes do not know every option.
     options = {key: value for key, value in options.items() if value != _DEFAULTS.get(key)}
-    unknown = set(options) - set(inspect.signature(base).parameters)
-    if unknown:
-        names = ", ".join(f"wrapper.{key}" for key in sorted(unknown))
-        raise ConfigError(f"{names} is not known to {base.__module__}.{base.__name__} of this torch; leave it out")
     if kind == "mmddp" and base is DistributedDataParallel:
         return _GuardedMMDDP(model, **options, **ddp_arguments(device))
     # The class that torch or the vendor gives, with the one method that the loop needs.
@@ -245,3 +232,8 @@ def unwrapped(model: nn.Module) -> nn.Module:
     """The model inside its wrapper, or itself."""
     inner = getattr(model, "module", None)
     return inner if isinstance(inner, nn.Module) else model
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether the weights of a model are spread over the ranks: then every forward pass is a collective."""
+    return bool(getattr(model, SHARDED_MARK, False))

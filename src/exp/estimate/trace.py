@@ -19,7 +19,7 @@ from torch import nn
 
 from exp.config.resolve import create, resolve
 from exp.contract import asked
-from exp.data.base import Data, Sketch, check_data, split_of
+from exp.data.base import Data, Sketch, split_of
 from exp.data.transfer import tensors_of
 from exp.engine.fsdp import units_of
 from exp.engine.optim import build_optimizer
@@ -516,7 +516,6 @@ def _sketch_of(config: Any, notes: list[str]) -> tuple[Sketch, int]:
     """From the files if they are there, else from the configuration; and bytes of the splits that a card keeps."""
     try:
         data: Data = create(config.data, Data, "data")
-        check_data(data)
         train, val = (largest_sample(data, split, config.seed) for split in ("train", "val"))
         tracker = MemoryTracker()
         with tracker.counting():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from pathlib import Path
 from typing import Any, Collection, Mapping, Sequence
 
@@ -10,6 +12,8 @@ from mmengine.model import BaseModel
 from mmengine.optim import OptimWrapper
 from torch import nn
 
+from exp.contract import EXPERIMENT_PAGE, shown
+from exp.errors import ConfigError
 from exp.models.names import under_own_names
 
 __all__ = ["Model", "parameter_counts"]
@@ -94,21 +98,6 @@ class Model(BaseModel):
         del source
         return dict(state)
 
-    def settings_of(self, state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-        """Which configuration the shapes and names of adapted weights tell, as far as they do.
-
-        The keys by which it differs from ``settings_of(self.state_dict())`` are those that mend a misfit.
-
-        Args:
-            state: of :meth:`adapt_state_dict`.
-
-        Returns:
-            Values by the configuration's keys, such as ``{"model.d_model": 128}``; of a list how many:
-            ``"<5 names>"``.
-        """
-        del state
-        return {}
-
     def no_weight_decay(self) -> Collection[str]:
         """Parameters that are no weights besides norms, biases and tokens, for ``optim.decay_norm_and_bias=false``."""
         return ()
@@ -162,17 +151,18 @@ class Model(BaseModel):
             The total, and ``losses`` with the total under ``"loss"``; nothing is read from the device.
 
         Raises:
-            ValueError: no name contains ``loss``, or a value is not a 0-dim tensor.
+            ConfigError: it is no dict, no name contains ``loss``, or a value is not a 0-dim tensor.
         """
-        if len(losses) == 1 and "loss" in losses and not losses["loss"].dim():
-            return losses["loss"], {"loss": losses["loss"]}  # the usual case, at every step: nothing to add up
-        wrong = {name: tuple(value.shape) for name, value in losses.items() if value.dim()}
-        if wrong:
-            raise ValueError(f"losses must be 0-dim tensors, but these have the shapes {wrong}; take their mean")
-        parts = [value for name, value in losses.items() if "loss" in name]
-        if not parts:
-            raise ValueError(f"no name among {sorted(losses)} contains 'loss': there is nothing to back-propagate")
-        total = parts[0]
-        for part in parts[1:]:
-            total = total + part
-        return total, {**losses, "loss": total}
+        found = f"a {type(losses).__name__}"
+        if isinstance(losses, dict):
+            if len(losses) == 1 and "loss" in losses and not losses["loss"].dim():
+                return losses["loss"], {"loss": losses["loss"]}  # the usual case, at every step: nothing to add up
+            parts = [value for name, value in losses.items() if "loss" in name]
+            if parts and all(isinstance(value, torch.Tensor) and not value.dim() for value in losses.values()):
+                total = functools.reduce(operator.add, parts)
+                return total, {**losses, "loss": total}
+            found = ", ".join(f"{name} of shape {tuple(getattr(each, 'shape', ()))}" for name, each in losses.items())
+        raise ConfigError(
+            f"model: {shown(self)}.forward(..., mode='loss') must give a dict of 0-dim tensors such as "
+            f"{{'loss': ...}}, but gives {found}; see {EXPERIMENT_PAGE}"
+        )

@@ -7,9 +7,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
 
-from exp.report.groups import Group, greater_is_better, mean_text
-from exp.report.keys import column, differing, is_seed, meaning, short_names, value_text
-from exp.report.runs import is_number, natural
+from exp.report.groups import Group, mean_text
+from exp.report.keys import by_size, column, differing, is_seed, meaning, short_names, value_text
+from exp.report.runs import is_number
 from exp.result import number_text
 
 if TYPE_CHECKING:
@@ -21,9 +21,7 @@ _POINTS = 400  # of a curve
 _ALL_POINTS = 120_000  # of all further curves together
 _BARS = 30  # configurations
 _SETTINGS = 5  # keys that are named where there is little room
-_KEYS = 12  # that are each given a chart; also values that lie side by side although they are numbers
-_AXES = 8  # of parallel coordinates
-_CATEGORIES = 40  # values of a key that is given a chart
+_KEYS = 12  # that are each given a chart; also values that lie side by side
 _COLORS = ("#3b6fd8", "#e0742c", "#2a9d5c", "#c8408f", "#8a5cd6", "#b08d12", "#17a2b3", "#c94a3f")  # of the best
 _FAINT = "#9a9fa6"
 _NAMES = {"lr": "learning rate", "grad_norm": "gradient norm", "samples_per_second": "samples/s"}
@@ -179,54 +177,31 @@ def _bars(
 def _over_keys(
     groups: Sequence[Group], labels: Sequence[str], title: str, scores: dict[Run, float | None]
 ) -> list[Chart]:
-    """The metric over each key, a point for each run and a line through the means; and over all keys together."""
+    """The metric over each key that differs, a point for each run."""
     runs = [run for group in groups for run in group.runs]
-    places = {run: place for place, group in enumerate(groups) for run in group.runs}
-    told = {run: "no result" if score is None else number_text(score) for run, score in scores.items()}
-    names = {run: f"{labels[places[run]]}, run {run.name}: {told[run]}" for run in runs}
-    keys = differing(runs)
-    titles = short_names(keys)
-    axes = {key: _axis(titles[key], column(runs, key)) for key in keys}
-    shown = [key for key in keys if len(axes[key][0].get("data", ())) <= _CATEGORIES]
+    titles = short_names(differing(runs))
     charts = []
-    for key in shown[:_KEYS]:
-        axis, at = axes[key]
-        points: list[Any] = []
-        means: dict[Any, list[float]] = {}
-        for run, place, score in ((run, place, scores[run]) for run, place in zip(runs, at)):
-            if score is not None:
-                style = {"color": _color(places[run]), "opacity": 0.8}
-                points.append({"value": [place, _rounded(score)], "name": names[run], "itemStyle": style})
-                means.setdefault(place, []).append(score)
-        line = [[place, _rounded(sum(each) / len(each))] for place, each in sorted(means.items())]
-        # Between seeds there is nothing; through the single runs of a random search it would be scribble.
-        joined = not is_seed(key) and len(line) <= _KEYS
-        series = [_series("scatter", data=points), *([_series("line", "mean", data=line)] if joined else [])]
-        charts.append(Chart(f"{title} over {titles[key]}", _option("over", xAxis=axis, series=series)))
-    if len(shown) > 1:
-        smaller = not greater_is_better(runs)  # the best are at the top
-        name = title.replace(" on validation", "")
-        last = {"type": "value", "name": name, "inverse": smaller, "nameLocation": "start" if smaller else "end"}
-        described = [{"scale": True, "nameLocation": "end", **axis, "dim": dim}
-                     for dim, axis in enumerate([*(axes[key][0] for key in shown[:_AXES]), last])]  # fmt: skip
-        data = [{"value": [*(axes[key][1][row] for key in shown[:_AXES]), "-" if scores[run] is None else scores[run]],
-                 "name": names[run], "lineStyle": {"color": _color(places[run])}}
-                for row, run in enumerate(runs)]  # fmt: skip
-        option = _option("parallel", parallelAxis=described, series=[_series("parallel", data=data)])
-        charts.append(Chart(f"{title}, all keys", option))
+    for key, name in list(titles.items())[:_KEYS]:
+        values = column(runs, key)
+        distinct = sorted({meaning(value): value for value in values}.values(), key=by_size)
+        texts = [_short(value_text(value), 24) for value in distinct]
+        axis: dict[str, Any] = {"name": name, "type": "category", "data": texts}
+        if len(distinct) > _KEYS:  # side by side there is no room
+            if not all(map(is_number, distinct)):
+                continue
+            axis = {"name": name, "type": _scale(distinct)}
+        points = []
+        for place, (group, label) in enumerate(zip(groups, labels)):
+            for run, (value,) in ((run, column([run], key)) for run in group.runs):
+                score, text = scores[run], _short(value_text(value), 24)
+                if score is not None:
+                    where = [text if axis["type"] == "category" else value, _rounded(score)]
+                    told = f"{label}, run {run.name}: {number_text(score)}"
+                    points.append({"value": where, "name": told, "itemStyle": {"color": _color(place), "opacity": 0.8}})
+        charts.append(
+            Chart(f"{title} over {name}", _option("over", xAxis=axis, series=[_series("scatter", data=points)]))
+        )
     return charts
-
-
-def _axis(name: str, values: Sequence[Any]) -> tuple[dict[str, Any], list[Any]]:
-    """The axis of a key, and where each run lies on it: few values side by side, many numbers by their size."""
-    by_meaning = {meaning(value): value for value in values}
-    distinct = list(by_meaning.values())
-    if len(distinct) > _KEYS and all(map(is_number, distinct)):
-        return {"name": name, "type": _scale(distinct), "scale": True}, list(values)
-    distinct.sort(key=lambda value: (0, value, []) if is_number(value) else (1, 0.0, natural(value_text(value))))
-    order = {meaning(value): place for place, value in enumerate(distinct)}
-    texts = [_short(value_text(value), 24) for value in distinct]
-    return {"name": name, "type": "category", "data": texts}, [order[meaning(value)] for value in values]
 
 
 @lru_cache(maxsize=1)
@@ -241,8 +216,8 @@ def _option(kind: str, **parts: Any) -> dict[str, Any]:
                          for key, part in parts.items()}}  # fmt: skip
 
 
-def _series(kind: str, look: str = "", **parts: Any) -> dict[str, Any]:
-    return {"type": kind, **_looks()["series"][look or kind], **parts}
+def _series(kind: str, **parts: Any) -> dict[str, Any]:
+    return {"type": kind, **_looks()["series"][kind], **parts}
 
 
 def _scale(values: Sequence[float]) -> str:

@@ -6,11 +6,13 @@ import json
 import re
 from typing import TYPE_CHECKING, Any, Collection, Hashable, Sequence
 
+from exp.report.runs import is_number, natural
+
 if TYPE_CHECKING:
     from exp.report.runs import Run
 
 __all__ = [
-    "apart", "column", "differing", "is_seed", "is_silent", "meaning", "short_names", "unlike", "value_text",
+    "apart", "by_size", "column", "differing", "is_seed", "is_silent", "meaning", "short_names", "unlike", "value_text",
 ]  # fmt: skip
 
 _GROUPS = ("experiment", "task", "backend", "launcher", "wrapper", "data", "model", "optim", "schedule", "logger")
@@ -93,14 +95,7 @@ def apart(names: Sequence[str], taken: Collection[str], prefix: str) -> dict[str
         taken: titles that mean something else.
         prefix: ``metrics.`` or ``config.``, as the name stands in ``result.json`` or ``config.yaml``.
     """
-    found = {}
-    others = {*taken, *names}
-    for name in names:
-        title = name
-        while title in taken or (title != name and title in others):
-            title = f"{prefix}{title}"
-        found[name] = title
-    return found
+    return {name: f"{prefix}{name}" if name in taken else name for name in names}
 
 
 def short_names(keys: Sequence[str], taken: Collection[str] = ()) -> dict[str, str]:
@@ -123,6 +118,11 @@ def value_text(value: Any) -> str:
     if value is None or isinstance(value, (bool, list, tuple, dict)):
         return json.dumps(value, default=str)
     return str(value)
+
+
+def by_size(value: Any) -> tuple[bool, float, list[Any]]:
+    """A sort key: numbers by their size, then anything else as people sort it."""
+    return (False, value, []) if is_number(value) else (True, 0.0, natural(value_text(value)))
 
 
 def _overridden(run: Run) -> list[str]:

@@ -101,7 +101,7 @@ def _results(metric: str | None, groups: Sequence[Group], singles: Sequence[Grou
     if folded:
         titles = ", ".join(chart.title for chart in drawn if chart.folded)
         parts.append(_folded(titles, f'<div class="charts">{"".join(folded)}</div>'))
-    table = run_table(singles, metric)
+    table = run_table([group.runs[0] for group in singles])
     notes = f'<p class="note">{escape("; ".join(table.notes))}.</p>' if table.notes else ""
     return "\n".join([*parts, f"<h3>Every run</h3>\n{as_html(table, 'results')}{notes}</section>"])
 
@@ -134,16 +134,12 @@ def _folded(title: str, content: str) -> str:
 
 
 def _configuration(runs: Sequence[Run]) -> str:
-    """The keys that tell the runs apart; behind folds the others that differ, those that do not, and the commands."""
-    chosen, unequal = differing(runs), unlike(runs)
-    further = [key for key in unequal if key not in (*chosen, "output_dir")]
-    same = [key for key in dict.fromkeys(key for run in runs for key in run.config) if key not in set(unequal)]
+    """The keys that tell the runs apart; behind folds those that are the same, and the commands."""
+    chosen, unequal = differing(runs), set(unlike(runs))
+    same = [key for key in dict.fromkeys(key for run in runs for key in run.config) if key not in unequal]
     parts = [_keys(runs, chosen)] if chosen else []
     if not chosen and len(runs) > 1:
         parts.append("<p>The runs differ in no key that bears on the outcome.</p>")
-    if further:
-        title = f"{len(further)} more keys that differ, as a consequence or without bearing on the outcome"
-        parts.append(_folded(title, _keys(runs, further)))
     if same:
         title = f"{len(same)} keys that are the same in all runs" if len(runs) > 1 else f"{len(same)} keys"
         parts.append(_folded(title, _keys(runs, same)))
@@ -180,12 +176,9 @@ def _versions(runs: Sequence[Run]) -> str:
     for run in runs:
         try:
             env: Any = read_json(run.folder / "env.json")
-        except (RunError, OSError):
+            versions = {"Python": env["python"], "torch": env["packages"]["torch"], "exp": env["exp"]}
+        except (RunError, OSError, KeyError, TypeError):
             continue
-        if isinstance(env, dict):
-            packages: Any = env.get("packages") or {}
-            names = [("Python", env.get("python")), ("torch", packages.get("torch")), ("exp", env.get("exp")),
-                     ("revision", str(env.get("git_revision") or "")[:10])]  # fmt: skip
-            found.setdefault(", ".join(f"{name} {value}" for name, value in names if value))
-    more = f"; and {len(found) - 4} other combinations" if len(found) > 4 else ""
-    return escape(f"Computed with {'; '.join(list(found)[:4])}{more}." if found else "")
+        revision = {"revision": str(env.get("git_revision") or "none")[:10]}
+        found.setdefault(", ".join(f"{name} {value}" for name, value in {**versions, **revision}.items()))
+    return escape(f"Computed with {'; '.join(found)}." if found else "")

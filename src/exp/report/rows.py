@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
     from exp.report.runs import Run
 
-__all__ = ["metric_titles", "run_rows", "seed_rows", "write_rows"]
+__all__ = ["JSON_ONLY", "run_rows", "seed_rows", "write_rows"]
 
 _LAST = ("steps", "wall_s", "samples_per_second")
 _COLUMNS = {"rank", "run", "folder", "status", "selected_by", "metric_name", "metric", *_LAST, "error"}
 _MEANS = ("selected_by", "metric", "wall_s")
 _SEED_COLUMNS = {"rank", "runs", "folders", "n", "left_out", "metric_name", "wall_s_mean"}
-# Not in the CSV files: each metric has a column of its own name there.
-_JSON_ONLY = ("folder", "folders", "metric_name", "metric", "metric_mean", "metric_std")
+JSON_ONLY = ("folder", "folders", "metric_name", "metric", "metric_mean", "metric_std")
+"""Not in tables: each metric has a column of its own name there."""
 
 
 def write_rows(runs: Sequence[Run], folder: Path) -> None:
@@ -47,10 +47,10 @@ def write_rows(runs: Sequence[Run], folder: Path) -> None:
     rows = run_rows(runs)
     content = to_json(rows, indent=2, default=str)  # YAML has dates, too
     write_atomically(folder / "sweep.json", f"{content}\n".encode())
-    _write_csv(folder / "sweep.csv", rows, {"selected_by", *metric_titles(runs, _COLUMNS).values()})
+    _write_csv(folder / "sweep.csv", rows, {"selected_by", *_metric_titles(runs, _COLUMNS).values()})
     averages = folder / "sweep_seeds.csv"
     if any(len(group.runs) > 1 for groups in rankings(runs, over_seeds=True).values() for group in groups):
-        means = ["selected_by", *metric_titles(runs, _MEANS).values()]
+        means = ["selected_by", *_metric_titles(runs, _MEANS).values()]
         _write_csv(averages, seed_rows(runs), {f"{name}_{kind}" for name in means for kind in ("mean", "std")})
     elif averages.is_file():  # of an earlier report on other runs
         averages.unlink()
@@ -59,7 +59,7 @@ def write_rows(runs: Sequence[Run], folder: Path) -> None:
 def run_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """What :func:`write_rows` writes, a dict for each run, the best first."""
     order = in_order(rankings(runs, over_seeds=False))
-    metrics = metric_titles(runs, _COLUMNS)
+    metrics = _metric_titles(runs, _COLUMNS)
     keys = _columns(order, differing(runs), {*_COLUMNS, *metrics.values()})
     rows = []
     for number, (rank, group) in enumerate(order):
@@ -83,7 +83,7 @@ def seed_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
     is the sample standard deviation (n - 1); None for a single seed.
     """
     order = in_order(rankings(runs, over_seeds=True))
-    metrics = metric_titles(runs, _MEANS)
+    metrics = _metric_titles(runs, _MEANS)
     taken = {f"{name}_{kind}" for name in (*_MEANS, *metrics.values()) for kind in ("mean", "std")}
     keys = _columns(order, [key for key in differing(runs) if not is_seed(key)], _SEED_COLUMNS | taken)
     rows = []
@@ -100,7 +100,7 @@ def seed_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
     return rows
 
 
-def metric_titles(runs: Sequence[Run], taken: Collection[str]) -> dict[str, str]:
+def _metric_titles(runs: Sequence[Run], taken: Collection[str]) -> dict[str, str]:
     """The titles of the metrics' columns by name, those that rank the runs first.
 
     Args:
@@ -119,7 +119,7 @@ def _columns(order: Sequence[tuple[Any, Group]], keys: Sequence[str], taken: Col
 
 
 def _write_csv(path: Path, rows: Sequence[dict[str, Any]], metrics: Collection[str]) -> None:
-    names = [name for name in rows[0] if name not in _JSON_ONLY]
+    names = [name for name in rows[0] if name not in JSON_ONLY]
     write_atomically(
         path, csv_content([names, *([_cell(row[name], name in metrics) for name in names] for row in rows)])
     )

@@ -11,8 +11,9 @@ from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
 
 from exp.report.groups import Group, greater_is_better, in_order, mean_text, rankings, with_decimals_of
-from exp.report.keys import apart, column, differing, is_seed, short_names, value_text
-from exp.report.runs import is_number, natural
+from exp.report.keys import apart, by_size, column, differing, is_seed, short_names, value_text
+from exp.report.rows import JSON_ONLY, run_rows
+from exp.report.runs import is_number
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -34,10 +35,8 @@ __all__ = [
 _WIDTH = 100  # characters of a terminal
 _OUTCOME = 12  # of them for the last column, at least
 _GAP = 3  # between columns
-_ALL = 40  # rows: of more, a terminal gets the best and those that failed
-_BEST = 15
-_OTHERS = 10
-_HEADINGS = ("run", "runs", "validation", "n", "seconds", "status", "samples/s", "device")
+_ROWS = 40
+_HEADINGS = ("run", "runs", "validation", "n", "seconds")
 _DATA = "data.name"
 _AVERAGED = "mean ± sample standard deviation (n - 1) over n seeds"
 _LATEX = {
@@ -91,8 +90,7 @@ def sweep_table(runs: Sequence[Run], most: int | None = None) -> Table:
     """What ``sweep.csv`` has, for a terminal of 100 columns, with what matters most.
 
     Runs that differ in nothing but the seed are one row, with mean, standard deviation and number of seeds. The best of
-    each metric on validation has a star. Of many rows, those of the middle are left out; of many keys, the last: the
-    notes say which.
+    each metric on validation has a star. Of many rows and of many keys the last are left out: the notes say which.
 
     Args:
         runs: any number.
@@ -102,11 +100,24 @@ def sweep_table(runs: Sequence[Run], most: int | None = None) -> Table:
     metrics = [name for name in ranking if name is not None]
     averaged = any(len(group.runs) > 1 for each in ranking.values() for group in each)
     every = in_order(ranking)
-    order = _telling(every) if most is None else every[:most]
+    order = every[: most or _ROWS]
     stars = ["*" if rank == 1 and len(order) > 1 else "" for rank, _ in order]
     groups = [group for _, group in order]
     keys = [key for key in differing(runs) if not (averaged and is_seed(key))]
-    columns = _figures(groups, Column("", stars), keys, metrics, averaged, clipped=24)
+    headings = apart(metrics, _HEADINGS, "metrics.")
+    titles = short_names(keys, {*_HEADINGS, *headings.values()})
+    columns = [
+        Column("", stars),
+        Column("runs" if averaged else "run", [_clipped(each.names, 28) for each in groups], False),
+    ]
+    for key in keys:
+        values = column([group.runs[0] for group in groups], key)
+        texts = [_clipped(value_text(value), 24) for value in values]
+        columns.append(Column(titles[key], texts, all(map(is_number, values))))
+    if any(group.score for group in groups):
+        columns.append(Column("validation", [mean_text(group.score) for group in groups]))
+    columns += [Column(headings[name], [mean_text(group.mean(name)) for group in groups]) for name in metrics]
+    columns += [Column("n", [group.n_text for group in groups])] if averaged else []
     outcomes = [_outcome(group) for group in groups]
     columns.append(Column("seconds", outcomes, not any(group.left_out for group in groups)))
     notes = _unit_notes(runs, metrics)
@@ -125,25 +136,22 @@ def sweep_table(runs: Sequence[Run], most: int | None = None) -> Table:
     return Table(columns, notes, styles)
 
 
-def run_table(groups: Sequence[Group], metric: str | None) -> Table:
-    """A row for each run, with all its metrics, for the page.
+def run_table(runs: Sequence[Run]) -> Table:
+    """What ``sweep.csv`` has of each run, the best first, for the page; without what no run has.
 
     Args:
-        groups: single runs of one metric, the best first.
-        metric: its name; None: they have none.
+        runs: at least one, all of one metric.
     """
-    runs = [group.runs[0] for group in groups]
-    metrics = list(dict.fromkeys([*([metric] if metric else []), *(name for run in runs for name in run.metrics)]))
-    ranks = [str(number) if group.score else "" for number, group in enumerate(groups, 1)]
-    columns = _figures(groups, Column("#", ranks), differing(runs), metrics, False, clipped=60)
-    columns.append(Column("status", [": ".join(filter(None, [run.status, run.error])) for run in runs], False))
-    for title, key in (("seconds", "wall_s"), ("samples/s", "samples_per_second")):
-        numbers = [run.number(key) for run in runs]
-        if any(numbers):
-            columns.append(Column(title, ["" if each is None else f"{each:,.0f}" for each in numbers]))
-    columns.append(Column("device", [_device(run) for run in runs], False))
-    styles = ["best" if rank == "1" and len(runs) > 1 else _style(group) for rank, group in zip(ranks, groups)]
-    return Table(columns, _unit_notes(runs, metrics), styles)
+    rows = run_rows(runs)
+    columns = []
+    for title in (name for name in rows[0] if name not in JSON_ONLY):
+        values = [row[title] for row in rows]
+        if title == "rank" or any(value is not None for value in values):
+            texts = ["" if value is None else value_text(value) for value in values]
+            columns.append(Column(title, texts, all(value is None or is_number(value) for value in values)))
+    styles = {"completed": "", "failed": "failed"}
+    looks = ["best" if row["rank"] == 1 and len(rows) > 1 else styles.get(row["status"], "other") for row in rows]
+    return Table(columns, _unit_notes(runs, [name for run in runs for name in run.metrics]), looks)
 
 
 def paper_tables(runs: Sequence[Run]) -> list[Table]:
@@ -220,43 +228,11 @@ def as_latex(tables: Sequence[Table]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _figures(
-    groups: Sequence[Group], first: Column, keys: Sequence[str], metrics: Sequence[str], averaged: bool, clipped: int
-) -> list[Column]:
-    """What both tables of results have: names, keys, the figure on validation, metrics, number of seeds."""
-    headings = apart(metrics, _HEADINGS, "metrics.")
-    titles = short_names(keys, {*_HEADINGS, *headings.values()})
-    names = [_clipped(group.names, max(clipped, 28)) for group in groups]
-    columns = [first, Column("runs" if averaged else "run", names, False)]
-    for key in keys:
-        values = column([group.runs[0] for group in groups], key)
-        texts = [_clipped(value_text(value), clipped) for value in values]
-        columns.append(Column(titles[key], texts, all(map(is_number, values))))
-    if any(group.score for group in groups):
-        columns.append(Column("validation", [mean_text(group.score) for group in groups]))
-    columns += [Column(headings[name], [mean_text(group.mean(name)) for group in groups]) for name in metrics]
-    return [*columns, Column("n", [group.n_text for group in groups])] if averaged else columns
-
-
-def _telling(order: list[tuple[int | None, Group]]) -> list[tuple[int | None, Group]]:
-    """All groups; of many the best of each metric, and some that have no metric: failed ones before others."""
-    if len(order) <= _ALL:
-        return order
-    best = [(rank, group) for rank, group in order if rank is not None and rank <= _BEST]
-    others = [(rank, group) for rank, group in order if group.reported is None]
-    return best + sorted(others, key=lambda pair: "failed" not in pair[1].left_out)[:_OTHERS]
-
-
 def _outcome(group: Group) -> str:
     """How long the runs took, or what became of those that have not come to their end."""
     errors = [run.error for run in group.runs if run.error is not None]
-    if len(group.runs) == 1 and (group.left_out or errors):
-        error: Any = group.runs[0].result.get("error")
-        # By whoever ended the sweep; which of its processes got which signal says nothing.
-        interrupted = isinstance(error, dict) and error.get("type") == "Interrupted"
-        return "interrupted" if interrupted else ": ".join([group.runs[0].status, *errors])
-    if group.left_out:
-        return ": ".join([group.left_out, *errors[:1]])
+    if group.left_out or errors:
+        return ": ".join(filter(None, [group.left_out, *errors[:1]]))
     seconds = group.mean_of(lambda run: run.number("wall_s"))
     return "" if seconds is None else f"{seconds.value:,.0f}"
 
@@ -267,20 +243,10 @@ def _style(group: Group) -> str:
     return "other" if group.left_out else ""
 
 
-def _device(run: Run) -> str:
-    """``4 x cpu (Some Processor)``: the world size, the backend and the devices' name, as far as they are known."""
-    name, size = run.result.get("backend") or run.config.get("backend.name") or "", run.number("world_size")
-    found = run.result.get("devices")
-    devices = [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
-    names = dict.fromkeys(str(each["name"]) for each in devices if each.get("name"))
-    notes = "simulated" if run.result.get("simulated") else ", ".join(list(names)[:2])
-    return f"{f'{size} x ' if size and size > 1 else ''}{name}{f' ({notes})' if notes else ''}"
-
-
 def _unit_notes(runs: Sequence[Run], metrics: Sequence[str]) -> list[str]:
     """What values the metrics are of, as far as the names do not say it and the runs agree."""
     units: dict[str, list[str]] = {}
-    for name in metrics:
+    for name in dict.fromkeys(metrics):
         said: list[Any] = [run.result.get("metric_units") for run in runs]
         found = {str(each[name]) for each in said if isinstance(each, dict) and name in each}
         if len(found) == 1:
@@ -299,7 +265,7 @@ def _paper(groups: list[Group], metric: str) -> Table:
     values = {titles[key]: column(firsts, key) for key in keys}
     if len({value_text(row) for row in zip(*values.values())}) < len(groups):
         values = {"run": [group.names for group in groups], **values}  # nothing else tells them apart
-    order = sorted(range(len(groups)), key=lambda row: [_by_size(each[row]) for each in values.values()])
+    order = sorted(range(len(groups)), key=lambda row: [by_size(each[row]) for each in values.values()])
     groups = [groups[row] for row in order]
     labels = [Column(title, [value_text(each[row]) for row in order], False) for title, each in values.items()]
     averaged = any(len(group.runs) > 1 for group in groups)
@@ -369,11 +335,6 @@ def _sources(groups: Sequence[Group], known: Sequence[tuple[dict[str, float], di
 def _signed(ours: float, difference: float) -> str:
     text = with_decimals_of(ours, difference)
     return text if text.startswith("-") else f"+{text}"
-
-
-def _by_size(value: Any) -> tuple[bool, float, list[Any]]:
-    """Numbers by their size, then anything else as people sort it."""
-    return (False, value, []) if is_number(value) else (True, 0.0, natural(value_text(value)))
 
 
 def _width(each: Column) -> int:

@@ -62,18 +62,16 @@ class Doctor(Task):
 
     def announce(self, config: ExpConfig, folder: RunFolder) -> bool:
         """What is examined."""
-        from exp.checks import report
+        from exp.checks import verdict
 
-        report.begin(config, folder)
+        verdict.begin(config, folder)
         return True
 
     def tell_end(self, config: ExpConfig, folder: RunFolder, outcome: Outcome) -> int | None:
         """The table of findings."""
-        from exp.checks import report
+        from exp.checks import verdict
 
-        if outcome.interrupted_by is not None:
-            return None
-        return report.end(config, folder, outcome)
+        return None if outcome.interrupted_by is not None else verdict.end(config, folder, outcome)
 
 
 @dataclass
@@ -140,11 +138,9 @@ class Qualify(Task):
     _target_: str = "exp.tasks.checks.Qualify"
     name: str = "qualify"
     budget_minutes: float = 60.0
-    """Rows that do not fit into it are not run; the same command goes on with them."""
+    """After it no further row begins; the same command goes on with them."""
     row_minutes: float = 8.0
-    """A row that takes longer has failed; the soak has its own time besides."""
-    soak_minutes: float = 10.0
-    """How long the last row trains; 0: it is left out."""
+    """A row that takes longer has failed."""
     rows: Optional[List[str]] = None
     """Which rows are made, as patterns: ``[doctor,"speed*"]``; null: all."""
     experiments: Optional[List[str]] = None
@@ -166,8 +162,6 @@ class Qualify(Task):
             raise ConfigError(
                 f"task.steps={self.steps} must be more than {Speed.warm_up}, which come before the measurement"
             )
-        if self.soak_minutes < 0:
-            raise ConfigError(f"task.soak_minutes={self.soak_minutes} must be at least 0")
         _refuse_several_machines(config)
 
     def run_in_parent(self, config: ExpConfig, overrides: Sequence[str]) -> Finished:
@@ -203,6 +197,12 @@ class Operators(Task):
 
         return check_operators(session)
 
+    def tell_end(self, config: ExpConfig, folder: RunFolder, outcome: Outcome) -> int | None:
+        """See :func:`exp.checks.rows.end_alone`."""
+        from exp.checks.rows import end_alone
+
+        return end_alone(config, folder, outcome)
+
 
 @dataclass
 class Collectives(Task):
@@ -231,6 +231,12 @@ class Collectives(Task):
         from exp.checks.collectives import measure_collectives
 
         return measure_collectives(session)
+
+    def tell_end(self, config: ExpConfig, folder: RunFolder, outcome: Outcome) -> int | None:
+        """See :func:`exp.checks.rows.end_alone`."""
+        from exp.checks.rows import end_alone
+
+        return end_alone(config, folder, outcome)
 
 
 @dataclass

@@ -25,7 +25,16 @@ class Train(Task):
     modules = ("exp.engine.training",)
 
     def run(self, session: Session) -> dict[str, Any]:
-        """See :func:`exp.engine.training.train`."""
+        """Train, once more from the checkpoint after ``debug.restart_after`` (:func:`exp.engine.training.train`)."""
+        from exp.engine.preemption_hook import Interrupted
         from exp.engine.training import train
 
+        try:
+            return train(session)
+        except Interrupted as interrupted:
+            step = interrupted.step
+        session.say(
+            f"debug: interrupted after step {step}; everything is built anew, and continues from the checkpoint"
+        )
+        session.start_anew()
         return train(session)

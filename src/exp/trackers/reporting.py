@@ -43,12 +43,13 @@ class Reporter:
     Attributes:
         state: what ``trackers/<name>.json`` of the run folder keeps: ``run_id``, the tracker's own name of the run
             (None: it has not begun there); ``address``, where a person finds it; ``sent``, by split the last step that
-            it has received; ``closed``, whether it has received the end; ``trouble``, why it was switched off.
+            it has received; ``closed``, whether it has received the end.
+        trouble: why the tracker was switched off; empty: it was not.
     """
 
     def __init__(self, name: str, tracker: Tracker, run: TrackedRun, warn: Callable[[str], object]) -> None:
         self.name, self._tracker, self._run, self._warn = name, tracker, run, warn
-        self.state = {**_state(run.folder, name), "closed": False, "trouble": None}
+        self.state, self.trouble = {**_state(run.folder, name), "closed": False}, ""
         self._queue: SimpleQueue[tuple[Mapping[str, float], int] | None] = SimpleQueue()
         self._end: tuple[str, Mapping[str, Any]] = ("killed", {})
         self._thread = threading.Thread(target=self._work, name=f"tracker-{name}", daemon=True)
@@ -56,7 +57,7 @@ class Reporter:
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Hand on figures; returns at once."""
-        if self.state["trouble"] is None:
+        if not self.trouble:
             self._queue.put((dict(values), step))
 
     def close(self, status: str, result: Mapping[str, Any], patience_s: float) -> bool:
@@ -66,7 +67,7 @@ class Reporter:
         self._thread.join(patience_s)
         if self._thread.is_alive():
             self._switch_off(f"no answer for {patience_s:g} s")
-        return self.state["trouble"] is None
+        return not self.trouble
 
     def _work(self) -> None:
         tracker, folder = self._tracker, self._run.folder
@@ -95,8 +96,8 @@ class Reporter:
         write_json(self._run.folder / "trackers" / f"{self.name}.json", self.state)
 
     def _switch_off(self, why: str) -> None:
-        if self.state["trouble"] is None:
-            self.state["trouble"] = why
+        if not self.trouble:
+            self.trouble = why
             self._warn(
                 f"{self.name} is switched off for this run: {why}\n"
                 f"  to hand it the rest afterwards: python -m exp task=track logger={self.name} run={self._run.folder}"
@@ -159,7 +160,7 @@ def hand_over(chosen: LoggerConfig, folder: RunFolder, warn: Callable[[str], obj
 
 def _state(folder: Path, name: str) -> dict[str, Any]:
     """See :attr:`Reporter.state`."""
-    begun: dict[str, Any] = {"run_id": None, "address": "", "sent": {}, "closed": False, "trouble": None}
+    begun: dict[str, Any] = {"run_id": None, "address": "", "sent": {}, "closed": False}
     return {**begun, **(read_json(folder / "trackers" / f"{name}.json") or {})}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import logging
 import warnings
 from pathlib import Path
@@ -20,8 +19,8 @@ from exp.hardware.compat import supports_export
 from exp.runfolder import write_atomically, write_json
 from exp.vision.data.statistics import limits_of
 from exp.vision.dinov3.backbone import VisionTransformer
-from exp.vision.dinov3.huggingface import beside, model_config, model_tensors, processor_config
-from exp.vision.dinov3.weights import adapt_published, with_periods
+from exp.vision.dinov3.huggingface import beside, model_config, processor_config
+from exp.vision.dinov3.weights import adapt_published, model_tensors, with_periods
 
 if TYPE_CHECKING:
     from exp.session import Session
@@ -29,12 +28,14 @@ if TYPE_CHECKING:
 __all__ = ["export", "input_of"]
 
 _BATCH = 2  # that a program is recorded with; compared are others, too
-_DTYPES = {"huggingface": "float32", "torchscript": "uint8 or float32", "torch_export": "float32"}
-"""What a form takes: files of 8 bits give whole numbers, all others fractions of 0..255."""
 
 
 class _Scores(nn.Module):
-    """What of a model is exported: images in, its ``tensor`` out."""
+    """Images in, the model's ``tensor`` out.
+
+    Args:
+        model: that is exported.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -46,7 +47,7 @@ class _Scores(nn.Module):
 
 
 class _Sized(nn.Module):
-    """A recorded program that takes images of the size that it was recorded with alone: others it would get wrong.
+    """A recorded program that refuses images of another size than it was recorded with: it would get them wrong.
 
     Args:
         program: of ``torch.jit.trace``.
@@ -73,12 +74,12 @@ def export(session: Session) -> dict[str, Any]:
 
     ``huggingface/`` has the backbone, ``model.torchscript.pt`` and ``model.pt2`` have backbone and head with the
     normalization in them: raw images (B, C, H, W) of ``task.size`` pixels a side, 0..255, go in, and no others.
-    ``model.pt2`` takes float32, the other one uint8, too. ``export.json`` says what goes in and comes out.
+    ``model.pt2`` takes float32, the other one uint8, too. ``export.json`` describes input and output.
     Computed on the CPU, in float32, whatever the backend.
 
     Raises:
         ConfigError: the model has no DINOv3 backbone, or this torch cannot write a form.
-        RunError: what was written does not compute what the model does.
+        RunError: a written form does not compute what the model does.
     """
     task = session.config.task
     if "torch_export" in task.formats and not supports_export():
@@ -93,43 +94,30 @@ def export(session: Session) -> dict[str, Any]:
     side = task.size or int(session.config.data.size)
     # Fractions, as files give them that are not of 8 bits.
     image = torch.rand(_BATCH, data.read.channels, side, side) * 255.0
-    with torch.no_grad():
-        expected = model(image=image, mode="tensor")
-        model.backbone.merge_updates()
-        merging = _difference(model(image=image, mode="tensor"), expected)
     session.begin()
     folder = session.folder.path / "export"
     folder.mkdir(exist_ok=True)
-    found = {"merging": merging}
-    writers: dict[str, Callable[[], float]] = {
-        "huggingface": functools.partial(_hugging_face, session, model, folder / "huggingface", image),
-        "torchscript": functools.partial(_torch_script, model, folder / "model.torchscript.pt", image),
-        "torch_export": functools.partial(_torch_export, model, folder / "model.pt2", image),
-    }
     with torch.no_grad():
+        expected = model(image=image, mode="tensor")
+        model.backbone.merge_updates()
+        found = {"merging": _difference(model(image=image, mode="tensor"), expected)}
         for name in task.formats:
-            found[name] = writers[name]()
-    wrong = {name: value for name, value in found.items() if not value <= task.tolerance}
+            found[name] = _WRITERS[name](session, model, folder, image)
+    wrong = [f"{name} by {value:.2g}" for name, value in found.items() if not value <= task.tolerance]
     if wrong:
-        told = ", ".join(f"{name} by {value:.2g}" for name, value in wrong.items())
         raise RunError(
-            f"task=export: outputs differ from the model's: {told} of the largest output, more than "
+            f"task=export: outputs differ from the model's: {', '.join(wrong)} of the largest output, more than "
             f"task.tolerance={task.tolerance:g}; do not use {folder}"
         )
-    write_json(
-        folder / "export.json",
-        {
-            "input": {
-                "shape": ["B", *image.shape[1:]],
-                **input_of(data),
-                "dtypes": {name: _DTYPES[name] for name in task.formats},
-            },
-            "output": {"shape": ["B", *expected.shape[1:]], "dtype": "float32"},
-            "classes": list(data.classes),
-            "checkpoint": str(session.weights.path) if session.weights else None,
-            "differences": found,
-        },
-    )
+    dtypes = {name: "uint8 or float32" if name == "torchscript" else "float32" for name in task.formats}
+    about = {
+        "input": {"shape": ["B", *image.shape[1:]], **input_of(data), "dtypes": dtypes},
+        "output": {"shape": ["B", *expected.shape[1:]], "dtype": "float32"},
+        "classes": list(data.classes),
+        "checkpoint": str(session.weights.path) if session.weights else None,
+        "differences": found,
+    }
+    write_json(folder / "export.json", about)
     files = sorted(path.relative_to(session.folder.path).as_posix() for path in folder.rglob("*") if path.is_file())
     metrics = {f"difference_{name}": value for name, value in found.items()}
     return make_result(session, metrics, None, files=files, measured_on="export", published=None)
@@ -173,22 +161,18 @@ def _difference(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 def _hugging_face(session: Session, model: Any, folder: Path, image: torch.Tensor) -> float:
     """The backbone alone; read again as any weights are, and compared."""
-    backbone, side = model.backbone, image.shape[-1]
+    backbone, side, folder = model.backbone, image.shape[-1], folder / "huggingface"
     folder.mkdir(exist_ok=True)
-    channels = image.shape[1]
     path = folder / "model.safetensors"
     write_atomically(path, save(model_tensors(backbone.state_dict(), backbone.size.gated), {"format": "pt"}))
-    layer_scale = float(session.config.model.layer_scale)
-    config = model_config(
-        backbone.size, backbone.patch_size, model.band_names, channels, side, layer_scale, backbone.rope.periods
-    )
+    config = model_config(backbone, model.band_names, side, float(session.config.model.layer_scale))
     write_json(folder / "config.json", config)
     mean, std = (values.flatten().tolist() for values in (model.pixel_mean, model.pixel_std))
     write_json(folder / "preprocessor_config.json", processor_config(mean, std, side))
 
     about = beside(path)
-    read = VisionTransformer(backbone.size, backbone.patch_size, channels).eval()
-    read.load_state_dict(with_periods(adapt_published(load_file(str(path))), about))
+    read = VisionTransformer(backbone.size, image.shape[1], model.config).eval()
+    read.load_state_dict(with_periods(adapt_published(load_file(str(path))), about), strict=False)
     assert about.statistics is not None
     mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in about.statistics)
     pixels = (image.float() - model.pixel_mean) / model.pixel_std
@@ -210,22 +194,29 @@ def _tokens(backbone: VisionTransformer, pixels: torch.Tensor) -> torch.Tensor:
     return torch.cat([features.cls.unsqueeze(1), features.patches.flatten(1, 2)], dim=1)
 
 
-def _torch_script(model: nn.Module, path: Path, image: torch.Tensor) -> float:
-    scores = _Scores(model).eval()
+def _torch_script(session: Session, model: nn.Module, folder: Path, image: torch.Tensor) -> float:
+    del session
+    scores, path = _Scores(model).eval(), str(folder / "model.torchscript.pt")
     with _quietly():
         traced: Any = torch.jit.trace(scores, image, check_trace=False)
-        torch.jit.script(_Sized(traced, image)).save(str(path))
-        loaded: Any = torch.jit.load(str(path))
+        torch.jit.script(_Sized(traced, image)).save(path)
+        loaded: Any = torch.jit.load(path)
     return max(_compared(loaded, scores, image), _compared(loaded, scores, image.to(torch.uint8)))
 
 
-def _torch_export(model: nn.Module, path: Path, image: torch.Tensor) -> float:
-    scores = _Scores(model).eval()
+def _torch_export(session: Session, model: nn.Module, folder: Path, image: torch.Tensor) -> float:
+    del session
+    scores, path = _Scores(model).eval(), str(folder / "model.pt2")
     with _quietly():
         program = torch.export.export(scores, (image,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))
-        torch.export.save(program, str(path))
-        loaded: Any = torch.export.load(str(path)).module()
+        torch.export.save(program, path)
+        loaded: Any = torch.export.load(path).module()
     return _compared(loaded, scores, image)
+
+
+_WRITERS: dict[str, Callable[[Session, Any, Path, torch.Tensor], float]] = {
+    "huggingface": _hugging_face, "torchscript": _torch_script, "torch_export": _torch_export,
+}  # fmt: skip
 
 
 def _compared(loaded: Callable[[torch.Tensor], torch.Tensor], scores: nn.Module, image: torch.Tensor) -> float:

@@ -16,11 +16,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ConfusionMatrix",
+    "FeatureAgreement",
     "PixelsRight",
     "SceneMetrics",
     "SegmentationMetrics",
     "TrueClassProbability",
     "as_in_file",
+    "mean_of_known",
 ]
 
 
@@ -135,7 +137,7 @@ class SegmentationMetrics(_ClassMetrics):
                 "data.ignore_colors), of unknown colours, or without data"
             )
         values = self.confusion.per_class()
-        means = {"mIoU": _mean(values["iou"]), "mFscore": _mean(values["fscore"])}
+        means = {"mIoU": mean_of_known(values["iou"]), "mFscore": mean_of_known(values["fscore"])}
         return {**means, "pixel_accuracy": self.confusion.accuracy()}
 
 
@@ -162,7 +164,7 @@ class SceneMetrics(_ClassMetrics):
         self._sum(distributed)
         if not self.confusion.counts.any():
             raise DataError("accuracy cannot be measured: no image has a class; all were left out (data.on_error=skip)")
-        return {"accuracy": self.confusion.accuracy(), "macro_f1": _mean(self.confusion.per_class()["fscore"])}
+        return {"accuracy": self.confusion.accuracy(), "macro_f1": mean_of_known(self.confusion.per_class()["fscore"])}
 
 
 class PixelsRight(SampleMetric):
@@ -200,6 +202,27 @@ class TrueClassProbability(SampleMetric):
         return torch.where(truth < 0, torch.full_like(shares, float("nan")), shares)
 
 
-def _mean(values: Sequence[float]) -> float:
+class FeatureAgreement(SampleMetric):
+    """The mean cosine between projected student and teacher over images.
+
+    Args:
+        part: ``cls`` or ``patches``, of :class:`exp.vision.dinov3.distiller.Agreement`.
+    """
+
+    greater_is_better = True
+
+    def __init__(self, part: str) -> None:
+        super().__init__()
+        self.part = part
+        self.names = [f"cosine_{part}"]
+
+    def per_sample(self, outputs: Any, batch: dict[str, Any]) -> torch.Tensor:
+        """(B,)."""
+        values: torch.Tensor = getattr(outputs, self.part)
+        return values
+
+
+def mean_of_known(values: Sequence[float]) -> float:
+    """The mean of the values that are not nan; nan where there are none."""
     known = [value for value in values if value == value]  # nan is not
     return sum(known) / len(known) if known else float("nan")

@@ -12,6 +12,7 @@ __all__ = [
     "DistillerConfig",
     "ImageModelConfig",
     "LoraConfig",
+    "LossConfig",
     "SceneClassifierConfig",
     "SegmenterConfig",
     "TeacherConfig",
@@ -75,12 +76,9 @@ class ImageModelConfig:
 
 
 @dataclass
-class SceneClassifierConfig(ImageModelConfig):
-    """Scene classification (:class:`exp.vision.dinov3.SceneClassifier`)."""
+class LossConfig:
+    """A sum of losses over classes (:class:`exp.vision.dinov3.losses.Losses`)."""
 
-    _target_: str = "exp.vision.dinov3.SceneClassifier"
-    label_smoothing: float = 0.0
-    """Share of a label that is spread over all classes in the cross-entropy."""
     class_weights: Optional[List[float]] = None
     """One weight per class in the cross-entropy and the focal loss; null: all 1."""
     cross_entropy_weight: float = 1.0
@@ -88,17 +86,26 @@ class SceneClassifierConfig(ImageModelConfig):
     focal_weight: float = 0.0
     """Weight of the focal loss."""
     focal_gamma: float = 2.0
-    """How much less the focal loss counts images that are right already; 0: it is the cross-entropy."""
+    """How much less the focal loss counts what is right already; 0: it is the cross-entropy."""
 
 
 @dataclass
-class SegmenterConfig(ImageModelConfig):
+class SceneClassifierConfig(ImageModelConfig, LossConfig):
+    """Scene classification (:class:`exp.vision.dinov3.SceneClassifier`)."""
+
+    _target_: str = "exp.vision.dinov3.SceneClassifier"
+    label_smoothing: float = 0.0
+    """Share of a label that is spread over all classes in the cross-entropy."""
+
+
+@dataclass
+class SegmenterConfig(ImageModelConfig, LossConfig):
     """Semantic segmentation (:class:`exp.vision.dinov3.Segmenter`)."""
 
     _target_: str = "exp.vision.dinov3.Segmenter"
-    head: str = "upsample"
-    """``linear`` (one layer per patch), ``upsample`` (two convolutional stages, four times the resolution), or, over
-    four blocks, ``upernet`` or ``dpt``."""
+    head: Any = "upsample"
+    """``linear`` (one layer per patch), ``upsample`` (two convolutional stages, four times the resolution), over four
+    blocks ``upernet`` or ``dpt``, or {_target_: <path of a class>, <its keys>} (docs/dinov3.md)."""
     head_channels: int = 256
     """Channels of the head's own layers (not of ``linear``) and of the auxiliary head's."""
     reassemble_channels: Optional[List[int]] = None
@@ -109,14 +116,6 @@ class SegmenterConfig(ImageModelConfig):
     """Weight of the loss of an auxiliary head on an inner block; 0: no such head."""
     auxiliary_block: Optional[int] = None
     """The block that it sees, from 0; null: at two thirds of the depth."""
-    class_weights: Optional[List[float]] = None
-    """One weight per class in the cross-entropy and the focal loss; null: all 1."""
-    cross_entropy_weight: float = 1.0
-    """Weight of the cross-entropy in the sum of losses; 0: without it."""
-    focal_weight: float = 0.0
-    """Weight of the focal loss."""
-    focal_gamma: float = 2.0
-    """How much less the focal loss counts pixels that are right already; 0: it is the cross-entropy."""
     dice_weight: float = 0.0
     """Weight of the Dice loss."""
     lovasz_weight: float = 0.0
@@ -135,7 +134,7 @@ class SegmenterConfig(ImageModelConfig):
 
 @dataclass
 class TeacherConfig:
-    """The backbone that a student learns from (:class:`exp.vision.dinov3.distiller.TeacherSettings`)."""
+    """The backbone that a student learns from."""
 
     init_from: Optional[str] = None
     """Its weights: published ones, or a run."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, List, Optional, Sequence
 
-from exp.errors import ConfigError
+from exp.config.explain import nearest
+from exp.errors import ConfigError, UnavailableError
 from exp.task import Task
 
 if TYPE_CHECKING:
@@ -84,7 +86,9 @@ class Features(Task):
     paths: ClassVar[Sequence[str]] = ("input", "store")
 
     def check(self, config: ExpConfig) -> None:
-        """Refuse keys that would do nothing."""
+        """Refuse keys that would do nothing, and dtypes that features are not kept in."""
+        if self.feature_dtype not in ("float16", "float32"):
+            raise ConfigError(f"task.feature_dtype={self.feature_dtype} is not one of float16, float32")
         given: dict[str, Any] = {"task.input": self.input, "task.resize": self.resize, "task.window": self.window}
         if self.store is None:
             given = {"task.patches": self.patches or None, "task.parts": self.parts}
@@ -94,7 +98,11 @@ class Features(Task):
                 raise ConfigError(f"{key}={value} {wants}; leave it out, or see docs/probes.md")
 
     def run(self, session: Session) -> dict[str, Any]:
-        """See :func:`exp.vision.features.write_features`."""
+        """See :func:`exp.vision.features.write_features` and :mod:`exp.vision.probe.keep`."""
+        if self.store is not None:
+            from exp.vision.probe.keep import keep_features
+
+            return keep_features(session)
         from exp.vision.features import write_features
 
         return write_features(session)
@@ -152,16 +160,55 @@ class Probe(Task):
     seeds: List[int] = field(default_factory=lambda: [0])
     """Of the draws of ``shots`` and of sgd; results are means over them."""
     resident_mib: int = 2048
-    """Training features that take no more memory, as float32, are kept on the device; others are read as they come."""
+    """Tables of features that take more memory are kept in a temporary file."""
+
+    metric: str = "cosine"
+    """knn: how alike features are: ``cosine``, or ``l2``, the distance between them."""
+    refit: bool = False
+    """logistic: train again on the training and validation images at each strength, before testing."""
 
     uses_data: ClassVar[bool] = False
     paths: ClassVar[Sequence[str]] = ("store",)
 
     def check(self, config: ExpConfig) -> None:
-        """Refuse what means nothing; the experiment is that of the features."""
-        from exp.vision.probe.settings import check_probe
+        """Refuse unknown probes, and a store that is not there or not done; the experiment is that of the features."""
+        from exp.vision.probe.store import Store  # loads numpy
 
-        check_probe(self, config)
+        if self.store is None:
+            raise ConfigError(
+                "task=probe needs task.store=<folder>: features that task=features task.store=<folder> has kept"
+            )
+        for key, values, known in (
+            ("probes", self.probes, ("knn", "logistic", "sgd")),
+            ("features", [self.features], (None, "cls", "mean", "cls+mean", "patches")),
+            ("metric", [self.metric], ("cosine", "l2")),
+        ):
+            for value in values:
+                if value not in known:
+                    choices = [name for name in known if name]
+                    raise ConfigError(
+                        f"task.{key}: {value} is not one of {', '.join(choices)}{nearest(str(value), choices)}"
+                    )
+        for key in ("probes", "k", "temperature", "strengths", "learning_rates", "seeds"):
+            values = getattr(self, key)
+            if not values or (key not in ("probes", "seeds") and min(values) <= 0):
+                raise ConfigError(f"task.{key}={values} must be a list of at least one value, above 0")
+        for key in ("iterations", "epochs", "batch_size"):
+            if getattr(self, key) < 1:
+                raise ConfigError(f"task.{key}={getattr(self, key)} must be at least 1")
+        if importlib.util.find_spec("sklearn") is None:
+            raise UnavailableError("task=probe needs scikit-learn, which is not installed: pip install 'exp[probe]'")
+        if config.init_from is not None:
+            raise ConfigError(
+                "task=probe takes features, not weights; give init_from to task=features, and leave it out here"
+            )
+        store = Store(self.store)
+        store.check_complete()
+        if len(store.about["parts"]) < 2 or "train" not in store.about["parts"]:
+            raise ConfigError(
+                f"task.store={self.store} has only {', '.join(store.about['parts'])}; make it with all task.parts"
+            )
+        config.name = store.about["experiment"]
 
     def run(self, session: Session) -> dict[str, Any]:
         """See :func:`exp.vision.probe.run.run_probes`."""

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from exp.errors import ConfigError
 
-__all__ = ["Image", "InMemory", "Scores", "TakeScores", "Tiling", "augmented", "window_origins"]
+__all__ = ["Image", "InMemory", "Scores", "TakeScores", "Tiling", "augmented", "cells", "window_origins"]
 
 _WINDOWS_AT_ONCE = 8
 
@@ -76,10 +76,14 @@ class Tiling:
         self.scales = list(scales)
         self.flip = flip
 
-    @property
-    def gives_logits(self) -> bool:
-        """Whether scores are logits; else they are sums of the probabilities of scaled and mirrored copies."""
-        return self.scales == [1.0] and not self.flip
+    def probabilities(self, scores: torch.Tensor) -> torch.Tensor:
+        """(K, h, w) of the scores that :meth:`rows` hands to ``take``.
+
+        These are logits, or with test-time augmentation sums of the probabilities of several copies.
+        """
+        if self.scales == [1.0] and not self.flip:
+            return scores.softmax(dim=0)
+        return scores / scores.sum(dim=0, keepdim=True)
 
     def window_of(self, height: int, width: int) -> tuple[int, int]:
         """The size of the windows in which an image of this size is seen."""
@@ -126,10 +130,8 @@ class Tiling:
             The number of the first of some rows, and their labels, uint8 (rows, width); each row once.
         """
         height, width = self.window_of(image.height, image.width)
-        upper, lefts = (
-            window_origins(image.height, height, self.stride),
-            window_origins(image.width, width, self.stride),
-        )
+        upper = window_origins(image.height, height, self.stride)
+        lefts = window_origins(image.width, width, self.stride)
         columns = max(self.band_bytes // (4 * num_classes * height), width)
         at_once = max(min(_WINDOWS_AT_ONCE, self.band_bytes // (4 * num_classes * height * width)), 1)
         strips = [(begin, min(begin + columns, image.width)) for begin in range(0, image.width, columns)]
@@ -225,3 +227,26 @@ def window_origins(extent: int, window: int, stride: int) -> list[int]:
         stride: pixels from one window to the next.
     """
     return sorted({*range(0, extent - window, stride), extent - window})
+
+
+def cells(count: int, window: int) -> list[tuple[slice, slice]]:
+    """Cut ``count`` patches along one axis into cells of like length, each seen with an eighth of a window around it.
+
+    For features, which are not averaged where windows overlap: patches at the edge of a window have seen less.
+
+    Args:
+        count: patches.
+        window: patches of a window, at most.
+
+    Returns:
+        Each cell, and the window that sees it.
+    """
+    if count <= window:
+        return [(slice(0, count), slice(0, count))]
+    margin = window // 8
+    number = -(-count // (window - 2 * margin))
+    borders = [count * step // number for step in range(number + 1)]
+    return [
+        (slice(begin, end), slice(max(begin - margin, 0), min(end + margin, count)))
+        for begin, end in zip(borders[:-1], borders[1:])
+    ]

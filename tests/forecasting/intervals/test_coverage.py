@@ -12,8 +12,8 @@ import torch
 from exp.engine.distributed import Distributed
 from exp.errors import ConfigError
 from exp.forecasting.intervals import metrics as measured
-from exp.forecasting.intervals.calibrate import OrderedScores, Scores, calibrated_quantiles, calibrated_residuals
-from exp.forecasting.intervals.intervals import Intervals, Spread, quantile_levels
+from exp.forecasting.intervals.calibrate import OrderedScores, Scores, calibrated
+from exp.forecasting.intervals.intervals import GRID, Intervals, Spread, quantile_levels
 from exp.forecasting.intervals.metrics import AdaptiveMetrics, IntervalMetrics, gaussian_crps
 from exp.hardware.registry import create_backend
 from exp.models.base import Model
@@ -22,6 +22,7 @@ SIGMA = torch.tensor([[0.5, 2.0], [1.0, 4.0], [2.0, 8.0]])  # by step and channe
 Z80, Z95 = 1.2816, 1.9600
 NORMAL = torch.tensor([-Z95, -Z80, 0.0, Z80, Z95])
 LEVELS, QUANTILES = [0.8, 0.95], [0.025, 0.1, 0.5, 0.9, 0.975]
+TAUS = quantile_levels([*LEVELS, *GRID])
 
 
 class Windows:
@@ -83,13 +84,14 @@ def filled(metrics, windows, order, size):
     ("kind", "noise", "signed", "width"),
     # The skewed residuals from 0 to -log(0.05), and to either side; or from -log(0.975) to -log(0.025).
     [("residuals", skewed, True, 3.66), ("residuals", skewed, False, 2 * 3.0), ("std", gaussian, False, 2 * Z95),
-     ("quantiles", gaussian, None, 2 * Z95)],
+     ("quantiles", gaussian, False, 2 * Z95)],
 )  # fmt: skip
 def test_calibrated_intervals_cover_at_every_step_and_channel(kind, noise, signed, width):
     """Noise of any distribution; also where the model says half of the deviation that there is."""
     given = scores(noise, None if kind == "residuals" else kind, factor=0.5)
-    made = calibrated_quantiles(given, LEVELS) if signed is None else calibrated_residuals(given, LEVELS, signed)
-    intervals = Intervals(kind, LEVELS, made.taus, torch.from_numpy(made.offsets), given.spread)
+    taus = QUANTILES if kind == "quantiles" else TAUS
+    offsets, _ = calibrated(given, kind, LEVELS, taus, signed)
+    intervals = Intervals(kind, LEVELS, taus, offsets, given.spread)
     metrics = IntervalMetrics(intervals, ["a", "b"], torch.zeros(2).double(), torch.ones(2).double())
     figures = filled(metrics, Windows(4000, noise, seed=1), torch.arange(4000), 256)
     assert [figures["coverage_80"], figures["coverage_95"]] == pytest.approx(LEVELS, abs=0.03)
@@ -119,18 +121,17 @@ def test_a_series_that_is_forecast_needs_windows_with_truth_and_others_do_not():
     for scored, named in (([1, 2], "6 of 40 .* c at step 2 .* 9 "), ([0, 1], "0 of 40 .* a at step 1 ")):
         with pytest.raises(ConfigError, match=named):
             OrderedScores(values.copy(), ["a", "b", "c"], scored).bound(0.9)
-    calibrated_residuals(scores(gaussian, count=19), LEVELS)
+    calibrated(scores(gaussian, count=19), "residuals", LEVELS, TAUS)
     with pytest.raises(ConfigError, match=r"18 .* 19 "):
-        calibrated_residuals(scores(gaussian, count=18), LEVELS)
+        calibrated(scores(gaussian, count=18), "residuals", LEVELS, TAUS)
 
 
 def test_within_a_budget_windows_are_spread_evenly():
     given = scores(gaussian, count=1000, budget=4 * 6 * 30)
-    found = calibrated_residuals(given, LEVELS)
-    assert (found.windows, found.of) == (30, 1000)
+    offsets, windows = calibrated(given, "residuals", LEVELS, TAUS)
+    assert windows == 30
     error = (given.val.y - given.val.x).abs()[torch.arange(30) * 1000 // 30]
-    place = [round(tau, 6) for tau in found.taus].index(0.9)
-    assert np.allclose(found.offsets[place], error.sort(dim=0).values[24])
+    assert np.allclose(offsets[TAUS.index(0.9)], error.sort(dim=0).values[24])
 
 
 @pytest.mark.parametrize("kind", ["residuals", "std"])

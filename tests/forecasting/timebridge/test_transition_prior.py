@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from exp.forecasting.timebridge import density as measured
-from exp.forecasting.timebridge.density import NEGATIVE_SLOPE, log_magnitude
+from exp.forecasting.timebridge.density import NEGATIVE_SLOPE, log_square
 from exp.forecasting.timebridge.transition import LatentMLPs, StationaryPrior
 from tests.forecasting.timebridge.conftest import log_density
 
@@ -49,7 +49,7 @@ def test_densities_and_gradients_are_those_of_torchs_layers(monkeypatch, latents
 
 def test_a_derivative_of_zero_has_a_finite_log_and_gradient():
     derivative = torch.tensor([0.0, 1e-8, -1e-3, 0.1, -2.0], requires_grad=True)
-    logs = log_magnitude(derivative)
+    logs = log_square(derivative) / 2
     expected = [math.log(1e-3) - 0.5] * 2 + [math.log(size) for size in (1e-3, 0.1, 2.0)]
     assert logs.tolist() == pytest.approx(expected, abs=1e-6)
     (gradient,) = torch.autograd.grad(logs.sum(), derivative)

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from exp.vision.dinov3.backbone import VisionTransformer
 from exp.vision.dinov3.sizes import SIZES
+from exp.vision.model_config import ImageModelConfig
 
 TINY = dataclasses.replace(SIZES["tiny"], embed_dim=32, depth=3, num_heads=2, hidden_dim=64)
 # Published parameter counts (arXiv 2508.10104, table of the family), in millions.
@@ -16,7 +17,7 @@ PUBLISHED = {"vits16": 21.6, "vits16plus": 29, "vitb16": 86, "vitl16": 300, "vit
 
 def tiny(**settings):
     torch.manual_seed(0)
-    return VisionTransformer(TINY, layer_scale=0.5, **settings)
+    return VisionTransformer(TINY, config=ImageModelConfig(layer_scale=0.5, **settings))
 
 
 def num_parameters(size):

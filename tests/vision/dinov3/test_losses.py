@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from exp.vision.dinov3.losses import Losses, cross_entropy, dice_loss, focal_loss, lovasz_softmax
+from exp.vision.model_config import SegmenterConfig
 
 
 def scores_and_labels(seed=0, size=(3, 4), classes=3):
@@ -85,7 +86,9 @@ def test_ignored_pixels_and_the_spread_of_a_batch_do_not_matter(loss):
 
 def test_a_sum_of_losses():
     logits, label = scores_and_labels()
-    losses = Losses(3, 255, [1.0, 2.0, 0.5], 0.5, focal_weight=2.0, focal_gamma=1.5, dice_weight=4.0, lovasz_weight=3.0)
+    config = SegmenterConfig(class_weights=[1.0, 2.0, 0.5], cross_entropy_weight=0.5, focal_weight=2.0, focal_gamma=1.5,
+                             dice_weight=4.0, lovasz_weight=3.0)  # fmt: skip
+    losses = Losses(config, 3, 255)
     weights = torch.tensor([1.0, 2.0, 0.5])
     ce, focal = cross_entropy(logits, label, 255, weights), focal_loss(logits, label, 255, 1.5, weights)
     dice, lovasz = dice_loss(logits, label, 255), lovasz_softmax(logits, label, 255)

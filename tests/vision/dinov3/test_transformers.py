@@ -15,9 +15,9 @@ from exp.engine.fit import read_weights
 from exp.errors import ConfigError
 from exp.vision.dinov3 import SceneClassifier
 from exp.vision.dinov3.backbone import VisionTransformer
-from exp.vision.dinov3.huggingface import model_config, model_tensors, processor_config
+from exp.vision.dinov3.huggingface import model_config, processor_config
 from exp.vision.dinov3.sizes import SIZES, Size
-from exp.vision.dinov3.weights import adapt_published
+from exp.vision.dinov3.weights import adapt_published, model_tensors
 
 # `make test` installs transformers there, apart from the environment: MMEngine imports it wherever it finds it, and
 # every worker process would start a second later.
@@ -105,7 +105,7 @@ def test_transformers_reads_what_is_exported(transformers, tmp_path, size):
     backbone, image = model.backbone, torch.randint(0, 256, (2, 3, 64, 32))
     save_file(model_tensors(backbone.state_dict(), backbone.size.gated), str(tmp_path / "model.safetensors"))
     processor = processor_config(model.pixel_mean.flatten().tolist(), model.pixel_std.flatten().tolist(), 64)
-    config = model_config(backbone.size, 16, [], 3, 64, 1.0, backbone.rope.periods)
+    config = model_config(backbone, [], 64, 1.0)
     (tmp_path / "config.json").write_text(json.dumps(config))
     theirs, told = transformers.DINOv3ViTModel.from_pretrained(tmp_path, output_loading_info=True)
     assert [told["missing_keys"], told["unexpected_keys"]] == [set(), set()]

@@ -10,12 +10,9 @@ from PIL import Image
 from exp.draw.curves import training_curves
 from exp.draw.figure import figure_png
 from exp.vision.draw.confusion import confusion_figure
-from exp.vision.draw.legend import Entry, legend
+from exp.vision.draw.figures import Tile, panels, round_length, sheet, shortened, spread
 from exp.vision.draw.overlay import overlay, overlay_with_legend, told_apart
 from exp.vision.draw.pictures import enlarged, resized_labels, shrunk, to_rgb
-from exp.vision.draw.scale import round_length, with_scale_bar
-from exp.vision.draw.sheet import Tile, sheet, spread
-from exp.vision.draw.text import fitted, text_width
 
 PALETTE = [(60, 16, 152), (132, 41, 246), (110, 193, 228)]
 
@@ -39,7 +36,7 @@ def test_an_overlay_tints_classes_and_leaves_the_rest():
 
 def test_a_tiny_image_is_enlarged_until_its_legend_can_be_read():
     labels = np.zeros((8, 12), np.uint8)
-    picture = overlay_with_legend(np.zeros((8, 12, 3), np.uint8), labels, ["a", "b", "c"], PALETTE, ["1 %"] * 3)
+    picture = overlay_with_legend(np.zeros((8, 12, 3), np.uint8), labels, ["a", "b", "c"], PALETTE)
     assert picture.shape[1] >= 640
     assert all(count(picture[-60:], color) for color in told_apart(PALETTE))
 
@@ -56,29 +53,39 @@ def test_classes_whose_colours_are_alike_get_others():
 @pytest.mark.parametrize(("gsd", "length", "pixels"), [(0.3, 100.0, 333), (10.0, 2000.0, 200), (0.00007, 0.02, 286)])
 def test_a_scale_bar_has_the_length_that_it_says(gsd, length, pixels):
     assert round_length(0.25 * 1400 * gsd) == pytest.approx(length)
-    black = (with_scale_bar(np.full((300, 1400, 3), 200, np.uint8), gsd) == 0).all(axis=-1)
-    assert black.sum(axis=1).max() == pixels
+    picture = np.full((300, 1400, 3), 200, np.uint8)
+    black = (panels([picture], gsd=gsd) < 60).all(axis=-1)
+    assert black.sum(axis=1).max() == pytest.approx(pixels, abs=2)
     tiny = np.zeros((20, 30, 3), np.uint8)
-    assert with_scale_bar(tiny, gsd) is tiny
+    assert (panels([tiny], gsd=gsd) == 0).all()
 
 
 @pytest.mark.parametrize(("number", "width"), [(1, 300), (45, 1000), (5, 4096)])
 def test_every_entry_of_a_legend_and_every_tile_of_a_sheet_is_there(number, width):
     colors = [(5 * each, 250 - 5 * each, 77) for each in range(number)]
-    picture = legend([Entry(f"class number {each}", color, "9 %") for each, color in enumerate(colors)], width)
-    assert picture.shape[1] == width
-    assert min(count(picture, color) for color in colors) > 100
+    names, left = [f"class number {each}  9 %" for each in range(number)], np.full((50, width, 3), 200, np.uint8)
+    picture = panels([left], legend=list(zip(names, colors)))
+    assert (picture[:50] == left).all(), "each pixel as it is"
+    assert min(count(picture, color) for color in colors) > 30
     tiles = [Tile(np.full((20 + each, 30, 3), color, np.uint8), ["name", "is a class with a rather long name"])
              for each, color in enumerate(colors)]  # fmt: skip
     picture = sheet(tiles, side=64, title="all of them")
-    assert min(count(picture, color) for color in colors) > 1500
+    assert min(count(picture, color) for color in colors) > 1000
+
+
+def test_panels_of_one_size_stand_side_by_side_under_their_titles():
+    red, blue = (np.broadcast_to(np.array(color, np.uint8), (40, 300, 3)) for color in ((250, 0, 0), (0, 0, 250)))
+    picture = panels([red, blue], ["one", "道路 $x$"], head="above both")
+    assert (picture[-40:, :300] == red).all()
+    assert (picture[-40:, -300:] == blue).all()
+    assert (picture[:-40] < 100).any(axis=2).sum() > 50
 
 
 def test_text_is_shortened_to_the_room_it_has():
     text = "a rather long name of an image_001.tif"
-    assert all(text_width(fitted(text, width, 12), 12) <= width for width in (20, 80, 300))
-    assert fitted(text, 300, 12) == text
-    assert fitted(text, 80, 12)[-2:] == "if", "names of files differ at their ends"
+    assert shortened(text, 300, 12) == text
+    assert len(shortened(text, 80, 12)) == 10
+    assert shortened(text, 80, 12)[-2:] == "if", "names of files differ at their ends"
 
 
 def test_values_of_16_bit_are_stretched_and_bytes_are_not():

@@ -11,7 +11,7 @@ from safetensors import safe_open
 
 from exp.errors import RunError
 from exp.vision.dinov3 import SceneClassifier
-from exp.vision.predict.features import FeatureWriter, feature_picture, image_features
+from exp.vision.features import FeatureWriter, image_features
 from exp.vision.predict.inputs import named
 
 
@@ -53,9 +53,7 @@ def test_files_hold_the_features_and_say_of_what(make_session, model):
         assert (file.get_tensor("patches").shape, file.get_tensor("cls").shape) == ((6, 5, 32), (32,))
         assert file.get_tensor("patches").dtype == np.float32
         assert json.loads(file.metadata()["file"]) == "a.png"
-    picture, colors = feature_picture(session.folder.path, entry, images["a.png"], writer.summed(session.distributed))
-    assert picture.shape == colors.shape
-    assert colors.std() > 10
+    assert writer.components().axes.shape == (3, 32)
 
 
 @pytest.mark.parametrize(("scale", "said"), [(1e6, "float16; take task.feature"), (float("nan"), "are not finite")])
@@ -67,5 +65,6 @@ def test_features_that_no_file_should_hold_are_refused(make_session, model, scal
 
 
 def test_a_rank_without_images_takes_part(make_session, model):
-    other = SimpleNamespace(gather=lambda value: [7, value], sum=lambda value: value + 1.0)
-    assert FeatureWriter(make_session(named="features"), model, None).summed(other).axes.shape == (3, 7)
+    session = make_session(named="features")
+    session.distributed = SimpleNamespace(gather=lambda value: [7, value], sum=lambda value: value + 1.0)
+    assert FeatureWriter(session, model, None).components().axes.shape == (3, 7)

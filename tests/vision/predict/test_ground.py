@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from exp.vision.data.values import ImageReader
-from exp.vision.predict.areas import Area, areas_csv, total_csv
-from exp.vision.predict.classmaps import Counts
 from exp.vision.predict.ground import row_areas
+from exp.vision.predict.maps import counted
 from exp.vision.predict.raster import DecodedImage, open_image
-from exp.vision.predict.segmentation import SegmentationWriter
+from exp.vision.predict.segmentation import Area, SegmentationWriter, areas_csv, total_csv
 
 rasterio = pytest.importorskip("rasterio")
 from rasterio.transform import from_bounds, from_origin  # noqa: E402
@@ -55,14 +54,12 @@ def test_maps_for_surveying_keep_their_own_plane(crs, origin, area):
 
 def test_a_class_has_the_pixels_and_the_ground_of_its_rows_unless_the_file_does_not_tell_its_place():
     assert row_areas(SimpleNamespace(crs=None, transform=from_origin(0, 0, 1, 1), height=4, width=4)) is None
-    assert Counts().metres is None
-    areas, labels = np.linspace(1.0, 2.0, 10), np.zeros((10, 4), np.uint8)
-    labels[7:] = 1
-    counts = Counts(areas)
-    for top in (0, 6):
-        counts.add(labels[top : top + 6])
-    assert counts.counts[:3].tolist() == [28, 12, 0]
-    assert counts.metres[:2] == pytest.approx([4 * areas[:7].sum(), 4 * areas[7:].sum()])
+    areas, labels = np.linspace(1.0, 2.0, 300), np.zeros((300, 4), np.uint8)
+    labels[270:] = 1
+    counts, meters = counted(labels, areas)
+    assert counts[:3].tolist() == [1080, 120, 0]
+    assert meters[:2] == pytest.approx([4 * areas[:270].sum(), 4 * areas[270:].sum()])
+    assert counted(labels, None)[1] is None
 
 
 def scaled(given, of_data, image):

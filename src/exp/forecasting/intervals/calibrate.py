@@ -37,7 +37,7 @@ from exp.runfolder import RunFolder
 if TYPE_CHECKING:
     from exp.session import Session
 
-__all__ = ["OrderedScores", "Scores", "calibrated_quantiles", "calibrated_residuals", "prepare"]
+__all__ = ["OrderedScores", "Scores", "calibrated", "prepare"]
 
 _Score = Callable[[torch.Tensor, torch.Tensor, Any], Sequence[torch.Tensor]]
 _OF_FILE = ("name", "root", "file", "archive_folder", "split", "header", "date_column", "date_format", "allow_gaps")
@@ -62,34 +62,25 @@ def prepare(session: Session, data: Any, model: Any) -> Intervals | None:
     kind, rescaled, rate = _kind(task, model, levels)
     record: dict[str, Any] = {"from": kind, "levels": levels}
     spread = None if kind == "residuals" else Spread(session, model)
+    taus = [float(tau) for tau in model.quantiles] if kind == "quantiles" else quantile_levels([*levels, *GRID])
     if not rescaled:  # as the model says
-        if kind == "quantiles":
-            taus = [float(tau) for tau in model.quantiles]
-            offsets = torch.zeros(len(taus), 1, 1)
-        else:
-            taus = quantile_levels([*levels, *GRID])
-            offsets = torch.tensor([NormalDist().inv_cdf(tau) for tau in taus]).view(-1, 1, 1)
+        said = [0.0 if kind == "quantiles" else NormalDist().inv_cdf(tau) for tau in taus]
+        offsets = torch.tensor(said).view(-1, 1, 1)
         return Intervals(kind, levels, taus, offsets, spread, calibrated=False, record=record)
     own = data if "val" in data.rows and len(data.val) > 0 else _trained_on(session, data)
     session.wait_for("calibrating the intervals")
-    val, budget = split_in_use(session, own, "val"), int(task.intervals_memory_mb) * 2**20
-    scores = Scores(session, own, val, model, budget, spread)
-    signed = bool(task.intervals_signed)
-    found = (
-        calibrated_quantiles(scores, levels) if kind == "quantiles" else calibrated_residuals(scores, levels, signed)
-    )
+    val = split_in_use(session, own, "val")
+    scores = Scores(session, own, val, model, int(task.intervals_memory_mb) * 2**20, spread)
+    offsets, windows = calibrated(scores, kind, levels, taus, bool(task.intervals_signed))
     used = f" ({len(val)} of {len(own.val)} windows)" if len(val) < len(own.val) else ""
-    record.update(signed=signed, calibrated_on=f"val of {own.path.name}{used}", windows=found.windows, of=found.of)
-    if rate:
-        record["adapts"] = rate
+    record.update(signed=bool(task.intervals_signed), calibrated_on=f"val of {own.path.name}{used}")
+    record.update(windows=windows, of=len(val), **({"adapts": rate} if rate else {}))
     if session.distributed.is_main:
-        spread_over = f", spread evenly over {found.of} (task.intervals_memory_mb={task.intervals_memory_mb})"
+        some = f", spread evenly over {len(val)} (task.intervals_memory_mb={task.intervals_memory_mb})"
         session.say(
-            f"intervals: calibrated on {found.windows} validation windows of {own.path.name}"
-            + spread_over * (found.windows < found.of)
+            f"intervals: calibrated on {windows} validation windows of {own.path.name}{some * (windows < len(val))}"
         )
-    offsets = torch.from_numpy(found.offsets)
-    return Intervals(kind, levels, found.taus, offsets, spread, record=record, adapts=rate)
+    return Intervals(kind, levels, taus, offsets, spread, record=record, adapts=rate)
 
 
 def _kind(task: Any, model: Any, levels: Sequence[float]) -> tuple[str, bool, float]:
@@ -155,22 +146,6 @@ def _trained_on(session: Session, data: Any) -> Any:
     return own
 
 
-class Calibration(NamedTuple):
-    """What the validation part has given.
-
-    Attributes:
-        taus: quantile levels, ascending.
-        offsets: float32 (K, H, C).
-        windows: that it is made of.
-        of: windows of the part.
-    """
-
-    taus: list[float]
-    offsets: np.ndarray
-    windows: int
-    of: int
-
-
 class Scores(NamedTuple):
     """What scores are computed of.
 
@@ -213,61 +188,52 @@ class Scores(NamedTuple):
         ]
 
 
-def calibrated_residuals(given: Scores, levels: Sequence[float], signed: bool = False) -> Calibration:
-    """Offsets from residuals, divided by the model's standard deviations where it says some.
+def calibrated(
+    given: Scores, kind: str, levels: Sequence[float], taus: Sequence[float], signed: bool = False
+) -> tuple[torch.Tensor, int]:
+    """Offsets of quantiles, float32 (K, H, C), and of how many windows they are made.
 
     Args:
         given: what scores are computed of.
-        levels: coverages; there must be windows enough for them. Those of
-            :data:`exp.forecasting.intervals.intervals.GRID` come with them: the largest score where there are too few.
+        kind: of :class:`exp.forecasting.intervals.intervals.Intervals`.
+        levels: coverages; there must be windows enough for them. Of the other central intervals of ``taus`` the largest
+            score counts where there are too few.
+        taus: the K quantile levels, ascending.
         signed: quantiles of each end by itself, not of the absolute residual.
 
     Raises:
         ConfigError: there are too few windows.
     """
-
-    def score(forecast: torch.Tensor, truth: torch.Tensor, std: Any) -> Sequence[torch.Tensor]:
-        error = truth - forecast
-        if std is not None:
-            error = error / std.clamp_min(LEAST_STD)
-        return [error if signed else error.abs()]
-
-    (ordered,) = given.collect(score, 1)
-    wanted = {round(level, 6) for level in levels}
-    taus = quantile_levels([*wanted, *GRID])
-    offsets, zero = [], ordered.scores[0]
-    for tau in taus:
-        level = round(abs(2.0 * tau - 1.0), 6)
-        exact = level in wanted
-        if signed:
-            offsets.append(ordered.bound(max(tau, 1.0 - tau), exact, lower=tau < 0.5))
-        else:
-            offsets.append(np.sign(tau - 0.5) * ordered.bound(level, exact) if level else np.zeros_like(zero))
-    return Calibration(taus, np.stack(offsets).astype(np.float32), len(ordered.scores), len(given.val))
-
-
-def calibrated_quantiles(given: Scores, levels: Sequence[float]) -> Calibration:
-    """Offsets for both ends of each of the model's central intervals; arguments as for :func:`calibrated_residuals`."""
-    model: Any = unwrapped(given.model)
-    taus = [float(tau) for tau in model.quantiles]
+    places = {round(tau, 6): place for place, tau in enumerate(taus)}
     pairs = [
-        (number, other)
-        for number, tau in enumerate(taus)
-        for other, upper in enumerate(taus)
-        if tau < 0.5 and abs(tau + upper - 1.0) < 1e-6
+        (places[round(1.0 - tau, 6)], place)
+        for tau, place in places.items()
+        if tau > 0.5 and round(1.0 - tau, 6) in places
     ]
 
-    def score(_: torch.Tensor, truth: torch.Tensor, quantiles: Any) -> Sequence[torch.Tensor]:
-        return [torch.maximum(quantiles[..., low] - truth, truth - quantiles[..., high]) for low, high in pairs]
+    def score(forecast: torch.Tensor, truth: torch.Tensor, spread: Any) -> Sequence[torch.Tensor]:
+        if kind == "quantiles":
+            return [torch.maximum(spread[..., low] - truth, truth - spread[..., high]) for low, high in pairs]
+        error = truth - forecast
+        if spread is not None:
+            error = error / spread.clamp_min(LEAST_STD)
+        return [error if signed else error.abs()]
 
-    scores = given.collect(score, len(pairs))
-    wanted = {round(level, 6) for level in levels}
+    scores = given.collect(score, len(pairs) if kind == "quantiles" else 1)
     offsets = np.zeros((len(taus), *scores[0].scores.shape[1:]), dtype=np.float32)
-    for (low, high), ordered in zip(pairs, scores):
+    for number, (low, high) in enumerate(pairs):
+        ordered = scores[number if kind == "quantiles" else 0]
         level = round(taus[high] - taus[low], 6)
-        bound = ordered.bound(level, exact=level in wanted)
-        offsets[low], offsets[high] = -bound, bound
-    return Calibration(taus, offsets, len(scores[0].scores), len(given.val))
+        exact = level in levels
+        if signed:
+            offsets[low] = ordered.bound(taus[high], exact, lower=True)
+            offsets[high] = ordered.bound(taus[high], exact)
+        else:
+            offsets[high] = ordered.bound(level, exact)
+            offsets[low] = -offsets[high]
+    if signed:
+        offsets[places[0.5]] = scores[0].bound(0.5, exact=False)
+    return torch.from_numpy(offsets), len(scores[0].scores)
 
 
 class OrderedScores:

@@ -71,7 +71,6 @@ class IntervalMetrics(Metric):
         self.intervals = intervals
         self.scored = list(range(len(std)) if scored is None else scored)
         self.series = series
-        self.std = std
         levels = [percent(level) for level in intervals.levels]
         self._of_level = [f"{what}_{level}" for level in levels for what in ("coverage", "width")]
         in_file = [f"width_{level}_file_units" for level in levels]

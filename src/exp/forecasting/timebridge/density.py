@@ -27,13 +27,13 @@ from torch.autograd.function import once_differentiable
 
 from exp.hardware.compat import autocast_disabled
 
-__all__ = ["DERIVATIVE_FLOOR", "NEGATIVE_SLOPE", "gaussian_log_density", "log_magnitude", "noise_log_density"]
+__all__ = ["DERIVATIVE_FLOOR", "NEGATIVE_SLOPE", "gaussian_log_density", "log_square", "noise_log_density"]
 
 NEGATIVE_SLOPE = 0.2
 """Of LeakyReLU, as in the users' variant."""
 
 DERIVATIVE_FLOOR = 1e-3
-"""Derivatives of less than this magnitude have a guarded logarithm (:func:`log_magnitude`).
+"""Derivatives of less than this magnitude have a guarded logarithm (:func:`log_square`).
 
 The gradient of log |d| is 1 / d. A derivative that adds up hundreds of float32 products is known to some 1e-7, and of
 10**4 rows some come close to zero: with a floor of 1e-6 single rows decide over a whole step's gradient, the prior
@@ -57,10 +57,10 @@ _MOST_LATENTS = 32
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 
 
-def log_magnitude(derivative: torch.Tensor) -> torch.Tensor:
-    """Log |d|, exact down to the floor f and (d**2 / f**2 - 1) / 2 + log f below it: as smooth, and finite at 0.
+def log_square(derivative: torch.Tensor) -> torch.Tensor:
+    """Log d**2, exact down to the floor f of |d|, and d**2 / f**2 - 1 + log f**2 below it: as smooth, and finite at 0.
 
-    Its gradient d / max(d**2, f**2) is 1 / f at most, and 0 at d = 0.
+    Its gradient 2 d / max(d**2, f**2) is 2 / f at most, and 0 at d = 0.
 
     Args:
         derivative: any shape, float32.
@@ -68,11 +68,6 @@ def log_magnitude(derivative: torch.Tensor) -> torch.Tensor:
     Returns:
         The same shape.
     """
-    return 0.5 * _log_square(derivative)
-
-
-def _log_square(derivative: torch.Tensor) -> torch.Tensor:
-    """Twice the guarded log |d|."""
     floored = _floored_square(derivative.detach())  # where it is the square itself, both its gradients cancel
     return torch.log(floored) + (derivative * derivative / floored - 1.0)
 
@@ -127,7 +122,7 @@ class _NoiseLogDensity(torch.autograd.Function):
         kept = []
         for block in _blocks(context, own, parameters):
             value, derivative = block.forward()
-            logs = _log_square(derivative)
+            logs = log_square(derivative)
             doubled[block.rows] += logs.addcmul_(value, value, value=-1.0).sum(1)
             kept += [value, derivative]
         ctx.save_for_backward(context, own, *parameters, *kept)

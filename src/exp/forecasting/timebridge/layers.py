@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from exp.forecasting.config import TimeBridgeConfig
 from exp.hardware.compat import has_fused_attention
 from exp.models.dropout import Dropout, draws_by_sample, sample_mask
 
@@ -98,22 +99,14 @@ def detrending_matrix(size: int, length: int) -> torch.Tensor:
 
 
 class MultiHeadAttention(nn.Module):
-    """Multi-head attention with separate projections (the authors' ``TSMixer``).
+    """Multi-head attention with separate projections (the authors' ``TSMixer``); ``config``: the keys of the model."""
 
-    Args:
-        d_model: elements of a token.
-        num_heads: heads; divides ``d_model``.
-        dropout: probability of dropping an attention weight in training.
-    """
-
-    def __init__(self, d_model: int, num_heads: int, dropout: float) -> None:
+    def __init__(self, config: TimeBridgeConfig) -> None:
         super().__init__()
-        self.q_proj = nn.Linear(d_model, d_model)
-        self.k_proj = nn.Linear(d_model, d_model)
-        self.v_proj = nn.Linear(d_model, d_model)
-        self.out = nn.Linear(d_model, d_model)
-        self.num_heads = num_heads
-        self.dropout = dropout
+        width = config.d_model
+        self.q_proj, self.k_proj, self.v_proj, self.out = (nn.Linear(width, width) for _ in range(4))
+        self.num_heads = config.num_heads
+        self.dropout = config.attention_dropout
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Self-attention; ``tokens`` and the result: (N, S, d_model)."""
@@ -193,22 +186,20 @@ class _Layer(nn.Module):
     """What every layer ends with: LayerNorm, two linear layers with GELU and a residual, LayerNorm.
 
     Args:
-        d_model: elements of a token.
-        d_ff: elements between the two linear layers.
-        dropout: probability of dropping an element.
-        **mixers: the modules that come first. They are arguments so that they are also initialised first: one seed then
+        config: the keys of the model.
+        **mixers: the modules that come first. They are arguments so that they are also initialized first: one seed then
             gives the initial weights of the authors' code.
     """
 
-    def __init__(self, d_model: int, d_ff: int, dropout: float, **mixers: nn.Module) -> None:
+    def __init__(self, config: TimeBridgeConfig, **mixers: nn.Module) -> None:
         super().__init__()
         for name, module in mixers.items():
             self.add_module(name, module)
-        self.fc1 = nn.Linear(d_model, d_ff)
-        self.fc2 = nn.Linear(d_ff, d_model)
-        self.norm1 = nn.LayerNorm(d_model)
-        self.norm2 = nn.LayerNorm(d_model)
-        self.dropout = Dropout(dropout)
+        self.fc1 = nn.Linear(config.d_model, config.d_ff)
+        self.fc2 = nn.Linear(config.d_ff, config.d_model)
+        self.norm1 = nn.LayerNorm(config.d_model)
+        self.norm2 = nn.LayerNorm(config.d_model)
+        self.dropout = Dropout(config.dropout)
 
     def _feed_forward(self, tokens: torch.Tensor) -> torch.Tensor:
         tokens = self.norm1(tokens)
@@ -217,25 +208,16 @@ class _Layer(nn.Module):
 
 
 class IntegratedAttention(_Layer):
-    """Integrated Attention: within each channel over its patches, on detrended queries and keys.
-
-    Args:
-        d_model: elements of a token.
-        num_heads: heads; divides ``d_model``.
-        d_ff: width of the feed-forward part.
-        stable_len: length of the moving average (:func:`~exp.forecasting.timebridge.layers.detrending_matrix`).
-        attention_dropout: probability of dropping an attention weight.
-        dropout: probability of dropping an element elsewhere.
+    """Integrated Attention: within each channel over its patches, on queries and keys that are detrended
+    (:func:`detrending_matrix`); ``config``: the keys of the model.
     """
 
     attention: MultiHeadAttention
     detrend: torch.Tensor
 
-    def __init__(
-        self, d_model: int, num_heads: int, d_ff: int, stable_len: int, attention_dropout: float, dropout: float
-    ) -> None:
-        super().__init__(d_model, d_ff, dropout, attention=MultiHeadAttention(d_model, num_heads, attention_dropout))
-        self.register_buffer("detrend", detrending_matrix(d_model, stable_len), persistent=False)
+    def __init__(self, config: TimeBridgeConfig) -> None:
+        super().__init__(config, attention=MultiHeadAttention(config))
+        self.register_buffer("detrend", detrending_matrix(config.d_model, config.stable_len), persistent=False)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """``tokens`` and the result: (B, C, P, D)."""
@@ -250,34 +232,19 @@ class PatchDownsampling(_Layer):
     residual, are linear: they are applied as one.
 
     Args:
+        config: the keys of the model.
         patches_in: patches before.
         patches_out: patches after.
-        d_model: elements of a token.
-        num_heads: heads; divides ``d_model``.
-        d_ff: width of the feed-forward part.
-        attention_dropout: probability of dropping an attention weight.
-        dropout: probability of dropping an element elsewhere.
     """
 
     attention: MultiHeadAttention
     conv1: nn.Conv1d
     conv2: nn.Conv1d
 
-    def __init__(
-        self,
-        patches_in: int,
-        patches_out: int,
-        d_model: int,
-        num_heads: int,
-        d_ff: int,
-        attention_dropout: float,
-        dropout: float,
-    ) -> None:
+    def __init__(self, config: TimeBridgeConfig, patches_in: int, patches_out: int) -> None:
         super().__init__(
-            d_model,
-            d_ff,
-            dropout,
-            attention=MultiHeadAttention(d_model, num_heads, attention_dropout),
+            config,
+            attention=MultiHeadAttention(config),
             conv1=nn.Conv1d(patches_in, patches_out, 1, bias=False),
             conv2=nn.Conv1d(patches_out + 1, patches_out, 1, bias=False),
         )
@@ -302,26 +269,19 @@ class CointegratedAttention(_Layer):
     is filled up with zero tokens, which take part, as in the authors' code.
 
     Args:
-        channels: channels that meet, time features included.
-        d_model: elements of a token.
-        num_heads: heads; divides ``d_model``.
-        d_ff: width of the feed-forward part.
-        attention_dropout: probability of dropping an attention weight.
-        dropout: probability of dropping an element elsewhere.
+        config: the keys of the model; the time features are further channels.
     """
 
     attention1: MultiHeadAttention
     attention2: MultiHeadAttention
 
-    def __init__(
-        self, channels: int, d_model: int, num_heads: int, d_ff: int, attention_dropout: float, dropout: float
-    ) -> None:
-        rows = MultiHeadAttention(d_model, num_heads, attention_dropout)
-        super().__init__(d_model, d_ff, dropout, attention1=rows, attention2=copy.deepcopy(rows))
+    def __init__(self, config: TimeBridgeConfig) -> None:
+        rows = MultiHeadAttention(config)
+        super().__init__(config, attention1=rows, attention2=copy.deepcopy(rows))
         # Part of the authors' checkpoints, but of no use in their forward pass. Without gradient, so that neither
         # data-parallel training waits for one nor weight decay touches it.
-        self.norm0 = nn.LayerNorm(d_model).requires_grad_(False)
-        self.side = math.ceil(math.sqrt(channels))
+        self.norm0 = nn.LayerNorm(config.d_model).requires_grad_(False)
+        self.side = math.ceil(math.sqrt(config.channels + config.time_features))
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """``tokens`` and the result: (B, C, P, D)."""

@@ -62,14 +62,10 @@ class TimeBridge(Model):
         self.uses_time_features = config.cointegrated_layers > 0
 
         self.embedding = PatchEmbedding(config.lookback // patches, config.d_model, config.dropout)
-        common = {key: getattr(config, key) for key in ("d_model", "num_heads", "d_ff", "attention_dropout", "dropout")}
-        layers: list[nn.Module] = [
-            IntegratedAttention(stable_len=config.stable_len, **common) for _ in range(config.integrated_layers)
-        ]
+        layers: list[nn.Module] = [IntegratedAttention(config) for _ in range(config.integrated_layers)]
         for index in range(config.downsampling_layers):
-            layers.append(PatchDownsampling(patches if index == 0 else patches_out, patches_out, **common))
-        for _ in range(config.cointegrated_layers):
-            layers.append(CointegratedAttention(config.channels + config.time_features, **common))
+            layers.append(PatchDownsampling(config, patches if index == 0 else patches_out, patches_out))
+        layers += [CointegratedAttention(config) for _ in range(config.cointegrated_layers)]
         self.encoder = Encoder(layers)
         self.token_elements = patches_out * config.d_model
         self.decoder = head(self.token_elements, config.horizon)

@@ -62,17 +62,14 @@ def adapt_variant(state: _State, prefix: str) -> dict[str, torch.Tensor]:
         them for ``regime_epochs`` epochs, and keeps them then.
     """
     theirs = {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
-    adapted: dict[str, torch.Tensor] = {}
-    for key, value in theirs.items():
-        path = key[: key.index(".") + 1] if "." in key else key
-        if path in _RENAMED:
-            adapted[_RENAMED[path] + key[len(path) :]] = value
+    adapted: dict[str, torch.Tensor] = {"log_variance_shift": torch.zeros(())}
+    for path, name in _RENAMED.items():
+        adapted.update({name + key[len(path) :]: value for key, value in theirs.items() if key.startswith(path)})
     for path, name in _PRIORS.items():
         prior = {key[len(path) :]: value for key, value in theirs.items() if key.startswith(path)}
         adapted.update({name + key: value for key, value in _stacked(prior).items()})
     if "encoder_u.log_A" in theirs:
         adapted.update(_regimes(theirs))
-    adapted["log_variance_shift"] = torch.zeros(())
     return adapted
 
 

@@ -15,8 +15,7 @@ from exp.vision.data.layouts import Listing
 
 if TYPE_CHECKING:
     from exp.data.base import Prediction, Sketch
-    from exp.vision.agreement import FeatureAgreement
-    from exp.vision.metrics import SceneMetrics, TrueClassProbability
+    from exp.vision.metrics import FeatureAgreement, SceneMetrics, TrueClassProbability
 
 __all__ = ["DistillationData", "SceneData", "SceneDataset"]
 
@@ -93,7 +92,7 @@ class DistillationData(SceneData):
 
     def metrics(self, detailed: bool = False) -> list[FeatureAgreement]:  # type: ignore[override]
         """How alike student and teacher are."""
-        from exp.vision.agreement import FeatureAgreement
+        from exp.vision.metrics import FeatureAgreement
 
         return [FeatureAgreement("cls"), FeatureAgreement("patches")]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from typing import ContextManager, Iterator, Sequence
+from typing import ContextManager, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -20,8 +20,9 @@ from torch import nn
 from exp.errors import ConfigError
 from exp.hardware.compat import autocast_disabled, recompute_in_backward
 from exp.vision.dinov3.blocks import NORM_EPS, Block, PatchEmbedding, RotaryEmbedding
-from exp.vision.dinov3.lora import NO_UPDATES, LoraSettings, is_of_lora, merged
+from exp.vision.dinov3.lora import is_of_lora, merged
 from exp.vision.dinov3.sizes import Size
+from exp.vision.model_config import ImageModelConfig, LoraConfig
 
 __all__ = ["Features", "VisionTransformer"]
 
@@ -44,59 +45,49 @@ class VisionTransformer(nn.Module):
 
     Args:
         size: of the model.
-        patch_size: pixels along each side of a patch.
         in_channels: of the image (C).
-        layer_scale: initial value of the layer scales; the paper's 1e-5 wants long training from random weights.
-        drop_path: probability of skipping a branch in the last block; it grows linearly from 0 in the first.
-        freeze: ``none``, ``all``, or the number of first blocks that stay as they are, with all before them.
-        activation_checkpointing: recompute each block in the backward pass instead of keeping its activations.
-        rope_rescale: see :class:`RotaryEmbedding`.
-        lora: low-rank updates, which are all that is trained then; frozen first blocks have none.
+        config: the keys of ``model``; those of sizes play no part here. With low-rank updates these are all that is
+            trained; frozen first blocks have none.
 
     Raises:
         ConfigError: the settings do not go together.
     """
 
-    def __init__(
-        self,
-        size: Size,
-        patch_size: int = 16,
-        in_channels: int = 3,
-        layer_scale: float = 1e-5,
-        drop_path: float = 0.0,
-        freeze: str | int = "none",
-        activation_checkpointing: bool = False,
-        rope_rescale: float | None = None,
-        lora: LoraSettings = NO_UPDATES,
-    ) -> None:
+    def __init__(self, size: Size, in_channels: int = 3, config: ImageModelConfig | None = None) -> None:
         super().__init__()
-        _check(size, patch_size, in_channels, drop_path, rope_rescale)
+        config = config or ImageModelConfig()
+        _check(size, in_channels, config)
         self.size = size
-        self.patch_size = patch_size
-        self.embed_dim = size.embed_dim
-        self.activation_checkpointing = activation_checkpointing
-        dim = size.embed_dim
-        self.patch_embed = PatchEmbedding(patch_size, in_channels, dim)
+        self.patch_size = config.patch_size
+        self.embed_dim = dim = size.embed_dim
+        self.activation_checkpointing = config.activation_checkpointing
+        self.patch_embed = PatchEmbedding(config.patch_size, in_channels, dim)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, dim))
         self.storage_tokens = nn.Parameter(torch.zeros(1, size.storage_tokens, dim))
-        self.rope = RotaryEmbedding(dim // size.num_heads, rope_rescale)
-        rates = [drop_path * index / max(size.depth - 1, 1) for index in range(size.depth)]
-        self.frozen_blocks = _frozen_blocks(freeze, size.depth)
-        if lora.rank and self.frozen_blocks == size.depth:
-            raise ConfigError(f"model.freeze={freeze} leaves no block for model.lora.rank={lora.rank}; set freeze=none")
+        self.rope = RotaryEmbedding(dim // size.num_heads, config.rope_rescale)
+        rates = [config.drop_path * index / max(size.depth - 1, 1) for index in range(size.depth)]
+        self.frozen_blocks = _frozen_blocks(config.freeze, size.depth)
+        if config.lora.rank and self.frozen_blocks == size.depth:
+            raise ConfigError(
+                f"model.freeze={config.freeze} leaves no block for model.lora.rank; set model.freeze=none"
+            )
         self.blocks = nn.ModuleList(
-            Block(size, layer_scale, rate, NO_UPDATES if index < self.frozen_blocks else lora)
+            Block(size, config.layer_scale, rate, LoraConfig() if index < self.frozen_blocks else config.lora)
             for index, rate in enumerate(rates)
         )
         self.norm = nn.LayerNorm(dim, eps=NORM_EPS)
-        self._initialise()
-        for parameter in self._frozen_parameters(freeze == "all"):
-            parameter.requires_grad_(False)
-        if lora.rank:
+        self._initialize()
+        if self.frozen_blocks:
+            self.patch_embed.requires_grad_(False)
+            for token in (self.cls_token, self.storage_tokens):
+                token.requires_grad_(False)
+            self.blocks[: self.frozen_blocks].requires_grad_(False)
+            self.norm.requires_grad_(config.freeze != "all")
+        if config.lora.rank:
             for name, parameter in self.named_parameters():
                 parameter.requires_grad_(is_of_lora(name))
 
-    def _initialise(self) -> None:
+    def _initialize(self) -> None:
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Conv2d)):
                 nn.init.trunc_normal_(module.weight, std=0.02)
@@ -104,15 +95,6 @@ class VisionTransformer(nn.Module):
                 nn.init.zeros_(module.bias)
         nn.init.normal_(self.cls_token, std=0.02)
         nn.init.normal_(self.storage_tokens, std=0.02)
-
-    def _frozen_parameters(self, everything: bool) -> Iterator[nn.Parameter]:
-        if everything:
-            yield from self.parameters()
-        elif self.frozen_blocks:
-            yield from self.patch_embed.parameters()
-            yield from (self.cls_token, self.storage_tokens)
-            for block in self.blocks[: self.frozen_blocks]:
-                yield from block.parameters()
 
     def train(self, mode: bool = True) -> VisionTransformer:
         """As torch's; frozen blocks never drop a branch."""
@@ -201,19 +183,22 @@ def _frozen_blocks(freeze: str | int, depth: int) -> int:
     return int(text)
 
 
-def _check(size: Size, patch_size: int, in_channels: int, drop_path: float, rope_rescale: float | None) -> None:
-    least = {"embed_dim": size.embed_dim, "depth": size.depth, "num_heads": size.num_heads, "patch_size": patch_size,
-             "in_channels": in_channels}  # fmt: skip
-    for name, value in least.items():
-        if value < 1:
-            raise ConfigError(f"model.{name}={value} must be at least 1")
-    if size.embed_dim % (4 * size.num_heads):
-        unit = 4 * size.num_heads
+def _check(size: Size, in_channels: int, config: ImageModelConfig) -> None:
+    lora, unit = config.lora, 4 * size.num_heads
+    for key, value, least in (
+        ("embed_dim", size.embed_dim, 1), ("depth", size.depth, 1), ("num_heads", size.num_heads, 1),
+        ("patch_size", config.patch_size, 1), ("in_channels", in_channels, 1), ("lora.rank", lora.rank, 0),
+    ):  # fmt: skip
+        if value < least:
+            raise ConfigError(f"model.{key}={value} must be at least {least}")
+    if size.embed_dim % unit:
         raise ConfigError(
             f"model.embed_dim={size.embed_dim} does not divide into num_heads={size.num_heads} heads of a multiple of "
             f"4 elements; the nearest is embed_dim={max(round(size.embed_dim / unit), 1) * unit}"
         )
-    if not 0.0 <= drop_path < 1.0:
-        raise ConfigError(f"model.drop_path={drop_path} is not a probability below 1")
-    if rope_rescale is not None and rope_rescale <= 1.0:
-        raise ConfigError(f"model.rope_rescale={rope_rescale} must be more than 1, or null")
+    rates = {"drop_path": config.drop_path, "dropout": config.dropout, "lora.dropout": lora.dropout}
+    for key, rate in rates.items():
+        if not 0.0 <= rate < 1.0:
+            raise ConfigError(f"model.{key}={rate} is not a probability below 1")
+    if config.rope_rescale is not None and config.rope_rescale <= 1.0:
+        raise ConfigError(f"model.rope_rescale={config.rope_rescale} must be more than 1, or null")

@@ -14,8 +14,9 @@ from torch import nn
 
 from exp.hardware.compat import has_fused_attention
 from exp.models.dropout import draws_by_sample, sample_mask
-from exp.vision.dinov3.lora import NO_UPDATES, LoraSettings, updates
+from exp.vision.dinov3.lora import updates
 from exp.vision.dinov3.sizes import Size
+from exp.vision.model_config import LoraConfig
 
 __all__ = [
     "NORM_EPS",
@@ -123,9 +124,10 @@ class Attention(nn.Module):
         dim: elements of a token (D).
         num_heads: heads.
         lora: low-rank updates of its projections ``q``, ``k``, ``v`` and ``proj``.
+        mlp: names of the layers of the block's feed-forward part.
     """
 
-    def __init__(self, dim: int, num_heads: int, lora: LoraSettings) -> None:
+    def __init__(self, dim: int, num_heads: int, lora: LoraConfig, mlp: tuple[str, ...]) -> None:
         super().__init__()
         self.num_heads = num_heads
         self.bias_mask: torch.Tensor
@@ -135,7 +137,7 @@ class Attention(nn.Module):
         mask = torch.ones(3, dim)
         mask[1] = 0.0
         self.register_buffer("bias_mask", mask.flatten(), persistent=False)
-        self.lora = updates(lora, {"proj": self.proj}, dict.fromkeys("qkv", self.qkv))
+        self.lora = updates(lora, mlp, dict.fromkeys(("q", "k", "v", "proj"), (dim, dim)))
 
     def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """Attend.
@@ -179,11 +181,13 @@ def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
 class Mlp(nn.Module):
     """GELU feed-forward part: D -> hidden -> D."""
 
-    def __init__(self, dim: int, hidden: int, lora: LoraSettings) -> None:
+    layers = ("fc1", "fc2")
+
+    def __init__(self, dim: int, hidden: int, lora: LoraConfig) -> None:
         super().__init__()
         self.fc1 = nn.Linear(dim, hidden)
         self.fc2 = nn.Linear(hidden, dim)
-        self.lora = updates(lora, {"fc1": self.fc1, "fc2": self.fc2})
+        self.lora = updates(lora, self.layers, {"fc1": (dim, hidden), "fc2": (hidden, dim)})
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(..., D) -> (..., D)."""
@@ -194,12 +198,14 @@ class Mlp(nn.Module):
 class SwiGlu(nn.Module):
     """Gated feed-forward part (Shazeer, arXiv 2002.05202): D -> 2 x hidden -> D."""
 
-    def __init__(self, dim: int, hidden: int, lora: LoraSettings) -> None:
+    layers = ("w1", "w2", "w3")
+
+    def __init__(self, dim: int, hidden: int, lora: LoraConfig) -> None:
         super().__init__()
         self.w1 = nn.Linear(dim, hidden)
         self.w2 = nn.Linear(dim, hidden)
         self.w3 = nn.Linear(hidden, dim)
-        self.lora = updates(lora, {"w1": self.w1, "w2": self.w2, "w3": self.w3})
+        self.lora = updates(lora, self.layers, {"w1": (dim, hidden), "w2": (dim, hidden), "w3": (hidden, dim)})
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(..., D) -> (..., D)."""
@@ -230,15 +236,15 @@ class Block(nn.Module):
         lora: low-rank updates of the linear layers.
     """
 
-    def __init__(self, size: Size, layer_scale: float, drop_path: float, lora: LoraSettings = NO_UPDATES) -> None:
+    def __init__(self, size: Size, layer_scale: float, drop_path: float, lora: LoraConfig) -> None:
         super().__init__()
-        dim = size.embed_dim
+        dim, feed_forward = size.embed_dim, SwiGlu if size.gated else Mlp
         self.drop_path = drop_path
         self.norm1 = nn.LayerNorm(dim, eps=NORM_EPS)
-        self.attn = Attention(dim, size.num_heads, lora)
+        self.attn = Attention(dim, size.num_heads, lora, feed_forward.layers)
         self.ls1 = LayerScale(dim, layer_scale)
         self.norm2 = nn.LayerNorm(dim, eps=NORM_EPS)
-        self.mlp: nn.Module = (SwiGlu if size.gated else Mlp)(dim, size.hidden_dim, lora)
+        self.mlp: nn.Module = feed_forward(dim, size.hidden_dim, lora)
         self.ls2 = LayerScale(dim, layer_scale)
 
     def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

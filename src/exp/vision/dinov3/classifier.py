@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 
 from exp.hardware.compat import autocast_disabled
 from exp.models.dropout import Dropout
-from exp.vision.dinov3.base import ImageModel
-from exp.vision.dinov3.layers import check_dropout
+from exp.vision.dinov3.base import ImageModel, facts_in
 from exp.vision.dinov3.losses import Losses, named
+from exp.vision.model_config import SceneClassifierConfig
 
 __all__ = ["SceneClassifier"]
 
@@ -22,34 +22,15 @@ class SceneClassifier(ImageModel):
     Args:
         num_classes: of the data (K).
         ignore_index: the label of samples that do not count.
-        dropout: probability of dropping a feature before the head.
-        label_smoothing: see :class:`exp.vision.dinov3.losses.Losses`.
-        class_weights: see there (K numbers); None: all 1.
-        cross_entropy_weight: see there.
-        focal_weight: see there.
-        focal_gamma: see there.
-        **backbone: see :class:`ImageModel`.
+        **keys: of :class:`exp.vision.model_config.SceneClassifierConfig`, and those that :class:`ImageModel` takes.
     """
 
-    def __init__(
-        self,
-        num_classes: int,
-        ignore_index: int = -1,
-        dropout: float = 0.0,
-        label_smoothing: float = 0.0,
-        class_weights: Sequence[float] | None = None,
-        cross_entropy_weight: float = 1.0,
-        focal_weight: float = 0.0,
-        focal_gamma: float = 2.0,
-        **backbone: Any,
-    ) -> None:
-        super().__init__(**backbone)
-        self.losses = Losses(
-            num_classes, ignore_index, class_weights, cross_entropy_weight, focal_weight, focal_gamma,
-            label_smoothing=label_smoothing,
-        )  # fmt: skip
-        check_dropout(dropout)
-        self.dropout = Dropout(dropout)
+    def __init__(self, num_classes: int, ignore_index: int = -1, **keys: Any) -> None:
+        facts = facts_in(keys)
+        config = SceneClassifierConfig(**keys)
+        super().__init__(config, **facts)
+        self.losses = Losses(config, num_classes, ignore_index)
+        self.dropout = Dropout(config.dropout)
         self.head = nn.Linear(2 * self.size.embed_dim * len(self.blocks), num_classes)
         nn.init.trunc_normal_(self.head.weight, std=0.01)
         nn.init.zeros_(self.head.bias)
@@ -87,12 +68,3 @@ class SceneClassifier(ImageModel):
         if mode != "loss" or label is None:
             raise ValueError(f"mode={mode!r} must be 'loss' with labels, 'predict' or 'tensor'")
         return named(self.losses(logits, label))
-
-    def settings_of(self, state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-        """Those of the backbone, the number of classes, and of the blocks that the head sees."""
-        settings = super().settings_of(state)
-        head = state.get("head.weight")
-        if head is not None and head.dim() == 2:
-            settings["data.classes"] = f"<{head.shape[0]} names>"
-            settings.update(self._blocks_in(state, head.shape[1] / 2))
-        return settings

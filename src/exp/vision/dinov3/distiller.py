@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Mapping, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,11 +14,10 @@ from exp.errors import CheckpointError, ConfigError
 from exp.hardware.compat import autocast_disabled
 from exp.models.dropout import Dropout
 from exp.vision.dinov3.backbone import Features
-from exp.vision.dinov3.base import ImageModel
-from exp.vision.dinov3.layers import check_dropout
-from exp.vision.dinov3.sizes import SIZES
+from exp.vision.dinov3.base import ImageModel, facts_in, keys_of, size_of
+from exp.vision.model_config import DistillerConfig, ImageModelConfig, TeacherConfig
 
-__all__ = ["Agreement", "Distiller", "TeacherSettings"]
+__all__ = ["Agreement", "Distiller"]
 
 _EPS = 1e-6
 
@@ -34,27 +32,6 @@ class Agreement(NamedTuple):
 
     cls: torch.Tensor
     patches: torch.Tensor
-
-
-@dataclass(frozen=True)
-class TeacherSettings:
-    """``model.teacher``; sizes as of :class:`exp.vision.dinov3.base.ImageModel`.
-
-    Attributes:
-        init_from: its weights.
-        size: see there.
-        patch_size: see there; other than the student's: maps are interpolated.
-        embed_dim: see there.
-        depth: see there.
-        num_heads: see there.
-    """
-
-    init_from: str | None = None
-    size: str = "vitl16"
-    patch_size: int = 16
-    embed_dim: int | None = None
-    depth: int | None = None
-    num_heads: int | None = None
 
 
 class _Teacher(ImageModel):
@@ -76,53 +53,34 @@ class Distiller(ImageModel):
     it is first needed; what does without it (``task=features``, another run's ``init_from``) does not need its file.
 
     Args:
-        in_channels: of the image (C).
-        teacher: the keys of :class:`TeacherSettings`.
-        cls_weight: weight of the CLS token's loss.
-        patch_weight: weight of the patches' loss.
-        smooth_l1_share: of the smooth L1 distance in the patches' loss, from 0 to 1.
-        dropout: probability of dropping a feature before the projections.
-        **backbone: of the student, see :class:`ImageModel`.
+        **keys: of :class:`exp.vision.model_config.DistillerConfig`, and what :class:`ImageModel` takes of the data.
 
     Raises:
         ConfigError: the settings do not go together.
     """
 
-    def __init__(
-        self,
-        in_channels: int = 3,
-        teacher: Mapping[str, Any] | None = None,
-        cls_weight: float = 1.0,
-        patch_weight: float = 1.0,
-        smooth_l1_share: float = 0.1,
-        dropout: float = 0.0,
-        **backbone: Any,
-    ) -> None:
-        if "num_classes" in backbone:
+    config: DistillerConfig
+
+    def __init__(self, **keys: Any) -> None:
+        if "num_classes" in keys:
             raise ConfigError(
                 "model=dinov3_distillation learns features, not classes, and these data measure classes; set "
                 "data=distillation, with data.root and data.layout as they are here"
             )
-        super().__init__(in_channels=in_channels, **backbone)
-        if backbone.get("blocks") is not None:
+        facts = facts_in(keys)
+        config = DistillerConfig(**keys)
+        super().__init__(config, **facts)
+        if config.blocks is not None:
             raise ConfigError("model.blocks: a student is compared with its teacher after the last block; leave it out")
-        if min(cls_weight, patch_weight) < 0.0 or cls_weight + patch_weight == 0.0:
-            raise ConfigError(
-                f"model.cls_weight={cls_weight} and model.patch_weight={patch_weight} must not be negative, nor both 0"
-            )
-        if not 0.0 <= smooth_l1_share <= 1.0:
-            raise ConfigError(f"model.smooth_l1_share={smooth_l1_share} must be from 0 to 1")
-        self.teacher_settings = _teacher_settings(teacher)
-        self.cls_weight, self.patch_weight, self.smooth_l1_share = cls_weight, patch_weight, smooth_l1_share
-        width = self.teacher_settings.embed_dim or SIZES[self.teacher_settings.size].embed_dim
-        check_dropout(dropout)
-        self.dropout = Dropout(dropout)
-        self.project_cls = nn.Linear(self.size.embed_dim, width)
-        self.project_patches = nn.Linear(self.size.embed_dim, width)
-        if not cls_weight:
-            self.project_cls.requires_grad_(False)
-        if not patch_weight:
-            self.project_patches.requires_grad_(False)
+        if min(config.cls_weight, config.patch_weight) < 0.0 or not config.cls_weight + config.patch_weight:
+            raise ConfigError("model.cls_weight and model.patch_weight must not be negative, nor both 0")
+        if not 0.0 <= config.smooth_l1_share <= 1.0:
+            raise ConfigError(f"model.smooth_l1_share={config.smooth_l1_share} must be from 0 to 1")
+        self.teacher_keys = keys_of(TeacherConfig, config.teacher)
+        width = size_of(self.teacher_keys, "model.teacher").embed_dim
+        self.dropout = Dropout(config.dropout)
+        self.project_cls = nn.Linear(self.size.embed_dim, width).requires_grad_(config.cls_weight > 0.0)
+        self.project_patches = nn.Linear(self.size.embed_dim, width).requires_grad_(config.patch_weight > 0.0)
         self._made: list[_Teacher] = []  # a list hides it from nn.Module
         self._use_blocks()
 
@@ -173,23 +131,25 @@ class Distiller(ImageModel):
             if mode == "predict":
                 return alike
             losses = {}
-            if self.cls_weight:
-                losses["loss_cls"] = self.cls_weight * (1.0 - alike.cls.mean())
-            if self.patch_weight:
-                share = self.smooth_l1_share
+            if self.config.cls_weight:
+                losses["loss_cls"] = self.config.cls_weight * (1.0 - alike.cls.mean())
+            if self.config.patch_weight:
+                share = self.config.smooth_l1_share
                 loss = (1.0 - share) * (1.0 - alike.patches.mean())
                 if share:
                     loss = loss + share * F.smooth_l1_loss(own_patches, patches)
-                losses["loss_patches"] = self.patch_weight * loss
+                losses["loss_patches"] = self.config.patch_weight * loss
             return losses
 
     def _teacher(self, device: torch.device) -> _Teacher:
         if not self._made:
+            keys = {name: value for name, value in vars(self.teacher_keys).items() if name != "init_from"}
             # Its random weights are replaced; the run's random numbers are not to depend on when it is made.
             with torch.random.fork_rng(devices=[]):
-                teacher = _make(self.teacher_settings, self.backbone.patch_embed.proj.in_channels)
+                channels = self.backbone.patch_embed.proj.in_channels
+                teacher = _Teacher(ImageModelConfig(**keys, freeze="all"), channels)
             if device.type != "meta":  # task=estimate has no values, and needs no file
-                _read(teacher, self.teacher_settings)
+                _read(teacher, self.teacher_keys.init_from)
             self._made.append(teacher.eval())
         teacher = self._made[0]
         if teacher.pixel_mean.device != device:
@@ -197,57 +157,27 @@ class Distiller(ImageModel):
         return teacher
 
 
-def _teacher_settings(given: Mapping[str, Any] | None) -> TeacherSettings:
-    given = dict(given or {})
-    known = [field.name for field in fields(TeacherSettings)]
-    unknown = sorted(set(given) - set(known))
-    if unknown:
-        raise ConfigError(f"model.teacher.{unknown[0]} is no key; there are {', '.join(known)}")
-    settings = TeacherSettings(**given)
-    if settings.size not in SIZES:
-        raise ConfigError(f"model.teacher.size={settings.size} is not one of {', '.join(SIZES)}")
-    return settings
-
-
-def _make(settings: TeacherSettings, channels: int) -> _Teacher:
-    return _Teacher(
-        settings.size, settings.patch_size, channels, settings.embed_dim, settings.depth, settings.num_heads,
-        freeze="all",
-    )  # fmt: skip
-
-
-def _read(teacher: _Teacher, settings: TeacherSettings) -> None:
+def _read(teacher: _Teacher, source: str | None) -> None:
     """Give it its weights.
 
     Raises:
         ConfigError: there are none, or not all of them fit.
     """
-    if settings.init_from is None:
+    if source is None:
         raise ConfigError(
             "model.teacher.init_from must be set: published DINOv3 weights, or a run; a teacher of random weights "
             "teaches nothing"
         )
     try:
-        weights = read_weights(Path(settings.init_from).expanduser())
+        weights = read_weights(Path(source).expanduser())
         state = teacher.fit_state_dict(teacher.adapt_state_dict(weights.state, weights.path), weights.path)
     except (CheckpointError, ConfigError) as error:
-        said = str(error).splitlines()[0]
-        for word, instead in (
-            ("init_from: ", ""),
-            ("init_from=", "model.teacher.init_from="),
-            (" model.", " model.teacher."),
-        ):
-            said = said.replace(word, instead)
-        raise ConfigError(
-            f"model.teacher: {said.replace('resume and init_from', 'model.teacher.init_from')}"
-        ) from error
+        reason = str(error).splitlines()[0].replace(" model.", " model.teacher.")
+        raise ConfigError(f"model.teacher.init_from={source}: {reason}") from error
     own = teacher.state_dict()
     lacking = [key for key, value in own.items() if key not in state or state[key].shape != value.shape]
     if lacking:
-        raise ConfigError(
-            f"model.teacher: {weights.path} lacks {len(lacking)} of the {len(own)} tensors of a {settings.size}: "
-            f"{', '.join(lacking[:3])}"
-        )
+        raise ConfigError(f"model.teacher.init_from={source} lacks {len(lacking)} tensors, such as {lacking[0]}")
     teacher.load_state_dict({key: state[key] for key in own})
 
 

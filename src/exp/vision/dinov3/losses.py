@@ -7,15 +7,16 @@ Operators are those that every device has (:mod:`exp.hardware.operators`), in fl
 
 from __future__ import annotations
 
-from typing import Sequence
-
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from exp.errors import ConfigError
+from exp.vision.model_config import LossConfig
 
 __all__ = ["Losses", "cross_entropy", "dice_loss", "focal_loss", "lovasz_softmax", "named"]
+
+_LOSSES = {"cross_entropy": "loss_ce", "focal": "loss_focal", "dice": "loss_dice", "lovasz": "loss_lovasz"}
 
 
 def cross_entropy(
@@ -161,15 +162,9 @@ class Losses(nn.Module):
     """A weighted sum of losses.
 
     Args:
+        config: the keys of ``model``, of which some models have only part.
         num_classes: K.
         ignore_index: the label that is left out.
-        class_weights: K numbers, of cross-entropy and focal loss; None: all 1.
-        cross_entropy_weight: of :func:`cross_entropy`; 0: left out, as for the others.
-        focal_weight: of :func:`focal_loss`.
-        focal_gamma: see there.
-        dice_weight: of :func:`dice_loss`.
-        lovasz_weight: of :func:`lovasz_softmax`.
-        label_smoothing: see :func:`cross_entropy`.
 
     Raises:
         ConfigError: a number is out of range, or no loss is left.
@@ -177,43 +172,31 @@ class Losses(nn.Module):
 
     class_weights: torch.Tensor | None
 
-    def __init__(
-        self,
-        num_classes: int,
-        ignore_index: int,
-        class_weights: Sequence[float] | None = None,
-        cross_entropy_weight: float = 1.0,
-        focal_weight: float = 0.0,
-        focal_gamma: float = 2.0,
-        dice_weight: float = 0.0,
-        lovasz_weight: float = 0.0,
-        label_smoothing: float = 0.0,
-    ) -> None:
+    def __init__(self, config: LossConfig, num_classes: int, ignore_index: int) -> None:
         super().__init__()
-        if class_weights is not None and len(class_weights) != num_classes:
+        weights = config.class_weights
+        if weights is not None and len(weights) != num_classes:
             raise ConfigError(
-                f"model.class_weights has {len(class_weights)} numbers, but the data have {num_classes} classes"
+                f"model.class_weights has {len(weights)} numbers, but the data have {num_classes} classes"
             )
-        if class_weights is not None and (min(class_weights) < 0.0 or max(class_weights) == 0.0):
-            raise ConfigError(f"model.class_weights={list(class_weights)} must not be negative, nor all 0")
-        numbers = {"cross_entropy_weight": cross_entropy_weight, "focal_weight": focal_weight,
-                   "focal_gamma": focal_gamma, "dice_weight": dice_weight, "lovasz_weight": lovasz_weight}  # fmt: skip
-        for name, value in numbers.items():
-            if value < 0.0:
-                raise ConfigError(f"model.{name}={value} must not be negative")
-        if not 0.0 <= label_smoothing <= 1.0:
-            raise ConfigError(f"model.label_smoothing={label_smoothing} must be a share from 0 to 1")
-        if not (cross_entropy_weight or focal_weight or dice_weight or lovasz_weight):
+        if weights is not None and (min(weights) < 0.0 or max(weights) == 0.0):
+            raise ConfigError(f"model.class_weights={list(weights)} must not be negative, nor all 0")
+        self.weights = {name: getattr(config, f"{name}_weight", 0.0) for name in _LOSSES}
+        self.gamma, self.label_smoothing = config.focal_gamma, getattr(config, "label_smoothing", 0.0)
+        for name, value in {**{f"{name}_weight": value for name, value in self.weights.items()},
+                            "focal_gamma": self.gamma, "label_smoothing": self.label_smoothing}.items():  # fmt: skip
+            if value < 0.0 or (name == "label_smoothing" and value > 1.0):
+                raise ConfigError(f"model.{name}={value} must not be negative, nor a share above 1")
+        if not any(self.weights.values()):
             raise ConfigError(
-                "model: no loss is left; set one of cross_entropy_weight, focal_weight, dice_weight and lovasz_weight "
-                "above 0"
+                f"model: no loss is left; set one of {', '.join(f'{name}_weight' for name in self.weights)} above 0"
             )
         self.ignore_index = ignore_index
-        self.cross_entropy_weight, self.focal_weight, self.focal_gamma = cross_entropy_weight, focal_weight, focal_gamma
-        self.dice_weight, self.lovasz_weight = dice_weight, lovasz_weight
-        self.label_smoothing = label_smoothing
-        weights = None if class_weights is None else torch.tensor(list(class_weights), dtype=torch.float32)
-        self.register_buffer("class_weights", weights, persistent=False)
+        self.register_buffer(
+            "class_weights",
+            None if weights is None else torch.tensor(list(weights), dtype=torch.float32),
+            persistent=False,
+        )
 
     def forward(self, logits: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
         """The losses by name, each times its weight.
@@ -226,18 +209,18 @@ class Losses(nn.Module):
             0-dim float32 tensors, whose sum is the loss: ``loss_ce``, ``loss_focal``, ``loss_dice``, ``loss_lovasz``,
             as far as they have a weight.
         """
+        ignored, by_class = self.ignore_index, self.class_weights
         losses = {}
-        if self.cross_entropy_weight:
-            losses["loss_ce"] = self.cross_entropy_weight * cross_entropy(
-                logits, labels, self.ignore_index, self.class_weights, self.label_smoothing
-            )
-        if self.focal_weight:
-            focal = focal_loss(logits, labels, self.ignore_index, self.focal_gamma, self.class_weights)
-            losses["loss_focal"] = self.focal_weight * focal
-        if self.dice_weight:
-            losses["loss_dice"] = self.dice_weight * dice_loss(logits, labels, self.ignore_index)
-        if self.lovasz_weight:
-            losses["loss_lovasz"] = self.lovasz_weight * lovasz_softmax(logits, labels, self.ignore_index)
+        for name, weight in self.weights.items():
+            if not weight:
+                continue
+            if name == "cross_entropy":
+                loss = cross_entropy(logits, labels, ignored, by_class, self.label_smoothing)
+            elif name == "focal":
+                loss = focal_loss(logits, labels, ignored, self.gamma, by_class)
+            else:
+                loss = (dice_loss if name == "dice" else lovasz_softmax)(logits, labels, ignored)
+            losses[_LOSSES[name]] = weight * loss
         return losses
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import cv2
 import numpy as np
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Components", "Moments"]
 
-_DEVIATIONS = 2.0  # of a component, from the mean to the darkest and the brightest colour
+_DEVIATIONS = 2.0  # of a component, from the mean to the darkest and the brightest color
 
 
 class Moments:
@@ -55,10 +55,12 @@ class Moments:
         axes = axes * torch.where(strongest < 0, -1.0, 1.0)
         variance = values[-count:].flip(-1).clamp(min=0.0)
         explained = variance / values.clamp(min=0.0).sum().clamp(min=1e-30)
-        return Components(mean.float().numpy(), axes.float().numpy(), variance.sqrt().float().numpy(), explained)
+        return Components(
+            mean.float().numpy(), axes.float().numpy(), variance.sqrt().float().numpy(), explained.tolist()
+        )
 
 
-class Components:
+class Components(NamedTuple):
     """Principal axes; of :meth:`Moments.components`.
 
     Attributes:
@@ -68,14 +70,13 @@ class Components:
         explained: share of the variance along each axis.
     """
 
-    def __init__(self, mean: np.ndarray, axes: np.ndarray, deviation: np.ndarray, explained: Any) -> None:
-        self.mean = mean
-        self.axes = axes
-        self.deviation = deviation
-        self.explained = [float(share) for share in explained]
+    mean: np.ndarray
+    axes: np.ndarray
+    deviation: np.ndarray
+    explained: list[float]
 
     def rgb(self, patches: np.ndarray) -> np.ndarray:
-        """Features as colours, the same for the same feature in every image.
+        """Features as colors, the same for the same feature in every image.
 
         Args:
             patches: (h, w, D), any floating dtype.

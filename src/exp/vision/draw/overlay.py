@@ -7,19 +7,23 @@ from typing import Sequence
 import cv2
 import numpy as np
 
-from exp.vision.draw.legend import Color, Entry, legend
+from exp.vision.draw.figures import Color, panels
 from exp.vision.draw.pictures import enlarged
-from exp.vision.draw.scale import with_scale_bar
 
 __all__ = ["colored", "overlay", "overlay_with_legend", "palette_table", "told_apart"]
 
-_APART = 60.0  # in CIELAB: what is left of it where colours are mixed half and half with an image is still seen
+_APART = 60.0  # in CIELAB: what is left of it where colors are mixed half and half with an image is still seen
 _LEAST = 640  # pixels of the longer side that a legend needs to be readable
+_CANDIDATES: list[Color] = [
+    (red, green, blue) for red in range(0, 256, 32) for green in range(0, 256, 32) for blue in range(0, 256, 32)
+    if max(red, green, blue) >= 160 and max(red, green, blue) - min(red, green, blue) >= 64
+]  # fmt: skip
+"""Bright and colored: what is dark or gray is lost over an image."""
 
 
 def told_apart(palette: Sequence[Color]) -> list[Color]:
-    """Colours for the eye: those of the classes, where two are so alike that an overlay would not show which is which,
-    another one for the later of them.
+    """Colors for the eye: where two classes are so alike that an overlay would not show which is which, the later one
+    gets another color.
 
     Args:
         palette: RGB of each class.
@@ -38,36 +42,29 @@ def told_apart(palette: Sequence[Color]) -> list[Color]:
 
 
 def _lab(colors: Sequence[Color]) -> np.ndarray:
-    """CIELAB of RGB colours: float32 (n, 3); distances are differences as the eye sees them."""
+    """CIELAB of RGB colors: float32 (n, 3); distances are differences as the eye sees them."""
     pixels = np.asarray(colors, np.float32).reshape(1, -1, 3) / 255.0
     return cv2.cvtColor(pixels, cv2.COLOR_RGB2LAB)[0]
 
 
-_CANDIDATES: list[Color] = [
-    (red, green, blue) for red in range(0, 256, 32) for green in range(0, 256, 32) for blue in range(0, 256, 32)
-    if max(red, green, blue) >= 160 and max(red, green, blue) - min(red, green, blue) >= 64
-]  # fmt: skip
-"""Bright and coloured: what is dark or grey is lost over an image."""
-
-
 def palette_table(palette: Sequence[Color]) -> np.ndarray:
-    """(256, 3), uint8: the classes' colours; what is no class is black."""
+    """(256, 3), uint8: the classes' colors; black for other numbers."""
     table = np.zeros((256, 3), np.uint8)
     table[: len(palette)] = palette
     return table
 
 
 def colored(labels: np.ndarray, palette: Sequence[Color]) -> np.ndarray:
-    """Labels (H, W), uint8, as RGB (H, W, 3), uint8; what is no class is black."""
+    """Labels (H, W), uint8, as RGB (H, W, 3), uint8; pixels without a class are black."""
     return palette_table(palette)[labels]
 
 
 def overlay(picture: np.ndarray, labels: np.ndarray, palette: Sequence[Color]) -> np.ndarray:
-    """The classes' colours over an image, and lines where classes meet.
+    """The classes' colors over an image, and lines where classes meet.
 
     Args:
         picture: RGB (H, W, 3), uint8.
-        labels: (H, W), uint8; what is no class leaves the image as it is.
+        labels: (H, W), uint8; pixels without a class keep the image.
         palette: RGB of each class.
 
     Returns:
@@ -85,29 +82,21 @@ def overlay(picture: np.ndarray, labels: np.ndarray, palette: Sequence[Color]) -
 
 
 def overlay_with_legend(
-    picture: np.ndarray,
-    labels: np.ndarray,
-    classes: Sequence[str],
-    palette: Sequence[Color],
-    notes: Sequence[str] = (),
-    metres_per_pixel: float | None = None,
+    picture: np.ndarray, labels: np.ndarray, names: Sequence[str], palette: Sequence[Color], gsd: float | None = None
 ) -> np.ndarray:
     """:func:`overlay` with a legend below, and a scale bar where the resolution is known; small images are enlarged.
 
     Args:
         picture: RGB (H, W, 3), uint8.
         labels: (H, W), uint8.
-        classes: their names.
-        palette: their colours; those that are too alike give way to others (:func:`told_apart`).
-        notes: one for each class, such as its share; empty: none.
-        metres_per_pixel: of the picture, on the ground; None: not known.
+        names: of the classes, as the legend shows them.
+        palette: their colors; see :func:`told_apart`.
+        gsd: meters of a pixel of the picture; None: not known.
 
     Returns:
         RGB, uint8.
     """
     palette = told_apart(palette)
     mixed = overlay(enlarged(picture, _LEAST), enlarged(labels, _LEAST), palette)
-    if metres_per_pixel is not None:
-        mixed = with_scale_bar(mixed, metres_per_pixel * picture.shape[1] / mixed.shape[1])
-    entries = [Entry(name, color, note) for name, color, note in zip(classes, palette, notes or [""] * len(classes))]
-    return np.concatenate([mixed, legend(entries, mixed.shape[1])])
+    gsd = None if gsd is None else gsd * picture.shape[1] / mixed.shape[1]
+    return panels([mixed], legend=list(zip(names, palette)), gsd=gsd)

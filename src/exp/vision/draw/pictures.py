@@ -5,7 +5,7 @@ from __future__ import annotations
 import cv2
 import numpy as np
 
-__all__ = ["beside", "enlarged", "middles", "resized_labels", "shrunk", "to_rgb"]
+__all__ = ["enlarged", "middles", "resized_labels", "shrunk", "to_rgb"]
 
 _MEASURED = 1024  # pixels along the longer side that a stretch is measured on
 _ROWS_AT_ONCE = 256
@@ -62,13 +62,6 @@ def enlarged(image: np.ndarray, least: int) -> np.ndarray:
     """Whole pixels repeated until the longer side has at least ``least``: a tiny image is to be seen as it is."""
     factor = -(-least // max(image.shape[:2]))
     return image if factor <= 1 else image.repeat(factor, axis=0).repeat(factor, axis=1)
-
-
-def beside(pictures: list[np.ndarray], gap: int = 8) -> np.ndarray:
-    """RGB pictures of one height, side by side on white."""
-    white = np.full((pictures[0].shape[0], gap, 3), 255, np.uint8)
-    row = [part for picture in pictures for part in (white, picture)][1:]
-    return np.concatenate(row, axis=1)
 
 
 def _fitting(height: int, width: int, longest: int) -> tuple[int, int]:

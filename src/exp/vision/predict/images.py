@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from exp.data.base import Prediction
 from exp.errors import ConfigError, UnavailableError
 from exp.vision.data.segmentation import SegmentationData
-from exp.vision.narrowing import FEATURE_DTYPES
 from exp.vision.predict.inputs import Input, find_images, named, report_failures, tell_inputs
 from exp.vision.predict.scenes import predict_scenes
 from exp.vision.predict.segmentation import predict_segmentation
@@ -79,8 +78,6 @@ def check(task: Any) -> None:
     """
     if task.on_error not in ("raise", "skip"):
         raise ConfigError(f"task.on_error={task.on_error} is not one of raise, skip")
-    if task.get("feature_dtype", FEATURE_DTYPES[0]) not in FEATURE_DTYPES:
-        raise ConfigError(f"task.feature_dtype={task.feature_dtype} is not one of {', '.join(FEATURE_DTYPES)}")
     for key in ("window", "resize", "metres_per_pixel"):
         if task.get(key) is not None and task[key] <= 0:
             raise ConfigError(f"task.{key}={task[key]} must be more than 0, or null")
@@ -89,5 +86,3 @@ def check(task: Any) -> None:
             "task.probabilities=true needs the package rasterio, which is not installed: pip install 'exp[geo]', or "
             "leave it out"
         )
-    if task.max_images < 0:
-        raise ConfigError(f"task.max_images={task.max_images} must not be negative")

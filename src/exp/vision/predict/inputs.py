@@ -8,6 +8,9 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Sequence
 
+import torch
+
+from exp.engine.wrapper import forward, preprocessed
 from exp.errors import ConfigError, DataError, RunError
 from exp.vision.data.decode import reordered_bands
 from exp.vision.data.layouts import NAMED_FILES, SUFFIXES, files_below, other_files
@@ -17,7 +20,16 @@ if TYPE_CHECKING:
     from exp.session import Session
     from exp.vision.data.values import ImageReader
 
-__all__ = ["Failure", "Input", "each_of_mine", "find_images", "named", "report_failures", "tell_inputs"]
+__all__ = [
+    "Failure",
+    "Input",
+    "each_of_mine",
+    "find_images",
+    "model_scores",
+    "named",
+    "report_failures",
+    "tell_inputs",
+]
 
 _SAID = 3  # failures on the terminal
 _LOOKED_AT = 64  # headers of files
@@ -97,6 +109,24 @@ def named(paths: Sequence[Path]) -> list[Input]:
         taken.add(unique.lower())
         names[index] = unique
     return [Input(path, name) for path, name in zip(paths, names)]
+
+
+def model_scores(session: Session, model: Any, image: torch.Tensor) -> torch.Tensor:
+    """Logits of images, float32, without gradients and in the run's precision.
+
+    Args:
+        session: the session.
+        model: on its device.
+        image: (B, C, H, W), 0..255, on any device.
+
+    Returns:
+        (B, K), or (B, K, H, W), on the model's device.
+    """
+    batch = preprocessed(model, {"image": image.to(session.device)})
+    with torch.no_grad(), session.backend.autocast(session.config.precision):
+        logits: torch.Tensor = forward(model, batch, "tensor").float()
+    session.backend.end_batch()
+    return logits
 
 
 def each_of_mine(session: Session, inputs: Sequence[Input], work: Callable[[int, Input], Any]) -> list[Failure]:

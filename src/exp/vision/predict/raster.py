@@ -23,7 +23,7 @@ from exp.vision.data.decode import (
     order_in,
     refuse_complex,
 )
-from exp.vision.data.values import Raw, convert, no_data, split_alpha
+from exp.vision.data.values import Raw, no_data, split_alpha
 from exp.vision.draw.pictures import shrunk, to_rgb
 from exp.vision.predict.ground import row_areas
 from exp.vision.tiling import InMemory
@@ -51,7 +51,6 @@ MOST_PATCHES = 2**16
 """That a model sees at once: 4096 x 4096 pixels of 16 x 16."""
 _WHOLE = 2**26  # pixels of three bands; larger images are read by rows where they can be
 _ROWS_AT_ONCE = 256  # of a picture
-_FROM_THE_TOP = ("JPEG", "PNG")  # drivers of files whose every step back, to a row or a band, decodes them anew
 _MEASURED = 1024  # pixels along the longer side that an image's own percentiles are measured on
 _CACHE_MIB = 64
 """Of GDAL, which would take a twentieth of the machine's memory."""
@@ -137,9 +136,8 @@ class RasterImage:
         self._top = 0
         self._rows = np.empty((len(self._indexes), 0, self.width), dataset.dtypes[0])
         if reader.by_image:
-            values, invalid, _ = reader.measured_of(
-                *self._split(self._small(_MEASURED, "nearest")), dataset.nodata, path
-            )
+            small = np.concatenate(list(self._small(_MEASURED, "nearest")), axis=1)
+            values, invalid, _ = reader.measured_of(*self._split(small), dataset.nodata, path)
             self._limits = reader.stretched_by_itself(values, invalid)
 
     def crop(self, top: int, left: int, height: int, width: int) -> torch.Tensor:
@@ -151,16 +149,7 @@ class RasterImage:
 
     def thumbnail(self, longest: int) -> np.ndarray:
         """RGB for the eye, with at most ``longest`` pixels on its longer side: (h, w, 3), uint8."""
-        bands = self._small(longest, "average")
-        rows = [bands[:, top : top + _ROWS_AT_ONCE] for top in range(0, bands.shape[1], _ROWS_AT_ONCE)]
-        if len(bands) == len(self._indexes):
-            return to_rgb(np.concatenate([self._finished(part, None)[..., :3] for part in rows]))
-        limits = self._limits if self.reader.by_image else self.reader.range_for(bands)
-        if limits is not None:
-            limits = [limit[: len(bands)] if isinstance(limit, (list, tuple)) else limit for limit in limits]
-        scaled = self.reader.stretch is not None
-        made = [convert(np.moveaxis(part, 0, -1), self.path, len(bands), limits, scaled) for part in rows]
-        return to_rgb(np.concatenate(made))
+        return to_rgb(np.concatenate([self._finished(part, None)[..., :3] for part in self._small(longest, "average")]))
 
     def without_data(self, top: int, height: int) -> np.ndarray | None:
         """Which pixels of these rows hold no data: bool (height, width); None: all do."""
@@ -174,38 +163,22 @@ class RasterImage:
         limits = self._limits if reader.by_image else reader.range_for(values)
         return reader.modalities.mapped(reader.finished(values, invalid, limits, self.path), self.path)
 
-    def _small(self, longest: int, resampling: str) -> np.ndarray:
-        """All that is read, with at most ``longest`` pixels on its longer side: (bands, h, w).
-
-        Of many bands, means are of the first three only: a picture of all of them would be larger than all else.
-        """
+    def _small(self, longest: int, resampling: str) -> Iterator[np.ndarray]:
+        """The image with at most ``longest`` pixels on its longer side, some rows at a time: (bands, rows, w)."""
         from rasterio.enums import Resampling
-
-        factor = min(longest / max(self.height, self.width), 1.0)
-        size = (max(round(self.height * factor), 1), max(round(self.width * factor), 1))
-        indexes = self._indexes[:3] if resampling == "average" and len(self._indexes) > 4 else self._indexes
-        if self.dataset.driver in _FROM_THE_TOP:
-            return self._small_of_rows(indexes, size, resampling)
-        return self._bands(indexes, out_shape=(len(indexes), *size), resampling=Resampling[resampling])
-
-    def _small_of_rows(self, indexes: list[int], size: tuple[int, int], resampling: str) -> np.ndarray:
-        """As :meth:`_small`, of whole rows, each read once: between two reads the process hears signals."""
         from rasterio.windows import Window
 
-        rows, columns = (np.arange(count + 1) * side // count for count, side in zip(size, (self.height, self.width)))
-        small = np.empty((len(indexes), *size), self._rows.dtype)
-        at_once = max(_ROWS_AT_ONCE * size[0] // self.height, 1)
-        for top in range(0, size[0], at_once):
-            edges = rows[top : top + at_once + 1]
-            part = self._bands(indexes, window=Window(0, edges[0], self.width, edges[-1] - edges[0]))
-            if resampling == "average":
-                sums = np.add.reduceat(part, edges[:-1] - edges[0], axis=1, dtype=np.float32)
-                sums = np.add.reduceat(sums, columns[:-1], axis=2)
-                small[:, top : top + at_once] = sums / np.outer(np.diff(edges), np.diff(columns)) + 0.5
-            else:
-                middle = (edges[:-1] + edges[1:]) // 2 - edges[0]
-                small[:, top : top + at_once] = part[:, middle][:, :, (columns[:-1] + columns[1:]) // 2]
-        return small
+        factor = min(longest / max(self.height, self.width), 1.0)
+        height, width = (max(round(extent * factor), 1) for extent in (self.height, self.width))
+        for top in range(0, height, _ROWS_AT_ONCE):
+            rows = min(_ROWS_AT_ONCE, height - top)
+            first, last = (edge * self.height // height for edge in (top, top + rows))
+            yield self._bands(
+                self._indexes,
+                window=Window(0, first, self.width, last - first),
+                out_shape=(len(self._indexes), rows, width),
+                resampling=Resampling[resampling],
+            )
 
     def _is_measured(self, band: int) -> bool:
         """Whether what is marked as alpha holds measured values; only where no key says what it is."""

@@ -11,16 +11,15 @@ import torch
 from exp.csvfile import csv_content
 from exp.engine.plots import PictureWriter
 from exp.runfolder import write_atomically
-from exp.vision.draw.scene import Scene, scene_tile
-from exp.vision.draw.sheet import sheet, spread
-from exp.vision.predict.inputs import Failure, Input, each_of_mine
+from exp.vision.draw.figures import Scene, scene_tile, sheet, spread
+from exp.vision.draw.pictures import shrunk, to_rgb
+from exp.vision.predict.inputs import Failure, Input, each_of_mine, model_scores
 from exp.vision.predict.raster import MOST_PATCHES, check_patches, check_pixels, patches_in
-from exp.vision.predict.scores import scene_scores
 
 if TYPE_CHECKING:
     from exp.session import Session
 
-__all__ = ["SceneReader", "predict_scenes", "predictions_csv"]
+__all__ = ["predict_scenes", "predictions_csv"]
 
 _TOP = 3
 
@@ -40,86 +39,64 @@ def predict_scenes(
     Returns:
         Metrics; on rank 0 the files, below the run folder; the images of all ranks that could not be used.
     """
-    reader = SceneReader(session, data, model, truths)
-    began = time.perf_counter()
-    failures = each_of_mine(session, inputs, reader.add)
-    reader.flush()
-    seconds = max(session.distributed.gather(time.perf_counter() - began))
-    gathered = session.distributed.gather((reader.scenes, failures))
-    scenes = [scene for _, scene in sorted(pair for part, _ in gathered for pair in part.items())]
-    failed = [failure for _, part in gathered for failure in part]
-    metrics: dict[str, float] = {"images": len(scenes), "failed": len(failed)}
-    metrics["images_per_second"] = len(scenes) / seconds
-    if truths is not None and scenes:
-        metrics["accuracy"] = sum(scene.best[0][0] == scene.truth for scene in scenes) / len(scenes)
-    if not session.distributed.is_main or not scenes:
-        return metrics, [], failed
-    write_atomically(session.folder.path / "predictions.csv", predictions_csv(scenes))
-    shown = [scenes[number] for number in spread(len(scenes), session.config.task.max_images)]
-    if not shown:
-        return metrics, ["predictions.csv"], failed
-    tiles = [scene_tile(data.read(scene.file), scene) for scene in shown]
-    page = sheet(tiles, title=f"{len(shown)} of {len(scenes)} predictions")
-    return metrics, ["predictions.csv", *PictureWriter(session).write("plots/predictions.png", page)], failed
+    scenes: dict[int, Scene] = {}
+    waiting: list[tuple[int, Input, np.ndarray]] = []
 
-
-class SceneReader:
-    """Predicts images batch by batch; those of one batch have one size.
-
-    Attributes:
-        scenes: predictions by the number of the image.
-    """
-
-    def __init__(self, session: Session, data: Any, model: Any, truths: Sequence[str] | None) -> None:
-        self.data = data
-        self.truths = truths
-        self.model = model
-        self.scores = scene_scores(session, model)
-        self.batch_size: int = data.eval_batch_size
-        self.scenes: dict[int, Scene] = {}
-        self._pending: list[tuple[int, Input, np.ndarray]] = []
-
-    def add(self, number: int, entry: Input) -> None:
-        """Read an image; predict when a batch is full.
-
-        Raises:
-            DataError: it cannot be read.
-        """
+    def add(number: int, entry: Input) -> None:
         check_pixels(entry.path)
-        read, missing = self.data.read.with_missing(entry.path)
-        pixels = self.data.prepare(read, entry.path, missing)
-        check_patches(entry.path, self.model, *pixels.shape[:2])
-        together = (len(self._pending) + 1) * patches_in(self.model, *pixels.shape[:2])
-        if self._pending and (
-            (self._pending[0][2].shape, self._pending[0][2].dtype) != (pixels.shape, pixels.dtype)
-            or together > MOST_PATCHES
+        read, missing = data.read.with_missing(entry.path)
+        pixels = data.prepare(read, entry.path, missing)
+        check_patches(entry.path, model, *pixels.shape[:2])
+        patches = (len(waiting) + 1) * patches_in(model, *pixels.shape[:2])
+        if waiting and (
+            (waiting[0][2].shape, waiting[0][2].dtype) != (pixels.shape, pixels.dtype) or patches > MOST_PATCHES
         ):
-            self.flush()
-        self._pending.append((number, entry, pixels))
-        if len(self._pending) == self.batch_size:
-            self.flush()
+            flush()
+        waiting.append((number, entry, pixels))
+        if len(waiting) == data.eval_batch_size:
+            flush()
 
-    def flush(self) -> None:
-        """Predict what has been read."""
-        if not self._pending:
+    def flush() -> None:
+        if not waiting:
             return
-        batch = torch.from_numpy(np.stack([pixels.transpose(2, 0, 1) for _, _, pixels in self._pending]))
-        classes = self.data.classes
-        values, indices = self.scores(batch).topk(min(_TOP, len(classes)), dim=1)
-        for (number, entry, _), shares, best in zip(self._pending, values.tolist(), indices.tolist()):
-            named = [(classes[index], share) for index, share in zip(best, shares)]
-            self.scenes[number] = Scene(str(entry.path), named, None if self.truths is None else self.truths[number])
-        self._pending.clear()
+        batch = torch.from_numpy(np.stack([pixels.transpose(2, 0, 1) for *_, pixels in waiting]))
+        shares = torch.softmax(model_scores(session, model, batch), dim=-1).cpu()
+        values, indices = shares.topk(min(_TOP, len(data.classes)), dim=1)
+        for (number, entry, _), several, best in zip(waiting, values.tolist(), indices.tolist()):
+            named = [(data.classes[index], share) for index, share in zip(best, several)]
+            scenes[number] = Scene(str(entry.path), named, None if truths is None else truths[number])
+        waiting.clear()
+
+    began = time.perf_counter()
+    failures = each_of_mine(session, inputs, add)
+    flush()
+    seconds = max(session.distributed.gather(time.perf_counter() - began))
+    gathered = session.distributed.gather((scenes, failures))
+    everything = [scene for _, scene in sorted(pair for part, _ in gathered for pair in part.items())]
+    failed = [failure for _, part in gathered for failure in part]
+    metrics: dict[str, float] = {"images": len(everything), "failed": len(failed)}
+    metrics["images_per_second"] = len(everything) / seconds
+    if truths is not None and everything:
+        metrics["accuracy"] = sum(scene.best[0][0] == scene.truth for scene in everything) / len(everything)
+    files: list[str] = []
+    if session.distributed.is_main and everything:
+        write_atomically(session.folder.path / "predictions.csv", predictions_csv(everything))
+        files.append("predictions.csv")
+        shown = [everything[number] for number in spread(len(everything), session.config.task.max_images)]
+        if shown:
+            tiles = [scene_tile(to_rgb(shrunk(data.read(scene.file), 512)), scene) for scene in shown]
+            page = sheet(tiles, title=f"{len(shown)} of {len(everything)} predictions")
+            files += PictureWriter(session).write("plots/predictions.png", page)
+    return metrics, files, failed
 
 
 def predictions_csv(scenes: Sequence[Scene]) -> bytes:
     """``file,class,probability,class_2,probability_2,class_3,probability_3``, and ``truth`` where it is known."""
-    ranks = len(scenes[0].best)
-    header = ["file"]
-    for rank in range(1, ranks + 1):
-        header += ["class", "probability"] if rank == 1 else [f"class_{rank}", f"probability_{rank}"]
+    ends = ["", *(f"_{rank}" for rank in range(2, len(scenes[0].best) + 1))]
     known = scenes[0].truth is not None
-    rows: list[list[object]] = [[*header, "truth"] if known else [*header]]
+    rows: list[list[object]] = [
+        ["file", *(name + end for end in ends for name in ("class", "probability")), *(["truth"] if known else [])]
+    ]
     for scene in scenes:
         cells = [cell for name, share in scene.best for cell in (name, f"{share:.4f}")]
         rows.append([scene.file, *cells, *([scene.truth] if known else [])])

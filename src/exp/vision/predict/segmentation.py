@@ -1,4 +1,4 @@
-"""Class maps of images: files with class numbers, overlays to look at, GeoTIFFs, and how much each class covers."""
+"""Class maps of images: files with class numbers, overlays to look at, GeoTIFFs, and the area of each class."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import functools
 import logging
 import time
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
 
 import numpy as np
 
+from exp.csvfile import csv_content
 from exp.engine.plots import PictureWriter
 from exp.runfolder import write_atomically
 from exp.vision.draw.overlay import overlay_with_legend
-from exp.vision.predict.areas import Area, areas_csv, shares, total_csv
-from exp.vision.predict.classmaps import Counts, RowTaker, SmallMap, at_size, class_png, class_tiff, probability_tiff
-from exp.vision.predict.inputs import Failure, Input, each_of_mine
+from exp.vision.draw.pictures import resized_labels
+from exp.vision.predict.inputs import Failure, Input, each_of_mine, model_scores
+from exp.vision.predict.maps import NO_DATA, at_size, counted, label_map, probability_tiff, write_png, write_tiff
 from exp.vision.predict.raster import check_patches, is_georeferenced, metres_of, open_image
-from exp.vision.predict.scores import pixel_scores
-from exp.vision.tiling import TakeScores, Tiling
+from exp.vision.tiling import Tiling
 
 if TYPE_CHECKING:
     import torch
@@ -26,15 +26,53 @@ if TYPE_CHECKING:
     from exp.session import Session
     from exp.vision.predict.raster import DecodedImage, RasterImage
 
-__all__ = ["OVERLAY_PIXELS", "SegmentationWriter", "predict_segmentation"]
+__all__ = ["OVERLAY_PIXELS", "Area", "SegmentationWriter", "areas_csv", "predict_segmentation", "total_csv"]
 
 OVERLAY_PIXELS = 4096
 """The longer side of an overlay, at most."""
-_NO_DATA = 255
 _WINDOW, _OVERLAP = 2048, 0.25  # of a model without a tiling: it is evaluated on whole images
 _SAME = 0.001  # of a scale that is given, and that of the file
 
 logger = logging.getLogger(__name__)
+
+
+class Area(NamedTuple):
+    """The classes of one image.
+
+    Attributes:
+        file: its path.
+        counts: pixels of each class (K whole numbers).
+        meters: square meters of each class (K); None: not known.
+    """
+
+    file: str
+    counts: Sequence[int]
+    meters: Sequence[float] | None
+
+    def rows(self, classes: Sequence[str]) -> list[list[object]]:
+        """``class, pixels, share, square_metres``: shares are of the pixels that have a class."""
+        known = max(sum(self.counts), 1)
+        meters: Sequence[float | None] = self.meters or [None] * len(classes)
+        return [
+            [name, count, f"{count / known:.6f}", "" if area is None else f"{area:.2f}"]
+            for name, count, area in zip(classes, self.counts, meters)
+        ]
+
+
+_HEAD = ["class", "pixels", "share", "square_metres"]
+
+
+def areas_csv(areas: Sequence[Area], classes: Sequence[str]) -> bytes:
+    """A row for each class of each image."""
+    return csv_content([["file", *_HEAD], *([area.file, *row] for area in areas for row in area.rows(classes))])
+
+
+def total_csv(areas: Sequence[Area], classes: Sequence[str]) -> bytes:
+    """A row for each class, over all images; square meters only where all images tell theirs."""
+    counts = [sum(each) for each in zip(*(area.counts for area in areas))]
+    known = [area.meters for area in areas if area.meters is not None]
+    meters = None if len(known) < len(areas) else [sum(each) for each in zip(*known)]
+    return csv_content([_HEAD, *Area("", counts, meters).rows(classes)])
 
 
 def predict_segmentation(
@@ -66,7 +104,7 @@ def predict_segmentation(
         given = session.config.task.metres_per_pixel
         metrics.update(metres_per_pixel=given, images_of_another_scale=overruled)
         session.say(
-            f"areas are those of task.metres_per_pixel={given:g}, also of {overruled} images whose files tell another "
+            f"areas are those of task.metres_per_pixel={given:g}, also of {overruled} images whose files have another "
             "scale; leave it out to use theirs"
         )
     if session.distributed.is_main and areas:
@@ -81,16 +119,13 @@ class SegmentationWriter:
 
     Attributes:
         folder: ``predictions`` in the run folder.
-        areas: what each image holds, by its number.
+        areas: of the classes of each image, by its number.
         files: written so far, below the run folder.
         overruled: images whose own scale is not used, as ``task.metres_per_pixel`` is given.
     """
 
     def __init__(self, session: Session, data: Any, model: Any) -> None:
-        self.session = session
-        self.data = data
-        self.model = model
-        self.scores = pixel_scores(session, model)
+        self.session, self.data, self.model = session, data, model
         self.folder = session.folder.path / "predictions"
         self.pictures = PictureWriter(session)
         self.areas: dict[int, Area] = {}
@@ -100,61 +135,56 @@ class SegmentationWriter:
         self.prepare = functools.partial(data.prepare, for_map=True) if data.prepares else None
 
     def predict(self, number: int, entry: Input) -> None:
-        """Predict an image and write what is to be known of it, rows as they are done.
+        """Predict an image, and write its maps.
 
         Raises:
             DataError: it cannot be read.
         """
         began = time.perf_counter()
-        data, classes = self.data, len(self.data.classes)
-        with open_image(entry.path, data.read, self.prepare) as image:
+        data, classes, path = self.data, len(self.data.classes), self.folder / "classes" / f"{entry.name}.png"
+        scores, written = functools.partial(model_scores, self.session, self.model), [path]
+        with open_image(entry.path, data.read, self.prepare) as image, ExitStack() as files:
             size, seen = (image.height, image.width), (image.seen.height, image.seen.width)
             largest = [round(side * max(self.tiling.scales)) for side in self.tiling.window_of(*seen)]
             check_patches(entry.path, self.model, *largest)
             picture = image.thumbnail(OVERLAY_PIXELS)
-            side, row_areas = self._scale(image)
-            counts, small = Counts(row_areas), SmallMap(size, (picture.shape[0], picture.shape[1]))
-            with ExitStack() as files:
-                takers: list[RowTaker] = [counts, small]
-                paths = [self.folder / "classes" / f"{entry.name}.png"]
-                takers.append(files.enter_context(class_png(paths[0], size, data.palette)))
-                if is_georeferenced(image):
-                    paths.append(self.folder / "geo" / f"{entry.name}.tif")
-                    takers.append(files.enter_context(class_tiff(paths[-1], image, data.palette)))
-                take = None
-                if self.session.config.task.probabilities:
-                    paths.append(self.folder / "probabilities" / f"{entry.name}.tif")
-                    take = self._taking(files.enter_context(probability_tiff(paths[-1], image, data.classes)))
-                for top, labels in self.tiling.rows(self.scores, classes, image.seen, take):
-                    for begin, rows in at_size(labels.cpu().numpy(), top, seen, size):
-                        missing = image.without_data(begin, len(rows))
-                        if missing is not None:
-                            rows[missing] = _NO_DATA
-                        for taker in takers:
-                            taker.add(rows)
-        metres = None if counts.metres is None else counts.metres[:classes].tolist()
-        self.areas[number] = Area(str(entry.path), counts.counts[:classes].tolist(), metres)
-        notes = [f"{100 * share:.1f} %" for share in shares(self.areas[number].counts)]
-        side = None if side is None else side * size[1] / picture.shape[1]  # metres of a pixel of the picture
-        page = overlay_with_legend(picture, small.labels, data.classes, data.palette, notes, side)
+            gsd, row_areas = self._scale(image)
+            labels, take = files.enter_context(label_map(path, size)), None
+            if self.session.config.task.probabilities:
+                written.append(self.folder / "probabilities" / f"{entry.name}.tif")
+                write = files.enter_context(probability_tiff(written[-1], image, data.classes))
+
+                def take(top: int, left: int, found: torch.Tensor) -> None:
+                    write(top, left, self.tiling.probabilities(found).cpu().numpy())
+
+            for top, part in self.tiling.rows(scores, classes, image.seen, take):
+                for begin, rows in at_size(part.cpu().numpy(), top, seen, size):
+                    missing = image.without_data(begin, len(rows))
+                    if missing is not None:
+                        rows[missing] = NO_DATA
+                    labels[begin : begin + len(rows)] = rows
+            write_png(path, labels, data.palette)
+            if is_georeferenced(image):
+                written.append(self.folder / "geo" / f"{entry.name}.tif")
+                write_tiff(written[-1], labels, image.dataset, data.palette)
+            counts, meters = counted(labels, row_areas)
+            small = resized_labels(labels, *picture.shape[:2])
+        area = Area(str(entry.path), counts[:classes].tolist(), None if meters is None else meters[:classes].tolist())
+        self.areas[number] = area
+        names = [f"{row[0]}  {100 * float(str(row[2])):.1f} %" for row in area.rows(data.classes)]
+        gsd = None if gsd is None else gsd * size[1] / picture.shape[1]
+        page = overlay_with_legend(picture, small, names, data.palette, gsd)
         self.files += self.pictures.write(f"predictions/overlays/{entry.name}.png", page)
-        self.files += [path.relative_to(self.session.folder.path).as_posix() for path in paths]
+        self.files += [each.relative_to(self.session.folder.path).as_posix() for each in written]
         seconds = time.perf_counter() - began
         logger.info("%s: %d x %d pixels in %.1f s", entry.path, size[1], size[0], seconds)
 
     def _scale(self, image: DecodedImage | RasterImage) -> tuple[float | None, np.ndarray | None]:
-        """Metres of a pixel for a scale bar, and square metres of a pixel in each row (H,); None: not known."""
-        given, told = self.session.config.task.metres_per_pixel, metres_of(image)
-        if given is not None and told is not None and abs(told / given - 1.0) > _SAME:
+        """Meters of a pixel for a scale bar, and square meters of a pixel in each row (H,); None: not known."""
+        given, of_file = self.session.config.task.metres_per_pixel, metres_of(image)
+        if given is not None and of_file is not None and abs(of_file / given - 1.0) > _SAME:
             self.overruled += 1
-        if given is None and told is not None:
-            return told, image.row_areas
+        if given is None and of_file is not None:
+            return of_file, image.row_areas
         side = given if given is not None else self.data.metres_per_pixel
         return side, None if side is None else np.full(image.height, side**2)
-
-    def _taking(self, write: Callable[[int, int, Any], None]) -> TakeScores:
-        def take(top: int, left: int, scores: torch.Tensor) -> None:
-            shares = scores.softmax(dim=0) if self.tiling.gives_logits else scores / scores.sum(dim=0, keepdim=True)
-            write(top, left, shares.cpu().numpy())
-
-        return take

@@ -14,13 +14,13 @@ from omegaconf import OmegaConf
 
 from exp import console
 from exp.data.loader import device_loader
-from exp.engine.building import fingerprint_of, make_result
+from exp.engine.building import make_result
 from exp.errors import ConfigError
-from exp.runfolder import to_json
+from exp.runfolder import to_json, write_json
 from exp.runlock import RunLock
 from exp.vision.data.layouts import NAMED_FILES
 from exp.vision.draw.pictures import resized_labels
-from exp.vision.narrowing import narrowed
+from exp.vision.features import build, narrowed
 from exp.vision.probe.store import BLOCK, ArraySpec, Store
 
 if TYPE_CHECKING:
@@ -29,13 +29,10 @@ if TYPE_CHECKING:
 __all__ = ["keep_features"]
 
 
-def keep_features(session: Session, data: Any, model: Any) -> dict[str, Any]:
+def keep_features(session: Session) -> dict[str, Any]:
     """Compute what the folder does not have yet, each rank its share of the blocks.
 
-    Args:
-        session: the session.
-        data: an :class:`exp.vision.data.base.ImageData`; every part is seen through its evaluation pipeline.
-        model: an :class:`exp.vision.dinov3.base.ImageModel`, on the device; the features are of its ``blocks``.
+    Every split is seen through the evaluation pipeline; features are of the model's ``blocks``.
 
     Raises:
         ConfigError: the folder holds other features, another run is writing to it, or the images are of different sizes
@@ -43,113 +40,97 @@ def keep_features(session: Session, data: Any, model: Any) -> dict[str, Any]:
         RunError: a feature is not finite.
     """
     task, distributed = session.config.task, session.distributed
-    parts = {part: dataset for part, dataset in data.plain_parts().items() if task.parts is None or part in task.parts}
-    if not parts:
+    data, model = build(session)
+    splits = {name: dataset for name, dataset in data.plain_parts().items() if task.parts is None or name in task.parts}
+    if not splits:
         raise ConfigError(f"task.parts={list(task.parts)} names none of the parts of the data: train, val, test")
-    kinds = ["cls", "mean", *(["patches"] if task.patches else [])]
-    folder, fingerprint = Path(task.store), None
-    with _alone_in(folder) if distributed.is_main else contextlib.nullcontext() as trouble:
-        if distributed.is_main and trouble is None:
-            fingerprint = _fingerprint(session, data, model, parts)
+    kinds, folder = ["cls", "mean", *(["patches"] if task.patches else [])], Path(task.store)
+    fingerprint, skipped, trouble = None, None, None
+    with contextlib.ExitStack() as stack:
+        if distributed.is_main:
             try:
-                _open_or_make(session, data, model, parts, fingerprint, kinds)
+                _lock(folder, stack)
+                fingerprint = _fingerprint(session, data, model, splits)
+                _open_or_make(session, data, model, splits, fingerprint, kinds)
             except ConfigError as error:
                 trouble = error
-        trouble = distributed.gather(trouble)[0]
+        trouble = distributed.gather(trouble)[0]  # every rank has to hear of it
         if trouble is not None:
             raise trouble
-        total, seconds = _compute(session, data, model, parts)
-        skipped = _told_skipped(session, parts) if distributed.is_main else None
+        total, seconds = _compute(session, data, model, splits)
+        if distributed.is_main:
+            skipped = _report_skipped(session, splits)
+    if fingerprint is not None:  # only rank 0 has one; one digest for all files of the data
+        files = hashlib.sha256(to_json(fingerprint["data"], sort_keys=True).encode()).hexdigest()
+        fingerprint = {**fingerprint, "data": {"sha256": files}}
     return make_result(
         session,
-        {"images": sum(len(dataset) for dataset in parts.values()), "computed": total},
+        {"images": sum(map(len, splits.values())), "computed": total},
         None,
         files=[],
         store=str(folder),
-        data={**{part: len(dataset) for part, dataset in parts.items()}, **(skipped or {})},
-        fingerprint=None if fingerprint is None else _in_short(fingerprint),  # only rank 0 has asked
+        data={**{name: len(dataset) for name, dataset in splits.items()}, **(skipped or {})},
+        fingerprint=fingerprint,
         samples_per_second=total / seconds if total else None,
         measured_on="features",
         published=None,
     )
 
 
-@contextlib.contextmanager
-def _alone_in(folder: Path) -> Iterator[ConfigError | None]:
-    """Keep other runs out of a store, which would begin it anew or compute the same blocks.
-
-    Yields:
-        What to say where another run is in it: every rank has to hear of it.
-    """
+def _lock(folder: Path, stack: contextlib.ExitStack) -> None:
+    """Keep other runs out of a store, which would begin it anew or compute the same blocks, until the stack closes."""
     folder.mkdir(parents=True, exist_ok=True)
-    lock, trouble = RunLock(folder, key="task.store"), None
-    try:
-        lock.acquire()
-    except ConfigError as error:
-        trouble = error
-    try:
-        yield trouble
-    finally:
-        lock.release()
-        with contextlib.suppress(OSError):  # it is not empty
-            folder.rmdir()
+    stack.callback(_remove_if_empty, folder)
+    lock = RunLock(folder, key="task.store")
+    lock.acquire()
+    stack.callback(lock.release)
 
 
-def _told_skipped(session: Session, parts: dict[str, Any]) -> dict[str, Any]:
-    """What of the images could not be used, now or when the store was begun; said, and kept in ``about.json``.
+def _remove_if_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
+
+def _report_skipped(session: Session, splits: dict[str, Any]) -> dict[str, Any]:
+    """Log the images that could not be used, now or when the store was begun, and keep them in ``about.json``.
 
     Returns:
         ``{"skipped": {"count", "files"}}`` as the result of a training has it; empty where there is none.
     """
     store = Store(session.config.task.store)
-    numbers = [(part, number) for part, found in store.skipped().items() if part in parts for number in found]
+    numbers = [(name, int(each)) for name in splits for each in np.flatnonzero(np.array(store.array(name, "skipped")))]
     if not numbers:
         return {}
-    files = [parts[part].reason(number) for part, number in numbers[:NAMED_FILES]]
-    store.tell_skipped(len(numbers), files)
+    files = [splits[name].reason(number) for name, number in numbers[:NAMED_FILES]]
     session.say(f"{len(numbers)} images could not be used, and are left out: {files[0]}")
-    return store.told_skipped()
+    found = {"skipped": {"count": len(numbers), "files": files}}
+    write_json(store.folder / "about.json", {**store.about, **found})
+    return found
 
 
-def _compute(session: Session, data: Any, model: Any, parts: dict[str, Any]) -> tuple[int, float]:
-    """Compute the blocks that the store does not have yet, each rank its share.
-
-    Returns:
-        How many images, and in how many seconds.
-    """
+def _compute(session: Session, data: Any, model: Any, splits: dict[str, Any]) -> tuple[int, float]:
+    """Compute the blocks that the store lacks, each rank its share: how many images, and in how many seconds."""
     distributed, store = session.distributed, Store(session.config.task.store)
-    missing = distributed.gather([(part, number) for part in parts for number in store.missing(part)])[0]
+    missing = distributed.gather([(name, number) for name in splits for number in store.missing(name)])[0]
     mine = missing[distributed.rank :: distributed.world_size]
-    blocks = sum(-(-len(dataset) // BLOCK) for dataset in parts.values())
+    blocks = sum(-(-len(dataset) // BLOCK) for dataset in splits.values())
     session.say(
         f"{console.shown(store.folder)} has {blocks - len(missing)} of {blocks} blocks of features"
         + ("; nothing is left to compute" if not missing else "")
     )
     session.begin()
     began, computed = time.perf_counter(), 0
-    for part, dataset in parts.items():
-        numbers = [number for name, number in mine if name == part]
+    for name, dataset in splits.items():
+        numbers = [number for split, number in mine if split == name]
         for number, values in _blocks(session, data, dataset, model, numbers, store.about["kinds"]):
-            values["skipped"] = _skipped_in(dataset, number)
-            store.write_block(part, number, values)
-            computed += len(values["labels"])
+            skipped = dataset.skipped[number * BLOCK : (number + 1) * BLOCK].numpy().astype(np.uint8)
+            store.write_block(name, number, {**values, "skipped": skipped})
+            computed += len(skipped)
     return sum(distributed.gather(computed)), time.perf_counter() - began
 
 
-def _skipped_in(dataset: Any, block: int) -> np.ndarray:
-    """Which images of a block could not be used: uint8 (n,)."""
-    found: np.ndarray = dataset.skipped[block * BLOCK : (block + 1) * BLOCK].numpy().astype(np.uint8)
-    return found
-
-
-def _in_short(fingerprint: dict[str, Any]) -> dict[str, Any]:
-    """For ``result.json``: one digest for all files of the data."""
-    files = hashlib.sha256(to_json(fingerprint["data"], sort_keys=True).encode()).hexdigest()
-    return {**fingerprint, "data": {"sha256": files}}
-
-
 def _open_or_make(
-    session: Session, data: Any, model: Any, parts: dict[str, Any], fingerprint: dict[str, Any], kinds: list[str]
+    session: Session, data: Any, model: Any, splits: dict[str, Any], fingerprint: dict[str, Any], kinds: list[str]
 ) -> None:
     """Check the store that is there, or make an empty one."""
     config, folder = session.config, session.config.task.store
@@ -159,12 +140,11 @@ def _open_or_make(
         if store.begun():
             store.check(fingerprint, kinds, folder)
             return
-    first = next(iter(parts.values()))
-    values = _of_batch(session, model, _first_batch(session, first), kinds)
-    dtype = config.task.feature_dtype
+    first = next(iter(splits.values()))
+    batch = next(iter(device_loader(first, [torch.arange(min(2, len(first)))], 0, session)))
     arrays = {
-        name: ArraySpec(value.shape[1:], str(value.dtype) if name == "labels" else dtype)
-        for name, value in values.items()
+        name: ArraySpec(value.shape[1:], str(value.dtype))
+        for name, value in _of_batch(session, model, batch, kinds).items()
     }
     about = {
         "experiment": config.name,
@@ -175,23 +155,18 @@ def _open_or_make(
         "weights": OmegaConf.to_container(config.record.weights) or {"source": config.init_from},
         "fingerprint": fingerprint,
     }
-    Store.prepare(folder, about, arrays, {part: len(dataset) for part, dataset in parts.items()})
+    Store.prepare(folder, about, arrays, {name: len(dataset) for name, dataset in splits.items()})
 
 
-def _first_batch(session: Session, dataset: Any) -> Any:
-    return next(iter(device_loader(dataset, [torch.arange(min(2, len(dataset)))], 0, session)))
-
-
-def _fingerprint(session: Session, data: Any, model: Any, parts: dict[str, Any]) -> dict[str, Any]:
+def _fingerprint(session: Session, data: Any, model: Any, splits: dict[str, Any]) -> dict[str, Any]:
     """What features depend on: ``weights``, ``preprocessing`` and ``data``."""
     config = session.config
     digest = hashlib.sha256()
     for name, value in sorted(model.backbone.state_dict().items()):
         digest.update(f"{name} {tuple(value.shape)}".encode())
         digest.update(value.detach().float().cpu().contiguous().numpy().tobytes())
-    reading = {key: value for key, value in data.state().items() if key != "classes"}
     preprocessing = {
-        **reading,
+        **{key: value for key, value in data.state().items() if key != "classes"},
         "stretch": None if config.data.stretch is None else [*config.data.stretch, config.data.stretch_scope],
         "eval_pipeline": OmegaConf.to_container(config.data.eval_pipeline, resolve=True),
         "mean": [round(value, 3) for value in model.pixel_mean.flatten().tolist()],
@@ -199,31 +174,26 @@ def _fingerprint(session: Session, data: Any, model: Any, parts: dict[str, Any])
         "blocks": list(model.blocks),
         "precision": config.precision,
         "dtype": config.task.feature_dtype,
-        "parts": list(parts),
+        "parts": list(splits),
     }
-    return {
-        "weights": {"sha256": digest.hexdigest()},
-        "preprocessing": preprocessing,
-        "data": {
-            **{name: list(entry) for name, entry in (fingerprint_of(data) or {}).items()},
-            **{f"the list of {part}": _in_order(dataset.samples) for part, dataset in parts.items()},
-        },
-    }
+    files = {name: list(entry) for name, entry in (data.fingerprint() or {}).items()}
+    files.update({f"the list of {name}": _in_order(dataset.samples) for name, dataset in splits.items()})
+    return {"weights": {"sha256": digest.hexdigest()}, "preprocessing": preprocessing, "data": files}
 
 
 def _in_order(samples: Any) -> list[Any]:
     """Which image is at which place of the arrays, as an entry of a fingerprint; where the files lie plays no part."""
     digest = hashlib.sha256()
     for path, label in samples:
-        said = "" if isinstance(label, str) else label
-        digest.update(f"{Path(path).parent.name}/{Path(path).name}\0{said}\n".encode("utf-8", "surrogateescape"))
+        shown = "" if isinstance(label, str) else label
+        digest.update(f"{Path(path).parent.name}/{Path(path).name}\0{shown}\n".encode("utf-8", "surrogateescape"))
     return [len(samples), 0, digest.hexdigest()]
 
 
 def _blocks(
     session: Session, data: Any, dataset: Any, model: Any, numbers: list[int], kinds: list[str]
 ) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
-    """The given blocks of a part; no more than one of them is in memory."""
+    """The given blocks of a split; no more than one of them is in memory."""
     count, size = len(dataset), data.eval_batch_size
     batches = [
         (number, torch.arange(begin, min(begin + size, (number + 1) * BLOCK, count)))
@@ -249,15 +219,12 @@ def _of_batch(session: Session, model: Any, batch: Any, kinds: list[str]) -> dic
         )
     with torch.no_grad(), session.backend.autocast(session.config.precision):
         found = model.features(image, model.blocks)
-    cls, mean, patches = [], [], []
-    for features in found:
-        cls.append(features.cls.float())
-        mean.append(features.patches.float().mean(dim=(1, 2)))
-        patches.append(features.patches)
-    values = {"cls": torch.cat(cls, dim=-1), "mean": torch.cat(mean, dim=-1)}
-    if "patches" in kinds:
-        values["patches"] = torch.cat(patches, dim=-1).float()
-    held = {name: value.cpu().numpy() for name, value in values.items()}
+    values = {
+        "cls": [features.cls.float() for features in found],
+        "mean": [features.patches.float().mean(dim=(1, 2)) for features in found],
+        "patches": [features.patches.float() for features in found],
+    }
+    held = {name: torch.cat(values[name], dim=-1).cpu().numpy() for name in kinds}
     session.backend.end_batch()
     arrays = {name: narrowed(name, value, session.config.task.feature_dtype) for name, value in held.items()}
     labels = batch["label"].cpu().numpy()

@@ -1,18 +1,18 @@
-"""Features as rows of a matrix, a block at a time: what a probe sees, whether they fit into memory or not."""
+"""Kept features as rows of a matrix on the host: what a probe sees."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Iterator, Sequence
+import tempfile
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Sequence
 
 import numpy as np
-import torch
 
 from exp.errors import ConfigError
 
 if TYPE_CHECKING:
     from exp.vision.probe.store import Store
 
-__all__ = ["INPUTS", "Rows", "check_sizes", "per_class", "rows_of"]
+__all__ = ["INPUTS", "Rows", "check_sizes", "patch_labels", "per_class", "rows_of"]
 
 INPUTS = {"cls": ("cls",), "mean": ("mean",), "cls+mean": ("cls", "mean"), "patches": ("patches",)}
 """``task.features``: which arrays stand side by side."""
@@ -20,7 +20,7 @@ _BLOCK = 4096
 
 
 class Rows:
-    """Rows (n, D) of one part, and what they are to be told as.
+    """Rows (n, D) of one split, and their labels.
 
     Attributes:
         labels: int64 (n,), or float32 (n, K) of several labels each.
@@ -30,121 +30,63 @@ class Rows:
         arrays: (N, D_i) each, mapped; side by side they make the rows.
         labels: of the chosen rows.
         numbers: which of the N, ascending; int64 (n,).
-        device: that blocks come to.
-        resident_bytes: rows that take no more as float32 are kept there.
+        memory_bytes: tables that take more are kept in a temporary file, which is mapped.
     """
 
     def __init__(
-        self,
-        arrays: Sequence[np.ndarray],
-        labels: np.ndarray,
-        numbers: np.ndarray,
-        device: torch.device,
-        resident_bytes: int,
+        self, arrays: Sequence[np.ndarray], labels: np.ndarray, numbers: np.ndarray, memory_bytes: int
     ) -> None:
-        self.arrays = arrays
-        self.labels = labels
-        self.numbers = numbers
-        self.device = device
+        self.arrays, self.labels, self.numbers, self.memory_bytes = arrays, labels, numbers, memory_bytes
         self.dim = sum(int(array.shape[1]) for array in arrays)
-        self._resident: torch.Tensor | None = None
-        self.resident_bytes = resident_bytes
-        self._fits = 4 * self.dim * len(numbers) <= resident_bytes
 
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def read(self, places: np.ndarray) -> torch.Tensor:
-        """Rows by their places among these (not in the arrays): float32 (len(places), D), on the device."""
-        if self._fits:
-            if self._resident is None:
-                self._resident = self._load(np.arange(len(self.numbers)))
-            if len(places) == len(self.numbers) and len(places) and places[0] == 0 and (np.diff(places) == 1).all():
-                return self._resident
-            return self._resident.index_select(0, torch.from_numpy(places).to(self.device))
-        return self._load(places)
-
-    def _load(self, places: np.ndarray) -> torch.Tensor:
-        numbers = self.numbers[places]
-        # By ascending numbers: a disk is read forwards.
-        order = np.argsort(numbers, kind="stable")
-        block = np.empty((len(numbers), self.dim), np.float32)
-        left = 0
-        for array in self.arrays:
-            block[order, left : left + array.shape[1]] = array[numbers[order]]
-            left += int(array.shape[1])
-        return torch.from_numpy(block).to(self.device)
-
-    def blocks(self, size: int = _BLOCK) -> Iterator[tuple[torch.Tensor, slice]]:
-        """All rows in their order: float32 (b, D) on the device, and which of them they are."""
-        for begin in range(0, len(self), size):
-            places = np.arange(begin, min(begin + size, len(self)))
-            yield self.read(places), slice(begin, begin + len(places))
-
-    def moments(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mean and standard deviation (population) of each column: float32 (D,), on the CPU; 1 where it is constant.
-
-        Constant by the bound of scikit-learn's StandardScaler, or where values differ less than float32 tells the mean:
-        what would be divided by is the noise of rounding.
-        """
-        first = self.read(np.arange(1))[0]  # sums of differences from it are exact where a column is constant
-        total = torch.zeros(self.dim, dtype=torch.float64)
-        squares = torch.zeros(self.dim, dtype=torch.float64)
-        for block, _ in self.blocks():
-            total += (block - first).sum(dim=0).cpu().double()
-        mean = first.cpu().double() + total / len(self)
-        on_device = mean.float().to(self.device)
-        for block, _ in self.blocks():
-            centred = block - on_device
-            squares += (centred * centred).sum(dim=0).cpu().double()
-        variance, count = squares / len(self), len(self)
-        exact, single = torch.finfo(torch.float64).eps, torch.finfo(torch.float32).eps
-        constant = variance <= count * exact * variance + (count * mean * exact) ** 2
-        constant |= variance <= (single * mean) ** 2
-        return mean.float(), torch.where(constant, torch.ones_like(variance), variance.sqrt()).float()
-
-    def check_finite(self, shown: str) -> None:
-        """Refuse features that are not finite.
-
-        Args:
-            shown: where they are, for the message.
+    def blocks(self) -> Iterator[tuple[slice, np.ndarray]]:
+        """All rows in their order: which they are, and float64 (b, D).
 
         Raises:
-            ConfigError: some are not.
+            ConfigError: a feature is not finite.
         """
-        for block, where in self.blocks():
-            # Of what every card has: 0 times a number that is none is none.
-            strange = np.flatnonzero(np.isnan((block * 0.0).sum(dim=1).cpu().numpy()))
+        for begin in range(0, len(self), _BLOCK):
+            numbers = self.numbers[begin : begin + _BLOCK]
+            block = np.concatenate([array[numbers] for array in self.arrays], axis=1, dtype=np.float64)
+            strange = np.flatnonzero(~np.isfinite(block).all(axis=1))
             if len(strange):
-                number = int(self.numbers[where.start + strange[0]])
                 raise ConfigError(
-                    f"{shown}: features of row {number} are not finite, so the store is damaged, or was made by other "
-                    "means; remove the folder, and make it again with task=features"
+                    f"task.store: features of row {numbers[strange[0]]} are not finite, so the store is damaged; "
+                    "remove the folder, and make it again with task=features"
                 )
+            yield slice(begin, begin + len(numbers)), block
+
+    def table(self, change: Callable[[np.ndarray], np.ndarray] = np.asarray) -> np.ndarray:
+        """All rows at once, each block after ``change``: float64 (n, D)."""
+        shape = (len(self), self.dim)
+        if 8 * shape[0] * shape[1] <= self.memory_bytes:
+            made = np.empty(shape)
+        else:
+            file = tempfile.TemporaryFile()  # noqa: SIM115 - it goes with the array
+            made = np.memmap(file, np.float64, "w+", shape=shape)
+        for where, block in self.blocks():
+            made[where] = change(block)
+        return made
 
 
 def rows_of(
-    store: Store,
-    part: str,
-    kind: str,
-    device: torch.device,
-    resident_bytes: int,
-    num_classes: int,
-    images: np.ndarray | None = None,
+    store: Store, split: str, kind: str, memory_bytes: int, num_classes: int, images: np.ndarray | None = None
 ) -> Rows:
-    """The rows of a part that have a label; of patches, each is a row whose label is that of most of its pixels.
+    """The rows of a split that have a label; a patch has the label of most of its pixels.
 
     Args:
         store: of features.
-        part: ``train``, ``val`` or ``test``.
+        split: ``train``, ``val`` or ``test``.
         kind: of :data:`INPUTS`.
-        device: that blocks come to.
-        resident_bytes: see :class:`Rows`.
+        memory_bytes: see :class:`Rows`.
         num_classes: classes (K).
-        images: numbers of those that are meant, ascending; None: all.
+        images: numbers of the images to use, ascending; None: all.
 
     Raises:
-        ConfigError: the store has no such features.
+        ConfigError: the store has no such features, or no image has a label.
     """
     lacking = [name for name in INPUTS[kind] if name not in store.about["kinds"]]
     if lacking:
@@ -152,28 +94,24 @@ def rows_of(
             f"task.features={kind}: {store.folder} has no {', '.join(lacking)}; make one with task=features "
             "task.patches=true"
         )
-    labels = np.array(store.array(part, "labels")) if kind != "patches" else patch_labels(store, part, num_classes)
-    arrays = [store.array(part, name) for name in INPUTS[kind]]
+    labels = np.array(store.array(split, "labels")) if kind != "patches" else patch_labels(store, split, num_classes)
+    arrays = [store.array(split, name) for name in INPUTS[kind]]
     of_image = np.arange(len(labels))
     if kind == "patches":
         arrays = [array.reshape(-1, array.shape[-1]) for array in arrays]
-        of_image //= len(labels) // len(store.array(part, "labels"))
-    meant = np.ones(len(labels), bool) if images is None else np.isin(of_image, images)
+        of_image //= len(labels) // len(store.array(split, "labels"))
+    used = np.ones(len(labels), bool) if images is None else np.isin(of_image, images)
     if labels.ndim == 1:
-        known = (labels >= 0) & (labels < num_classes) & meant
-        numbers = np.flatnonzero(known)
-        labels = labels[numbers].astype(np.int64)
-    else:
-        numbers = np.flatnonzero(meant)
-        labels = labels[numbers].astype(np.float32)
+        used &= (labels >= 0) & (labels < num_classes)
+    numbers = np.flatnonzero(used)
     if not len(numbers):
-        raise ConfigError(f"{store.folder}: no image of {part} has a label; nothing can be probed")
-    return Rows(arrays, labels, numbers, device, resident_bytes)
+        raise ConfigError(f"{store.folder}: no image of {split} has a label; nothing can be probed")
+    return Rows(arrays, labels[numbers].astype(np.int64 if labels.ndim == 1 else np.float32), numbers, memory_bytes)
 
 
-def patch_labels(store: Store, part: str, num_classes: int) -> np.ndarray:
+def patch_labels(store: Store, split: str, num_classes: int) -> np.ndarray:
     """The class of most known pixels of each patch, -1 where none is known: int64 (N * h * w,)."""
-    masks, features = store.array(part, "labels"), store.array(part, "patches")
+    masks, features = store.array(split, "labels"), store.array(split, "patches")
     patch = int(store.about["patch_size"])
     count, tall, wide = features.shape[:3]
     found = np.full((count, tall * wide), -1, np.int64)
@@ -188,21 +126,15 @@ def patch_labels(store: Store, part: str, num_classes: int) -> np.ndarray:
 
 
 def per_class(rows: Rows, shots: int, seed: int) -> Rows:
-    """So many rows of each class, drawn by a seed; of a class that has fewer, all.
-
-    Args:
-        rows: of one label each.
-        shots: rows of each class.
-        seed: of the draw.
-    """
+    """At most ``shots`` rows of each class, drawn by a seed; ``rows`` have one label each."""
     generator = np.random.default_rng([seed, shots])
     chosen = [generator.permutation(np.flatnonzero(rows.labels == label))[:shots] for label in np.unique(rows.labels)]
     places = np.sort(np.concatenate(chosen))
-    return Rows(rows.arrays, rows.labels[places], rows.numbers[places], rows.device, rows.resident_bytes)
+    return Rows(rows.arrays, rows.labels[places], rows.numbers[places], rows.memory_bytes)
 
 
 def check_sizes(task: Any, train: Rows, classes: Sequence[str]) -> list[str]:
-    """What of ``task.k`` and ``task.shots`` is more than there is.
+    """Compare ``task.k`` and ``task.shots`` with the number of training rows.
 
     Args:
         task: :class:`exp.vision.tasks.Probe`.
@@ -210,21 +142,20 @@ def check_sizes(task: Any, train: Rows, classes: Sequence[str]) -> list[str]:
         classes: names.
 
     Returns:
-        What is done instead, a line each.
+        What is done otherwise than asked, a line each.
 
     Raises:
-        ConfigError: nothing would be done as it is asked.
+        ConfigError: nothing would be done as asked.
     """
-    notes = []
+    notes, fewest = [], len(train)
     if task.shots:
         counts = np.bincount(train.labels, minlength=len(classes)).tolist()
         there = {name: count for name, count in zip(classes, counts) if count}
         most, least = max(there.values()), min(there, key=lambda name: there[name])
-        beyond = [shots for shots in task.shots if shots > most]
-        if beyond:
+        if max(task.shots) > most:
             raise ConfigError(
-                f"task.shots={beyond[0]} is more than any class has: the largest has {most} training rows; leave it "
-                "out, or take task.shots=[] for all of them"
+                f"task.shots={max(task.shots)} is more than any class has: the largest has {most} training rows; leave "
+                "it out, or take task.shots=[] for all of them"
             )
         for shots in task.shots:
             fewer = sum(count < shots for count in there.values())
@@ -233,8 +164,8 @@ def check_sizes(task: Any, train: Rows, classes: Sequence[str]) -> list[str]:
                     f"task.shots={shots}: {fewer} of {len(there)} classes have fewer training rows ({least}: "
                     f"{there[least]}), and take part with all of them"
                 )
+        fewest = sum(min(count, min(task.shots)) for count in there.values())
     if "knn" in task.probes:
-        fewest = min([len(per_class(train, shots, 0)) for shots in task.shots] or [len(train)])
         if min(task.k) > fewest:
             raise ConfigError(f"task.k={list(task.k)}: there are only {fewest} training rows; take fewer neighbours")
         beyond = [k for k in task.k if k > fewest]

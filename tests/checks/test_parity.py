@@ -40,7 +40,7 @@ class Drops(nn.Module):
 """
 
 
-def test_two_that_agree_are_reported_with_figures_a_picture_and_what_still_draws_random_numbers(exp):
+def test_two_that_agree_are_reported_with_figures_and_what_still_draws_random_numbers(exp):
     (exp.folder / "noisy.py").write_text(NOISY)
     done = exp(*SMALL, "model._target_=noisy.Noisy", "backend=cpu", "steps=3", PYTHONPATH=str(exp.folder))
     assert done.returncode == 0, done.stderr
@@ -50,7 +50,6 @@ def test_two_that_agree_are_reported_with_figures_a_picture_and_what_still_draws
     assert report["losses"]["tested"] == report["losses"]["reference"] == golden.losses(exp.path("run") / "tested")
     assert {found["absolute"] for found in report["largest"].values()} == {0.0}
     assert not list(exp.path("run").rglob("trace.npz"))
-    assert (exp.path("run") / "plots" / "parity.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_what_cannot_be_compared_is_refused(exp):

@@ -9,10 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from exp.checks import report
-from exp.checks.bench import END, START, journal_of
 from exp.checks.check import Journal, fail, ok
-from exp.checks.doctor import CHECKS
+from exp.checks.doctor import CHECKS, END, START, journal_of
+from exp.checks.verdict import judge
 from exp.launcher.outcome import Outcome, RankFailure
 from exp.runfolder import RunFolder
 
@@ -44,7 +43,7 @@ def judged(tmp_path):
             task=SimpleNamespace(timeout_s=timeout_s),
             backend=SimpleNamespace(name="cpu", simulate=False),
         )
-        return report._assemble(config, folder, outcome or Outcome(1), started=time.time() - took)
+        return judge(config, folder, outcome or Outcome(1), started=time.time() - took)
 
     return run
 
@@ -54,7 +53,7 @@ def findings(found):
 
 
 def died(rank, code=-9):
-    return Outcome(1, failures=[RankFailure(rank, rank, "Killed", "killed by SIGKILL", code, "here", 0.0, "log")])
+    return Outcome(1, failures=[RankFailure(rank, rank, "Killed", "killed by SIGKILL", code)])
 
 
 def test_ranks_that_are_well_are_ok_and_a_rank_that_others_waited_for_is_not(judged):

@@ -1,0 +1,176 @@
+"""Figures of images: side by side with titles, a legend and a scale bar, and contact sheets; drawn to RGB pixels."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple, Sequence, Tuple
+
+import numpy as np
+from matplotlib.patches import Patch, Rectangle
+
+from exp.draw.figure import as_it_is, figure_pixels, label, new_figure
+
+__all__ = ["Color", "Scene", "Tile", "panels", "round_length", "scene_tile", "sheet", "shortened", "spread"]
+
+Color = Tuple[int, int, int]
+_DPI = 100
+_GAP = 8  # pixels between pictures side by side
+_RIGHT, _WRONG = "#2ea043", "#d62728"
+
+
+def panels(
+    pictures: Sequence[np.ndarray],
+    titles: Sequence[str] = (),
+    head: str = "",
+    legend: Sequence[tuple[str, Color]] = (),
+    gsd: float | None = None,
+) -> np.ndarray:
+    """Pictures side by side, each pixel of them a pixel of the result.
+
+    Args:
+        pictures: RGB (H, W, 3), uint8, of one size.
+        titles: one above each.
+        head: a line above all.
+        legend: names and their colors, below.
+        gsd: meters of a pixel on the ground, for a scale bar in the first picture; None: not known.
+
+    Returns:
+        RGB on white, uint8.
+    """
+    height, width = pictures[0].shape[:2]
+    across = len(pictures) * (width + _GAP) - _GAP
+    letters = min(max(width // 28 if titles else across // 55, 13), 48)
+    line = round(1.8 * letters)
+    names = [label(shortened(name, across, letters)) for name, _ in legend]
+    columns = max(min(int(across / (0.65 * letters * max(map(len, names), default=1) + 3 * letters)), len(names)), 1)
+    above, below = line * (bool(titles) + bool(head)), line * -(-len(names) // columns)
+    total = height + above + below
+    figure, size = new_figure(across / _DPI, total / _DPI, _DPI), letters * 72 / _DPI
+    for number, picture in enumerate(pictures):
+        place = (number * (width + _GAP) / across, below / total, width / across, height / total)
+        axes = figure.add_axes(place, frameon=False, xticks=[], yticks=[])
+        axes.imshow(picture, interpolation="none", aspect="auto")
+        if titles:
+            as_it_is(axes.set_title(shortened(titles[number], width, letters), fontsize=size, pad=0.4 * size))
+        if gsd is not None and number == 0:
+            _draw_scale(axes, height, width, gsd)
+    if head:
+        top = 1.0 - 0.5 * line / total
+        as_it_is(figure.text(0.0, top, f" {shortened(head, across, letters)}", fontsize=size, va="center"))
+    if names:
+        colors = ["#{:02x}{:02x}{:02x}".format(*color) for _, color in legend]
+        patches = [Patch(color=color, label=name) for name, color in zip(names, colors)]
+        made = figure.legend(patches, names, loc="lower left", bbox_to_anchor=(0.0, 0.0), ncol=columns, fontsize=size,
+                             frameon=False, borderaxespad=0.2, borderpad=0.1, labelspacing=0.4)  # fmt: skip
+        for text in made.get_texts():
+            as_it_is(text)
+    return figure_pixels(figure)
+
+
+def shortened(text: str, width: int, letters: int) -> str:
+    """As much of a text as fits, with an ellipsis in its middle: names of files differ at their ends.
+
+    Args:
+        text: one line.
+        width: pixels.
+        letters: their size in pixels.
+    """
+    room = max(int(width / (0.62 * letters)), 3)
+    head = (room - 1) // 3
+    return text if len(text) <= room else f"{text[:head]}…{text[len(text) - (room - 1 - head) :]}"
+
+
+def round_length(longest: float) -> float:
+    """The largest of 1, 2 and 5 times a power of ten that is not above ``longest``."""
+    power = 10.0 ** math.floor(math.log10(longest))
+    return max(step * power for step in (1.0, 2.0, 5.0) if step * power <= longest * (1 + 1e-9))
+
+
+def _draw_scale(axes: Any, height: int, width: int, gsd: float) -> None:
+    """A bar of a round length at the lower left, on a field of its own; none in a picture that is too small."""
+    meters = round_length(0.25 * width * gsd)
+    length, size = meters / gsd, min(max(width // 45, 13), 48)
+    if length + 2 * size > width or 4 * size > height:
+        return
+    unit, scale = next((each for each in (("km", 1000.0), ("m", 1.0), ("cm", 0.01)) if meters >= each[1] * 0.999999),
+                       ("mm", 0.001))  # fmt: skip
+    left, low = 1.5 * size, height - size
+    field = (0.5 * size, height - 3 * size), max(length, 5 * size) + 2 * size, 2.5 * size
+    axes.add_patch(Rectangle(*field, color="white", linewidth=0))
+    axes.add_patch(Rectangle((left, low), length, -max(size // 4, 3), color="black", linewidth=0))
+    axes.text(left, low - 0.5 * size, f"{meters / scale:g} {unit}", fontsize=size * 72 / _DPI)
+
+
+class Tile(NamedTuple):
+    """One picture of a sheet.
+
+    Attributes:
+        picture: RGB (H, W, 3), uint8, of any size.
+        captions: lines below it.
+        frame: color of a frame around it; None: no frame.
+    """
+
+    picture: np.ndarray
+    captions: Sequence[str]
+    frame: str | None = None
+
+
+def sheet(tiles: Sequence[Tile], side: int = 224, title: str = "") -> np.ndarray:
+    """Pictures in rows.
+
+    Args:
+        tiles: at least one.
+        side: pixels of the longer side of each picture.
+        title: a line above all; may be empty.
+
+    Returns:
+        RGB on white, uint8.
+    """
+    columns = min(max(round((1.6 * len(tiles)) ** 0.5), min(len(tiles), 3)), len(tiles))
+    rows = -(-len(tiles) // columns)
+    flat = max(tile.picture.shape[0] / max(tile.picture.shape[:2]) for tile in tiles)
+    captions = 18 * max(len(tile.captions) for tile in tiles)
+    size = (columns * (side + 12) / _DPI, (rows * (flat * side + captions + 14) + 30 * bool(title)) / _DPI)
+    figure = new_figure(*size, dpi=_DPI)
+    for axes, tile in zip(figure.subplots(rows, columns, squeeze=False).flat, tiles):
+        axes.imshow(tile.picture, interpolation="none")
+        for spine in axes.spines.values():
+            spine.set(visible=tile.frame is not None, color=tile.frame, linewidth=3)
+        text = "\n".join(shortened(line, side, 12) for line in tile.captions)
+        as_it_is(axes.set_xlabel(text, fontsize=8.5))
+    for axes in figure.axes:
+        axes.set(xticks=[], yticks=[], frame_on=axes.has_data())
+    if title:
+        as_it_is(figure.suptitle(shortened(title, round(size[0] * _DPI), 13), fontsize=10))
+    return figure_pixels(figure)
+
+
+def spread(count: int, most: int) -> list[int]:
+    """At most ``most`` of the numbers below ``count``, from the first to the last, evenly."""
+    if count <= most:
+        return list(range(count))
+    return [round(step * (count - 1) / max(most - 1, 1)) for step in range(most)]
+
+
+class Scene(NamedTuple):
+    """The prediction for one image.
+
+    Attributes:
+        file: its path.
+        best: the likeliest classes, as (class, probability), the likeliest first.
+        truth: its class, where that is known.
+    """
+
+    file: str
+    best: Sequence[tuple[str, float]]
+    truth: str | None = None
+
+
+def scene_tile(picture: np.ndarray, scene: Scene) -> Tile:
+    """A picture with its predicted class; framed green or red where the truth is known, which is then named."""
+    name, share = scene.best[0]
+    captions = [f"{name}  {100 * share:.0f} %"]
+    if scene.truth is None:
+        return Tile(picture, [*captions, scene.file.rsplit("/", 1)[-1]])
+    right = scene.truth == name
+    return Tile(picture, [*captions, "right" if right else f"is {scene.truth}"], _RIGHT if right else _WRONG)
