@@ -318,7 +318,9 @@ class ForecastingData(Data):
         Raises:
             DataError: names the split and the series.
         """
-        for split in splits if self._truth is not None else ():
+        if self._truth is None:
+            return
+        for split in splits:
             first, stop = self.rows[split].start + self.lookback, self.rows[split].stop
             known = (~self._truth[first:stop, self.scored].isnan()).any(dim=0).tolist()
             lacking = [name for name, is_known in zip(self.target_names, known) if not is_known]

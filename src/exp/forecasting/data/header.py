@@ -83,7 +83,7 @@ def numbered_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
                 yield begin, cells
     except csv.Error as error:
         raise DataError(
-            f"{path} row {line + 1} is not comma-separated text ({error}): a quote that is not closed, perhaps; write "
+            f"{path} row {line + 1} is not comma-separated UTF-8 text ({error}): a quote that is not closed, perhaps; write "
             "every cell as a plain number, name or date"
         ) from error
     except (OSError, EOFError, zlib.error) as error:
