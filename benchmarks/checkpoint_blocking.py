@@ -124,7 +124,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         config = OmegaConf.structured(ExpConfig)
         config.name, config.task, config.global_batch_size = "blocking", OmegaConf.structured(Train), BATCH
-        session = Session(config, RunFolder(folder), RankInfo.single(), CpuBackend(name="cpu"))
+        session = Session(config, RunFolder(folder), RankInfo(), CpuBackend(name="cpu"))
         session.folder.create()
         session.device, session.distributed = torch.device("cpu"), Distributed()
         model = Stack(width)

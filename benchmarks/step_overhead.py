@@ -118,7 +118,7 @@ def ours(loader: DataLoader, steps: int, folder: str) -> float:
     """Our engine with its usual hooks; returns seconds per step of the training loop."""
     config = OmegaConf.structured(ExpConfig)
     config.name, config.task, config.global_batch_size = "overhead", OmegaConf.structured(Train), BATCH
-    session = Session(config, RunFolder(folder), RankInfo.single(), CpuBackend(name="cpu"))
+    session = Session(config, RunFolder(folder), RankInfo(), CpuBackend(name="cpu"))
     session.device, session.distributed = torch.device("cpu"), Distributed()
     model = OurModel()
     wrapper = BackendOptimWrapper(torch.optim.Adam(model.parameters(), lr=1e-3), session.backend)

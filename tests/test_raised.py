@@ -128,7 +128,7 @@ def test_the_error_file_has_it_and_the_frames_let_go_of_the_model(tmp_path, monk
 
     monkeypatch.setattr("exp.session.run", body)
     with pytest.raises(RuntimeError) as raised:
-        run_worker(folder, dataclasses.replace(RankInfo.single(), world_size=2), redirect=False)
+        run_worker(folder, dataclasses.replace(RankInfo(), world_size=2), redirect=False)
     assert f"model: {__name__}.Block.forward raises RuntimeError" in read_json(folder.error_file(0))["message"]
     held = [frame.f_locals for frame, _ in traceback.walk_tb(raised.value.__traceback__)]
     assert not any("model" in names for names in held)

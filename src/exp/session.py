@@ -5,7 +5,6 @@ Torch is imported only after the backend has set the environment, because device
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import importlib
 import logging
@@ -15,13 +14,13 @@ import time
 import uuid
 import warnings
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
 from exp.config.resolve import check_names
 from exp.config.schema import ExpConfig
 from exp.config.structures import load
 from exp.console import make_console, wait_for, waited
-from exp.contract import check_result, page_of, shown
+from exp.contract import check_result
 from exp.errors import ConfigError, Preempted
 from exp.hardware.backend import PRECISIONS
 from exp.hardware.cards import check_distinct
@@ -119,8 +118,7 @@ class Session:
         self.device = backend.set_device(info.local_rank)
         if getattr(self.device, "type", None) != backend.device_type:
             raise ConfigError(
-                f"backend: {shown(backend)}.set_device must give a torch.device of type {backend.device_type!r}, not "
-                f"{self.device!r}; see {page_of('backend')}"
+                f"backend={backend.name}: set_device gives {self.device!r}, no {backend.device_type} device"
             )
         if not backend.supports(config.precision):
             raise ConfigError(
@@ -146,29 +144,29 @@ class Session:
         self._announce()
 
     def _announce(self) -> None:
-        """Each rank says once where it is; rank 0 shows all lines, and refuses ranks that share a card."""
+        """Each rank logs once where it is; rank 0 shows all lines, and refuses ranks that share a card."""
         info = self.info
         about = {**self.backend.describe(self.device), "host": socket.gethostname(), "local_rank": info.local_rank}
         self.devices = self.distributed.gather({**about, "device": str(self.device)})
-        line = rank_line(info.rank, info.world_size, self.devices[info.rank], self.process_group)
-        logger.info(line)
+        lines = [
+            f"rank {rank}/{info.world_size}  local_rank {device['local_rank']}  {device['device']}  "
+            f"{self.process_group}  {device['host']}"
+            for rank, device in enumerate(self.devices)
+        ]
+        logger.info(lines[info.rank])
+        cautions = [*self.backend.cautions()]
         if self.fallback is not None:
-            logger.warning("fallback: %(used)s instead of %(wanted)s, because %(reason)s", self.fallback)
-        if self.console is not None:
-            for rank, device in enumerate(self.devices):
-                self.console.print(
-                    rank_line(rank, info.world_size, device, self.process_group), highlight=False, soft_wrap=True
-                )
-            if self.fallback is not None:
-                self.console.print(
-                    "FALLBACK on every rank: {used} instead of {wanted}, because {reason}; slow, and counted as "
-                    "staged_bytes_per_step in metrics.jsonl".format(**self.fallback),
-                    style="bold yellow",
-                    soft_wrap=True,
-                )
-        for caution in self.backend.cautions():
+            text = (
+                "FALLBACK on every rank: {used} instead of {wanted}, because {reason}; slow, and counted as "
+                "staged_bytes_per_step in metrics.jsonl"
+            )
+            cautions.insert(0, text.format(**self.fallback))
+        for caution in cautions:
             logger.warning("%s", caution)  # another node may have other variables
-            if self.console is not None:
+        if self.console is not None:
+            for line in lines:
+                self.console.print(line, highlight=False, soft_wrap=True)
+            for caution in cautions:
                 self.console.print(f"warning: {caution}", highlight=False, style="yellow", soft_wrap=True)
         if self.backend.exclusive_devices:
             check_distinct(self.devices)
@@ -251,23 +249,6 @@ class Session:
             self.backend.collectives.destroy()
 
 
-def rank_line(rank: int, world_size: int, device: dict[str, Any], process_group: str) -> str:
-    """``rank 3/8  local_rank 3  <device>  <process group>  <host>``."""
-    place = f"rank {rank}/{world_size}  local_rank {device['local_rank']}"
-    return f"{place}  {device['device']}  {process_group}  {device['host']}"
-
-
-@contextlib.contextmanager
-def _collector_paused() -> Iterator[None]:
-    """For imports: torch and MMEngine make a million objects, none of them garbage. Looking costs a fifth more."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
-
-
 def run(folder: RunFolder, info: RankInfo) -> None:
     """Do this rank's part of the run in ``folder``.
 
@@ -288,15 +269,17 @@ def run(folder: RunFolder, info: RankInfo) -> None:
         return
     session = Session(config, folder, info, backend)
     try:
-        with _collector_paused():
-            session.open()
-            from exp.engine.registries import import_plugins  # MMEngine's, and so torch
+        gc.disable()  # torch and MMEngine make a million objects, none of them garbage; looking costs a fifth more
+        session.open()
+        from exp.engine.registries import import_plugins  # MMEngine's, and so torch
 
-            import_plugins(config.plugins)
-            # Of torch's losses: (64, 1) against (64,) is 64 x 64 differences. No number that comes of it is right.
-            warnings.filterwarnings("error", message="Using a target size")
-            for module in task.modules:
-                importlib.import_module(module)
+        import_plugins(config.plugins)
+        # Of torch's losses: (64, 1) against (64,) is 64 x 64 differences. No number that comes of it is right.
+        warnings.filterwarnings("error", message="Using a target size")
+        for module in task.modules:
+            importlib.import_module(module)
+        gc.freeze()
+        gc.enable()
         result = task.run(session)
         if info.rank == 0:
             check_result(task, result)

@@ -1,4 +1,4 @@
-"""What loader processes need of the machine: semaphores, and sockets in a private folder with a short name.
+"""A private folder with a short name for the sockets of loader processes and of the fork server.
 
 A tensor comes from a loader process as an open file, handed over by a socket; so is a fork server reached. Linux takes
 107 bytes for a socket's whole path (unix(7)). Below a longer temporary folder none can be made; the thread of the
@@ -12,7 +12,6 @@ import os
 import shutil
 import tempfile
 from multiprocessing import util
-from pathlib import Path
 
 from exp.errors import ConfigError, RunError
 
@@ -21,8 +20,7 @@ __all__ = ["folder_for_sockets", "keep_sockets_in", "make_sockets_possible"]
 _LONGEST = 107
 _SOCKET = "/listener-12345678"
 _PRIVATE = "/pymp-12345678"  # multiprocessing's own folder; ours has a shorter name
-_OTHERS = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - what is made there is private
-_LEAST_BYTES = 2**16
+_SHORT = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - what is made there is private
 
 
 def folder_for_sockets() -> str | None:
@@ -31,10 +29,8 @@ def folder_for_sockets() -> str | None:
     Returns:
         None where none is short and can be written.
     """
-    given = tempfile.gettempdir()
-    if _fits(given + _PRIVATE):
-        return given
-    return next((folder for folder in _OTHERS if _can_be_written(folder)), None)
+    folders = [folder for folder in (tempfile.gettempdir(), *_SHORT) if _fits(folder + _PRIVATE)]
+    return next((folder for folder in folders if os.access(folder, os.W_OK)), None)
 
 
 def keep_sockets_in(scratch: str) -> bool:
@@ -70,7 +66,7 @@ def make_sockets_possible() -> None:
     if base is None:
         raise ConfigError(
             f"TMPDIR={tempfile.gettempdir()} is too long for the sockets of loader processes, and none of "
-            f"{', '.join(_OTHERS)} can be written; set TMPDIR to a folder of at most "
+            f"{', '.join(_SHORT)} can be written; set TMPDIR to a folder of at most "
             f"{_LONGEST - len(_PRIVATE + _SOCKET)} bytes, or data.num_workers=0"
         )
     folder = tempfile.mkdtemp(prefix="exp-", dir=base)
@@ -93,12 +89,3 @@ def _remove_if_left(folder: str) -> None:
 
 def _fits(private: str) -> bool:
     return len(os.fsencode(private + _SOCKET)) <= _LONGEST
-
-
-def _can_be_written(folder: str) -> bool:
-    try:
-        with tempfile.TemporaryDirectory(prefix="exp-", dir=folder) as private:
-            Path(private, "probe").write_bytes(bytes(_LEAST_BYTES))
-    except OSError:
-        return False
-    return True

@@ -44,7 +44,7 @@ def test_the_same_command_follows_the_job_that_is_there(exp, start):
     said = again.communicate(timeout=120)
     assert (again.returncode, "MSE" in said[0]) == (0, True), said
     assert len(exp.losses("run")) == 4
-    assert len(list((run / "slurm").glob("*_submitted.pkl"))) == 1
+    assert json.loads((run / "logs" / "job.json").read_text())["holder"]["job"] == holder["job"]
     assert not (run / LOCK).exists()
     ended = exp("task=attach", "run=run")
     assert (ended.returncode, "MSE" in ended.stdout) == (0, True), ended.stderr

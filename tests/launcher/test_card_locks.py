@@ -8,8 +8,8 @@ import pytest
 
 from exp.errors import UnavailableError
 from exp.hardware.registry import create_backend
-from exp.launcher import card_locks
-from exp.launcher.card_locks import locked_cards
+from exp.launcher import job
+from exp.launcher.job import locked_cards
 
 CARDS = [f"GPU-{number}-{'0123456789' * 6}" for number in range(3)]
 
@@ -17,7 +17,7 @@ CARDS = [f"GPU-{number}-{'0123456789' * 6}" for number in range(3)]
 def test_cards_with_long_names_are_locked_one_by_one(monkeypatch):
     three = create_backend({"_target_": "cuda", "name": "cuda"})
     monkeypatch.setattr(three, "device_count", lambda: 3)
-    monkeypatch.setattr(card_locks, "this_host", lambda: "node." + "a" * 59)
+    monkeypatch.setattr(job, "this_host", lambda: "node." + "a" * 59)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(CARDS))
     with locked_cards(three, 2):
         assert os.environ["CUDA_VISIBLE_DEVICES"].split(",") == CARDS[:2]

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from exp.errors import ConfigError
-from exp.launcher.rank_environment import RankEnvironment, given_group, suggested_group
+from exp.launcher.rank_environment import RankEnvironment, find_group
 
 FAMILIES = {
     "torchrun": "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE",
@@ -39,13 +39,13 @@ def test_each_launchers_variables_give_the_place(family):
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"RANK": None}, "RANK is not set, but WORLD_SIZE=4"),
-        ({"MASTER_ADDR": None, "MASTER_PORT": None}, "MASTER_ADDR, MASTER_PORT is not set"),
+        ({"RANK": None}, "but RANK is not set; set it"),
+        ({"MASTER_ADDR": None, "MASTER_PORT": None}, "but MASTER_ADDR, MASTER_PORT is not set"),
         ({"LOCAL_RANK": None}, "LOCAL_RANK=0"),
         ({"RANK": "4"}, "RANK=4 WORLD_SIZE=4"),
-        ({"LOCAL_WORLD_SIZE": None}, "LOCAL_WORLD_SIZE (or nproc), 1"),
-        ({"WORLD_SIZE": "5"}, "5 / 2 is not whole"),
-        ({"LOCAL_WORLD_SIZE": "4"}, "LOCAL_RANK must be RANK"),
+        ({"LOCAL_WORLD_SIZE": None}, "is 1 (LOCAL_WORLD_SIZE, or nproc)"),
+        ({"WORLD_SIZE": "5"}, "every node must have as many processes"),
+        ({"LOCAL_WORLD_SIZE": "4"}, "the same on one node"),
         ({"MASTER_PORT": "0"}, "MASTER_PORT=0"),
         ({"RANK": "first"}, "RANK=first"),
         (dict.fromkeys(TORCH), "finds none"),
@@ -58,7 +58,6 @@ def test_variables_that_do_not_go_together_are_refused(change, text):
 
 
 TWO = {**variables("torchrun", "1", "2", "1", "2"), **MASTER}
-GONE = {**TWO, "MASTER_ADDR": "192.0.2.1"}  # an address that nobody has (RFC 5737)
 OMPI, MPICH = (variables(family, "0", "2", "0", "2") for family in ("mpirun", "MPICH"))
 SRUN = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", **variables("srun", "0", "2", "0", "2")}
 SBATCH = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "2"}  # in its script
@@ -69,34 +68,31 @@ def without(name: str, given: dict[str, str]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("given", "refused", "suggested"),
+    ("given", "lives"),
     [
-        (TWO, True, False),
-        (without("LOCAL_WORLD_SIZE", TWO), True, False),
-        (without("MASTER_PORT", TWO), False, False),
-        ({**TWO, "WORLD_SIZE": "1"}, False, False),
-        ({**TWO, "RANK": "7"}, False, False),
-        (GONE, False, False),
-        ({**GONE, "TORCHELASTIC_RUN_ID": "none"}, True, False),
-        (OMPI, True, True),
-        (MPICH, True, True),
-        ({**OMPI, "OMPI_COMM_WORLD_SIZE": "1"}, False, False),
-        (without("OMPI_COMM_WORLD_RANK", OMPI), False, False),
-        ({**OMPI, "OMPI_COMM_WORLD_SIZE": "two"}, False, False),
-        ({**OMPI, "OMPI_COMM_WORLD_SIZE": "1", **GONE}, False, False),  # torch's are left over below mpirun -n 1
-        (SRUN, False, True),
-        ({**SRUN, "PMI_RANK": "0", "PMI_SIZE": "2"}, False, True),  # srun --mpi=pmi2
-        ({**SRUN, "SLURM_STEP_NUM_TASKS": "1"}, False, False),  # srun -n1 --pty bash
-        (SBATCH, False, False),
+        (TWO, None),
+        ({**TWO, "TORCHELASTIC_RUN_ID": "none"}, True),
+        ({**TWO, "TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "1"}, None),
+        ({**TWO, "TORCHELASTIC_RUN_ID": "none", "RANK": "7"}, None),
+        (without("MASTER_PORT", {**TWO, "TORCHELASTIC_RUN_ID": "none"}), None),
+        (OMPI, True),
+        (MPICH, True),
+        ({**OMPI, "OMPI_COMM_WORLD_SIZE": "1"}, None),
+        (without("OMPI_COMM_WORLD_RANK", OMPI), None),
+        ({**OMPI, "OMPI_COMM_WORLD_SIZE": "two"}, None),
+        ({**OMPI, "OMPI_COMM_WORLD_SIZE": "1", **TWO}, None),  # torch's are left over below mpirun -n 1
+        (SRUN, False),
+        ({**SRUN, "PMI_RANK": "0", "PMI_SIZE": "2"}, False),  # srun --mpi=pmi2
+        ({**SRUN, "SLURM_STEP_NUM_TASKS": "1"}, None),  # srun -n1 --pty bash
+        (SBATCH, None),
     ],
 )
-def test_groups_that_live_are_told_from_leftovers(given, refused, suggested):
-    assert (given_group(given) is not None) is refused
-    assert (suggested_group(given) is not None) is suggested
-    assert given_group(given, 2) is None, "one agent on each of two nodes is as it should be"
-    assert suggested_group(given, 2) is None
+def test_groups_that_live_are_told_from_leftovers(given, lives):
+    group = find_group(given)
+    assert (None if group is None else group.lives) is lives
+    assert find_group(given, 2) is None, "one agent on each of two nodes is as it should be"
 
 
 def test_a_process_of_another_rank_makes_a_group_a_living_one():
-    with subprocess.Popen([sys.executable, "-c", "input()"], env={**GONE, "RANK": "0"}, stdin=subprocess.PIPE):
-        assert given_group(GONE) is not None
+    with subprocess.Popen([sys.executable, "-c", "input()"], env={**TWO, "RANK": "0"}, stdin=subprocess.PIPE):
+        assert find_group(TWO).lives

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from exp.heartbeat import Beat, Stage
-from exp.launcher.outcome import Outcome, collect_failures, describe_failure, is_of_peer, leave_word
+from exp.launcher.outcome import (
+    Outcome,
+    collect_failures,
+    describe_failure,
+    failure_of,
+    is_of_peer,
+    write_error,
+)
 from exp.launcher.rank import this_host
 from exp.runfolder import RunFolder, write_json
 
@@ -19,7 +28,7 @@ def folder(tmp_path):
 
 def collected(folder, errors):
     """The failures of ranks that left errors."""
-    about = {"host": "h", "type": "ValueError", "message": "boom", "pid": 1, "restart": 0, "own": False}
+    about = {"host": "h", "type": "ValueError", "message": "boom", "pid": 1, "own": False}
     for rank, time, of_peer, exit_code in errors:
         told = {"rank": rank, "local_rank": rank, "time": time, "of_peer": of_peer, "exit_code": exit_code}
         write_json(folder.error_file(rank), {**about, **told})
@@ -42,7 +51,7 @@ def test_the_cause_comes_first(folder, errors, ranks):
 
 def test_the_cause_is_told_first_then_who_failed_after_it_where_the_log_is_and_what_still_runs(folder):
     collected(folder, [(0, 2.0, False, 1)])
-    leave_word(folder, str(folder.path), Beat(5, 1, 9, Stage.HOOKS, 3, 1), 1, -9)
+    write_error(folder, failure_of(Beat(5, 1, 9, Stage.HOOKS, 3, 1), 1, -9), None)
     failures = collect_failures(folder)
     folder.log_file(1).touch()
     assert describe_failure(Outcome(1, failures=failures)).splitlines() == [
@@ -71,13 +80,13 @@ def test_the_cause_is_the_same_on_whatever_node_it_was(folder, words, ranks):
     collected(folder, [(0, 1.0, True, 1), (1, 1.1, True, 1)])
     for rank in words:
         beat = Beat(5, rank, 9, Stage.HOOKS, 3, 1)
-        leave_word(folder, str(folder.path), beat, rank - 2, None, end=("AgentLost", "torch's agent was killed"))
-    assert [failure.rank for failure in collect_failures(folder, (), 4, 2)] == ranks
+        write_error(folder, replace(failure_of(beat, rank - 2, None), type="AgentLost"), None)
+    assert [failure.rank for failure in collect_failures(folder, None, 4, 2)] == ranks
 
 
 def test_ranks_that_all_others_have_lost_come_first(folder, monkeypatch):
-    monkeypatch.setattr("exp.launcher.outcome._WORD_PATIENCE_S", 0)
+    monkeypatch.setattr("exp.launcher.outcome._OTHER_NODES_S", 0)
     collected(folder, [(0, 1.0, True, 1), (1, 1.1, True, 1)])
-    failures = collect_failures(folder, (), 4, 2)
+    failures = collect_failures(folder, None, 4, 2)
     assert [failure.rank for failure in failures] == [2, 3, 0, 1]
     assert (failures[0].type, failures[0].host) == ("RankLost", "node 1")

@@ -24,7 +24,7 @@ class Watch:
             scratch.mkdir()
             heartbeat.make_file(str(scratch), 2)
             self.detectors.append(HangDetector(self.folder, str(scratch), nnodes, 1800, step_timeout_s))
-            self.detectors[-1]._word = self.folder.logs / f"stuck-{scratch.name}.json"
+            self.detectors[-1]._view = self.folder.logs / f"stuck-{scratch.name}.json"
 
     def say(self, rank, stage, step, times, count=1):
         beats = self.scratch[rank // 2] / "beats"

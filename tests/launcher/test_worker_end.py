@@ -44,7 +44,7 @@ def body(folder, info):
     if how == "failed":
         raise ValueError("planted")
 session.run = body
-worker.work_to_end(folder, RankInfo.single())
+worker.work_to_end(folder, RankInfo())
 """
 
 
@@ -95,7 +95,7 @@ def test_the_agent_leaves_a_word_for_those_that_could_not(tmp_path, monkeypatch,
     monkeypatch.setattr("exp.launcher.hang_detector.is_alive", lambda pid: False)
     beats = [heartbeat._FORMAT.pack(10 + rank, rank, 9, stage, 7, 1) for rank, stage in enumerate(stages)]
     (tmp_path / "beats").write_bytes(b"".join(beats))
-    assert _came_to_end(folder, str(tmp_path), {end.local_rank: end for end in ends}, restarts=0) is well
+    assert _came_to_end(folder, str(tmp_path), {end.local_rank: end for end in ends}) is well
     found = {rank: read_json(folder.error_file(rank)) for rank in (0, 1)}
     assert {rank for rank, error in found.items() if error} == set(words)
     for rank, text in words.items():

@@ -8,7 +8,7 @@ import pytest
 
 from exp.hardware.cards import only
 from exp.hardware.registry import create_backend
-from exp.launcher.submitit import array_size, in_slices
+from exp.launcher.submitit import array_size
 from exp.sweep.packing import _Pools
 
 
@@ -52,9 +52,8 @@ def test_a_job_sees_its_own_devices_among_those_that_are_visible(monkeypatch, na
     assert only(backend_of(name), devices) == wanted
 
 
-def test_a_sweep_too_large_for_one_array_is_several(monkeypatch, tmp_path):
+def test_slurm_says_how_many_jobs_an_array_may_have(monkeypatch, tmp_path):
     (tmp_path / "scontrol").write_text("#!/bin/sh\necho 'MaxArraySize            = 40'\n")
     (tmp_path / "scontrol").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     assert array_size() == 40
-    assert in_slices(range(50), 40) == [range(40), range(40, 50)]

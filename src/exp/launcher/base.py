@@ -1,14 +1,15 @@
-"""The launcher interface."""
+"""The launcher interface, and which launcher a configuration names."""
 
 from __future__ import annotations
 
 import abc
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Sequence
 
-from exp.config.resolve import resolve
+from omegaconf import OmegaConf
+
+from exp.config.resolve import create
+from exp.config.resolve import resolve as resolve_name
 from exp.config.schema import ExpConfig, LauncherConfig
-from exp.errors import ConfigError
 from exp.task import task_class
 
 if TYPE_CHECKING:
@@ -16,28 +17,15 @@ if TYPE_CHECKING:
 
     from exp.frozen import FrozenRun
     from exp.launcher.outcome import Outcome
+    from exp.launcher.status import Watcher
     from exp.runfolder import RunFolder
 
-__all__ = ["Launcher", "Watcher", "launcher_class"]
+__all__ = ["Launcher", "launcher_class", "resolve"]
+
+_LOCAL = "exp.launcher.local.LocalLauncher"
+_TORCHRUN = "exp.launcher.torchrun.TorchrunLauncher"
 
 
-class Watcher(abc.ABC):
-    """Is told what becomes of runs that are not in this process."""
-
-    @abc.abstractmethod
-    def say(self, text: str) -> None:
-        """Something that the user is to read."""
-
-    @abc.abstractmethod
-    def state(self, number: int, text: str) -> None:
-        """How a run is doing; called often."""
-
-    @abc.abstractmethod
-    def ended(self, number: int, outcome: Outcome) -> None:
-        """A run has ended."""
-
-
-@dataclass(eq=False)
 class Launcher(abc.ABC):
     """Starts the workers of a run and waits for them.
 
@@ -46,69 +34,40 @@ class Launcher(abc.ABC):
             :class:`exp.config.schema.LauncherConfig`; they are the constructor's arguments.
         submits: whether it hands runs to a scheduler, as jobs that may outlive this process, and takes the batch of a
             sweep at once (:meth:`launch_all`).
-        joins: whether this process is one of a group that something outside has started: the variables that tell its
-            place in it count.
+        joins: whether this process is one of a group that something outside has started: the variables that give its
+            rank count.
     """
 
     keys: ClassVar[type] = LauncherConfig
     submits: ClassVar[bool] = False
     joins: ClassVar[bool] = False
 
-    nnodes: int = 1
-    """Nodes that take part."""
-    rdzv_endpoint: str | None = None
-    """``host:port`` where agents of several nodes meet."""
-    rdzv_id: str = "exp"
-    """Tells jobs at one endpoint apart."""
-    max_restarts: int = 0
-    """How often all workers are started again."""
-    fork: bool = True
-    """Whether workers may be forked from one process that has imported everything."""
-    timeout_s: int = 1800
-    """Seconds to wait for other nodes and for collectives."""
-    step_timeout_s: float | None = None
-    """Seconds that all ranks may stand still within training or evaluation; None: from the slowest so far, at least a
-    minute; 0: any time."""
-
-    def __post_init__(self) -> None:
-        if self.step_timeout_s is not None and self.step_timeout_s < 0:
-            raise ConfigError(f"launcher.step_timeout_s={self.step_timeout_s} must be positive, 0 (never) or null")
-        if self.nnodes > 1 and not self.rdzv_endpoint:
-            raise ConfigError(
-                f"launcher.nnodes={self.nnodes} needs a meeting point; "
-                "set launcher.rdzv_endpoint=<host of one node>:<port>"
-            )
+    def __init__(self, **settings: Any) -> None:
+        """Take the keys of ``config.launcher`` as ``self.config``, an object of ``keys``."""
+        self.config: Any = self.keys(**settings)
 
     @classmethod
     def is_elsewhere(cls, config: Any) -> bool:
-        """Whether runs take place on other machines, whose hardware this one cannot tell.
-
-        Args:
-            config: ``config.launcher``, with the fields of ``keys``.
-        """
+        """Whether runs with this ``config.launcher`` take place on other machines, whose hardware this one lacks."""
         del config
         return False
 
     @classmethod
     def take_place(cls, config: ExpConfig, overrides: Sequence[str]) -> None:
-        """Where it ``joins``: set ``nproc`` and ``launcher.nnodes`` to what is there, first of all.
-
-        Args:
-            config: the whole configuration, as composed; may be changed.
-            overrides: the user's.
+        """Where it ``joins``: set ``nproc`` and ``launcher.nnodes`` of the composed configuration to what is there.
 
         Raises:
-            ConfigError: there is no place to take, or the user has asked for another number of processes.
+            ConfigError: this process has no rank, or the user's overrides ask for another number of processes.
         """
 
     @property
     def leads(self) -> bool:
-        """Whether this process writes the run folder and tells the outcome; one that does not has ``take_part``."""
+        """Whether this process writes the run folder and reports the outcome."""
         return True
 
     def take_part(self, run: FrozenRun) -> int:
         """Run this process's share of a run that another process leads; returns the exit code."""
-        raise NotImplementedError
+        return self.launch_run(run).exit_code
 
     def check(self, nproc: int) -> None:
         """Refuse what this launcher cannot do, before anything is written.
@@ -118,21 +77,17 @@ class Launcher(abc.ABC):
         """
 
     def preflight(self, runs: Sequence[FrozenRun], logs: Path) -> str | None:
-        """Have the scheduler look at a request, before anything is written.
-
-        Args:
-            runs: to be submitted together.
-            logs: where the scheduler would write to.
+        """Have the scheduler look at the request for runs, before anything is written.
 
         Returns:
-            What would be handed to it, where the configuration asks for no more than that; None: go on.
+            What would be handed to it (output in the folder ``logs``), if the configuration asks only for that.
 
         Raises:
             ConfigError: it would refuse the request.
         """
 
     def job_token(self) -> str | None:
-        """What all processes of a job that start it together, in one run folder, know it by; None: there is one."""
+        """What all processes of a job that start it together in one run folder know it by; None: there is one."""
         return None
 
     def launch_run(self, run: FrozenRun) -> Outcome:
@@ -144,7 +99,7 @@ class Launcher(abc.ABC):
 
         Args:
             runs: all ask for the same of the scheduler.
-            watcher: is told what becomes of each.
+            watcher: receives progress and outcomes.
             logs: where the scheduler writes to.
         """
         raise NotImplementedError
@@ -170,5 +125,24 @@ def launcher_class(config: ExpConfig) -> type[Launcher]:
     target = str(config.launcher["_target_"])
     if target == "auto":
         return Launcher
-    cls: type[Launcher] = resolve("launcher._target_", target, Launcher)
+    cls: type[Launcher] = resolve_name("launcher._target_", target, Launcher)
     return cls
+
+
+def resolve(config: LauncherConfig, nproc: int) -> Launcher:
+    """The launcher of ``config``; ``auto`` is local for one process that never restarts, torchrun otherwise.
+
+    Args:
+        config: ``config.launcher``.
+        nproc: workers per node.
+
+    Raises:
+        ConfigError: it cannot do what is asked for.
+    """
+    settings: Any = OmegaConf.to_container(config, resolve=True)
+    if settings["_target_"] == "auto":
+        alone = nproc == 1 and settings["nnodes"] == 1 and settings["max_restarts"] == 0
+        settings["_target_"] = _LOCAL if alone else _TORCHRUN
+    launcher: Launcher = create(settings, Launcher, "launcher")
+    launcher.check(nproc)
+    return launcher

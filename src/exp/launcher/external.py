@@ -1,7 +1,7 @@
 """launcher=external: somebody else has started the processes of a run; each takes the place that it is given.
 
 Every process composes and checks the configuration, and starts one worker. Rank 0's writes the run folder; the workers
-of the others learn over the store at MASTER_ADDR:MASTER_PORT which folder it is (:mod:`exp.launcher.worker`).
+of the others learn over the store at MASTER_ADDR:MASTER_PORT which folder it is (:mod:`exp.launcher.joining`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Sequence
 
-from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from exp import console, heartbeat
@@ -24,9 +22,18 @@ from exp.hardware.cores import cores_of_task
 from exp.hardware.registry import create_backend
 from exp.heartbeat import Stage
 from exp.launcher.base import Launcher
-from exp.launcher.outcome import Outcome, collect_failures, exit_code_of, leave_word, tail_of
+from exp.launcher.joining import JOINED
+from exp.launcher.outcome import (
+    Outcome,
+    RankFailure,
+    collect_failures,
+    failure_of,
+    forget_failures,
+    tail_of,
+    write_error,
+)
 from exp.launcher.ports import check_host, taken_by
-from exp.launcher.rank import JOINED, this_host
+from exp.launcher.rank import this_host
 from exp.launcher.rank_environment import RankEnvironment
 from exp.launcher.supervisor import Supervisor
 from exp.preemption import PREEMPT_SIGNAL
@@ -50,62 +57,48 @@ class ExternalLauncher(Launcher):
         """Set ``nproc`` and ``launcher.nnodes`` to what the launcher outside has started.
 
         Raises:
-            ConfigError: there is no place to take, or the user has asked for another number of processes.
+            ConfigError: this process has no rank, or the user has asked for another number of processes.
         """
         place = RankEnvironment.of(os.environ, config.nproc)
-        asked = [override for override in overrides if override.startswith(("nproc=", "launcher.nnodes="))]
-        for override, value in (("nproc=", place.local_world_size), ("launcher.nnodes=", place.nodes)):
-            if any(each.startswith(override) and each != f"{override}{value}" for each in asked):
-                raise ConfigError(
-                    f"{override}... with launcher=external: the processes are there, {value}; leave it out"
-                )
+        found = {"nproc": place.local_world_size, "launcher.nnodes": place.nodes}
+        for key, value in found.items():
+            if any(each.startswith(f"{key}=") and each != f"{key}={value}" for each in overrides):
+                raise ConfigError(f"{key}=... with launcher=external: the processes are there, {value}; leave it out")
         task = task_class(config)
         if task.in_parent or task.has_reference:
             raise ConfigError(f"task={config.task.name} does not run under launcher=external; use launcher=auto")
         config.nproc, config.launcher.nnodes = place.local_world_size, place.nodes
 
-    def __init__(self, nnodes: int = 1, **settings: Any) -> None:
-        super().__init__(**settings)
-        self.nnodes = nnodes
-        self.place: RankEnvironment  # known when the number of processes is: check
-
     def check(self, nproc: int) -> None:
         """Refuse what only a launcher of ours can do.
 
         Raises:
-            ConfigError: restarts, or a sweep; or the host to meet at is not known.
+            ConfigError: restarts; or the host to meet at is not known.
         """
         self.place = RankEnvironment.of(os.environ, nproc)
-        if self.max_restarts:
+        if self.config.max_restarts:
             raise ConfigError("launcher.max_restarts needs launcher=torchrun; outside, torchrun --max-restarts does it")
         if self.place.world_size > 1:
             check_host("MASTER_ADDR", self.place.master_addr)
-        if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN:
-            raise ConfigError("launcher=external runs one run, not a sweep; use launcher=auto or launcher=submitit")
 
     @property
     def leads(self) -> bool:
-        """Rank 0's process writes the folder and tells the outcome."""
+        """Rank 0's process writes the folder and reports the outcome."""
         return self.place.rank == 0
 
-    def take_part(self, run: FrozenRun) -> int:
-        """Run the worker of a rank other than 0; returns the exit code."""
-        return self.launch_run(run).exit_code
-
     def launch(self, folder: RunFolder, nproc: int, saves: bool = True) -> Outcome:
-        """Run rank 0's worker, and say what became of all."""
+        """Run rank 0's worker, and report what became of all."""
         return self.launch_run(FrozenRun.load(folder))
 
     def launch_run(self, run: FrozenRun) -> Outcome:
-        """Run this rank's worker; rank 0's process says what became of all.
+        """Run this rank's worker; rank 0's process reports what became of all.
 
         Raises:
             ConfigError: another rank was given another command, or does not see the run folder.
         """
         place, folder = self.place, run.folder
         if self.leads:
-            for stale in folder.logs.glob("rank*.error.json"):
-                stale.unlink()
+            forget_failures(folder)
         backend = create_backend(run.config.backend)
         cores = cores_of_task()
         environment = {
@@ -119,11 +112,11 @@ class ExternalLauncher(Launcher):
                 "folder": str(folder.path) if self.leads else None,
                 "digest": _digest(run.config),
                 "overrides": run.overrides,
-                "timeout_s": self.timeout_s,
+                "timeout_s": self.config.timeout_s,
                 "parent": os.getpid(),
             }
 
-            def joined() -> Any:
+            def joined() -> dict[str, Any]:
                 """Which folder the worker has come to, or why it was refused; empty: it has not met the others."""
                 return read_json(Path(scratch, JOINED)) or {}
 
@@ -134,36 +127,38 @@ class ExternalLauncher(Launcher):
             saves, signals = task_class(run.config).saves_state, (PREEMPT_SIGNAL, signal.SIGTERM)
             supervisor = Supervisor(self, scratch, find_folder, saves, signals, place.local_rank)
             log = Path(scratch, "early.log")
-            command = ["exp.launcher.worker", "--external", to_json(spec)]
+            command = ["exp.launcher.joining", to_json(spec)]
             pid, code = supervisor.run(command, environment, log, place.local_world_size, place.world_size)
-            met, told = joined(), find_folder()
+            met, joint = joined(), find_folder()
+            if "refused" in met and self.leads:
+                raise ConfigError(met["refused"])
             if "refused" in met:
-                if self.leads:
-                    raise ConfigError(met["refused"])
                 return Outcome(EXIT_CONFIG, reported=True)
-            restarts = met.get("restarts", 0)
             outcome = supervisor.outcome()
             beat = heartbeat.read(scratch)[place.local_rank]
             if outcome is None and beat.stage == Stage.DONE:  # whatever happened in the clean-up of its device
                 outcome = Outcome()
-            if outcome is not None:
-                outcome.restarts = restarts
-                return outcome
-            if told is None:
-                detail = _not_met(place, self.timeout_s, log)
-                if not self.leads:
-                    console.error(detail)
-                return Outcome(EXIT_FAILED, detail=detail)
-            beat = beat._replace(pid=pid, rank=place.rank)
-            of_peer = supervisor.killed or bool(supervisor.notices)
-            leave_word(told, scratch, beat, place.local_rank, code, restarts, of_peer=of_peer)
+            if outcome is None:
+                failure = failure_of(beat._replace(pid=pid, rank=place.rank), place.local_rank, code)
+                failure.of_peer = supervisor.killed or bool(supervisor.notices)
+                outcome = self._failed(joint, scratch, failure, log)
+            outcome.restarts, outcome.unkillable = met.get("restarts", 0), supervisor.unkillable
+            return outcome
+
+    def _failed(self, folder: RunFolder | None, scratch: str, failure: RankFailure, log: Path) -> Outcome:
+        """Why the worker has failed, as far as this process can see it."""
+        place = self.place
+        if folder is None:
+            detail = _not_met(place, self.config.timeout_s, log)
             if not self.leads:
-                record = read_json(told.error_file(place.rank)) or {}
-                return Outcome(record["exit_code"] if record.get("own") else EXIT_FAILED)
-            failures = collect_failures(told, (), place.world_size, place.local_world_size)
-            if failures:
-                return Outcome(exit_code_of(failures[0]), failures=failures)
-            return Outcome(EXIT_FAILED, detail="\n".join(["rank 0 left no error", *tail_of(log)]))
+                console.error(detail)
+            return Outcome(EXIT_FAILED, detail=detail)
+        write_error(folder, failure, scratch)
+        if not self.leads:
+            record = read_json(folder.error_file(place.rank)) or {}
+            return Outcome(record["exit_code"] if record.get("own") else EXIT_FAILED)
+        failures = collect_failures(folder, scratch, place.world_size, place.local_world_size)
+        return Outcome.of(failures, "\n".join(["rank 0 left no error", *tail_of(log)]))
 
 
 def _not_met(place: RankEnvironment, timeout_s: float, log: Path) -> str:
@@ -172,11 +167,11 @@ def _not_met(place: RankEnvironment, timeout_s: float, log: Path) -> str:
     taken = taken_by(place.master_port) if place.rank == 0 else None
     if taken is not None:
         return f"{where}: the port is taken by {taken}; choose another one, the same for every process"
-    said = (
+    waited = (
         f"the {place.world_size} processes have not met at {where} (launcher.timeout_s={timeout_s}), as rank "
         f"{place.rank} on {this_host()} sees it; start all of them, and check that each reaches rank 0 there"
     )
-    return "\n".join([said, *tail_of(log)[1:]])  # which goes with its folder
+    return "\n".join([waited, *tail_of(log)[1:]])  # which goes with its folder
 
 
 def _digest(config: ExpConfig) -> str:

@@ -51,7 +51,8 @@ def start_fork_server(folder: RunFolder, nproc: int, single_node: bool) -> bool:
     if nproc == 1 or task.diagnoses or not config.launcher.fork:
         return False
     backend = create_backend(config.backend)
-    if not backend.capabilities.forking:
+    # The fork server is reached by a socket.
+    if not backend.capabilities.forking or not keep_sockets_in(os.environ[SCRATCH_VARIABLE]):
         return False
     first, *others = (backend.worker_env(rank, nproc, single_node) for rank in range(nproc))
     for name, value in first.items():
@@ -62,14 +63,12 @@ def start_fork_server(folder: RunFolder, nproc: int, single_node: bool) -> bool:
     modules = [module for module in targets if module.startswith("exp.")]
     os.environ[PRELOAD_VARIABLE] = ",".join([*modules, *task.modules])
     multiprocessing.get_context(START_METHOD).set_forkserver_preload(["exp.launcher.preload"])
-    if not keep_sockets_in(os.environ[SCRATCH_VARIABLE]):
-        return False  # the fork server is reached by a socket
     here = Path.cwd()
     # A new interpreter looks for modules in its current folder first; the workers go back to this one.
     os.chdir(os.environ[SCRATCH_VARIABLE])
     start_resource_tracker()  # or the fork server's start would start it, with signals let through
     forkserver.ensure_running()
-    os.chdir(here)
+    os.chdir(str(here))
     return True
 
 

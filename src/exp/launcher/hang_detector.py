@@ -6,11 +6,9 @@ import contextlib
 import os
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exp import heartbeat
-from exp.errors import EXIT_FAILED
 from exp.heartbeat import Beat, Stage
 from exp.launcher.outcome import RankFailure, waited_in_vain, write_error
 from exp.launcher.processes import is_alive, stat_of
@@ -35,19 +33,21 @@ _NAMES = {
     Stage.AFTER_VALIDATION: "hooks after a validation", Stage.CHECKPOINT: "writing a checkpoint", Stage.TEST: "test",
     Stage.TEST_METRICS: "metrics",
 }  # fmt: skip
+_STOPPED = {"T": "; it is stopped (SIGSTOP)", "D": "; it is stuck in the kernel"}
+_DEBUGGED = "t"
 
 
 @dataclass
 class HangDetector:
     """Watches the workers of one node, or one of them.
 
-    What is not seen does not count: a laptop asleep or a suspended job stand still, too, and so does this process then.
+    Time that nobody watches does not count: on a laptop asleep this process stands still with the workers.
     """
 
     folder: RunFolder
     """The run folder; several nodes agree there on whom to name."""
     scratch: str
-    """Where the workers leave their beats."""
+    """Where the workers leave their heartbeats."""
     nnodes: int
     """Nodes of the job; where each process watches its own worker only, how many these are."""
     timeout_s: float
@@ -61,7 +61,7 @@ class HangDetector:
     _looked: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
-        self._word = self.folder.logs / f"stuck-{this_host()}-{os.getpid()}.json"
+        self._view = self.folder.logs / f"stuck-{this_host()}-{os.getpid()}.json"
         for stale in self.folder.logs.glob("stuck-*.json"):
             stale.unlink()
 
@@ -69,9 +69,7 @@ class HangDetector:
         """Called a few times a second; names the rank that hangs (its error file) and returns its process's id."""
         now = time.monotonic()
         passed, self._looked = min(now - self._looked, 1.0), now
-        beats = heartbeat.read(self.scratch)
-        if self.local_rank is not None:
-            beats = beats[self.local_rank : self.local_rank + 1]
+        beats = [beat for rank, beat in enumerate(heartbeat.read(self.scratch)) if self.local_rank in (None, rank)]
         if not beats or any(beat.pid == 0 for beat in beats):
             return None
         before = self._still if len(self._still) == len(beats) else [(beat, 0.0) for beat in beats]
@@ -90,15 +88,15 @@ class HangDetector:
         if self.step_timeout_s == 0 or not going or any(still <= self._limit(beat) for beat, still in going):
             self.close()
             return None
-        if any(_traced(beat.pid) for beat, _ in going):
-            self._still = []  # somebody debugs it
+        if any(_state(beat.pid) == _DEBUGGED for beat, _ in going):
+            self._still = []
             return None
         return self._judge(going)
 
     def close(self) -> None:
-        """Take back what this node has said: the job is over, or its ranks go on."""
+        """Withdraw what this node has written: the job is over, or its ranks go on."""
         with contextlib.suppress(FileNotFoundError):
-            self._word.unlink()
+            self._view.unlink()
 
     def _limit(self, beat: Beat) -> float:
         """Seconds that a rank may stand still where it is."""
@@ -113,20 +111,21 @@ class HangDetector:
         return min(most, max(_LEAST_FOR_HOOKS_S if hooks else _LEAST_S, _TIMES_SLOWEST * self._slowest))
 
     def _judge(self, going: list[tuple[Beat, float]], only_busy: bool = False) -> int | None:
-        """Agree with the other nodes on the rank that holds up all; returns its process's id where it is one of ours.
+        """Agree with the other nodes on the rank that holds up all; returns its process's id if it is one of ours.
 
         Args:
             going: ranks that have neither ended nor failed.
             only_busy: some have waited for another one until their time was up: it is none that waits itself.
         """
-        if self._word.exists():
-            mine = read_json(self._word)
-        else:
+        mine = read_json(self._view)
+        if mine is None:
             stacks = _stacks(self.scratch, [beat for beat, _ in going])
-            mine = [self._about(beat, still, stacks.get(beat.pid, "")) for beat, still in going]
+            mine = [_describe(beat, still, *stacks[beat.pid]) for beat, still in going if beat.pid in stacks]
             for each in mine:
-                _write_down(self.folder, each)
-            write_json(self._word, mine)
+                with self.folder.log_file(each["rank"]).open("a", encoding="utf-8") as log:
+                    head, stack = each["message"].splitlines()[0], each["stack"] or "(none: it does not answer)"
+                    log.write(f"rank {each['rank']}: {head}; its stack:\n{stack}\n")
+            write_json(self._view, mine)
         views = [read_json(path) for path in self.folder.logs.glob("stuck-*.json")]
         if len(views) < self.nnodes:
             return None  # the ranks of another node still move, or may take longer where they are
@@ -134,32 +133,11 @@ class HangDetector:
         first = min(held_up, key=lambda each: list(each["order"]), default=None)
         if first is None or first not in mine:
             return None  # its own node names it
-        rank, pid = first["rank"], int(first["pid"])
-        failure = RankFailure(rank, first["local_rank"], "RankHung", first["message"], EXIT_FAILED, pid=pid)
-        write_error(self.folder.error_file(rank), failure, self.scratch)
+        failure = RankFailure(first["rank"], first["local_rank"], "RankHung", first["message"], pid=first["pid"])
+        write_error(self.folder, failure, self.scratch)
         self._still = []
         self.close()
-        return pid
-
-    def _about(self, beat: Beat, still: float, stack: str) -> dict[str, Any]:
-        """One rank for the others to compare with theirs; the one that holds them up has the least ``order``."""
-        stopped = _state(beat.pid) in ("T", "D")
-        frames = [line for line in stack.splitlines() if line.lstrip().startswith("File ")]
-        waits = any(mark in frame for frame in frames[:6] for mark in _WAITING)
-        why = {"T": "it is stopped (SIGSTOP)", "D": "it is stuck in the kernel"}.get(_state(beat.pid))
-        said = f"; {why}" if why else ""
-        where = _NAMES.get(Stage(beat.stage), "set-up" if beat.step == 0 else "between steps")
-        head = f"no progress for {still:.0f} s in step {beat.step}, {where}{said}"
-        shown = [f"  {line.strip()}" for line in frames[:_SHOWN_FRAMES]]
-        return {
-            "waits": waits and not stopped,
-            "order": [not stopped, beat.step, beat.stage, waits, beat.times, beat.rank],
-            "rank": beat.rank,
-            "local_rank": [each.pid for each in heartbeat.read(self.scratch)].index(beat.pid),
-            "pid": beat.pid,
-            "message": "\n".join([head, *shown]),
-            "stack": stack,
-        }
+        return int(first["pid"])
 
 
 def unfinished(scratch: str, alive: bool = True) -> list[tuple[int, Beat]]:
@@ -176,40 +154,41 @@ def unfinished(scratch: str, alive: bool = True) -> list[tuple[int, Beat]]:
     ]
 
 
-def _stacks(scratch: str, beats: list[Beat]) -> dict[int, str]:
-    """The stacks of workers by process id; what is stopped gives none."""
-    files = {beat.pid: heartbeat.stack_file(scratch, rank) for rank, beat in enumerate(heartbeat.read(scratch))}
-    sizes = {pid: file.stat().st_size for pid, file in files.items() if file.is_file()}
+def _describe(beat: Beat, still: float, local_rank: int, stack: str) -> dict[str, Any]:
+    """One rank, for all nodes to compare; the one that holds up the others has the least ``order``."""
+    stopped = _STOPPED.get(_state(beat.pid), "")
+    frames = [line for line in stack.splitlines() if line.lstrip().startswith("File ")]
+    waits = any(mark in frame for frame in frames[:6] for mark in _WAITING)
+    where = _NAMES.get(Stage(beat.stage), "set-up" if beat.step == 0 else "between steps")
+    head = f"no progress for {still:.0f} s in step {beat.step}, {where}{stopped}"
+    return {
+        "waits": waits and not stopped,
+        "order": [not stopped, beat.step, beat.stage, waits, beat.times, beat.rank],
+        "rank": beat.rank,
+        "local_rank": local_rank,
+        "pid": beat.pid,
+        "message": "\n".join([head, *(f"  {line.strip()}" for line in frames[:_SHOWN_FRAMES])]),
+        "stack": stack,
+    }
+
+
+def _stacks(scratch: str, beats: list[Beat]) -> dict[int, tuple[int, str]]:
+    """Local rank and stack of workers, by process id; the stack of one that is stopped is empty."""
+    files = {each.pid: (rank, heartbeat.stack_file(scratch, rank)) for rank, each in enumerate(heartbeat.read(scratch))}
+    sizes = {pid: file.stat().st_size if file.is_file() else 0 for pid, (_, file) in files.items()}
     for beat in beats:
         with contextlib.suppress(OSError):
             os.kill(beat.pid, heartbeat.STACK_SIGNAL)
     time.sleep(_STACKS_WITHIN_S)
     found = {}
-    for pid, size in sizes.items():
-        text = files[pid].read_bytes()[size:].decode(errors="replace")
-        # The thread that got the signal, the main one, comes last, and matters most.
-        threads = text.split("\n\n")
-        current = [thread for thread in threads if "Current thread" in thread or "most recent call first" in thread]
-        found[pid] = "\n\n".join([*current[-1:], *current[:-1]])
+    for pid, (local_rank, file) in files.items():
+        text = file.read_bytes()[sizes[pid] :].decode(errors="replace") if file.is_file() else ""
+        # The main thread, which got the signal, comes last, and matters most.
+        *others, main = [thread for thread in text.split("\n\n") if "most recent call first" in thread] or [""]
+        found[pid] = local_rank, "\n\n".join([main, *others])
     return found
 
 
-def _write_down(folder: RunFolder, about: dict[str, Any]) -> None:
-    """Every rank's stack goes to its log."""
-    head = about["message"].splitlines()[0]
-    with folder.log_file(about["rank"]).open("a", encoding="utf-8") as log:
-        log.write(f"rank {about['rank']}: {head}; its stack:\n{about['stack'] or '(none: it does not answer)'}\n")
-
-
 def _state(pid: int) -> str:
-    """``R``, ``S``, ``D``, ``T`` (stopped), ...; empty: gone."""
+    """``R``, ``S``, ``D``, ``T`` (stopped), ``t`` (held by a debugger), ...; empty: gone."""
     return "".join(stat_of(pid)[:1])
-
-
-def _traced(pid: int) -> bool:
-    """Whether a debugger holds the process."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
-    except OSError:
-        return False
-    return any(line.startswith("TracerPid:") and line.split()[1] != "0" for line in status.splitlines())

@@ -1,49 +1,237 @@
-"""One job of a sweep in a process of its own, which :mod:`exp.sweep.packing` starts.
+"""One job: a run that is frozen in its folder, in a Slurm task on each node or in a process of this machine.
 
-``-m exp.launcher.job FOLDER TOKEN``.
+Slurm's tasks call :func:`run_job`; ``python -m exp.launcher.job FOLDER TOKEN`` is a process of this machine. Everything
+that a second start needs is in the run folder: where a job is queued again, by us, by its administrator or after a
+node's failure, the same task runs on the same folder and goes on from the newest checkpoint. Imports no torch.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
+import secrets
 import signal
+import socket
 import sys
+import time
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Iterator
 
-from exp import console
-from exp.errors import ExpError
-from exp.execute import execute
+from exp import hub, summary
+from exp.config.check import check_hardware
+from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_UNAVAILABLE, ConfigError, ExpError, UnavailableError
 from exp.frozen import FrozenRun
-from exp.launcher.processes import die_with_parent
-from exp.runfolder import RunFolder, write_json
+from exp.hardware.cards import only
+from exp.hardware.registry import create_backend
+from exp.launcher import slurm
+from exp.launcher.outcome import Outcome, RankFailure, forget_failures, write_error
+from exp.launcher.rank import REQUEUES_VARIABLE, this_host
+from exp.launcher.rank_environment import take_stale_variables
+from exp.launcher.torchrun import TorchrunLauncher
+from exp.preemption import PREEMPT_SIGNAL
+from exp.runfolder import UMASK, RunFolder, read_json, write_json
 from exp.runlock import RunLock
+from exp.task import task_class
 
-__all__ = ["ENDED", "PARENT_VARIABLE", "main"]
+if TYPE_CHECKING:
+    from exp.hardware.backend import Backend
 
-PARENT_VARIABLE = "EXP_SWEEP_PID"
-"""Environment variable that tells a job which process must not die before it."""
+__all__ = ["locked_cards", "log_file", "outcome_file", "run_job"]
 
-ENDED = "ended.json"
-"""In ``logs``: the exit code, as exp has decided on it; what the process ends with, code of the user's may decide."""
+_POLL_S = 0.1
+_REQUEUE_PATIENCE_S = 300.0
+_PORTS = range(20000, 32768)  # below those that the kernel hands out by itself
 
 
-def main(folder: str, token: str) -> int:
-    """Run what is frozen in ``folder``, whose lock the sweep has under ``token``; returns the exit code."""
-    die_with_parent(signal.SIGTERM, int(os.environ[PARENT_VARIABLE]))
-    lock = RunLock(Path(folder), token or None)
-    try:
-        lock.take_over()
-        run = FrozenRun.load(RunFolder(folder))
-        run.lock = lock
-        code = execute(run).exit_code
-    except ExpError as error:
-        console.error(str(error))
-        code = error.exit_code
-    finally:
-        lock.release()
-    write_json(RunFolder(folder).logs / ENDED, {"pid": os.getpid(), "exit_code": code})
+class _NodeLauncher(TorchrunLauncher):
+    """SIGTERM means that there is a while left: Slurm sends SIGKILL later, after its grace time or KillWait."""
+
+    preemption_signals = (PREEMPT_SIGNAL, signal.SIGTERM)
+    forgets = False
+
+
+def outcome_file(folder: RunFolder, job: str) -> Path:
+    """Where a job (of Slurm's: its first node) leaves its :class:`Outcome`, for whoever follows it."""
+    return folder.logs / f"outcome-{job}.json"
+
+
+def log_file(folder: RunFolder) -> Path:
+    """What a job on this machine prints."""
+    return folder.logs / "output.log"
+
+
+def run_job(run_dir: str, token: str | None, cluster: str) -> int:
+    """Run this node's workers to the end, through torchrun.
+
+    Args:
+        run_dir: the run folder.
+        token: what the job knows the lock of its run folder by; queued again, it is the same job.
+        cluster: ``slurm``; otherwise it is a process on one machine.
+
+    Returns:
+        The exit code; on Slurm, which looks at that, the process exits with one that is not 0.
+    """
+    os.umask(UMASK)
+    take_stale_variables(os.environ)
+    environ = os.environ if cluster == "slurm" else {}
+    node, restarts = (int(environ.get(name, 0)) for name in ("SLURM_NODEID", "SLURM_RESTART_COUNT"))
+    if restarts:
+        os.environ[REQUEUES_VARIABLE] = str(restarts)
+    attempt = f"{environ.get('SLURM_JOB_ID', os.getpid())}-{restarts}"
+    folder = RunFolder(run_dir)
+    if node == 0:
+        array = environ.get("SLURM_ARRAY_JOB_ID")
+        job = environ.get("SLURM_JOB_ID", str(os.getpid()))
+        job = job if array is None else f"{array}_{environ['SLURM_ARRAY_TASK_ID']}"
+        code = _run_first(folder, token, job, cluster, attempt, restarts)
+    else:
+        code = _run_workers(FrozenRun.load(folder), attempt, node).exit_code
+    sys.stdout.flush()
+    if cluster == "slurm" and code != EXIT_OK:
+        sys.exit(code)  # submitit, which called this, would say COMPLETED
     return code
 
 
+def _run_first(folder: RunFolder, token: str | None, job: str, cluster: str, attempt: str, restarts: int) -> int:
+    """The first node's share: it has the lock of the run folder, and reports the end."""
+    on_slurm = cluster == "slurm"
+    file, lock = outcome_file(folder, job), RunLock(folder.path, token)
+    if file.is_file():
+        file.unlink()  # of this job, before it was queued again
+    try:
+        lock.take_over(job, "slurm" if on_slurm else "local")
+    except ConfigError as error:  # the folder is another run's by now
+        write_json(file, asdict(Outcome(error.exit_code, detail=str(error), recorded=True)))
+        return error.exit_code
+    run = FrozenRun.load(folder)
+    outcome = _run_workers(run, attempt, 0)
+    outcome.restarts += restarts
+    lost = lock.check()
+    if lost is not None:
+        outcome = Outcome(EXIT_FAILED, detail=f"{lost}; what it computed is lost", recorded=True)
+    code = summary.end(run.config, folder, outcome).exit_code
+    outcome.recorded = True
+    write_json(file, asdict(outcome))
+    signals = (outcome.preempted or {}).get("signals", [])
+    if on_slurm and PREEMPT_SIGNAL.name in signals:
+        _queue_again(restarts, run.config.launcher.max_requeues)
+    # On SIGTERM alone it is Slurm that queues the job again, which is to find its lock; or it was cancelled.
+    if not (on_slurm and (outcome.interrupted_by or signals == ["SIGTERM"])):
+        lock.release()
+    lock.let_go()
+    return code
+
+
+def _run_workers(run: FrozenRun, attempt: str, node: int) -> Outcome:
+    """Check this node's hardware, meet the other nodes, and run this node's workers."""
+    config, folder = run.config, run.folder
+    nodes, refused, endpoint = int(config.launcher.nodes), None, None
+    if node == 0:
+        forget_failures(folder)
+    with contextlib.ExitStack() as cards:
+        try:
+            backend = create_backend(config.backend)
+            check_hardware(config, backend)
+            hub.bring(config)
+            cards.enter_context(locked_cards(backend, config.nproc))
+            endpoint = f"{this_host()}:{_free_port()}" if nodes > 1 and node == 0 else None
+        except ExpError as error:
+            refused = error
+        # The port is chosen on the machine that will listen, just before: no two jobs on one node take the same.
+        meeting = folder.logs / f"meet-{attempt}.json"
+        if nodes > 1 and node == 0:
+            write_json(meeting, {"endpoint": endpoint, "refused": refused and f"{this_host()}: {refused}"})
+        elif node > 0:
+            first = _await(meeting, config.launcher.timeout_s)
+            if first["refused"]:
+                return Outcome(EXIT_UNAVAILABLE, detail=first["refused"])
+            endpoint = first["endpoint"]
+        if refused is not None:
+            kind, rank = type(refused).__name__, node * config.nproc
+            failure = RankFailure(rank, 0, kind, str(refused), refused.exit_code, own=True)
+            if node > 0:  # the first node's launcher looks for it
+                write_error(folder, failure, None)
+            return Outcome.of([failure])
+        if node == 0:
+            summary.begin(config, folder, backend)
+        keys = ("max_restarts", "fork", "timeout_s", "step_timeout_s")
+        common = {key: config.launcher[key] for key in keys}
+        launcher = _NodeLauncher(nnodes=nodes, rdzv_endpoint=endpoint, rdzv_id=attempt, **common)
+        return launcher.launch(folder, config.nproc, saves=task_class(config).saves_state)
+
+
+def _await(meeting: Path, timeout_s: float) -> Any:
+    """What the first node has written about where to meet.
+
+    Raises:
+        UnavailableError: nothing has come.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        content = read_json(meeting)  # opened, not looked for: an NFS client may keep saying that there is none
+        if content is not None:
+            return content
+        if time.monotonic() > deadline:
+            raise UnavailableError(
+                f"the first node was not ready within launcher.timeout_s={timeout_s}; do all nodes see "
+                f"{meeting.parent.parent}?"
+            )
+        time.sleep(_POLL_S)
+
+
+@contextlib.contextmanager
+def locked_cards(backend: Backend, nproc: int) -> Iterator[None]:
+    """Make only ``nproc`` cards of this node visible, which no other job of ours here uses, while the block lasts.
+
+    For schedulers that count cards but do not say which. A lock is a name in the kernel's own space of socket names:
+    exclusive, the same for all users, and gone with the process that holds it. There is none where no more than
+    ``nproc`` cards are visible, or none can be hidden.
+
+    Raises:
+        UnavailableError: too few are left.
+    """
+    count = backend.device_count() if backend.exclusive_devices else 0
+    if count <= nproc or not backend.visible_variables:
+        yield
+        return
+    with contextlib.ExitStack() as locks:
+        mine: list[int] = []
+        for card in range(count):
+            # In place of host and card, whose names can be longer than a socket's may be, their digest.
+            name = hashlib.sha256(f"{this_host()}/{only(backend, [card])}".encode()).hexdigest()
+            lock = locks.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            with contextlib.suppress(OSError):  # somebody else's
+                lock.bind(f"\0exp-card/{name}".encode())
+                mine.append(card)
+            if len(mine) == nproc:
+                break
+        if len(mine) < nproc:
+            raise UnavailableError(
+                f"{this_host()} has {len(mine)} of {count} {backend.name} cards to spare, but nproc={nproc}; have all "
+                "jobs ask for their cards (launcher.gres), or for whole nodes (launcher.exclusive=true)"
+            )
+        os.environ.update(only(backend, mine))
+        yield
+
+
+def _free_port() -> int:
+    while True:
+        port = _PORTS[secrets.randbelow(len(_PORTS))]
+        family = socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET
+        with socket.socket(family) as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
+            return port
+
+
+def _queue_again(restarts: int, most: int) -> None:
+    """Have Slurm start the job anew; it ends this process."""
+    refused = f"launcher.max_requeues={most}" if restarts >= most else slurm.requeue(os.environ["SLURM_JOB_ID"])
+    print("queued again" if refused is None else f"not queued again: {refused}", flush=True)  # noqa: T201
+    if refused is None:
+        time.sleep(_REQUEUE_PATIENCE_S)
+
+
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(run_job(sys.argv[1], sys.argv[2], "local"))

@@ -1,4 +1,4 @@
-"""What became of a launch: which rank failed first, on which node, and how to say it."""
+"""What became of a launch: which rank failed first, on which node, and how to report it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 import traceback
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Iterable, Mapping
 
 from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_UNAVAILABLE, REFUSED
 from exp.launcher.processes import signal_name
@@ -24,18 +24,16 @@ __all__ = [
     "Outcome",
     "RankFailure",
     "collect_failures",
-    "describe_end",
     "describe_failure",
-    "exit_code_of",
-    "in_order",
+    "failure_of",
+    "forget_failures",
     "is_of_peer",
-    "leave_word",
     "tail_of",
     "waited_in_vain",
     "write_error",
 ]
 
-_WORD_PATIENCE_S = 10.0
+_OTHER_NODES_S = 10.0
 _LOST = "RankLost"
 _HINTS = {
     "SIGKILL": "out of memory, or kill -9",
@@ -59,15 +57,13 @@ class RankFailure:
     """The class of the error."""
     message: str
     """What is wrong, in its first line."""
-    exit_code: int
+    exit_code: int = EXIT_FAILED
     """As a process has it: negative for a signal."""
     host: str = field(default_factory=this_host)
     time: float = field(default_factory=time.time)
     """Seconds since the epoch."""
     log: str = ""
     """Path of the rank's log."""
-    restart: int = 0
-    """The attempt that it belongs to."""
     pid: int | None = None
     of_peer: bool = False
     """It lost another rank, or waited for one in vain: that one is the cause."""
@@ -90,7 +86,7 @@ class Outcome:
     """It was preempted: ``step`` after which its state is saved, null where there is nothing to save; and, from
     torchrun, ``signals``: those that this node got."""
     reported: bool = False
-    """What there is to say of it has been printed, and written, where it ran."""
+    """It has been printed and recorded where it ran."""
     recorded: bool = False
     """``result.json`` is as it has to be: it was written, or left alone, where the run was."""
     left: bool = False
@@ -98,9 +94,24 @@ class Outcome:
     begun: bool = True
     """False: the sweep that it is part of was interrupted before."""
     detail: str | None = None
-    """What the agent itself complained of."""
+    """What went wrong beside the ranks."""
     unkillable: list[int] = field(default_factory=list)
     """Processes that did not die."""
+
+    @classmethod
+    def of(cls, failures: list[RankFailure], detail: str | None = None) -> Outcome:
+        """Of a launch that failed; what a process of the user's ended with does not decide on the exit code."""
+        own = failures[0].exit_code if failures and failures[0].own else EXIT_FAILED
+        return cls(own, failures=failures, detail=detail)
+
+    @classmethod
+    def read(cls, path: Path) -> Outcome | None:
+        """The outcome that a job has left in a file, or None."""
+        content = read_json(path)
+        if content is None:
+            return None
+        content["failures"] = [RankFailure(**failure) for failure in content["failures"]]
+        return cls(**content)
 
 
 def is_of_peer(error: BaseException) -> bool:
@@ -122,128 +133,101 @@ def waited_in_vain(error: Mapping[str, Any]) -> bool:
     return bool(error["of_peer"]) and re.search("time.?out|timed out", error["message"], re.IGNORECASE) is not None
 
 
-def describe_end(code: int) -> tuple[str, str]:
-    """Type and message for a rank that ended without an error of its own.
+def failure_of(beat: Beat, local_rank: int, code: int | None) -> RankFailure:
+    """The failure of a rank whose process ended without an error file.
 
     Args:
-        code: of its process; negative for a signal.
-    """
-    if code > 0:
-        return "SystemExit", f"exited with code {code} without an error; see agent*.log"
-    name = signal_name(-code)
-    hint = f" ({_HINTS[name]})" if name in _HINTS else ""
-    return name, f"killed by {name}{hint}"
-
-
-def leave_word(
-    folder: RunFolder,
-    scratch: str,
-    beat: Beat,
-    local_rank: int,
-    code: int | None,
-    restart: int = 0,
-    when: float | None = None,
-    of_peer: bool = False,
-    end: tuple[str, str] | None = None,
-) -> None:
-    """Write the error file of a rank that has ended and has left none.
-
-    Args:
-        folder: the run folder.
-        scratch: the private folder of the job on this node.
         beat: the rank's last heartbeat.
         local_rank: its rank on this node.
         code: exit code of its process; negative for a signal; 0: it ended before its time; None: not known.
-        restart: the attempt.
-        when: seconds since the epoch; None: now.
-        of_peer: something else made it end.
-        end: type and message; None: what ``code`` tells.
     """
-    path = folder.error_file(beat.rank)
-    for known in (read_json(path), read_json(Path(scratch, path.name))):
-        if known is not None and known["pid"] == beat.pid and not (known["type"] == _LOST and code is not None):
-            return
-    if end is not None:
-        (kind, message), code = end, EXIT_FAILED
+    if code is not None and code < 0:
+        kind = signal_name(-code)
+        message = f"killed by {kind}" + (f" ({_HINTS[kind]})" if kind in _HINTS else "")
     elif code:
-        kind, message = describe_end(code)
+        kind, message = "SystemExit", f"exited with code {code} without an error; see agent*.log"
     else:
         kind, how = ("EndedEarly", "") if code == 0 else (_LOST, ", or was killed,")
-        code, message = EXIT_FAILED, f"exited with code 0{how} before its time, in step {beat.step}"
-    failure = RankFailure(
-        beat.rank, local_rank, kind, message, code, time=when or time.time(), restart=restart, pid=beat.pid,
-        of_peer=of_peer,
-    )  # fmt: skip
-    write_error(path, failure, scratch)
+        message = f"exited with code 0{how} before its time, in step {beat.step}"
+    return RankFailure(beat.rank, local_rank, kind, message, code or EXIT_FAILED, pid=beat.pid)
 
 
-def write_error(path: Path, failure: RankFailure, scratch: str | None) -> None:
-    """Write an error file; where the run folder is full, or gone, into the private folder of the job on this node."""
-    with contextlib.suppress(OSError):
-        if path.parent.is_dir():
-            write_json(path, asdict(failure))
+def write_error(folder: RunFolder, failure: RankFailure, scratch: str | None) -> None:
+    """Write the error file of a rank, unless its process has left one.
+
+    Args:
+        folder: the run folder.
+        failure: how the rank ended.
+        scratch: the private folder of the job on this node: the file goes there if the run folder is full, or gone.
+    """
+    path = folder.error_file(failure.rank)
+    places = [path, *([] if scratch is None else [Path(scratch, path.name)])]
+    for known in map(read_json, places):
+        if known is not None and known["pid"] == failure.pid and (known["type"] != _LOST or failure.type == _LOST):
             return
-    with contextlib.suppress(OSError):
-        if scratch is not None:
-            write_json(Path(scratch, path.name), asdict(failure))
+    for place in places:
+        with contextlib.suppress(OSError):
+            if place.parent.is_dir():
+                write_json(place, asdict(failure))
+                return
+
+
+def forget_failures(folder: RunFolder) -> None:
+    """Remove the error files of an earlier launch."""
+    for stale in folder.logs.glob("rank*.error.json"):
+        stale.unlink()
 
 
 def collect_failures(
-    folder: RunFolder, unplaced: Sequence[Any] = (), world_size: int = 0, local_world_size: int = 1
+    folder: RunFolder, scratch: str | None = None, world_size: int = 0, local_world_size: int = 1
 ) -> list[RankFailure]:
     """Read the error files of the ranks, and wait for those of other nodes; the cause first.
 
     Args:
-        folder: has an error file of each rank that failed: its own, or one that its agent wrote (:func:`leave_word`).
-        unplaced: errors for which there was no space in the folder.
-        world_size: ranks in all, whose words are waited for; 0: all that there are to be are there.
+        folder: has an error file of each rank that failed: its own, or one that its agent wrote.
+        scratch: has those for which there was no space in the run folder.
+        world_size: ranks in all, whose files are waited for; 0: all that there are to be are there.
         local_world_size: of each node.
 
     Returns:
-        Failures by rank, none twice, in the order of :func:`in_order`.
+        Failures, one for each rank, in the order of :func:`_in_order`.
     """
-    deadline = time.monotonic() + _WORD_PATIENCE_S
+    deadline = time.monotonic() + _OTHER_NODES_S
+    unplaced = [] if scratch is None else [read_json(path) for path in Path(scratch).glob("rank*.error.json")]
     while True:
         # Opened, not looked for: an NFS client may keep saying for a while that there is none.
-        known_as = map(folder.error_file, range(world_size))
-        errors = map(read_json, known_as if world_size else sorted(folder.logs.glob("rank*.error.json")))
-        known = {error["rank"]: error for error in [*errors, *unplaced] if error is not None}
-        found = in_order(RankFailure(**{**error, "log": str(folder.log_file(rank))}) for rank, error in known.items())
-        known_cause = not all(failure.of_peer or failure.type == _LOST for failure in found)
-        if world_size == 0 or known_cause or time.monotonic() > deadline:
+        every = map(folder.error_file, range(world_size))
+        placed = map(read_json, every if world_size else sorted(folder.logs.glob("rank*.error.json")))
+        known = {error["rank"]: error for error in [*placed, *unplaced] if error is not None}
+        found = _in_order(RankFailure(**{**error, "log": str(folder.log_file(rank))}) for rank, error in known.items())
+        is_clear = not all(failure.of_peer or failure.type == _LOST for failure in found)
+        if world_size == 0 or is_clear or time.monotonic() > deadline:
             break
         time.sleep(0.1)
-    silent = [rank for rank in range(world_size) if rank not in known]
-    if not silent or not found or not all(failure.of_peer for failure in found):
+    if not found or not all(failure.of_peer for failure in found):
         return found
-    # They have left no word, and others have lost them.
     lost = [
         RankFailure(
-            rank, rank % local_world_size, _LOST, "gone without a word: killed, or its node is", EXIT_FAILED,
+            rank, rank % local_world_size, _LOST, "gone without a word: killed, or its node is",
             host=f"node {rank // local_world_size}", log=str(folder.log_file(rank)),
         )
-        for rank in silent
+        for rank in range(world_size) if rank not in known
     ]  # fmt: skip
     return [*lost, *found]
 
 
-def in_order(failures: Iterable[RankFailure]) -> list[RankFailure]:
-    """The cause first: clocks of nodes differ, and on a busy one the word of a rank that was killed comes late.
+def _in_order(failures: Iterable[RankFailure]) -> list[RankFailure]:
+    """The cause first: clocks of nodes differ, and on a busy one the file of a rank that was killed comes late.
 
     What a rank may suffer from another comes last: its error is that it has lost a peer; and before that, one of which
-    nothing is known but that it is gone: its agent may have ended it. SIGKILL comes from without,
-    never from another rank's failure. What is left, errors and crashes, has its own time.
+    nothing is known but that it is gone: its agent may have ended it. SIGKILL comes from without, never from another
+    rank's failure. The others, errors and crashes, have their own times.
     """
     return sorted(failures, key=lambda f: (f.of_peer, f.type == _LOST, f.exit_code != -signal.SIGKILL, f.time))
 
 
-def exit_code_of(failure: RankFailure) -> int:
-    """The command line's exit code for a rank's failure: what a process ended with means nothing here."""
-    return failure.exit_code if failure.own else EXIT_FAILED
-
-
 def describe_failure(outcome: Outcome) -> str:
-    """The first failing rank and its error on the first line; what else there is to know below it."""
+    """The first failing rank and its error on the first line; details below it."""
     lines: list[str] = []
     if outcome.interrupted_by is not None:
         lines.append(f"interrupted by {outcome.interrupted_by}")
@@ -251,9 +235,8 @@ def describe_failure(outcome: Outcome) -> str:
         first, others = outcome.failures[0], outcome.failures[1:]
         head, *details = first.message.splitlines() or [""]
         named = first.own or f"{first.type}: " in head or head.startswith("killed by")
-        own = "" if named else f"{first.type}: "
-        where = f"rank {first.rank} (local_rank {first.local_rank}, {first.host}) failed: "
-        lines += [f"{where}{own}{head}", *details]
+        kind = "" if named else f"{first.type}: "
+        lines += [f"rank {first.rank} (local_rank {first.local_rank}, {first.host}) failed: {kind}{head}", *details]
         if others:
             lines.append(f"  failed after it: {', '.join(f'rank {failure.rank}' for failure in others)}")
         if outcome.exit_code == EXIT_UNAVAILABLE:
@@ -277,5 +260,5 @@ def tail_of(log: Path, lines: int = 12) -> list[str]:
     """
     if not log.is_file():
         return [f"  there is no log at {log}"]
-    said = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    return [f"  log: {log}", *(f"  | {line}" for line in said[-lines:])]
+    written = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    return [f"  log: {log}", *(f"  | {line}" for line in written[-lines:])]

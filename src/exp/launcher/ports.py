@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import ipaddress
 import os
 import socket
@@ -11,7 +12,7 @@ from typing import Any, Sequence
 
 from exp.errors import ConfigError, UnavailableError
 
-__all__ = ["address_towards", "check_endpoint", "check_host", "check_loopback", "is_here", "listen_at", "taken_by"]
+__all__ = ["address_towards", "check_endpoint", "check_host", "check_loopback", "listen_at", "taken_by"]
 
 _LISTEN = "0A"  # the kernel's code in /proc/net/tcp
 
@@ -28,15 +29,18 @@ def check_endpoint(endpoint: str) -> None:
     host, _, port = endpoint.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise ConfigError(f"launcher.rdzv_endpoint={endpoint} is not <host>:<port>, such as node0:29500")
-    addresses = check_host(f"launcher.rdzv_endpoint={endpoint}: the host", host.strip("[]"), int(port))
-    if not any(is_here(family, str(address[0])) for family, _, _, _, address in addresses):
-        return
-    taken = taken_by(int(port))
-    if taken is not None:
-        raise ConfigError(
-            f"launcher.rdzv_endpoint={endpoint}: port {port} is taken by {taken}; "
-            "choose another port, the same on every node"
-        )
+    for family, kind, _, _, address in check_host(f"launcher.rdzv_endpoint={endpoint}: the host", host, int(port)):
+        with socket.socket(family, kind) as probe:
+            try:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+            except OSError as error:  # EADDRNOTAVAIL: it is another machine's
+                holder = taken_by(int(port)) if error.errno == errno.EADDRINUSE else None
+                if holder is not None:
+                    raise ConfigError(
+                        f"launcher.rdzv_endpoint={endpoint}: port {port} is taken by {holder}; choose another port, "
+                        "the same on every node"
+                    ) from None
 
 
 def check_host(where: str, host: str, port: int = 0) -> Sequence[Any]:
@@ -46,7 +50,7 @@ def check_host(where: str, host: str, port: int = 0) -> Sequence[Any]:
         ConfigError: it is not known; ``where`` says in front of its name who has named it.
     """
     try:
-        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        return socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
     except OSError as error:
         raise ConfigError(f"{where} {host} is not known here ({error}); correct it") from error
 
@@ -88,7 +92,7 @@ def listen_at(host: str, port: int) -> socket.socket | None:
 
 
 def address_towards(endpoint: str) -> str | None:
-    """This machine's address on the interface that leads to an endpoint; None: it says nothing to other machines."""
+    """This machine's address on the interface that leads to an endpoint; None: it means nothing to other machines."""
     host, _, port = endpoint.rpartition(":")
     host = host.strip("[]")
     for family, _, _, _, address in socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM):
@@ -104,58 +108,19 @@ def _is_usable(host: str, address: str) -> bool:
     return not ipaddress.ip_address(address).is_loopback or host in ("localhost", address)
 
 
-def is_here(family: int, address: str) -> bool:
-    """Whether an address is this machine's: only such a one can be bound."""
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        try:
-            probe.bind((address, 0))
-        except OSError:
-            return False
-    return True
-
-
 def taken_by(port: int) -> str | None:
     """The program that listens on ``port``, as far as ``/proc`` lets this user see it; None: none, or a node's agent.
 
     The agent of another node may run on this machine, and have come first.
     """
-    holder = _holder_of(port)
-    return None if holder is None or "exp.launcher.agent" in _command(holder) else f"{_name(holder)} (pid {holder})"
-
-
-def _holder_of(port: int) -> int | None:
-    inodes = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        if not Path(table).is_file():
-            continue
-        for line in Path(table).read_text(encoding="ascii").splitlines()[1:]:
-            cells = line.split()
-            if cells[3] == _LISTEN and int(cells[1].rpartition(":")[2], 16) == port:
-                inodes.add(f"socket:[{cells[9]}]")
-    if not inodes:
-        return None
-    for entry in Path("/proc").glob("[0-9]*"):
-        if any(link in inodes for link in _open_files(entry)):
-            return int(entry.name)
+    tables = [path for path in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")) if path.is_file()]
+    rows = [line.split() for path in tables for line in path.read_text(encoding="ascii").splitlines()[1:]]
+    sockets = {f"socket:[{row[9]}]" for row in rows if row[3] == _LISTEN and row[1].endswith(f":{port:04X}")}
+    for entry in Path("/proc").glob("[0-9]*") if sockets else ():
+        with contextlib.suppress(OSError):  # it has ended, or is somebody else's
+            links = (os.readlink(str(link)) for link in (entry / "fd").iterdir())  # Path.readlink needs Python 3.9
+            if any(link in sockets for link in links):
+                command = (entry / "cmdline").read_text(encoding="utf-8", errors="replace")
+                program = Path(command.split("\0")[0]).name or "a program"
+                return None if "exp.launcher.agent" in command else f"{program} (pid {entry.name})"
     return None
-
-
-def _open_files(process: Path) -> list[str]:
-    """What the descriptors of a process lead to; those closed meanwhile, or another user's, are left out."""
-    found = []
-    with contextlib.suppress(OSError):
-        for link in (process / "fd").iterdir():
-            with contextlib.suppress(OSError):
-                found.append(os.readlink(str(link)))  # Path.readlink needs Python 3.9
-    return found
-
-
-def _command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
-def _name(pid: int) -> str:
-    return Path(_command(pid).split("\0")[0]).name or "a program"

@@ -21,7 +21,6 @@ __all__ = [
     "die_with_parent",
     "handle_signals",
     "is_alive",
-    "job_processes",
     "kill_job",
     "name_process",
     "signal_name",
@@ -69,8 +68,7 @@ def die_with_parent(death_signal: int, parent: int) -> None:
         death_signal: the signal.
         parent: process id of the parent; if it is gone already, this process ends at once.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_PDEATHSIG, death_signal, 0, 0, 0)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, death_signal, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
 
@@ -84,8 +82,8 @@ def name_process(name: str) -> None:
 def handle_signals(handler: Callable[[int, object], None]) -> Iterator[None]:
     """Give the signals that end a run to ``handler`` for a while.
 
-    Those that this process was started to ignore stay ignored: ``nohup`` ignores SIGHUP, and a shell's ``&`` SIGINT.
-    One that asks to save and comes after it, when only the end is left to be told, is ignored: its default is to kill.
+    Signals that this process was started to ignore stay ignored: ``nohup`` ignores SIGHUP, and a shell's ``&`` SIGINT.
+    Afterwards the preemption signal is ignored: only the end is left to report, and its default is to kill.
     """
     before = {}
     for number in ENDING_SIGNALS:
@@ -128,54 +126,40 @@ def is_alive(pid: int) -> bool:
     return stat_of(pid)[:1] not in ([], ["Z"])
 
 
-def job_processes(job: str) -> list[int]:
-    """Process ids of the job's processes that are alive, this one left out."""
-    mark = f"{JOB_VARIABLE}={job}".encode()
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            if mark not in (entry / "environ").read_bytes().split(b"\0"):
-                continue
-        except OSError:
-            continue  # it has ended, or is somebody else's
-        pid = int(entry.name)
-        if pid != os.getpid() and is_alive(pid):
-            found.append(pid)
-    return found
-
-
 def kill_job(job: str, patience_s: float = 3.0) -> list[int]:
-    """Kill all processes of the job that are left.
+    """Kill all processes of the job that are left, but for this one.
 
-    Python's resource tracker is left to end by itself: it does when all that used it have, and removes the semaphores
-    that they could not remove any more. One that this process has started ends after this process.
+    Python's resource trackers may end by themselves: each does when all that used it have ended, and removes the
+    semaphores that those could not remove. A tracker that this process has started outlives it.
 
     Returns:
-        Those that are still there after ``patience_s`` (stuck in the kernel); they are reported, not waited for.
+        Processes that are still there after ``patience_s`` (stuck in the kernel).
     """
     deadline = time.monotonic() + patience_s
-    left = job_processes(job)
-    while left:
-        late = time.monotonic() > deadline
-        trackers = [] if late else [pid for pid in left if _is_tracker(pid)]
-        if len(trackers) == len(left) and all(stat_of(pid)[1:2] == [str(os.getpid())] for pid in trackers):
+    while True:
+        late, left = time.monotonic() > deadline, _processes_of(job)
+        if not left:
             return []
-        for pid in left:
-            if pid not in trackers:
+        for pid, is_tracker in left.items():
+            if late or not is_tracker:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         time.sleep(0.05)
-        left = job_processes(job)
         if late:
-            break
-    return left
+            return list(_processes_of(job))
 
 
-def _is_tracker(pid: int) -> bool:
-    try:
-        return b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
+def _processes_of(job: str) -> dict[int, bool]:
+    """The living processes of a job; whether each is a resource tracker."""
+    mark, found = f"{JOB_VARIABLE}={job}".encode(), {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended, or is somebody else's
+            pid = int(entry.name)
+            if mark in (entry / "environ").read_bytes().split(b"\0") and pid != os.getpid() and is_alive(pid):
+                is_tracker = b"multiprocessing.resource_tracker" in (entry / "cmdline").read_bytes()
+                if not (is_tracker and stat_of(pid)[1:2] == [str(os.getpid())]):
+                    found[pid] = is_tracker
+    return found
 
 
 def signal_name(number: int) -> str:

@@ -15,13 +15,10 @@ if TYPE_CHECKING:
 
     from torch.distributed import Store
 
-__all__ = ["JOINED", "REQUEUES_VARIABLE", "SCRATCH_VARIABLE", "RankInfo", "make_store", "this_host"]
+__all__ = ["REQUEUES_VARIABLE", "SCRATCH_VARIABLE", "RankInfo", "make_store", "this_host"]
 
 SCRATCH_VARIABLE = "EXP_SCRATCH"
 """Environment variable that tells the workers of one node where the private folder of their job lies."""
-
-JOINED = "joined.json"
-"""In that folder, with launcher=external: which run folder the worker has come to, or why it was refused."""
 
 REQUEUES_VARIABLE = "EXP_REQUEUES"
 """Environment variable that tells workers how often a scheduler has started their job anew."""
@@ -29,15 +26,13 @@ REQUEUES_VARIABLE = "EXP_REQUEUES"
 
 @dataclass(frozen=True)
 class RankInfo:
-    """One worker's place in the job."""
+    """One worker's place in the job; by default that of a worker that is alone."""
 
     rank: int = 0
     local_rank: int = 0
     world_size: int = 1
     local_world_size: int = 1
-    node_rank: int = 0
     restart_count: int = 0
-    single_node: bool = True
     store: str | None = None
     """Path of a file store; None: torch's ``env://``, that is MASTER_ADDR and MASTER_PORT."""
     requeues: int = 0
@@ -52,16 +47,20 @@ class RankInfo:
     """What a worker in a process of its own does last, before that ends without the interpreter's clean-up."""
 
     @property
+    def node_rank(self) -> int:
+        """The number of this rank's node."""
+        return self.rank // self.local_world_size
+
+    @property
+    def single_node(self) -> bool:
+        """Whether all ranks are on one node."""
+        return self.world_size == self.local_world_size
+
+    @property
     def cores(self) -> int:
         """Cores for this rank alone, at least one."""
-        if self.own_cores is not None:
-            return max(1, min(self.own_cores, usable_cores()))
-        return max(1, usable_cores() // self.local_world_size)
-
-    @classmethod
-    def single(cls) -> RankInfo:
-        """The place of a worker that is alone."""
-        return cls()
+        share = usable_cores() // self.local_world_size
+        return max(1, share if self.own_cores is None else min(self.own_cores, usable_cores()))
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str], external: bool = False) -> RankInfo:
@@ -71,14 +70,13 @@ class RankInfo:
             environ: has the private folder of the job, too.
             external: somebody else's launcher started the job; otherwise our agent.
         """
-        rank, world_size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
-        local_rank, local_world_size = int(environ["LOCAL_RANK"]), int(environ["LOCAL_WORLD_SIZE"])
+        names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+        rank, local_rank, world_size, local_world_size = (int(environ[name]) for name in names)
         restart, scratch = int(environ.get("TORCHELASTIC_RESTART_COUNT", 0)), environ[SCRATCH_VARIABLE]
-        single_node = world_size == local_world_size
         # A new file for each attempt: an old one holds the keys of ranks that are dead.
-        store = f"{scratch}/store-{restart}" if single_node and not external else None
+        store = None if external or world_size != local_world_size else f"{scratch}/store-{restart}"
         return cls(
-            rank, local_rank, world_size, local_world_size, rank // local_world_size, restart, single_node, store,
+            rank, local_rank, world_size, local_world_size, restart, store,
             requeues=int(environ.get(REQUEUES_VARIABLE, 0)),
             own_cores=cores_of_task() if external else None,
             preemption_flag=PreemptionFlag(scratch),
@@ -94,6 +92,9 @@ def make_store(info: RankInfo, timeout: timedelta) -> Store:
     """
     import torch.distributed as dist
 
+    from exp.hardware.compat import serving_store
+    from exp.launcher.ports import listen_at
+
     if info.met:
         info.met[0].set_timeout(timeout)
         return info.met[0]
@@ -102,18 +103,13 @@ def make_store(info: RankInfo, timeout: timedelta) -> Store:
         store = dist.FileStore(info.store, info.world_size)
         store.set_timeout(timeout)
         return store
-    from exp.hardware.compat import serving_store
-    from exp.launcher.ports import listen_at
-
     tcp_store: Store | None = None
     # Some launchers serve the store themselves, and say so.
     if info.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         listener = listen_at(host, port)
         tcp_store = None if listener is None else serving_store(host, port, listener, timeout, info.world_size)
-    if tcp_store is None:
-        tcp_store = next(dist.rendezvous("env://", info.rank, info.world_size, timeout=timeout))[0]
-    return tcp_store
+    return tcp_store or next(dist.rendezvous("env://", info.rank, info.world_size, timeout=timeout))[0]
 
 
 def this_host() -> str:

@@ -1,4 +1,4 @@
-"""How a run elsewhere is doing, in one line: read in its folder, shown on the terminal."""
+"""What the terminal shows of runs elsewhere."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from exp import console
-from exp.launcher.base import Watcher
 from exp.launcher.outcome import Outcome
 from exp.runfolder import last_records
 
 if TYPE_CHECKING:
-    from exp.config.schema import ExpConfig
     from exp.runfolder import RunFolder
 
-__all__ = ["StatusLine", "clock", "progress_of", "time_left"]
+__all__ = ["Watcher", "clock", "progress_of"]
 
 
 def progress_of(folder: RunFolder) -> str:
@@ -28,60 +26,42 @@ def progress_of(folder: RunFolder) -> str:
     return ""
 
 
-def time_left(folder: RunFolder, config: ExpConfig) -> str:
-    """``0:12:30 left`` of a training at its last speed, validations aside; empty where that is not known yet.
-
-    How many steps an epoch has is known once one is complete, where ``max_steps`` does not say how many there are.
-    """
-    records = list(last_records(folder))
-    trained = next((each for each in records if each.get("split") == "train"), None)
-    if trained is None or not trained.get("samples_per_second") or not config.global_batch_size:
-        return ""
-    complete = next((each for each in records if each.get("split") == "val" and each.get("epoch")), None)
-    totals = [config.max_steps] if config.max_steps is not None else []
-    if complete is not None and config.max_epochs is not None:
-        totals.append(round(complete["step"] / complete["epoch"]) * config.max_epochs)
-    if not totals:
-        return ""
-    steps = max(min(totals) - trained["step"], 0)
-    return f"{clock(steps * config.global_batch_size / trained['samples_per_second'])} left"
-
-
-class StatusLine(Watcher):
-    """One run: a line that is drawn again on a terminal, and a line per change of state elsewhere."""
+class Watcher:
+    """Receives progress and outcomes; this one shows a single run: on a terminal, a line that is drawn again."""
 
     def __init__(self) -> None:
-        self._console = console.make_console()
-        self._status: Any = None
+        self.console = console.make_console()
+        self.live: Any = None
+        """What is drawn again and again; None without a terminal."""
+        self.began = time.monotonic()
         self._shown = ""
-        self._began = time.monotonic()
 
-    def __enter__(self) -> StatusLine:
-        if self._console.is_terminal:
-            self._status = self._console.status("")
-            self._status.start()
+    def __enter__(self) -> Watcher:
+        if self.console.is_terminal:
+            from rich.live import Live
+
+            self.live = Live(console=self.console, auto_refresh=False, transient=True)
+            self.live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._status is not None:
-            self._status.stop()
+        if self.live is not None:
+            self.live.stop()
 
     def say(self, text: str) -> None:
-        """A line that stays."""
-        self._console.print(text, highlight=False, soft_wrap=True)
+        """Print a line that stays."""
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def state(self, number: int, text: str) -> None:
-        """Show the state; without a terminal, only what is in front of the figures, when it changes."""
-        if self._status is not None:
-            self._status.update(f"{text}  {clock(time.monotonic() - self._began)}")
-            return
-        short = text.partition("  ")[0]
-        if short != self._shown:
-            self._shown = short
-            self.say(short)
+        """How a run is doing; called often. Without a terminal, changes are printed, less their figures."""
+        if self.live is not None:
+            self.live.update(f"{text}  {clock(time.monotonic() - self.began)}", refresh=True)
+        elif text.partition("  ")[0] != self._shown:
+            self._shown = text.partition("  ")[0]
+            self.say(self._shown)
 
     def ended(self, number: int, outcome: Outcome) -> None:
-        """The report says it."""
+        """A run has ended; of a single one the report at the end says it."""
 
 
 def clock(seconds: float) -> str:

@@ -2,48 +2,42 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 import os
 import re
 import shutil
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Sequence
 
 from exp.config.explain import nearest
 from exp.config.schema import SubmititConfig
 from exp.errors import ConfigError, UnavailableError
 from exp.frozen import FrozenRun
-from exp.hardware.registry import create_backend
 from exp.launcher import slurm
-from exp.launcher.base import Launcher, Watcher
+from exp.launcher.base import Launcher
 from exp.launcher.follow import Followed, follow, remember
-from exp.launcher.node import NodeTask
+from exp.launcher.job import log_file, run_job
 from exp.launcher.outcome import Outcome
-from exp.launcher.status import StatusLine
+from exp.launcher.processes import start_module
+from exp.launcher.status import Watcher
+from exp.lock_holder import Holder
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from exp.runfolder import RunFolder
 
-__all__ = ["SubmititLauncher", "array_size", "in_slices"]
+__all__ = ["SubmititLauncher", "array_size"]
 
 _ARRAY_SIZE = 1001
 _CLUSTERS = ("slurm", "local", "debug")
-_TYPED = {  # options of sbatch that have a key of another name, which launcher.extra must not set again
-    "time": "time_minutes",
-    "cpus_per_task": "cpus_per_node",
-    "mem": "mem_gib",
-    "signal": "signal_delay_s",
-    "array": "array_parallelism",
-}
+_LEAST = {"nodes": 1, "time_minutes": 1, "array_parallelism": 1, "signal_delay_s": 1, "max_requeues": 0}
+_AS_IN_SBATCH = ("partition", "account", "qos", "gres", "gpus_per_node", "constraint", "nodelist", "exclude")
 
 
 class SubmititLauncher(Launcher):
-    """Submits frozen runs, and follows them.
-
-    Args:
-        **settings: :class:`exp.config.schema.SubmititConfig`.
-    """
+    """Submits frozen runs, and follows them."""
 
     keys = SubmititConfig
     submits = True
@@ -53,12 +47,6 @@ class SubmititLauncher(Launcher):
         """On the nodes of a cluster."""
         return bool(config.cluster == "slurm")
 
-    def __init__(self, **settings: Any) -> None:
-        known = ("rdzv_id", "max_restarts", "fork", "timeout_s", "step_timeout_s")
-        super().__init__(**{key: settings[key] for key in known})
-        self.settings = settings
-        self.nnodes = settings["nodes"]
-
     def check(self, nproc: int) -> None:
         """Refuse what no cluster would take.
 
@@ -66,30 +54,27 @@ class SubmititLauncher(Launcher):
             ConfigError: a value is wrong.
             UnavailableError: there is no Slurm here.
         """
-        given = self.settings
-        cluster = given["cluster"]
-        if cluster not in _CLUSTERS:
-            known = ", ".join(_CLUSTERS)
-            raise ConfigError(f"launcher.cluster={cluster} is not one of {known}{nearest(cluster, _CLUSTERS)}")
-        least = {"nodes": 1, "time_minutes": 1, "array_parallelism": 1, "signal_delay_s": 1, "max_requeues": 0}
-        for key, value in least.items():
-            if given[key] < value:
-                raise ConfigError(f"launcher.{key}={given[key]} must be at least {value}")
+        given = vars(self.config)
+        if self.config.cluster not in _CLUSTERS:
+            hint = nearest(self.config.cluster, _CLUSTERS)
+            raise ConfigError(f"launcher.cluster={self.config.cluster} is not one of {', '.join(_CLUSTERS)}{hint}")
+        for key, least in _LEAST.items():
+            if given[key] < least:
+                raise ConfigError(f"launcher.{key}={given[key]} must be at least {least}")
         if given["signal_delay_s"] >= 60 * given["time_minutes"]:
             raise ConfigError(
                 f"launcher.signal_delay_s={given['signal_delay_s']} is no less than the whole time limit of "
                 f"launcher.time_minutes={given['time_minutes']}; lower it, or raise the limit"
             )
         for key in given["extra"]:
-            option = str(key).replace("-", "_")
-            typed = _TYPED.get(option, option)
-            if typed in given:
-                raise ConfigError(f"launcher.extra.{key} has a key of its own; set launcher.{typed}")
-        if cluster != "slurm" and given["dry_run"]:
-            raise ConfigError(f"launcher.dry_run=true shows a batch script, and launcher.cluster={cluster} has none")
-        if cluster != "slurm" and self.nnodes > 1:
-            raise ConfigError(f"launcher.nodes={self.nnodes} needs launcher.cluster=slurm")
-        if cluster == "slurm" and not given["dry_run"] and not (shutil.which("sbatch") and shutil.which("srun")):
+            if key.replace("-", "_") in given:
+                raise ConfigError(f"launcher.extra.{key} has a key of its own; set launcher.{key.replace('-', '_')}")
+        of_slurm = {"dry_run=true": given["dry_run"], "nodes>1": given["nodes"] > 1, "setup": given["setup"]}
+        wrong = [key for key, is_set in of_slurm.items() if is_set and self.config.cluster != "slurm"]
+        if wrong:
+            raise ConfigError(f"launcher.{wrong[0]} needs launcher.cluster=slurm")
+        submits = self.config.cluster == "slurm" and not given["dry_run"]
+        if submits and not (shutil.which("sbatch") and shutil.which("srun")):
             raise UnavailableError(
                 "launcher=submitit found no sbatch and srun; run it where Slurm's commands are (a login node), or use "
                 "launcher.cluster=local"
@@ -97,12 +82,11 @@ class SubmititLauncher(Launcher):
 
     def launch_run(self, run: FrozenRun) -> Outcome:
         """Submit the run and follow it; see :meth:`launch_all`."""
-        with StatusLine() as status:
-            return self.launch_all([run], status, run.folder.path / "slurm")[0]
+        with Watcher() as watcher:
+            return self.launch_all([run], watcher, run.folder.path / "slurm")[0]
 
     def launch(self, folder: RunFolder, nproc: int, saves: bool = True) -> Outcome:
         """Submit the run in ``folder`` and follow it; see :meth:`launch_all`."""
-        del nproc, saves  # the node's task reads them in the folder
         return self.launch_run(FrozenRun.load(folder))
 
     def preflight(self, runs: Sequence[FrozenRun], logs: Path) -> str | None:
@@ -111,11 +95,13 @@ class SubmititLauncher(Launcher):
         Raises:
             ConfigError: Slurm would not.
         """
-        if self.settings["cluster"] != "slurm":
+        if self.config.cluster != "slurm":
             return None
-        jobs = min(len(runs), array_size()) if len(runs) > 1 else 1  # those of the first array
-        script = _script(self._executor(runs[0], logs), jobs)
-        if self.settings["dry_run"]:
+        shown = copy.copy(self._executor(runs[0], logs))
+        if len(runs) > 1:  # the first array
+            shown.parameters = {**shown.parameters, "map_count": min(len(runs), array_size())}
+        script: str = shown._make_submission_file_text(shown._submitit_command_str, "")
+        if self.config.dry_run:
             return script
         slurm.check_script(script)
         return None
@@ -123,49 +109,58 @@ class SubmititLauncher(Launcher):
     def launch_all(self, runs: Sequence[FrozenRun], watcher: Watcher, logs: Path) -> list[Outcome]:
         """Submit runs, several as a job array (more than one where Slurm takes no array of so many), and follow them.
 
-        Args:
-            runs: with their folders written.
-            watcher: is told what becomes of each.
-            logs: folder of the batch scripts and of what jobs print.
-
         Returns:
             An outcome for each; one that says ``left`` where nobody waits.
-
         """
-        if self.settings["cluster"] == "debug":
+        if self.config.cluster == "debug":
             return [self._run_here(run, number, watcher) for number, run in enumerate(runs)]
-        executor = self._executor(runs[0], logs)
-        on_slurm = self.settings["cluster"] == "slurm"
-        tasks = [NodeTask(str(run.folder.path), on_slurm, _visible(run), _token(run)) for run in runs]
-        jobs: list[Followed] = []
-        slices = in_slices(tasks, array_size() if on_slurm and len(tasks) > 1 else len(tasks))
-        if on_slurm and len(slices) > 1:  # each array has a limit of its own
-            share = max(self.settings["array_parallelism"] // len(slices), 1)
-            executor.update_parameters(array_parallelism=share)
-        for part in slices:
-            added = [executor.submit(part[0])] if len(part) == 1 else _submit_array(executor, part)
-            jobs += [
-                remember(run.folder, run.lock, job, self.settings["cluster"], logs)
-                for job, run in zip(added, runs[len(jobs) :])
-            ]
-            watcher.say(_submitted([str(job.job_id) for job in added], on_slurm))
-        if not self.settings["wait"]:
+        jobs = self._submit(runs, watcher, logs) if self.config.cluster == "slurm" else self._start(runs, watcher)
+        if not self.config.wait:
             for job in jobs:
                 watcher.say(f"  {job.id}  {job.folder.path}")
             return [Outcome(left=True) for _ in runs]
-        outcomes = follow(jobs, watcher, self.settings["poll_s"], self.settings["cancel_on_exit"])
+        outcomes = follow(jobs, watcher, self.config.poll_s, self.config.cancel_on_exit)
         for run, outcome in zip(runs, outcomes):
             if run.lock is not None and not outcome.left:
                 run.lock.release(ended=True)
         return outcomes
+
+    def _submit(self, runs: Sequence[FrozenRun], watcher: Watcher, logs: Path) -> list[Followed]:
+        executor, size, jobs = self._executor(runs[0], logs), len(runs), []
+        if size > 1:
+            size = min(size, array_size())
+            arrays = -(-len(runs) // size)  # each has a limit of its own
+            executor.update_parameters(array_parallelism=max(self.config.array_parallelism // arrays, 1))
+        for begin in range(0, len(runs), size):
+            part = runs[begin : begin + size]
+            with executor.batch() if len(part) > 1 else contextlib.nullcontext():
+                added = [executor.submit(run_job, str(run.folder.path), _token(run), "slurm") for run in part]
+            for job, run in zip(added, part):
+                jobs.append(remember(run, Holder.me(_token(run), str(job.job_id), "slurm"), logs))
+            base = str(added[0].job_id).partition("_")[0]
+            what = f"job {base}" if len(part) == 1 else f"job array {base} of {len(part)} jobs"
+            watcher.say(f"submitted {what}; squeue -j {base} shows it, scancel {base} ends it")
+        return jobs
+
+    @staticmethod
+    def _start(runs: Sequence[FrozenRun], watcher: Watcher) -> list[Followed]:
+        """Start a process for each run, which outlives this one."""
+        jobs = []
+        for run in runs:
+            arguments = [str(run.folder.path), _token(run)]
+            with log_file(run.folder).open("wb") as log:
+                job = start_module("exp.launcher.job", *arguments, environment=os.environ, stdout=log, stderr=log)
+            holder = Holder.me(_token(run), str(job.pid), "local", pid=job.pid)
+            jobs.append(remember(run, holder, run.folder.logs))
+        watcher.say(f"started process {', '.join(job.id for job in jobs)}")
+        return jobs
 
     @staticmethod
     def _run_here(run: FrozenRun, number: int, watcher: Watcher) -> Outcome:
         watcher.state(number, "running")
         if run.lock is not None:
             run.lock.let_go()
-        code = NodeTask(str(run.folder.path), on_slurm=False, token=_token(run))()
-        outcome = Outcome(code, reported=True)
+        outcome = Outcome(run_job(str(run.folder.path), _token(run), "debug"), reported=True)
         watcher.ended(number, outcome)
         return outcome
 
@@ -173,28 +168,23 @@ class SubmititLauncher(Launcher):
         """Submitit's executor for jobs like this run."""
         import submitit
 
+        class Executor(submitit.SlurmExecutor):
+            @classmethod
+            def affinity(cls) -> int:
+                """A script can be shown where there is no Slurm."""
+                return 1
+
         logging.getLogger("submitit").setLevel(logging.WARNING)
-        given = self.settings
-        nproc = run.config.nproc
-        if given["cluster"] == "local":
-            executor = submitit.LocalExecutor(logs)
-            executor.update_parameters(
-                timeout_min=given["time_minutes"],
-                signal_delay_s=given["signal_delay_s"],
-                setup=list(given["setup"]),
-                stderr_to_stdout=True,
-            )
-            return executor
-        cpus = given["cpus_per_node"] or nproc
+        given = vars(self.config)
+        cpus = given["cpus_per_node"] or run.config.nproc
         extra = {"requeue": True, **given["extra"]}
         if given["mem_gib"] is not None:
             extra["mem"] = f"{round(given['mem_gib'] * 1024)}M"
-        optional = ("partition", "account", "qos", "gres", "gpus_per_node", "constraint", "nodelist", "exclude")
-        executor = _slurm_executor(submitit, logs)
+        executor = Executor(logs)
         executor.update_parameters(
             job_name=given["job_name"] or run.config.name,
             time=given["time_minutes"],
-            nodes=self.nnodes,
+            nodes=given["nodes"],
             ntasks_per_node=1,
             cpus_per_task=cpus,
             signal_delay_s=given["signal_delay_s"],
@@ -205,32 +195,9 @@ class SubmititLauncher(Launcher):
             stderr_to_stdout=True,
             additional_parameters=extra,
             **({"exclusive": True} if given["exclusive"] else {}),
-            **{key: given[key] for key in optional if given[key] is not None},
+            **{key: given[key] for key in _AS_IN_SBATCH if given[key] is not None},
         )
         return executor
-
-
-def _slurm_executor(submitit: Any, logs: Path) -> Any:
-    class Executor(submitit.SlurmExecutor):
-        @classmethod
-        def affinity(cls) -> int:
-            """A script can be shown where there is no Slurm."""
-            return 1
-
-    return Executor(logs)
-
-
-def _script(executor: Any, jobs: int) -> str:
-    """What submitit will hand to sbatch."""
-    shown = copy.copy(executor)
-    shown.parameters = {**executor.parameters, **({"map_count": jobs} if jobs > 1 else {})}
-    text: str = shown._make_submission_file_text(shown._submitit_command_str, "")
-    return text
-
-
-def _submit_array(executor: Any, tasks: Sequence[NodeTask]) -> list[Any]:
-    with executor.batch():
-        return [executor.submit(task) for task in tasks]
 
 
 def array_size() -> int:
@@ -239,23 +206,6 @@ def array_size() -> int:
     return max(int(found.group(1)), 1) if found else _ARRAY_SIZE
 
 
-def in_slices(tasks: Sequence[Any], most: int) -> list[Sequence[Any]]:
-    """What is too much for one array, in parts of at most so many."""
-    return [tasks[begin : begin + most] for begin in range(0, len(tasks), most)]
-
-
-def _submitted(ids: Sequence[str], on_slurm: bool) -> str:
-    if not on_slurm:
-        return f"started process {', '.join(ids)}"
-    base = ids[0].partition("_")[0]
-    what = f"job {base}" if len(ids) == 1 else f"job array {base} of {len(ids)} jobs"
-    return f"submitted {what}; squeue -j {base} shows it, scancel {base} ends it"
-
-
-def _token(run: FrozenRun) -> str | None:
-    return None if run.lock is None else run.lock.token
-
-
-def _visible(run: FrozenRun) -> Mapping[str, str | None]:
-    """Which cards the user has made visible: submitit's local executor would set variables of its own choice."""
-    return {name: os.environ.get(name) for name in create_backend(run.config.backend).visible_variables}
+def _token(run: FrozenRun) -> str:
+    assert run.lock is not None, "it has been written"
+    return run.lock.token

@@ -8,13 +8,13 @@ import secrets
 import signal
 import subprocess
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Callable, Mapping, Sequence
 
 from exp import heartbeat
 from exp.errors import EXIT_PREEMPTED
 from exp.launcher.hang_detector import HangDetector, unfinished
-from exp.launcher.outcome import Outcome, leave_word
+from exp.launcher.outcome import Outcome, failure_of, write_error
 from exp.launcher.processes import JOB_VARIABLE, handle_signals, is_alive, kill_job, signal_name, start_module
 from exp.launcher.rank import SCRATCH_VARIABLE
 from exp.preemption import PREEMPT_SIGNAL, PreemptionFlag, held_back, preempted_at
@@ -30,6 +30,7 @@ __all__ = ["Supervisor"]
 _TERM_PATIENCE_S = 4.0
 _GONE_PATIENCE_S = 1.5  # less than a rank waits after it has lost another one
 _ERROR_PATIENCE_S = 6.0  # torch's agent itself would wait half a minute for ranks that ignore SIGTERM
+_RESTART_PATIENCE_S = 60.0  # the agent starts the workers again
 
 
 @dataclass
@@ -103,70 +104,53 @@ class Supervisor:
             preempted = {"step": None}
         if preempted is not None:
             notices = [signal_name(number) for number in self.notices]
-            return Outcome(EXIT_PREEMPTED, preempted={**preempted, "signals": notices}, unkillable=self.unkillable)
+            return Outcome(EXIT_PREEMPTED, preempted={**preempted, "signals": notices})
         if self.received is None:
             return None
-        name = signal_name(self.received)
-        return Outcome(128 + self.received, interrupted_by=name, unkillable=self.unkillable)
+        return Outcome(128 + self.received, interrupted_by=signal_name(self.received))
 
     def _look(self, groups: int) -> None:
-        folder = self.find_folder()
-        if folder is not None:
+        folder, now = self.find_folder(), time.monotonic()
+        if folder is not None and self.received is None and not self.killed:
             if self._detector is None:
-                limits = self.launcher.timeout_s, self.launcher.step_timeout_s
+                limits = self.launcher.config.timeout_s, self.launcher.config.step_timeout_s
                 self._detector = HangDetector(folder, self.scratch, groups, *limits, self.local_rank)
-            if self.received is None:
-                self._end_what_hangs(self._detector)
-                self._end_what_waits_for_the_gone(folder)
-            failed = self.launcher.max_restarts == 0 and any(folder.logs.glob("rank*.error.json"))
-            if failed and self._deadline is None:
-                self._deadline = time.monotonic() + _ERROR_PATIENCE_S
-        if self._deadline is not None and time.monotonic() > self._deadline:
+            hung = self._detector.look()
+            if hung is not None:  # what follows is as if it had died by itself
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(hung, signal.SIGKILL)
+                time.sleep(0.2)
+                self.killed = is_alive(hung)  # stuck in the kernel: its parent waits for it
+            # A rank that leaves with exit code 0 before its end is none that has failed, to torch's agent.
+            gone = unfinished(self.scratch, alive=False)
+            self._gone_since = (self._gone_since or now) if gone else None
+            if self._gone_since is not None and now - self._gone_since > _GONE_PATIENCE_S:
+                for local_rank, beat in gone:
+                    write_error(folder, failure_of(beat, local_rank, None), self.scratch)
+            # Torch's agent ends the other ranks, and may start all again: a rank that does so removes its error file.
+            restarts = self.launcher.config.max_restarts > 0
+            failed = any(folder.logs.glob("rank*.error.json")) and not (restarts and not unfinished(self.scratch))
+            patience_s = _RESTART_PATIENCE_S if restarts else _ERROR_PATIENCE_S
+            self._deadline = (self._deadline or now + patience_s) if failed or self.killed else None
+        if self._deadline is not None and now > self._deadline:
             self._end(folder)
 
     def _end(self, folder: RunFolder | None) -> None:
-        """End the workers, for torch's agent to tell what the first has died of; where that was not enough, all."""
+        """End the workers, so that torch's agent reports how the first has ended; where that was not enough, all."""
         others = unfinished(self.scratch)
         if folder is None or self.received is not None or self.killed or not others:
             self.killed = True
             kill_job(self._job)
             return
         for local_rank, beat in others:
-            end = ("Ended", "ended, because another rank had failed")
-            leave_word(folder, self.scratch, beat, local_rank, None, of_peer=True, end=end)
+            failure = failure_of(beat, local_rank, None)
+            ended = "ended, because another rank had failed"
+            write_error(folder, replace(failure, type="Ended", message=ended, of_peer=True), self.scratch)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(beat.pid, signal.SIGKILL)
-        self._gone_since = self._deadline = None
-        if self.launcher.max_restarts == 0:
+        self._deadline = None
+        if self.launcher.config.max_restarts == 0:
             self.killed, self._deadline = True, time.monotonic() + _TERM_PATIENCE_S
-
-    def _end_what_hangs(self, detector: HangDetector) -> None:
-        """End the rank that holds up the others; what follows is as if it had died by itself."""
-        hung = detector.look()
-        if hung is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(hung, signal.SIGKILL)
-        time.sleep(0.2)
-        if is_alive(hung):  # stuck in the kernel: its parent waits for it
-            self.killed, self._deadline = True, time.monotonic() + _ERROR_PATIENCE_S
-
-    def _end_what_waits_for_the_gone(self, folder: RunFolder) -> None:
-        """End the job where a rank has left with exit code 0 before its end, which torch's agent takes for success."""
-        gone, others = unfinished(self.scratch, alive=False), unfinished(self.scratch)
-        restarts = self.launcher.max_restarts > 0
-        if not gone or (restarts and not others):
-            self._gone_since = None
-            return
-        self._gone_since = self._gone_since or time.monotonic()
-        passed = time.monotonic() - self._gone_since
-        # Torch's agent ends the others of one that it takes for failed, and may start all again.
-        too_long = passed > _ERROR_PATIENCE_S * (1 if others and not restarts else 10)
-        if too_long or (others and passed > _GONE_PATIENCE_S):
-            for local_rank, beat in gone:
-                leave_word(folder, self.scratch, beat, local_rank, None)
-        if too_long:
-            self._deadline = 0.0
 
     def _on_signal(self, number: int, frame: object) -> None:
         """Preempted: pass it on. First signal: have the process end its workers. Second, or preempted twice: kill."""

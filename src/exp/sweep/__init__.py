@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from exp import console, launcher
+from exp.advice import to_continue_sweep
 from exp.config import choices, explain
 from exp.config.check import runs_elsewhere
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, REFUSED, ConfigError, ExpError
@@ -19,23 +20,24 @@ from exp.footprint import remove_empty
 from exp.freezing import complete
 from exp.frozen import FrozenRun
 from exp.hub import bring
-from exp.launcher.base import Launcher
+from exp.launcher.base import Launcher, launcher_class
 from exp.launcher.outcome import Outcome
 from exp.launcher.rank_environment import drop_stale_variables
 from exp.result import selecting_value
 from exp.runfolder import RunFolder, read_json, to_json
 from exp.runlock import RunLock
-from exp.sweep import records
-from exp.sweep.display import SweepDisplay, progress
-from exp.sweep.earlier import Finished, find_finished, identity
+from exp.sweep.display import SweepDisplay
 from exp.sweep.packing import pack
-from exp.sweep.sweeper import all_refused, other_folder, refuse_without_run
+from exp.sweep.records import find_earlier, identity, remove_unused, results, run_folders
+from exp.task import task_class
 
 if TYPE_CHECKING:
     from exp.report.runs import Run
     from exp.sweep.composing import Composer
 
 __all__ = ["Job", "Sweep", "current", "expected", "finish", "is_dry", "refuse_empty"]
+
+_MANY = 50  # jobs: fewer take no time worth a line
 
 _current: list[Sweep] = []
 expected: list[Callable[[], None]] = []
@@ -51,9 +53,16 @@ class Job:
     run: FrozenRun | None = None
     """None where it was refused."""
     outcome: Outcome | None = None
-    metric: float | None = None
     skipped: bool = False
     """It had been completed before."""
+
+    @property
+    def metric(self) -> float | None:
+        """What a sweeper is given; nan where the job failed, None where it has not ended."""
+        if self.run is None or (self.outcome is not None and self.outcome.exit_code != EXIT_OK):
+            return float("nan")
+        ended = self.skipped or (self.outcome is not None and not self.outcome.left)
+        return selecting_value(read_json(self.run.folder.result)) if ended else None
 
     def title(self, common: Collection[str] = ()) -> str:
         """``3 seed=2 optim.lr=0.001``: its folder's number, and the overrides that are not ``common`` to all jobs."""
@@ -77,140 +86,130 @@ class Sweep:
         self.settings = settings
         self.name = name
         self.jobs: list[Job] = []
-        self.batch: list[Job] = []
         self.began = time.monotonic()
         self.interrupted_by: str | None = None
         self.dry = False
         self.launched = False
         self.runs: list[Run] = []
         """As they were after the last batch."""
-        self._earlier: dict[str, list[Finished]] = {}
-        self._taken: set[str] = set()
+        self._earlier: dict[str, list[tuple[Path, bool]]] = {}
         self.lock = RunLock(folder)
         folder.mkdir(mode=0o750, parents=True, exist_ok=True)
         try:
             self.lock.acquire()
-            self._look_back(records.run_folders(folder))
+            existing = run_folders(folder)
+            if existing and not settings.resume:
+                raise ConfigError(
+                    f"output_dir={folder} holds a sweep already; sweep.resume=true goes on with it, or use another one"
+                )
+            self._earlier = find_earlier(existing)
         except ExpError:
             self.lock.release()
             remove_empty(missing)
             raise
+        self._taken = {path.name for path in existing}
 
-    def _look_back(self, existing: list[Path]) -> None:
-        """Find the jobs that an earlier sweep has left in the folder."""
-        if self.settings.resume:
-            self._earlier = find_finished(existing)
-        elif existing:
-            raise ConfigError(
-                f"output_dir={self.folder} holds a sweep already; sweep.resume=true goes on with it, or use another one"
-            )
-        self._taken.update(path.name for path in existing)
-
-    def add(self, number: int, overrides: list[str], composer: Composer, master: Any) -> None:
-        """Freeze a job of the next batch; one whose configuration is refused counts as failed.
+    def freeze(self, overrides: list[list[str]], first: int, composer: Composer, master: Any) -> list[Job]:
+        """The jobs of a batch, frozen; one whose configuration is refused counts as failed.
 
         Args:
-            number: Hydra's, from 0.
-            overrides: of the job.
-            composer: makes its configuration.
+            overrides: of each job.
+            first: Hydra's number of the first job, from 0.
+            composer: makes their configurations.
             master: the configuration of the whole sweep.
-
-        Raises:
-            ConfigError: it would lie elsewhere than in the sweep's folder.
         """
-        job = Job(number)
-        self.batch.append(job)
-        elsewhere = None
-        try:
-            job.overrides = composer.task_overrides(overrides)
-            config = composer.prepared(master, overrides, number)
-            refuse_without_run(config)
-            given = [each for each in job.overrides if each.lstrip("+").startswith("output_dir=")]
-            elsewhere = given[-1] if given and str(config.output_dir) != str(master.output_dir) else None
-            # Where it goes depends on what it is: a folder of its own, or that of the same job in an earlier sweep.
-            job.run = complete(config, job.overrides, self.folder / "new")
-            self._place(job, job.run)
-        except ExpError as error:
-            job.outcome = Outcome(error.exit_code, detail=str(error))
-        except (HydraException, OmegaConfBaseException) as error:
-            job.outcome = Outcome(EXIT_CONFIG, detail=explain.explain(error, choices.default_keys()))
-        if elsewhere is not None:
-            raise other_folder(elsewhere)
+        if len(overrides) >= _MANY:
+            console.make_console().print(f"freezing {len(overrides)} jobs", highlight=False)
+        batch = [Job(number) for number in range(first, first + len(overrides))]
+        for job, given in zip(batch, overrides):
+            try:
+                job.overrides = composer.task_overrides(given)
+                config = composer.prepared(master, given, job.number)
+                if task_class(config).in_parent or launcher_class(config).joins:
+                    what = f"task={config.task.name}" if task_class(config).in_parent else "launcher=external"
+                    several = "" if config.get("run") is None else ", and several runs as 'run=[a,b]'"
+                    raise ConfigError(f"{what} is no job of a sweep: start it without -m{several}")
+                sets_folder = any(each.lstrip("+").startswith("output_dir=") for each in job.overrides)
+                if sets_folder and str(config.output_dir) != str(master.output_dir):
+                    raise ConfigError(
+                        "output_dir is the folder of the whole sweep, in which each job gets one of its own; it cannot "
+                        "differ between jobs. Sweep other keys, or start a sweep for each folder"
+                    )
+                # Where it goes depends on what it is: a folder of its own, or that of the same job in an earlier sweep.
+                job.run = complete(config, job.overrides, self.folder / "new")
+                self._place(job, job.run)
+            except ExpError as error:
+                job.outcome = Outcome(error.exit_code, detail=str(error))
+            except (HydraException, OmegaConfBaseException) as error:
+                job.outcome = Outcome(EXIT_CONFIG, detail=explain.explain(error, choices.default_keys()))
+        return batch
 
     def _place(self, job: Job, run: FrozenRun) -> None:
         same = self._earlier.get(identity(run.config)) if self._earlier else None
-        if not same:
-            path = self.folder / str(self._free_number(job.number))
-        else:
-            earlier = same.pop(0)  # a job that is there twice has been run twice
-            path = earlier.folder
-            job.skipped, job.metric = earlier.completed, earlier.metric
+        if same:
+            path, job.skipped = same.pop(0)  # a job that is there twice has been run twice
             run.config.resume = run.config.resume or "auto"
+        else:
+            number = job.number
+            while str(number) in self._taken:
+                number += 1
+            self._taken.add(str(number))
+            path = self.folder / str(number)
         run.config.output_dir = str(path)
         run.folder = RunFolder(path)
 
-    def _free_number(self, wanted: int) -> int:
-        while str(wanted) in self._taken:
-            wanted += 1
-        self._taken.add(str(wanted))
-        return wanted
-
-    def run_batch(self) -> list[float | None]:
-        """Run what has been added since the last batch; returns the metrics, nan for what failed.
+    def run_batch(self, batch: list[Job]) -> None:
+        """Run jobs to their ends.
 
         Raises:
             KeyboardInterrupt: a signal has ended the sweep.
             ExpError: nothing of it can be run.
         """
-        batch, self.batch = self.batch, []
         refused = [job.outcome for job in batch if job.run is None and job.outcome is not None]
         if len(refused) == len(batch) and not self.jobs:
-            raise all_refused(refused)
+            error = ExpError("\n".join(dict.fromkeys(outcome.detail or "" for outcome in refused)))
+            error.exit_code = max(outcome.exit_code for outcome in refused)
+            raise error
         drop_stale_variables()
-        self.jobs += batch
-        to_run = [job for job in batch if job.run is not None and not job.skipped]
-        chosen = _common_launcher(to_run)
-        if chosen is not None:
-            script = chosen.preflight([job.run for job in to_run if job.run is not None], self.folder / "slurm")
-            if script is not None:
-                console.make_console().out(script, highlight=False)
-                self.dry = True
-                return [None for _ in batch]
-        self._launch(batch, to_run, chosen)
-        for job in batch:
-            if job.outcome is not None and not job.outcome.left:
-                job.metric = _metric_of(job)
-        records.write(self)
+        first, self.jobs = not self.jobs, [*self.jobs, *batch]
+        runs = [job.run for job in batch if job.run is not None and not job.skipped]
+        chosen = _common_launcher(runs)
+        script = None if chosen is None else chosen.preflight(runs, self.folder / "slurm")
+        if script is not None:
+            console.make_console().out(script, highlight=False)
+            self.dry = True
+            return
+        self._launch(batch, chosen, first)
+        self.runs = results(self.folder)
+        if self.runs:
+            from exp.report.rows import write_rows
+
+            write_rows(self.runs, self.folder)
         if self.interrupted_by is not None:
             raise KeyboardInterrupt
-        return [job.metric for job in batch]
 
-    def _launch(self, batch: list[Job], to_run: list[Job], chosen: Launcher | None) -> None:
+    def _launch(self, batch: list[Job], chosen: Launcher | None, first: bool) -> None:
         self.launched = True
-        runs = [job.run for job in to_run if job.run is not None]
-        with progress("writing", len(runs)) as advance:
-            for job, run in zip(to_run, runs):
+        to_run: list[Job] = []
+        for job in batch:
+            if job.run is not None and not job.skipped:
                 try:
-                    bring(run.config)
-                    run.write()
+                    bring(job.run.config)
+                    job.run.write()
+                    to_run.append(job)
                 except ExpError as error:  # somebody else is at work in its folder
                     job.outcome = Outcome(error.exit_code, detail=str(error))
-                advance()
-        to_run = [job for job in to_run if job.outcome is None]
         runs = [job.run for job in to_run if job.run is not None]
-        with SweepDisplay(self, to_run) as display:
+        with SweepDisplay(self, to_run, first) as display:
             for job in batch:
-                if job.run is None or job.outcome is not None:
+                if job.outcome is not None:
                     display.refused(job)
-            if not runs:
-                return
-            if chosen is not None:
+            if chosen is not None and runs:
                 outcomes = chosen.launch_all(runs, display, self.folder / "slurm")
             else:
                 outcomes = pack(runs, self.settings.parallel_jobs, display)
-        for run in runs:
+        for job, run, outcome in zip(to_run, runs, outcomes):
             run.release()
-        for job, outcome in zip(to_run, outcomes):
             job.outcome = outcome
             self.interrupted_by = self.interrupted_by or outcome.interrupted_by
 
@@ -220,42 +219,68 @@ class Sweep:
 
     def exit_code(self) -> int:
         """0: all is well; 75: jobs were preempted, and none failed; else 1, or the code of all jobs."""
-        for job in self.jobs:
-            if job.outcome is not None and job.outcome.interrupted_by is not None:
-                return job.outcome.exit_code
-        codes = {job.outcome.exit_code for job in self.jobs if job.outcome is not None} - {EXIT_OK}
-        if not codes or self.dry:
-            return EXIT_OK
-        failed = codes - {EXIT_PREEMPTED}
-        if not failed:
+        outcomes = [job.outcome for job in self.jobs if job.outcome is not None]
+        interrupted = [outcome.exit_code for outcome in outcomes if outcome.interrupted_by is not None]
+        codes = {outcome.exit_code for outcome in outcomes} - {EXIT_OK}
+        if interrupted or self.dry or not codes:
+            return interrupted[0] if interrupted else EXIT_OK
+        if codes == {EXIT_PREEMPTED}:
             return EXIT_PREEMPTED
-        everyone = all(job.outcome is not None and job.outcome.exit_code != EXIT_OK for job in self.jobs)
-        return failed.pop() if everyone and len(codes) == 1 else EXIT_FAILED
+        everyone = len(outcomes) == len(self.jobs) and all(outcome.exit_code for outcome in outcomes)
+        return codes.pop() if everyone and len(codes) == 1 else EXIT_FAILED
+
+    def report(self) -> None:
+        """Print the table of results and what became of the jobs; draw the plots and write the report."""
+        from exp.report.tables import as_rich, sweep_table
+
+        terminal = console.make_console()
+        terminal.print()
+        if self.runs:
+            terminal.print(as_rich(sweep_table(self.runs), width=100))
+        states = [_state(job) for job in self.jobs]
+        text = ", ".join(f"{states.count(state)} {state}" for state in _STATES if state in states)
+        seconds, place = time.monotonic() - self.began, console.shown(self.folder)
+        terminal.print(f"{text}; {seconds:.0f} s; results in {place}", soft_wrap=True)
+        if {"interrupted", "preempted", "not begun"} & set(states):
+            terminal.print(f"to do the rest: {to_continue_sweep(self.folder)}", soft_wrap=True, markup=False)
+        completed = any(run.status == "completed" for run in self.runs)
+        if completed and self.settings.plots and "submitted" not in states and self.interrupted_by is None:
+            from exp.report import write_report
+
+            page = write_report(self.runs, self.folder, self.name)
+            terminal.print(f"report: {console.shown(page)}", soft_wrap=True)
 
 
-def _common_launcher(jobs: list[Job]) -> Launcher | None:
+_STATES = ("completed", "done before", "submitted", "failed", "interrupted", "preempted", "not begun")
+
+
+def _state(job: Job) -> str:
+    """What became of a job, in a word of ``_STATES``."""
+    outcome = job.outcome
+    if job.skipped:
+        return "done before"
+    if outcome is None or not outcome.begun:
+        return "not begun"
+    if outcome.left or outcome.interrupted_by is not None:
+        return "submitted" if outcome.left else "interrupted"
+    return {EXIT_OK: "completed", EXIT_PREEMPTED: "preempted"}.get(outcome.exit_code, "failed")
+
+
+def _common_launcher(runs: list[FrozenRun]) -> Launcher | None:
     """The cluster's launcher, if that is where these jobs run.
 
     Raises:
         ConfigError: some would run there and others not, or they ask for different resources.
     """
-    configs = [job.run.config for job in jobs if job.run is not None]
+    configs = [run.config for run in runs]
     if not any(runs_elsewhere(config) for config in configs):
         return None
-    asked = {to_json([OmegaConf.to_container(c.launcher, resolve=True), c.nproc]) for c in configs}
-    if len(asked) > 1:
+    if len({to_json([OmegaConf.to_container(c.launcher, resolve=True), c.nproc]) for c in configs}) > 1:
         raise ConfigError(
             "a sweep on Slurm is one job array, whose jobs all ask for the same; sweep launcher.* and nproc in "
             "commands of their own"
         )
     return launcher.resolve(configs[0].launcher, configs[0].nproc)
-
-
-def _metric_of(job: Job) -> float | None:
-    assert job.outcome is not None
-    if job.outcome.exit_code != EXIT_OK or job.run is None:
-        return float("nan")
-    return selecting_value(read_json(job.run.folder.result))
 
 
 def current(config: Any, missing: list[Path]) -> Sweep:
@@ -303,15 +328,11 @@ def finish() -> tuple[int, str | None, list[Path]]:
     if lost is not None:
         console.error(lost)
     sweep.lock.release()
-    if not (sweep.launched or sweep.dry):  # it was refused, or ended before its first job
-        records.remove_unused(sweep.folder, sweep.missing)
-        return EXIT_OK, None, []
-    code = sweep.exit_code()
+    code = sweep.exit_code() if sweep.launched or sweep.dry else EXIT_OK  # else it ended before its first job
     taken_back = [job.run is None or job.run.take_back() for job in sweep.jobs if code in REFUSED]
-    refused = code in REFUSED and all(taken_back)
-    runs = records.run_folders(sweep.folder)
-    if sweep.dry or refused or not runs:
-        records.remove_unused(sweep.folder, sweep.missing)
-        return code, sweep.interrupted_by, []
-    records.finish(sweep, console.make_console())
-    return code, sweep.interrupted_by, runs
+    runs = run_folders(sweep.folder) if sweep.launched and not (code in REFUSED and all(taken_back)) else []
+    if runs:
+        sweep.report()
+    else:
+        remove_unused(sweep.folder, sweep.missing)
+    return code, sweep.interrupted_by if sweep.launched else None, runs

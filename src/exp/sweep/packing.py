@@ -5,27 +5,25 @@ from __future__ import annotations
 import os
 import secrets
 import signal
+import subprocess
 import time
-from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Sequence
 
-from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, REFUSED
+from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED
 from exp.hardware.cards import only
 from exp.hardware.cores import usable_cores
 from exp.hardware.registry import create_backend
-from exp.launcher.base import Watcher
-from exp.launcher.job import ENDED, PARENT_VARIABLE
+from exp.launcher.job import log_file, outcome_file
 from exp.launcher.outcome import Outcome, tail_of
 from exp.launcher.processes import JOB_VARIABLE, handle_signals, kill_job, signal_name, start_module
 from exp.launcher.status import progress_of
 from exp.preemption import PREEMPT_SIGNAL
-from exp.runfolder import read_json
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from exp.frozen import FrozenRun
     from exp.hardware.backend import Backend
+    from exp.launcher.status import Watcher
 
 __all__ = ["pack"]
 
@@ -71,59 +69,74 @@ class _Pools:
             self._free[pool] = sorted(self._free[pool] + devices)
 
 
+@dataclass
 class _Running:
-    """One job's process.
+    """One job's process, and the devices that it has."""
 
-    Args:
-        run: the frozen run.
-        environment: of the process.
-        taken: its devices.
-    """
-
-    def __init__(self, run: FrozenRun, environment: dict[str, str], taken: dict[str, list[int]]) -> None:
-        self.run, self.taken = run, taken
-        self.log = run.folder.logs / "output.log"
-        self._before = _version(run.folder.result)
-        if run.lock is not None:
-            run.lock.let_go()
-        token = "" if run.lock is None else run.lock.token
-        with self.log.open("wb") as log:
-            self.process = start_module(
-                "exp.launcher.job", str(run.folder.path), token, environment=environment, stdout=log, stderr=log
-            )
+    run: FrozenRun
+    process: subprocess.Popen[bytes]
+    taken: dict[str, list[int]]
 
     def outcome(self, received: int | None) -> Outcome:
-        """What became of it, now that it has ended."""
-        ended = read_json(self.run.folder.logs / ENDED) or {}
-        code = ended["exit_code"] if ended.get("pid") == self.process.pid else None
-        # A job that did not begin has left the record of an earlier one as it was.
-        mine = _version(self.run.folder.result) != self._before
-        result = (read_json(self.run.folder.result) if mine else None) or {}
+        """What became of it, now that it has ended; ``received``: the signal that has ended the sweep."""
         if received is not None and received != PREEMPT_SIGNAL:
             return Outcome(128 + received, interrupted_by=signal_name(received))
-        if code == EXIT_OK:
-            return Outcome(restarts=result.get("restarts", 0))
-        if code == EXIT_PREEMPTED:
-            return Outcome(code, preempted={"step": result.get("steps")})
-        error = result.get("error")
-        if error is not None:
-            said = [error["message"], *([f"  log: {self.log}"] if code not in REFUSED else [])]
-        elif code is not None:
-            said = [f"exit code {code}", *tail_of(self.log)]
-        else:
-            end = self.process.returncode
+        outcome = Outcome.read(outcome_file(self.run.folder, str(self.process.pid)))
+        code, end = EXIT_FAILED if outcome is None else outcome.exit_code, self.process.returncode
+        if outcome is None or (code not in (EXIT_OK, EXIT_PREEMPTED) and outcome.detail is None):
             how = f"killed by {signal_name(-end)}" if end < 0 else f"exited with code {end} before its time"
-            said = [how, *tail_of(self.log)]
-        return Outcome(code or EXIT_FAILED, detail="\n".join(said), reported=True)
+            return Outcome(code, reported=True, detail="\n".join([how, *tail_of(log_file(self.run.folder))]))
+        return outcome
 
 
-def _version(path: Path) -> tuple[int, int] | None:
-    """Changes with the file, which is replaced and not written to."""
-    try:
-        state = path.stat()
-    except FileNotFoundError:
-        return None
-    return state.st_ino, state.st_mtime_ns
+class _Packing:
+    """Jobs that share this machine; see :func:`pack`."""
+
+    def __init__(self, runs: Sequence[FrozenRun], parallel_jobs: int | None) -> None:
+        self.runs = runs
+        self.pools = _Pools(parallel_jobs)
+        self.backends = [create_backend(run.config.backend) for run in runs]
+        self.waiting = list(range(len(runs)))
+        self.running: dict[int, _Running] = {}
+        self.received: int | None = None
+        self.deadline: float | None = None
+        self.mark = secrets.token_hex(8)
+
+    def start_what_fits(self) -> None:
+        """Start the jobs for which there is room, in order."""
+        for number in list(self.waiting):
+            run, backend = self.runs[number], self.backends[number]
+            taken = self.pools.take(backend, run.config.nproc)
+            if taken is None:
+                continue
+            self.waiting.remove(number)
+            devices, own = taken.get(backend.name) or taken.get(_CORES), {JOB_VARIABLE: self.mark}
+            if devices is not None:
+                own.update(only(backend, devices))
+                threads = "OMP_NUM_THREADS"
+                if not backend.exclusive_devices and threads not in os.environ:
+                    own[threads] = str(max(1, len(devices) // run.config.nproc))
+                elif not backend.simulate and threads not in {**os.environ, **backend.env}:
+                    own[threads] = str(max(1, usable_cores() // backend.device_count()))  # jobs beside it compute, too
+            token = ""
+            if run.lock is not None:
+                run.lock.let_go()
+                token = run.lock.token
+            arguments = [str(run.folder.path), token, str(os.getpid())]
+            with log_file(run.folder).open("wb") as log:
+                process = start_module(
+                    "exp.sweep.job", *arguments, environment={**os.environ, **own}, stdout=log, stderr=log
+                )
+            self.running[number] = _Running(run, process, taken)
+
+    def on_signal(self, number: int, _frame: Any) -> None:
+        """Hand a signal on to the jobs, which have sessions of their own."""
+        if number != PREEMPT_SIGNAL:
+            self.deadline = time.monotonic() + (_PATIENCE_S if self.received is None else 0)
+        self.received = number
+        for job in list(self.running.values()):
+            if job.process.poll() is None:
+                job.process.send_signal(number if number == PREEMPT_SIGNAL else signal.SIGTERM)
 
 
 def pack(runs: Sequence[FrozenRun], parallel_jobs: int | None, watcher: Watcher) -> list[Outcome]:
@@ -132,94 +145,34 @@ def pack(runs: Sequence[FrozenRun], parallel_jobs: int | None, watcher: Watcher)
     Args:
         runs: with their folders written.
         parallel_jobs: at most so many at a time; None: as many as there is room for.
-        watcher: is told what becomes of each.
+        watcher: receives progress and outcomes.
 
     Returns:
         An outcome for each. After a signal: what was running has been ended, what waited has not been started.
     """
-    mark = secrets.token_hex(8)
-    pools = _Pools(parallel_jobs)
-    backends = [create_backend(run.config.backend) for run in runs]
-    waiting = deque(range(len(runs)))
-    running: dict[int, _Running] = {}
+    packing = _Packing(runs, parallel_jobs)
     outcomes: dict[int, Outcome] = {}
-    signals = _Signals(running)
     try:
-        with handle_signals(signals):
-            while running or (waiting and signals.received is None):
-                if signals.received is None:
-                    _start_what_fits(runs, backends, waiting, running, pools, mark)
-                for number, job in list(running.items()):
+        with handle_signals(packing.on_signal):
+            while packing.running or (packing.waiting and packing.received is None):
+                if packing.received is None:
+                    packing.start_what_fits()
+                for number, job in list(packing.running.items()):
                     if job.process.poll() is None:
                         watcher.state(number, f"running  {progress_of(job.run.folder)}".rstrip())
                         continue
-                    del running[number]
-                    pools.give_back(job.taken)
-                    outcomes[number] = job.outcome(signals.received)
+                    del packing.running[number]
+                    packing.pools.give_back(job.taken)
+                    outcomes[number] = job.outcome(packing.received)
                     watcher.ended(number, outcomes[number])
-                signals.kill_late(mark)
+                if packing.deadline is not None and time.monotonic() > packing.deadline:
+                    kill_job(packing.mark)
                 time.sleep(_POLL_S)
     finally:
-        kill_job(mark)
-    return [outcomes.get(number) or _not_started(signals.received) for number in range(len(runs))]
-
-
-def _start_what_fits(
-    runs: Sequence[FrozenRun],
-    backends: Sequence[Backend],
-    waiting: deque[int],
-    running: dict[int, _Running],
-    pools: _Pools,
-    mark: str,
-) -> None:
-    for number in list(waiting):
-        run, backend = runs[number], backends[number]
-        taken = pools.take(backend, run.config.nproc)
-        if taken is None:
-            continue
-        waiting.remove(number)
-        devices = taken.get(backend.name) or taken.get(_CORES)
-        own = {JOB_VARIABLE: mark, PARENT_VARIABLE: str(os.getpid())}
-        if devices is not None:
-            own.update(only(backend, devices))
-            threads = "OMP_NUM_THREADS"
-            if not backend.exclusive_devices and threads not in os.environ:
-                own[threads] = str(max(1, len(devices) // run.config.nproc))
-            elif not backend.simulate and threads not in {**os.environ, **backend.env}:
-                own[threads] = str(max(1, usable_cores() // backend.device_count()))  # jobs beside it compute, too
-        running[number] = _Running(run, {**os.environ, **own}, taken)
-
-
-class _Signals:
-    """Hands signals on to the jobs, which have sessions of their own.
-
-    Args:
-        running: the jobs that run; changes while they do.
-    """
-
-    def __init__(self, running: dict[int, _Running]) -> None:
-        self.received: int | None = None
-        self._running = running
-        self._deadline: float | None = None
-
-    def __call__(self, number: int, _frame: Any) -> None:
-        again = self.received is not None
-        self.received = number
-        for job in list(self._running.values()):
-            if job.process.poll() is None:
-                job.process.send_signal(number if number == PREEMPT_SIGNAL else signal.SIGTERM)
-        if number != PREEMPT_SIGNAL:
-            self._deadline = 0.0 if again else time.monotonic() + _PATIENCE_S
-
-    def kill_late(self, mark: str) -> None:
-        """Kill what does not end."""
-        if self._deadline is not None and time.monotonic() > self._deadline:
-            self._deadline = None
-            kill_job(mark)
-
-
-def _not_started(received: int | None) -> Outcome:
-    if received == PREEMPT_SIGNAL:
-        return Outcome(EXIT_PREEMPTED, preempted={"step": None}, begun=False)
-    assert received is not None
-    return Outcome(128 + received, interrupted_by=signal_name(received), begun=False)
+        kill_job(packing.mark)
+    for number in packing.waiting:
+        received = packing.received or 0
+        outcomes[number] = Outcome(128 + received, interrupted_by=signal_name(received), begun=False)
+        if received == PREEMPT_SIGNAL:
+            outcomes[number] = Outcome(EXIT_PREEMPTED, preempted={"step": None}, begun=False)
+    return [outcomes[number] for number in range(len(runs))]

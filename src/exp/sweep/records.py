@@ -1,32 +1,54 @@
-"""The files of a sweep, and the table at its end."""
+"""What a sweep has left in its folder: its run folders, its files, and the jobs of an earlier one."""
 
 from __future__ import annotations
 
+import hashlib
 import shutil
-import time
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Sequence
 
-from exp import console
-from exp.advice import to_continue_sweep
-from exp.errors import EXIT_OK, EXIT_PREEMPTED, ConfigError
+from omegaconf.errors import OmegaConfBaseException
+
+from exp.config.differences import as_plain
+from exp.config.schema import ExpConfig
+from exp.config.structures import load
+from exp.errors import ConfigError
 from exp.footprint import remove_empty
+from exp.runfolder import RunFolder, read_result, to_json
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from rich.console import Console
-
     from exp.report.runs import Run
-    from exp.sweep import Sweep
 
-__all__ = ["finish", "remove_unused", "run_folders", "write"]
+__all__ = ["find_earlier", "identity", "remove_unused", "results", "run_folders"]
 
 _RECORDS = ("multirun.yaml", "sweep.csv", "sweep_seeds.csv", "sweep.json")  # the first is Hydra's
+_ELSEWHERE = ("figures", "launcher", "output_dir", "overwrite", "plots", "record", "report_placement", "resume",
+              "resume_changed_data", "sweep")  # fmt: skip
+"""Keys that do not change what a run computes."""
 
 
 def run_folders(folder: Path) -> list[Path]:
     """The run folders of a sweep."""
     return [path.parent for path in sorted(folder.glob("*/config.yaml"))]
+
+
+def identity(config: ExpConfig) -> str:
+    """A digest of a configuration, less the keys that do not change what a run computes."""
+    kept = {key: value for key, value in as_plain(config).items() if key not in _ELSEWHERE}
+    return hashlib.sha256(to_json(kept, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def find_earlier(folders: Sequence[Path]) -> dict[str, list[tuple[Path, bool]]]:
+    """The run folders of an earlier sweep by their identity, and whether each is completed; those come first."""
+    found: dict[str, list[tuple[Path, bool]]] = {}
+    for path in folders:
+        try:
+            key = identity(load(RunFolder(path).config))  # typed: keys which are new since then have their defaults
+        except OmegaConfBaseException:
+            continue  # written by another version of exp, with keys that are no more
+        result = read_result(RunFolder(path)) or {}
+        found.setdefault(key, []).append((path, result.get("status") == "completed"))
+    return {key: sorted(jobs, key=lambda job: not job[1]) for key, jobs in found.items()}
 
 
 def remove_unused(folder: Path, missing: list[Path]) -> None:
@@ -42,61 +64,16 @@ def remove_unused(folder: Path, missing: list[Path]) -> None:
     for name in _RECORDS if new else _RECORDS[:1]:
         if (folder / name).is_file():
             (folder / name).unlink()
-    if new and (folder / "slurm").is_dir():
-        shutil.rmtree(str(folder / "slurm"))
+    if new:
+        shutil.rmtree(str(folder / "slurm"), ignore_errors=True)
     remove_empty(missing)
 
 
-def write(sweep: Sweep) -> None:
-    """``sweep.csv`` and ``sweep.json`` of the jobs so far."""
-    from exp.report.rows import write_rows
-
-    sweep.runs = _results(sweep.folder)
-    if sweep.runs:
-        write_rows(sweep.runs, sweep.folder)
-
-
-def _results(folder: Path) -> list[Run]:
-    """Runs that can be compared; none where all jobs examine something, as those of ``task=doctor``."""
+def results(folder: Path) -> list[Run]:
+    """Runs of a sweep that can be compared; none where all jobs examine something, as those of ``task=doctor``."""
     from exp.report.runs import find_runs
 
     try:
         return find_runs([folder]) if run_folders(folder) else []
     except ConfigError:
         return []
-
-
-def finish(sweep: Sweep, terminal: Console) -> None:
-    """Print the table of results and what became of the jobs; draw the plots and write the report."""
-    from exp.report.tables import as_rich, sweep_table
-
-    runs = sweep.runs or _results(sweep.folder)
-    terminal.print()
-    if runs:
-        terminal.print(as_rich(sweep_table(runs), width=100))
-    waiting = sum(job.outcome is not None and job.outcome.left for job in sweep.jobs)
-    ended = [job.outcome for job in sweep.jobs if job.outcome is not None and job.outcome.begun]
-    counts = {
-        "completed": sum(each.exit_code == EXIT_OK and not each.left for each in ended),
-        "done before": sum(job.skipped for job in sweep.jobs),
-        "submitted": waiting,
-        "failed": sum(
-            each.interrupted_by is None and each.exit_code not in (EXIT_OK, EXIT_PREEMPTED) and not each.left
-            for each in ended
-        ),
-        "interrupted": sum(each.interrupted_by is not None for each in ended),
-        "preempted": sum(each.exit_code == EXIT_PREEMPTED for each in ended),
-        "not begun": sum(not job.skipped for job in sweep.jobs) - len(ended),
-    }
-    text = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
-    terminal.print(
-        f"{text}; {time.monotonic() - sweep.began:.0f} s; results in {console.shown(sweep.folder)}", soft_wrap=True
-    )
-    if sweep.interrupted_by is not None or counts["preempted"] or counts["not begun"]:
-        terminal.print(f"to do the rest: {to_continue_sweep(sweep.folder)}", soft_wrap=True, markup=False)
-    completed = any(run.status == "completed" for run in runs)
-    if completed and sweep.settings.plots and not waiting and sweep.interrupted_by is None:
-        from exp.report import write_report
-
-        page = write_report(runs, sweep.folder, sweep.name)
-        terminal.print(f"report: {console.shown(page)}", soft_wrap=True)

@@ -11,17 +11,12 @@ from hydra.plugins.sweeper import Sweeper
 from omegaconf import ListConfig, OmegaConf
 
 from exp.config.paths import refuse_empty
-from exp.errors import ConfigError, ExpError, RunError
-from exp.task import task_class
+from exp.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
-    from exp.launcher.outcome import Outcome
     from exp.report.runs import Run
 
-__all__ = [
-    "NoMetric", "all_refused", "check_direction", "check_settings", "explained", "no_job", "other_folder",
-    "refuse_without_run",
-]  # fmt: skip
+__all__ = ["NoMetric", "check_direction", "check_settings", "explained", "no_job"]
 
 
 class NoMetric(float):
@@ -47,7 +42,7 @@ def check_settings(config: Any) -> None:
         config: composed for the whole sweep, Hydra's part included.
 
     Raises:
-        ConfigError: the folder is empty, jobs are to lie elsewhere, or several metrics are to be searched for.
+        ConfigError: the folder is empty, or jobs are to lie elsewhere.
     """
     refuse_empty({"output_dir": config.get("output_dir"), "hydra.sweep.dir": config.hydra.sweep.dir})
     written: Any = OmegaConf.to_container(config.hydra.sweep)
@@ -55,12 +50,6 @@ def check_settings(config: Any) -> None:
         raise ConfigError(
             "hydra.sweep.subdir is not for sweeps of exp, whose jobs lie in <output_dir>/0, 1, 2, ...; leave it out "
             "(sweep.csv tells which is which)"
-        )
-    directions = config.hydra.sweeper.get("direction")
-    if isinstance(directions, ListConfig) and len(directions) > 1:
-        raise ConfigError(
-            f"hydra.sweeper.direction names {len(directions)} directions, and a job has one metric that sweeps are "
-            "judged by; give one, and metric=<name>"
         )
 
 
@@ -77,48 +66,18 @@ def check_direction(config: Any, runs: Sequence[Run]) -> None:
     direction = config.hydra.sweeper.get("direction")
     direction = direction[0] if isinstance(direction, ListConfig) and direction else direction
     direction = getattr(direction, "name", direction)  # of an enumeration
-    metrics = {run.metric_name: bool(run.result.get("greater_is_better")) for run in runs if run.metric is not None}
-    for name, greater in metrics.items():
+    for run in runs:
+        greater = bool(run.result.get("greater_is_better"))
         right = "maximize" if greater else "minimize"
-        if direction in ("minimize", "maximize") and direction != right:
+        if run.metric is not None and direction in ("minimize", "maximize") and direction != right:
             raise ConfigError(
-                f"hydra.sweeper.direction={direction} looks for the worst {name}, of which "
+                f"hydra.sweeper.direction={direction} looks for the worst {run.metric_name}, of which "
                 f"{'larger' if greater else 'smaller'} is better; set hydra.sweeper.direction={right}"
             )
 
 
-def refuse_without_run(config: Any) -> None:
-    """Refuse a task that starts no run, and so can be no job.
-
-    Args:
-        config: of a job.
-
-    Raises:
-        ConfigError: it is one of those.
-    """
-    if task_class(config).in_parent:
-        several = "" if config.get("run") is None else ", and several runs as 'run=[a,b]'"
-        raise ConfigError(f"task={config.task.name} is no job of a sweep: start it without -m{several}")
-
-
-def all_refused(refused: Sequence[Outcome]) -> ExpError:
-    """One error for a batch of which no job can run; what is said of all of them is said once."""
-    said = list(dict.fromkeys(outcome.detail or "" for outcome in refused))
-    error = ExpError("\n".join(said))
-    error.exit_code = max(outcome.exit_code for outcome in refused)
-    return error
-
-
-def other_folder(override: str) -> ConfigError:
-    """Of a job whose ``output_dir``, as this override has it, is not that of the sweep."""
-    return ConfigError(
-        f"{override}: output_dir is the folder of the whole sweep, in which each job gets one of its own; it cannot "
-        "differ between jobs. Sweep other keys, or start a sweep for each folder"
-    )
-
-
 def no_job(overrides: Sequence[str], loader: Any) -> ConfigError:
-    """Of a sweep that has no job: why.
+    """Why a sweep has no job.
 
     Args:
         overrides: of the command line.
@@ -126,13 +85,8 @@ def no_job(overrides: Sequence[str], loader: Any) -> ConfigError:
     """
     for override in OverridesParser.create(config_loader=loader).parse_overrides(list(overrides)):
         if override.is_discrete_sweep() and next(iter(override.sweep_iterator()), None) is None:
-            why = f"{override.input_line} stands for no value"
-            if "=glob(" in str(override.input_line):
-                why = (
-                    f"{override.input_line} matches nothing: glob() is for the choices of a config group, as in "
-                    "model=glob(*), not for files; list those, with commas between them"
-                )
-            return ConfigError(f"the sweep has no job: {why}")
+            of_groups = "; glob() is for the choices of a config group" if "glob(" in str(override.input_line) else ""
+            return ConfigError(f"the sweep has no job: {override.input_line} stands for no value{of_groups}")
     return ConfigError("the sweep has no job: the sweeper has not asked for any (hydra.sweeper.* says how many)")
 
 

@@ -59,37 +59,25 @@ class ExpLauncher(Launcher):
             ExpError: nothing of it can be run, or it searches in the wrong direction.
         """
         from exp import sweep
-        from exp.errors import ExpError
-        from exp.sweep.display import progress
-        from exp.sweep.records import remove_unused
         from exp.sweep.sweeper import NoMetric, check_direction
 
         setup_globals()
         sweep.expected.clear()
         if not job_overrides:
             self._refuse_empty()
-        try:
-            current = sweep.current(self._config, self._missing)
-            with progress("freezing", len(job_overrides)) as advance:
-                for number, overrides in enumerate(job_overrides, initial_job_idx):
-                    current.add(number, list(overrides), self._context.config_loader, self._config)
-                    advance()
-            metrics = current.run_batch()
-            check_direction(self._config, current.runs)
-        except ExpError:
-            remove_unused(Path(str(self._config.hydra.sweep.dir)).absolute(), self._missing)
-            raise
+        current = sweep.current(self._config, self._missing)
+        overrides, loader = list(map(list, job_overrides)), self._context.config_loader
+        batch = current.freeze(overrides, initial_job_idx, loader, self._config)
+        current.run_batch(batch)
+        check_direction(self._config, current.runs)
         returns = []
-        for metric in metrics:
-            job = JobReturn(status=JobStatus.COMPLETED)
-            job.return_value = NoMetric() if metric is None or math.isnan(metric) else metric
-            returns.append(job)
+        for metric in [job.metric for job in batch]:
+            returns.append(JobReturn(status=JobStatus.COMPLETED))
+            returns[-1].return_value = NoMetric() if metric is None or math.isnan(metric) else metric
         return returns
 
     def _refuse_empty(self) -> None:
         """Raise ConfigError: the sweeper has no job to run."""
-        from exp.sweep.records import remove_unused
         from exp.sweep.sweeper import no_job
 
-        remove_unused(Path(str(self._config.hydra.sweep.dir)).absolute(), self._missing)
         raise no_job(self._config.hydra.overrides.task, self._context.config_loader)

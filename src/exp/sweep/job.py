@@ -1,0 +1,60 @@
+"""One job of a sweep in a process of its own, which :mod:`exp.sweep.packing` starts.
+
+``python -m exp.sweep.job FOLDER TOKEN PARENT``.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from exp import console
+from exp.errors import EXIT_OK, EXIT_PREEMPTED, REFUSED, ExpError
+from exp.execute import execute
+from exp.frozen import FrozenRun
+from exp.launcher.job import log_file, outcome_file
+from exp.launcher.outcome import Outcome
+from exp.launcher.processes import die_with_parent
+from exp.runfolder import RunFolder, read_json, write_json
+from exp.runlock import RunLock
+
+__all__ = ["main"]
+
+
+def main(run_dir: str, token: str, parent: str) -> int:
+    """Run what is frozen in ``run_dir``, whose lock the sweep has under ``token``; returns the exit code.
+
+    Its outcome is in a file: what the process ends with, code of the user's may decide.
+    """
+    die_with_parent(signal.SIGTERM, int(parent))
+    folder, lock, detail = RunFolder(run_dir), RunLock(Path(run_dir), token or None), None
+    before = _content(folder.result)
+    try:
+        lock.take_over()
+        run = FrozenRun.load(folder)
+        run.lock = lock
+        code = execute(run).exit_code
+    except ExpError as error:
+        console.error(str(error))
+        code, detail = error.exit_code, str(error)
+    finally:
+        lock.release()
+    # One that was refused has left the record of an earlier run as it was.
+    result = (read_json(folder.result) if _content(folder.result) != before else None) or {}
+    if code not in (EXIT_OK, EXIT_PREEMPTED) and result.get("error"):
+        detail = result["error"]["message"] + ("" if code in REFUSED else f"\n  log: {log_file(folder)}")
+    preempted = {"step": result.get("steps")} if code == EXIT_PREEMPTED else None
+    outcome = Outcome(code, result.get("restarts", 0), preempted=preempted, reported=True, detail=detail)
+    write_json(outcome_file(folder, str(os.getpid())), asdict(outcome))
+    return code
+
+
+def _content(path: Path) -> bytes:
+    return path.read_bytes() if path.is_file() else b""
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
