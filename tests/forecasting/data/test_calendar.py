@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from exp.forecasting.data.calendar import continued, frequency_of, same_spacing, spacing
+from exp.forecasting.data.calendar import continued, frequency_of, same_spacing
 
 MONTHS = pd.date_range("2010-01-01", periods=45, freq="MS")
 DAYS = pd.date_range("2024-01-01", "2024-03-05", freq="D")
@@ -43,12 +43,16 @@ def test_the_recent_dates_tell_where_the_whole_follows_no_calendar():
     assert continued(dates[:1], 2, recent=6) is None
 
 
+def seconds(dates):
+    return frequency_of(dates).seconds
+
+
 def test_spacing_is_the_same_for_months_of_any_length_and_other_for_other_frequencies():
-    found = {case: spacing(dates) for case, dates in DATES.items()}
+    found = {case: seconds(dates) for case, dates in DATES.items()}
     assert same_spacing(found["months"], found["month ends"])
-    assert same_spacing(spacing(MONTHS[:3]), found["months"])  # February among them
-    assert same_spacing(spacing(DATES["business days"][3:8]), found["business days"])  # over a weekend
+    assert same_spacing(seconds(MONTHS[:3]), found["months"])  # February among them
+    assert same_spacing(seconds(DATES["business days"][3:8]), found["business days"])  # over a weekend
     frequencies = ["years", "quarters", "months", "weeks", "days", "hours"]
     assert not any(same_spacing(found[one], found[other]) for one, other in zip(frequencies, frequencies[1:]))
-    assert spacing(None) is None
-    assert spacing(pd.DatetimeIndex(["2020-01-01", "2020-01-02", "2020-02-01", "2021-01-01"])) is None
+    assert frequency_of(DAYS[:1]) is None
+    assert seconds(pd.DatetimeIndex(["2020-01-01", "2020-01-02", "2020-02-01", "2021-01-01"])) is None

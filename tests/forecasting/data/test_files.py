@@ -11,7 +11,6 @@ import pytest
 
 from exp.errors import EXIT_CONFIG, ConfigError, DataError
 from exp.forecasting.config import EvalKeys, ForecastingDataConfig
-from exp.forecasting.data.dataset import ForecastingData
 from exp.forecasting.data.header import numbered_rows
 from exp.forecasting.data.preflight import check_task, preflight
 from exp.forecasting.data.series import read_series
@@ -192,13 +191,6 @@ def test_what_counts_as_empty(write):
     # A row that is cut has no empty cell, nor where the column that the cell lacks in is not read.
     for keys in (MASKED, {"inputs": ["a"]}):
         assert "row 3" in refusal(write(GOOD.replace("3,4.5", "3")), **keys)
-
-
-def test_standardised_values_that_float32_cannot_carry(write):
-    far = [f"{number % 7}e-5" if number != 350 else "3e38" for number in range(400)]
-    path = write(file_of(times("%Y-%m-%d %H:%M"), values=far))
-    with pytest.raises(DataError, match=r"s\.csv row 352, column a: '3e38'"):
-        ForecastingData(name="own", file=str(path), channels=1, lookback=8, horizon=2)
 
 
 def preflight_of(**keys):

@@ -7,7 +7,7 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 import pandas as pd
 
-__all__ = ["NUM_TIME_FEATURES", "Frequency", "continued", "frequency_of", "same_spacing", "spacing", "time_features"]
+__all__ = ["NUM_TIME_FEATURES", "Frequency", "continued", "frequency_of", "same_spacing", "time_features"]
 
 NUM_TIME_FEATURES = 4
 _ALIKE = 1.12  # months have 28 to 31 days
@@ -17,11 +17,13 @@ class Frequency(NamedTuple):
     """How far apart the rows of a series are.
 
     Attributes:
+        seconds: the median distance; None where half of the rows are nearer to the row before or further away.
         step: most rows from the one before, for people: ``1:00:00``, ``7 days, 0:00:00``, ``1 month``.
-        irregular: number of rows that are nearer to the row before or further away.
+        irregular: number of rows that are not.
         first: the first of them, from 0; None: there is none.
     """
 
+    seconds: float | None
     step: str
     irregular: int
     first: int | None
@@ -41,21 +43,14 @@ def frequency_of(dates: pd.DatetimeIndex) -> Frequency | None:
     row = int((steps == usual).argmax())
     step = f"{usual} {unit}{'s' * (usual > 1)}" if unit else str((dates[row + 1] - dates[row]).to_pytimedelta())
     other = steps != usual
-    return Frequency(step, int(other.sum()), int(other.argmax()) + 1 if other.any() else None)
+    irregular, first = int(other.sum()), int(other.argmax()) + 1 if other.any() else None
+    seconds = None if 2 * irregular > len(steps) else float(np.median((dates[1:] - dates[:-1]).total_seconds()))
+    return Frequency(seconds, step, irregular, first)
 
 
-def spacing(dates: pd.DatetimeIndex | None) -> float | None:
-    """The median distance of neighbouring rows in seconds; None where less than half of them are about so far apart."""
-    if dates is None or len(dates) < 2:
-        return None
-    steps = np.asarray((dates[1:] - dates[:-1]).total_seconds())
-    usual = float(np.median(steps))
-    return usual if np.mean(same_spacing(steps, usual)) >= 0.5 else None
-
-
-def same_spacing(step: Any, other: float) -> Any:
-    """Whether distances of rows, a number or an array, are of the same frequency: months differ by a tenth."""
-    return (step < other * _ALIKE) & (other < step * _ALIKE)
+def same_spacing(seconds: float, other: float) -> bool:
+    """Whether distances of rows are of the same frequency: months differ by a tenth."""
+    return seconds < other * _ALIKE and other < seconds * _ALIKE
 
 
 def continued(dates: pd.DatetimeIndex, count: int, recent: int) -> pd.DatetimeIndex | None:

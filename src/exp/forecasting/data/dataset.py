@@ -20,6 +20,7 @@ from exp.forecasting.data.preflight import locate
 from exp.forecasting.data.series import read_series
 from exp.forecasting.data.splits import TooFewRowsError, borders
 from exp.forecasting.data.windows import WindowDataset
+from exp.forecasting.metrics import ForecastMetrics
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -123,8 +124,15 @@ class ForecastingData(Data):
                     f"{self.path}: {error}. With the weights of a run, data.lookback={self.lookback} rows suffice: "
                     f"task=predict init_from=<run folder> task.input={self.path}"
                 )
+        seconds = self.frequency.seconds if self.frequency else None
         if contract is not None:
-            self._check_spacing(contract)
+            if self._problem is not None:
+                raise self._problem
+            if seconds and contract.seconds and not calendar.same_spacing(seconds, contract.seconds):
+                raise DataError(
+                    f"{self.path}: its rows are {timedelta(seconds=seconds)} apart, and those that the weights were "
+                    f"trained on {timedelta(seconds=contract.seconds)}; give rows of that distance"
+                )
             self.notes += values.warn_of_range(series, contract.low, contract.high)
         elif self._problem is None:
             train = len(self._rows["train"])
@@ -133,19 +141,9 @@ class ForecastingData(Data):
             contract = Contract(self.name, self.names, mean.tolist(), std.tolist(), low, high)
             self.notes += values.warn_of_constants(series, train)
         if contract is not None:
-            seconds = calendar.spacing(self.dates)
             date_format = dates.date_format if dates else None
             self._contract = replace(contract, name=self.name, date_format=date_format, seconds=seconds)
             self._standardize(series)
-
-    def _check_spacing(self, contract: Contract) -> None:
-        self._require()
-        mine = calendar.spacing(self.dates)
-        if mine and contract.seconds and not calendar.same_spacing(mine, contract.seconds):
-            raise DataError(
-                f"{self.path}: its rows are {timedelta(seconds=mine)} apart, and those that the weights were trained "
-                f"on {timedelta(seconds=contract.seconds)}; give rows of that distance"
-            )
 
     def _count_past(self, series: Series) -> int:
         """All rows; with covariates and empty cells, those up to the last one with a value that is forecast."""
@@ -155,7 +153,7 @@ class ForecastingData(Data):
         return self.num_rows - int(known[::-1].argmax()) if known.any() else 0
 
     def _standardize(self, series: Series) -> None:
-        standardized = values.standardized(series, np.array(self._contract.mean), np.array(self._contract.std))
+        standardized = (series.values - np.array(self._contract.mean)) / np.array(self._contract.std)
         self.notes += values.warn_of_outliers(series)
         seen, marks = values.filled(standardized), calendar.time_features(self.dates, self.num_rows)
         truth = future = None
@@ -170,11 +168,6 @@ class ForecastingData(Data):
         for split in ("train", "val", "test"):
             self.__dict__.pop(split, None)  # windows of the former values
 
-    def _require(self) -> None:
-        """Raise where the data cannot be used without the contract of weights."""
-        if self._problem is not None:
-            raise self._problem
-
     @property
     def rows(self) -> dict[str, range]:
         """The rows of each split, by name.
@@ -182,19 +175,18 @@ class ForecastingData(Data):
         Raises:
             DataError: the data cannot be used without the contract of weights.
         """
-        self._require()
+        if self._problem is not None:
+            raise self._problem
         return self._rows
 
     @property
     def mean(self) -> torch.Tensor:
         """Of the training rows in original units, float64 (C,)."""
-        self._require()
         return torch.tensor(self._contract.mean, dtype=torch.float64)
 
     @property
     def std(self) -> torch.Tensor:
         """Population standard deviation, as :attr:`mean`; 1 where a series is constant."""
-        self._require()
         return torch.tensor(self._contract.std, dtype=torch.float64)
 
     @property
@@ -245,7 +237,6 @@ class ForecastingData(Data):
 
     def state(self) -> dict[str, Any]:
         """The fields of the :class:`Contract` that goes with weights which are trained on these data."""
-        self._require()
         return asdict(self._contract)
 
     def adopt(self, state: Mapping[str, Any]) -> None:
@@ -327,7 +318,9 @@ class ForecastingData(Data):
         Raises:
             DataError: names the split and the series.
         """
-        for split in splits if self._truth is not None else ():
+        if self._truth is None:
+            return
+        for split in splits:
             first, stop = self.rows[split].start + self.lookback, self.rows[split].stop
             known = (~self._truth[first:stop, self.scored].isnan()).any(dim=0).tolist()
             lacking = [name for name, is_known in zip(self.target_names, known) if not is_known]
@@ -357,8 +350,6 @@ class ForecastingData(Data):
         Args:
             detailed: also errors per series and per step of the horizon.
         """
-        from exp.forecasting.metrics import ForecastMetrics
-
         names = self.names if detailed else None
         errors = ForecastMetrics(names, self.std, None if self._truth is None else self.scored)
         if self.intervals is None:
@@ -419,7 +410,6 @@ class ForecastingData(Data):
         Raises:
             DataError: they are too few for a forecast.
         """
-        self._require()
         if self._num_past < self.lookback:
             raise DataError(
                 f"{self.path}: only {self._num_past} rows up to the last value of {shortened(self.target_names)}; a "

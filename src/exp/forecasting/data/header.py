@@ -83,8 +83,8 @@ def numbered_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
                 yield begin, cells
     except csv.Error as error:
         raise DataError(
-            f"{path} row {line + 1} is not comma-separated text ({error}): a quote that is not closed, perhaps; write "
-            "every cell as a plain number, name or date"
+            f"{path} row {line + 1} is not comma-separated text ({error}): write every cell as a plain number, name or "
+            f"date, close every quote, and {_SAVE}"
         ) from error
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} cannot be read: {error}; check its permissions, or copy it anew") from error

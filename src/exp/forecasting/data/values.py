@@ -12,7 +12,7 @@ from exp.errors import DataError
 if TYPE_CHECKING:
     from exp.forecasting.data.series import Series
 
-__all__ = ["filled", "standardized", "statistics", "warn_of_constants", "warn_of_outliers", "warn_of_range"]
+__all__ = ["filled", "statistics", "warn_of_constants", "warn_of_outliers", "warn_of_range"]
 
 _MANY = 20.0  # median absolute deviations
 _FEW = 0.01  # of the values
@@ -47,23 +47,6 @@ def statistics(series: Series, num_train: int) -> tuple[np.ndarray, np.ndarray]:
     # By extremes: rounding gives a constant series a tiny standard deviation, not zero.
     std[np.fmax.reduce(rows, axis=0) == np.fmin.reduce(rows, axis=0)] = 1.0
     return mean, std
-
-
-def standardized(series: Series, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
-    """``(values - mean) / std``, float64 (T, C); NaN where a cell is empty.
-
-    Raises:
-        DataError: a result is beyond what float32 carries.
-    """
-    values: np.ndarray = (series.values - mean) / std
-    beyond = np.abs(values) > np.finfo(np.float32).max
-    if beyond.any():
-        row, channel = divmod(int(beyond.argmax()), values.shape[1])
-        raise DataError(
-            f"{series.place(row, channel)} is {abs(values[row, channel]):.3g} standard deviations of the training rows "
-            "from their mean, which is beyond what float32 carries; correct it"
-        )
-    return values
 
 
 def filled(values: np.ndarray) -> np.ndarray:
