@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 from exp.backends import _probe
 from exp.backends._probe import AUTOLOAD
 
-from exp.environment import version_of
 from exp.errors import ConfigError, UnavailableError
 from exp.hardware.backend import FLOAT32, Backend, Capabilities, Collectives, ask
 from exp.plugins import entry_points
+from exp.runs.environment import version_of
 
 if TYPE_CHECKING:
     import torch

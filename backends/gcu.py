@@ -20,9 +20,9 @@ from exp.backends import _efml, _gcu_operators, _monitor, _probe
 from exp.backends._gcu_environment import INDUCTOR, REPORTED, cautions, counting, is_counting, unset_wide_integers
 from exp.backends._probe import AUTOLOAD
 
-from exp.environment import version_of
 from exp.errors import UnavailableError
 from exp.hardware.backend import FLOAT32, Backend, Capabilities, Collectives, ask
+from exp.runs.environment import version_of
 
 if TYPE_CHECKING:
     import torch

@@ -24,7 +24,7 @@ from typing import Iterable
 from omegaconf import OmegaConf
 
 from exp.launcher.torchrun import TorchrunLauncher
-from exp.runfolder import RunFolder
+from exp.runs.folder import RunFolder
 
 SETTINGS = [
     "backend=cpu", "data.lookback=96", "model.d_model=16", "model.d_ff=16", "model.num_heads=2", "global_batch_size=32",

@@ -37,7 +37,7 @@ from exp.engine.saving import CheckpointHook
 from exp.engine.trainer import Trainer
 from exp.launcher.rank import RankInfo
 from exp.models.base import Model
-from exp.runfolder import RunFolder
+from exp.runs.folder import RunFolder
 from exp.session import Session
 from exp.tasks.train import Train
 

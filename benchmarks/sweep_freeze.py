@@ -19,7 +19,7 @@ from unittest import mock
 
 from exp import cli, sweep
 from exp.launcher.outcome import Outcome
-from exp.runfolder import to_json, write_json
+from exp.runs.files import to_json, write_json
 
 STEPS = 20
 

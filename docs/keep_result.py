@@ -25,7 +25,8 @@ from exp.config.resolve import create
 from exp.data.base import Data
 from exp.errors import ConfigError, ExpError
 from exp.report.runs import find_runs
-from exp.runfolder import RunFolder, read_json, to_json, write_atomically
+from exp.runs.files import read_json, to_json, write_atomically
+from exp.runs.folder import RunFolder
 
 __all__ = ["check", "keep", "record_of"]
 

@@ -1,13 +1,14 @@
 """Makes the pictures of README.md again: ``python docs/make_pictures.py --runs outputs/pictures``.
 
 Two experiments on bundled data are trained, or taken from ``--runs`` where they are there already: some ten minutes on
-two cores. Their own plots, scaled, are ``results.png``. ``run.svg`` shows a run and what can be added to it; it needs
-no training.
+two cores. Their own plots, scaled, are ``results.png``. ``run.svg`` shows a run and what can be added to it, and
+``packages.svg`` the packages of the source, from what they import; neither needs training.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 from pathlib import Path
 from typing import NamedTuple
 from xml.sax.saxutils import escape
@@ -100,6 +101,66 @@ def diagram() -> str:
     return "\n".join([*parts, "</svg>", ""])
 
 
+ROWS = (
+    ("the way in", ("cli", "api")),
+    ("families", ("forecasting", "vision")),
+    ("what a task does", ("tasks", "checks", "estimate", "sweep")),
+    ("starting a run", ("execute", "freezing")),
+    ("training", ("engine", "data", "models", "metrics")),
+    ("processes", ("session", "launcher", "trackers")),
+    ("hardware", ("hardware",)),
+    ("what a run is", ("config", "task", "report")),
+    ("what a run leaves", ("runs", "hub", "user_code")),
+    ("words", ("errors", "console")),
+)
+"""Packages and modules of ``src/exp``, from those that import to those that are imported."""
+_ROW_HEIGHT, _LEFT, _BOX = 62, 170, 150
+
+
+def imports_of(place: Path) -> set[str]:
+    """The packages of exp that a package or module imports at the top of its modules."""
+    found: set[str] = set()
+    for file in place.rglob("*.py") if place.is_dir() else [place.with_suffix(".py")]:
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("exp"):
+                names = [node.module.split(".")[1]] if "." in str(node.module) else [each.name for each in node.names]
+                found.update(names)
+    return found - {place.name}
+
+
+def packages() -> str:
+    """The SVG of the packages, a row for each layer; an arrow leads to what is imported, a red one against the rows."""
+    place = {name: (row, column) for row, (_, names) in enumerate(ROWS) for column, name in enumerate(names)}
+    width, height = _LEFT + 5 * (_BOX + 12) + 20, len(ROWS) * _ROW_HEIGHT + 12
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif">',
+        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
+    ]
+    arrows = []
+    for name, (row, column) in place.items():
+        y, x = 10 + row * _ROW_HEIGHT, _LEFT + column * (_BOX + 12)
+        parts.append(f'<rect x="{x}" y="{y}" width="{_BOX}" height="34" rx="6" fill="#dcebfa" stroke="#2f6fae"/>')
+        parts.append(
+            f'<text x="{x + _BOX / 2:g}" y="{y + 22}" text-anchor="middle" font-size="14" fill="#222222">{name}</text>'
+        )
+        for other in sorted(imports_of(Path(exp.__file__).parent / name) & place.keys()):
+            below, beside = place[other]
+            if below == row:
+                continue
+            up = below < row
+            ends = y if up else y + 34, 10 + below * _ROW_HEIGHT + (34 if up else 0)
+            x1, x2 = x + 20 + 110 * (beside + 1) / 6, _LEFT + beside * (_BOX + 12) + 20 + 110 * (column + 1) / 6
+            # Those that skip a row, as most do, are faint: the picture is of the neighbours.
+            color, faint = ("#c0392b", 0.9) if up else ("#555555", 0.55 if below == row + 1 else 0.13)
+            arrows.append(
+                f'<line x1="{x1:.0f}" y1="{ends[0]}" x2="{x2:.0f}" y2="{ends[1]}" stroke="{color}" opacity="{faint}"/>'
+            )
+    for row, (title, _) in enumerate(ROWS):
+        y = 32 + row * _ROW_HEIGHT
+        parts.append(f'<text x="12" y="{y}" font-size="13" fill="#555555">{escape(title)}</text>')
+    return "\n".join([*parts[:2], *arrows, *parts[2:], "</svg>", ""])
+
+
 def trained(folder: Path, *overrides: str) -> Path:
     """The run in ``folder``, which is made where it is not there."""
     if not (folder / "result.json").exists():
@@ -123,12 +184,13 @@ def stacked(paths: list[Path]) -> Image.Image:
 
 
 def main() -> None:
-    """Write ``run.svg``, and ``results.png`` where ``--runs`` says where the runs are or go."""
+    """Write the diagrams, and ``results.png`` where ``--runs`` says where the runs are or go."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=Path, help="folder of the runs; without it the diagram alone is drawn")
     folder = parser.parse_args().runs
     PICTURES.mkdir(exist_ok=True)
     (PICTURES / "run.svg").write_text(diagram(), encoding="utf-8")
+    (PICTURES / "packages.svg").write_text(packages(), encoding="utf-8")
     if folder is not None:
         series = trained(folder / "small")
         forecast = trained(folder / "forecast", "task=predict", f"init_from={series}", "task.max_channels=1")

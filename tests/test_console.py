@@ -10,7 +10,7 @@ import sys
 
 from exp import console
 from exp.launcher.status import progress_of
-from exp.runfolder import RunFolder
+from exp.runs.folder import RunFolder
 
 CLEAR = "\r\x1b[2K"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 
-from exp.csvfile import csv_content
+from exp.runs.files import csv_content
 from exp.vision.draw.figures import Scene
 from exp.vision.predict.scenes import predictions_csv
 

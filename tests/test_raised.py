@@ -18,8 +18,9 @@ from exp.errors import RunError, SampleError
 from exp.launcher.rank import RankInfo
 from exp.launcher.worker import run_worker
 from exp.metrics import SampleMetric
-from exp.raised import message_of, told
-from exp.runfolder import RunFolder, read_json
+from exp.runs.files import read_json
+from exp.runs.folder import RunFolder
+from exp.user_code import message_of, told
 
 HERE = r"\(test_raised.py, line \d+\)"
 

@@ -8,7 +8,8 @@ import math
 import numpy as np
 import torch
 
-from exp.runfolder import RunFolder, last_known, to_json, write_json
+from exp.runs.files import to_json, write_json
+from exp.runs.folder import RunFolder, last_known
 from tests.conftest import TINY, read_strictly
 
 INF, NAN = math.inf, math.nan

@@ -13,8 +13,7 @@ import time
 import pytest
 
 from exp.errors import ConfigError
-from exp.lock_holder import LOCK, STALE_AFTER_S, Holder, holder_of
-from exp.runlock import RunLock
+from exp.runs.lock import LOCK, STALE_AFTER_S, Holder, RunLock, holder_of
 
 
 def held_by(folder, age, **what):

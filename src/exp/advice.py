@@ -14,7 +14,7 @@ from exp.task import task_class
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
-    from exp.runfolder import RunFolder
+    from exp.runs.folder import RunFolder
 
 __all__ = ["remember", "to_continue", "to_continue_sweep"]
 

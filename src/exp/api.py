@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Mapping, Sequence
 from exp.config import structures
 from exp.config.resolve import allow, distrust, names_in
 from exp.errors import ConfigError, RunError, UnavailableError
-from exp.runfolder import RunFolder, read_json
+from exp.runs.files import read_json
+from exp.runs.folder import RunFolder
 
 if TYPE_CHECKING:
     import os

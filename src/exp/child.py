@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from exp.__main__ import main as command_line
-from exp.runfolder import write_json
+from exp.runs.files import write_json
 
 __all__ = ["main"]
 

@@ -23,17 +23,17 @@ from omegaconf.errors import OmegaConfBaseException
 from exp import __version__, console, early
 from exp.advice import remember
 from exp.config import choices, explain, paths, structures, trained
-from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, REFUSED, ConfigError, ExpError
+from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, REFUSED, ConfigError, ExpError, as_ours
 from exp.execute import execute
-from exp.footprint import remove_empty
 from exp.freezing import freeze
 from exp.launcher.base import launcher_class
 from exp.launcher.rank_environment import be_quiet, drop_stale_variables
-from exp.raised import frames_of, told
-from exp.runfolder import UMASK, RunFolder
+from exp.runs.files import UMASK
+from exp.runs.folder import RunFolder
+from exp.runs.snapshot import remove_empty
 from exp.summary import Finished
-from exp.system_errors import as_ours
 from exp.task import create_task, task_class
+from exp.user_code import frames_of, told
 from hydra_plugins.exp_plugins import PluginConfigs
 from hydra_plugins.exp_sweeps import ExpLauncher
 

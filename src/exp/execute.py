@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from exp import console, early, hub, launcher, summary
-from exp.contract import TASK_PAGE, shown
 from exp.errors import RunError
 from exp.hardware.registry import create_backend
 from exp.launcher.base import launcher_class
 from exp.launcher.outcome import Outcome
-from exp.lock_holder import holder_of
+from exp.runs.lock import holder_of
 from exp.summary import Finished
+from exp.user_code import TASK_PAGE, shown
 
 if TYPE_CHECKING:
     from exp.frozen import FrozenRun

@@ -23,7 +23,7 @@ from exp.errors import ConfigError
 from exp.frozen import FrozenRun
 from exp.hardware.backend import FLOAT32
 from exp.hardware.registry import choose, create_backend
-from exp.runfolder import RunFolder, read_result
+from exp.runs.folder import RunFolder, read_result
 from exp.task import task_class
 
 if TYPE_CHECKING:

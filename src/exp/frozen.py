@@ -14,10 +14,10 @@ from exp.config.check import check_folder
 from exp.config.resolve import allow, distrust
 from exp.config.schema import ExpConfig
 from exp.errors import ConfigError, RunError
-from exp.footprint import Footprint, missing_folders, remove_empty
 from exp.launcher.base import launcher_class
-from exp.runfolder import RunFolder
-from exp.runlock import RunLock
+from exp.runs.folder import RunFolder
+from exp.runs.lock import RunLock
+from exp.runs.snapshot import Footprint, missing_folders, remove_empty
 from exp.task import task_class
 
 __all__ = ["FrozenRun"]

@@ -20,13 +20,13 @@ from exp.config.resolve import check_names
 from exp.config.schema import ExpConfig
 from exp.config.structures import load
 from exp.console import make_console, wait_for, waited
-from exp.contract import check_result
 from exp.errors import ConfigError, Preempted
 from exp.hardware.backend import PRECISIONS
 from exp.hardware.cards import check_distinct
 from exp.hardware.registry import create_backend
 from exp.task import create_task
 from exp.trackers import reporting
+from exp.user_code import check_result
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from exp.engine.fit import Weights
     from exp.hardware.backend import Backend
     from exp.launcher.rank import RankInfo
-    from exp.runfolder import RunFolder
+    from exp.runs.folder import RunFolder
     from exp.trackers.reporting import Reporter
 
 __all__ = ["Session", "run"]

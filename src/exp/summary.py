@@ -11,15 +11,16 @@ from exp.advice import to_continue
 from exp.console import flops, size
 from exp.errors import EXIT_OK, EXIT_PREEMPTED
 from exp.launcher import describe_failure
-from exp.result import blank_result, number_text, selecting_value
-from exp.runfolder import last_known, read_json
+from exp.runs.files import read_json
+from exp.runs.folder import last_known
+from exp.runs.record import blank_result, number_text, selecting_value
 from exp.task import create_task
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
     from exp.hardware.backend import Backend
     from exp.launcher.outcome import Outcome
-    from exp.runfolder import RunFolder
+    from exp.runs.folder import RunFolder
 
 __all__ = ["Finished", "begin", "end"]
 

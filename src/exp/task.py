@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Sequence
 from omegaconf import MISSING, OmegaConf
 
 from exp.config.resolve import resolve
-from exp.contract import TASK_PAGE
 from exp.errors import ConfigError
+from exp.user_code import TASK_PAGE
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
     from exp.hardware.backend import Backend
     from exp.launcher.outcome import Outcome
     from exp.launcher.rank import RankInfo
-    from exp.runfolder import RunFolder
+    from exp.runs.folder import RunFolder
     from exp.session import Session
     from exp.summary import Finished
 

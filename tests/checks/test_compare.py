@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from exp.checks.parity import EARLY_STEPS, compare, tolerances
-from exp.runfolder import RunFolder
+from exp.runs.folder import RunFolder
 
 FIRST = {"output/a": [1.0, 2.0], "output/model": [3.0]}
 FIRST.update({f"gradient/{name}.weight": [0.5] for name in "ba"})

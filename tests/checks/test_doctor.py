@@ -13,7 +13,7 @@ from exp.backends._monitor import reading
 
 from exp.checks.check import ok, read_journal
 from exp.checks.doctor import Bench, Check
-from exp.runfolder import RunFolder
+from exp.runs.folder import RunFolder
 from tests.simulators import needs_card
 
 ROOT = Path(__file__).parents[2]

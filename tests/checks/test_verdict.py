@@ -13,7 +13,7 @@ from exp.checks.check import Journal, fail, ok
 from exp.checks.doctor import CHECKS, END, START, journal_of
 from exp.checks.verdict import judge
 from exp.launcher.outcome import Outcome, RankFailure
-from exp.runfolder import RunFolder
+from exp.runs.folder import RunFolder
 
 TIMEOUT_S = 60
 

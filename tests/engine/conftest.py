@@ -21,7 +21,7 @@ from exp.hardware.compat import supports_full_sharding
 from exp.launcher.rank import RankInfo
 from exp.metrics import Evaluator, SampleMetric
 from exp.models.base import Model
-from exp.runfolder import RunFolder
+from exp.runs.folder import RunFolder
 from exp.session import Session
 from exp.tasks.train import Train
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from exp.lock_holder import LOCK
+from exp.runs.lock import LOCK
 from tests.behaviour.conftest import TINY, first_line, has_steps, wait_for
 
 MODEL = """

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from exp.heartbeat import Beat, Stage
 from exp.launcher.outcome import (
     Outcome,
     collect_failures,
@@ -16,7 +15,9 @@ from exp.launcher.outcome import (
     write_error,
 )
 from exp.launcher.rank import this_host
-from exp.runfolder import RunFolder, write_json
+from exp.runs.files import write_json
+from exp.runs.folder import RunFolder
+from exp.runs.heartbeat import Beat, Stage
 
 
 @pytest.fixture

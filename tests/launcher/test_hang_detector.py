@@ -6,10 +6,11 @@ import os
 
 import pytest
 
-from exp import heartbeat
-from exp.heartbeat import Stage
 from exp.launcher.hang_detector import HangDetector
-from exp.runfolder import RunFolder, read_json
+from exp.runs import heartbeat
+from exp.runs.files import read_json
+from exp.runs.folder import RunFolder
+from exp.runs.heartbeat import Stage
 
 
 class Watch:

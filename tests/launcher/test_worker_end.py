@@ -6,20 +6,22 @@ from typing import NamedTuple
 
 import pytest
 
-from exp import heartbeat
-from exp.heartbeat import Stage
 from exp.launcher.agent import _came_to_end
-from exp.runfolder import RunFolder, read_json
+from exp.runs import heartbeat
+from exp.runs.files import read_json
+from exp.runs.folder import RunFolder
+from exp.runs.heartbeat import Stage
 from tests.conftest import Forked
 
 PLACE = {"RANK": "0", "LOCAL_RANK": "0", "EXP_SCRATCH": "."}
 WORKER = """
 import ctypes, os, signal, sys, threading, time
-from exp import heartbeat, session
+from exp import session
+from exp.runs import heartbeat
 from exp.errors import Preempted, UnavailableError
 from exp.launcher import worker
 from exp.launcher.rank import RankInfo
-from exp.runfolder import RunFolder
+from exp.runs.folder import RunFolder
 how, last = sys.argv[1:]
 worker._CLEAN_UP_S = worker._CLEAN_UP_AFTER_FAILURE_S = 0.5
 folder = RunFolder(".")

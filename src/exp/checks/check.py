@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Iterable
 
-from exp.runfolder import to_json
+from exp.runs.files import to_json
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -25,14 +25,14 @@ from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Sequence
 from exp.checks.check import OK, WARNING, Answer, Journal, fail, ok, read_journal, skip
 from exp.config.check import check_data
 from exp.console import flops, size
-from exp.environment import SHM, package_versions, process_limits
 from exp.errors import ExpError, RunError
 from exp.hardware import cards
 from exp.hardware.backend import PRECISIONS
 from exp.hardware.collectives import ddp_arguments, device_part_of
 from exp.hardware.numerics import long_product
 from exp.launcher.rank import make_store, this_host
-from exp.runfolder import to_json
+from exp.runs.environment import SHM, package_versions, process_limits
+from exp.runs.files import to_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from exp.engine.distributed import Distributed
     from exp.hardware.backend import Backend
     from exp.launcher.rank import RankInfo
-    from exp.runfolder import RunFolder
+    from exp.runs.folder import RunFolder
 
 __all__ = ["CHECKS", "END", "START", "diagnose", "journal_of"]
 

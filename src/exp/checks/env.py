@@ -9,19 +9,19 @@ import yaml
 
 from exp import console
 from exp.console import size
-from exp.environment import describe_environment, process_limits, variables
 from exp.errors import ExpError
 from exp.hardware.cards import identity
 from exp.hardware.registry import create_backend, installed
 from exp.launcher.rank import this_host
-from exp.result import blank_result
-from exp.runfolder import to_json, write_json
+from exp.runs.environment import describe_environment, process_limits, variables
+from exp.runs.files import to_json, write_json
+from exp.runs.record import blank_result
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
     from exp.hardware.backend import Backend
     from exp.launcher.rank import RankInfo
-    from exp.runfolder import RunFolder
+    from exp.runs.folder import RunFolder
 
 __all__ = ["describe"]
 

@@ -8,8 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
-from exp.environment import variables
-from exp.runfolder import to_json, without_credentials
+from exp.runs.environment import variables
+from exp.runs.files import to_json, without_credentials
 
 if TYPE_CHECKING:
     from exp.hardware.backend import Backend

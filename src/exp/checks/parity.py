@@ -15,10 +15,10 @@ import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
 from exp import console, summary
-from exp.csvfile import csv_content
 from exp.errors import EXIT_FAILED, EXIT_OK, RunError
-from exp.result import blank_result, in_role
-from exp.runfolder import RunFolder, read_json, read_records, write_atomically, write_json
+from exp.runs.files import csv_content, read_json, write_atomically, write_json
+from exp.runs.folder import RunFolder, read_records
+from exp.runs.record import blank_result, in_role
 from exp.summary import Finished
 
 if TYPE_CHECKING:

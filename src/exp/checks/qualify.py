@@ -23,14 +23,14 @@ from exp.checks.machine import Secrets, different, machine, tidy
 from exp.checks.page import page_of
 from exp.checks.rows import MAKERS, Making, Row, plan
 from exp.config.check import check_hardware
-from exp.environment import describe_environment, variables
 from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, ConfigError, ExpError
 from exp.freezing import prepare
 from exp.hardware.registry import create_backend
 from exp.launcher.processes import handle_signals, signal_name
-from exp.preemption import PREEMPT_SIGNAL
-from exp.runfolder import read_json, write_atomically, write_json
-from exp.runlock import RunLock
+from exp.runs.environment import describe_environment, variables
+from exp.runs.files import read_json, write_atomically, write_json
+from exp.runs.lock import RunLock
+from exp.runs.preemption import PREEMPT_SIGNAL
 from exp.summary import Finished
 from exp.task import create_task
 

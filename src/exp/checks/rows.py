@@ -26,7 +26,8 @@ from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, EXIT_UNAVAILABLE, Conf
 from exp.freezing import compose, prepare
 from exp.launcher.processes import signal_name
 from exp.plugins import installed
-from exp.runfolder import RunFolder, read_json
+from exp.runs.files import read_json
+from exp.runs.folder import RunFolder
 
 if TYPE_CHECKING:
     from pathlib import Path

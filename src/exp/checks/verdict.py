@@ -14,15 +14,15 @@ from exp.checks.check import FAILED, OK, SKIPPED, STYLES, WARNING, Answer, fail,
 from exp.checks.doctor import CHECKS, END, START, journal_of
 from exp.console import flops, size
 from exp.errors import EXIT_FAILED, EXIT_OK, RunError
-from exp.result import blank_result
-from exp.runfolder import write_json
+from exp.runs.files import write_json
+from exp.runs.record import blank_result
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from exp.config.schema import ExpConfig
     from exp.launcher.outcome import Outcome
-    from exp.runfolder import RunFolder
+    from exp.runs.folder import RunFolder
 
 __all__ = ["begin", "end", "judge", "value_of"]
 

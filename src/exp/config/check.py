@@ -17,14 +17,15 @@ from exp.config.resolve import check_target, find_module, find_own_module
 from exp.config.schema import PRECISIONS
 from exp.config.structures import structure_of
 from exp.config.walk import nodes, written
-from exp.contract import TASK_PAGE, asked
 from exp.errors import ConfigError, UnavailableError
 from exp.launcher.base import launcher_class
-from exp.lock_holder import holder_of
 from exp.plugins import Family, installed
-from exp.runfolder import RunFolder, read_result, without_credentials
+from exp.runs.files import without_credentials
+from exp.runs.folder import RunFolder, read_result
+from exp.runs.lock import holder_of
 from exp.task import create_task
 from exp.trackers import reporting
+from exp.user_code import TASK_PAGE, asked
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -20,12 +20,12 @@ from typing import Any, Iterator, Mapping, Sequence
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from exp import contract
+from exp import user_code as contract
 from exp.config.explain import nearest
 from exp.config.walk import nodes
-from exp.contract import page_of
 from exp.errors import ConfigError, UnavailableError
 from exp.plugins import entry_points
+from exp.user_code import page_of
 
 __all__ = [
     "PATH",

@@ -29,7 +29,7 @@ from exp.config.walk import nodes, written
 from exp.console import shown
 from exp.errors import ConfigError
 from exp.hub import is_name
-from exp.runfolder import RunFolder
+from exp.runs.folder import RunFolder
 
 __all__ = [
     "GROUPS",

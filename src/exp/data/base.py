@@ -5,10 +5,10 @@ from __future__ import annotations
 import abc
 from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Sequence
 
-from exp.contract import EXPERIMENT_PAGE as PAGE
-from exp.contract import shown
 from exp.data.mapstyle import batched
 from exp.errors import ConfigError, DataError
+from exp.user_code import EXPERIMENT_PAGE as PAGE
+from exp.user_code import shown
 
 if TYPE_CHECKING:
     from exp.data.fingerprint import Fingerprint

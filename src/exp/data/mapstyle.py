@@ -8,10 +8,9 @@ import torch
 from torch.utils.data import Dataset
 from torch.utils.data.dataloader import default_collate
 
-from exp.contract import EXPERIMENT_PAGE, shown
 from exp.data.seeding import preserved_generators, seed_sample
 from exp.errors import DataError, SampleError
-from exp.raised import is_of_user, message_of, place_of
+from exp.user_code import EXPERIMENT_PAGE, is_of_user, message_of, place_of, shown
 
 __all__ = ["batched"]
 

@@ -11,20 +11,20 @@ from mmengine.model import BaseModel
 from omegaconf import OmegaConf
 
 from exp.config.resolve import create
-from exp.contract import EXPERIMENT_PAGE, shown
 from exp.data.base import Data
 from exp.engine import deferred
 from exp.engine.checkpoint import plain
 from exp.engine.debug import measured_part
 from exp.engine.fit import Weights, fit_weights, read_weights
-from exp.environment import describe_environment
 from exp.errors import ConfigError, RunError
 from exp.hub import pinned
 from exp.metrics import Evaluator, Metric
 from exp.models.base import Model
-from exp.result import blank_result, in_role
-from exp.runfolder import write_json
+from exp.runs.environment import describe_environment
+from exp.runs.files import write_json
+from exp.runs.record import blank_result, in_role
 from exp.task import task_class
+from exp.user_code import EXPERIMENT_PAGE, shown
 
 if TYPE_CHECKING:
     from torch import nn

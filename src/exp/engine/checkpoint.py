@@ -22,7 +22,8 @@ from exp.engine import shards
 from exp.engine.unpickle import load_plain
 from exp.errors import CheckpointError
 from exp.hub import shards_of
-from exp.runfolder import CHECKPOINT_NAME, digest_of, write_atomically
+from exp.runs.files import digest_of, write_atomically
+from exp.runs.folder import CHECKPOINT_NAME
 
 __all__ = [
     "NO_DIGEST",

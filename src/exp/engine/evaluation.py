@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from exp.csvfile import csv_content
 from exp.data.loader import share_loader
 from exp.engine.building import build_data, build_evaluator, build_model, make_result, record_environment
 from exp.engine.debug import split_in_use
@@ -14,7 +13,7 @@ from exp.engine.loops import EvalLoop
 from exp.engine.plots import draw_extras
 from exp.engine.trainer import Trainer
 from exp.engine.wrapper import place_and_wrap
-from exp.runfolder import write_atomically
+from exp.runs.files import csv_content, write_atomically
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,8 +15,9 @@ from exp.engine.finiteness import nan_in, what_to_do
 from exp.engine.left_device import LeftDevice
 from exp.engine.staged import staged_bytes
 from exp.errors import RunError
-from exp.result import number_text
-from exp.runfolder import read_records, to_json
+from exp.runs.files import to_json
+from exp.runs.folder import read_records
+from exp.runs.record import number_text
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,8 +16,8 @@ from exp.engine.registries import registered
 from exp.errors import ConfigError
 from exp.hardware.backend import FLOAT32
 from exp.hardware.numerics import grad_scaler
-from exp.heartbeat import Stage, beat
 from exp.models.dropout import backward_begins
+from exp.runs.heartbeat import Stage, beat
 
 if TYPE_CHECKING:
     from exp.hardware.backend import Backend

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, Callable
 import numpy as np
 import torch
 
-from exp.contract import EXPERIMENT_PAGE, shown
 from exp.data.base import Prediction
 from exp.data.loader import share_loader
 from exp.data.transfer import move
 from exp.engine.debug import split_in_use
 from exp.engine.wrapper import predictions, unwrapped
 from exp.errors import ConfigError
-from exp.runfolder import write_atomically
+from exp.runs.files import write_atomically
+from exp.user_code import EXPERIMENT_PAGE, shown
 
 if TYPE_CHECKING:
     from exp.data.base import Data

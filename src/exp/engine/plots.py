@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Callable, Mapping
 
 from exp.engine.fsdp import is_sharded
 from exp.engine.wrapper import unwrapped
-from exp.runfolder import write_atomically
+from exp.runs.files import write_atomically
 
 if TYPE_CHECKING:
     from exp.data.base import Data

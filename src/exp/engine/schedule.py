@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 from exp.config.explain import nearest
 from exp.engine.registries import registered
 from exp.errors import ConfigError
-from exp.raised import first_line
+from exp.user_code import first_line
 
 __all__ = ["PolyLRByGroup", "TorchOneCycle", "build_schedulers", "check_monitor"]
 

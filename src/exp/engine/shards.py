@@ -19,8 +19,8 @@ import torch.distributed as dist
 from exp.engine.fsdp import is_sharded, sharded_parameters
 from exp.engine.unpickle import load_index
 from exp.errors import CheckpointError, RunError
-from exp.raised import message_of
-from exp.runfolder import digest_of
+from exp.runs.files import digest_of
+from exp.user_code import message_of
 
 if TYPE_CHECKING:
     from torch import nn

@@ -33,7 +33,7 @@ from exp.engine.shards import ShardedSaver, complete
 from exp.engine.stock_hooks import CountersHook
 from exp.engine.wrapper import unwrapped
 from exp.errors import ConfigError, RunError
-from exp.raised import first_line
+from exp.user_code import first_line
 
 if TYPE_CHECKING:
     from exp.engine.loops import EvalLoop, TrainLoop

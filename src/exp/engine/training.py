@@ -12,7 +12,6 @@ import torch
 from omegaconf import OmegaConf
 
 from exp.console import size
-from exp.contract import EXPERIMENT_PAGE, is_own
 from exp.data.loader import device_loader, eval_loader, share_loader
 from exp.data.sampler import TrainBatchSampler
 from exp.data.transfer import move
@@ -34,10 +33,10 @@ from exp.engine.stock_hooks import build_hooks
 from exp.engine.trainer import Trainer
 from exp.engine.wrapper import place_and_wrap, predictions, unwrapped
 from exp.errors import ConfigError, DataError, ExpError, RunError, SampleError
-from exp.heartbeat import Stage, beat
 from exp.models.base import parameter_counts
 from exp.models.dropout import DropoutStream
-from exp.raised import message_of
+from exp.runs.heartbeat import Stage, beat
+from exp.user_code import EXPERIMENT_PAGE, is_own, message_of
 
 if TYPE_CHECKING:
     from exp.session import Session

@@ -12,12 +12,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from exp.config.resolve import create
-from exp.contract import WRAPPER_PAGE, shown
 from exp.engine.batchnorm import fit_batchnorm
 from exp.engine.placement import check_placement, placement_report
 from exp.errors import ConfigError, RunError
 from exp.hardware.collectives import ddp_arguments
 from exp.hardware.compat import is_transformed
+from exp.user_code import WRAPPER_PAGE, shown
 
 if TYPE_CHECKING:
     import torch

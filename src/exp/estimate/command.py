@@ -16,8 +16,8 @@ from exp.estimate.trace import KINDS, Tracer, as_batch, fitting_batch, largest_b
 from exp.freezing import freeze
 from exp.hardware.registry import create_backend
 from exp.models.base import parameter_counts
-from exp.result import blank_result
-from exp.runfolder import write_json
+from exp.runs.files import write_json
+from exp.runs.record import blank_result
 from exp.summary import Finished
 
 if TYPE_CHECKING:

@@ -18,7 +18,6 @@ from mmengine.model import BaseModel
 from torch import nn
 
 from exp.config.resolve import create, resolve
-from exp.contract import asked
 from exp.data.base import Data, Sketch, split_of
 from exp.data.transfer import tensors_of
 from exp.engine.fsdp import units_of
@@ -27,7 +26,7 @@ from exp.engine.wrapper import predictions
 from exp.errors import ConfigError, DataError, ExpError, UnavailableError
 from exp.hardware.collectives import Collectives
 from exp.hardware.compat import TORCH_VERSION, backward_below_modes, every_operator, supports_estimates
-from exp.raised import told
+from exp.user_code import asked, told
 
 if TYPE_CHECKING:
     from exp.hardware.backend import Backend

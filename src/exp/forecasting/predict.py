@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Sequence
 import numpy as np
 import torch
 
-from exp.csvfile import as_text
 from exp.data.base import Prediction
 from exp.engine.distributed import Distributed
 from exp.engine.outputs import batch_outputs
@@ -15,7 +14,7 @@ from exp.engine.plots import PictureWriter
 from exp.forecasting.intervals.intervals import Band, percent
 from exp.forecasting.pictures import Forecast, draw_forecast, pages
 from exp.metrics import Evaluator
-from exp.runfolder import write_atomically
+from exp.runs.files import as_text, write_atomically
 
 if TYPE_CHECKING:
     from exp.session import Session

@@ -18,13 +18,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Mapping
 
-from exp import heartbeat
 from exp.launcher.fork_server import START_METHOD, start_fork_server, work
 from exp.launcher.hang_detector import unfinished
 from exp.launcher.outcome import failure_of, write_error
 from exp.launcher.ports import address_towards
 from exp.launcher.processes import AGENT_VARIABLE, JOB_VARIABLE, kill_job, name_process
-from exp.runfolder import RunFolder, write_json
+from exp.runs import heartbeat
+from exp.runs.files import write_json
+from exp.runs.folder import RunFolder
 
 __all__ = ["main"]
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from exp.frozen import FrozenRun
     from exp.launcher.outcome import Outcome
     from exp.launcher.status import Watcher
-    from exp.runfolder import RunFolder
+    from exp.runs.folder import RunFolder
 
 __all__ = ["Launcher", "launcher_class", "resolve"]
 

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any, Sequence
 
 from omegaconf import OmegaConf
 
-from exp import console, heartbeat
+from exp import console
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, ConfigError
 from exp.frozen import FrozenRun
 from exp.hardware.cores import cores_of_task
 from exp.hardware.registry import create_backend
-from exp.heartbeat import Stage
 from exp.launcher.base import Launcher
 from exp.launcher.joining import JOINED
 from exp.launcher.outcome import (
@@ -36,8 +35,11 @@ from exp.launcher.ports import check_host, taken_by
 from exp.launcher.rank import this_host
 from exp.launcher.rank_environment import RankEnvironment
 from exp.launcher.supervisor import Supervisor
-from exp.preemption import PREEMPT_SIGNAL
-from exp.runfolder import RunFolder, read_json, to_json
+from exp.runs import heartbeat
+from exp.runs.files import read_json, to_json
+from exp.runs.folder import RunFolder
+from exp.runs.heartbeat import Stage
+from exp.runs.preemption import PREEMPT_SIGNAL
 from exp.sockets import folder_for_sockets
 from exp.task import task_class
 

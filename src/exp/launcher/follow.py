@@ -28,9 +28,9 @@ from exp.launcher.outcome import Outcome, tail_of
 from exp.launcher.processes import handle_signals, signal_name
 from exp.launcher.slurm import JobState
 from exp.launcher.status import Watcher, progress_of
-from exp.lock_holder import Holder, holder_of, is_running
-from exp.runfolder import RunFolder, read_json, write_json
-from exp.runlock import RunLock
+from exp.runs.files import read_json, write_json
+from exp.runs.folder import RunFolder
+from exp.runs.lock import Holder, RunLock, holder_of, is_running
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig

@@ -19,7 +19,7 @@ from exp.config.resolve import allow
 from exp.hardware.registry import create_backend
 from exp.launcher.processes import start_resource_tracker
 from exp.launcher.rank import SCRATCH_VARIABLE
-from exp.runfolder import RunFolder
+from exp.runs.folder import RunFolder
 from exp.sockets import keep_sockets_in
 from exp.task import task_class
 

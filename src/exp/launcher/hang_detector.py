@@ -8,15 +8,16 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from exp import heartbeat
-from exp.heartbeat import Beat, Stage
 from exp.launcher.outcome import RankFailure, waited_in_vain, write_error
-from exp.launcher.processes import is_alive, stat_of
+from exp.launcher.processes import is_alive
 from exp.launcher.rank import this_host
-from exp.runfolder import read_json, write_json
+from exp.runs import heartbeat
+from exp.runs.files import read_json, write_json
+from exp.runs.heartbeat import Beat, Stage
+from exp.runs.lock import stat_of
 
 if TYPE_CHECKING:
-    from exp.runfolder import RunFolder
+    from exp.runs.folder import RunFolder
 
 __all__ = ["HangDetector", "unfinished"]
 

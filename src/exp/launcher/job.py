@@ -30,9 +30,10 @@ from exp.launcher.outcome import Outcome, RankFailure, forget_failures, write_er
 from exp.launcher.rank import REQUEUES_VARIABLE, this_host
 from exp.launcher.rank_environment import take_stale_variables
 from exp.launcher.torchrun import TorchrunLauncher
-from exp.preemption import PREEMPT_SIGNAL
-from exp.runfolder import UMASK, RunFolder, read_json, write_json
-from exp.runlock import RunLock
+from exp.runs.files import UMASK, read_json, write_json
+from exp.runs.folder import RunFolder
+from exp.runs.lock import RunLock
+from exp.runs.preemption import PREEMPT_SIGNAL
 from exp.task import task_class
 
 if TYPE_CHECKING:

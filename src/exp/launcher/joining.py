@@ -18,9 +18,10 @@ from exp.errors import EXIT_CONFIG, EXIT_FAILED
 from exp.launcher.processes import die_with_parent, name_process, start_resource_tracker
 from exp.launcher.rank import SCRATCH_VARIABLE, RankInfo, make_store, this_host
 from exp.launcher.worker import work_to_end
-from exp.lock_holder import LOCK, read_holder
-from exp.raised import message_of
-from exp.runfolder import RunFolder, write_json
+from exp.runs.files import write_json
+from exp.runs.folder import RunFolder
+from exp.runs.lock import LOCK, read_holder
+from exp.user_code import message_of
 
 __all__ = ["JOINED", "main"]
 

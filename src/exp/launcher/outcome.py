@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Iterable, Mapping
 from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_UNAVAILABLE, REFUSED
 from exp.launcher.processes import signal_name
 from exp.launcher.rank import this_host
-from exp.runfolder import read_json, write_json
+from exp.runs.files import read_json, write_json
 
 if TYPE_CHECKING:
-    from exp.heartbeat import Beat
-    from exp.runfolder import RunFolder
+    from exp.runs.folder import RunFolder
+    from exp.runs.heartbeat import Beat
 
 __all__ = [
     "Outcome",

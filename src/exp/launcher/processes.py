@@ -13,7 +13,8 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import IO, Callable, Iterator, Mapping
 
-from exp.preemption import ENDING_SIGNALS, PREEMPT_SIGNAL
+from exp.runs.lock import stat_of
+from exp.runs.preemption import ENDING_SIGNALS, PREEMPT_SIGNAL
 
 __all__ = [
     "AGENT_VARIABLE",
@@ -26,7 +27,6 @@ __all__ = [
     "signal_name",
     "start_module",
     "start_resource_tracker",
-    "stat_of",
 ]
 
 JOB_VARIABLE = "EXP_JOB"
@@ -107,18 +107,6 @@ def start_resource_tracker() -> None:
         resource_tracker.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def stat_of(pid: int) -> list[str]:
-    """Fields of proc_pid_stat(5) from the third on: the state (``R``, ``S``, ``D``, ``T``, ``Z``), the parent, ...
-
-    Returns:
-        Empty if there is no such process.
-    """
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return []
 
 
 def is_alive(pid: int) -> bool:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from exp import console
 from exp.launcher.outcome import Outcome
-from exp.runfolder import last_records
+from exp.runs.folder import last_records
 
 if TYPE_CHECKING:
-    from exp.runfolder import RunFolder
+    from exp.runs.folder import RunFolder
 
 __all__ = ["Watcher", "clock", "progress_of"]
 

@@ -21,12 +21,12 @@ from exp.launcher.job import log_file, run_job
 from exp.launcher.outcome import Outcome
 from exp.launcher.processes import start_module
 from exp.launcher.status import Watcher
-from exp.lock_holder import Holder
+from exp.runs.lock import Holder
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from exp.runfolder import RunFolder
+    from exp.runs.folder import RunFolder
 
 __all__ = ["SubmititLauncher", "array_size"]
 

@@ -11,14 +11,14 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Callable, Mapping, Sequence
 
-from exp import heartbeat
 from exp.errors import EXIT_PREEMPTED
 from exp.launcher.hang_detector import HangDetector, unfinished
 from exp.launcher.outcome import Outcome, failure_of, write_error
 from exp.launcher.processes import JOB_VARIABLE, handle_signals, is_alive, kill_job, signal_name, start_module
 from exp.launcher.rank import SCRATCH_VARIABLE
-from exp.preemption import PREEMPT_SIGNAL, PreemptionFlag, held_back, preempted_at
-from exp.runfolder import RunFolder
+from exp.runs import heartbeat
+from exp.runs.folder import RunFolder
+from exp.runs.preemption import PREEMPT_SIGNAL, PreemptionFlag, held_back, preempted_at
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,13 +17,13 @@ from exp.launcher.ports import check_endpoint, check_loopback
 from exp.launcher.processes import signal_name
 from exp.launcher.rank import this_host
 from exp.launcher.supervisor import Supervisor
-from exp.lock_holder import LOCK, read_holder
-from exp.preemption import PREEMPT_SIGNAL
-from exp.runfolder import read_json, to_json
+from exp.runs.files import read_json, to_json
+from exp.runs.lock import LOCK, read_holder
+from exp.runs.preemption import PREEMPT_SIGNAL
 from exp.sockets import folder_for_sockets
 
 if TYPE_CHECKING:
-    from exp.runfolder import RunFolder
+    from exp.runs.folder import RunFolder
 
 __all__ = ["TorchrunLauncher"]
 

@@ -18,18 +18,17 @@ from multiprocessing import util
 from pathlib import Path
 from typing import NoReturn
 
-from exp import heartbeat
-from exp.errors import EXIT_FAILED, EXIT_OK, ExpError, Preempted
-from exp.heartbeat import Stage
+from exp.errors import EXIT_FAILED, EXIT_OK, ExpError, Preempted, as_ours
 from exp.launcher.hang_detector import unfinished
 from exp.launcher.outcome import RankFailure, is_of_peer, write_error
 from exp.launcher.processes import AGENT_VARIABLE, die_with_parent, is_alive, name_process, start_resource_tracker
 from exp.launcher.rank import SCRATCH_VARIABLE, RankInfo
-from exp.preemption import record_preempted
-from exp.raised import message_of, told
-from exp.runfolder import RunFolder
+from exp.runs import heartbeat
+from exp.runs.folder import RunFolder
+from exp.runs.heartbeat import Stage
+from exp.runs.preemption import record_preempted
 from exp.sockets import keep_sockets_in
-from exp.system_errors import as_ours
+from exp.user_code import message_of, told
 
 __all__ = ["describe_error", "main", "run_worker", "work_to_end"]
 

@@ -12,9 +12,9 @@ from mmengine.model import BaseModel
 from mmengine.optim import OptimWrapper
 from torch import nn
 
-from exp.contract import EXPERIMENT_PAGE, shown
 from exp.errors import ConfigError
 from exp.models.names import under_own_names
+from exp.user_code import EXPERIMENT_PAGE, shown
 
 __all__ = ["Model", "parameter_counts"]
 

@@ -32,7 +32,7 @@ def write_report(runs: Sequence[Run], folder: Path, title: str) -> Path:
     from exp.report.page import write_page
     from exp.report.rows import write_rows
     from exp.report.tables import as_latex, as_markdown, paper_tables
-    from exp.runfolder import write_atomically
+    from exp.runs.files import write_atomically
 
     write_rows(runs, folder)
     tables = paper_tables(runs)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
 from exp.report.groups import Group, mean_text
 from exp.report.keys import by_size, column, differing, is_seed, meaning, short_names, value_text
 from exp.report.runs import is_number
-from exp.result import number_text
+from exp.runs.record import number_text
 
 if TYPE_CHECKING:
     from exp.report.runs import Run

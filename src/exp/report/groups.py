@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Callable, Hashable, NamedTuple, Sequence
 
 from exp.report.keys import is_seed, is_silent, meaning
-from exp.result import number_text
+from exp.runs.record import number_text
 
 if TYPE_CHECKING:
     from exp.report.runs import Run
@@ -155,7 +155,7 @@ def mean_text(mean: Mean | None) -> str:
 
 
 def with_decimals_of(value: float, number: float) -> str:
-    """A number with the decimals that :func:`exp.result.number_text` gives to the value that it stands beside."""
+    """A number with the decimals that :func:`exp.runs.record.number_text` gives to the value that it stands beside."""
     fixed = 1e-3 <= abs(value) < 1e5 or value == 0
     return f"{number:.4f}" if fixed else f"{number:.4g}"
 

@@ -16,7 +16,7 @@ from exp.report.keys import column, differing, unlike, value_text
 from exp.report.pictures import album
 from exp.report.runs import Run
 from exp.report.tables import as_html, paper_tables, run_table
-from exp.runfolder import read_json, to_json, write_atomically
+from exp.runs.files import read_json, to_json, write_atomically
 
 __all__ = ["write_page"]
 

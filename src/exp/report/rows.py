@@ -5,10 +5,9 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING, Any, Collection, Sequence
 
-from exp.csvfile import csv_content
 from exp.report.groups import Group, in_order, rankings
 from exp.report.keys import apart, column, differing, is_seed, value_text
-from exp.runfolder import to_json, write_atomically
+from exp.runs.files import csv_content, to_json, write_atomically
 
 if TYPE_CHECKING:
     from pathlib import Path

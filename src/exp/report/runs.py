@@ -14,8 +14,9 @@ import yaml
 
 from exp.config.structures import task_named
 from exp.errors import ConfigError, RunError
-from exp.result import selecting_value
-from exp.runfolder import RunFolder, read_json
+from exp.runs.files import read_json
+from exp.runs.folder import RunFolder
+from exp.runs.record import selecting_value
 
 __all__ = ["Run", "find_runs", "is_number", "natural", "read_run"]
 

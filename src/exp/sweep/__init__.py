@@ -16,16 +16,17 @@ from exp.advice import to_continue_sweep
 from exp.config import choices, explain
 from exp.config.check import runs_elsewhere
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, REFUSED, ConfigError, ExpError
-from exp.footprint import remove_empty
 from exp.freezing import complete
 from exp.frozen import FrozenRun
 from exp.hub import bring
 from exp.launcher.base import Launcher, launcher_class
 from exp.launcher.outcome import Outcome
 from exp.launcher.rank_environment import drop_stale_variables
-from exp.result import selecting_value
-from exp.runfolder import RunFolder, read_json, to_json
-from exp.runlock import RunLock
+from exp.runs.files import read_json, to_json
+from exp.runs.folder import RunFolder
+from exp.runs.lock import RunLock
+from exp.runs.record import selecting_value
+from exp.runs.snapshot import remove_empty
 from exp.sweep.display import SweepDisplay
 from exp.sweep.packing import pack
 from exp.sweep.records import find_earlier, identity, remove_unused, results, run_folders

@@ -9,8 +9,8 @@ from exp import console
 from exp.errors import EXIT_OK, EXIT_PREEMPTED
 from exp.launcher.outcome import Outcome, describe_failure
 from exp.launcher.status import Watcher, clock
-from exp.result import selecting_value
-from exp.runfolder import read_json
+from exp.runs.files import read_json
+from exp.runs.record import selecting_value
 
 if TYPE_CHECKING:
     from exp.sweep import Job, Sweep

@@ -18,8 +18,9 @@ from exp.frozen import FrozenRun
 from exp.launcher.job import log_file, outcome_file
 from exp.launcher.outcome import Outcome
 from exp.launcher.processes import die_with_parent
-from exp.runfolder import RunFolder, read_json, write_json
-from exp.runlock import RunLock
+from exp.runs.files import read_json, write_json
+from exp.runs.folder import RunFolder
+from exp.runs.lock import RunLock
 
 __all__ = ["main"]
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from exp.hardware.backend import Backend
     from exp.launcher.outcome import Outcome
     from exp.launcher.rank import RankInfo
-    from exp.runfolder import RunFolder
+    from exp.runs.folder import RunFolder
     from exp.session import Session
     from exp.summary import Finished
 

@@ -35,9 +35,9 @@ class Track(Task):
             ConfigError: there is no run, or no tracker.
         """
         from exp.config.paths import refuse_empty
-        from exp.lock_holder import holder_of
         from exp.report.runs import find_runs
-        from exp.runfolder import RunFolder
+        from exp.runs.folder import RunFolder
+        from exp.runs.lock import holder_of
         from exp.summary import Finished
         from exp.trackers.reporting import check, hand_over
 

@@ -11,14 +11,14 @@ from omegaconf import OmegaConf
 
 from exp.config.resolve import create, find_module
 from exp.errors import ConfigError, UnavailableError
-from exp.runfolder import read_json, write_json
+from exp.runs.files import read_json, write_json
 from exp.trackers.base import TrackedRun, Tracker
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from exp.config.schema import ExpConfig, LoggerConfig
-    from exp.runfolder import RunFolder
+    from exp.runs.folder import RunFolder
 
 __all__ = ["Reporter", "check", "hand_over", "start"]
 

@@ -16,7 +16,7 @@ from torch import nn
 from exp.engine.building import build_data, build_model, make_result, record_environment
 from exp.errors import ConfigError, RunError
 from exp.hardware.compat import supports_export
-from exp.runfolder import write_atomically, write_json
+from exp.runs.files import write_atomically, write_json
 from exp.vision.data.statistics import limits_of
 from exp.vision.dinov3.backbone import VisionTransformer
 from exp.vision.dinov3.huggingface import beside, model_config, processor_config

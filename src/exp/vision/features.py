@@ -10,12 +10,11 @@ import numpy as np
 import torch
 from safetensors.numpy import load_file, save
 
-from exp.csvfile import csv_content
 from exp.engine.building import build_data, build_model, make_result, record_environment
 from exp.engine.placement import check_placement
 from exp.engine.plots import PictureWriter
 from exp.errors import ConfigError, RunError
-from exp.runfolder import to_json, write_atomically
+from exp.runs.files import csv_content, to_json, write_atomically
 from exp.vision.draw.components import Components, Moments
 from exp.vision.draw.figures import Tile, panels, sheet, spread
 from exp.vision.draw.pictures import enlarged, shrunk, to_rgb

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Mapping
 
 from exp.engine.building import build_data, make_result, record_environment
 from exp.errors import ConfigError
-from exp.runfolder import write_json
+from exp.runs.files import write_json
 from exp.vision.data.base import ImageData
 from exp.vision.data.statistics import STATISTICS
 

@@ -23,7 +23,6 @@ import torch
 from omegaconf import OmegaConf
 
 from exp.config.resolve import create
-from exp.contract import shown
 from exp.data.base import Data
 from exp.engine import checkpoint
 from exp.engine.debug import split_in_use
@@ -32,7 +31,8 @@ from exp.engine.wrapper import unwrapped
 from exp.errors import ConfigError, DataError
 from exp.forecasting.intervals.intervals import GRID, LEAST_STD, Intervals, Spread, quantile_levels
 from exp.forecasting.intervals.keys import check_keys
-from exp.runfolder import RunFolder
+from exp.runs.folder import RunFolder
+from exp.user_code import shown
 
 if TYPE_CHECKING:
     from exp.session import Session

@@ -19,7 +19,7 @@ from exp.data.base import Data, Prediction, Sketch
 from exp.data.fingerprint import of_samples
 from exp.data.places import shortened
 from exp.errors import DataError
-from exp.runfolder import write_json
+from exp.runs.files import write_json
 from exp.vision.data.bands import BandChoice, colors_in
 from exp.vision.data.dataset import ImageDataset, ModalityDraw
 from exp.vision.data.decode import reordered_bands

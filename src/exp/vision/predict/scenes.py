@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, Sequence
 import numpy as np
 import torch
 
-from exp.csvfile import csv_content
 from exp.engine.plots import PictureWriter
-from exp.runfolder import write_atomically
+from exp.runs.files import csv_content, write_atomically
 from exp.vision.draw.figures import Scene, scene_tile, sheet, spread
 from exp.vision.draw.pictures import shrunk, to_rgb
 from exp.vision.predict.inputs import Failure, Input, each_of_mine, model_scores

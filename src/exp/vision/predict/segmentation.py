@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
 
 import numpy as np
 
-from exp.csvfile import csv_content
 from exp.engine.plots import PictureWriter
-from exp.runfolder import write_atomically
+from exp.runs.files import csv_content, write_atomically
 from exp.vision.draw.overlay import overlay_with_legend
 from exp.vision.draw.pictures import resized_labels
 from exp.vision.predict.inputs import Failure, Input, each_of_mine, model_scores

@@ -16,8 +16,8 @@ from exp import console
 from exp.data.loader import device_loader
 from exp.engine.building import make_result
 from exp.errors import ConfigError
-from exp.runfolder import to_json, write_json
-from exp.runlock import RunLock
+from exp.runs.files import to_json, write_json
+from exp.runs.lock import RunLock
 from exp.vision.data.layouts import NAMED_FILES
 from exp.vision.draw.pictures import resized_labels
 from exp.vision.features import build, narrowed

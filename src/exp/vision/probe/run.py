@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from exp.csvfile import csv_content
 from exp.engine.building import make_result, record_environment
 from exp.errors import ConfigError
-from exp.runfolder import write_atomically
+from exp.runs.files import csv_content, write_atomically
 from exp.vision.probe import fit
 from exp.vision.probe.rows import Rows, check_sizes, per_class, rows_of
 from exp.vision.probe.store import Store

@@ -21,7 +21,7 @@ import numpy as np
 
 from exp.data.fingerprint import differences
 from exp.errors import ConfigError
-from exp.runfolder import write_json
+from exp.runs.files import write_json
 
 __all__ = ["BLOCK", "ArraySpec", "Store"]
 

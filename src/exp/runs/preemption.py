@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any, Iterable, Iterator
 
-from exp.runfolder import read_json, write_json
+from exp.runs.files import read_json, write_json
 
 __all__ = ["ENDING_SIGNALS", "PREEMPT_SIGNAL", "PreemptionFlag", "held_back", "preempted_at", "record_preempted"]
 

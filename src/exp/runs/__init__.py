@@ -1,0 +1,1 @@
+"""What a run leaves: its folder, lock, record and signs of life."""
