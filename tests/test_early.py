@@ -29,10 +29,9 @@ class Mine(CpuBackend):
     def __init__(self, **given):
         super().__init__(**given)
         end("made")
-    def prepare(self):
+    def why_unavailable(self):
         end("checked")
-    @property
-    def title(self):
+    def __str__(self):
         assert os.path.isfile("run/config.yaml")
         end("written")
         return "mine"
