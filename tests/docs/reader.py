@@ -27,7 +27,7 @@ PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
 GROUPS = {
     "series": ["README", "train", "sweep", "report", "resume", "data", "prior"],
     "intervals": ["intervals"],
-    "machines": ["launch", "hardware", "simulate", "checks", "slurm", "hooks", "add-a-backend"],
+    "machines": ["launch", "hardware", "checks", "slurm", "hooks", "add-a-backend"],
     "images": ["dinov3", "data-images", "predict-images", "probes"],
     "tuning": ["tuning"],
 }  # fmt: skip
