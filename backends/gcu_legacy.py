@@ -54,7 +54,7 @@ class LegacyGcuBackend(GcuBackend):
         self._batches = 0
 
     @property
-    def capabilities(self) -> Capabilities:  # type: ignore[override]
+    def capabilities(self) -> Capabilities:
         """Two ways of float32; only simulated cards let workers fork."""
         return Capabilities(precisions=("fp32", "efp"), forking=self.simulate, simulation=True)
 
