@@ -121,12 +121,11 @@ def _main() -> int:
     return max((each.exit_code for each in _finished), default=EXIT_OK)
 
 
-def _tell(error: Exception, job: str = "", usage: bool = False) -> int:
-    """Say on stderr what has ended a command or a job; what nobody foresees is raised again, with its traceback.
+def _tell(error: Exception, usage: bool = False) -> int:
+    """Say on stderr what has ended a command; what nobody foresees is raised again, with its traceback.
 
     Args:
         error: as it was caught.
-        job: of a sweep, in front of the line.
         usage: nothing had been started when it was raised.
 
     Returns:
@@ -135,16 +134,16 @@ def _tell(error: Exception, job: str = "", usage: bool = False) -> int:
     if _full_error and not isinstance(error, ExpError):
         traceback.print_exception(type(error), error, error.__traceback__)
     if explain.is_of_composition(error):
-        console.error(job + explain.explain(error, choices.default_keys(sys.argv[1:]) if usage else []))
+        console.error(explain.explain(error, choices.default_keys(sys.argv[1:]) if usage else []))
         return EXIT_CONFIG
     ours = as_ours(error, usage=usage)
     if ours is not None:
-        console.error(job + str(ours))
+        console.error(str(ours))
         return ours.exit_code
     of_user = told(error)
     if of_user is None:
         raise error
-    console.error(job + of_user)
+    console.error(of_user)
     print(frames_of(error), end="", file=sys.stderr)  # noqa: T201
     return EXIT_FAILED
 

@@ -27,7 +27,7 @@ __all__ = ["describe"]
 
 
 def describe(config: ExpConfig, folder: RunFolder, info: RankInfo, backend: Backend) -> None:
-    """Print the facts and write them to ``env.json``; what cannot be found out is said, and no error."""
+    """Print the facts and write them to ``env.json``; what cannot be found out has its reason there instead."""
     del info
     cards = _cards(backend)
     environment = {

@@ -20,12 +20,11 @@ from typing import Any, Iterator, Mapping, Sequence
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from exp import user_code as contract
 from exp.config.explain import nearest
 from exp.config.walk import nodes
 from exp.errors import ConfigError, UnavailableError
 from exp.plugins import entry_points
-from exp.user_code import page_of
+from exp.user_code import is_own, made, page_of
 
 __all__ = [
     "PATH",
@@ -387,9 +386,9 @@ def make(cls: Any, name: str, key: str, content: Mapping[str, Any], arguments: M
     """
     parts = {name: content[name] for name in getattr(cls, "makes", ()) if name in content}
     others = {name: value for name, value in content.items() if name not in parts}
-    given = {**_arguments(others, key, asks_registries=not contract.is_own(cls)), **parts}
+    given = {**_arguments(others, key, asks_registries=not is_own(cls)), **parts}
     _check_arguments(cls, name, key, given, arguments or {})
-    return contract.made(cls, key, **given, **(arguments or {}))
+    return made(cls, key, **given, **(arguments or {}))
 
 
 def _arguments(value: Any, key: str, asks_registries: bool) -> Any:

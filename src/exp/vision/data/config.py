@@ -42,6 +42,10 @@ class ImageDataConfig:
     training split and kept; null: as ``model.normalization`` says."""
     std: Any = None
     """Standard deviations, likewise; null: from where ``mean`` comes."""
+    datasets: Optional[List[str]] = None
+    """MMRS-1M: names of its data sets; null: all that are there."""
+    modality: Optional[str] = None
+    """MMRS-1M: ``optical``, ``sar`` or ``infrared``; null: any."""
     modality_weights: Optional[Dict[str, float]] = field(default_factory=dict)
     """MMRS-1M: shares of ``optical``, ``sar`` and ``infrared`` images in every epoch of a training; none: as many as
     there are."""
@@ -75,10 +79,6 @@ class SceneDataConfig(ImageDataConfig):
 
     _target_: str = "exp.vision.data.scenes.SceneData"
     layout: Dict[str, Any] = field(default_factory=lambda: {"_target_": "exp.vision.data.layouts.ClassFolders"})
-    datasets: Optional[List[str]] = None
-    """MMRS-1M: names of its data sets; null: all that are there."""
-    modality: Optional[str] = None
-    """MMRS-1M: ``optical``, ``sar`` or ``infrared``; null: any."""
 
 
 @dataclass
@@ -95,10 +95,6 @@ class SegmentationDataConfig(ImageDataConfig):
 
     _target_: str = "exp.vision.data.segmentation.SegmentationData"
     layout: Dict[str, Any] = field(default_factory=lambda: {"_target_": "exp.vision.data.layouts.MaskFolders"})
-    datasets: Optional[List[str]] = None
-    """MMRS-1M: names of its data sets; null: all that are there."""
-    modality: Optional[str] = None
-    """MMRS-1M: ``optical``, ``sar`` or ``infrared``; null: any."""
     images: str = "images"
     """Name of the folders of images."""
     masks: str = "masks"
