@@ -13,8 +13,9 @@ from hydra.errors import MissingConfigException
 from hydra.types import RunMode
 from omegaconf import OmegaConf, open_dict
 
+from exp import hub
 from exp.config import explain, paths, structures, trained
-from exp.config.check import check_weights, refuse_device_arguments, validate
+from exp.config.check import check_weights, validate
 from exp.config.differences import different, overruled
 from exp.config.resolve import check_names
 from exp.config.schema import ExpConfig
@@ -23,13 +24,17 @@ from exp.errors import ConfigError
 from exp.frozen import FrozenRun
 from exp.hardware.backend import FLOAT32
 from exp.hardware.registry import choose, create_backend
+from exp.launcher.base import launcher_class
 from exp.runs.folder import RunFolder, read_result
-from exp.task import task_class
+from exp.task import create_task, task_class
+from exp.trackers import reporting
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["complete", "compose", "freeze", "prepare"]
+    from exp.hardware.backend import Backend
+
+__all__ = ["check", "complete", "compose", "freeze", "prepare"]
 
 
 def freeze(config: ExpConfig, overrides: list[str], output_dir: Path) -> FrozenRun:
@@ -63,7 +68,6 @@ def prepare(config: ExpConfig, overrides: list[str]) -> ExpConfig:
     """
     check_names(config, overrides)
     config = _choose_backend(*_as_trained(config, overrides))
-    refuse_device_arguments(config)
     config = structures.typed(config)  # checks what +KEY=VALUE added, too
     replace_given(config, overrides)
     _note_choices(config, overrides)
@@ -85,10 +89,18 @@ def complete(config: ExpConfig, overrides: list[str], output_dir: Path) -> Froze
     check_names(config, overrides)
     config.output_dir = str(output_dir.absolute())
     paths.expand(config)
-    validate(config, overrides, create_backend(config.backend))
+    check(config, overrides, create_backend(config.backend))
     _take_note(config, overrides)
     reference = _reference(config, overrides) if task_class(config).has_reference else None
     return FrozenRun(config, overrides, RunFolder(output_dir), reference)
+
+
+def check(config: ExpConfig, overrides: list[str], backend: Backend) -> None:
+    """Check every value, and fill in what is derived; errors as of :func:`complete`."""
+    validate(config, overrides, backend, create_task(config), launcher_class(config))
+    reporting.check(config.logger)
+    if paths.is_of_hub(config.init_from):
+        hub.parse(str(config.init_from))
 
 
 def _as_trained(config: ExpConfig, overrides: list[str]) -> tuple[ExpConfig, list[str], str | None]:
@@ -196,7 +208,7 @@ def _reference(config: ExpConfig, overrides: list[str]) -> ExpConfig:
     backend = create_backend(reference.backend)
     if reference.precision in FLOAT32 and reference.precision not in backend.capabilities.precisions:
         reference.precision = "fp32"  # which the others approximate
-    validate(reference, overrides, backend)
+    check(reference, overrides, backend)
     config.reference = reference.backend.name  # where it was auto
     return reference
 

@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING, Any, Iterator, NamedTuple
 from urllib.parse import urlsplit
 
 from exp import console
+from exp.config.paths import is_of_hub
 from exp.errors import ConfigError, ExpError, UnavailableError
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
 
-__all__ = ["INDEX", "Source", "bring", "is_name", "local_file", "parse", "pinned", "shards_of"]
+__all__ = ["INDEX", "Source", "bring", "local_file", "parse", "pinned", "shards_of"]
 
 INDEX = "model.safetensors.index.json"
 """Says which tensors lie in which of several files."""
@@ -53,11 +54,6 @@ class Source(NamedTuple):
     revision: str
 
 
-def is_name(text: str | None) -> bool:
-    """Whether ``init_from`` names weights of a hub, and no file."""
-    return text is not None and text.startswith(("hf:", "timm:"))
-
-
 def parse(text: str) -> Source:
     """The repository and revision of a name.
 
@@ -76,7 +72,7 @@ def parse(text: str) -> Source:
 def pinned(config: ExpConfig) -> str | None:
     """``init_from`` with the commit that :func:`bring` found: the same weights on all nodes, whenever they look."""
     commit = config.record.weights.get("commit")
-    if not is_name(config.init_from) or not commit:
+    if not is_of_hub(config.init_from) or not commit:
         return config.init_from
     return f"hf:{parse(str(config.init_from)).repository}@{commit}"
 
@@ -91,7 +87,7 @@ def bring(config: ExpConfig) -> None:
         UnavailableError: huggingface_hub is missing, the hub cannot be reached and the cache does not have them, or a
             file is not what its digest says.
     """
-    if not is_name(config.init_from):
+    if not is_of_hub(config.init_from):
         return
     source = parse(str(pinned(config)))
     path, files = _fetch(source, list(config.record.weights.get("files", ())))

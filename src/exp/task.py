@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Sequence
 
 from omegaconf import MISSING, OmegaConf
 
-from exp.config.resolve import resolve
-from exp.errors import ConfigError
-from exp.user_code import TASK_PAGE
+from exp.config.structures import task_type
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
@@ -106,25 +104,9 @@ class Task:
 
 
 def task_class(config: ExpConfig) -> type[Task]:
-    """The class that ``config.task`` names.
-
-    Raises:
-        ConfigError: there is none, or it is no task.
-        UnavailableError: its module does not import.
-    """
-    target = config.task.get("_target_")
-    if not target or target == MISSING:
-        raise ConfigError(f"task._target_ must be set: the path of a subclass of exp.task.Task; see {TASK_PAGE}")
-    cls: type[Task] = resolve("task._target_", target, Task)
-    if not _is_dataclass(cls):
-        raise ConfigError(f"task._target_={target} is no dataclass that inherits exp.task.Task; see {TASK_PAGE}")
+    """The class that ``config.task`` names; see :func:`exp.config.structures.task_type`."""
+    cls: type[Task] = task_type(config.task.get("_target_"))
     return cls
-
-
-def _is_dataclass(cls: type) -> bool:
-    """Whether the fields that a class itself brings have been made some; one without any may inherit all."""
-    fields = [name for name, kind in vars(cls).get("__annotations__", {}).items() if "ClassVar" not in str(kind)]
-    return not fields or "__dataclass_fields__" in vars(cls)
 
 
 def create_task(config: ExpConfig) -> Task:

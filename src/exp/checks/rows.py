@@ -19,11 +19,10 @@ from exp.checks.operator_table import judge_operators
 from exp.checks.page import table_of
 from exp.checks.parity import read_losses
 from exp.checks.verdict import value_of
-from exp.config.check import validate
 from exp.config.explain import explain
 from exp.console import flops, size
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, EXIT_UNAVAILABLE, ConfigError, RunError
-from exp.freezing import compose, prepare
+from exp.freezing import check, compose, prepare
 from exp.launcher.processes import signal_name
 from exp.plugins import installed
 from exp.runs.files import read_json
@@ -127,7 +126,7 @@ class _Plan:
         overrides = [*self.kept, *short, *settings]
         try:
             config = prepare(compose(overrides), overrides)
-            validate(config, overrides, self.backend)
+            check(config, overrides, self.backend)
         except (HydraException, ConfigError) as error:
             found = str(error) if isinstance(error, ConfigError) else explain(error, [])
             raise ConfigError(f"the rows of {experiment} cannot be made: {found}") from error

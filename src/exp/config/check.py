@@ -10,28 +10,25 @@ from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 from omegaconf import OmegaConf
 
-from exp import console, hub
+from exp import console
 from exp.config import trained
 from exp.config.explain import nearest
+from exp.config.paths import is_of_hub
 from exp.config.resolve import check_target, find_module, find_own_module
 from exp.config.schema import PRECISIONS
 from exp.config.structures import structure_of
 from exp.config.walk import nodes, written
 from exp.errors import ConfigError, UnavailableError
-from exp.launcher.base import launcher_class
 from exp.plugins import Family, installed
 from exp.runs.files import without_credentials
 from exp.runs.folder import RunFolder, read_result
 from exp.runs.lock import holder_of
-from exp.task import create_task
-from exp.trackers import reporting
 from exp.user_code import TASK_PAGE, asked
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from exp.config.schema import ExpConfig, FiguresConfig
     from exp.hardware.backend import Backend
+    from exp.launcher.base import Launcher
     from exp.task import Task
 
 __all__ = [
@@ -49,8 +46,6 @@ __all__ = [
     "has_weights",
     "preflight_of",
     "refusal",
-    "refuse_device_arguments",
-    "runs_elsewhere",
     "validate",
 ]
 
@@ -65,13 +60,17 @@ _PRECISIONS_ELSEWHERE = {
 _FULL_SHARDING_SINCE = (2, 7)  # of torch: exp.hardware.compat.supports_full_sharding
 
 
-def validate(config: ExpConfig, overrides: Sequence[str], backend: Backend) -> None:
+def validate(
+    config: ExpConfig, overrides: Sequence[str], backend: Backend, task: Task, launcher: type[Launcher]
+) -> None:
     """Check ``config`` and fill in what is derived (batch sizes).
 
     Args:
         config: the composed configuration; changed in place.
         overrides: the user's, to tell a batch size that he gave from one that the experiment file has.
         backend: of ``config.backend``.
+        task: of ``config.task``.
+        launcher: the class that ``config.launcher`` names.
 
     Raises:
         ConfigError: a value is wrong, two do not go together, or a file is missing.
@@ -81,8 +80,7 @@ def validate(config: ExpConfig, overrides: Sequence[str], backend: Backend) -> N
     _check_missing(config)
     _check_credentials(config)
     _check_values(config)
-    launcher_class(config)
-    task = create_task(config)
+    elsewhere = launcher.is_elsewhere(config.launcher)
     with asked("task", task, ".check(config)", TASK_PAGE):
         task.check(config)
     check_task = getattr(preflight_of(config.data), "check_task", None)
@@ -90,7 +88,7 @@ def validate(config: ExpConfig, overrides: Sequence[str], backend: Backend) -> N
         check_task(config.task)
     if (
         config.launcher.nnodes > 1
-        and not launcher_class(config).submits
+        and not launcher.submits
         and not any(override.startswith("output_dir=") for override in overrides)
     ):
         raise ConfigError("launcher.nnodes>1 needs output_dir=<a folder that all nodes share>, the same on every node")
@@ -98,14 +96,14 @@ def validate(config: ExpConfig, overrides: Sequence[str], backend: Backend) -> N
         config.launcher._target_ = "exp.launcher.torchrun.TorchrunLauncher"
     if task.diagnoses:
         # Only what no worker could report: too few devices, missing data and the rest are for the diagnosis itself.
-        if task.isolated and not runs_elsewhere(config):
+        if task.isolated and not elsewhere:
             check_available(config, backend)
         _check_output_dir(config, task)
         return
-    _check_targets(config)
-    check_processes(config, backend, task)
-    _check_wrapper(config, task)
-    reporting.check(config.logger)
+    _check_targets(config, elsewhere)
+    here = not task.on_paper and not elsewhere
+    check_processes(config, backend, here)
+    _check_wrapper(config, task, here)
     for package in config.logger.requires:
         if find_module(package) is None:  # without importing what is above it
             raise UnavailableError(
@@ -156,24 +154,12 @@ def check_data(data: Any) -> bool:
     return module is not None
 
 
-def refuse_device_arguments(config: ExpConfig) -> None:
-    """The wrapper's device arguments have one source, the backend (two sources were overridden by one another).
-
-    Raises:
-        ConfigError: the configuration names one.
-    """
-    for key in ("device_ids", "output_device"):
-        if hasattr(config.wrapper, key):
-            raise ConfigError(f"wrapper.{key} comes from the backend alone; remove it")
-
-
 def has_weights(config: ExpConfig) -> bool:
     """Whether the model has something to train, as far as its typed keys say (:class:`exp.plugins.Plugin`)."""
     return bool(getattr(OmegaConf.get_type(config.model), "has_weights", True))
 
 
-def _check_targets(config: ExpConfig) -> None:
-    elsewhere = runs_elsewhere(config)
+def _check_targets(config: ExpConfig, elsewhere: bool) -> None:
     for name in () if elsewhere else config.plugins:
         if find_own_module(name) is None:
             raise ConfigError(f"plugins: there is no module {name}; is its folder on PYTHONPATH?")
@@ -223,7 +209,7 @@ def _check_values(config: ExpConfig) -> None:
     check_schedulers(config.schedule.param_scheduler)
 
 
-def _check_wrapper(config: ExpConfig, task: Task) -> None:
+def _check_wrapper(config: ExpConfig, task: Task, here: bool) -> None:
     processes = config.nproc * config.launcher.nnodes
     if config.wrapper.kind == "none" and processes > 1 and task.trains:
         raise ConfigError(
@@ -233,7 +219,7 @@ def _check_wrapper(config: ExpConfig, task: Task) -> None:
     if config.wrapper.kind == "fsdp":
         if task.has_reference and processes > 1:
             raise ConfigError("task=parity compares whole tensors, and wrapper=fsdp leaves none; use wrapper=ddp")
-        version, here = _torch_version(), not task.on_paper and not runs_elsewhere(config)
+        version = _torch_version()
         if task.trains and processes > 1 and here and version < _FULL_SHARDING_SINCE:
             raise UnavailableError(
                 f"wrapper=fsdp: torch {'.'.join(map(str, version))} is too old for fully_shard and its checkpoints, "
@@ -283,9 +269,7 @@ def _derive_batch(config: ExpConfig, overrides: Sequence[str]) -> None:
 
 
 def _check_files(config: ExpConfig, task: Task) -> None:
-    if hub.is_name(config.init_from):
-        hub.parse(str(config.init_from))
-    elif config.init_from is not None:
+    if config.init_from is not None and not is_of_hub(config.init_from):
         trained.check_weights_there(config.init_from)
     if config.resume is not None and config.resume != "auto":
         trained.check_weights_there(config.resume, "resume")
@@ -361,8 +345,8 @@ def check_hardware(config: ExpConfig, backend: Backend) -> None:
         )
 
 
-def check_processes(config: ExpConfig, backend: Backend, task: Task) -> None:
-    """Whether the backend knows the precision, and this machine has the devices, if the run takes place on it.
+def check_processes(config: ExpConfig, backend: Backend, here: bool) -> None:
+    """Whether the backend knows the precision, and this machine has the devices, if the run takes place ``here``.
 
     Raises:
         ConfigError: the backend does not do this precision.
@@ -373,13 +357,8 @@ def check_processes(config: ExpConfig, backend: Backend, task: Task) -> None:
             f"precision={config.precision} is not supported by backend={backend.name}; "
             f"use one of {', '.join(backend.capabilities.precisions)}"
         )
-    if not task.on_paper and not runs_elsewhere(config):
+    if here:
         check_hardware(config, backend)
-
-
-def runs_elsewhere(config: ExpConfig) -> bool:
-    """Whether the run's hardware is not that of this machine, but of a cluster's nodes."""
-    return launcher_class(config).is_elsewhere(config.launcher)
 
 
 def check_family(config: ExpConfig) -> None:

@@ -11,12 +11,15 @@ from omegaconf import ListConfig, OmegaConf
 
 from exp.config.walk import nodes, written
 from exp.errors import ConfigError
-from exp.hub import is_name
-from exp.task import task_class
 
-__all__ = ["expand", "expand_arguments", "refuse_empty"]
+__all__ = ["expand", "expand_arguments", "is_of_hub", "refuse_empty"]
 
 _RELATIVE = ("data.root", "init_from", "resume", "task.input")
+
+
+def is_of_hub(weights: str | None) -> bool:
+    """Whether ``init_from`` names weights of a hub, and no file."""
+    return weights is not None and weights.startswith(("hf:", "timm:"))
 
 
 def expand_arguments(arguments: Sequence[str]) -> list[str]:
@@ -37,11 +40,12 @@ def expand(config: Any) -> None:
         ConfigError: one of these is empty.
     """
     _expand_home(config)
-    keys = (*_RELATIVE, *(f"task.{name}" for name in task_class(config).paths))
+    task: Any = OmegaConf.get_type(config.task)
+    keys = (*_RELATIVE, *(f"task.{name}" for name in task.paths))
     refuse_empty({key: OmegaConf.select(config, key) for key in keys})
     for key in keys:
         value = OmegaConf.select(config, key)
-        if isinstance(value, str) and value != "auto" and not (key == "init_from" and is_name(value)):
+        if isinstance(value, str) and value != "auto" and not (key == "init_from" and is_of_hub(value)):
             OmegaConf.update(config, key, os.path.abspath(value))  # noqa: PTH100 - pathlib leaves `..` in it
 
 

@@ -24,7 +24,7 @@ from exp.config.explain import nearest
 from exp.config.walk import nodes
 from exp.errors import ConfigError, UnavailableError
 from exp.plugins import entry_points
-from exp.user_code import is_own, made, page_of
+from exp.user_code import is_own, made, page_of, shown
 
 __all__ = [
     "PATH",
@@ -238,14 +238,15 @@ def find_own_module(name: str) -> importlib.machinery.ModuleSpec | None:
     return spec
 
 
-def resolve(key: str, path: str, base: type | tuple[type, ...]) -> Any:
+def resolve(key: str, path: str, base: type | str | tuple[type, ...]) -> Any:
     """The class that a configuration names. Nothing of it is called.
 
     Args:
         key: that has it, for messages.
         path: ``package.module.Class``. Only modules are imported on the way: what a module has imported, or what an
             object has, is not reached.
-        base: the interface of the key; what inherits none is refused.
+        base: the interface of the key, or its dotted path where importing it would lead up; what inherits none is
+            refused.
 
     Raises:
         ConfigError: there is no such module, or no such class in it, or the user has not chosen its code.
@@ -260,14 +261,10 @@ def resolve(key: str, path: str, base: type | tuple[type, ...]) -> Any:
     if not hasattr(found, name):
         _refuse_name(key, path, module, name, _names_of(found))
     found = getattr(found, name)
-    if not (inspect.isclass(found) and issubclass(found, base)):
-        wanted = " or ".join(f"{each.__module__}.{each.__qualname__}" for each in _tuple(base))
-        raise ConfigError(f"{key}={path} is no subclass of {wanted}; see {page_of(key)}")
+    wanted = [each if isinstance(each, str) else shown(each) for each in (base if isinstance(base, tuple) else [base])]
+    if not (inspect.isclass(found) and {shown(each) for each in found.__mro__} & {*wanted}):
+        raise ConfigError(f"{key}={path} is no subclass of {' or '.join(wanted)}; see {page_of(key)}")
     return found
-
-
-def _tuple(base: type | tuple[type, ...]) -> tuple[type, ...]:
-    return base if isinstance(base, tuple) else (base,)
 
 
 def _import(key: str, target: str, name: str) -> Any:

@@ -24,15 +24,16 @@ from exp.config.resolve import resolve
 from exp.config.schema import ExpConfig, LauncherConfig, SubmititConfig
 from exp.config.walk import nodes, written
 from exp.errors import ConfigError
-from exp.launcher.base import Launcher
-from exp.task import task_class
-from exp.tasks import TASKS
+from exp.user_code import TASK_PAGE
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["load", "opened", "register", "replace_given", "structure_of", "task_named", "typed"]
+__all__ = ["load", "opened", "register", "replace_given", "structure_of", "task_named", "task_type", "typed"]
 
+LAUNCHER = "exp.launcher.base.Launcher"
+TASK = "exp.task.Task"
+"""Interfaces by name: what implements them lies above this package."""
 _REPLACED = ("data.", "model.")
 
 
@@ -50,9 +51,8 @@ def register() -> None:
 
 @functools.lru_cache(maxsize=None)
 def _structures() -> Mapping[str, type]:
-    """The typed keys of exp's own tasks and launchers, and of plugins, by ``<group>/<name>``."""
-    own = {f"task/{task.name}": task for task in TASKS}
-    found = {"launcher/common": LauncherConfig, "launcher/submitit": SubmititConfig, **own, **plugins.structures()}
+    """The typed keys of launchers, and of plugins, of which exp's own tasks are one, by ``<group>/<name>``."""
+    found = {"launcher/common": LauncherConfig, "launcher/submitit": SubmititConfig, **plugins.structures()}
     for place, keys in plugins.more_keys():
         made = dataclasses.make_dataclass(found[place].__name__, [], bases=(found[place], keys))
         found[place] = made
@@ -72,6 +72,22 @@ def task_named(name: str) -> type | None:
     return _structures().get(f"task/{name}")
 
 
+def task_type(target: str | None) -> Any:
+    """The class that ``task._target_`` names.
+
+    Raises:
+        ConfigError: there is none, or it is no task.
+        UnavailableError: its module does not import.
+    """
+    if not target or target == MISSING:
+        raise ConfigError(f"task._target_ must be set: the path of a subclass of {TASK}; see {TASK_PAGE}")
+    cls = resolve("task._target_", target, TASK)
+    own = [name for name, kind in vars(cls).get("__annotations__", {}).items() if "ClassVar" not in str(kind)]
+    if own and "__dataclass_fields__" not in vars(cls):  # one without fields of its own may inherit all
+        raise ConfigError(f"task._target_={target} is no dataclass that inherits {TASK}; see {TASK_PAGE}")
+    return cls
+
+
 def typed(config: Any, of_others: bool = False) -> ExpConfig:
     """A configuration with the types of this module.
 
@@ -86,10 +102,10 @@ def typed(config: Any, of_others: bool = False) -> ExpConfig:
     root = OmegaConf.structured(ExpConfig)
     target = str(config.launcher.get("_target_", "auto"))
     if target not in ("auto", MISSING) and (target.startswith("exp.") or not of_others):
-        root.launcher = resolve("launcher._target_", target, Launcher).keys
+        root.launcher = resolve("launcher._target_", target, LAUNCHER).keys
     task = str((config.get("task") or {}).get("_target_", MISSING))
     if task != MISSING and (structure_of(task) or task.startswith("exp.") or not of_others):
-        root.task = structure_of(task) or task_class(config)
+        root.task = structure_of(task) or task_type(task)
     merged = OmegaConf.merge(root, config)
     below = ((place, written(parent, key)) for place, parent, key in nodes(merged))
     for place, node in [("", merged), *below]:

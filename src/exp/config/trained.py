@@ -21,14 +21,13 @@ from omegaconf.errors import OmegaConfBaseException
 
 from exp.config.choices import folders
 from exp.config.explain import nearest
-from exp.config.paths import refuse_empty
+from exp.config.paths import is_of_hub, refuse_empty
 from exp.config.resolve import distrust
 from exp.config.schema import ExpConfig
 from exp.config.structures import opened, structure_of, task_named
 from exp.config.walk import nodes, written
 from exp.console import shown
 from exp.errors import ConfigError
-from exp.hub import is_name
 from exp.runs.folder import RunFolder
 
 __all__ = [
@@ -106,7 +105,7 @@ def begin(arguments: Sequence[str], needs_weights: bool | None = None) -> tuple[
     folder = next((folder for folder in map(run_folder_of, weights) if folder is not None), None)
     if folder is None and needs_weights:
         for path in weights:
-            if not is_name(path) and "${" not in path:
+            if not is_of_hub(path) and "${" not in path:
                 check_weights_there(path)  # before what is composed without the run's configuration is found wanting
     if folder is None or not needs_weights:
         return "config", list(arguments)

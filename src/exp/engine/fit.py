@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from exp import hub
+from exp.config.paths import is_of_hub
 from exp.engine import checkpoint
 from exp.engine.finiteness import not_finite
 from exp.errors import ConfigError
@@ -56,7 +57,7 @@ def read_weights(path: Path) -> Weights:
         ConfigError: there is none.
         UnavailableError: weights by that name cannot be fetched.
     """
-    path = hub.local_file(str(path)) if hub.is_name(str(path)) else find_weights(path)
+    path = hub.local_file(str(path)) if is_of_hub(str(path)) else find_weights(path)
     content = checkpoint.read(path, mapped=True)
     state = checkpoint.weights_of(content, path)
     ours = isinstance(content, Mapping) and "state_dict" in content and isinstance(content.get("data"), dict)

@@ -14,7 +14,6 @@ from omegaconf.errors import OmegaConfBaseException
 from exp import console, launcher
 from exp.advice import to_continue_sweep
 from exp.config import choices, explain
-from exp.config.check import runs_elsewhere
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, REFUSED, ConfigError, ExpError
 from exp.freezing import complete
 from exp.frozen import FrozenRun
@@ -274,7 +273,7 @@ def _common_launcher(runs: list[FrozenRun]) -> Launcher | None:
         ConfigError: some would run there and others not, or they ask for different resources.
     """
     configs = [run.config for run in runs]
-    if not any(runs_elsewhere(config) for config in configs):
+    if not any(launcher_class(config).is_elsewhere(config.launcher) for config in configs):
         return None
     if len({to_json([OmegaConf.to_container(c.launcher, resolve=True), c.nproc]) for c in configs}) > 1:
         raise ConfigError(

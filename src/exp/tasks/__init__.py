@@ -1,5 +1,9 @@
-"""exp's own tasks, one module each; those that check the hardware share one."""
+"""exp's own tasks, one module each; those that check the hardware share one. They come in as any plugin's do."""
 
+from __future__ import annotations
+
+from exp.plugins import Plugin
+from exp.task import Task
 from exp.tasks.attach import Attach
 from exp.tasks.checks import Collectives, Doctor, Env, Operators, Parity, Qualify, Speed
 from exp.tasks.estimate import Estimate
@@ -9,9 +13,9 @@ from exp.tasks.report import Report
 from exp.tasks.track import Track
 from exp.tasks.train import Train
 
-__all__ = ["TASKS"]
+__all__ = ["plugin"]
 
-TASKS = (
+_TASKS: tuple[type[Task], ...] = (
     Attach,
     Collectives,
     Doctor,
@@ -27,3 +31,4 @@ TASKS = (
     Track,
     Train,
 )
+plugin = Plugin(structures={f"task/{task.name}": task for task in _TASKS})
