@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
+from rich.console import Console
 
 from exp.engine import checkpoint
 from exp.engine.finiteness import not_finite
-from exp.engine.hooks import LossMeter
+from exp.engine.hooks import LossMeter, Progress
 from exp.errors import RunError
 from tests.engine.conftest import Line, Mse, Spy
 
@@ -105,3 +108,17 @@ def test_sums_of_losses_are_float32_whatever_comes_in(dtype):
     for _ in range(3000):
         meter.add({"loss": torch.tensor(3, dtype=dtype)})  # 3000 times 3 is beyond what bf16 can count
     assert meter.read() == {"loss": 3.0}
+
+
+def test_without_a_terminal_a_long_epoch_prints_a_line_now_and_then():
+    loop = SimpleNamespace(iter=0, ahead=0, steps_per_epoch=100, max_epochs=2, max_iters=200)
+    for every_s, lines in ((0.0, 2), (30.0, 0)):
+        console = Console(file=io.StringIO(), width=200)
+        progress = Progress(console, every_s)
+        progress.start(loop, "")
+        for step in (20, 40):
+            progress.step(step)
+            progress.losses({"loss": 0.5}, 1e-3, 10.0)
+        printed = console.file.getvalue().splitlines()
+        assert len(printed) == lines
+        assert all(line.startswith("epoch 1/2  step ") for line in printed)

@@ -70,14 +70,16 @@ class LossMeter:
 
 
 class Progress:
-    """Progress of training on rank 0: one bar on a terminal, one line per validation elsewhere.
+    """Progress of training on rank 0: one bar on a terminal; elsewhere a line per validation, and each half minute.
 
     Args:
         console: where to draw; None: draw nothing (other ranks).
+        line_every_s: seconds between two lines where there is no terminal.
     """
 
-    def __init__(self, console: Console | None) -> None:
+    def __init__(self, console: Console | None, line_every_s: float = 30.0) -> None:
         self.console = console
+        self.line_every_s = line_every_s
         self._loop: Any = None
         self._bar: Any = None
         self._drawn = 0.0
@@ -93,6 +95,7 @@ class Progress:
             first: what the first step waits for.
         """
         self._loop, self._step = loop, loop.iter
+        self._drawn = time.monotonic()
         self._begun = (time.monotonic(), loop.iter)
         if self.console is None or not self.console.is_terminal:
             return
@@ -143,6 +146,8 @@ class Progress:
         """Newest readings."""
         shown = "  ".join(f"{name} {value:.4f}" for name, value in losses.items())
         self._text = f"{shown}  lr {lr:.1e}  {samples_per_second:,.0f} samples/s"
+        if self.console is not None and self._bar is None and time.monotonic() - self._drawn >= self.line_every_s:
+            self._print(f"{self._text}  {self.eta()}")
 
     def validated(self, metrics: Mapping[str, float], units: Mapping[str, str]) -> None:
         """An epoch, or the part of one that ``max_steps`` left, has been validated.
@@ -156,13 +161,17 @@ class Progress:
         unit = {name: f" ({each})" for name, each in units.items()}
         shown = "  ".join(f"val_{name} {number_text(value)}{unit.get(name, '')}" for name, value in metrics.items())
         if self._bar is None:
-            loop = self._loop
-            epochs, rest = divmod(self._step + loop.ahead, loop.steps_per_epoch)
-            place = f"epoch {epochs + bool(rest)}/{loop.max_epochs}" + (f"  step {self._step}" if rest else "")
-            self.console.print(f"{place}  {self._text}  {shown}  {self.eta()}", soft_wrap=True)
+            self._print(f"{self._text}  {shown}  {self.eta()}")
         else:
             self._text = f"{self._text.split('  val_')[0]}  {shown}"
             self._draw()
+
+    def _print(self, text: str) -> None:
+        assert self.console is not None
+        self._drawn, loop = time.monotonic(), self._loop
+        epochs, rest = divmod(self._step + loop.ahead, loop.steps_per_epoch)
+        place = f"epoch {epochs + bool(rest)}/{loop.max_epochs}" + (f"  step {self._step}" if rest else "")
+        self.console.print(f"{place}  {text}", soft_wrap=True)
 
     def stop(self) -> None:
         """Take the bar away."""
