@@ -14,7 +14,7 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf, open_dict
 
 from exp import hub
-from exp.config import explain, paths, structures, trained
+from exp.config import paths, structures, trained
 from exp.config.check import check_weights, validate
 from exp.config.differences import different, overruled
 from exp.config.resolve import check_names
@@ -22,7 +22,6 @@ from exp.config.schema import ExpConfig
 from exp.config.structures import replace_given
 from exp.errors import ConfigError
 from exp.frozen import FrozenRun
-from exp.hardware.backend import FLOAT32
 from exp.hardware.registry import choose, create_backend
 from exp.launcher.base import launcher_class
 from exp.runs.folder import RunFolder, read_result
@@ -91,8 +90,7 @@ def complete(config: ExpConfig, overrides: list[str], output_dir: Path) -> Froze
     paths.expand(config)
     check(config, overrides, create_backend(config.backend))
     _take_note(config, overrides)
-    reference = _reference(config, overrides) if task_class(config).has_reference else None
-    return FrozenRun(config, overrides, RunFolder(output_dir), reference)
+    return FrozenRun(config, overrides, RunFolder(output_dir))
 
 
 def check(config: ExpConfig, overrides: list[str], backend: Backend) -> None:
@@ -184,33 +182,6 @@ def _as_shipped(experiment: str | None, horizon: int) -> ExpConfig | None:
         return compose([f"experiment={experiment}", f"data.horizon={horizon}"], "config")
     except MissingConfigException:
         return None
-
-
-def _reference(config: ExpConfig, overrides: list[str]) -> ExpConfig:
-    """The same configuration for the reference of ``task=parity``, ready to run.
-
-    What the user has set below ``backend`` is meant for the backend under test; the reference has what its own file
-    says, unless it is the same one.
-    """
-    kept = list(overrides)
-    if f"backend={config.reference}" not in overrides:
-        kept = [override for override in overrides if not override.lstrip("+~").startswith("backend")]
-    try:
-        composed = compose([*kept, f"backend={config.reference}"])
-    except MissingConfigException as error:
-        # Raised as it is, it would name a key that the user has not given, after a line of Hydra's own.
-        raise ConfigError(explain.explain(error, []).replace("backend=", "reference=", 1)) from error
-    check_names(composed, overrides)
-    composed = _choose_backend(composed, kept, None)
-    check_names(composed, overrides)
-    composed.output_dir = config.output_dir
-    reference = structures.typed(composed)
-    backend = create_backend(reference.backend)
-    if reference.precision in FLOAT32 and reference.precision not in backend.capabilities.precisions:
-        reference.precision = "fp32"  # which the others approximate
-    check(reference, overrides, backend)
-    config.reference = reference.backend.name  # where it was auto
-    return reference
 
 
 def compose(overrides: list[str], primary: str | None = None) -> ExpConfig:

@@ -31,7 +31,6 @@ class FrozenRun:
         config: the whole configuration (:class:`exp.config.schema.ExpConfig`), without interpolations to come.
         overrides: what the user gave on the command line.
         folder: the run folder.
-        reference: task=parity: the configuration to compare with.
         footprint: of :meth:`write`.
         lock: of the folder, once it is taken.
     """
@@ -39,7 +38,6 @@ class FrozenRun:
     config: ExpConfig
     overrides: list[str]
     folder: RunFolder
-    reference: ExpConfig | None = None
     footprint: Footprint | None = None
     lock: RunLock | None = None
 
@@ -74,13 +72,10 @@ class FrozenRun:
             folder.config.name: OmegaConf.to_yaml(self.config, resolve=True).encode(),
             folder.overrides.name: OmegaConf.to_yaml(OmegaConf.create(list(self.overrides))).encode(),
         }
-        if self.reference is not None:
-            contents[folder.reference.name] = OmegaConf.to_yaml(self.reference, resolve=True).encode()
         config = folder.in_use(folder.config)
         if not (joined and config.is_file() and config.read_bytes() == contents[config.name]):
             folder.stage(contents)
-        task = task_class(self.config)
-        if task.diagnoses or task.has_reference:  # what they leave is no record of one run that could be lost
+        if task_class(self.config).diagnoses:  # what it leaves is no record of a run that could be lost
             folder.begin(self.config.overwrite)
 
     def _check_resumed(self) -> None:
@@ -142,6 +137,5 @@ class FrozenRun:
         """
         config = structures.load(folder.in_use(folder.config))
         distrust(config, groups=("launcher", "task")) if of_others else allow(config.plugins)
-        reference = structures.load(folder.in_use(folder.reference)) if task_class(config).has_reference else None
         overrides: Any = OmegaConf.to_container(OmegaConf.load(folder.in_use(folder.overrides)))
-        return cls(config, overrides, folder, reference)
+        return cls(config, overrides, folder)

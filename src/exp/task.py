@@ -44,7 +44,6 @@ class Task:
         counts_fallbacks: its workers count what leaves the device, however slow that makes them
             (:meth:`exp.hardware.backend.Backend.counting_env`).
         compared: what it leaves can be compared with other runs.
-        has_reference: it also runs on the backend ``reference``.
         uses_data: model and data of the configuration play a part; without, the files of the data need not be here.
         paths: its keys that are paths: relative ones begin where exp was started.
         modules: what its workers will import; a fork server does it once for all.
@@ -63,7 +62,6 @@ class Task:
     silent: ClassVar[bool] = False
     counts_fallbacks: ClassVar[bool] = False
     compared: ClassVar[bool] = True
-    has_reference: ClassVar[bool] = False
     uses_data: ClassVar[bool] = True
     paths: ClassVar[Sequence[str]] = ()
     modules: ClassVar[Sequence[str]] = ()

@@ -7,24 +7,33 @@ process.
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterator, Mapping, NamedTuple, Sequence
 
 import numpy as np
+from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 
-from exp import console, summary
-from exp.errors import EXIT_FAILED, EXIT_OK, RunError
+from exp import console, hub, launcher, summary
+from exp.config.explain import explain
+from exp.errors import EXIT_FAILED, EXIT_OK, REFUSED, ConfigError, ExpError, RunError
+from exp.freezing import complete, compose, freeze, prepare
+from exp.frozen import FrozenRun
+from exp.hardware.backend import FLOAT32
+from exp.hardware.registry import create_backend
+from exp.launcher.rank_environment import drop_stale_variables
 from exp.runs.files import csv_content, read_json, write_atomically, write_json
 from exp.runs.folder import RunFolder, read_records
 from exp.runs.record import blank_result, in_role
 from exp.summary import Finished
+from exp.tasks.checks import Trace
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
-    from exp.frozen import FrozenRun
-    from exp.launcher.base import Launcher
+    from exp.launcher.outcome import Outcome
 
 __all__ = [
     "EARLY_STEPS",
@@ -197,30 +206,86 @@ def _difference(key: str, ours: Any, theirs: Any, scale: float) -> Difference:
     return Difference(kind, 1, name, *((math.inf, math.inf) if missing else apart(ours, theirs, _FLOOR * scale)))
 
 
-def compare_backends(run: FrozenRun, reference: ExpConfig, launcher: Launcher) -> Finished:
-    """Both runs, in ``tested/`` and ``reference/`` (only after the first succeeded), and their comparison."""
-    config, folder, terminal = run.config, run.folder, console.make_console()
+def compare_backends(config: ExpConfig, overrides: list[str]) -> Finished:
+    """Both runs, in ``tested/`` and ``reference/`` (only after the first succeeded), and their comparison.
+
+    Args:
+        config: composed.
+        overrides: the user's.
+
+    Raises:
+        ExpError: one of the two cannot be started.
+    """
+    run = freeze(config, overrides, Path(config.output_dir))
+    tested = FrozenRun(copy.deepcopy(run.config), overrides, RunFolder(run.folder.path / "tested"))
+    parts = [tested, _reference(run)]
+    chosen = launcher.resolve(run.config.launcher, run.config.nproc)
+    hub.bring(run.config)
+    drop_stale_variables(1)
+    run.write()
+    code = EXIT_FAILED
+    try:
+        run.folder.begin(run.config.overwrite)
+        summary.begin(run.config, run.folder, create_backend(run.config.backend))
+        outcome = _launch(parts, run.config.task.steps, chosen)
+        run.check_folder()
+        if outcome.exit_code == EXIT_OK:
+            return _finish(run.config, run.folder, *(part.folder for part in parts))
+        finished = summary.end(run.config, run.folder, outcome)
+        code = finished.exit_code
+        return finished
+    except ExpError as error:
+        code = error.exit_code
+        raise
+    finally:
+        if code in REFUSED:
+            run.take_back()
+        run.release()
+
+
+def _reference(run: FrozenRun) -> FrozenRun:
+    """The same configuration for the reference.
+
+    What the user has set below ``backend`` is meant for the backend under test; the reference has what its own file
+    says, unless it is the same one.
+    """
+    chosen = f"backend={run.config.task.reference}"
+    kept = [each for each in run.overrides if chosen in run.overrides or not each.lstrip("+~").startswith("backend")]
+    try:
+        composed = compose([*kept, chosen])
+    except MissingConfigException as error:
+        # Raised as it is, it would name a key that the user has not given, after a line of Hydra's own.
+        raise ConfigError(explain(error, []).replace("backend=", "reference=", 1)) from error
+    config = prepare(composed, [*kept, chosen])
+    if config.precision in FLOAT32 and config.precision not in create_backend(config.backend).capabilities.precisions:
+        config.precision = "fp32"  # which the others approximate
+    config.compile = False  # what compiling changes is a part of what is compared
+    reference = complete(config, [*kept, chosen], run.folder.path / "reference")
+    run.config.task.reference = config.backend.name  # where it was auto
+    return reference
+
+
+def _launch(parts: Sequence[FrozenRun], steps: int, chosen: launcher.Launcher) -> Outcome:
+    """One after the other, as far as they succeed; dropout is off."""
+    terminal = console.make_console()
     changed: list[str] = []
-    for each in (config, reference):
-        changed = _without_dropout(each.model, "model")
-        each.max_steps, each.log_every = each.steps, 1
-        each.max_epochs = max(each.max_epochs or 0, each.steps)
-    reference.compile = False  # what compiling changes is a part of what is compared
+    for part in parts:
+        config = part.config
+        changed = _without_dropout(config.model, "model")
+        config.task = OmegaConf.structured(Trace(steps=steps))
+        config.max_steps, config.log_every = steps, 1
+        config.max_epochs = max(config.max_epochs or 0, steps)
+        config.output_dir = str(part.folder.path)
     if changed:
         terminal.print(f"dropout is off in both runs: {', '.join(changed)}", soft_wrap=True)
-    folders = RunFolder(folder.path / "tested"), RunFolder(folder.path / "reference")
-    for part, settings in zip(folders, (config, reference)):
-        part.create()
-        settings.output_dir = str(part.path)
-        write_atomically(part.config, OmegaConf.to_yaml(settings, resolve=True).encode())
-        terminal.print(f"{part.path.name}: {settings.backend.name}")
-        outcome = launcher.launch(part, settings.nproc, saves=False)
+    for part in parts:
+        terminal.print(f"{part.folder.path.name}: {part.config.backend.name}")
+        part.folder.create()
+        write_atomically(part.folder.config, OmegaConf.to_yaml(part.config, resolve=True).encode())
+        outcome = chosen.launch(part.folder, part.config.nproc, saves=False)
         if outcome.exit_code != EXIT_OK:
             break
-    run.check_folder()
-    if outcome.exit_code != EXIT_OK:
-        return summary.end(config, folder, outcome)
-    return _finish(config, folder, *folders)
+    return outcome
 
 
 def _without_dropout(node: DictConfig, prefix: str) -> list[str]:
@@ -252,7 +317,7 @@ def _finish(config: ExpConfig, folder: RunFolder, tested: RunFolder, reference: 
     report = {
         "backend": config.backend.name,
         "simulated": config.backend.simulate,
-        "reference": config.reference,
+        "reference": config.task.reference,
         "steps": len(losses),
         "world_size": config.nproc * config.launcher.nnodes,
         "precision": config.precision,
@@ -301,7 +366,7 @@ def _message(config: ExpConfig, first: Difference, allowed: float, random_module
     if random_modules:
         advice = f"turn off the random numbers that {_listed(random_modules)} still draws, which differ between devices"
     return (
-        f"{config.backend.name} departs from {config.reference} first in {_KINDS[first.kind].phase} of step "
+        f"{config.backend.name} departs from {config.task.reference} first in {_KINDS[first.kind].phase} of step "
         f"{first.step}, at {first.name}: {how_far}; {advice}"
     )
 

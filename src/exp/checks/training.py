@@ -57,7 +57,7 @@ def train_traced(session: Session) -> dict[str, Any]:
     data = build_data(session)
     model = build_model(session, data)
     _without_dropout(model)
-    trace = TraceHook(session.folder.path / "trace.npz", session.config.steps)
+    trace = TraceHook(session.folder.path / "trace.npz", session.config.task.steps)
     _, steps = train_with(session, data, model, trace)
     return make_result(session, {}, None, steps=steps, random_modules=trace.random_modules)
 

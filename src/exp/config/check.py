@@ -217,8 +217,6 @@ def _check_wrapper(config: ExpConfig, task: Task, here: bool) -> None:
             "use wrapper=mmddp or wrapper=ddp, or nproc=1"
         )
     if config.wrapper.kind == "fsdp":
-        if task.has_reference and processes > 1:
-            raise ConfigError("task=parity compares whole tensors, and wrapper=fsdp leaves none; use wrapper=ddp")
         version = _torch_version()
         if task.trains and processes > 1 and here and version < _FULL_SHARDING_SINCE:
             raise UnavailableError(
@@ -243,16 +241,8 @@ def _check_wrapper(config: ExpConfig, task: Task, here: bool) -> None:
 def _refuse_keys_of_others(config: ExpConfig, overrides: Sequence[str], task: Task) -> None:
     for override in overrides:
         key, _, value = override.lstrip("+").partition("=")
-        if key == "steps" and not task.has_reference:
-            raise ConfigError(
-                f"{override}: steps is a key of task=parity; for task={config.task.name}, set max_steps={value}"
-            )
-        if key == "reference" and not task.has_reference:
-            raise ConfigError(f"{override}: reference is a key of task=parity; add task=parity, or leave it out")
         if key == "resume" and value not in ("", "null") and not task.saves_state:
             raise ConfigError(f"{override}: task={config.task.name} saves no state to resume from; leave it out")
-        if key == "run":
-            raise ConfigError(f"{override}: run is a key of task=report and task=track; add one, or leave it out")
 
 
 def _derive_batch(config: ExpConfig, overrides: Sequence[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 from pathlib import Path
@@ -9,12 +10,15 @@ from typing import Any, Mapping, Sequence
 
 from omegaconf import ListConfig, OmegaConf
 
+from exp.config.structures import task_named
 from exp.config.walk import nodes, written
 from exp.errors import ConfigError
 
 __all__ = ["expand", "expand_arguments", "is_of_hub", "refuse_empty"]
 
 _RELATIVE = ("data.root", "init_from", "resume", "task.input")
+_OF_TASKS = ("reference", "run", "steps")
+"""Keys of tasks that are written without ``task.``, where the command line names a task that has them."""
 
 
 def is_of_hub(weights: str | None) -> bool:
@@ -23,8 +27,15 @@ def is_of_hub(weights: str | None) -> bool:
 
 
 def expand_arguments(arguments: Sequence[str]) -> list[str]:
-    """``KEY=~/path`` with the home folder in the tilde's place: a shell expands it at the beginning of words only."""
-    return [re.sub(r"=~(?=/|$)", lambda _: f"={Path.home()}", argument, count=1) for argument in arguments]
+    """``KEY=~/path`` with the home folder in the tilde's place: a shell expands it at the beginning of words only.
+
+    ``task=parity reference=cpu`` is short for ``task.reference=cpu``.
+    """
+    task = next((task_named(each[5:]) for each in reversed(arguments) if each.startswith("task=")), None)
+    known = {field.name for field in dataclasses.fields(task)} if task is not None else ()
+    found = [re.sub(r"=~(?=/|$)", lambda _: f"={Path.home()}", argument, count=1) for argument in arguments]
+    return [f"task.{each}" if each.partition("=")[0] in _OF_TASKS and each.partition("=")[0] in known else each
+            for each in found]  # fmt: skip
 
 
 def expand(config: Any) -> None:

@@ -301,12 +301,6 @@ class ExpConfig:
 
     nproc: int = 1
     """Worker processes per node, one per device."""
-    reference: Optional[str] = None
-    """task=parity: the backend to compare with."""
-    run: Any = None
-    """task=report, task=track: a run folder, a sweep's folder, a glob, or a list of them."""
-    steps: int = 20
-    """task=parity: optimizer steps to compare."""
     seed: int = 2023
     dropout_by_sample: bool = False
     """Masks of dropout from (seed, step, sample) instead of each device's generator (:mod:`exp.models.dropout`)."""

@@ -66,9 +66,6 @@ class ExternalLauncher(Launcher):
         for key, value in found.items():
             if any(each.startswith(f"{key}=") and each != f"{key}={value}" for each in overrides):
                 raise ConfigError(f"{key}=... with launcher=external: the processes are there, {value}; leave it out")
-        task = task_class(config)
-        if task.in_parent or task.has_reference:
-            raise ConfigError(f"task={config.task.name} does not run under launcher=external; use launcher=auto")
         config.nproc, config.launcher.nnodes = place.local_world_size, place.nodes
 
     def check(self, nproc: int) -> None:

@@ -206,14 +206,15 @@ def the_same(run: FrozenRun, folder: RunFolder) -> bool:
 
 
 def attach(config: ExpConfig) -> Finished:
-    """``task=attach``: follow the job whose run folder is ``run``.
+    """``task=attach``: follow the job whose run folder is ``task.run``.
 
     Raises:
         ConfigError: there is none.
     """
-    if config.run is None or isinstance(config.run, ListConfig):
+    run = config.task.run
+    if run is None or isinstance(run, ListConfig):
         raise ConfigError("task=attach needs run=<the run folder of a submitted job>")
-    return attach_to(RunFolder(Path(str(config.run)).expanduser()))
+    return attach_to(RunFolder(Path(str(run)).expanduser()))
 
 
 def attach_to(folder: RunFolder) -> Finished:

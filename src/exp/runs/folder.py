@@ -30,7 +30,7 @@ _TAIL_BYTES = 2**16  # of metrics.jsonl: many of its lines
 _OUTPUTS = (  # of all tasks; logs stay, and are added to
     "checkpoints", "differences.csv", "doctor", "doctor.json", "env.json", "features", "features.csv", "forecasts",
     "metrics.jsonl", "metrics_*.csv", "parity.json", "plots", "predictions", "predictions.csv", "probes.csv",
-    "reference", "reference.yaml", "tensorboard", "tested", "trace.npz", "trackers",
+    "reference", "tensorboard", "tested", "trace.npz", "trackers",
 )  # fmt: skip
 
 
@@ -49,7 +49,6 @@ class RunFolder:
         self.path = Path(path).absolute()
         self.config = self.path / "config.yaml"
         self.overrides = self.path / "overrides.yaml"
-        self.reference = self.path / "reference.yaml"
         self.env = self.path / "env.json"
         self.result = self.path / "result.json"
         self.metrics = self.path / "metrics.jsonl"

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Footprint", "missing_folders", "remove_empty"]
 
-_RECORDS = {"config.yaml", "overrides.yaml", "reference.yaml", "env.json", "result.json"}
+_RECORDS = {"config.yaml", "overrides.yaml", "env.json", "result.json"}
 _LOGS = {"logs", "slurm", "tensorboard", "trackers", "vis_data"}
 _MOST_BYTES = 2**24  # larger logs are only cut back to their length
 

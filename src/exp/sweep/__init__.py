@@ -127,7 +127,7 @@ class Sweep:
                 config = composer.prepared(master, given, job.number)
                 if task_class(config).in_parent or launcher_class(config).joins:
                     what = f"task={config.task.name}" if task_class(config).in_parent else "launcher=external"
-                    several = "" if config.get("run") is None else ", and several runs as 'run=[a,b]'"
+                    several = "" if config.task.get("run") is None else ", and several runs as 'run=[a,b]'"
                     raise ConfigError(f"{what} is no job of a sweep: start it without -m{several}")
                 sets_folder = any(each.lstrip("+").startswith("output_dir=") for each in job.overrides)
                 if sets_folder and str(config.output_dir) != str(master.output_dir):

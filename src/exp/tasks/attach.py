@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Sequence
 
 from exp.task import Task
 
@@ -16,10 +16,12 @@ __all__ = ["Attach"]
 
 @dataclass
 class Attach(Task):
-    """Follows the job of ``run``."""
+    """Follows a job."""
 
     _target_: str = "exp.tasks.attach.Attach"
     name: str = "attach"
+    run: Any = None
+    """The run folder of a submitted job."""
 
     in_parent: ClassVar[bool] = True
     compared: ClassVar[bool] = False

@@ -27,10 +27,10 @@ def _refuse_several_machines(config: ExpConfig) -> None:
     """For tasks that start runs of their own, one after the other."""
     from exp.launcher.base import launcher_class
 
-    name = config.task.name
+    name, launcher = config.task.name, launcher_class(config)
     if config.launcher.nnodes > 1:
         raise ConfigError(f"task={name} is for one machine; run it on each, without launcher.nnodes")
-    if launcher_class(config).submits:
+    if launcher.submits or launcher.joins:
         raise ConfigError(f"task={name} starts runs here; take launcher=torchrun, within a job if need be")
 
 
@@ -103,26 +103,49 @@ class Env(Task):
 
 @dataclass
 class Parity(Task):
-    """One of two runs, each of which leaves a trace of a few steps; the parent compares (:mod:`exp.checks.parity`)."""
+    """Makes two runs, each of which leaves a trace of a few steps, and compares them (:mod:`exp.checks.parity`)."""
 
     _target_: str = "exp.tasks.checks.Parity"
     name: str = "parity"
+    reference: Optional[str] = "cpu"
+    """The backend to compare with."""
+    steps: int = 20
+    """Optimizer steps to compare."""
     tolerance: Optional[float] = None
     """Largest relative difference of the loss; null: 1e-5 in fp32, 2e-2 in bf16, 2e-3 in fp16. Outputs of modules may
     differ by 10 times as much, gradients and parameters by 100 times."""
 
     trains: ClassVar[bool] = True
     isolated: ClassVar[bool] = True  # the plug-ins of two devices need not live in one process
-    has_reference: ClassVar[bool] = True
-    modules = ("exp.checks.training",)
+    in_parent: ClassVar[bool] = True
 
     def check(self, config: ExpConfig) -> None:
-        """Two runs on one node, one after the other."""
-        if config.reference is None:
+        """Two runs on one node, one after the other, whose tensors are whole."""
+        if self.reference is None:
             raise ConfigError("task=parity compares with another backend; set reference=cpu, or another one")
-        if config.steps < 1:
-            raise ConfigError(f"steps={config.steps} must be at least 1")
+        if self.steps < 1:
+            raise ConfigError(f"steps={self.steps} must be at least 1")
+        if config.wrapper.kind == "fsdp" and config.nproc > 1:
+            raise ConfigError("task=parity compares whole tensors, and wrapper=fsdp leaves none; use wrapper=ddp")
         _refuse_several_machines(config)
+
+    def run_in_parent(self, config: ExpConfig, overrides: Sequence[str]) -> Finished:
+        """See :func:`exp.checks.parity.compare_backends`."""
+        from exp.checks.parity import compare_backends
+
+        return compare_backends(config, list(overrides))
+
+
+@dataclass
+class Trace(Task):
+    """One of the two runs of ``task=parity``."""
+
+    _target_: str = "exp.tasks.checks.Trace"
+    name: str = "trace"
+    steps: int = 20
+
+    trains: ClassVar[bool] = True
+    modules = ("exp.checks.training",)
 
     def run(self, session: Session) -> dict[str, Any]:
         """See :func:`exp.checks.training.train_traced`."""

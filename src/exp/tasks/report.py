@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Sequence
 
 from omegaconf import ListConfig
 
@@ -27,6 +27,8 @@ class Report(Task):
 
     _target_: str = "exp.tasks.report.Report"
     name: str = "report"
+    run: Any = None
+    """A run folder, a sweep's folder, a glob, or a list of them."""
 
     in_parent: ClassVar[bool] = True
     compared: ClassVar[bool] = False
@@ -46,10 +48,10 @@ class Report(Task):
         from exp.report.tables import as_rich, paper_tables, sweep_table
         from exp.summary import Finished
 
-        if config.run is None:
+        if self.run is None:
             raise ConfigError("task=report needs run=<a run folder, a sweep's folder, a glob, or a list [a,b] of them>")
-        refuse_empty({"run": config.run})
-        paths = [str(path) for path in config.run] if isinstance(config.run, ListConfig) else [str(config.run)]
+        refuse_empty({"run": self.run})
+        paths = [str(path) for path in self.run] if isinstance(self.run, ListConfig) else [str(self.run)]
         runs = find_runs(paths)
         folder = Path(config.output_dir)
         if not any(override.startswith("output_dir=") for override in overrides):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Sequence
 
 from omegaconf import ListConfig
 
@@ -24,6 +24,8 @@ class Track(Task):
 
     _target_: str = "exp.tasks.track.Track"
     name: str = "track"
+    run: Any = None
+    """A run folder, a sweep's folder, a glob, or a list of them."""
 
     in_parent: ClassVar[bool] = True
     compared: ClassVar[bool] = False
@@ -41,13 +43,13 @@ class Track(Task):
         from exp.summary import Finished
         from exp.trackers.reporting import check, hand_over
 
-        if config.run is None:
+        if self.run is None:
             raise ConfigError("task=track needs run=<a run folder, a sweep's folder, a glob, or a list [a,b] of them>")
-        refuse_empty({"run": config.run})
+        refuse_empty({"run": self.run})
         if not config.logger.trackers:
             raise ConfigError("task=track needs logger=<a tracker, or a list [a,b] of them>; --help lists them")
         check(config.logger)
-        paths = [str(path) for path in config.run] if isinstance(config.run, ListConfig) else [str(config.run)]
+        paths = [str(path) for path in self.run] if isinstance(self.run, ListConfig) else [str(self.run)]
         runs = find_runs(paths)
         complete = True
         terminal = console.make_console()
