@@ -120,7 +120,7 @@ class OpenRun:
         weights = read_weights(source) if has_weights(self.config) else None
         data = create(self.config.data, Data, "data")
         if weights is not None and weights.data is not None:
-            data.adopt(weights.data)
+            data.load_state_dict(weights.data)
         model: nn.Module = create(self.config.model, BaseModel, "model", **data.model_arguments())
         if weights is not None:
             fit_weights(model, weights, self.config, as_it_is=True)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     import torch
     from rich.console import Console
+    from torch import nn
 
     from exp.config.differences import Change
     from exp.data.fingerprint import Fingerprint
@@ -101,6 +102,7 @@ class Session:
         self.reporters: list[Reporter] = []
         self._begun = False
         self._when_started: list[Callable[[], object]] = []
+        self._when_built: list[Callable[[nn.Module], object]] = []
 
     def open(self) -> None:
         """Select the device, join the process group, seed, and say where this rank is.
@@ -185,6 +187,19 @@ class Session:
     def when_started(self, action: Callable[[], object]) -> None:
         """Have rank 0 do something that changes what an earlier attempt has left, once this one has started."""
         self._when_started.append(action)
+
+    def when_built(self, action: Callable[[nn.Module], object]) -> None:
+        """Have the data do something once the model is built, on every rank, before a sample is loaded.
+
+        Args:
+            action: takes the model: not wrapped, on the CPU, with the weights of ``init_from``.
+        """
+        self._when_built.append(action)
+
+    def built(self, model: nn.Module) -> None:
+        """Do what was registered with :meth:`when_built`."""
+        while self._when_built:
+            self._when_built.pop(0)(model)
 
     @property
     def begun(self) -> bool:

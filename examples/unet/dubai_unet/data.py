@@ -135,11 +135,11 @@ class Tiles(Data):
         """What the model must know."""
         return {"num_classes": len(COLOURS), "in_channels": 3, "ignore_index": IGNORED}
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Weights belong to classes in an order."""
         return {"classes": list(COLOURS)}
 
-    def adopt(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Refuse the weights of other classes."""
         if list(state["classes"]) != list(COLOURS):
             raise DataError(f"the weights are for {', '.join(state['classes'])}, not for {', '.join(COLOURS)}")

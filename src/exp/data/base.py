@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from exp.metrics import Metric, SampleMetric
     from exp.session import Session
 
-__all__ = ["Data", "Prediction", "Sketch", "split_of"]
+__all__ = ["Data", "ExampleBatch", "Prediction", "split_of"]
 
 
 class Prediction(NamedTuple):
@@ -34,7 +34,7 @@ class Prediction(NamedTuple):
     measured_on: str
 
 
-class Sketch(NamedTuple):
+class ExampleBatch(NamedTuple):
     """What batches look like, where the files are not there (``task=estimate``).
 
     Attributes:
@@ -100,7 +100,7 @@ class Data(abc.ABC):
         return {}
 
     @classmethod
-    def sketch(cls, **keys: Any) -> Sketch | None:  # noqa: ARG003
+    def example_batch(cls, **keys: Any) -> ExampleBatch | None:  # noqa: ARG003
         """What batches look like, as far as the keys of ``data`` alone tell; None: only the files do.
 
         Args:
@@ -108,40 +108,32 @@ class Data(abc.ABC):
         """
         return None
 
-    def state(self) -> dict[str, Any] | None:
+    def state_dict(self) -> dict[str, Any] | None:
         """What belongs to weights that are trained on these data, such as mean and standard deviation; every checkpoint
         keeps it. Plain values, lists, dicts and tensors.
         """
         return None
 
-    def adopt(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Be used with weights that were trained on other files: called before anything is loaded.
 
         Args:
-            state: :meth:`state` of the data that they were trained on.
+            state: :meth:`state_dict` of the data that they were trained on.
 
         Raises:
             DataError: these data do not go with them.
         """
-        raise DataError(f"data: {shown(self)} has state(), and no adopt(state) that takes it; see {PAGE}")
+        raise DataError(
+            f"data: {shown(self)} has state_dict(), and no load_state_dict(state) that takes it; see {PAGE}"
+        )
 
-    def settle(self, session: Session) -> None:
+    def setup(self, session: Session) -> None:
         """What takes all ranks, or the run folder, before the model is built, such as to measure a mean over all files.
 
         Args:
-            session: the session; called on every rank, after :meth:`adopt`.
+            session: the session; called on every rank, after :meth:`load_state_dict`. What needs the model goes into
+                :meth:`exp.session.Session.when_built`.
         """
-
-    def meet(self, model: Any) -> None:
-        """Know the model that the samples go into; called once it is built, before anything is loaded.
-
-        Args:
-            model: not wrapped, on the CPU, with the weights of ``init_from``.
-        """
-
-    def notes_on_foreign_weights(self) -> Sequence[str]:
-        """What to know where weights do not tell the data that they were trained on, a line each."""
-        return ()
 
     def fingerprint(self) -> Fingerprint | None:
         """What the files hold, in short (:mod:`exp.data.fingerprint`): a training that goes on compares it."""
@@ -167,15 +159,6 @@ class Data(abc.ABC):
             evaluator: an :class:`exp.metrics.Evaluator` after the test; None: there is none.
         """
         return {}
-
-    def calibrate(self, session: Session, model: Any) -> None:
-        """Before ``task=eval`` asks for :meth:`metrics`: find out what they need to know of the model, such as how wide
-        its intervals are; on every rank.
-
-        Args:
-            session: the session.
-            model: with its weights, not wrapped; on the CPU, or moved to the session's device.
-        """
 
     def ranking(self) -> SampleMetric | None:
         """The figure by which ``task=eval`` finds the worst and the best samples to draw; None: it draws none.

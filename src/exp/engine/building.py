@@ -38,30 +38,28 @@ def build_data(session: Session) -> Data:
     """The data set of the configuration; with the weights of a run, as that run had it.
 
     What belongs to weights, such as the standardization of a series or the names of classes, goes with them: a data set
-    has ``state()`` for it, which every checkpoint keeps, and ``adopt(state)``. Its ``notes`` are reported.
+    has ``state_dict()`` for it, which every checkpoint keeps, and ``load_state_dict(state)``. Its ``notes`` are
+    reported.
 
     Raises:
         DataError: the data do not go with the weights.
     """
     session.wait_for("loading the data")
     data: Data = create(session.config.data, Data, "data")
-    notes: list[str] = []
     if session.config.init_from:
         session.weights = read_weights(Path(str(pinned(session.config))))
-        state = session.weights.data
-        if state is None:
-            notes += data.notes_on_foreign_weights()
-        elif task_class(session.config).needs_weights:
-            data.adopt(state)
-    data.settle(session)
-    session.data_state = data.state()
+        if session.weights.data is not None and task_class(session.config).needs_weights:
+            data.load_state_dict(session.weights.data)
+    data.setup(session)
+    session.data_state = data.state_dict()
     try:
         plain(session.data_state)
     except TypeError as error:
         raise ConfigError(
-            f"data: {shown(data)}.state must give numbers, text, lists, dicts, tensors: {error}; see {EXPERIMENT_PAGE}"
+            f"data: {shown(data)}.state_dict must give numbers, text, lists, dicts, tensors: {error}; "
+            f"see {EXPERIMENT_PAGE}"
         ) from error
-    for note in [*notes, *data.notes]:
+    for note in data.notes:
         session.say(note)
     return data
 
@@ -101,9 +99,9 @@ def build_model(session: Session, data: Data, to_place: bool = False) -> nn.Modu
             f"task={session.config.task.name} needs weights, and the model has {len(model.state_dict())} tensors, "
             "though its keys say has_weights = False; set init_from, or leave that out"
         )
-    data.meet(model)
     if session.config.compile and not (to_place and deferred.of_wrapper(session, "compiles")):
         model.compile()  # when it is first called; in place: names and hooks stay, and any wrapper comes around it
+    session.built(model)
     return model
 
 

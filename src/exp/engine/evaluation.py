@@ -31,7 +31,6 @@ def evaluate(session: Session) -> dict[str, Any]:
     record_environment(session)
     data = build_data(session)
     model = build_model(session, data)
-    data.calibrate(session, model)
     test = split_in_use(session, data, "test")
     evaluator = build_evaluator(session, data, detailed=True)
     task = session.config.task

@@ -47,7 +47,7 @@ def write_estimate(config: ExpConfig, overrides: list[str], task: Estimate) -> F
 
     Raises:
         ConfigError: a value is wrong, or the model cannot be run without values.
-        DataError: the data cannot be read, or are not here and their class has no sketch of them.
+        DataError: the data cannot be read, or are not here and their class has no example_batch.
         UnavailableError: this torch is too old.
     """
     run = freeze(config, overrides, Path(config.output_dir))
@@ -101,7 +101,7 @@ def estimate(config: Any, backend: Backend, memory: int | None, headroom: float)
     passes = {"training": tracer.peak, "validation": tracer.validate()}
     peak = max(each["total"] for each in passes.values() if each is not None)
     ranks = config.nproc * config.launcher.nnodes
-    per_sample = trace_flops(model, as_batch(tracer.sketch.train, config.batch_size)) / config.batch_size
+    per_sample = trace_flops(model, as_batch(tracer.example.train, config.batch_size)) / config.batch_size
     weights = sum(value.numel() * value.element_size() for value in model.state_dict().values())
     budget = None if memory is None else int(memory * (1 - headroom))
     return {
@@ -113,7 +113,7 @@ def estimate(config: Any, backend: Backend, memory: int | None, headroom: float)
         "batch_size": config.batch_size,
         "accumulate": config.accumulate,
         "global_batch_size": config.global_batch_size,
-        "eval_batch_size": tracer.sketch.eval_batch_size,
+        "eval_batch_size": tracer.example.eval_batch_size,
         **parameter_counts(model),
         "flops_per_sample": per_sample,
         "flops_per_step": per_sample * config.global_batch_size,

@@ -18,7 +18,7 @@ from mmengine.model import BaseModel
 from torch import nn
 
 from exp.config.resolve import create, resolve
-from exp.data.base import Data, Sketch, split_of
+from exp.data.base import Data, ExampleBatch, split_of
 from exp.data.transfer import tensors_of
 from exp.engine.fsdp import units_of
 from exp.engine.optim import build_optimizer
@@ -372,19 +372,19 @@ class Tracer:
 
     Attributes:
         model: on the meta device.
-        sketch: what a sample looks like.
+        example: what a sample looks like.
         sharing: what a rank keeps of the model.
         peak: of a training step with the batch size of the configuration; see :meth:`train`.
         optimizer_bytes: of the whole optimizer's state.
         notes: what the figures do not know, a line each.
 
     Args:
-        config: validated, with batch sizes; files of the data may be missing where their class has a sketch.
+        config: validated, with batch sizes; files of the data may be missing where their class has an example_batch.
         backend: of it; nothing of its hardware is asked for.
 
     Raises:
         ConfigError: model, data or optimizer cannot be made, or not be run without values.
-        DataError: the data's files are missing, and their class has no sketch.
+        DataError: the data's files are missing, and their class has no example_batch.
         UnavailableError: this torch is too old.
     """
 
@@ -396,8 +396,8 @@ class Tracer:
             )
         self.config, self.backend, self._is_card = config, backend, backend.device_type != "cpu"
         self.notes: list[str] = []
-        self.sketch, self._resident = _sketch_of(config, self.notes)
-        self.model = model_on_meta(config.model, self.sketch.model_arguments)
+        self.example, self._resident = _example_of(config, self.notes)
+        self.model = model_on_meta(config.model, self.example.model_arguments)
         self.sharing = Sharing.of(config, self.model, backend)
         try:
             self.peak = self.train(config.batch_size, config.accumulate)
@@ -432,7 +432,7 @@ class Tracer:
         for _ in range(2):  # the first makes the optimizer's state
             tracker.at_peak = dict(tracker.now)
             for _ in range(min(accumulate, 2)):  # any further one is as the second
-                batch = as_batch(self.sketch.train, batch_size)
+                batch = as_batch(self.example.train, batch_size)
                 tracker.count(batch, "batch")
                 with tracker.counting(), META, on_card:
                     model.train_step(batch, _Step(on_card.autocast))  # type: ignore[operator]
@@ -459,7 +459,7 @@ class Tracer:
         """
         tracker, on_card = self._begin()
         tracker.hold("optimizer", _paged(self.optimizer_bytes * self.sharing.share))
-        batch = as_batch(self.sketch.val, self.sketch.eval_batch_size)
+        batch = as_batch(self.example.val, self.example.eval_batch_size)
         tracker.count(batch, "batch")
         try:
             with tracker.counting(), META, on_card, torch.no_grad(), on_card.autocast():
@@ -511,7 +511,7 @@ def _optimizer_of(model: nn.Module, config: Any, on_card: bool) -> torch.optim.O
     return optimizer
 
 
-def _sketch_of(config: Any, notes: list[str]) -> tuple[Sketch, int]:
+def _example_of(config: Any, notes: list[str]) -> tuple[ExampleBatch, int]:
     """From the files if they are there, else from the configuration; and bytes of the splits that a card keeps."""
     try:
         data: Data = create(config.data, Data, "data")
@@ -521,15 +521,15 @@ def _sketch_of(config: Any, notes: list[str]) -> tuple[Sketch, int]:
             splits = [split for split in (data.train, data.val) if hasattr(split, "on_device")]
             kept = [split.on_device(META, None) for split in splits]  # noqa: F841 - alive until counted
             resident = tracker.now["activations"]
-        return Sketch(train, val, data.model_arguments(), data.eval_batch_size), resident
+        return ExampleBatch(train, val, data.model_arguments(), data.eval_batch_size), resident
     except DataError as error:
         keys = {str(key): value for key, value in config.data.items() if key != "_target_"}
-        sketch: Sketch | None = resolve("data._target_", config.data["_target_"], Data).sketch(**keys)
-        if sketch is None:
+        example: ExampleBatch | None = resolve("data._target_", config.data["_target_"], Data).example_batch(**keys)
+        if example is None:
             raise
         notes.append(f"shapes are those of the keys of data, whose files are not here: {str(error).splitlines()[0]}")
-        notes.extend(sketch.notes)
-        return sketch, 0
+        notes.extend(example.notes)
+        return example, 0
 
 
 def largest_sample(data: Data, split: str, seed: int) -> Mapping[str, Any]:

@@ -90,7 +90,7 @@ def test_rows_that_are_known_ahead_are_in_no_part(plant, values):
     assert after.num_past == 200
     assert torch.equal(after.mean, before.mean)
     new = plant(longer, covariates=["temp"], split="new")
-    new.adopt(before.state())
+    new.load_state_dict(before.state_dict())
     assert new.rows == {"test": range(260)}
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import pytest
+from omegaconf import OmegaConf
 
 from exp.errors import DataError
 from exp.forecasting.data.dataset import ForecastingData
@@ -47,20 +50,20 @@ def test_a_few_values_that_make_or_ruin_standardised_figures_are_named_and_usual
 def test_rows_with_a_standardisation_of_their_own_take_that_of_the_training(made):
     first = made({"normal": USUAL["normal"], **SUN})
     own = made({**SUN, "normal": USUAL["normal"]})  # in another order
-    own.adopt({**first.state(), "name": "another"})
+    own.load_state_dict({**first.state_dict(), "name": "another"})
     np.testing.assert_array_equal(own.test[[3]]["x"], first.test[[3]]["x"])
     with pytest.raises(DataError, match="wind"):
-        made({**SUN, "wind": USUAL["walk"]}, split="new").adopt(first.state())
+        made({**SUN, "wind": USUAL["walk"]}, split="new").load_state_dict(first.state_dict())
 
 
 def test_too_few_new_rows_and_what_they_cannot_do(made):
-    state = made(SUN).state()
+    state = made(SUN).state_dict()
     with pytest.raises(DataError, match=r"data\.lookback=24"):
-        made(SUN, slice(23), split="new").adopt(state)
+        made(SUN, slice(23), split="new").load_state_dict(state)
     data = made(SUN, slice(30))  # too few for its own split
     with pytest.raises(DataError, match=r"task.input="):
         data.test  # noqa: B018 - the access raises
-    data.adopt(state)
+    data.load_state_dict(state)
     assert len(data.test) == 0
     with pytest.raises(DataError, match=r"s.csv"):
         data.train  # noqa: B018 - the access raises
@@ -72,11 +75,16 @@ def test_ambiguous_dates_of_new_rows_are_read_as_those_of_the_run(tmp_path):
     data = ForecastingData(name="s", file=str(path), channels=1, lookback=24, horizon=8)
     state = {"name": "s", "names": ["a"], "mean": [3.0], "std": [2.0]}
     with pytest.raises(DataError, match="row 2, column date"):
-        data.adopt({**state, "date_format": "%Y-%m-%d"})
-    data.adopt({**state, "date_format": "%d.%m.%Y %H:%M"})
+        data.load_state_dict({**state, "date_format": "%Y-%m-%d"})
+    data.load_state_dict({**state, "date_format": "%d.%m.%Y %H:%M"})
     assert data.dates.tolist() == dates.tolist()
 
 
 def test_authors_weights_say_where_the_order_of_series_is_not_known(made):
-    assert "OT" in made({"OT": USUAL["walk"], **SUN}).notes_on_foreign_weights()[0]
-    assert made({**SUN, "OT": USUAL["walk"]}).notes_on_foreign_weights() == []
+    def said_with(columns):
+        said, config = [], OmegaConf.create({"task": {"name": "eval"}, "model": {}})
+        made(columns).setup(SimpleNamespace(config=config, weights=SimpleNamespace(data=None), say=said.append))
+        return said
+
+    assert "OT" in said_with({"OT": USUAL["walk"], **SUN})[0]
+    assert said_with({**SUN, "OT": USUAL["walk"]}) == []

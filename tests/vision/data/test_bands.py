@@ -187,14 +187,14 @@ def fields(scenes, scene, tmp_path):
 def test_a_stretch_is_of_each_band_over_the_training_split(fields):
     data = fields(stretch=[2, 98])
     limits = [[802, 602, 402, 1602], [898, 698, 498, 1698]]
-    np.testing.assert_allclose(data.state()["value_range"], limits, atol=3)
+    np.testing.assert_allclose(data.state_dict()["value_range"], limits, atol=3)
     image = data.train[keys(0, 1)]["image"]
     assert (image.shape[1], image.dtype) == (4, torch.float32)
     assert image.mean(dim=(0, 2, 3)).numpy() == pytest.approx([123.0] * 4, abs=8)  # the left column is 0 as yet
     other = fields(stretch=[2, 98], split=[0.3, 0.5, 0.2])
-    other.adopt(data.state())
-    assert other.state() == data.state()
-    low, high = fields(value_range="auto").state()["value_range"]
+    other.load_state_dict(data.state_dict())
+    assert other.state_dict() == data.state_dict()
+    low, high = fields(value_range="auto").state_dict()["value_range"]
     assert 400 < low < high < 1700, "of values with data"
     alone = fields(bands=["B04"], stretch=[0, 100], stretch_scope="image")
     single = alone.val[torch.tensor([0])]["image"][0, 0, :, 1:]
@@ -209,10 +209,10 @@ def test_a_stretch_is_of_each_band_over_the_training_split(fields):
 def test_an_export_tells_what_becomes_of_the_values_of_a_file(fields, more, stretch):
     data = fields(mean="train", **more)
     data.normalization.settle()
-    data.meet(SceneClassifier(size="tiny", depth=1, **data.model_arguments()))
+    data.on_model(SceneClassifier(size="tiny", depth=1, **data.model_arguments()))
     assert json.loads(json.dumps(input_of(data))) == {
         "dtype": "float32", "range": [0, 255], "bands": ["B04", "B03", "B02", "B08"], "stretch": stretch,
-        "bytes_too": stretch is not None, "value_range": data.state().get("value_range"),
+        "bytes_too": stretch is not None, "value_range": data.state_dict().get("value_range"),
         "no_data": data.read.fill.tolist(),
     }  # fmt: skip
 
@@ -222,7 +222,7 @@ def test_mean_and_deviation_of_the_training_split_make_it_standard(fields, tmp_p
     data.normalization.look()
     table = data.normalization.settle()
     assert table["mean"] == pytest.approx([850, 650, 450, 1650], abs=2)
-    assert data.state()["mean"] == table["mean"]
+    assert data.state_dict()["mean"] == table["mean"]
     arguments = data.model_arguments()
     assert arguments["band_names"] == table["bands"] == ["B04", "B03", "B02", "B08"]
     assert arguments["pixel_mean"] == pytest.approx([(mean - 100) * 255 / 2900 for mean in table["mean"]], rel=1e-12)
@@ -230,19 +230,19 @@ def test_mean_and_deviation_of_the_training_split_make_it_standard(fields, tmp_p
     again = fields(value_range=[100, 3000], mean=str(tmp_path / "kept.json"))
     assert again.model_arguments() == arguments
     mean, std = (torch.tensor(arguments[name]).reshape(1, -1, 1, 1) for name in ("pixel_mean", "pixel_std"))
-    again.meet(SimpleNamespace(pixel_mean=mean, pixel_std=std))
+    again.on_model(SimpleNamespace(pixel_mean=mean, pixel_std=std))
     values = (again.val[torch.arange(len(again.val))]["image"] - mean) / std
     assert values[..., 0].abs().max() < 1e-5, "without data: the mean"
     assert values[..., 1:].std(dim=(0, 2, 3)).numpy() == pytest.approx([1.0] * 4, abs=0.1)
 
 
 def test_other_bands_than_those_of_the_weights_are_read_as_theirs_or_told(fields, caplog):
-    state = fields(value_range=[0, 3000]).state()
+    state = fields(value_range=[0, 3000]).state_dict()
     assert (state["bands"], state["band_count"]) == (["B04", "B03", "B02", "B08"], 13)
-    refused("trained with data.channels=4, but it is 2 here", fields(bands=["B04", "B03"]).adopt, state)
-    fields(bands=[4, 3, 2, 8], value_range=[0, 3000]).adopt(state)
+    refused("trained with data.channels=4, but it is 2 here", fields(bands=["B04", "B03"]).load_state_dict, state)
+    fields(bands=[4, 3, 2, 8], value_range=[0, 3000]).load_state_dict(state)
     assert "data.bands=[4, 3, 2, 8], but the weights were trained with ['B04'" in caplog.text
-    refused("weights were trained .* data.mean", fields(value_range=[0, 3000], mean="train").adopt, state)
+    refused("weights were trained .* data.mean", fields(value_range=[0, 3000], mean="train").load_state_dict, state)
 
 
 def test_segmentation_does_not_count_pixels_without_data(segmentation, pairs, tiff, tmp_path):

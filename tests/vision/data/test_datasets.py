@@ -123,7 +123,7 @@ def test_a_range_is_given_or_measured_and_belongs_to_the_weights(scenes, tmp_pat
     given = {"root": str(tmp_path), "channels": 1}
     data = scenes(**given, value_range="auto")
     assert data.val[torch.arange(2)]["image"].mean() == pytest.approx(127.5, abs=3)
-    state = data.state()
+    state = data.state_dict()
     low, high = record(data)["value_range"]
     assert state == {"classes": ["a", "b"], "channels": 1, "value_range": [low, high]}
     assert 200 <= low < 240 < 2560 < high <= 2600
@@ -131,18 +131,18 @@ def test_a_range_is_given_or_measured_and_belongs_to_the_weights(scenes, tmp_pat
     theirs = {**state, "value_range": [0.0, 20000.0]}
     for own, expected in (("auto", [0.0, 20000.0]), (None, [0.0, 20000.0]), ([0, 100], [0.0, 100.0])):
         other = scenes(**given, value_range=own)
-        other.adopt(theirs)
-        assert other.state()["value_range"] == expected
+        other.load_state_dict(theirs)
+        assert other.state_dict()["value_range"] == expected
         mean = min(1400 / expected[1], 1.0) * 255
         assert other.val[torch.arange(2)]["image"].mean() == pytest.approx(mean, abs=1)
     of_bytes = scenes(**given, value_range="auto")
-    of_bytes.adopt({**state, "value_range": None})
+    of_bytes.load_state_dict({**state, "value_range": None})
     refused("holds uint16 values", of_bytes.val.__getitem__, torch.arange(2))
 
 
 def test_classes_of_the_weights_in_another_order_are_not_those_of_the_data(thirty):
     data = thirty()
-    data.adopt({"classes": ["b", "a", "c"]})
+    data.load_state_dict({"classes": ["b", "a", "c"]})
     refused("b, a, c.* a, b, c; .*data.classes", data.model_arguments)
 
 
@@ -155,8 +155,8 @@ def settled(data):
     """The lines that a training shows before it begins."""
     said = []
     config = SimpleNamespace(task=SimpleNamespace(name="train"), resume=None)
-    rank = {"info": SimpleNamespace(rank=0, world_size=1), "distributed": Distributed()}
-    data.settle(SimpleNamespace(config=config, weights=None, say=said.append, **rank))
+    rank = {"info": SimpleNamespace(rank=0, world_size=1), "distributed": Distributed(), "when_built": lambda _: None}
+    data.setup(SimpleNamespace(config=config, weights=None, say=said.append, **rank))
     return said
 
 

@@ -76,7 +76,7 @@ def test_a_modality_has_statistics_of_its_own(masked):
     data = masked(modality_statistics={"sar": {"mean": [100.0], "std": [20.0]}})
     pixel_mean = torch.tensor([123.675, 116.28, 103.53]).reshape(1, 3, 1, 1)
     pixel_std = torch.tensor([58.395, 57.12, 57.375]).reshape(1, 3, 1, 1)
-    data.meet(SimpleNamespace(pixel_mean=pixel_mean, pixel_std=pixel_std))
+    data.on_model(SimpleNamespace(pixel_mean=pixel_mean, pixel_std=pixel_std))
     for number, (path, _) in enumerate(data.test.samples):
         raw = torch.from_numpy(data.read(path)).permute(2, 0, 1).float()
         batch = data.test[torch.tensor([number])]["image"]
@@ -85,5 +85,5 @@ def test_a_modality_has_statistics_of_its_own(masked):
         prepared = torch.from_numpy(data.prepare(data.read(path), path)).permute(2, 0, 1)
         assert torch.equal(prepared, batch[0])
     other = masked()
-    other.adopt(data.state())
-    assert other.state()["modality_statistics"] == data.state()["modality_statistics"]
+    other.load_state_dict(data.state_dict())
+    assert other.state_dict()["modality_statistics"] == data.state_dict()["modality_statistics"]

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
 import numpy as np
 import torch
 
-from exp.data.base import Data, Prediction, Sketch
+from exp.data.base import Data, ExampleBatch, Prediction
 from exp.data.fingerprint import of_file
 from exp.data.places import shortened
 from exp.errors import ConfigError, DataError
@@ -63,8 +63,8 @@ class ForecastingData(Data):
     """A multivariate series for forecasting, standardized in float64 with the training rows' mean and deviation.
 
     A file that is too short for its split, that has no training rows (``split=new``) or whose dates are ambiguous is
-    taken, too: it can be used once :meth:`adopt` brings the contract of weights. If it is too short, all of its rows
-    are for testing then.
+    taken, too: it can be used once :meth:`load_state_dict` brings the contract of weights. If it is too short, all of
+    its rows are for testing then.
 
     Attributes:
         train, val, test: windows of each split, views of one series.
@@ -194,17 +194,17 @@ class ForecastingData(Data):
         """Of the series that are forecast."""
         return [self.names[position] for position in self.scored]
 
-    @cached_property
+    @functools.cached_property
     def train(self) -> WindowDataset:
         """Windows of the training split."""
         return self._windows("train")
 
-    @cached_property
+    @functools.cached_property
     def val(self) -> WindowDataset:
         """Windows of the validation split."""
         return self._windows("val")
 
-    @cached_property
+    @functools.cached_property
     def test(self) -> WindowDataset:
         """Windows of the test split."""
         return self._windows("test")
@@ -218,7 +218,7 @@ class ForecastingData(Data):
         )
 
     @classmethod
-    def sketch(cls, **keys: Any) -> Sketch:
+    def example_batch(cls, **keys: Any) -> ExampleBatch:
         """A window of a series that has as many rows as one window."""
         config = ForecastingDataConfig(**keys)
         rows = config.lookback + config.horizon
@@ -229,17 +229,17 @@ class ForecastingData(Data):
             widths["future"] = len(config.covariates) + cls.num_marks
         series: dict[str, Any] = {name: _series_contiguous(np.zeros((rows, width))) for name, width in widths.items()}
         window = WindowDataset(**series, rows=range(rows), lookback=config.lookback, horizon=config.horizon)[[0]]
-        return Sketch(window, window, {}, config.eval_batch_size)
+        return ExampleBatch(window, window, {}, config.eval_batch_size)
 
     def fingerprint(self) -> Fingerprint:
         """What the file holds, in short (:mod:`exp.data.fingerprint`)."""
         return of_file(self.path)
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """The fields of the :class:`Contract` that goes with weights which are trained on these data."""
         return asdict(self._contract)
 
-    def adopt(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Standardize as the data were that weights have been trained on.
 
         A data set of another name that has rows for training keeps its own standardization, in which the figures for it
@@ -247,7 +247,7 @@ class ForecastingData(Data):
         now on. Ambiguous dates are read as those of the other data. Series in another order are matched by name.
 
         Args:
-            state: of :meth:`state`.
+            state: of :meth:`state_dict`.
 
         Raises:
             DataError: the series have other names; rows are at another distance in time; there are not even
@@ -272,16 +272,7 @@ class ForecastingData(Data):
         elif self._problem or (self._contract.mean, self._contract.std) != (contract.mean, contract.std):
             self._load(contract)
 
-    def notes_on_foreign_weights(self) -> list[str]:
-        """What to know where weights do not tell the series that they were trained on."""
-        if "OT" not in self.names[:-1]:
-            return []
-        return [
-            f"{self.path}: the column OT is not the last one. The authors' code moves it to the end, and these weights "
-            "do not tell the order of their series; where it matters, write the columns in that order"
-        ]
-
-    def settle(self, session: Session) -> None:
+    def setup(self, session: Session) -> None:
         """Refuse, before the model is built, new rows that cannot be scored.
 
         Raises:
@@ -289,6 +280,13 @@ class ForecastingData(Data):
             DataError: there is no window with truth, and the task is not to forecast what follows the rows.
         """
         task, model = session.config.task, session.config.model
+        if session.weights is not None and session.weights.data is None and "OT" in self.names[:-1]:
+            session.say(
+                f"{self.path}: the column OT is not the last one. The authors' code moves it to the end, and these "
+                "weights do not tell the order of their series; where it matters, write the columns in that order"
+            )
+        if task.get("intervals"):
+            session.when_built(functools.partial(self.calibrate, session))
         for key in ("lookback", "horizon") if str(model.get("_target_")).startswith("exp.") else ():
             if model.get(key, getattr(self, key)) != getattr(self, key):
                 raise ConfigError(
@@ -338,10 +336,9 @@ class ForecastingData(Data):
 
     def calibrate(self, session: Session, model: Any) -> None:
         """Intervals around forecasts, where ``task.intervals`` asks for them (:mod:`exp.forecasting.intervals`)."""
-        if session.config.task.get("intervals"):
-            from exp.forecasting.intervals.calibrate import prepare
+        from exp.forecasting.intervals.calibrate import prepare
 
-            self.intervals = prepare(session, self, model)
+        self.intervals = prepare(session, self, model)
 
     def metrics(self, detailed: bool = False) -> Metric | list[Metric]:
         """A new accumulator of this data set's metrics: of standardized values, as they are published, and beside them
@@ -363,7 +360,6 @@ class ForecastingData(Data):
         """Forecasts as files and pictures (:func:`exp.forecasting.predict.predict`)."""
         from exp.forecasting.predict import predict
 
-        self.calibrate(session, model)
         return predict(session, self, model)
 
     def record(self, gather: Callable[[Any], list[Any]]) -> dict[str, Any]:

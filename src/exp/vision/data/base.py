@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from exp.config.trained import run_folder_of
-from exp.data.base import Data, Prediction, Sketch
+from exp.data.base import Data, ExampleBatch, Prediction
 from exp.data.fingerprint import of_samples
 from exp.data.places import shortened
 from exp.errors import DataError
@@ -209,7 +209,7 @@ class ImageData(Data):
     # -- what models and weights need ----------------------------------------------------------------------------------
 
     @classmethod
-    def sketch(cls, **keys: Any) -> Sketch:
+    def example_batch(cls, **keys: Any) -> ExampleBatch:
         """Images of ``data.size``; the classes of ``data.palette`` or ``data.classes``."""
         wanted = keys.get("bands") or keys.get("band_names")
         size, channels = int(keys["size"]), len(wanted) if wanted else int(keys["channels"])
@@ -221,7 +221,7 @@ class ImageData(Data):
         image = torch.zeros(1, channels, size, size, dtype=torch.uint8)
         sample = {"image": image, **{name: torch.zeros(1, dtype=torch.int64) for name in ("label", "index")}}
         arguments = {"num_classes": classes, "in_channels": channels, "ignore_index": cls.ignore_index}
-        return Sketch(sample, sample, arguments, int(keys["eval_batch_size"]), notes)
+        return ExampleBatch(sample, sample, arguments, int(keys["eval_batch_size"]), notes)
 
     def model_arguments(self) -> dict[str, Any]:
         """What the model must know of the files; names of bands, mean and deviation only where there are some."""
@@ -239,14 +239,14 @@ class ImageData(Data):
             arguments["pixel_mean"], arguments["pixel_std"] = values
         return arguments
 
-    def meet(self, model: Any) -> None:
+    def on_model(self, model: Any) -> None:
         """Values without data become those that the model's normalization makes 0."""
         mean = getattr(model, "pixel_mean", None)
         if isinstance(mean, torch.Tensor) and mean.numel() == self.read.channels:
             self.read.fill = mean.detach().cpu().reshape(-1).numpy().astype("float32")
             self.read.modalities.on_model(self.read.fill, model.pixel_std.detach().cpu().reshape(-1).numpy())
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """What belongs to the weights trained on these data.
 
         Returns:
@@ -257,14 +257,14 @@ class ImageData(Data):
         self._look()
         return {"classes": list(self.classes), **self.normalization.state()}
 
-    def adopt(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Be used with weights that were trained on other files: call it before anything is loaded.
 
         Args:
             state: of the data that they were trained on.
 
         Raises:
-            DataError: they have other channels. :meth:`settle` refuses other classes where they matter.
+            DataError: they have other channels. :meth:`setup` refuses other classes where they matter.
         """
         theirs, mine = state.get("classes"), self.classes
         if self.learns_classes and theirs is not None and list(theirs) != list(mine):
@@ -281,7 +281,7 @@ class ImageData(Data):
         if self._misfit is not None:
             raise self._misfit
 
-    def settle(self, session: Any) -> None:
+    def setup(self, session: Any) -> None:
         """Measure over all training images what is to be measured; a collective.
 
         Before a training, rank 0 looks at some files (:meth:`look_at_files`). It keeps the figures in
@@ -291,6 +291,7 @@ class ImageData(Data):
             DataError: the weights are to tell other classes, or had the bands in another order; or see
                 :meth:`look_at_files`.
         """
+        session.when_built(self.on_model)
         if self._adopted:
             if session.config.task.name != "features":
                 self._check_classes()

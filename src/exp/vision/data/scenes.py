@@ -15,7 +15,7 @@ from exp.vision.data.labels import NO_DATA, distinct_colors
 from exp.vision.data.layouts import Listing
 
 if TYPE_CHECKING:
-    from exp.data.base import Prediction, Sketch
+    from exp.data.base import ExampleBatch, Prediction
     from exp.vision.metrics import FeatureAgreement, SceneMetrics, TrueClassProbability
 
 __all__ = ["DistillationData", "SceneData", "SceneDataset"]
@@ -85,11 +85,11 @@ class DistillationData(SceneData):
         return {"in_channels": self.read.channels}
 
     @classmethod
-    def sketch(cls, **keys: Any) -> Sketch:
+    def example_batch(cls, **keys: Any) -> ExampleBatch:
         """As of scenes, without classes."""
-        sketch = super().sketch(**keys)
-        arguments = {"in_channels": sketch.model_arguments["in_channels"]}
-        return sketch._replace(model_arguments=arguments, notes=sketch.notes[:1])
+        example = super().example_batch(**keys)
+        arguments = {"in_channels": example.model_arguments["in_channels"]}
+        return example._replace(model_arguments=arguments, notes=example.notes[:1])
 
     def metrics(self, detailed: bool = False) -> list[FeatureAgreement]:  # type: ignore[override]
         """How alike student and teacher are."""

@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 import torch
 
-from exp.data.base import Sketch
+from exp.data.base import ExampleBatch
 from exp.errors import DataError
 from exp.vision.data.base import ImageData
 from exp.vision.data.config import SegmentationDataConfig
@@ -203,9 +203,9 @@ class SegmentationData(ImageData):
     # ------------------------------------------------------------------------------------------------------------------
 
     @classmethod
-    def sketch(cls, **keys: Any) -> Sketch:
+    def example_batch(cls, **keys: Any) -> ExampleBatch:
         """As for scenes, with a label for each pixel."""
-        made, size = super().sketch(**keys), int(keys["size"])
+        made, size = super().example_batch(**keys), int(keys["size"])
         sample = {**made.train, "label": torch.zeros(1, size, size, dtype=torch.uint8)}
         return made._replace(train=sample, val={**sample, "sizes": [(size, size)]})
 
