@@ -12,7 +12,7 @@ import sys
 import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Iterator
+from typing import TYPE_CHECKING, Iterator, cast
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -32,7 +32,7 @@ from exp.runs.files import UMASK
 from exp.runs.folder import RunFolder
 from exp.runs.snapshot import remove_empty
 from exp.summary import Finished
-from exp.task import create_task, task_class
+from exp.task import ParentTask, create_task, task_class
 from exp.user_code import frames_of, told
 from hydra_plugins.exp_plugins import PluginConfigs
 from hydra_plugins.exp_sweeps import ExpLauncher
@@ -230,9 +230,9 @@ def _run(config: ExpConfig, overrides: list[str]) -> Finished:
         remove_empty([of_hydra])
         raise ConfigError(f"hydra.run.dir={of_hydra}: the run folder is set with output_dir")
     paths.refuse_empty({"output_dir": config.output_dir})
-    if task_class(config).in_parent:
+    if issubclass(task_class(config), ParentTask):
         early.begin()
-        finished = create_task(config).run_in_parent(config, overrides)
+        finished = cast(ParentTask, create_task(config)).run_in_parent(config, overrides)
         folder = RunFolder(config.output_dir)
     else:
         launcher = launcher_class(config)

@@ -29,9 +29,6 @@ def begin(config: ExpConfig, folder: RunFolder, backend: Backend) -> None:
     """Say what is about to run, and where it goes."""
     processes = config.nproc * config.launcher.nnodes
     terminal = console.make_console()
-    task = create_task(config)
-    if task.silent:
-        return
     if config.backend.simulate:
         terminal.print(
             f"SIMULATED: no {config.backend.name} card is used. Every device of this run is made up in host memory; "
@@ -39,7 +36,7 @@ def begin(config: ExpConfig, folder: RunFolder, backend: Backend) -> None:
             style="bold yellow",
             soft_wrap=True,
         )
-    if task.announce(config, folder):
+    if create_task(config).announce(config, folder):
         return
     batch = ""
     if config.global_batch_size is not None:

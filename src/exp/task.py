@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from exp.session import Session
     from exp.summary import Finished
 
-__all__ = ["Task", "create_task", "task_class"]
+__all__ = ["ParentTask", "Task", "create_task", "task_class"]
 
 # OmegaConf reads these annotations at run time, on Python 3.8 too: hence typing's generics, not the builtin ones.
 
@@ -35,15 +35,13 @@ class Task:
         trains: it trains with an optimizer: batch sizes and the wrapper matter.
         saves_state: it saves its state on the way, and goes on from there (``resume``); others can only be run again.
         needs_weights: it uses a model as it is: it wants ``init_from``, and takes model and data of a run from there.
-        in_parent: it needs no workers: :meth:`run_in_parent` is all.
-        on_paper: it needs neither the hardware nor the files of the data: they need not be here.
         diagnoses: it examines what others need: its workers call :meth:`diagnose`, and the parent checks nothing that
             they could report.
         isolated: its worker is a process of its own, even if it is the only one.
-        silent: the parent says nothing of it but errors.
         counts_fallbacks: its workers count what leaves the device, however slow that makes them
             (:meth:`exp.hardware.backend.Backend.counting_env`).
         compared: what it leaves can be compared with other runs.
+        uses_hardware: the devices have to be here.
         uses_data: model and data of the configuration play a part; without, the files of the data need not be here.
         paths: its keys that are paths: relative ones begin where exp was started.
         modules: what its workers will import; a fork server does it once for all.
@@ -55,14 +53,12 @@ class Task:
     trains: ClassVar[bool] = False
     saves_state: ClassVar[bool] = False
     needs_weights: ClassVar[bool] = False
-    in_parent: ClassVar[bool] = False
-    on_paper: ClassVar[bool] = False
     diagnoses: ClassVar[bool] = False
     isolated: ClassVar[bool] = False
-    silent: ClassVar[bool] = False
     counts_fallbacks: ClassVar[bool] = False
     compared: ClassVar[bool] = True
     uses_data: ClassVar[bool] = True
+    uses_hardware: ClassVar[bool] = True
     paths: ClassVar[Sequence[str]] = ()
     modules: ClassVar[Sequence[str]] = ()
 
@@ -88,10 +84,6 @@ class Task:
         """On every rank, instead of :meth:`run`, for tasks that open their session themselves."""
         raise NotImplementedError(f"{type(self).__name__} has no diagnose(...)")
 
-    def run_in_parent(self, config: ExpConfig, overrides: Sequence[str]) -> Finished:
-        """Instead of a run, where ``in_parent`` is set."""
-        raise NotImplementedError(f"{type(self).__name__} has no run_in_parent(...)")
-
     def announce(self, config: ExpConfig, folder: RunFolder) -> bool:
         """Say what is about to run; False: the usual lines are printed."""
         return False
@@ -99,6 +91,24 @@ class Task:
     def tell_end(self, config: ExpConfig, folder: RunFolder, outcome: Outcome) -> int | None:
         """Say and record how it ended; returns the exit code. None: as usual."""
         return None
+
+
+@dataclass
+class ParentTask(Task):
+    """A task that needs no workers, such as a report. It looks at no hardware, and at no files of the data."""
+
+    compared: ClassVar[bool] = False
+    uses_data: ClassVar[bool] = False
+    uses_hardware: ClassVar[bool] = False
+
+    def run_in_parent(self, config: ExpConfig, overrides: Sequence[str]) -> Finished:
+        """Do it, in the process of the command line.
+
+        Args:
+            config: as it was composed, with its types.
+            overrides: the user's.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no run_in_parent(...)")
 
 
 def task_class(config: ExpConfig) -> type[Task]:

@@ -101,7 +101,7 @@ def validate(
         _check_output_dir(config, task)
         return
     _check_targets(config, elsewhere)
-    here = not task.on_paper and not elsewhere
+    here = task.uses_hardware and not elsewhere
     check_processes(config, backend, here)
     _check_wrapper(config, task, here)
     for package in config.logger.requires:
@@ -263,7 +263,7 @@ def _check_files(config: ExpConfig, task: Task) -> None:
         trained.check_weights_there(config.init_from)
     if config.resume is not None and config.resume != "auto":
         trained.check_weights_there(config.resume, "resume")
-    if task.uses_data and not task.on_paper:
+    if task.uses_data:
         check_data(config.data)
     if task.needs_weights and config.init_from is None and has_weights(config):
         raise ConfigError(

@@ -29,7 +29,7 @@ from exp.runs.snapshot import remove_empty
 from exp.sweep.display import SweepDisplay
 from exp.sweep.packing import pack
 from exp.sweep.records import find_earlier, identity, remove_unused, results, run_folders
-from exp.task import task_class
+from exp.task import ParentTask, task_class
 
 if TYPE_CHECKING:
     from exp.report.runs import Run
@@ -125,8 +125,9 @@ class Sweep:
             try:
                 job.overrides = composer.task_overrides(given)
                 config = composer.prepared(master, given, job.number)
-                if task_class(config).in_parent or launcher_class(config).joins:
-                    what = f"task={config.task.name}" if task_class(config).in_parent else "launcher=external"
+                in_parent = issubclass(task_class(config), ParentTask)
+                if in_parent or launcher_class(config).joins:
+                    what = f"task={config.task.name}" if in_parent else "launcher=external"
                     several = "" if config.task.get("run") is None else ", and several runs as 'run=[a,b]'"
                     raise ConfigError(f"{what} is no job of a sweep: start it without -m{several}")
                 sets_folder = any(each.lstrip("+").startswith("output_dir=") for each in job.overrides)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from exp.plugins import Plugin
 from exp.task import Task
-from exp.tasks.attach import Attach
 from exp.tasks.checks import Collectives, Doctor, Env, Operators, Parity, Qualify, Speed
 from exp.tasks.estimate import Estimate
 from exp.tasks.eval import Eval
 from exp.tasks.predict import Predict
-from exp.tasks.report import Report
-from exp.tasks.track import Track
+from exp.tasks.runs import Attach, Report, Track
 from exp.tasks.train import Train
 
 __all__ = ["plugin"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, List, Optional, Sequence
 
 from exp.errors import EXIT_OK, ConfigError
-from exp.task import Task
+from exp.task import ParentTask, Task
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
@@ -83,7 +83,6 @@ class Env(Task):
 
     diagnoses: ClassVar[bool] = True
     compared: ClassVar[bool] = False
-    silent: ClassVar[bool] = True  # the text alone is wanted
 
     def check(self, config: ExpConfig) -> None:
         """Refuse more than one process."""
@@ -96,13 +95,17 @@ class Env(Task):
 
         describe(config, folder, info, backend)
 
+    def announce(self, config: ExpConfig, folder: RunFolder) -> bool:
+        """Nothing: the text alone is wanted."""
+        return True
+
     def tell_end(self, config: ExpConfig, folder: RunFolder, outcome: Outcome) -> int | None:
         """All has been said."""
         return EXIT_OK if outcome.exit_code == EXIT_OK else None
 
 
 @dataclass
-class Parity(Task):
+class Parity(ParentTask):
     """Makes two runs, each of which leaves a trace of a few steps, and compares them (:mod:`exp.checks.parity`)."""
 
     _target_: str = "exp.tasks.checks.Parity"
@@ -116,8 +119,9 @@ class Parity(Task):
     differ by 10 times as much, gradients and parameters by 100 times."""
 
     trains: ClassVar[bool] = True
-    isolated: ClassVar[bool] = True  # the plug-ins of two devices need not live in one process
-    in_parent: ClassVar[bool] = True
+    compared: ClassVar[bool] = True
+    uses_data: ClassVar[bool] = True
+    uses_hardware: ClassVar[bool] = True
 
     def check(self, config: ExpConfig) -> None:
         """Two runs on one node, one after the other, whose tensors are whole."""
@@ -155,7 +159,7 @@ class Trace(Task):
 
 
 @dataclass
-class Qualify(Task):
+class Qualify(ParentTask):
     """Makes all rows, each in a process of its own, and one page of them (:mod:`exp.checks.qualify`)."""
 
     _target_: str = "exp.tasks.checks.Qualify"
@@ -172,9 +176,6 @@ class Qualify(Task):
     """Train the examples in a small form; null: only where the cards are the CPU, or simulated."""
     steps: int = 30
     """Optimizer steps of each measurement of speed."""
-
-    in_parent: ClassVar[bool] = True
-    compared: ClassVar[bool] = False
 
     def check(self, config: ExpConfig) -> None:
         """Refuse times that are none, and what needs one machine."""

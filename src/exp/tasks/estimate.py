@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Optional, Sequence
 
 from exp.errors import ConfigError
-from exp.task import Task
+from exp.task import ParentTask
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
@@ -16,7 +16,7 @@ __all__ = ["Estimate"]
 
 
 @dataclass
-class Estimate(Task):
+class Estimate(ParentTask):
     """Parameters, operations, memory by kind, bytes on the wire, and the batch that fits; needs no hardware."""
 
     _target_: str = "exp.tasks.estimate.Estimate"
@@ -27,9 +27,6 @@ class Estimate(Task):
     """Share of the memory that is left to what is not counted: the driver, collectives' buffers, fragments."""
 
     trains: ClassVar[bool] = True
-    in_parent: ClassVar[bool] = True
-    on_paper: ClassVar[bool] = True
-    compared: ClassVar[bool] = False
 
     def check(self, config: ExpConfig) -> None:
         """Refuse memory that is none."""

@@ -1,0 +1,136 @@
+"""task=report, track and attach: what is done with runs that are over, or submitted. No worker, no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Sequence
+
+from omegaconf import ListConfig
+
+from exp import console
+from exp.errors import EXIT_FAILED, EXIT_OK, ConfigError
+from exp.task import ParentTask
+
+if TYPE_CHECKING:
+    from exp.config.schema import ExpConfig
+    from exp.report.runs import Run
+    from exp.summary import Finished
+
+__all__ = ["Attach", "Report", "Track"]
+
+_ROWS = 40  # of a table as papers print it; longer ones are in the files
+
+
+@dataclass
+class _OfRuns(ParentTask):
+    run: Any = None
+    """A run folder, a sweep's folder, a glob, or a list of them."""
+
+    def find(self) -> tuple[list[str], list[Run]]:
+        """The paths as they were given, and their runs.
+
+        Raises:
+            ConfigError: ``run`` is not set or empty, or there are no runs.
+        """
+        from exp.config.paths import refuse_empty
+        from exp.report.runs import find_runs
+
+        if self.run is None:
+            raise ConfigError(
+                f"task={self.name} needs run=<a run folder, a sweep's folder, a glob, or a list [a,b] of them>"
+            )
+        refuse_empty({"run": self.run})
+        paths = [str(path) for path in self.run] if isinstance(self.run, ListConfig) else [str(self.run)]
+        return paths, find_runs(paths)
+
+
+@dataclass
+class Report(_OfRuns):
+    """Compares runs: a table and a page."""
+
+    _target_: str = "exp.tasks.runs.Report"
+    name: str = "report"
+
+    def run_in_parent(self, config: ExpConfig, overrides: Sequence[str]) -> Finished:
+        """Find the runs, print their table and what is published beside it, and write the files.
+
+        They go to ``output_dir`` where the user gives one; else into the sweep's folder, if ``run`` is one; else into a
+        new folder below ``outputs/report``, so that nothing is added to a run.
+        """
+        from exp.report import write_report
+        from exp.report.tables import as_rich, paper_tables, sweep_table
+        from exp.summary import Finished
+
+        paths, runs = self.find()
+        folder = Path(config.output_dir)
+        if not any(override.startswith("output_dir=") for override in overrides):
+            only = Path(paths[0])
+            is_sweep = len(paths) == 1 and only.is_dir() and not (only / "config.yaml").is_file()
+            folder = only if is_sweep else Path("outputs", "report", folder.name)
+        page = write_report(runs, folder, ", ".join(paths))
+        terminal = console.make_console()
+        terminal.print(as_rich(sweep_table(runs), width=100))
+        for table in paper_tables(runs):
+            if table.published and len(table.rows) <= _ROWS:
+                terminal.print()
+                terminal.print(as_rich(table))
+        unknown = sum(bool(run.result) and "digests" not in run.result for run in runs)
+        if unknown:
+            terminal.print(
+                f"note: {unknown} of {len(runs)} results have no digests: nobody can tell whether they are as written"
+            )
+        terminal.print(f"report: {page}", soft_wrap=True)
+        return Finished(runs=[run.folder for run in runs])
+
+
+@dataclass
+class Track(_OfRuns):
+    """Hands runs to the trackers of ``logger``: runs of a node without network, or whose tracker had gone."""
+
+    _target_: str = "exp.tasks.runs.Track"
+    name: str = "track"
+
+    def run_in_parent(self, config: ExpConfig, overrides: Sequence[str]) -> Finished:
+        """One run after the other; what a tracker has received is not sent again.
+
+        Raises:
+            ConfigError: there is no run, or no tracker.
+        """
+        from exp.runs.folder import RunFolder
+        from exp.runs.lock import holder_of
+        from exp.summary import Finished
+        from exp.trackers.reporting import check, hand_over
+
+        _, runs = self.find()
+        if not config.logger.trackers:
+            raise ConfigError("task=track needs logger=<a tracker, or a list [a,b] of them>; --help lists them")
+        check(config.logger)
+        complete = True
+        terminal = console.make_console()
+        for run in runs:
+            going_on = " goes on, and reports by itself" if holder_of(run.folder) is not None else ""
+            terminal.print(f"{console.shown(run.folder)}{going_on}", highlight=False, markup=False, soft_wrap=True)
+            if not going_on:
+                for reporter in hand_over(config.logger, RunFolder(run.folder), console.warn):
+                    complete &= reporter.state["closed"]
+                    address = reporter.state["address"]
+                    if address:
+                        terminal.print(f"  {reporter.name}: {address}", highlight=False, soft_wrap=True)
+        return Finished(EXIT_OK if complete else EXIT_FAILED)
+
+
+@dataclass
+class Attach(ParentTask):
+    """Follows a submitted job to its end."""
+
+    _target_: str = "exp.tasks.runs.Attach"
+    name: str = "attach"
+    run: Any = None
+    """The run folder of a submitted job."""
+
+    def run_in_parent(self, config: ExpConfig, overrides: Sequence[str]) -> Finished:
+        """See :func:`exp.launcher.follow.attach`."""
+        from exp.launcher.follow import attach
+
+        return attach(config)
