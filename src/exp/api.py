@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Mapping, Sequence
 from exp.config import structures
 from exp.config.resolve import allow, distrust, names_in
 from exp.errors import ConfigError, RunError, UnavailableError
-from exp.runs.files import read_json
+from exp.runs.files import read_json, write_json
 from exp.runs.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ def run(overrides: Sequence[str] = ()) -> Any:
             raise ConfigError(f"exp.run takes a list of strings, as on the command line; {argument!r} is none")
     with tempfile.TemporaryDirectory() as folder:
         note = Path(folder, "runs.json")
-        code, reason = _shown([sys.executable, "-m", "exp.child", str(note), *arguments])
+        code, reason = _shown([sys.executable, "-m", "exp.api", str(note), *arguments])
         if code != 0:
             raise RunError(f"python -m exp {' '.join(arguments)} ended with code {code}{reason}")
         left = read_json(note) or {"runs": [], "several": False}  # none: it has ended by itself, as --help does
@@ -235,3 +235,25 @@ def _table(paths: Sequence[str | Path], average_seeds: bool = False) -> pd.DataF
 
     runs = find_runs(paths)
     return pd.DataFrame(seed_rows(runs) if average_seeds else run_rows(runs))
+
+
+def _main() -> int:
+    """``python -m exp.api NOTE [ARGUMENT ...]``: ``python -m exp [ARGUMENT ...]``, and a note of where its runs lie.
+
+    The command line alone knows: quotes, interpolations and files decide on it as well as ``output_dir=``.
+
+    Returns:
+        The exit code of the command line.
+    """
+    from exp.__main__ import main as command_line
+
+    note = Path(sys.argv.pop(1)).absolute()
+    code = command_line()
+    from exp import cli  # once signals are listened to, as __main__ does
+
+    write_json(note, {"runs": list(map(str, cli.left.runs)), "several": cli.left.several})
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(_main())

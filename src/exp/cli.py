@@ -21,7 +21,6 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from exp import __version__, console, early
-from exp.advice import remember
 from exp.config import choices, explain, paths, structures, trained
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, REFUSED, ConfigError, ExpError, as_ours
 from exp.execute import execute
@@ -31,7 +30,7 @@ from exp.launcher.rank_environment import be_quiet, drop_stale_variables
 from exp.runs.files import UMASK
 from exp.runs.folder import RunFolder
 from exp.runs.snapshot import remove_empty
-from exp.summary import Finished
+from exp.summary import Finished, remember
 from exp.task import ParentTask, create_task, task_class
 from exp.user_code import frames_of, told
 from hydra_plugins.exp_plugins import PluginConfigs

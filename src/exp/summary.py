@@ -1,20 +1,25 @@
-"""What the parent prints: a few lines before a run, a short table after it; and the record of a run that failed."""
+"""What the parent prints: a few lines before a run, a table after it, and commands to go on with, which work as they
+stand; and the record of a run that failed.
+"""
 
 from __future__ import annotations
 
+import shlex
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Sequence
 
+from omegaconf import OmegaConf
+
 from exp import console
-from exp.advice import to_continue
 from exp.console import flops, size
 from exp.errors import EXIT_OK, EXIT_PREEMPTED
 from exp.launcher import describe_failure
 from exp.runs.files import read_json
 from exp.runs.folder import last_known
 from exp.runs.record import blank_result, number_text, selecting_value
-from exp.task import create_task
+from exp.task import create_task, task_class
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
@@ -22,7 +27,7 @@ if TYPE_CHECKING:
     from exp.launcher.outcome import Outcome
     from exp.runs.folder import RunFolder
 
-__all__ = ["Finished", "begin", "end"]
+__all__ = ["Finished", "begin", "end", "remember", "to_continue", "to_continue_sweep"]
 
 
 def begin(config: ExpConfig, folder: RunFolder, backend: Backend) -> None:
@@ -205,3 +210,50 @@ def _shown(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:,}" if isinstance(value, int) else number_text(value)
+
+
+_given: list[str] = []
+"""Arguments of the command line, where this is its process."""
+
+
+def remember(arguments: Sequence[str]) -> None:
+    """Keep what the user has typed: among it may be options of Hydra's, which are in no configuration."""
+    _given[:] = arguments
+
+
+def to_continue(config: ExpConfig, folder: RunFolder, *changes: str) -> str | None:
+    """The command that continues a run.
+
+    Args:
+        config: of the run.
+        folder: the run folder.
+        *changes: overrides that it is to go on with, in place of those given.
+
+    Returns:
+        None where nothing is saved, or the task cannot go on.
+    """
+    if not task_class(config).saves_state or not folder.has_checkpoint():
+        return None
+    arguments = _given
+    if not _given or {"-m", "--multirun"} & set(_given):
+        written = folder.in_use(folder.overrides)
+        if not written.is_file():
+            return None
+        content: Any = OmegaConf.to_container(OmegaConf.load(written))
+        arguments = [str(override) for override in content]
+    new = {"output_dir": console.shown(folder.path), "resume": "auto", **dict(each.split("=", 1) for each in changes)}
+    return _command(arguments, (*new, "overwrite"), [f"{key}={value}" for key, value in new.items()])
+
+
+def to_continue_sweep(folder: Path) -> str | None:
+    """The command that does what is left of a sweep; None outside its process."""
+    if not _given:
+        return None
+    new = [f"output_dir={console.shown(folder)}", "sweep.resume=true"]
+    return _command(_given, ("sweep.resume", "output_dir"), new)
+
+
+def _command(arguments: Sequence[str], without: Sequence[str], new: Sequence[str]) -> str:
+    kept = [word for word in arguments if word.lstrip("+").partition("=")[0] not in without]
+    program = ["exp"] if Path(sys.argv[0]).name == "exp" else ["python", "-m", "exp"]
+    return " ".join(map(shlex.quote, [*program, *kept, *new]))

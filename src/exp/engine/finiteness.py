@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Container, Mapping, Sequence, TypeVar
 import torch
 
 from exp import console
-from exp.advice import to_continue
 from exp.data.transfer import tensors_of
 from exp.engine import checkpoint
 from exp.engine.fsdp import local_part
 from exp.engine.wrapper import unwrapped
 from exp.errors import RunError
+from exp.summary import to_continue
 
 if TYPE_CHECKING:
     from exp.session import Session

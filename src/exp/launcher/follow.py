@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Sequence
 from omegaconf import ListConfig
 
 from exp import console, summary
-from exp.advice import to_continue
 from exp.config.structures import load
 from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_UNAVAILABLE, ConfigError
 from exp.frozen import FrozenRun
@@ -31,6 +30,7 @@ from exp.launcher.status import Watcher, progress_of
 from exp.runs.files import read_json, write_json
 from exp.runs.folder import RunFolder
 from exp.runs.lock import Holder, RunLock, holder_of, is_running
+from exp.summary import to_continue
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig

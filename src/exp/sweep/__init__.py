@@ -12,7 +12,6 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from exp import console, launcher
-from exp.advice import to_continue_sweep
 from exp.config import choices, explain
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, REFUSED, ConfigError, ExpError
 from exp.freezing import complete
@@ -26,6 +25,7 @@ from exp.runs.folder import RunFolder
 from exp.runs.lock import RunLock
 from exp.runs.record import selecting_value
 from exp.runs.snapshot import remove_empty
+from exp.summary import to_continue_sweep
 from exp.sweep.display import SweepDisplay
 from exp.sweep.packing import pack
 from exp.sweep.records import find_earlier, identity, remove_unused, results, run_folders
