@@ -23,7 +23,7 @@ from exp.plugins import Family, installed
 from exp.runs.files import without_credentials
 from exp.runs.folder import RunFolder, read_result
 from exp.runs.lock import holder_of
-from exp.user_code import TASK_PAGE, asked
+from exp.user_code import asked
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig, FiguresConfig
@@ -81,7 +81,7 @@ def validate(
     _check_credentials(config)
     _check_values(config)
     elsewhere = launcher.is_elsewhere(config.launcher)
-    with asked("task", task, ".check(config)", TASK_PAGE):
+    with asked("task", task, ".check(config)"):
         task.check(config)
     check_task = getattr(preflight_of(config.data), "check_task", None)
     if check_task is not None:  # keys that the family adds to tasks
