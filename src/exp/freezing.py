@@ -113,9 +113,10 @@ def _as_trained(config: ExpConfig, overrides: list[str]) -> tuple[ExpConfig, lis
     if not task_class(config).needs_weights:
         return config, overrides, None
     folder = trained.run_folder_of(config.init_from)
-    if folder is None or str(folder) == config.record.trained_in:
+    begun_with = None if config.record is None else config.record.trained_in
+    if folder is None or str(folder) == begun_with:
         return config, overrides, None
-    if config.record.trained_in is None:
+    if begun_with is None:
         primary, kept = trained.begin(overrides, needs_weights=True)
         if primary != trained.OF_RUN:
             return config, overrides, None

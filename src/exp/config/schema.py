@@ -358,4 +358,5 @@ class ExpConfig:
     plugins: List[str] = field(default_factory=list)
     """Modules and packages whose classes the configuration may name (:mod:`exp.config.resolve`), imported by each
     worker at its start. Counts on the command line only."""
-    record: RecordConfig = field(default_factory=RecordConfig)
+    record: Any = None
+    """:class:`RecordConfig`, once it is typed."""

@@ -21,7 +21,7 @@ from yaml import YAMLError
 from exp import plugins
 from exp.config.explain import no_key
 from exp.config.resolve import resolve
-from exp.config.schema import ExpConfig, LauncherConfig, SubmititConfig
+from exp.config.schema import ExpConfig, LauncherConfig, RecordConfig, SubmititConfig
 from exp.config.walk import nodes, written
 from exp.errors import ConfigError
 from exp.user_code import TASK_PAGE
@@ -106,7 +106,10 @@ def typed(config: Any, of_others: bool = False) -> ExpConfig:
     task = str((config.get("task") or {}).get("_target_", MISSING))
     if task != MISSING and (structure_of(task) or task.startswith("exp.") or not of_others):
         root.task = structure_of(task) or task_type(task)
-    merged = OmegaConf.merge(root, config)
+    root.record = RecordConfig()
+    merged: Any = OmegaConf.merge(root, config)
+    if merged.record is None:
+        merged.record = RecordConfig()
     below = ((place, written(parent, key)) for place, parent, key in nodes(merged))
     for place, node in [("", merged), *below]:
         kind: Any = OmegaConf.get_type(node) if isinstance(node, DictConfig) else None
