@@ -98,7 +98,7 @@ def test_memory_grows_with_the_width_and_not_with_the_height(tmp_path, tiff):
 @pytest.mark.parametrize(("dtype", "highest"), [(np.uint8, 256), (np.uint16, 3000)])
 def test_a_large_png_by_rows_is_the_one_decoded_whole(tmp_path, dtype, highest):
     pytest.importorskip("rasterio")
-    path, reader = tmp_path / "x.png", ImageReader(3, (0, 3000))
+    path, reader = tmp_path / "x.png", ImageReader(value_range=(0, 3000))
     cv2.imwrite(str(path), np.random.default_rng(0).integers(0, highest, (150, 90, 3)).astype(dtype))
     with open_image(path, reader) as image:
         assert isinstance(image, DecodedImage)

@@ -20,9 +20,8 @@ from exp.data.fingerprint import of_samples
 from exp.data.places import shortened
 from exp.errors import DataError
 from exp.runs.files import write_json
-from exp.vision.data.bands import BandChoice, colors_in
+from exp.vision.data.bands import Bands
 from exp.vision.data.dataset import ImageDataset, ModalityDraw
-from exp.vision.data.decode import reordered_bands
 from exp.vision.data.labels import NO_DATA
 from exp.vision.data.layouts import NAMED_FILES, SUFFIXES, Listing, archive_notes, data_root, layout_of, other_files
 from exp.vision.data.statistics import STATISTICS, Normalization
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["ImageData", "fit_classes"]
 
 _ASSUMED_CLASSES = 50
-_MOST_FILES, _ALIKE, _END = 4096, 8, 4096  # compared by size; of one name, where there are more; bytes
+_MOST_FILES, _END = 4096, 4096  # that are compared; bytes
 _CLASS_ROWS = re.compile(r"^(auxiliary_)?head\.(classify\.)?(weight|bias)$")
 """Tensors of a head (:mod:`exp.vision.dinov3`) whose rows are classes."""
 
@@ -55,6 +54,7 @@ class ImageData(Data):
         classes_key: the key of the configuration that orders the classes.
         learns_classes: whether a model for these data tells classes.
         ignore_index: the label that does not count.
+        per_pixel: whether each pixel has a label.
         input_record: what ``task=predict`` has found of the files of ``task.input``, for the record.
 
     Args:
@@ -67,6 +67,7 @@ class ImageData(Data):
 
     classes_key = "data.classes"
     learns_classes = True
+    per_pixel = False
     makes = ("layout",)
     ignore_index: int
 
@@ -79,10 +80,9 @@ class ImageData(Data):
         self.eval_batch_size, self.num_workers = config.eval_batch_size, config.num_workers
         trained_on = [path for path, _ in listing.splits["train"]]
         wanted = config.band_names if config.bands is None else config.bands
-        choice = None if wanted is None else BandChoice(wanted, config.band_names, config.alpha)
-        by_image = config.stretch_scope == "image"
-        channels = config.channels if choice is None else len(choice.wanted)
-        self.read = ImageReader(channels, config.value_range, config.alpha, choice, config.stretch, by_image)
+        channels = config.channels if wanted is None else len(wanted)
+        bands = Bands(channels, wanted, config.band_names, config.alpha)
+        self.read = ImageReader(bands, config.value_range, config.stretch)
         self.read.modalities = Modalities(getattr(config, "modality", None), config.modality_statistics)
         skips = config.on_error == "skip"
         self.normalization = Normalization(
@@ -92,7 +92,7 @@ class ImageData(Data):
         self._misfit: DataError | None = None  # of classes; features have none
         self._config = config
         self._record = dict(listing.notes)
-        self.notes = [*archive_notes(root), *listing.warnings, *self._odd(listing, wanted or ())]
+        self.notes = [*archive_notes(root), *listing.warnings, *self._others(listing)]
         self.input_record: dict[str, Any] = {}
         self._eval_pipeline = Pipeline("data.eval_pipeline", config.eval_pipeline)
         training = Pipeline("data.train_pipeline", config.train_pipeline)
@@ -112,26 +112,18 @@ class ImageData(Data):
         """What a kind of data makes of the files: the class of its datasets, the names of its classes, their colors."""
         raise NotImplementedError
 
-    def _odd(self, listing: Listing, wanted: Sequence[Any]) -> list[str]:
-        """Lines on what is remarkable about files and bands, which goes into the record, too."""
-        lines = []
+    def _others(self, listing: Listing) -> list[str]:
+        """A line on files beside the images that are not read, which goes into the record, too."""
         samples = [sample for members in listing.splits.values() for sample in members]
         others = other_files({os.path.dirname(path) for sample in samples for path in sample if isinstance(path, str)})  # noqa: PTH120
-        if others:
-            self._record["other_files"] = others
-            counts = ", ".join(f"{count} {suffix}" for suffix, count in others.items())
-            lines.append(
-                f"warning: files beside the images of {self.name} are not read, as exp reads {' '.join(SUFFIXES)} "
-                f"only: {counts}; convert them, or move them elsewhere"
-            )
-        twice = sorted({str(band) for band in wanted if list(wanted).count(band) > 1})
-        if twice:
-            lines.append(f"note: data.bands names {', '.join(twice)} more than once: the model gets it as often")
-        reordered = reordered_bands(listing.splits["train"][0][0]) if self.read.takes_colors else []
-        if reordered:
-            self._record["bands_read_as_rgb"] = reordered
-            lines.append(f"note: bands named {', '.join(reordered)} are read as red, green, blue")
-        return lines
+        if not others:
+            return []
+        self._record["other_files"] = others
+        counts = ", ".join(f"{count} {suffix}" for suffix, count in others.items())
+        return [
+            f"warning: files beside the images of {self.name} are not read, as exp reads {' '.join(SUFFIXES)} "
+            f"only: {counts}; convert them, or move them elsewhere"
+        ]
 
     # -- samples -------------------------------------------------------------------------------------------------------
 
@@ -226,7 +218,6 @@ class ImageData(Data):
     def model_arguments(self) -> dict[str, Any]:
         """What the model must know of the files; names of bands, mean and deviation only where there are some."""
         self._look()
-        self._check_classes()
         arguments: dict[str, Any] = {
             "num_classes": len(self.classes),
             "in_channels": self.read.channels,
@@ -277,10 +268,6 @@ class ImageData(Data):
         self.normalization.load_state(state)
         self._adopted = True
 
-    def _check_classes(self) -> None:
-        if self._misfit is not None:
-            raise self._misfit
-
     def settle(self, session: Any) -> None:
         """Measure over all training images what is to be measured; a collective.
 
@@ -291,12 +278,10 @@ class ImageData(Data):
             DataError: the weights are to tell other classes, or had the bands in another order; or see
                 :meth:`look_at_files`.
         """
-        if self._adopted:
-            if session.config.task.name != "features":
-                self._check_classes()
-            self._misfit = None
-        else:
+        if not self._adopted:
             self._settle_values(session)
+        elif self._misfit is not None and session.config.task.name != "features":
+            raise self._misfit
         if session.config.task.name != "train":
             return
         trouble = None
@@ -313,10 +298,15 @@ class ImageData(Data):
         self.normalization.look()
         if session.weights is not None:
             state = session.weights.data or {}
-            self._refuse_another_order(list(state.get("band_names") or ()), session.config.model.get("band_init"))
+            theirs, mine = list(state.get("band_names") or ()), self.normalization.names
+            if mine != theirs and sorted(mine) == sorted(theirs):
+                raise DataError(
+                    f"init_from: the weights were trained on the bands {', '.join(theirs)}, but data.bands gives "
+                    f"{', '.join(mine)}; give them in the same order"
+                )
             if self.learns_classes:
                 session.weights = fit_classes(session.weights, self.classes, session.say)
-        if self.normalization.waits:
+        if self.normalization.is_measured or self.normalization.lacks_range:
             session.wait_for("measuring the training images")
         resume, earlier = session.config.resume, None
         if resume is not None:
@@ -325,27 +315,6 @@ class ImageData(Data):
         if table is not None:
             path = session.folder.path / STATISTICS
             session.when_started(functools.partial(write_json, path, table))
-
-    def _refuse_another_order(self, theirs: list[str], band_init: str | None) -> None:
-        """Refuse to train on the bands of the weights in another order: nothing else would tell.
-
-        Args:
-            theirs: names of the bands of the weights.
-            band_init: ``model.band_init``: which kernels further bands begin with.
-        """
-        mine = self.normalization.names
-        if not theirs or not mine:
-            return
-        if mine != theirs and sorted(mine) == sorted(theirs):
-            raise DataError(
-                f"init_from: the weights were trained on the bands {', '.join(theirs)}, but data.bands gives "
-                f"{', '.join(mine)}; give them in the same order"
-            )
-        if len(mine) != len(theirs) == 3 and colors_in(theirs) != [0, 1, 2] and band_init not in (None, "mean"):
-            raise DataError(
-                f"init_from: the weights were trained on the bands {', '.join(theirs)}, not on red, green and blue, "
-                f"whose kernels model.band_init={band_init} hands on; set model.band_init=mean"
-            )
 
     def look_at_files(self, say: Callable[[str], None]) -> None:
         """Warn of images that are trained on and tested on; rank 0 does so before a training.
@@ -393,67 +362,40 @@ class ImageData(Data):
     def record(self, gather: Callable[[Any], list[Any]]) -> dict[str, Any]:
         """What ``result.json`` says of the data; all ranks call it, with ``gather`` of their ``Distributed``."""
         counts = {split: len(data) for split, data in self._splits.items()}
-        found = self.found_in(gather({split: data.met() for split, data in self._splits.items()}))
+        gathered = gather({split: data.met() for split, data in self._splits.items()})
         measured = self.normalization.record()
-        return {**counts, "tested_on": self.tested_on, **measured, **self._record, **found, **self.input_record}
-
-    def found_in(self, gathered: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """What was left out while loading, over all ranks and loader workers.
-
-        Args:
-            gathered: of each rank: what :meth:`ImageDataset.met` gives, by split.
-
-        Returns:
-            ``{"skipped": {"count", "files"}, "unknown_pixels": {split: count}}``; only what there is.
-        """
         found: dict[str, Any] = {}
         skipped = sorted({(split, number) for rank in gathered for split in rank for number in rank[split]["skipped"]})
         if skipped:
             files = [self._splits[split].reason(number) for split, number in skipped[:NAMED_FILES]]
             found["skipped"] = {"count": len(skipped), "files": files}
-        unknown = {}
-        for split in self._splits:
-            # By sample: several ranks may have met the same one, in different epochs.
-            pixels = {number: count for rank in gathered for number, count in rank[split]["unknown"].items()}
-            if pixels:
-                unknown[split] = sum(pixels.values())
-        if unknown:
-            found["unknown_pixels"] = unknown
-        return found
+        # By sample: several ranks may have met the same one, in different epochs.
+        unknown = {split: {n: c for rank in gathered for n, c in rank[split]["unknown"].items()} for split in counts}
+        if any(unknown.values()):
+            found["unknown_pixels"] = {split: sum(pixels.values()) for split, pixels in unknown.items() if pixels}
+        return {**counts, "tested_on": self.tested_on, **measured, **self._record, **found, **self.input_record}
 
 
 def _copies(trained: Sequence[str], held: set[str]) -> list[str]:
-    """Held-out images of which the training split has a file of the same content.
-
-    Compared are files of the same size and end; among more than 4096 files, which would take long to look into, those
-    of the same name. A name that many files have, as of numbered tiles, tells nothing then.
-    """
-    many = len(trained) + len(held) > _MOST_FILES
+    """Held-out images of which the training split has a file of the same content; of up to 4096 files."""
+    if len(trained) + len(held) > _MOST_FILES:
+        return []
 
     def key(path: str) -> Any:
-        if many:
-            return os.path.basename(path)  # noqa: PTH119 - of a million
-        with contextlib.suppress(OSError), open(path, "rb") as file:  # noqa: PTH123
+        with open(path, "rb") as file:  # noqa: PTH123
             size = file.seek(0, os.SEEK_END)
             file.seek(max(size - _END, 0))
             return size, file.read()
-        return None
 
     alike: dict[Any, list[str]] = defaultdict(list)
-    for path in trained:
-        alike[key(path)].append(path)
-    others = {path: alike[key(path)] for path in held.difference(trained)}
-    return sorted(
-        path
-        for path, originals in others.items()
-        if not (many and len(originals) > _ALIKE) and any(_same(path, other) for other in originals)
-    )
-
-
-def _same(path: str, other: str) -> bool:
+    found = []
     with contextlib.suppress(OSError):  # it is reported when it is read
-        return filecmp.cmp(path, other, shallow=False)
-    return False
+        for path in trained:
+            alike[key(path)].append(path)
+        for path in sorted(held.difference(trained)):
+            if any(filecmp.cmp(path, other, shallow=False) for other in alike[key(path)]):
+                found.append(path)
+    return found
 
 
 def fit_classes(weights: Weights, classes: Sequence[str], say: Callable[[str], None]) -> Weights:
