@@ -75,7 +75,9 @@ def make_data():
     def make(schema, **values):
         config = OmegaConf.merge(OmegaConf.structured(schema), {"name": "mine", "seed": 0, **values})
         preflight(config)
-        return create(config, Data, "data")
+        data = create(config, Data, "data")
+        data.normalization.look()
+        return data
 
     return make
 

@@ -186,6 +186,7 @@ def fields(scenes, scene, tmp_path):
 
 def test_a_stretch_is_of_each_band_over_the_training_split(fields):
     data = fields(stretch=[2, 98])
+    data.normalization.settle()
     limits = [[802, 602, 402, 1602], [898, 698, 498, 1698]]
     np.testing.assert_allclose(data.state()["value_range"], limits, atol=3)
     image = data.train[keys(0, 1)]["image"]
@@ -213,7 +214,6 @@ def test_an_export_tells_what_becomes_of_the_values_of_a_file(fields, more, stre
 
 def test_mean_and_deviation_of_the_training_split_make_it_standard(fields, tmp_path):
     data = fields(value_range=[100, 3000], mean="train")
-    data.normalization.look()
     table = data.normalization.settle()
     assert table["mean"] == pytest.approx([850, 650, 450, 1650], abs=2)
     assert data.state()["mean"] == table["mean"]

@@ -122,6 +122,7 @@ def test_a_range_is_given_or_measured_and_belongs_to_the_weights(scenes, tmp_pat
         assert cv2.imwrite(str(tmp_path / "ab"[number % 2] / f"{number}.png"), values)
     given = {"root": str(tmp_path), "channels": 1}
     data = scenes(**given, stretch=[1, 99])
+    data.normalization.settle()
     assert data.val[torch.arange(2)]["image"].mean() == pytest.approx(127.5, abs=3)
     state = data.state()
     (low,), (high,) = record(data)["value_range"]
@@ -164,7 +165,7 @@ def test_a_class_without_a_pixel_is_said_before_a_training_with_a_hint(segmentat
     given = {"root": root, "classes": ["land", "water"], "parts": EIGHT_TWO}
     data = segmentation(**given)
     said, found = settled(data), record(data)
-    assert (found["classes_without_training_pixels"], found["classes_not_measured"]) == (["water"], ["water"])
+    assert (found["classes_without_training_images"], found["classes_not_measured"]) == (["water"], ["water"])
     assert len(said) == 2
     assert all("water" in line and "'data.mask_values={0: 0, 255: 1}' 'data.ignore_values=[]'" in line for line in said)
     assert settled(segmentation(**given, mask_values={0: 0, 255: 1}, ignore_values=[])) == []
@@ -173,7 +174,7 @@ def test_a_class_without_a_pixel_is_said_before_a_training_with_a_hint(segmentat
 def test_a_part_in_which_no_pixel_counts_is_refused_before_the_training(segmentation, pairs):
     root = pairs(10, lambda number: np.full((4, 4), number % 2 if number < 8 else 255))
     data = segmentation(root=root, classes=["land", "water"], parts=EIGHT_TWO)
-    refused(r"no pixel of 2 of 2 val masks .*data.ignore_values=\[255\]", settled, data)
+    refused(r"no class is in 2 of 2 val labels.*data.ignore_values=\[255\]", settled, data)
 
 
 def test_ranks_add_up_the_pixels_of_no_known_color(segmentation, pairs):

@@ -55,6 +55,7 @@ class ImageData(Data):
         learns_classes: whether a model for these data tells classes.
         ignore_index: the label that does not count.
         per_pixel: whether each pixel has a label.
+        hint: what may be meant where a class has no label.
         input_record: what ``task=predict`` has found of the files of ``task.input``, for the record.
 
     Args:
@@ -68,6 +69,7 @@ class ImageData(Data):
     classes_key = "data.classes"
     learns_classes = True
     per_pixel = False
+    hint = ""
     makes = ("layout",)
     ignore_index: int
 
@@ -101,9 +103,10 @@ class ImageData(Data):
             is_train = split == "train"
             pipeline = training if is_train else self._eval_pipeline
             self._splits[split] = self._make(samples, self.read, pipeline, config, is_train, cached=True)
+        self.train, self.val, self.test = (self._splits[split] for split in ("train", "val", self.tested_on))
         if config.modality_weights:
             groups = [self.read.modalities.of(path) for path in trained_on]
-            draw = self._splits["train"].draw = ModalityDraw(groups, config.modality_weights, config.seed)
+            draw = self.train.draw = ModalityDraw(groups, config.modality_weights, config.seed)
             self._record["modality_shares"] = draw.shares
 
     def interpret(
@@ -127,35 +130,10 @@ class ImageData(Data):
 
     # -- samples -------------------------------------------------------------------------------------------------------
 
-    @property
-    def train(self) -> ImageDataset:
-        """The split to train on."""
-        return self._split("train")
-
-    @property
-    def val(self) -> ImageDataset:
-        """The split by which the best model is chosen."""
-        return self._split("val")
-
-    @property
-    def test(self) -> ImageDataset:
-        """The split that is tested on: ``val`` where there is no test split."""
-        return self._split(self.tested_on)
-
     def plain_parts(self) -> dict[str, ImageDataset]:
         """All splits as an evaluation sees them: the training images, too, through ``data.eval_pipeline``."""
-        self._look()
         make = functools.partial(self._make, read=self.read, pipeline=self._eval_pipeline, config=self._config)
         return {split: make(data.samples) for split, data in self._splits.items()}
-
-    def _split(self, name: str) -> ImageDataset:
-        self._look()  # measured here once, where need be, and not in each process that loads
-        split: ImageDataset = self._splits[name]
-        return split
-
-    def _look(self) -> None:
-        self.normalization.look()
-        self.normalization.find_range()
 
     @property
     def prepares(self) -> bool:
@@ -185,7 +163,7 @@ class ImageData(Data):
         """
         mask = None if missing is None else missing.astype(np.uint8) * np.uint8(NO_DATA)
         results = self._eval_pipeline(pixels, str(path), mask)
-        made: np.ndarray = self._splits[self.tested_on].filled(results, str(path))
+        made: np.ndarray = self.test.filled(results, str(path))
         if for_map and made.shape[:2] != pixels.shape[:2] and not is_resized(results):
             sizes = [f"{width} x {height}" for height, width in (pixels.shape[:2], made.shape[:2])]
             raise DataError(
@@ -217,7 +195,7 @@ class ImageData(Data):
 
     def model_arguments(self) -> dict[str, Any]:
         """What the model must know of the files; names of bands, mean and deviation only where there are some."""
-        self._look()
+        self.normalization.look()
         arguments: dict[str, Any] = {
             "num_classes": len(self.classes),
             "in_channels": self.read.channels,
@@ -245,7 +223,6 @@ class ImageData(Data):
             ``bands``, ``band_names`` and ``band_count``, with ``data.mean`` also ``mean``, ``std`` and ``scaled``, with
             those of modalities also ``modality_statistics``.
         """
-        self._look()
         return {"classes": list(self.classes), **self.normalization.state()}
 
     def adopt(self, state: Mapping[str, Any]) -> None:
@@ -317,13 +294,14 @@ class ImageData(Data):
             session.when_started(functools.partial(write_json, path, table))
 
     def look_at_files(self, say: Callable[[str], None]) -> None:
-        """Warn of images that are trained on and tested on; rank 0 does so before a training.
+        """Warn of images that are trained on and tested on, and of classes that are not there; rank 0 does so before a
+        training.
 
         Args:
             say: shows a line.
 
         Raises:
-            DataError: nothing can be learned or measured.
+            DataError: no label of a split counts.
         """
         splits = {split: [path for path, _ in data.samples] for split, data in self._splits.items()}
         copies = _copies(splits.pop("train"), {path for paths in splits.values() for path in paths})
@@ -333,6 +311,28 @@ class ImageData(Data):
                 f"warning: {len(copies)} images of {self.name} are in two parts, such as {copies[0]}: figures are "
                 "measured on what was trained on; remove them from one"
             )
+        told = {
+            "train": ("classes_without_training_images", "cannot be learned"),
+            self.tested_on: ("classes_not_measured", "no figure tells of it"),
+        }
+        for split, data in self._splits.items() if self.learns_classes else ():
+            found, looked_at = self.labels_in(data.samples)
+            lacking = [name for number, name in enumerate(self.classes) if number not in found]
+            whole, where = looked_at == len(data), f"{looked_at} of {len(data)} {split} labels"
+            if looked_at and len(lacking) == len(self.classes):
+                if whole:
+                    raise DataError(f"no class is in {where}{self.hint}")
+                say(f"warning: no class is in {where}{self.hint}")
+            # Of a few of many only what is no chance is a warning.
+            elif lacking and split in told and (whole or len(lacking) == len(self.classes) - 1):
+                key, means = told[split]
+                if whole:
+                    self._record[key] = lacking
+                say(f"warning: {', '.join(lacking)}: in none of {where}: {means}{self.hint}")
+
+    def labels_in(self, samples: Sequence[tuple[str, Any]]) -> tuple[set[int], int]:
+        """The class numbers among some samples, and how many of these were looked at."""
+        return {label for _, label in samples}, len(samples)
 
     # -- figures and pictures ------------------------------------------------------------------------------------------
 

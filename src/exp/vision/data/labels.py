@@ -42,11 +42,9 @@ class Masks(abc.ABC):
 
     Attributes:
         left_out: which pixels do not count, by which key, for messages.
-        hint: what may be meant where a class lacks pixels and others do not count.
     """
 
     left_out: str
-    hint = ""
 
     @abc.abstractmethod
     def read(self, path: str | os.PathLike[str]) -> Labels:
@@ -75,11 +73,10 @@ class IndexMasks(Masks):
         for value, label in self.known.items():
             if 0 <= value < len(self.table):
                 self.table[value] = label
-        self.left_out = f"all hold values that are ignored (data.ignore_values={[*ignored]}), or no data"
+        self.left_out = f"pixels of data.ignore_values={[*ignored]} do not count"
         if list(ignored) == [IGNORED]:
-            self.hint = (
-                "; the masks hold 255, which data.ignore_values leaves out: if it is a class, set "
-                "'data.mask_values={0: 0, 255: 1}' 'data.ignore_values=[]', or what your values mean"
+            self.left_out += (
+                ": if 255 is a class, set such as 'data.mask_values={0: 0, 255: 1}' 'data.ignore_values=[]'"
             )
 
     def read(self, path: str | os.PathLike[str]) -> Labels:
@@ -130,7 +127,7 @@ class ColorMasks(Masks):
             self.table[int(color, 16)] = number
         for color in ignored:
             self.table[int(color, 16)] = IGNORED
-        self.left_out = f"all have colors that are ignored (data.ignore_colors={[*ignored]}), unknown ones, or no data"
+        self.left_out = f"pixels of data.ignore_colors={[*ignored]}, and of no color of data.palette, do not count"
 
     def read(self, path: str | os.PathLike[str]) -> Labels:
         """See :meth:`Masks.read`."""

@@ -114,39 +114,18 @@ class SegmentationData(ImageData):
             self._masks = ColorMasks(list(config.palette.values()), config.ignore_colors, config.max_unknown)
         else:
             self._masks = IndexMasks(len(names), config.mask_values, config.ignore_values)
+        self.hint = f"; {self._masks.left_out}"
         return partial(SegmentationDataset, masks=self._masks), names, colors
 
-    def look_at_files(self, say: Callable[[str], None]) -> None:
-        """And at up to 16 masks of each split, spread over it, for classes without a pixel.
-
-        Of a few masks of many only what is no chance is a warning: a single class, and pixels that are left out.
-
-        Raises:
-            DataError: no mask of a split has a pixel that counts.
-        """
-        super().look_at_files(say)
-        for split, data in self._splits.items():
-            read, found = 0, set()
-            for path in spread_over([mask for _, mask in data.samples], _MASKS):
-                with contextlib.suppress(DataError):  # reported when it is its turn, if it is not left out
-                    found.update(np.unique(self._masks.read(path).values).tolist())
-                    read += 1
-            lacking = [name for number, name in enumerate(self.classes) if number not in found]
-            whole, where = read == len(data), f"{read} of {len(data)} {split} masks"
-            key, means = {
-                "train": ("classes_without_training_pixels", "cannot be learned"),
-                self.tested_on: ("classes_not_measured", "no figure tells of it"),
-            }.get(split, (None, ""))
-            if read and len(lacking) == len(self.classes):
-                text = f"no pixel of {where} has a class: {self._masks.left_out}"
-                if whole:
-                    raise DataError(text)
-                say(f"warning: {text}")
-            elif read and lacking and key and (whole or len(lacking) == len(self.classes) - 1):
-                if whole:
-                    self._record[key] = lacking
-                hint = self._masks.hint if IGNORED in found else ""
-                say(f"warning: no pixel of {', '.join(lacking)} in {where}: {means}{hint}")
+    def labels_in(self, samples: Sequence[tuple[str, str]]) -> tuple[set[int], int]:
+        """See :meth:`ImageData.labels_in`; 16 masks are looked at, spread over all."""
+        found: set[int] = set()
+        looked_at = 0
+        for path in spread_over([mask for _, mask in samples], _MASKS):
+            with contextlib.suppress(DataError):  # reported when it is its turn, if it is not left out
+                found.update(np.unique(self._masks.read(path).values).tolist())
+                looked_at += 1
+        return found, looked_at
 
     @classmethod
     def sketch(cls, **keys: Any) -> Sketch:

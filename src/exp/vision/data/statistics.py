@@ -230,16 +230,27 @@ class Normalization:
         self,
         reader: ImageReader,
         paths: Sequence[str],
-        mean: Sequence[float] | str | None,
-        std: Sequence[float] | str | None,
+        mean: Any,
+        std: Any,
         workers: int = 1,
         skip_errors: bool = False,
     ) -> None:
         self.reader = reader
         self.paths = paths
-        self.is_measured = "train" in (mean, std)
-        self.mean = None if mean is None or isinstance(mean, str) else [float(each) for each in mean]
-        self.std = None if std is None or isinstance(std, str) else [float(each) for each in std]
+        self.is_measured = mean == std == "train"
+        self.mean: list[float] | None = None
+        self.std: list[float] | None = None
+        if not self.is_measured and (mean is not None or std is not None):
+            try:
+                self.mean, self.std = (np.broadcast_to(each, reader.channels).tolist() for each in (mean, std))
+                is_scale = np.isfinite(self.mean).all() and (np.array(self.std) > 0.0).all()
+            except (TypeError, ValueError):
+                is_scale = False
+            if not is_scale:
+                raise DataError(
+                    f"data.mean={mean} and data.std={std}: both must have a number for each of {reader.channels} "
+                    f"bands, deviations above 0, or be train, or the path of a {STATISTICS}"
+                )
         self.names: list[str] = []
         self.scaled = True
         self._how: dict[str, Any] = {"workers": workers, "skip_errors": skip_errors}

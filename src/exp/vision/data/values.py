@@ -100,7 +100,17 @@ class ImageReader:
         self.bands = bands or Bands()
         self.channels = self.bands.channels
         self.value_range: Any = value_range
-        self.stretch = None if stretch is None else (float(stretch[0]), float(stretch[1]))
+        self.stretch = None if stretch is None else (float(stretch[0]), float(stretch[-1]))
+        if self.stretch is not None and (value_range is not None or not 0 <= self.stretch[0] < self.stretch[1] <= 100):
+            raise DataError(
+                f"data.stretch={list(self.stretch)} must be two percentiles, the lower one first, without a "
+                "data.value_range"
+            )
+        if value_range is not None and not _is_range(value_range, self.channels):
+            raise DataError(
+                f"data.value_range={value_range} must be [low, high], low below high, a number each or one for each of "
+                f"{self.channels} bands"
+            )
         self.fill: np.ndarray | None = None
         self.modalities = Modalities()
 
@@ -213,6 +223,14 @@ def _invalid_values(pixels: np.ndarray, nodata: float | None) -> np.ndarray | No
                 same = np.broadcast_to(same.all(axis=2, keepdims=True), pixels.shape)
             invalid = same if invalid is None else np.logical_or(invalid, same)
     return invalid if invalid is not None and invalid.any() else None
+
+
+def _is_range(limits: Any, channels: int) -> bool:
+    try:
+        low, high = (np.broadcast_to(np.asarray(limit, np.float64), channels) for limit in limits)
+    except (TypeError, ValueError):
+        return False
+    return bool((low < high).all())
 
 
 def _to_byte_range(pixels: np.ndarray, path: Path, value_range: ValueRange | None) -> np.ndarray:
