@@ -10,13 +10,12 @@ import pytest
 import torch
 from PIL import Image
 
-from exp.vision.data.bands import Bands
-from exp.vision.data.statistics import Normalization, measure
-from exp.vision.data.values import ImageReader
+from exp.vision.data.config import SceneDataConfig
+from exp.vision.data.statistics import Normalization
 from exp.vision.dinov3 import SceneClassifier
 from exp.vision.export import input_of
 from exp.vision.predict.raster import open_image
-from tests.vision.data.conftest import by_rows, keys, part, refused
+from tests.vision.data.conftest import by_rows, keys, part, reads, refused
 
 rasterio = pytest.importorskip("rasterio")
 
@@ -37,7 +36,7 @@ def scene(tiff, tmp_path):
 
 
 def choose(wanted, names=None, **more):
-    return ImageReader(Bands(len(wanted), wanted, names), **more)
+    return reads(bands=wanted, band_names=names, **more)
 
 
 @pytest.mark.parametrize(("wanted", "indexes"), [
@@ -82,7 +81,7 @@ def test_numbers_do_not_silently_mean_other_bands_in_another_file(scene):
     (first, _), (other, bands) = scene(), scene("rgb.tif", names=SENTINEL[1:5], count=4)
     given = {"value_range": [0, 25500]}
     by_number, by_name = choose([4, 3, 2], **given), choose(["B04", "B03", "B02"], **given)
-    normalization = Normalization(by_number, [str(first)], None, None)
+    normalization = Normalization(by_number, [str(first)], SceneDataConfig())
     normalization.look()
     assert normalization.names == ["B04", "B03", "B02"]
     refused("rgb.tif has 4 bands, but the training images 13: .* data.bands", by_number, other)
@@ -130,7 +129,7 @@ def column(bands, dtype=np.uint8):
 )  # fmt: skip
 def test_values_without_data_get_the_fill_and_whole_pixels_are_told(tiff, tmp_path, bands, more, expected, missing):
     path = tiff(tmp_path / "x.tif", bands, **more)
-    reader = ImageReader(Bands(len(bands)), (0.0, 100.0))
+    reader = reads(channels=len(bands), value_range=(0.0, 100.0))
     reader.fill = np.array([70.0, 80.0, 90.4][: len(bands)], np.float32)
     for image, without in (reader.with_missing(path), by_rows(path, reader)):
         assert image[:, 0].tolist() == expected
@@ -152,15 +151,16 @@ def test_statistics_are_those_of_all_values_with_data_however_they_are_shared(ti
     together = np.concatenate(values, axis=1).astype(np.float64)
     together = together[:, together[0] != 0]
     paths = sorted(str(path) for path in tmp_path.glob("*.tif"))
-    reader = ImageReader(Bands(2), (0, 20000))
-    found = measure(reader, paths, counted=True, workers=3)
+    reader = reads(channels=2, value_range=(0, 20000))
+    normalization = Normalization(reader, paths, SceneDataConfig(num_workers=3))
+    found = normalization.measure(counted=True)
     assert found.moments[1] == pytest.approx(together.mean(axis=1), rel=1e-12)
     assert found.std == pytest.approx(together.std(axis=1), rel=1e-12)
     assert (found.moments[0].tolist(), found.moments[3].tolist()) == ([together.shape[1]] * 2, [140, 140])
     for percent in (2, 50, 98):
         expected = np.percentile(together, percent, axis=1, method="lower" if dtype == np.uint16 else "linear")
         assert found.percentile(percent) == pytest.approx(expected, rel=far)
-    clipped = measure(reader, paths, clipped=(0, 2000))
+    clipped = normalization.measure(False, (0, 2000))
     assert clipped.moments[1] == pytest.approx(together.clip(0, 2000).mean(axis=1), rel=1e-12)
 
     def of_two(rank, gather):
@@ -170,8 +170,8 @@ def test_statistics_are_those_of_all_values_with_data_however_they_are_shared(ti
     parts = []
     for rank in range(2):
         with pytest.raises(StopIteration):
-            measure(reader, paths, distributed=of_two(rank, lambda part: parts.append(part) or next(iter(()))))
-    shared = measure(reader, paths, distributed=of_two(0, lambda part: parts))
+            normalization.measure(False, None, of_two(rank, lambda part: parts.append(part) or next(iter(()))))
+    shared = normalization.measure(False, None, of_two(0, lambda part: parts))
     assert (shared.moments.tolist(), shared.std.tolist()) == (found.moments.tolist(), found.std.tolist()), "bit for bit"
 
 
@@ -271,6 +271,6 @@ def test_colors_are_taken_by_what_a_file_says_of_them(tmp_path, noise, tiff, nam
     if interpretation is not None:
         with rasterio.open(path, "r+") as file:
             file.colorinterp = [rasterio.enums.ColorInterp[name] for name in interpretation]
-    for image in (ImageReader()(path), by_rows(path, ImageReader())[0]):
+    for image in (reads()(path), by_rows(path, reads())[0]):
         np.testing.assert_array_equal(image, pixels)
-    np.testing.assert_array_equal(ImageReader(Bands(1))(path), ImageReader(Bands(1))(tmp_path / "rgb.png"))
+    np.testing.assert_array_equal(reads(channels=1)(path), reads(channels=1)(tmp_path / "rgb.png"))

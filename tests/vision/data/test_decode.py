@@ -5,16 +5,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from exp.vision.data.bands import Bands
 from exp.vision.data.decode import Raw, read_raw
 from exp.vision.data.labels import ColorMasks, IndexMasks
-from exp.vision.data.values import ImageReader
 from exp.vision.predict.raster import open_image
-from tests.vision.data.conftest import SAMPLES, by_rows, cut, part, refused
+from tests.vision.data.conftest import SAMPLES, by_rows, cut, part, reads, refused
 
 
 def read_image(path, channels=3, value_range=None, alpha=None):
-    return ImageReader(Bands(channels, alpha=alpha), value_range)(path)
+    return reads(channels=channels, alpha=alpha, value_range=value_range)(path)
 
 
 def test_sixteen_bits_keep_their_depth():
@@ -28,7 +26,7 @@ def test_sixteen_bits_keep_their_depth():
 
 def test_values_are_clipped_to_their_range_and_those_that_are_no_number_become_0():
     values = np.array([[-2.0, 0.0, 1.0, 9.0, np.nan]], np.float32)[..., None]
-    read = ImageReader(Bands(1), (0.0, 2.0)).finished(values, None, "x.tif")
+    read = reads(channels=1, value_range=(0.0, 2.0)).finished(values, None, "x.tif")
     assert read[..., 0].tolist() == [[0.0, 0.0, 127.5, 255.0, 0.0]]
 
 
@@ -43,7 +41,7 @@ def test_channels_by_one_rule():
     pixels = np.random.default_rng(0).integers(0, 256, (4, 5, 5), dtype=np.uint8)
 
     def convert(found, wanted):
-        reader = ImageReader(Bands(wanted, alpha=False))
+        reader = reads(channels=wanted, alpha=False)
         return reader.finished(*reader.measured(Raw(pixels[..., :found]), "x.png")[:2], "x.png")
 
     np.testing.assert_array_equal(convert(5, 5), pixels)
@@ -76,7 +74,7 @@ def test_a_fourth_band_is_alpha_which_tells_where_there_is_no_data_or_a_band(
     if opaque:
         pixels[..., 3] = 255
         pixels[:10, :, 3] = 0
-    path, reader = tmp_path / f"ä x.{suffix}", ImageReader(Bands(channels, alpha=alpha))
+    path, reader = tmp_path / f"ä x.{suffix}", reads(channels=channels, alpha=alpha)
     if suffix == "png":
         Image.fromarray(pixels, "RGBA").save(path)
     else:  # GDAL marks the fourth of four bands as alpha unless it is told otherwise
@@ -147,7 +145,7 @@ def test_jpeg_2000_is_read_whole_and_by_rows(tmp_path, tiff, without_rasterio):
     bands = np.random.default_rng(0).integers(0, 4000, (4, 30, 40)).astype(np.uint16)
     labels = np.random.default_rng(1).integers(0, 3, (1, 30, 40)).astype(np.uint8)
     path, mask = tiff(tmp_path / "x.jp2", bands, **exact), tiff(tmp_path / "mask.jp2", labels, **exact)
-    reader = ImageReader(Bands(4), (0, 25500))
+    reader = reads(channels=4, value_range=(0, 25500))
     for read in (reader(path), by_rows(path, reader)[0]):
         np.testing.assert_allclose(read, np.moveaxis(bands, 0, -1) / np.float32(100), rtol=1e-5)
     np.testing.assert_array_equal(IndexMasks(3).read(mask).values, labels[0])
@@ -158,7 +156,7 @@ def test_jpeg_2000_is_read_whole_and_by_rows(tmp_path, tiff, without_rasterio):
 def test_without_rasterio_tiffs_of_three_channels_are_read(tmp_path, noise, without_rasterio):
     pixels = noise(tmp_path / "x.tif")
     without_rasterio()
-    with open_image(tmp_path / "x.tif", ImageReader()) as image:
+    with open_image(tmp_path / "x.tif", reads()) as image:
         np.testing.assert_array_equal(part(image, 0, 0, 40, 50), pixels)
 
 
@@ -166,12 +164,12 @@ def test_without_rasterio_tiffs_of_three_channels_are_read(tmp_path, noise, with
 
 
 def opened(path):
-    with open_image(path, ImageReader(), whole=0):
+    with open_image(path, reads(), whole=0):
         pass
 
 
 @pytest.mark.parametrize("installed", [True, False])
-@pytest.mark.parametrize("read", [ImageReader(), opened, ColorMasks(["000000"]).read, IndexMasks(3).read])
+@pytest.mark.parametrize("read", [reads(), opened, ColorMasks(["000000"]).read, IndexMasks(3).read])
 def test_further_pages_are_refused(tmp_path, read, installed, without_rasterio):
     first, *others = (Image.fromarray(np.full((24, 30, 3), value, np.uint8)) for value in (0, 50, 100))
     first.save(tmp_path / "pages.tif", save_all=True, append_images=others)
@@ -187,7 +185,7 @@ def test_overviews_and_masks_are_no_pages(tmp_path, tiff, big, number):
     with pytest.importorskip("rasterio").open(path, "r+") as file:
         file.build_overviews([2, 4])
     assert path.read_bytes()[2] == number
-    assert ImageReader()(path).shape == (64, 64, 3)
+    assert reads()(path).shape == (64, 64, 3)
 
 
 @pytest.mark.parametrize("dtype", ["complex64", "complex_int16"])

@@ -166,8 +166,10 @@ def test_mmrs1m_unites_the_classes_of_its_sets_and_one_keeps_its_own(mmrs, tree)
 
 
 def test_what_mmrs1m_lacks_is_told(mmrs, tmp_path):
-    refused("data.datasets: WHU-RS19 .*; there are DCSR, DUBAI_split, UCMerced", mmrs, datasets=["DCSR", "WHU-RS19"])
-    refused(r"data.modality=sar; there are DCSR \(optical\)", mmrs, modality="sar")
+    refused(
+        "data.datasets=.*WHU-RS19.*; there are DCSR .*, DUBAI_split .*, UCMerced", mmrs, datasets=["DCSR", "WHU-RS19"]
+    )
+    refused(r"data.modality=sar.*; there are DCSR \(optical\)", mmrs, modality="sar")
     refused(f"(?m)data.root={tmp_path} has no folder classification of MMRS-1M$", mmrs, root=str(tmp_path))
     (tmp_path / "data" / "classification" / "DCSR" / "images" / "3.png").unlink()
     refused("DCSR/images/3.png is missing", mmrs)
@@ -278,7 +280,7 @@ MMRS = {**TWO, "layout": layout("mmrs1m.MMRS1MMasks")}
     ("segmentation", {**TWO, "masks": "x"}, "data.root=.* has no folder images"),
     ("segmentation", {**TWO, **LOVEDA}, "data.classes names a, b, but LoveDA has the classes background"),
     ("segmentation", MMRS, "data.root=.* has no folder segmentation"),
-    ("segmentation", {**MMRS, "modality_weights": {"radar": 1.0}}, "data.modality_weights: radar"),
+    ("segmentation", {**MMRS, "modality_weights": {"radar": 1.0}}, "data.modality_weights=.*: radar"),
 ])  # fmt: skip
 def test_keys_that_do_not_fit_each_other_are_refused(request, tree, tmp_path, kind, values, said):
     tree(*numbered("a", 10), *numbered("b", 10))

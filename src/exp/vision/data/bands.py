@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import os
 import re
-from typing import NamedTuple, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Sequence
 
 import numpy as np
 
 from exp.data.places import shortened
 from exp.errors import DataError
+
+if TYPE_CHECKING:
+    from exp.vision.data.config import ImageDataConfig
 
 __all__ = ["COLORS", "Bands", "Plan", "color_names", "colors_in", "is_measured_band"]
 
@@ -46,29 +49,16 @@ class Bands:
             Numbers would mean other bands in a file that has more or fewer.
 
     Args:
-        channels: that the model gets.
-        wanted: ``data.bands``: numbers from 1 or names, in the order of the model; None: all, as they come.
-        given_names: ``data.band_names``: of all measured bands, where files do not tell them.
-        alpha: ``data.alpha``: whether a last channel is transparency; None: as the file says.
+        config: keys of ``data``: ``bands`` (None: all, as they come, to be ``channels``), ``band_names`` and ``alpha``.
     """
 
-    def __init__(
-        self,
-        channels: int = 3,
-        wanted: Sequence[int | str] | None = None,
-        given_names: Sequence[str] | None = None,
-        alpha: bool | None = None,
-    ) -> None:
-        self.channels = channels
+    def __init__(self, config: ImageDataConfig) -> None:
+        wanted = config.band_names if config.bands is None else config.bands
         self.wanted = None if wanted is None else list(wanted)
-        self.given_names = given_names
-        self.alpha = alpha
+        self.channels = config.channels if self.wanted is None else len(self.wanted)
+        self.given_names = config.band_names
+        self.alpha = config.alpha
         self.expected: int | None = None
-
-    @property
-    def takes_colors(self) -> bool:
-        """Whether the model gets red, green, blue, or the gray of these, in whichever order a file has them."""
-        return self.wanted is None and self.channels in (1, 3)
 
     def plan(self, count: int, names: Sequence[str], marked: bool, path: str | os.PathLike[str]) -> Plan:
         """The bands of one file.
@@ -94,7 +84,7 @@ class Bands:
         measured = count - 1 if is_alpha else count
         indexes = list(range(measured))
         colors = colors_in(names[:3])
-        if self.takes_colors and measured == 3 and None not in colors:
+        if self.channels in (1, 3) and measured == 3 and None not in colors:  # in whichever order a file has them
             indexes = [index for index in colors if index is not None]
         return Plan(
             indexes, measured if is_alpha else None, [names[index] for index in indexes] if names else [], measured

@@ -20,13 +20,12 @@ from exp.data.fingerprint import of_samples
 from exp.data.places import shortened
 from exp.errors import DataError
 from exp.runs.files import write_json
-from exp.vision.data.bands import Bands
 from exp.vision.data.dataset import ImageDataset, ModalityDraw
 from exp.vision.data.labels import NO_DATA
 from exp.vision.data.layouts import NAMED_FILES, SUFFIXES, Listing, archive_notes, data_root, layout_of, other_files
 from exp.vision.data.statistics import STATISTICS, Normalization
 from exp.vision.data.transforms import Pipeline, is_resized
-from exp.vision.data.values import ImageReader, Modalities
+from exp.vision.data.values import ImageReader
 
 if TYPE_CHECKING:
     from exp.data.fingerprint import Fingerprint
@@ -81,15 +80,8 @@ class ImageData(Data):
         self.tested_on = "test" if "test" in listing.splits else "val"
         self.eval_batch_size, self.num_workers = config.eval_batch_size, config.num_workers
         trained_on = [path for path, _ in listing.splits["train"]]
-        wanted = config.band_names if config.bands is None else config.bands
-        channels = config.channels if wanted is None else len(wanted)
-        bands = Bands(channels, wanted, config.band_names, config.alpha)
-        self.read = ImageReader(bands, config.value_range, config.stretch)
-        self.read.modalities = Modalities(getattr(config, "modality", None), config.modality_statistics)
-        skips = config.on_error == "skip"
-        self.normalization = Normalization(
-            self.read, trained_on, config.mean, config.std, config.num_workers, skip_errors=skips
-        )
+        self.read = ImageReader(config)
+        self.normalization = Normalization(self.read, trained_on, config)
         self._adopted = False
         self._misfit: DataError | None = None  # of classes; features have none
         self._config = config
@@ -102,7 +94,7 @@ class ImageData(Data):
         for split, samples in listing.splits.items():
             is_train = split == "train"
             pipeline = training if is_train else self._eval_pipeline
-            self._splits[split] = self._make(samples, self.read, pipeline, config, is_train, cached=True)
+            self._splits[split] = self._make(samples, self.read, pipeline, config, is_train)
         self.train, self.val, self.test = (self._splits[split] for split in ("train", "val", self.tested_on))
         if config.modality_weights:
             groups = [self.read.modalities.of(path) for path in trained_on]

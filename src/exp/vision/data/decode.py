@@ -19,20 +19,7 @@ from PIL import Image, ImageSequence
 from exp.errors import DataError
 from exp.vision.data.bands import COLORS, color_names
 
-__all__ = [
-    "Raw",
-    "by_rasterio",
-    "decoded",
-    "has_rasterio",
-    "image_size",
-    "is_jpeg",
-    "mask_of",
-    "naming",
-    "opened",
-    "read_bytes",
-    "read_raw",
-    "reading",
-]
+__all__ = ["Raw", "by_rasterio", "has_rasterio", "image_size", "opened", "read_raw"]
 
 _BY_RASTERIO = (".tif", ".tiff", ".jp2")
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0")
@@ -40,6 +27,7 @@ _SUBFILE, _COPY_OR_MASK = 254, 1 | 4  # a tag, and two of its bits: a smaller co
 _END, _SCAN = b"\xff\xd9", b"\xff\xda"  # markers of JPEG
 _CACHE_MIB = 64  # of GDAL, which would take a twentieth of the machine's memory
 
+Image.MAX_IMAGE_PIXELS = None  # the header of a large image is small; what is decoded whole has limits of its own
 # One thread for each process that loads images: ranks and loader workers are the parallelism. And what OpenCV would
 # print about a damaged file is in our errors, once and with the file's name.
 cv2.setNumThreads(0)
@@ -161,14 +149,11 @@ def image_size(path: str | os.PathLike[str]) -> tuple[int, int] | None:
     if by_rasterio(path):
         with opened(path) as file:
             return file.height, file.width
-    before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None  # the header of a large image is small
     try:
         with Image.open(path) as picture:
             return picture.height, picture.width
     except (OSError, ValueError, SyntaxError):
         return None
-    finally:
-        Image.MAX_IMAGE_PIXELS = before
 
 
 # -- rasterio ----------------------------------------------------------------------------------------------------------

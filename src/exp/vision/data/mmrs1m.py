@@ -107,22 +107,18 @@ class MMRS1M(Layout):
             DataError: one of ``data.datasets`` is missing, or there are none; lists what there is.
         """
         names, modality = self.config.datasets, self.config.modality
-        if modality not in (None, *MODALITIES):
-            raise DataError(f"data.modality={modality} is not one of {', '.join(MODALITIES)}, or null")
         above = root / self.kind
         if not above.is_dir():
             raise refusal(f"data.root={root} has no folder {self.kind} of MMRS-1M", self.expected, root)
         sets = {_plain(folder.name): folder for folder in self._sets(above)}
-        lacking = [name for name in names or () if _plain(name) not in sets]
-        if lacking:
-            known = ", ".join(folder.name for folder in sets.values()) or "none"
-            raise DataError(f"data.datasets: {', '.join(lacking)} is not in {above}; there are {known}")
-        keys = sorted(sets if names is None else {_plain(name) for name in names})
-        chosen = [sets[key] for key in keys if sets[key] == above or modality in (None, modality_of(sets[key].name))]
-        if not chosen or (names is not None and len(chosen) < len(keys)):
+        wanted = sorted(sets if names is None else {_plain(name) for name in names})
+        fits = {key for key, each in sets.items() if each == above or modality in (None, modality_of(each.name))}
+        if not fits.intersection(wanted) or (names is not None and not fits.issuperset(wanted)):
             there = ", ".join(f"{folder.name} ({modality_of(folder.name)})" for folder in sets.values()) or "none"
-            raise DataError(f"{above} holds no data set of data.modality={modality}; there are {there}")
-        return chosen
+            raise DataError(
+                f"data.datasets={names}, data.modality={modality}: {above} has not all of it; there are {there}"
+            )
+        return [sets[key] for key in wanted if key in fits]
 
     def _sets(self, above: Path) -> list[Path]:
         return folders_in(above)

@@ -42,10 +42,10 @@ def preflight(config: Any) -> None:
         raise DataError(f"data.classes={classes} names a class twice; each class once")
     if config.on_error not in ("raise", "skip"):
         raise DataError(f"data.on_error={config.on_error} is not one of raise, skip")
-    for key in ("modality_weights", "modality_statistics"):
-        for name in config[key] or {}:
+    for key in ("modality", "modality_weights", "modality_statistics"):
+        for name in [config[key]] if isinstance(config[key], str) else config[key] or ():
             if name not in MODALITIES:
-                raise DataError(f"data.{key}: {name} is not one of {', '.join(MODALITIES)}")
+                raise DataError(f"data.{key}={config[key]}: {name} is not one of {', '.join(MODALITIES)}")
     if "palette" in config:
         _check_masks(config, layout.knows_classes)
     layout.check(data_root(config.root, config.sample_data, config.name))

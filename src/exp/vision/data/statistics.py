@@ -25,8 +25,9 @@ from exp.vision.data.values import ImageReader
 
 if TYPE_CHECKING:
     from exp.engine.distributed import Distributed
+    from exp.vision.data.config import ImageDataConfig
 
-__all__ = ["STATISTICS", "Normalization", "Statistics", "limits_of", "measure", "spread_over"]
+__all__ = ["STATISTICS", "Normalization", "Statistics", "limits_of", "spread_over"]
 
 _CHUNK = 32  # images whose moments are joined before they are sent to others
 _BLOCK = 2**20  # values of a band at a time
@@ -140,73 +141,6 @@ def _value_of_bin(bins: np.ndarray) -> np.ndarray:
     return bits.astype(np.uint32).view(np.float32).astype(np.float64)
 
 
-def measure(
-    reader: ImageReader,
-    paths: Sequence[str],
-    counted: bool = False,
-    clipped: Any = None,
-    distributed: Distributed | None = None,
-    workers: int = 1,
-    skip_errors: bool = False,
-) -> Statistics:
-    """Look at every image once, at the values that files hold; a collective where there are several ranks.
-
-    Args:
-        reader: which bands, and what holds no data.
-        paths: of the images.
-        counted: whether percentiles are wanted.
-        clipped: (low, high), see :data:`exp.vision.data.values.ValueRange`, to which values are clipped before; None:
-            they are not.
-        distributed: the ranks, of which each looks at its share; None: there is one.
-        workers: threads.
-        skip_errors: whether images that cannot be used are left out.
-
-    Raises:
-        DataError: an image cannot be used, or a band holds no data.
-    """
-    found = Statistics(reader.channels, counted)
-    rank, ranks = (0, 1) if distributed is None else (distributed.rank, distributed.world_size)
-
-    def one(path: str) -> np.ndarray | None:
-        try:
-            values, invalid, _ = reader.measured(read_raw(path), path)
-        except DataError:
-            if skip_errors:
-                return None
-            raise
-        return found.of_image(values, invalid, clipped)
-
-    chunks: dict[int, tuple[np.ndarray, int]] = {}
-    error: str | None = None
-    try:
-        with ThreadPoolExecutor(max(workers, 1)) as pool:
-            for start in range(rank * _CHUNK, len(paths), ranks * _CHUNK):
-                images = [each for each in pool.map(one, paths[start : start + _CHUNK]) if each is not None]
-                chunk = Statistics(reader.channels)
-                chunk.join(images)
-                chunks[start] = chunk.moments, len(images)
-    except DataError as wrong:
-        error = str(wrong)
-    if distributed is not None:
-        # All ranks hear of an error at once: one that waits for another's share would wait for ever.
-        gathered = distributed.gather((error, chunks))
-        error = next((text for text, _ in gathered if text is not None), None)
-        chunks = {start: chunk for _, part in gathered for start, chunk in part.items()}
-        if error is None and found.counts is not None:
-            found.counts = distributed.sum(torch.from_numpy(found.counts)).numpy()
-    if error is not None:
-        raise DataError(error)
-    found.join(chunks[start][0] for start in sorted(chunks))
-    found.images = sum(number for _, number in chunks.values())
-    empty = [str(band) for band, count in enumerate(found.moments[0], 1) if count == 0]
-    if empty:
-        raise DataError(
-            f"band {', '.join(empty)} of the {found.images} training images holds no data anywhere; see data.bands, "
-            "and the value that the files say stands for no data"
-        )
-    return found
-
-
 class Normalization:
     """What becomes 0 and 255 of the values of each band, and what is then subtracted and divided by: given, or measured
     once over the training split, and kept with the weights.
@@ -220,26 +154,21 @@ class Normalization:
     Args:
         reader: of the data.
         paths: of the training images.
-        mean: numbers, ``train`` or None.
-        std: likewise.
-        workers: threads that measure.
-        skip_errors: whether images that cannot be used are left out.
+        config: keys of ``data``.
+
+    Raises:
+        DataError: a mean or a deviation is none.
     """
 
-    def __init__(
-        self,
-        reader: ImageReader,
-        paths: Sequence[str],
-        mean: Any,
-        std: Any,
-        workers: int = 1,
-        skip_errors: bool = False,
-    ) -> None:
-        self.reader = reader
-        self.paths = paths
-        self.is_measured = mean == std == "train"
+    def __init__(self, reader: ImageReader, paths: Sequence[str], config: ImageDataConfig) -> None:
+        self.reader, self.paths, self.config = reader, paths, config
+        self.names: list[str] = []
+        self.scaled = True
+        self._looked = False
         self.mean: list[float] | None = None
         self.std: list[float] | None = None
+        mean, std = config.mean, config.std
+        self.is_measured = mean == std == "train"
         if not self.is_measured and (mean is not None or std is not None):
             try:
                 self.mean, self.std = (np.broadcast_to(each, reader.channels).tolist() for each in (mean, std))
@@ -251,10 +180,60 @@ class Normalization:
                     f"data.mean={mean} and data.std={std}: both must have a number for each of {reader.channels} "
                     f"bands, deviations above 0, or be train, or the path of a {STATISTICS}"
                 )
-        self.names: list[str] = []
-        self.scaled = True
-        self._how: dict[str, Any] = {"workers": workers, "skip_errors": skip_errors}
-        self._looked = False
+
+    def measure(self, counted: bool, clipped: Any = None, distributed: Distributed | None = None) -> Statistics:
+        """Look at every training image once, at the values of its file; a collective where there are several ranks.
+
+        Args:
+            counted: whether percentiles are wanted.
+            clipped: (low, high), see :data:`exp.vision.data.values.ValueRange`, to which values are clipped before;
+                None: they are not.
+            distributed: the ranks, of which each looks at its share; None: there is one.
+
+        Raises:
+            DataError: an image cannot be used, or a band holds no data.
+        """
+        found = Statistics(self.reader.channels, counted)
+        rank, ranks = (0, 1) if distributed is None else (distributed.rank, distributed.world_size)
+
+        def one(path: str) -> np.ndarray | None:
+            try:
+                values, invalid, _ = self.reader.measured(read_raw(path), path)
+            except DataError:
+                if self.config.on_error == "skip":
+                    return None
+                raise
+            return found.of_image(values, invalid, clipped)
+
+        chunks: dict[int, tuple[np.ndarray, int]] = {}
+        error: DataError | None = None
+        try:
+            with ThreadPoolExecutor(max(self.config.num_workers, 1)) as pool:
+                for start in range(rank * _CHUNK, len(self.paths), ranks * _CHUNK):
+                    images = [each for each in pool.map(one, self.paths[start : start + _CHUNK]) if each is not None]
+                    chunk = Statistics(self.reader.channels)
+                    chunk.join(images)
+                    chunks[start] = chunk.moments, len(images)
+        except DataError as wrong:
+            error = wrong
+        if distributed is not None:
+            # All ranks hear of an error at once: one that waits for another's share would wait for ever.
+            gathered = distributed.gather((error, chunks))
+            error = next((each for each, _ in gathered if each is not None), None)
+            chunks = {start: chunk for _, part in gathered for start, chunk in part.items()}
+            if error is None and found.counts is not None:
+                found.counts = distributed.sum(torch.from_numpy(found.counts)).numpy()
+        if error is not None:
+            raise error
+        found.join(chunks[start][0] for start in sorted(chunks))
+        found.images = sum(number for _, number in chunks.values())
+        empty = [str(band) for band, count in enumerate(found.moments[0], 1) if count == 0]
+        if empty:
+            raise DataError(
+                f"band {', '.join(empty)} of the {found.images} training images holds no data anywhere; see "
+                "data.bands, and the value that the files say stands for no data"
+            )
+        return found
 
     def look(self) -> None:
         """See by the first training image which bands there are, once; their numbers mean files like it from now on.
@@ -286,7 +265,7 @@ class Normalization:
         stretch = self.reader.stretch
         if stretch is None or not self.lacks_range:
             return
-        found = measure(self.reader, self.paths, counted=True, distributed=distributed, **self._how)
+        found = self.measure(counted=True, distributed=distributed)
         low, high = (found.percentile(percent) for percent in stretch)
         for band, (least, largest) in enumerate(zip(low, high), 1):
             if not least < largest:
@@ -333,7 +312,7 @@ class Normalization:
         reader = self.reader
         self.find_range(distributed)
         limits = reader.value_range if self.scaled else None
-        found = measure(reader, self.paths, bool(percentiles), limits, distributed, **self._how)
+        found = self.measure(bool(percentiles), limits, distributed)
         table: dict[str, Any] = {
             "images": found.images,
             "bands": self.names or [str(band) for band in range(1, reader.channels + 1)],
@@ -356,14 +335,15 @@ class Normalization:
             self.reader.value_range = known["value_range"]
         self.is_measured = False
         if known.get("mean") is not None:
-            self.mean, self.std = list(known["mean"]), list(known["std"])
+            self.mean, self.std = (
+                np.broadcast_to(known[key], self.reader.channels).tolist() for key in ("mean", "std")
+            )
 
     def in_bytes(self) -> tuple[list[float], list[float]] | None:
         """Mean and standard deviation of values as the model gets them, 0..255; None: as the model has it."""
         if self.mean is None or self.std is None:
             return None
-        channels = self.reader.channels
-        mean, std = (np.broadcast_to(np.asarray(values, np.float64), (channels,)) for values in (self.mean, self.std))
+        mean, std = np.asarray(self.mean, np.float64), np.asarray(self.std, np.float64)
         limits = self.reader.value_range
         if self.scaled and limits is not None:
             low, high = (np.asarray(limit, np.float64) for limit in limits)

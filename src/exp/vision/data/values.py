@@ -13,6 +13,7 @@ import numpy as np
 
 from exp.errors import DataError
 from exp.vision.data.bands import Bands, is_measured_band
+from exp.vision.data.config import ImageDataConfig
 from exp.vision.data.decode import Raw, read_raw
 from exp.vision.data.mmrs1m import modality_in
 
@@ -32,13 +33,13 @@ class Modalities:
     out as if that modality's had been subtracted.
 
     Args:
-        only: the modality of all images (``data.modality``); None: the names of their data sets tell.
-        statistics: ``{modality: {"mean": [...], "std": [...]}}``, 0..255.
+        config: keys of ``data``: ``modality`` of all images (None: the names of their data sets tell), and
+            ``modality_statistics``, ``{modality: {"mean": [...], "std": [...]}}``, 0..255.
     """
 
-    def __init__(self, only: str | None = None, statistics: Mapping[str, Any] | None = None) -> None:
-        self.only = only
-        self.load(statistics or {})
+    def __init__(self, config: ImageDataConfig) -> None:
+        self.only = config.modality
+        self.load(config.modality_statistics or {})
         self._model: tuple[np.ndarray, np.ndarray] | None = None
 
     def load(self, statistics: Mapping[str, Any]) -> None:
@@ -85,34 +86,38 @@ class ImageReader:
         modalities: statistics of other sensors.
 
     Args:
-        bands: which bands of a file, in which order.
-        value_range: what becomes 0 and 255 of values that are not of 8 bits; None: such values are an error.
-        stretch: percentiles of each band that become 0 and 255, of 8-bit values, too: they are measured and become
-            ``value_range`` (:class:`exp.vision.data.statistics.Normalization`); None: there are none.
+        config: keys of ``data``: those of :class:`exp.vision.data.bands.Bands` and of :class:`Modalities`;
+            ``value_range``: what becomes 0 and 255 of values that are not of 8 bits (None: such values are an error);
+            ``stretch``: percentiles of each band that become 0 and 255, of 8-bit values, too: they are measured and
+            become the range (:class:`exp.vision.data.statistics.Normalization`).
+
+    Raises:
+        DataError: there is no such range, or there are no such percentiles.
     """
 
-    def __init__(
-        self,
-        bands: Bands | None = None,
-        value_range: ValueRange | None = None,
-        stretch: Sequence[float] | None = None,
-    ) -> None:
-        self.bands = bands or Bands()
+    def __init__(self, config: ImageDataConfig | None = None) -> None:
+        config = config or ImageDataConfig()
+        self.bands = Bands(config)
         self.channels = self.bands.channels
-        self.value_range: Any = value_range
-        self.stretch = None if stretch is None else (float(stretch[0]), float(stretch[-1]))
-        if self.stretch is not None and (value_range is not None or not 0 <= self.stretch[0] < self.stretch[1] <= 100):
+        self.modalities = Modalities(config)
+        self.fill: np.ndarray | None = None
+        self.value_range: Any = config.value_range
+        self.stretch = None if config.stretch is None else (float(config.stretch[0]), float(config.stretch[-1]))
+        if self.stretch and (self.value_range is not None or not 0 <= self.stretch[0] < self.stretch[1] <= 100):
             raise DataError(
                 f"data.stretch={list(self.stretch)} must be two percentiles, the lower one first, without a "
                 "data.value_range"
             )
-        if value_range is not None and not _is_range(value_range, self.channels):
+        try:
+            low, high = (np.broadcast_to(limit, self.channels) for limit in config.value_range or (0.0, 1.0))
+            is_range = bool((low < high).all())
+        except (TypeError, ValueError):
+            is_range = False
+        if not is_range:
             raise DataError(
-                f"data.value_range={value_range} must be [low, high], low below high, a number each or one for each of "
-                f"{self.channels} bands"
+                f"data.value_range={config.value_range} must be [low, high], low below high, a number each or one for "
+                f"each of {self.channels} bands"
             )
-        self.fill: np.ndarray | None = None
-        self.modalities = Modalities()
 
     def __call__(self, path: Path) -> np.ndarray:
         """An image file as a model gets it: (H, W, C), uint8 or float32, 0..255."""
@@ -223,14 +228,6 @@ def _invalid_values(pixels: np.ndarray, nodata: float | None) -> np.ndarray | No
                 same = np.broadcast_to(same.all(axis=2, keepdims=True), pixels.shape)
             invalid = same if invalid is None else np.logical_or(invalid, same)
     return invalid if invalid is not None and invalid.any() else None
-
-
-def _is_range(limits: Any, channels: int) -> bool:
-    try:
-        low, high = (np.broadcast_to(np.asarray(limit, np.float64), channels) for limit in limits)
-    except (TypeError, ValueError):
-        return False
-    return bool((low < high).all())
 
 
 def _to_byte_range(pixels: np.ndarray, path: Path, value_range: ValueRange | None) -> np.ndarray:
