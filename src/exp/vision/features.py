@@ -108,7 +108,7 @@ def write_features(session: Session) -> dict[str, Any]:
         {"images": len(files), "failed": len(failed)},
         None,
         files=report,
-        data=tell_inputs(session, inputs, failed, data.read),
+        data=tell_inputs(session, inputs, failed),
         measured_on="features",
         published=None,
     )

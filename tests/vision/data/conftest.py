@@ -13,8 +13,9 @@ from omegaconf import OmegaConf
 from exp.config.resolve import create
 from exp.data.base import Data
 from exp.errors import DataError
-from exp.vision.data.config import SceneDataConfig, SegmentationDataConfig
+from exp.vision.data.config import ImageDataConfig, SceneDataConfig, SegmentationDataConfig
 from exp.vision.data.preflight import preflight
+from exp.vision.data.values import ImageReader
 from exp.vision.predict.raster import open_image
 
 SAMPLES = Path(__file__).parents[2] / "samples"
@@ -75,7 +76,9 @@ def make_data():
     def make(schema, **values):
         config = OmegaConf.merge(OmegaConf.structured(schema), {"name": "mine", "seed": 0, **values})
         preflight(config)
-        return create(config, Data, "data")
+        data = create(config, Data, "data")
+        data.normalization.look()
+        return data
 
     return make
 
@@ -104,6 +107,11 @@ def pairs(tmp_path, noise):
         return str(tmp_path)
 
     return write
+
+
+def reads(**keys):
+    """A reader of files with some keys of ``data``."""
+    return ImageReader(ImageDataConfig(**keys))
 
 
 def layout(name):

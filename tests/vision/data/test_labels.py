@@ -56,7 +56,7 @@ def test_masks_of_32_bits_may_hold_minus_one(tmp_path):
     ("colours.png", IndexMasks(5), "is no mask of class numbers.*data.palette"),
     ("numbers.jpg", IndexMasks(256), "is a JPEG, which changes values"),
     ("cut.png", IndexMasks(3), "is truncated"),
-    ("damaged.png", IndexMasks(3), "cannot be decoded"),
+    ("damaged.png", IndexMasks(3), "cannot be read"),
     ("damaged.png", ColorMasks(COLOURS), "cannot be decoded"),
 ])  # fmt: skip
 def test_a_mask_that_cannot_be_meant_is_refused_by_name(tmp_path, numbers, name, masks, said):
@@ -69,7 +69,7 @@ def test_a_mask_that_cannot_be_meant_is_refused_by_name(tmp_path, numbers, name,
     refused(f"{name}:? {said}", masks.read, tmp_path / name)
 
 
-@pytest.mark.parametrize(("suffix", "hint"), [("png", "010203 .*data.max_unknown"), ("jpg", "PNG")])
+@pytest.mark.parametrize(("suffix", "hint"), [("png", "010203; .*data.max_unknown"), ("jpg", "PNG")])
 def test_a_mask_of_other_colours_is_refused_above_a_share(tmp_path, suffix, hint):
     """9 and 11 % of a PNG; a JPEG of nothing but known colours, which it changes."""
     colours = np.repeat(RGB[[0, 1]], 50, axis=0)[None].repeat(40, axis=0)

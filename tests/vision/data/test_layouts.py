@@ -71,11 +71,15 @@ def test_classes_may_be_given_in_an_order_and_those_that_cannot_be_learned_or_me
     """A folder of another case in test; and one that train alone has."""
     folders = ("train/a", "train/b", "train/rare", "val/a", "val/b", "test/a", "test/B")
     root = tree(*(f"{name}/0.png" for name in folders))
-    found = record(scenes(root=root))
-    assert (found["classes_without_training_images"], found["classes_not_measured"]) == (["B"], ["rare"])
+    data = scenes(root=root)
+    said = []
+    data.look_at_files(said.append)
+    found = record(data)
+    assert len(said) == 2
+    assert (found["classes_without_training_images"], found["classes_not_measured"]) == (["B"], ["b", "rare"])
     given = scenes(root=root, classes=["rare", "b", "B", "a"])
     assert [label for _, label in given.val.samples] == [3, 1]
-    refused("/rare is none of the classes a, b, B; .*data.classes", scenes, root=root, classes=["a", "b", "B"])
+    refused("rare is none of the classes a, b, B; .*data.classes", scenes, root=root, classes=["a", "b", "B"])
 
 
 @pytest.mark.parametrize("parts", [(".",), ("train", "val", "test")])
@@ -84,7 +88,6 @@ def test_images_without_labels_may_lie_in_one_folder(tree, make_data, parts):
     found = record(make_data(DistillationDataConfig, root=root))
     assert samples(found) == 30 * len(parts)
     assert min(found["train"], found["val"], found["test"]) > 0
-    assert "classes_not_measured" not in found
 
 
 def test_what_is_no_class_becomes_none(tree, tmp_path, scenes):
@@ -99,17 +102,13 @@ def test_what_is_no_class_becomes_none(tree, tmp_path, scenes):
     data = scenes(root=root)
     assert data.classes == ["b", "öde Wüste"]
     assert samples(record(data)) == 31
-    assert record(data)["empty_folders"] == ["empty"]
-    assert record(scenes(root=root, classes=["öde Wüste", "sea", "b"]))["classes_without_training_images"] == ["sea"]
 
 
 @pytest.mark.parametrize(("names", "root", "said"), [
     (["train/a/1.png", "val/a/1.png", "validation/a/1.png"], "", "val and .*validation are both the val split"),
     (["a/1.png", "a/2.png"], "", r"data.split=\[0.7, 0.1, 0.2\] leaves nothing of the 2 samples"),
-    (["scenes/a/1.png", "scenes/b/1.png"], "", "data.root=ROOT/scenes$"),
-    (["scenes/a/1.png", "scenes/b/1.png"], "scenes/a", "data.root=ROOT/scenes$"),
-    (["1.png"], "", "has no folders of images by class"),
-    (["train/1.png", "plane/1.png"], "", r"taken for parts of the data: train \(train\); plane"),
+    (["scenes/a/1.png", "scenes/b/1.png"], "", "has no folders of images by class.*: scenes/$"),
+    (["scenes/a/1.png", "scenes/b/1.png"], "scenes/a", "has no folders of images by class.*: 1.png$"),
     (["b/x.gif", "b/y.gif", "c/z.npy"], "", "does not read: 2 .gif, 1 .npy"),
 ])  # fmt: skip
 def test_a_root_that_cannot_be_meant_is_refused_with_what_may_be(tree, tmp_path, scenes, names, root, said):
@@ -120,10 +119,9 @@ def test_a_root_that_cannot_be_meant_is_refused_with_what_may_be(tree, tmp_path,
 def test_files_and_folders_that_are_not_read_are_said(tree, scenes, segmentation, pairs):
     root = tree(*numbered("train/a", 3), "val/a/3.png", "extra/1.png", "val/a/x.gif", "val/a/y.GIF", "val/a/z.npy",
                 *(f"val/a/{name}" for name in ("about.txt", "0.png.aux.xml", ".hidden.gif", "LICENSE")))  # fmt: skip
-    data = scenes(root=root, bands=["red", "green", "red"])
+    data = scenes(root=root)
     assert record(data)["other_files"] == {".gif": 2, ".npy": 1}
-    for words in ("extra beside them is not used", "data.bands names red more than once"):
-        assert any(words in note for note in data.notes), (words, data.notes)
+    assert any("extra beside them is not used" in note for note in data.notes)
     pairs(10, lambda _: np.zeros((4, 4)))
     tree("masks/17.gif", "images/17.gif")
     assert record(segmentation(root=root, classes=["a", "b"]))["other_files"] == {".gif": 2}
@@ -168,9 +166,11 @@ def test_mmrs1m_unites_the_classes_of_its_sets_and_one_keeps_its_own(mmrs, tree)
 
 
 def test_what_mmrs1m_lacks_is_told(mmrs, tmp_path):
-    refused("data.datasets: WHU-RS19 .*; there are DCSR, DUBAI_split, UCMerced", mmrs, datasets=["DCSR", "WHU-RS19"])
-    refused(r"data.modality=sar; there are DCSR \(optical\)", mmrs, modality="sar")
-    refused(f"(?m)there is one here: data.root={tmp_path}/data$", mmrs, root=str(tmp_path))
+    refused(
+        "data.datasets=.*WHU-RS19.*; there are DCSR .*, DUBAI_split .*, UCMerced", mmrs, datasets=["DCSR", "WHU-RS19"]
+    )
+    refused(r"data.modality=sar.*; there are DCSR \(optical\)", mmrs, modality="sar")
+    refused(f"(?m)data.root={tmp_path} has no folder classification of MMRS-1M$", mmrs, root=str(tmp_path))
     (tmp_path / "data" / "classification" / "DCSR" / "images" / "3.png").unlink()
     refused("DCSR/images/3.png is missing", mmrs)
     answers = tmp_path / "data" / "json" / "classification" / "DSCR_cls.json"
@@ -204,7 +204,9 @@ def test_both_layouts_of_loveda_give_the_same_labels(pairs, segmentation, images
     assert (len(data.classes), data.tested_on, len(data.train)) == (7, "val", 1 if no_data else 2)
     np.testing.assert_array_equal(data.val.load(0)[1], expected)
     shutil.rmtree(Path(root, masks.format(part="Train", area="Urban", lower="train")))
-    refused("(Urban/masks_png|ann_dir/train) is missing", segmentation, root=root, layout=layout("layouts.LoveDA"))
+    refused(
+        "has no mask .*(Urban/masks_png|ann_dir/train)/0.png", segmentation, root=root, layout=layout("layouts.LoveDA")
+    )
 
 
 # -- images and masks -------------------------------------------------------------------------------------------------
@@ -243,13 +245,14 @@ def test_images_that_would_count_twice_are_refused(tiles, tmp_path):
 
 
 @pytest.mark.parametrize(("key", "value"), [
-    ("root", "/nowhere"), ("root", None), ("on_error", "ignore"), ("size", 0),
-    ("split", [0.7, 0.2, 0.2]), ("split", [1.0, 0.0, 0.0]), ("modality_weights", {"sar": 1.0}),
+    ("root", "/nowhere"), ("root", None), ("on_error", "ignore"),
+    ("split", [0.7, 0.2, 0.2]), ("split", [1.0, 0.0, 0.0]),
     ("value_range", [3, 3]), ("value_range", "auto2"), ("value_range", [[0, 0], [1, 1]]), ("bands", []),
-    ("bands", [0, 1]), ("bands", [1.5]), ("stretch", [98, 2]), ("stretch_scope", "image"), ("mean", [1.0]),
+    ("bands", [0, 1]), ("bands", [1.5]), ("stretch", [98, 2]), ("mean", [1.0]),
     ("mean", "nowhere.json"), ("classes", ["a", "b", "a"]),
 ])  # fmt: skip
-def test_a_key_that_means_nothing_is_refused_by_its_name(scenes, tmp_path, key, value):
+def test_a_key_that_means_nothing_is_refused_by_its_name(scenes, tree, tmp_path, key, value):
+    tree(*numbered("a", 10), *numbered("b", 10))
     refused(rf"data\.{key}[= ]", scenes, **{"root": str(tmp_path), key: value})
 
 
@@ -262,24 +265,23 @@ MMRS = {**TWO, "layout": layout("mmrs1m.MMRS1MMasks")}
     ("scenes", {"root": None, "sample_data": "dubay"}, "sample data dubay"),
     ("scenes", {"layout": layout("mmrs1m.MMRS1M"), "modality": "radar"}, "data.modality=radar"),
     ("scenes", {"bands": [1, 2], "channels": 4}, "data.channels=4, but data.bands names 2"),
-    ("scenes", {"stretch": [2, 98], "value_range": "auto"}, "data.stretch and data.value_range"),
-    ("scenes", {"mean": [1.0, 2.0], "std": [1.0, 2.0]}, "data.mean has 2 numbers, but there are 3 bands"),
+    ("scenes", {"stretch": [2, 98], "value_range": [0, 9]}, "data.stretch=.* data.value_range"),
+    ("scenes", {"mean": [1.0, 2.0], "std": [1.0, 2.0]}, r"data.mean=\[1.0, 2.0\] .* each of 3 bands"),
     ("scenes", {"mean": [1.0], "std": [0.0]}, r"data.std=\[0.0\]"),
     ("segmentation", {}, "neither data.palette nor data.classes is set"),
     ("segmentation", {**GREY, "ignore_colors": ["inf"]}, r"'data.ignore_colors=\[\"6E1234\"\]'"),
-    ("segmentation", {**GREY, **TWO}, "data.palette has the classes a, but data.classes="),
-    ("segmentation", {**GREY, "mask_values": {1: 0}}, "data.mask_values .* data.palette"),
+    ("segmentation", {**GREY, **TWO}, "data.palette has the classes a, .* data.classes="),
+    ("segmentation", {**GREY, "mask_values": {1: 0}}, "data.palette has .* data.mask_values="),
     ("segmentation", {"palette": {"a": "aaaaaa", "b": "AAAAAA"}}, "b and a have the same color AAAAAA"),
     ("segmentation", {**GREY, "ignore_colors": ["AAAAAA"]}, "ignore_colors and a have the same color"),
-    ("segmentation", {**TWO, "mask_values": {255: 1}}, "255 is in data.mask_values and in data.ignore_values"),
-    ("segmentation", {**TWO, "mask_values": {1: 0, 2: 2}}, "data.mask_values: 2: 2 is no class number"),
+    ("segmentation", {**TWO, "mask_values": {255: 1}}, "data.mask_values: 255: 1 .* data.ignore_values"),
+    ("segmentation", {**TWO, "mask_values": {1: 0, 2: 2}}, "data.mask_values: 2: 2 must be a class number below 2"),
     ("segmentation", {**TWO, "parts": {"train": ["*"]}}, "data.parts names train"),
     ("segmentation", {**TWO, "masks": "x"}, "data.root=.* has no folder images"),
     ("segmentation", {**TWO, **LOVEDA}, "data.classes names a, b, but LoveDA has the classes background"),
     ("segmentation", MMRS, "data.root=.* has no folder segmentation"),
-    ("segmentation", {**MMRS, "modality_weights": {"radar": 1.0}}, "data.modality_weights: radar"),
-    ("segmentation", {**MMRS, "modality_weights": {"sar": -1.0}}, "data.modality_weights=.* negative"),
-    ("segmentation", {**MMRS, "modality_statistics": {"sar": {"mean": [1.0]}}}, "data.modality_statistics.sar="),
+    ("segmentation", {**MMRS, "modality_weights": {"radar": 1.0}}, "data.modality_weights=.*: radar"),
 ])  # fmt: skip
-def test_keys_that_do_not_fit_each_other_are_refused(request, tmp_path, kind, values, said):
+def test_keys_that_do_not_fit_each_other_are_refused(request, tree, tmp_path, kind, values, said):
+    tree(*numbered("a", 10), *numbered("b", 10))
     refused(said, request.getfixturevalue(kind), **{"root": str(tmp_path), **values})

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from exp.vision.data.values import ImageReader
 from exp.vision.predict.maps import label_map, probability_tiff, write_png, write_tiff
 from exp.vision.predict.raster import DecodedImage, RasterImage, open_image
 from tests.conftest import clean_environment
-from tests.vision.data.conftest import part
+from tests.vision.data.conftest import part, reads
 
 PALETTE = [(250, 10, 10), (10, 200, 10), (10, 10, 250)]
 
@@ -28,7 +27,7 @@ def test_class_maps_hold_the_numbers_show_the_colours_and_lie_where_their_image_
     rasterio = pytest.importorskip("rasterio")
     labels, png = blocks(), tmp_path / "deep" / "x.png"
     path = tiff(tmp_path / "x.tif", np.zeros((3, 300, 70), np.uint8))
-    with open_image(path, ImageReader(), whole=0) as image, label_map(png, labels.shape) as held:
+    with open_image(path, reads(), whole=0) as image, label_map(png, labels.shape) as held:
         held[:] = labels
         write_png(png, held, PALETTE)
         write_tiff(tmp_path / "y.tif", held, image.dataset, PALETTE)
@@ -98,7 +97,7 @@ def test_memory_grows_with_the_width_and_not_with_the_height(tmp_path, tiff):
 @pytest.mark.parametrize(("dtype", "highest"), [(np.uint8, 256), (np.uint16, 3000)])
 def test_a_large_png_by_rows_is_the_one_decoded_whole(tmp_path, dtype, highest):
     pytest.importorskip("rasterio")
-    path, reader = tmp_path / "x.png", ImageReader(3, (0, 3000))
+    path, reader = tmp_path / "x.png", reads(value_range=(0, 3000))
     cv2.imwrite(str(path), np.random.default_rng(0).integers(0, highest, (150, 90, 3)).astype(dtype))
     with open_image(path, reader) as image:
         assert isinstance(image, DecodedImage)

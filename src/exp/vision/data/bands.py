@@ -1,21 +1,28 @@
-"""Which bands of a file a model gets, and in which order: by number, or by the names that files give their bands."""
+"""Which channels of a file a model gets, in which order: by number, by the names that files give them, or all.
+
+A last channel may be transparency, which is no band, but tells where there is no data.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-from typing import NamedTuple, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Sequence
 
 import numpy as np
 
 from exp.data.places import shortened
 from exp.errors import DataError
 
-__all__ = ["BandChoice", "Plan", "color_names", "colors_in", "is_measured_band", "order_of_colors", "plain_name"]
+if TYPE_CHECKING:
+    from exp.vision.data.config import ImageDataConfig
 
-_CHANNELS = {1: ("gray",), 2: ("gray", "alpha"), 3: ("red", "green", "blue"), 4: ("red", "green", "blue", "alpha")}
+__all__ = ["COLORS", "Bands", "Plan", "color_names", "colors_in", "is_measured_band"]
+
+COLORS = ("red", "green", "blue", "alpha")
+_CHANNELS = {1: ("gray",), 2: ("gray", "alpha"), 3: COLORS[:3], 4: COLORS}
 # By the bands of Sentinel-2, whose red is the fourth; of other sensors only the plain words are certain.
-_COLORS = ({"red", "r", "b4", "b04"}, {"green", "g", "b3", "b03"}, {"blue", "b", "b2", "b02"})
+_WORDS = ({"red", "r", "b4", "b04"}, {"green", "g", "b3", "b03"}, {"blue", "b", "b2", "b02"})
 
 
 class Plan(NamedTuple):
@@ -25,38 +32,33 @@ class Plan(NamedTuple):
         indexes: of the bands that the model gets, from 0, in its order.
         alpha: index of the band that is transparency, and none of those; None: there is none.
         names: of the bands that the model gets; the number stands for one without a name.
+        measured: how many bands of the file are no transparency.
     """
 
     indexes: list[int]
     alpha: int | None
     names: list[str]
+    measured: int
 
 
-class BandChoice:
-    """The bands of ``data.bands``; picklable.
+class Bands:
+    """Plans what is read of each file; picklable.
 
     Attributes:
         expected: measured bands (without transparency) that the files of the training split have; None: not known yet.
             Numbers would mean other bands in a file that has more or fewer.
 
     Args:
-        wanted: numbers from 1 or names, in the order of the model.
-        given_names: of all measured bands, where files do not tell them (``data.band_names``).
-        alpha: see :func:`exp.vision.data.values.split_alpha`.
+        config: keys of ``data``: ``bands`` (None: all, as they come, to be ``channels``), ``band_names`` and ``alpha``.
     """
 
-    def __init__(
-        self, wanted: Sequence[int | str], given_names: Sequence[str] | None = None, alpha: bool | None = None
-    ) -> None:
-        self.wanted = list(wanted)
-        self.given_names = given_names
-        self.alpha = alpha
+    def __init__(self, config: ImageDataConfig) -> None:
+        wanted = config.band_names if config.bands is None else config.bands
+        self.wanted = None if wanted is None else list(wanted)
+        self.channels = config.channels if self.wanted is None else len(self.wanted)
+        self.given_names = config.band_names
+        self.alpha = config.alpha
         self.expected: int | None = None
-
-    def measured(self, count: int, marked: bool) -> int:
-        """How many of a file's bands are no transparency."""
-        is_alpha = marked if self.alpha is None else self.alpha
-        return count - 1 if is_alpha and count > 1 else count
 
     def plan(self, count: int, names: Sequence[str], marked: bool, path: str | os.PathLike[str]) -> Plan:
         """The bands of one file.
@@ -69,45 +71,69 @@ class BandChoice:
 
         Raises:
             DataError: it has no such band, another number of bands than the files that numbers were meant for, or
-                another number than ``given_names``.
+                another number than ``given_names``; or it cannot be told whether the last one is transparency.
         """
-        measured = self.measured(count, marked)
+        if self.wanted is not None:
+            return self._chosen(self.wanted, count, names, marked, path)
+        if self.alpha is None and marked and count == self.channels:
+            raise DataError(
+                f"{path} marks channel {count} as alpha, but data.channels={count}; set data.alpha=false if it is a "
+                f"band such as near infrared, or data.channels={count - 1} if it is transparency"
+            )
+        is_alpha = marked if self.alpha is None else self.alpha and count in {2, 4, self.channels + 1} - {self.channels}
+        measured = count - 1 if is_alpha else count
+        indexes = list(range(measured))
+        colors = colors_in(names[:3])
+        if self.channels in (1, 3) and measured == 3 and None not in colors:  # in whichever order a file has them
+            indexes = [index for index in colors if index is not None]
+        return Plan(
+            indexes, measured if is_alpha else None, [names[index] for index in indexes] if names else [], measured
+        )
+
+    def _chosen(
+        self,
+        wanted: Sequence[int | str],
+        count: int,
+        names: Sequence[str],
+        marked: bool,
+        path: str | os.PathLike[str],
+    ) -> Plan:
+        measured = count - 1 if count > 1 and (marked if self.alpha is None else self.alpha) else count
         if self.given_names is not None:
             if len(self.given_names) not in (measured, count):
                 raise DataError(
                     f"{path} has {measured} bands, but data.band_names names {len(self.given_names)}; name each of them"
                 )
             names = [*self.given_names, *["alpha"] * (count - len(self.given_names))]
-        elif self.expected not in (None, measured) and any(isinstance(band, int) for band in self.wanted):
+        elif self.expected not in (None, measured) and any(isinstance(band, int) for band in wanted):
             raise DataError(
                 f"{path} has {measured} bands, but the training images {self.expected}: the numbers in data.bands="
-                f"{self.wanted} would mean others here; keep such files apart, or choose bands by name"
+                f"{wanted} would mean others here; keep such files apart, or choose bands by name"
             )
-        names = [name or str(number) for number, name in enumerate(names if any(names) else [""] * count, 1)]
-        indexes = [self._index(band, names, path) for band in self.wanted]
+        names = [name or str(number) for number, name in enumerate(names or [""] * count, 1)]
+        indexes = [_index(band, names, path) for band in wanted]
         alpha = count - 1 if measured < count and count - 1 not in indexes else None
-        return Plan(indexes, alpha, [names[index] for index in indexes])
+        return Plan(indexes, alpha, [names[index] for index in indexes], measured)
 
-    def _index(self, band: int | str, names: Sequence[str], path: str | os.PathLike[str]) -> int:
-        if isinstance(band, int) and 1 <= band <= len(names):
+
+def _index(band: int | str, names: Sequence[str], path: str | os.PathLike[str]) -> int:
+    if isinstance(band, int):
+        if 1 <= band <= len(names):
             return band - 1
-        if not isinstance(band, int):
-            if names == [str(number) for number in range(1, len(names) + 1)]:
-                raise DataError(
-                    f"{path} gives its {len(names)} bands no names, but data.bands asks for {band}; choose by number, "
-                    "from 1, or name all of its bands with data.band_names"
-                )
-            for like in (str.casefold, plain_name, _first_word):
-                found = [index for index, name in enumerate(names) if like(name) == like(band)]
-                if len(found) > 1:
-                    raise DataError(f"{path} has {len(found)} bands named {band}; choose by number with data.bands")
-                if found:
-                    return found[0]
-        known = shortened(names, 20)
-        raise DataError(f"{path} has no band {band}, which data.bands asks for; it has {len(names)}: {known}")
+    else:
+        for like in (str.casefold, _plain, _first_word):
+            found = [index for index, name in enumerate(names) if like(name) == like(band)]
+            if len(found) > 1:
+                raise DataError(f"{path} has {len(found)} bands named {band}; choose by number with data.bands")
+            if found:
+                return found[0]
+    raise DataError(
+        f"{path} has no band {band}, which data.bands asks for; it has {len(names)}: {shortened(names, 20)}; choose "
+        "one of these, or name all of its bands with data.band_names"
+    )
 
 
-def plain_name(name: str) -> str:
+def _plain(name: str) -> str:
     """A band's name without case and leading zeros: ``B04``, ``b4`` and ``B4`` are one, ``B8A`` is another."""
     text = name.strip().casefold()
     match = re.fullmatch(r"(?:band[ _-]?|b)0*(\d+)(a?)", text)
@@ -116,12 +142,12 @@ def plain_name(name: str) -> str:
 
 def _first_word(name: str) -> str:
     """What stands before the first comma, space or bracket, as in ``B4, central wavelength 665 nm``."""
-    return plain_name(re.split(r"[\s,;:(]", name.strip(), maxsplit=1)[0])
+    return _plain(re.split(r"[\s,;:(]", name.strip(), maxsplit=1)[0])
 
 
 def color_names(count: int) -> tuple[str, ...]:
     """What the channels of a picture are called that is no TIFF."""
-    return _CHANNELS.get(count, ("",) * count)
+    return _CHANNELS.get(count, ())
 
 
 def is_measured_band(last: np.ndarray) -> bool:
@@ -142,20 +168,5 @@ def colors_in(names: Sequence[str]) -> list[int | None]:
         names: of the bands: words, or ``B04``, ``B03``, ``B02`` as Sentinel-2 has them.
     """
     plain = [name.strip().casefold().split(",")[0].split(" ")[0] for name in names]
-    places = [[index for index, name in enumerate(plain) if name in words] for words in _COLORS]
+    places = [[index for index, name in enumerate(plain) if name in words] for words in _WORDS]
     return [each[0] if len(each) == 1 else None for each in places]
-
-
-def order_of_colors(names: Sequence[str]) -> list[int] | None:
-    """In which order the bands of a file are red, green, blue.
-
-    Args:
-        names: of its bands: three colors, and transparency perhaps.
-
-    Returns:
-        Indexes from 0; None: they are so already, or their names do not tell.
-    """
-    colors = [index for index in colors_in(names[:3]) if index is not None]
-    if len(names) not in (3, 4) or len(colors) < 3 or colors == [0, 1, 2]:
-        return None
-    return [*colors, *range(3, len(names))]

@@ -20,14 +20,12 @@ from exp.data.fingerprint import of_samples
 from exp.data.places import shortened
 from exp.errors import DataError
 from exp.runs.files import write_json
-from exp.vision.data.bands import BandChoice, colors_in
 from exp.vision.data.dataset import ImageDataset, ModalityDraw
-from exp.vision.data.decode import reordered_bands
 from exp.vision.data.labels import NO_DATA
 from exp.vision.data.layouts import NAMED_FILES, SUFFIXES, Listing, archive_notes, data_root, layout_of, other_files
 from exp.vision.data.statistics import STATISTICS, Normalization
 from exp.vision.data.transforms import Pipeline, is_resized
-from exp.vision.data.values import ImageReader, Modalities
+from exp.vision.data.values import ImageReader
 
 if TYPE_CHECKING:
     from exp.data.fingerprint import Fingerprint
@@ -37,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["ImageData", "fit_classes"]
 
 _ASSUMED_CLASSES = 50
-_MOST_FILES, _ALIKE, _END = 4096, 8, 4096  # compared by size; of one name, where there are more; bytes
+_MOST_FILES, _END = 4096, 4096  # that are compared; bytes
 _CLASS_ROWS = re.compile(r"^(auxiliary_)?head\.(classify\.)?(weight|bias)$")
 """Tensors of a head (:mod:`exp.vision.dinov3`) whose rows are classes."""
 
@@ -55,6 +53,8 @@ class ImageData(Data):
         classes_key: the key of the configuration that orders the classes.
         learns_classes: whether a model for these data tells classes.
         ignore_index: the label that does not count.
+        per_pixel: whether each pixel has a label.
+        hint: what may be meant where a class has no label.
         input_record: what ``task=predict`` has found of the files of ``task.input``, for the record.
 
     Args:
@@ -67,6 +67,8 @@ class ImageData(Data):
 
     classes_key = "data.classes"
     learns_classes = True
+    per_pixel = False
+    hint = ""
     makes = ("layout",)
     ignore_index: int
 
@@ -78,21 +80,13 @@ class ImageData(Data):
         self.tested_on = "test" if "test" in listing.splits else "val"
         self.eval_batch_size, self.num_workers = config.eval_batch_size, config.num_workers
         trained_on = [path for path, _ in listing.splits["train"]]
-        wanted = config.band_names if config.bands is None else config.bands
-        choice = None if wanted is None else BandChoice(wanted, config.band_names, config.alpha)
-        by_image = config.stretch_scope == "image"
-        channels = config.channels if choice is None else len(choice.wanted)
-        self.read = ImageReader(channels, config.value_range, config.alpha, choice, config.stretch, by_image)
-        self.read.modalities = Modalities(getattr(config, "modality", None), config.modality_statistics)
-        skips = config.on_error == "skip"
-        self.normalization = Normalization(
-            self.read, trained_on, config.mean, config.std, config.num_workers, skip_errors=skips
-        )
+        self.read = ImageReader(config)
+        self.normalization = Normalization(self.read, trained_on, config)
         self._adopted = False
         self._misfit: DataError | None = None  # of classes; features have none
         self._config = config
         self._record = dict(listing.notes)
-        self.notes = [*archive_notes(root), *listing.warnings, *self._odd(listing, wanted or ())]
+        self.notes = [*archive_notes(root), *listing.warnings, *self._others(listing)]
         self.input_record: dict[str, Any] = {}
         self._eval_pipeline = Pipeline("data.eval_pipeline", config.eval_pipeline)
         training = Pipeline("data.train_pipeline", config.train_pipeline)
@@ -100,10 +94,11 @@ class ImageData(Data):
         for split, samples in listing.splits.items():
             is_train = split == "train"
             pipeline = training if is_train else self._eval_pipeline
-            self._splits[split] = self._make(samples, self.read, pipeline, config, is_train, cached=True)
+            self._splits[split] = self._make(samples, self.read, pipeline, config, is_train)
+        self.train, self.val, self.test = (self._splits[split] for split in ("train", "val", self.tested_on))
         if config.modality_weights:
             groups = [self.read.modalities.of(path) for path in trained_on]
-            draw = self._splits["train"].draw = ModalityDraw(groups, config.modality_weights, config.seed)
+            draw = self.train.draw = ModalityDraw(groups, config.modality_weights, config.seed)
             self._record["modality_shares"] = draw.shares
 
     def interpret(
@@ -112,58 +107,25 @@ class ImageData(Data):
         """What a kind of data makes of the files: the class of its datasets, the names of its classes, their colors."""
         raise NotImplementedError
 
-    def _odd(self, listing: Listing, wanted: Sequence[Any]) -> list[str]:
-        """Lines on what is remarkable about files and bands, which goes into the record, too."""
-        lines = []
+    def _others(self, listing: Listing) -> list[str]:
+        """A line on files beside the images that are not read, which goes into the record, too."""
         samples = [sample for members in listing.splits.values() for sample in members]
         others = other_files({os.path.dirname(path) for sample in samples for path in sample if isinstance(path, str)})  # noqa: PTH120
-        if others:
-            self._record["other_files"] = others
-            counts = ", ".join(f"{count} {suffix}" for suffix, count in others.items())
-            lines.append(
-                f"warning: files beside the images of {self.name} are not read, as exp reads {' '.join(SUFFIXES)} "
-                f"only: {counts}; convert them, or move them elsewhere"
-            )
-        twice = sorted({str(band) for band in wanted if list(wanted).count(band) > 1})
-        if twice:
-            lines.append(f"note: data.bands names {', '.join(twice)} more than once: the model gets it as often")
-        reordered = reordered_bands(listing.splits["train"][0][0]) if self.read.takes_colors else []
-        if reordered:
-            self._record["bands_read_as_rgb"] = reordered
-            lines.append(f"note: bands named {', '.join(reordered)} are read as red, green, blue")
-        return lines
+        if not others:
+            return []
+        self._record["other_files"] = others
+        counts = ", ".join(f"{count} {suffix}" for suffix, count in others.items())
+        return [
+            f"warning: files beside the images of {self.name} are not read, as exp reads {' '.join(SUFFIXES)} "
+            f"only: {counts}; convert them, or move them elsewhere"
+        ]
 
     # -- samples -------------------------------------------------------------------------------------------------------
 
-    @property
-    def train(self) -> ImageDataset:
-        """The split to train on."""
-        return self._split("train")
-
-    @property
-    def val(self) -> ImageDataset:
-        """The split by which the best model is chosen."""
-        return self._split("val")
-
-    @property
-    def test(self) -> ImageDataset:
-        """The split that is tested on: ``val`` where there is no test split."""
-        return self._split(self.tested_on)
-
     def plain_parts(self) -> dict[str, ImageDataset]:
         """All splits as an evaluation sees them: the training images, too, through ``data.eval_pipeline``."""
-        self._look()
         make = functools.partial(self._make, read=self.read, pipeline=self._eval_pipeline, config=self._config)
         return {split: make(data.samples) for split, data in self._splits.items()}
-
-    def _split(self, name: str) -> ImageDataset:
-        self._look()  # measured here once, where need be, and not in each process that loads
-        split: ImageDataset = self._splits[name]
-        return split
-
-    def _look(self) -> None:
-        self.normalization.look()
-        self.normalization.find_range()
 
     @property
     def prepares(self) -> bool:
@@ -193,7 +155,7 @@ class ImageData(Data):
         """
         mask = None if missing is None else missing.astype(np.uint8) * np.uint8(NO_DATA)
         results = self._eval_pipeline(pixels, str(path), mask)
-        made: np.ndarray = self._splits[self.tested_on].filled(results, str(path))
+        made: np.ndarray = self.test.filled(results, str(path))
         if for_map and made.shape[:2] != pixels.shape[:2] and not is_resized(results):
             sizes = [f"{width} x {height}" for height, width in (pixels.shape[:2], made.shape[:2])]
             raise DataError(
@@ -225,8 +187,7 @@ class ImageData(Data):
 
     def model_arguments(self) -> dict[str, Any]:
         """What the model must know of the files; names of bands, mean and deviation only where there are some."""
-        self._look()
-        self._check_classes()
+        self.normalization.look()
         arguments: dict[str, Any] = {
             "num_classes": len(self.classes),
             "in_channels": self.read.channels,
@@ -254,7 +215,6 @@ class ImageData(Data):
             ``bands``, ``band_names`` and ``band_count``, with ``data.mean`` also ``mean``, ``std`` and ``scaled``, with
             those of modalities also ``modality_statistics``.
         """
-        self._look()
         return {"classes": list(self.classes), **self.normalization.state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -277,10 +237,6 @@ class ImageData(Data):
         self.normalization.load_state(state)
         self._adopted = True
 
-    def _check_classes(self) -> None:
-        if self._misfit is not None:
-            raise self._misfit
-
     def setup(self, session: Any) -> None:
         """Measure over all training images what is to be measured; a collective.
 
@@ -292,12 +248,10 @@ class ImageData(Data):
                 :meth:`look_at_files`.
         """
         session.when_built(self.on_model)
-        if self._adopted:
-            if session.config.task.name != "features":
-                self._check_classes()
-            self._misfit = None
-        else:
+        if not self._adopted:
             self._settle_values(session)
+        elif self._misfit is not None and session.config.task.name != "features":
+            raise self._misfit
         if session.config.task.name != "train":
             return
         trouble = None
@@ -314,10 +268,15 @@ class ImageData(Data):
         self.normalization.look()
         if session.weights is not None:
             state = session.weights.data or {}
-            self._refuse_another_order(list(state.get("band_names") or ()), session.config.model.get("band_init"))
+            theirs, mine = list(state.get("band_names") or ()), self.normalization.names
+            if mine != theirs and sorted(mine) == sorted(theirs):
+                raise DataError(
+                    f"init_from: the weights were trained on the bands {', '.join(theirs)}, but data.bands gives "
+                    f"{', '.join(mine)}; give them in the same order"
+                )
             if self.learns_classes:
                 session.weights = fit_classes(session.weights, self.classes, session.say)
-        if self.normalization.waits:
+        if self.normalization.is_measured or self.normalization.lacks_range:
             session.wait_for("measuring the training images")
         resume, earlier = session.config.resume, None
         if resume is not None:
@@ -327,35 +286,15 @@ class ImageData(Data):
             path = session.folder.path / STATISTICS
             session.when_started(functools.partial(write_json, path, table))
 
-    def _refuse_another_order(self, theirs: list[str], band_init: str | None) -> None:
-        """Refuse to train on the bands of the weights in another order: nothing else would tell.
-
-        Args:
-            theirs: names of the bands of the weights.
-            band_init: ``model.band_init``: which kernels further bands begin with.
-        """
-        mine = self.normalization.names
-        if not theirs or not mine:
-            return
-        if mine != theirs and sorted(mine) == sorted(theirs):
-            raise DataError(
-                f"init_from: the weights were trained on the bands {', '.join(theirs)}, but data.bands gives "
-                f"{', '.join(mine)}; give them in the same order"
-            )
-        if len(mine) != len(theirs) == 3 and colors_in(theirs) != [0, 1, 2] and band_init not in (None, "mean"):
-            raise DataError(
-                f"init_from: the weights were trained on the bands {', '.join(theirs)}, not on red, green and blue, "
-                f"whose kernels model.band_init={band_init} hands on; set model.band_init=mean"
-            )
-
     def look_at_files(self, say: Callable[[str], None]) -> None:
-        """Warn of images that are trained on and tested on; rank 0 does so before a training.
+        """Warn of images that are trained on and tested on, and of classes that are not there; rank 0 does so before a
+        training.
 
         Args:
             say: shows a line.
 
         Raises:
-            DataError: nothing can be learned or measured.
+            DataError: no label of a split counts.
         """
         splits = {split: [path for path, _ in data.samples] for split, data in self._splits.items()}
         copies = _copies(splits.pop("train"), {path for paths in splits.values() for path in paths})
@@ -365,6 +304,28 @@ class ImageData(Data):
                 f"warning: {len(copies)} images of {self.name} are in two parts, such as {copies[0]}: figures are "
                 "measured on what was trained on; remove them from one"
             )
+        told = {
+            "train": ("classes_without_training_images", "cannot be learned"),
+            self.tested_on: ("classes_not_measured", "no figure tells of it"),
+        }
+        for split, data in self._splits.items() if self.learns_classes else ():
+            found, looked_at = self.labels_in(data.samples)
+            lacking = [name for number, name in enumerate(self.classes) if number not in found]
+            whole, where = looked_at == len(data), f"{looked_at} of {len(data)} {split} labels"
+            if looked_at and len(lacking) == len(self.classes):
+                if whole:
+                    raise DataError(f"no class is in {where}{self.hint}")
+                say(f"warning: no class is in {where}{self.hint}")
+            # Of a few of many only what is no chance is a warning.
+            elif lacking and split in told and (whole or len(lacking) == len(self.classes) - 1):
+                key, means = told[split]
+                if whole:
+                    self._record[key] = lacking
+                say(f"warning: {', '.join(lacking)}: in none of {where}: {means}{self.hint}")
+
+    def labels_in(self, samples: Sequence[tuple[str, Any]]) -> tuple[set[int], int]:
+        """The class numbers among some samples, and how many of these were looked at."""
+        return {label for _, label in samples}, len(samples)
 
     # -- figures and pictures ------------------------------------------------------------------------------------------
 
@@ -394,67 +355,40 @@ class ImageData(Data):
     def record(self, gather: Callable[[Any], list[Any]]) -> dict[str, Any]:
         """What ``result.json`` says of the data; all ranks call it, with ``gather`` of their ``Distributed``."""
         counts = {split: len(data) for split, data in self._splits.items()}
-        found = self.found_in(gather({split: data.met() for split, data in self._splits.items()}))
+        gathered = gather({split: data.met() for split, data in self._splits.items()})
         measured = self.normalization.record()
-        return {**counts, "tested_on": self.tested_on, **measured, **self._record, **found, **self.input_record}
-
-    def found_in(self, gathered: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """What was left out while loading, over all ranks and loader workers.
-
-        Args:
-            gathered: of each rank: what :meth:`ImageDataset.met` gives, by split.
-
-        Returns:
-            ``{"skipped": {"count", "files"}, "unknown_pixels": {split: count}}``; only what there is.
-        """
         found: dict[str, Any] = {}
         skipped = sorted({(split, number) for rank in gathered for split in rank for number in rank[split]["skipped"]})
         if skipped:
             files = [self._splits[split].reason(number) for split, number in skipped[:NAMED_FILES]]
             found["skipped"] = {"count": len(skipped), "files": files}
-        unknown = {}
-        for split in self._splits:
-            # By sample: several ranks may have met the same one, in different epochs.
-            pixels = {number: count for rank in gathered for number, count in rank[split]["unknown"].items()}
-            if pixels:
-                unknown[split] = sum(pixels.values())
-        if unknown:
-            found["unknown_pixels"] = unknown
-        return found
+        # By sample: several ranks may have met the same one, in different epochs.
+        unknown = {split: {n: c for rank in gathered for n, c in rank[split]["unknown"].items()} for split in counts}
+        if any(unknown.values()):
+            found["unknown_pixels"] = {split: sum(pixels.values()) for split, pixels in unknown.items() if pixels}
+        return {**counts, "tested_on": self.tested_on, **measured, **self._record, **found, **self.input_record}
 
 
 def _copies(trained: Sequence[str], held: set[str]) -> list[str]:
-    """Held-out images of which the training split has a file of the same content.
-
-    Compared are files of the same size and end; among more than 4096 files, which would take long to look into, those
-    of the same name. A name that many files have, as of numbered tiles, tells nothing then.
-    """
-    many = len(trained) + len(held) > _MOST_FILES
+    """Held-out images of which the training split has a file of the same content; of up to 4096 files."""
+    if len(trained) + len(held) > _MOST_FILES:
+        return []
 
     def key(path: str) -> Any:
-        if many:
-            return os.path.basename(path)  # noqa: PTH119 - of a million
-        with contextlib.suppress(OSError), open(path, "rb") as file:  # noqa: PTH123
+        with open(path, "rb") as file:  # noqa: PTH123
             size = file.seek(0, os.SEEK_END)
             file.seek(max(size - _END, 0))
             return size, file.read()
-        return None
 
     alike: dict[Any, list[str]] = defaultdict(list)
-    for path in trained:
-        alike[key(path)].append(path)
-    others = {path: alike[key(path)] for path in held.difference(trained)}
-    return sorted(
-        path
-        for path, originals in others.items()
-        if not (many and len(originals) > _ALIKE) and any(_same(path, other) for other in originals)
-    )
-
-
-def _same(path: str, other: str) -> bool:
+    found = []
     with contextlib.suppress(OSError):  # it is reported when it is read
-        return filecmp.cmp(path, other, shallow=False)
-    return False
+        for path in trained:
+            alike[key(path)].append(path)
+        for path in sorted(held.difference(trained)):
+            if any(filecmp.cmp(path, other, shallow=False) for other in alike[key(path)]):
+                found.append(path)
+    return found
 
 
 def fit_classes(weights: Weights, classes: Sequence[str], say: Callable[[str], None]) -> Weights:

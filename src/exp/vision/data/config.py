@@ -34,9 +34,8 @@ class ImageDataConfig:
     band_names: Optional[List[str]] = None
     """Names of all bands of the files, where these do not tell them."""
     stretch: Optional[List[float]] = None
-    """[2, 98]: these percentiles of each band become 0 and 255, of 8-bit values, too; null: see ``value_range``."""
-    stretch_scope: str = "train"
-    """Percentiles of the ``train`` split, kept with the weights, or of each ``image`` by itself."""
+    """[2, 98]: these percentiles of each band over the training split become 0 and 255, of 8-bit values, too, and are
+    kept with the weights; null: see ``value_range``."""
     mean: Any = None
     """Of each band, in the units of the files: numbers, a ``statistics.json``, or ``train``: measured once over the
     training split and kept; null: as ``model.normalization`` says."""
@@ -54,8 +53,8 @@ class ImageDataConfig:
     alpha: Optional[bool] = None
     """Whether a channel beyond those is transparency: null: as the file marks it; true: it is; false: it is a band."""
     value_range: Any = None
-    """[low, high] that become 0 and 255 where values are not 8 bit, a number each or one for each band; ``auto``:
-    percentiles 1 and 99 of training images, kept with the weights; null: only 8-bit values are taken."""
+    """[low, high] that become 0 and 255 where values are not 8 bit, a number each or one for each band; null: only
+    8-bit values are taken."""
     split: List[float] = field(default_factory=lambda: [0.7, 0.1, 0.2])
     """Shares of train, val and test where the files do not say; without test, val is tested on."""
     classes: Optional[List[str]] = None

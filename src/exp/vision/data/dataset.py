@@ -48,7 +48,6 @@ class ImageDataset(Dataset):
         pipeline: of transforms.
         config: keys of ``data``.
         augmented: whether the pipeline draws random numbers.
-        cached: whether decoded samples are kept, up to ``data.cache_megabytes`` in each process.
     """
 
     takes_batches = gives_tensors = True
@@ -60,7 +59,6 @@ class ImageDataset(Dataset):
         pipeline: Pipeline,
         config: ImageDataConfig,
         augmented: bool = False,
-        cached: bool = False,
     ) -> None:
         self.samples = samples
         self.read = read
@@ -74,7 +72,7 @@ class ImageDataset(Dataset):
         self.unknown = torch.zeros(len(samples), dtype=torch.int32).share_memory_()
         self._used = torch.zeros(1, dtype=torch.bool).share_memory_()
         self._cache: dict[int, Loaded] = {}
-        self._cache_left = config.cache_megabytes * 2**20 if cached else 0
+        self._cache_left = config.cache_megabytes * 2**20
 
     def __len__(self) -> int:
         return len(self.samples)

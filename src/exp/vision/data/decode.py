@@ -6,9 +6,7 @@ Channels come in the order of the file, RGB for colors; rotation marks of camera
 from __future__ import annotations
 
 import importlib.util
-import io
 import os
-import struct
 import warnings
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,44 +14,20 @@ from typing import Any, Iterator, NamedTuple, Sequence
 
 import cv2
 import numpy as np
-from PIL import Image
-from PIL.TiffImagePlugin import ImageFileDirectory_v2
+from PIL import Image, ImageSequence
 
 from exp.errors import DataError
-from exp.vision.data.bands import color_names, colors_in, order_of_colors
+from exp.vision.data.bands import COLORS, color_names
 
-__all__ = [
-    "Raw",
-    "by_rasterio",
-    "check_tiff",
-    "decoded",
-    "has_mask",
-    "has_rasterio",
-    "image_size",
-    "is_jpeg",
-    "marks_alpha",
-    "names_in",
-    "naming",
-    "order_in",
-    "read_bytes",
-    "read_raw",
-    "refuse_complex",
-    "reordered_bands",
-]
+__all__ = ["Raw", "by_rasterio", "has_rasterio", "image_size", "opened", "read_raw"]
 
 _BY_RASTERIO = (".tif", ".tiff", ".jp2")
-_COLORS = ("red", "green", "blue", "alpha")
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0")
-_SUBFILE, _OLD_SUBFILE, _PHOTOMETRIC = 254, 255, 262  # tags
-_LAB = (8, 9, 10)  # CIELab, ICCLab, ITULab
-_COPY_OR_MASK = 1 | 4  # bits of the subfile type: a smaller copy, a mask of transparency
+_SUBFILE, _COPY_OR_MASK = 254, 1 | 4  # a tag, and two of its bits: a smaller copy, a mask of transparency
 _END, _SCAN = b"\xff\xd9", b"\xff\xda"  # markers of JPEG
-_FRAMES = tuple(marker for marker in range(0xC0, 0xD0) if marker not in (0xC4, 0xC8, 0xCC))
-_PROGRESSIVE = (0xC2, 0xC6, 0xCA, 0xCE)
-# Any bits that a decoder short of data would take for coefficients; no 0xFF, which would begin a marker.
-_FOREIGN = bytes(np.random.default_rng(0).integers(0, 255, 1024, dtype=np.uint8))
-_whole: set[int] = set()  # hashes of progressive JPEGs that are whole: a second look would decode them twice again
+_CACHE_MIB = 64  # of GDAL, which would take a twentieth of the machine's memory
 
+Image.MAX_IMAGE_PIXELS = None  # the header of a large image is small; what is decoded whole has limits of its own
 # One thread for each process that loads images: ranks and loader workers are the parallelism. And what OpenCV would
 # print about a damaged file is in our errors, once and with the file's name.
 cv2.setNumThreads(0)
@@ -69,7 +43,6 @@ class Raw(NamedTuple):
         nodata: the value that the file says stands for no data; None: it says none.
         names: of its channels, as far as the file tells; empty: it does not.
         masked: pixels that a mask in the file says hold no data, bool (H, W); None: there is no such mask.
-        order: in which order its channels are red, green, blue, where the file says so; None: as they are.
     """
 
     pixels: np.ndarray
@@ -77,22 +50,21 @@ class Raw(NamedTuple):
     nodata: float | None = None
     names: Sequence[str] = ()
     masked: np.ndarray | None = None
-    order: list[int] | None = None
 
 
 def read_raw(path: str | os.PathLike[str]) -> Raw:
     """Decode a file.
 
     Raises:
-        DataError: it is missing, corrupt or truncated, has several pages, complex values, or colors of CIELAB.
+        DataError: it is missing, corrupt or truncated, has several pages, or complex values.
     """
     with naming(path):
         if by_rasterio(path):
             return _read_raster(path)
         _, pixels = decoded(path)
-        if pixels.ndim == 2:
-            return Raw(pixels[..., None], names=color_names(1))
-        count = pixels.shape[2]
+        count = 1 if pixels.ndim == 2 else pixels.shape[2]
+        if count == 1:
+            return Raw(pixels.reshape(*pixels.shape[:2], 1), names=color_names(1))
         if count == 4 and _tiff_hint(path):
             raise DataError(f"{path} has 4 channels{_tiff_hint(path)}")
         order = cv2.COLOR_BGR2RGB if count == 3 else cv2.COLOR_BGRA2RGBA
@@ -113,8 +85,6 @@ def decoded(path: str | os.PathLike[str]) -> tuple[np.ndarray, np.ndarray]:
     pixels = cv2.imdecode(content, cv2.IMREAD_UNCHANGED)
     if pixels is None:
         raise DataError(f"{path} cannot be decoded: it is corrupt, or no image; copy it anew{_tiff_hint(path)}")
-    if is_jpeg(content) and _lacks_data(content, pixels):
-        raise DataError(f"{path} is truncated: data are missing before the end of the JPEG; copy it anew")
     return content, pixels
 
 
@@ -122,7 +92,7 @@ def read_bytes(path: str | os.PathLike[str]) -> np.ndarray:
     """The content of a file that has an end: uint8 (size,).
 
     Raises:
-        DataError: it cannot be read, is empty or truncated, or :func:`check_tiff` refuses it.
+        DataError: it cannot be read, is empty or truncated, or a TIFF of several pages.
     """
     try:
         content = np.fromfile(path, np.uint8)  # any path, which cv2.imread cannot do everywhere
@@ -130,16 +100,22 @@ def read_bytes(path: str | os.PathLike[str]) -> np.ndarray:
         raise DataError(f"{path} cannot be read: {error.strerror}; check data.root and permissions") from error
     if content.size == 0:
         raise DataError(f"{path} is empty; copy it anew")
+    head = content[:4].tobytes()
     if is_jpeg(content):
         data = content.tobytes() if content[-2:].tobytes() != _END else b""
         # Bytes may follow the end; but an embedded preview has an end of its own, too.
         if data and data.rfind(_END) <= data.rfind(_SCAN):
             raise DataError(f"{path} is truncated: the end of the JPEG is missing; copy it anew")
-    elif content[:4].tobytes() == b"\x89PNG":
+    elif head == b"\x89PNG":
         if b"IEND" not in content[-12:].tobytes() and b"IEND" not in content.tobytes():
             raise DataError(f"{path} is truncated: the end of the PNG is missing; copy it anew")
-    elif content[:4].tobytes() in _TIFF:
-        check_tiff(path)
+    elif head in _TIFF:
+        try:
+            with Image.open(path) as file:
+                pages = sum(not each.tag_v2.get(_SUBFILE, 0) & _COPY_OR_MASK for each in ImageSequence.Iterator(file))
+        except (OSError, ValueError, SyntaxError, TypeError):
+            return content  # left to the decoder
+        _refuse_pages(path, pages)
     return content
 
 
@@ -148,86 +124,12 @@ def is_jpeg(content: np.ndarray) -> bool:
     return content[:2].tobytes() == b"\xff\xd8"
 
 
-def _lacks_data(content: np.ndarray, pixels: np.ndarray) -> bool:
-    """Whether a JPEG lacks data before its end marker, as a broken copy that a tool has closed again: decoders give no
-    error, but decode what is missing of a sequential one to middle gray, down to its last block. Only where that one is
-    gray a second decoder has to tell whether it would have gone on reading. A progressive one may lack detail anywhere.
-    """
-    gray = bool((np.abs(pixels[-8:, -8:].astype(np.int16) - 128) <= 8).all())
-    progressive = _frame(content) in _PROGRESSIVE
-    if not gray and not progressive:
-        return False
-    data = content.tobytes()
-    if hash(data) in _whole:
-        return False
-    end = data.rfind(_END)
-    # A decoder that has all it needs ignores what follows; one that lacks data takes it for image.
-    first, second = (Image.open(io.BytesIO(each)) for each in (data, data[:end] + _FOREIGN + data[end:]))
-    if not np.array_equal(np.asarray(first), np.asarray(second)):
-        return True
-    _whole.add(hash(data))
-    return False
-
-
-def _frame(content: np.ndarray) -> int:
-    """The marker of the frame of a JPEG, which tells how it is coded; 0: there is none."""
-    position = 2
-    while position + 4 <= content.size and content[position] == 0xFF:
-        marker = int(content[position + 1])
-        if marker in _FRAMES:
-            return marker
-        position += 2 + int(content[position + 2]) * 256 + int(content[position + 3])
-    return 0
-
-
-def check_tiff(path: str | os.PathLike[str]) -> None:
-    """Refuse a TIFF of several pages, of which a decoder would read the first alone, and one of CIELAB.
-
-    Overviews, thumbnails and masks are no pages. A damaged file is left to the decoder.
-
-    Raises:
-        DataError: says which.
-    """
-    pages: list[dict[int, Any]] = []
-    with open(path, "rb") as file, warnings.catch_warnings():  # noqa: PTH123 - any kind of path
-        warnings.simplefilter("ignore")
-        head = file.read(16)
-        if head[:4] not in _TIFF:
-            return
-        try:
-            directory = ImageFileDirectory_v2(head if head[2:3] == b"+" else head[:8])
-            seen: set[int] = set()
-            while directory.next and directory.next not in seen:
-                seen.add(directory.next)
-                file.seek(directory.next)
-                directory.load(file)
-                found = {tag: directory.get(tag, 0) for tag in (_SUBFILE, _OLD_SUBFILE, _PHOTOMETRIC)}
-                if not found[_SUBFILE] & _COPY_OR_MASK and found[_OLD_SUBFILE] != 2:
-                    pages.append(found)
-        except (struct.error, OSError, ValueError, TypeError, SyntaxError):
-            return
-    if pages and pages[0][_PHOTOMETRIC] in _LAB:
+def _refuse_pages(path: str | os.PathLike[str], pages: int) -> None:
+    """Refuse a TIFF of several pages, of which a decoder would read the first alone."""
+    if pages > 1:
         raise DataError(
-            f"{path} has colors of CIELAB, which decoders turn into others of red, green and blue each: convert it to "
-            "RGB, with a program that knows its white point"
-        )
-    if len(pages) > 1:
-        raise DataError(
-            f"{path} has {len(pages)} pages, and a sample is one: write each page to a file of its own, or all of them "
-            "as the bands of one page"
-        )
-
-
-def refuse_complex(path: str | os.PathLike[str], dtype: Any) -> None:
-    """Refuse complex numbers, of which a model would get the real part alone.
-
-    Raises:
-        DataError: they are complex.
-    """
-    if str(dtype).startswith("complex"):
-        raise DataError(
-            f"{path} holds {dtype} values, and a model takes real ones: write their amplitude, or real and imaginary "
-            "part as two bands"
+            f"{path} has {pages} pages, and a sample is one: write each page to a file of its own, or all of them as "
+            "the bands of one page"
         )
 
 
@@ -240,6 +142,18 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
         raise
     except Exception as error:
         raise DataError(f"{path} cannot be read: {error or type(error).__name__}; copy it anew") from error
+
+
+def image_size(path: str | os.PathLike[str]) -> tuple[int, int] | None:
+    """(height, width) by the header of a file, before anything is decoded; None: its decoder has to tell."""
+    if by_rasterio(path):
+        with opened(path) as file:
+            return file.height, file.width
+    try:
+        with Image.open(path) as picture:
+            return picture.height, picture.width
+    except (OSError, ValueError, SyntaxError):
+        return None
 
 
 # -- rasterio ----------------------------------------------------------------------------------------------------------
@@ -262,85 +176,57 @@ def _tiff_hint(path: str | os.PathLike[str]) -> str:
 
 
 @contextmanager
-def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
+def opened(path: str | os.PathLike[str]) -> Iterator[Any]:
+    """A dataset of ``rasterio.open``.
+
+    Raises:
+        DataError: it cannot be opened, has several pages, or complex values, of which a model would get the real part.
+    """
     import rasterio
 
-    with warnings.catch_warnings(), naming(path):
+    with rasterio.Env(GDAL_CACHEMAX=_CACHE_MIB), warnings.catch_warnings():
         warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)  # plain TIFFs are welcome
-        with rasterio.open(Path(path)) as file:
-            yield file
+        with naming(path):
+            dataset = rasterio.open(Path(path))
+        with dataset:
+            _refuse_pages(path, len(dataset.subdatasets))
+            if dataset.count and dataset.dtypes[0].startswith("complex"):
+                raise DataError(
+                    f"{path} holds {dataset.dtypes[0]} values, and a model takes real ones: write their amplitude, or "
+                    "real and imaginary part as two bands"
+                )
+            yield dataset
 
 
 def _read_raster(path: str | os.PathLike[str]) -> Raw:
     """As it is in the file; color numbers become colors."""
-    with _opened(path) as file:
-        check_tiff(path)
-        refuse_complex(path, file.dtypes[0])
+    with opened(path) as file:
         bands = file.read()
         if file.colorinterp[0].name == "palette":
             colors = np.zeros((np.iinfo(bands.dtype).max + 1, 3), np.uint8)
             for number, color in file.colormap(1).items():
                 colors[number] = color[:3]
             return Raw(colors[bands[0]], names=color_names(3))
-        masked = file.dataset_mask() == 0 if has_mask(file) else None
-        pixels = np.moveaxis(bands, 0, -1)
-        return Raw(pixels, marks_alpha(file), file.nodata, names_in(file), masked, order_in(file))
+        alpha, names = reading(file)
+        return Raw(np.moveaxis(bands, 0, -1), alpha, file.nodata, names, mask_of(file))
 
 
-def image_size(path: str | os.PathLike[str]) -> tuple[int, int] | None:
-    """(height, width) by the header of a file, before anything is decoded; None: its decoder has to tell."""
-    if by_rasterio(path):
-        with _opened(path) as file:
-            return file.height, file.width
-    before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None  # the header of a large image is small
-    try:
-        with Image.open(path) as picture:
-            return picture.height, picture.width
-    except (OSError, ValueError, SyntaxError):
-        return None
-    finally:
-        Image.MAX_IMAGE_PIXELS = before
-
-
-def reordered_bands(path: str | os.PathLike[str]) -> list[str]:
-    """What a file calls its bands where these are colors in another order than RGB; by its header.
-
-    Returns:
-        Their names, in the order of the file; empty where they are in order, or the file does not tell.
+def reading(file: Any) -> tuple[bool, tuple[str, ...]]:
+    """Whether an open dataset marks its last band as transparency, and the names of its bands: their descriptions, or
+    what colors the file says they are; empty: there are none.
     """
-    if not by_rasterio(path):
-        return []
-    try:
-        with _opened(path) as file:
-            return _color_names_in(file) if order_in(file) is not None else []
-    except DataError:
-        return []  # reported when it is read
+    interpreted = [each.name for each in file.colorinterp]
+    names = [each or "" for each in file.descriptions]
+    names = names if any(names) else [each if each in COLORS else "" for each in interpreted]
+    return file.count > 1 and interpreted[-1] == "alpha", tuple(names) if any(names) else ()
 
 
-def order_in(file: Any) -> list[int] | None:
-    """In which order the bands of an open dataset of rasterio are red, green, blue; None: as they are, or not known."""
-    return order_of_colors(_color_names_in(file))
+def mask_of(file: Any, window: Any = None) -> np.ndarray | None:
+    """Where a mask in an open dataset says that there is no data, bool (H, W); None: there is no such mask.
 
-
-def _color_names_in(file: Any) -> list[str]:
-    """The descriptions of its bands, where these are colors; else what colors the file says they are."""
-    descriptions = [description or "" for description in file.descriptions]
-    return descriptions if None not in colors_in(descriptions) else [each.name for each in file.colorinterp]
-
-
-def marks_alpha(file: Any) -> bool:
-    """Whether an open dataset of rasterio marks its last band as transparency."""
-    return bool(file.count > 1 and file.colorinterp[-1].name == "alpha")
-
-
-def has_mask(file: Any) -> bool:
-    """Whether an open dataset of rasterio has a mask of its own, which is neither transparency nor a no-data value."""
+    Transparency and a no-data value are no masks.
+    """
     flags = [{flag.name for flag in flags} for flags in file.mask_flag_enums]
-    return any("per_dataset" in names and "alpha" not in names for names in flags)
-
-
-def names_in(file: Any) -> tuple[str, ...]:
-    """Names of the bands of an open dataset of rasterio: their descriptions, or what colors the file says they are."""
-    if any(file.descriptions):
-        return tuple(description or "" for description in file.descriptions)
-    return tuple(each.name if each.name in _COLORS else "" for each in file.colorinterp)
+    if not any("per_dataset" in names and "alpha" not in names for names in flags):
+        return None
+    return np.asarray(file.dataset_mask(window=window) == 0)

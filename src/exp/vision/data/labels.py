@@ -13,7 +13,7 @@ from PIL import Image
 
 from exp.data.places import shortened
 from exp.errors import DataError
-from exp.vision.data.decode import decoded, is_jpeg, read_bytes
+from exp.vision.data.decode import decoded, is_jpeg, naming, read_bytes
 
 __all__ = ["IGNORED", "NO_DATA", "ColorMasks", "IndexMasks", "Labels", "Masks", "distinct_colors"]
 
@@ -22,8 +22,6 @@ IGNORED = 255
 NO_DATA = 254
 """In a pipeline: the label of pixels whose image holds no data; afterwards they do not count."""
 _UNKNOWN = 254
-_SHOWN = 5  # colors in a message
-_JP2, _CODESTREAM, _COD = b"\0\0\0\x0cjP  \r\n\x87\n", b"\xff\x4f\xff\x51", b"\xff\x52"
 _BITS, _PHOTOMETRIC = 258, 262  # tags of TIFF
 
 
@@ -43,7 +41,7 @@ class Masks(abc.ABC):
     """Reads masks; picklable.
 
     Attributes:
-        left_out: why pixels do not count, with the key that says so, for messages.
+        left_out: which pixels do not count, by which key, for messages.
     """
 
     left_out: str
@@ -56,14 +54,6 @@ class Masks(abc.ABC):
             DataError: it cannot be read, or what it holds cannot be meant.
         """
 
-    def hint(self, found: Sequence[int]) -> str:
-        """What may be meant where a class lacks pixels; empty where nothing suggests it.
-
-        Args:
-            found: class numbers that masks hold, and 255 where some pixels do not count.
-        """
-        return ""
-
 
 class IndexMasks(Masks):
     """Masks whose values are class numbers; a palette that such a file may have is for the eye only.
@@ -75,26 +65,19 @@ class IndexMasks(Masks):
     """
 
     def __init__(self, num_classes: int, values: Mapping[int, int] | None = None, ignored: Sequence[int] = ()) -> None:
-        known = {**(values or {number: number for number in range(num_classes)}), **dict.fromkeys(ignored, IGNORED)}
+        self.known = {
+            **(values or {number: number for number in range(num_classes)}),
+            **dict.fromkeys(ignored, IGNORED),
+        }
         self.table = np.full(65536, _UNKNOWN, np.uint8)
-        self._beyond = {value: label for value, label in known.items() if not 0 <= value < len(self.table)}
-        for value in known.keys() - self._beyond.keys():
-            self.table[value] = known[value]
-        self.num_classes = num_classes
-        self.ignored = list(ignored)
-        self.left_out = f"all hold values that are ignored (data.ignore_values={self.ignored}), or no data"
-
-    def hint(self, found: Sequence[int]) -> str:
-        """See :meth:`Masks.hint`: 255, which is left out, may be a class."""
-        lacking = [number for number in range(self.num_classes) if number not in found]
-        if not lacking or IGNORED not in found or self.ignored != [IGNORED]:
-            return ""
-        values = {int(np.flatnonzero(self.table == number)[0]): number for number in found if number < self.num_classes}
-        wanted = ", ".join(f"{value}: {number}" for value, number in {**values, IGNORED: lacking[0]}.items())
-        return (
-            f"; the masks hold 255, which data.ignore_values leaves out: if it is a class, set "
-            f"'data.mask_values={{{wanted}}}' 'data.ignore_values=[]'"
-        )
+        for value, label in self.known.items():
+            if 0 <= value < len(self.table):
+                self.table[value] = label
+        self.left_out = f"pixels of data.ignore_values={[*ignored]} do not count"
+        if list(ignored) == [IGNORED]:
+            self.left_out += (
+                ": if 255 is a class, set such as 'data.mask_values={0: 0, 255: 1}' 'data.ignore_values=[]'"
+            )
 
     def read(self, path: str | os.PathLike[str]) -> Labels:
         """See :meth:`Masks.read`."""
@@ -104,24 +87,19 @@ class IndexMasks(Masks):
                 f"{path} is a JPEG, which changes values: no class number in it is certain; write masks as PNG, from "
                 "what this file was made of"
             )
-        _refuse_lossy(path, content)
-        try:
-            with Image.open(path) as file:
-                values = _as_stored(file, content)
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            raise DataError(f"{path} cannot be decoded: {error}; copy it anew") from error
+        with naming(path), Image.open(path) as file:
+            values = _as_stored(file, content)
         if values.ndim != 2 or values.dtype.kind not in "iub":
             raise DataError(
                 f"{path} is no mask of class numbers: it holds {values.dtype} values of shape {values.shape}; "
                 "masks of colors need data.palette (class: RRGGBB)"
             )
-        if values.dtype.kind == "i" or values.dtype.itemsize > 2:  # of 32 bits: may hold -1
-            inside = (values >= 0) & (values < len(self.table))
-            labels = np.where(inside, np.take(self.table, np.where(inside, values, 0)), np.uint8(_UNKNOWN))
-            for value, label in self._beyond.items():
-                labels[values == value] = label
-        else:
+        if values.dtype in (bool, np.uint8, np.uint16):
             labels = np.take(self.table, values)
+        else:  # may hold -1
+            labels = np.full(values.shape, _UNKNOWN, np.uint8)
+            for value, label in self.known.items():
+                labels[values == value] = label
         if (labels == _UNKNOWN).any():
             unknown = np.unique(values[labels == _UNKNOWN])
             raise DataError(
@@ -149,12 +127,11 @@ class ColorMasks(Masks):
             self.table[int(color, 16)] = number
         for color in ignored:
             self.table[int(color, 16)] = IGNORED
-        self.left_out = f"all have colors that are ignored (data.ignore_colors={[*ignored]}), unknown ones, or no data"
+        self.left_out = f"pixels of data.ignore_colors={[*ignored]}, and of no color of data.palette, do not count"
 
     def read(self, path: str | os.PathLike[str]) -> Labels:
         """See :meth:`Masks.read`."""
         content, pixels = decoded(path)
-        _refuse_lossy(path, content)
         if pixels.ndim != 3 or pixels.dtype != np.uint8:
             raise DataError(
                 f"{path} is no mask of colors: it holds {pixels.dtype} values of shape {pixels.shape}; "
@@ -169,39 +146,21 @@ class ColorMasks(Masks):
         strange = labels == _UNKNOWN
         unknown = int(np.count_nonzero(strange))
         # Of a JPEG only black and white come back exactly: where it has others, whole classes are lost with them.
-        jpeg = is_jpeg(content)
-        limit = self.max_unknown / 10 if jpeg and self.max_unknown < 1 else self.max_unknown
+        limit = self.max_unknown / 10 if is_jpeg(content) and self.max_unknown < 1 else self.max_unknown
         if unknown > limit * labels.size:
-            self._refuse(path, packed[strange], labels.size, limit, jpeg)
+            found, counts = np.unique(packed[strange], return_counts=True)
+            common = [f"{found[number]:06X}" for number in np.argsort(-counts)]
+            hint = (
+                "it is a JPEG, which changes colors: write masks as PNG, from what this file was made of"
+                if is_jpeg(content)
+                else "name them in data.palette or data.ignore_colors, or allow more with data.max_unknown"
+            )
+            raise DataError(
+                f"{path}: {100 * unknown / labels.size:.1f} % of the pixels have no color of data.palette (at most "
+                f"{100 * limit:g} % may): {shortened(common, 5)}; the classes are {shortened(self.colors, 8)}; {hint}"
+            )
         labels[strange] = IGNORED
         return Labels(labels, unknown)
-
-    def _refuse(self, path: str | os.PathLike[str], strange: np.ndarray, size: int, limit: float, jpeg: bool) -> None:
-        found, counts = np.unique(strange, return_counts=True)
-        order = np.argsort(-counts)
-        common = [f"{found[number]:06X} ({100 * counts[number] / size:.1f} %)" for number in order]
-        hint = (
-            "it is a JPEG, which changes colors: write masks as PNG, from what this file was made of"
-            if jpeg
-            else "name them in data.palette or data.ignore_colors, or allow more with data.max_unknown"
-        )
-        raise DataError(
-            f"{path}: {100 * strange.size / size:.1f} % of the pixels have no color of data.palette (at most "
-            f"{100 * limit:g} % may): {shortened(common, _SHOWN)}; the classes are {shortened(self.colors, 8)}; {hint}"
-        )
-
-
-def _refuse_lossy(path: str | os.PathLike[str], content: np.ndarray) -> None:
-    """Refuse a JPEG 2000 file whose wavelet is the irreversible one: ITU-T T.800, A.6.1 (marker COD)."""
-    if content[:12].tobytes() != _JP2 and content[:4].tobytes() != _CODESTREAM:
-        return
-    head = content.tobytes()
-    at = head.find(_COD, head.find(_CODESTREAM))
-    if at >= 0 and head[at + 13 : at + 14] == b"\0":
-        raise DataError(
-            f"{path} is a lossy JPEG 2000 file, which changes values: no class in it is certain; write masks as PNG, "
-            "from what this file was made of"
-        )
 
 
 def _as_stored(file: Image.Image, content: np.ndarray) -> np.ndarray:

@@ -12,34 +12,22 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Mapping, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, Sequence, Tuple
 
 from exp.config.resolve import resolve
 from exp.data.places import content_of, sample_folder
 from exp.errors import DataError
 
 __all__ = [
-    "HELD_OUT",
-    "NAMED_FILES",
-    "SPLITS",
-    "SUFFIXES",
     "ClassFolders",
     "ImageFolders",
     "Layout",
     "Listing",
     "LoveDA",
     "MaskFolders",
-    "archive_notes",
-    "complete",
-    "data_root",
     "deal",
     "files_below",
-    "folders_in",
     "image_files",
-    "layout_of",
-    "other_files",
-    "pairs_below",
-    "split_folders",
 ]
 
 SPLITS = ("train", "val", "test")
@@ -124,24 +112,14 @@ class ClassFolders(Layout):
     """
 
     labeled = True
-    expected = "expected: <data.root>/<class>/*.jpg, or <data.root>/{train,val,test}/<class>/*.jpg"
 
     def check(self, root: Path) -> None:
         """See :meth:`Layout.check`."""
-        places = split_folders(root)
-        top = next(iter(places.values()))
-        folders = folders_in(top)
-        if any(map(image_files, folders)) or (not self.labeled and image_files(top)):
-            return
-        hints = self._beside(root, places)
-        for folder in folders:
-            if any(map(image_files, folders_in(folder)[:3])):
-                hints.append(f"a level deeper there is one: data.root={folder}")
-        if self.labeled and image_files(root):
-            hints.append(f"data.root seems to be the folder of one class: data.root={root.parent}")
-        hints += _not_read([top, *folders])
-        lines = [f"data.root={root} has no folders of images by class", self.expected, content_of(root), *hints]
-        raise DataError("\n  ".join(lines))
+        place = next(iter(split_folders(root).values()))
+        folders = folders_in(place)
+        if not any(map(image_files, folders if self.labeled else [place, *folders])):
+            expected = "<data.root>/<class>/*.jpg, or <data.root>/{train,val,test}/<class>/*.jpg"
+            raise refusal(f"data.root={root} has no folders of images by class", expected, root, [place, *folders])
 
     def find(self, root: Path) -> Listing:
         """See :meth:`Layout.find`."""
@@ -153,41 +131,29 @@ class ClassFolders(Layout):
             if not self.labeled:
                 found[split][_LOOSE] = image_files(place)
         filled = {name for folders in found.values() for name, files in folders.items() if files}
-        names = list((self.labeled and self.config.classes) or sorted(filled))
-        listing = Listing(names, {})
-        listing.warnings += [f"warning: {hint}" for hint in self._beside(root, places)]
-        empty = sorted({name for folders in found.values() for name in folders} - filled - {_LOOSE})
-        if empty:
-            listing.notes["empty_folders"] = empty
-            listing.warnings.append(f"warning: empty folders of {root}: {', '.join(empty)}")
-        numbers = {name: number for number, name in enumerate(names)}
-        samples: Splits = {}
-        for split, folders in found.items():
-            strange = next((name for name, files in folders.items() if files and name not in numbers), None)
-            if strange is not None:
-                raise DataError(
-                    f"{places[split] / strange} is none of the classes {', '.join(names)}; correct data.classes"
-                )
-            samples[split] = [(path, numbers[name]) for name, files in folders.items() for path in files]
-            if not samples[split]:
-                hints = _not_read([places[split], *folders_in(places[split])])
-                raise DataError("\n  ".join([f"{places[split]} holds no images; {self.expected}", *hints]))
-        listing.splits = complete(samples, self.config.split, root, by_class=True)
-        if self.labeled:
-            _warn_of_classes(listing, root)
-        return listing
-
-    def _beside(self, root: Path, places: Mapping[str, Path]) -> list[str]:
-        """A line where folders with images lie beside those that were taken for splits: all may be classes."""
+        listing = Listing(list((self.labeled and self.config.classes) or sorted(filled)), {})
+        strange = sorted(filled.difference(listing.classes))
+        if strange:
+            raise DataError(
+                f"{root}: the folder {strange[0]} is none of the classes {', '.join(listing.classes)}; correct "
+                "data.classes"
+            )
+        numbers = {name: number for number, name in enumerate(listing.classes)}
+        samples: Splits = {
+            split: [(path, numbers[name]) for name, files in folders.items() for path in files]
+            for split, folders in found.items()
+        }
         beside = [] if "" in places else [each for each in folders_in(root) if each not in places.values()]
         unused = [folder.name for folder in beside if image_files(folder)]
-        if not unused:
-            return []
-        taken = ", ".join(f"{folder.name} ({split})" for split, folder in places.items())
-        return [
-            f"{root}: folders were taken for parts of the data: {taken}; {', '.join(unused)} beside them is not used: "
-            "if all of them are classes, rename those that have a part's name"
-        ]
+        if unused:
+            listing.warnings.append(
+                f"warning: {root}: folders were taken for splits: {', '.join(each.name for each in places.values())}; "
+                f"{', '.join(unused)} beside them is not used: if all of them are classes, rename those"
+            )
+        listing.splits = complete(samples, self.config.split, root, by_class=True)
+        if self.labeled:
+            listing.warnings += _warn_of_classes(listing.classes, root)
+        return listing
 
 
 class ImageFolders(ClassFolders):
@@ -209,12 +175,12 @@ class MaskFolders(Layout):
         """See :meth:`Layout.check`."""
         images, masks = self.config.images, self.config.masks
         if not _folders_named(root, images):
-            expected = (
-                f"expected: <data.root>/{images}/x.jpg beside <data.root>/{masks}/x.png, or both in folders below"
+            expected = f"<data.root>/{images}/x.jpg beside <data.root>/{masks}/x.png, or both in folders below"
+            raise refusal(
+                f"data.root={root} has no folder {images}; set data.images and data.masks to their names",
+                expected,
+                root,
             )
-            hints = [f"a level higher there is one: data.root={root.parent}"] if root.name in (images, masks) else []
-            first = f"data.root={root} has no folder {images}; set data.images and data.masks to their names"
-            raise DataError("\n  ".join([first, expected, content_of(root), *hints]))
 
     def find(self, root: Path) -> Listing:
         """See :meth:`Layout.find`."""
@@ -257,7 +223,7 @@ class LoveDA(Layout):
 
     classes = ("background", "building", "road", "water", "barren", "forest", "agriculture")
     expected = (
-        "expected: <data.root>/{Train,Val}/{Urban,Rural}/{images_png,masks_png}, or OpenMMLab's "
+        "<data.root>/{Train,Val}/{Urban,Rural}/{images_png,masks_png}, or OpenMMLab's "
         "<data.root>/{img_dir,ann_dir}/{train,val}"
     )
 
@@ -271,9 +237,7 @@ class LoveDA(Layout):
                     f"leave data.{key} out, or use data=segmentation"
                 )
         if not self._folders(root, "train"):
-            near = [place for place in (root.parent, *folders_in(root)) if self._folders(place, "train")]
-            hints = [f"there is one here: data.root={place}" for place in near]
-            raise DataError("\n  ".join([f"data.root={root} holds no LoveDA", self.expected, content_of(root), *hints]))
+            raise refusal(f"data.root={root} holds no LoveDA", self.expected, root)
 
     def find(self, root: Path) -> Listing:
         """See :meth:`Layout.find`."""
@@ -282,15 +246,13 @@ class LoveDA(Layout):
         for split in ("train", "val"):
             listing.splits[split] = []
             for images, masks in self._folders(root, split):
-                if not masks.is_dir():
-                    raise DataError(f"{masks} is missing\n  {self.expected}")
-                by_name = {Path(path).name: path for path in image_files(masks)}
+                by_name = {Path(path).name: path for path in image_files(masks)} if masks.is_dir() else {}
                 for path in image_files(images):
                     if Path(path).name not in by_name:
                         raise DataError(f"{path} has no mask {masks / Path(path).name}; copy LoveDA anew")
                     listing.splits[split].append((path, by_name[Path(path).name]))
             if not listing.splits[split]:
-                raise DataError(f"LoveDA in {root} has no images for {split}\n  {self.expected}")
+                raise refusal(f"LoveDA in {root} has no images for {split}", self.expected, root)
         if (root / "Train").is_dir():  # as published: 0 is no data, 1 to 7 are the classes
             listing.mask_values, listing.ignored = {value: value - 1 for value in range(1, 8)}, [0]
         else:
@@ -305,34 +267,29 @@ class LoveDA(Layout):
         return [pair for pair in found if pair[0].is_dir()]
 
 
-def _warn_of_classes(listing: Listing, root: Path) -> None:
-    """Warn of classes that are hardly meant, cannot be learned, or are not measured."""
-    names, warnings = listing.classes, listing.warnings
-    if len(names) == 1:
-        warnings.append(
-            f"warning: {names[0]} is the only class of {root}: every figure is perfect, whatever is learned"
-        )
+def refusal(what: str, expected: str, root: Path, folders: Iterable[Path] = ()) -> DataError:
+    """An error of a root that cannot be meant: with what was expected, and what is there."""
+    lines = [what, f"expected: {expected}", content_of(root)]
+    others = other_files(folders)
+    if others:
+        counts = ", ".join(f"{count} {suffix}" for suffix, count in others.items())
+        lines.append(f"there are files that exp does not read: {counts}; convert them to one of {' '.join(SUFFIXES)}")
+    return DataError("\n  ".join(lines))
+
+
+def _warn_of_classes(names: Sequence[str], root: Path) -> list[str]:
+    """Lines on classes that are hardly meant."""
     by_case: dict[str, list[str]] = defaultdict(list)
     for name in names:
         by_case[name.casefold()].append(name)
-    for group in by_case.values():
-        if len(group) > 1:
-            warnings.append(
-                f"warning: classes {' and '.join(group)} differ in case alone; join their folders if they are one"
-            )
-    counts = {split: Counter(names[number] for _, number in samples) for split, samples in listing.splits.items()}
-    trained = counts.pop("train")
-    unknown = [name for name in names if not trained[name]]
-    unmeasured = [name for name in names if trained[name] and not any(count[name] for count in counts.values())]
-    for name in unknown:
-        there = ", ".join(f"{split}: {count[name]}" for split, count in counts.items())
-        warnings.append(f"warning: no training image of class {name} ({there}), so it cannot be learned")
-    for name in unmeasured:
-        warnings.append(f"warning: no image of class {name} in {' or '.join(counts)}, so no figure tells of it")
-    if unknown:
-        listing.notes["classes_without_training_images"] = unknown
-    if unmeasured:
-        listing.notes["classes_not_measured"] = unmeasured
+    lines = [
+        f"warning: classes {' and '.join(group)} differ in case alone; join their folders if they are one"
+        for group in by_case.values()
+        if len(group) > 1
+    ]
+    if len(names) == 1:
+        lines.append(f"warning: {names[0]} is the only class of {root}: every figure is perfect, whatever is learned")
+    return lines
 
 
 def data_root(root: str | os.PathLike[str] | None, sample_data: str | None, name: str) -> Path:
@@ -479,10 +436,14 @@ def _folders_named(root: Path, name: str, depth: int = 3) -> list[Path]:
 
 def folders_in(folder: Path) -> list[Path]:
     """Its folders, sorted; without hidden ones, and links that lead back to it or above it."""
-    above = [os.path.realpath(each) for each in (folder, *folder.resolve().parents)]
+    above = _at_or_above(folder)
     with os.scandir(folder) as entries:
         found = [entry for entry in entries if entry.is_dir() and not entry.name.startswith((".", _ARCHIVE))]
     return sorted(Path(entry.path) for entry in found if os.path.realpath(entry.path) not in above)
+
+
+def _at_or_above(folder: Path) -> set[str]:
+    return {str(each) for each in (folder.resolve(), *folder.resolve().parents)}
 
 
 def image_files(folder: Path) -> list[str]:
@@ -492,23 +453,18 @@ def image_files(folder: Path) -> list[str]:
 
 
 def files_below(folder: Path) -> list[str]:
-    """Paths of all images in it and in its folders, sorted; links to folders outside are followed, each once."""
+    """Paths of all images in it and in its folders, sorted; links to folders are followed, each folder once."""
     found: list[str] = []
-    root = os.path.realpath(folder)
-    followed = {root}
+    seen = _at_or_above(folder)
     for place, folders, names in os.walk(folder, followlinks=True):
         kept = []
-        for name in folders:
-            path = os.path.join(place, name)  # noqa: PTH118 - a million of them
-            if os.path.islink(path):  # noqa: PTH114
-                real = os.path.realpath(path)
-                if os.path.commonpath([real, root]) in (real, root) or real in followed:
-                    continue
-                followed.add(real)
-            if not name.startswith((".", _ARCHIVE)):
-                kept.append(name)
+        for path in (os.path.join(place, name) for name in sorted(folders)):  # noqa: PTH118 - a million of them
+            real = os.path.realpath(path)
+            if real not in seen and not os.path.basename(path).startswith((".", _ARCHIVE)):  # noqa: PTH119
+                seen.add(real)
+                kept.append(os.path.basename(path))  # noqa: PTH119
         folders[:] = kept
-        found += [os.path.join(place, name) for name in names if _is_image(name)]  # noqa: PTH118 - a million of them
+        found += [os.path.join(place, name) for name in names if _is_image(name)]  # noqa: PTH118
     return sorted(found)
 
 
@@ -527,14 +483,6 @@ def archive_notes(root: Path) -> list[str]:
     """A line where an archive of a Mac has left its folder."""
     place = root / _ARCHIVE
     return [f"note: {place} is not read: archives of a Mac bring it along, without images"] if place.is_dir() else []
-
-
-def _not_read(folders: Iterable[Path]) -> list[str]:
-    others = other_files(folders)
-    if not others:
-        return []
-    counts = ", ".join(f"{count} {suffix}" for suffix, count in others.items())
-    return [f"there are files that exp does not read: {counts}; convert them to one of {' '.join(SUFFIXES)}"]
 
 
 def _is_image(name: str) -> bool:

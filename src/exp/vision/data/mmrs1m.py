@@ -15,7 +15,6 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any, Iterator, Sequence
 
-from exp.data.places import content_of
 from exp.errors import DataError
 from exp.vision.data.layouts import (
     Layout,
@@ -25,6 +24,7 @@ from exp.vision.data.layouts import (
     files_below,
     folders_in,
     pairs_below,
+    refusal,
     split_folders,
 )
 
@@ -64,6 +64,7 @@ class MMRS1M(Layout):
     """
 
     kind = "classification"
+    expected = "<data.root>/classification/<data set>/{train,test}/<category>/*"
 
     def check(self, root: Path) -> None:
         """See :meth:`Layout.check`."""
@@ -106,32 +107,21 @@ class MMRS1M(Layout):
             DataError: one of ``data.datasets`` is missing, or there are none; lists what there is.
         """
         names, modality = self.config.datasets, self.config.modality
-        if modality not in (None, *MODALITIES):
-            raise DataError(f"data.modality={modality} is not one of {', '.join(MODALITIES)}, or null")
         above = root / self.kind
         if not above.is_dir():
-            near = [place for place in (root.parent, root / "data", root / "mmrs1m" / "data")
-                    if (place / self.kind).is_dir()]  # fmt: skip
-            hints = [f"there is one here: data.root={place}" for place in near]
-            raise DataError("\n  ".join([*self._missing(root), content_of(root), *hints]))
+            raise refusal(f"data.root={root} has no folder {self.kind} of MMRS-1M", self.expected, root)
         sets = {_plain(folder.name): folder for folder in self._sets(above)}
-        lacking = [name for name in names or () if _plain(name) not in sets]
-        if lacking:
-            known = ", ".join(folder.name for folder in sets.values()) or "none"
-            raise DataError(f"data.datasets: {', '.join(lacking)} is not in {above}; there are {known}")
-        keys = sorted(sets if names is None else {_plain(name) for name in names})
-        chosen = [sets[key] for key in keys if sets[key] == above or modality in (None, modality_of(sets[key].name))]
-        if not chosen or (names is not None and len(chosen) < len(keys)):
+        wanted = sorted(sets if names is None else {_plain(name) for name in names})
+        fits = {key for key, each in sets.items() if each == above or modality in (None, modality_of(each.name))}
+        if not fits.intersection(wanted) or (names is not None and not fits.issuperset(wanted)):
             there = ", ".join(f"{folder.name} ({modality_of(folder.name)})" for folder in sets.values()) or "none"
-            raise DataError(f"{above} holds no data set of data.modality={modality}; there are {there}")
-        return chosen
+            raise DataError(
+                f"data.datasets={names}, data.modality={modality}: {above} has not all of it; there are {there}"
+            )
+        return [sets[key] for key in wanted if key in fits]
 
     def _sets(self, above: Path) -> list[Path]:
         return folders_in(above)
-
-    def _missing(self, root: Path) -> list[str]:
-        expected = "expected: <data.root>/classification/<data set>/{train,test}/<category>/*"
-        return [f"data.root={root} holds no MMRS-1M", expected]
 
 
 class MMRS1MMasks(MMRS1M):
@@ -139,6 +129,10 @@ class MMRS1MMasks(MMRS1M):
 
     kind = "segmentation"
     knows_classes = False
+    expected = (
+        "<data.root>/segmentation/[<data set>/][{train,val,test}/]images beside labels, masks or annotations, where a "
+        "mask has its image's name; MMRS-1M as published has no masks: add yours"
+    )
 
     def find(self, root: Path) -> Listing:
         """See :meth:`Layout.find`."""
@@ -150,7 +144,7 @@ class MMRS1MMasks(MMRS1M):
             for split, place in split_folders(folder).items():
                 pairs, _ = pairs_below(place, self.config.images, masks, self.config.on_error == "skip")
                 if not pairs:
-                    raise DataError(f"{place} has no folder {self.config.images} with images; {content_of(place)}")
+                    raise DataError(f"{place} has no folder {self.config.images} with images")
                 splits[split] = list(pairs)
             for split, samples in complete(splits, self.config.split, root, by_class=False).items():
                 listing.splits[split] += samples
@@ -160,13 +154,6 @@ class MMRS1MMasks(MMRS1M):
     def _sets(self, above: Path) -> list[Path]:
         is_single = (above / self.config.images).is_dir() or "" not in split_folders(above)
         return [above] if is_single else folders_in(above)
-
-    def _missing(self, root: Path) -> list[str]:
-        return [
-            f"data.root={root} has no folder segmentation; MMRS-1M as published has no masks: add yours",
-            "expected: <data.root>/segmentation/[<data set>/][{train,val,test}/]images beside labels, masks or "
-            "annotations, where a mask has its image's name",
-        ]
 
 
 def _in_folders(folder: Path) -> Splits:

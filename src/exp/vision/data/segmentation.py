@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import logging
+import contextlib
 from functools import partial
-from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Sequence
 
-import cv2
 import numpy as np
 import torch
 
@@ -25,10 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SegmentationData", "SegmentationDataset"]
 
-_MASKS, _PIXELS = 16, 2**26  # of each split, that are looked at before a training
-_CALLED = {"train": "training", "val": "validation", "test": "test"}
-
-logger = logging.getLogger(__name__)
+_MASKS = 16  # of each split, that are looked at before a training
 
 
 class SegmentationDataset(ImageDataset):
@@ -48,14 +44,6 @@ class SegmentationDataset(ImageDataset):
     def __init__(self, *arguments: Any, masks: Masks, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
         self.masks = masks
-        # Shared with loader workers, as what was left out is.
-        self._read = torch.zeros(len(self.samples), dtype=torch.bool).share_memory_()
-        self._values = torch.zeros(256, dtype=torch.bool).share_memory_()
-
-    def met(self) -> dict[str, Any]:
-        """And ``read``: the samples whose masks were read; ``values``: the labels that these hold."""
-        read, values = (torch.nonzero(flags)[:, 0].tolist() for flags in (self._read, self._values))
-        return {**super().met(), "read": read, "values": values}
 
     def load(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         """Image and labels, decoded."""
@@ -67,9 +55,6 @@ class SegmentationDataset(ImageDataset):
             raise DataError(f"{mask} is {here} pixels, but its image {path} is {there}; make the mask anew")
         self.unknown[number] = labels.unknown
         values = labels.values if missing is None else np.where(missing, np.uint8(NO_DATA), labels.values)
-        if not self._read[number]:
-            self._read[number] = True
-            self._values[_values_in(values)] = True
         return image, values
 
     def transform(self, number: int, loaded: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -105,13 +90,12 @@ class SegmentationData(ImageData):
     """
 
     ignore_index = IGNORED
+    per_pixel = True
     classes_key = "data.palette or data.classes"
 
     def __init__(self, **keys: Any) -> None:
         config = SegmentationDataConfig(**keys)
         self.metres_per_pixel = config.metres_per_pixel
-        self._say: Callable[[str], object] = logger.warning
-        self._warned: set[str] = set()
         super().__init__(config)
 
     def interpret(
@@ -130,77 +114,18 @@ class SegmentationData(ImageData):
             self._masks = ColorMasks(list(config.palette.values()), config.ignore_colors, config.max_unknown)
         else:
             self._masks = IndexMasks(len(names), config.mask_values, config.ignore_values)
+        self.hint = f"; {self._masks.left_out}"
         return partial(SegmentationDataset, masks=self._masks), names, colors
 
-    # -- classes without a pixel: not learned, or not measured ---------------------------------------------------------
-
-    def look_at_files(self, say: Callable[[str], None]) -> None:
-        """And at some masks of each split, spread over it, for classes without a pixel.
-
-        Of a few masks of many only what is no chance is a warning: a single class, and pixels that are left out.
-
-        Raises:
-            DataError: no mask of a split has a pixel that counts.
-        """
-        super().look_at_files(say)
-        self._say = say
-        for split, data in self._splits.items():
-            read, found = self._some_of(data.samples)
-            if not read:
-                continue
-            whole = read == len(data)
-            met = [name for number, name in enumerate(self.classes) if number in found]
-            where = f"the {read} {_CALLED[split]} masks" if whole else f"{read} of {len(data)} {_CALLED[split]} masks"
-            if not met:
-                text = f"no pixel of {where} has a class: {self._masks.left_out}"
-                if whole:
-                    raise DataError(text)
-                say(f"warning: {text}")
-            elif split == "train" and (whole or (len(met) == 1 < len(self.classes) and self._masks.hint(found))):
-                self._warn(where, found, "cannot be learned")
-
-    def _some_of(self, samples: Sequence[tuple[str, str]]) -> tuple[int, list[int]]:
-        """How many masks were read, and the values that they hold."""
-        read, pixels, found = 0, 0, set()
+    def labels_in(self, samples: Sequence[tuple[str, str]]) -> tuple[set[int], int]:
+        """See :meth:`ImageData.labels_in`; 16 masks are looked at, spread over all."""
+        found: set[int] = set()
+        looked_at = 0
         for path in spread_over([mask for _, mask in samples], _MASKS):
-            try:
-                labels = self._masks.read(path).values
-            except DataError:
-                continue  # reported when it is its turn, if it is not left out
-            read, pixels = read + 1, pixels + labels.size
-            found.update(_values_in(labels))
-            if pixels >= _PIXELS:
-                break
-        return read, sorted(found)
-
-    def found_in(self, gathered: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """And the classes without a pixel, as far as masks were read: ``classes_without_training_pixels`` and
-        ``classes_not_measured``.
-        """
-        record = super().found_in(gathered)
-        for split, key, means in (
-            ("train", "classes_without_training_pixels", "cannot be learned"),
-            (self.tested_on, "classes_not_measured", "no figure tells of it"),
-        ):
-            size = len(self._splits[split])
-            read = {number for rank in gathered for number in rank[split]["read"]}
-            found = sorted({value for rank in gathered for value in rank[split]["values"]})
-            share = "the" if len(read) == size else f"{len(read)} of"
-            lacking = self._warn(f"{share} {size} {_CALLED[split]} masks", found, means) if read else []
-            if lacking:
-                record[key] = lacking
-        return record
-
-    def _warn(self, where: str, found: Sequence[int], means: str) -> list[str]:
-        """Classes that masks hold no pixel of; a warning once for what it means, however often it is found."""
-        lacking = [name for number, name in enumerate(self.classes) if number not in found]
-        if lacking and means not in self._warned:
-            self._warned.add(means)
-            names = ("class " if len(lacking) == 1 else "classes ") + ", ".join(lacking)
-            self._say(f"warning: no pixel of {names} in {where}: {means}{self._masks.hint(found)}")
-        return lacking
-
-    # ------------------------------------------------------------------------------------------------------------------
+            with contextlib.suppress(DataError):  # reported when it is its turn, if it is not left out
+                found.update(np.unique(self._masks.read(path).values).tolist())
+                looked_at += 1
+        return found, looked_at
 
     @classmethod
     def example_batch(cls, **keys: Any) -> ExampleBatch:
@@ -220,10 +145,3 @@ class SegmentationData(ImageData):
         from exp.vision.metrics import PixelsRight
 
         return PixelsRight(len(self.classes))
-
-
-def _values_in(labels: np.ndarray) -> list[int]:
-    """The values that labels hold, uint8, ascending."""
-    counts = cv2.calcHist([np.ascontiguousarray(labels).reshape(-1, 1)], [0], None, [256], [0, 256])
-    found: list[int] = np.flatnonzero(counts.reshape(-1)).tolist()
-    return found

@@ -21,12 +21,13 @@ import torch
 from exp.errors import DataError
 from exp.vision.data.decode import read_raw
 from exp.vision.data.preflight import STATISTICS, read_statistics
-from exp.vision.data.values import ImageReader, no_data
+from exp.vision.data.values import ImageReader
 
 if TYPE_CHECKING:
     from exp.engine.distributed import Distributed
+    from exp.vision.data.config import ImageDataConfig
 
-__all__ = ["STATISTICS", "Normalization", "Statistics", "limits_of", "measure", "spread_over"]
+__all__ = ["STATISTICS", "Normalization", "Statistics", "limits_of", "spread_over"]
 
 _CHUNK = 32  # images whose moments are joined before they are sent to others
 _BLOCK = 2**20  # values of a band at a time
@@ -34,7 +35,6 @@ _LOWEST = -(2**15)
 _WHOLE = 2**16 - _LOWEST  # whole numbers from the least of int16 to the largest of uint16
 _SHIFT = 14
 _BINS = 2 ** (32 - _SHIFT)
-_EXAMPLES, _VALUES = 64, 2**16  # of images, and of values of each, that value_range=auto looks at
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,6 @@ class Statistics:
         images: how many.
         moments: float64 (6, C): number of values with data, mean, sum of squared differences from it, values without
             data, least and largest value.
-        kinds: dtypes, each with a file that has it.
         counts: how often each value occurs, int64 (C, whole numbers and then bins); None: no percentiles are wanted.
     """
 
@@ -54,7 +53,6 @@ class Statistics:
         self.images = 0
         self.moments = np.zeros((6, channels))
         self.moments[4], self.moments[5] = np.inf, -np.inf
-        self.kinds: dict[str, str] = {}
         self.counts = np.zeros((channels, _WHOLE + _BINS), np.int64) if counted else None
         self._lock = threading.Lock()
 
@@ -143,80 +141,6 @@ def _value_of_bin(bins: np.ndarray) -> np.ndarray:
     return bits.astype(np.uint32).view(np.float32).astype(np.float64)
 
 
-def measure(
-    reader: ImageReader,
-    paths: Sequence[str],
-    counted: bool = False,
-    clipped: Any = None,
-    distributed: Distributed | None = None,
-    workers: int = 1,
-    skip_errors: bool = False,
-) -> Statistics:
-    """Look at every image once; a collective where there are several ranks.
-
-    Args:
-        reader: which bands, and what holds no data. Where it stretches each image by itself, what comes of that is
-            measured, 0..255; else what files hold.
-        paths: of the images.
-        counted: whether percentiles are wanted.
-        clipped: (low, high), see :data:`exp.vision.data.values.ValueRange`, to which values are clipped before; None:
-            they are not.
-        distributed: the ranks, of which each looks at its share; None: there is one.
-        workers: threads.
-        skip_errors: whether images that cannot be used are left out.
-
-    Raises:
-        DataError: an image cannot be used, or a band holds no data.
-    """
-    found = Statistics(reader.channels, counted)
-    rank, ranks = (0, 1) if distributed is None else (distributed.rank, distributed.world_size)
-
-    def one(path: str) -> np.ndarray | None:
-        try:
-            values, invalid, _ = reader.measured(read_raw(path), path)
-            kind = "stretched" if reader.by_image else values.dtype.name
-            if reader.by_image:
-                values = reader.finished(values, invalid, reader.stretched_by_itself(values, invalid), path)
-        except DataError:
-            if skip_errors:
-                return None
-            raise
-        found.kinds.setdefault(kind, path)
-        return found.of_image(values, invalid, clipped)
-
-    chunks: dict[int, tuple[np.ndarray, int]] = {}
-    error: str | None = None
-    try:
-        with ThreadPoolExecutor(max(workers, 1)) as pool:
-            for start in range(rank * _CHUNK, len(paths), ranks * _CHUNK):
-                images = [each for each in pool.map(one, paths[start : start + _CHUNK]) if each is not None]
-                chunk = Statistics(reader.channels)
-                chunk.join(images)
-                chunks[start] = chunk.moments, len(images)
-    except DataError as wrong:
-        error = str(wrong)
-    if distributed is not None:
-        # All ranks hear of an error at once: one that waits for another's share would wait for ever.
-        gathered = distributed.gather((error, chunks, found.kinds))
-        error = next((text for text, _, _ in gathered if text is not None), None)
-        for _, part, kinds in gathered:
-            chunks.update(part)
-            found.kinds = {**kinds, **found.kinds}
-    if error is not None:
-        raise DataError(error)
-    if distributed is not None and found.counts is not None:
-        found.counts = distributed.sum(torch.from_numpy(found.counts)).numpy()
-    found.join(chunks[start][0] for start in sorted(chunks))
-    found.images = sum(number for _, number in chunks.values())
-    empty = [str(band) for band, count in enumerate(found.moments[0], 1) if count == 0]
-    if empty:
-        raise DataError(
-            f"band {', '.join(empty)} of the {found.images} training images holds no data anywhere; see data.bands, "
-            "and the value that the files say stands for no data"
-        )
-    return found
-
-
 class Normalization:
     """What becomes 0 and 255 of the values of each band, and what is then subtracted and divided by: given, or measured
     once over the training split, and kept with the weights.
@@ -224,36 +148,92 @@ class Normalization:
     Attributes:
         mean: of each band (C), in the units of the files; None: as the model has it.
         std: likewise.
-        names: of the bands, by the first training image; empty: not known.
+        names: of the bands that ``data.bands`` chooses, by the first training image; empty: not known.
         scaled: whether the range of values becomes 0..255, as that of all values that are not of 8 bits.
 
     Args:
         reader: of the data.
         paths: of the training images.
-        mean: numbers, ``train`` or None.
-        std: likewise.
-        workers: threads that measure.
-        skip_errors: whether images that cannot be used are left out.
+        config: keys of ``data``.
+
+    Raises:
+        DataError: a mean or a deviation is none.
     """
 
-    def __init__(
-        self,
-        reader: ImageReader,
-        paths: Sequence[str],
-        mean: Sequence[float] | str | None,
-        std: Sequence[float] | str | None,
-        workers: int = 1,
-        skip_errors: bool = False,
-    ) -> None:
-        self.reader = reader
-        self.paths = paths
-        self.is_measured = "train" in (mean, std)
-        self.mean = None if mean is None or isinstance(mean, str) else [float(each) for each in mean]
-        self.std = None if std is None or isinstance(std, str) else [float(each) for each in std]
+    def __init__(self, reader: ImageReader, paths: Sequence[str], config: ImageDataConfig) -> None:
+        self.reader, self.paths, self.config = reader, paths, config
         self.names: list[str] = []
         self.scaled = True
-        self._how: dict[str, Any] = {"workers": workers, "skip_errors": skip_errors}
         self._looked = False
+        self.mean: list[float] | None = None
+        self.std: list[float] | None = None
+        mean, std = config.mean, config.std
+        self.is_measured = mean == std == "train"
+        if not self.is_measured and (mean is not None or std is not None):
+            try:
+                self.mean, self.std = (np.broadcast_to(each, reader.channels).tolist() for each in (mean, std))
+                is_scale = np.isfinite(self.mean).all() and (np.array(self.std) > 0.0).all()
+            except (TypeError, ValueError):
+                is_scale = False
+            if not is_scale:
+                raise DataError(
+                    f"data.mean={mean} and data.std={std}: both must have a number for each of {reader.channels} "
+                    f"bands, deviations above 0, or be train, or the path of a {STATISTICS}"
+                )
+
+    def measure(self, counted: bool, clipped: Any = None, distributed: Distributed | None = None) -> Statistics:
+        """Look at every training image once, at the values of its file; a collective where there are several ranks.
+
+        Args:
+            counted: whether percentiles are wanted.
+            clipped: (low, high), see :data:`exp.vision.data.values.ValueRange`, to which values are clipped before;
+                None: they are not.
+            distributed: the ranks, of which each looks at its share; None: there is one.
+
+        Raises:
+            DataError: an image cannot be used, or a band holds no data.
+        """
+        found = Statistics(self.reader.channels, counted)
+        rank, ranks = (0, 1) if distributed is None else (distributed.rank, distributed.world_size)
+
+        def one(path: str) -> np.ndarray | None:
+            try:
+                values, invalid, _ = self.reader.measured(read_raw(path), path)
+            except DataError:
+                if self.config.on_error == "skip":
+                    return None
+                raise
+            return found.of_image(values, invalid, clipped)
+
+        chunks: dict[int, tuple[np.ndarray, int]] = {}
+        error: DataError | None = None
+        try:
+            with ThreadPoolExecutor(max(self.config.num_workers, 1)) as pool:
+                for start in range(rank * _CHUNK, len(self.paths), ranks * _CHUNK):
+                    images = [each for each in pool.map(one, self.paths[start : start + _CHUNK]) if each is not None]
+                    chunk = Statistics(self.reader.channels)
+                    chunk.join(images)
+                    chunks[start] = chunk.moments, len(images)
+        except DataError as wrong:
+            error = wrong
+        if distributed is not None:
+            # All ranks hear of an error at once: one that waits for another's share would wait for ever.
+            gathered = distributed.gather((error, chunks))
+            error = next((each for each, _ in gathered if each is not None), None)
+            chunks = {start: chunk for _, part in gathered for start, chunk in part.items()}
+            if error is None and found.counts is not None:
+                found.counts = distributed.sum(torch.from_numpy(found.counts)).numpy()
+        if error is not None:
+            raise error
+        found.join(chunks[start][0] for start in sorted(chunks))
+        found.images = sum(number for _, number in chunks.values())
+        empty = [str(band) for band, count in enumerate(found.moments[0], 1) if count == 0]
+        if empty:
+            raise DataError(
+                f"band {', '.join(empty)} of the {found.images} training images holds no data anywhere; see "
+                "data.bands, and the value that the files say stands for no data"
+            )
+        return found
 
     def look(self) -> None:
         """See by the first training image which bands there are, once; their numbers mean files like it from now on.
@@ -262,15 +242,19 @@ class Normalization:
             DataError: it cannot be read, or has no such bands.
         """
         bands = self.reader.bands
-        if self._looked or (bands is None and self.mean is None and not self.is_measured):
+        if self._looked or (bands.wanted is None and self.mean is None and not self.is_measured):
             return
         self._looked = True
         raw = read_raw(self.paths[0])
-        plan = self.reader.plan(raw, self.paths[0])
-        if bands is not None and plan is not None:
-            bands.expected = bands.measured(raw.pixels.shape[2], raw.alpha)
-            self.names = plan.names
+        if bands.wanted is not None:
+            plan = bands.plan(raw.pixels.shape[2], raw.names, raw.alpha, self.paths[0])
+            bands.expected, self.names = plan.measured, plan.names
         self.scaled = raw.pixels.dtype != np.uint8 or self.reader.stretch is not None
+
+    @property
+    def lacks_range(self) -> bool:
+        """Whether the percentiles of ``data.stretch`` are still to be measured."""
+        return self.reader.stretch is not None and self.reader.value_range is None
 
     def find_range(self, distributed: Distributed | None = None) -> None:
         """Measure what becomes 0 and 255, where that is to be measured and has not been.
@@ -278,26 +262,18 @@ class Normalization:
         Raises:
             DataError: an image cannot be used, or values are the same nearly everywhere.
         """
-        reader = self.reader
-        if not reader.is_measured:
+        stretch = self.reader.stretch
+        if stretch is None or not self.lacks_range:
             return
-        if reader.stretch is None:
-            reader.value_range = _range_of_examples(reader, self.paths)
-            return
-        found = measure(reader, self.paths, counted=True, distributed=distributed, **self._how)
-        low, high = (found.percentile(percent) for percent in reader.stretch)
+        found = self.measure(counted=True, distributed=distributed)
+        low, high = (found.percentile(percent) for percent in stretch)
         for band, (least, largest) in enumerate(zip(low, high), 1):
             if not least < largest:
                 raise DataError(
-                    f"data.stretch={list(reader.stretch)}: band {band} of the training images holds {least:g} nearly "
+                    f"data.stretch={list(stretch)}: band {band} of the training images holds {least:g} nearly "
                     "everywhere; take percentiles further apart, or leave the band out of data.bands"
                 )
-        reader.value_range = low, high
-
-    @property
-    def waits(self) -> bool:
-        """Whether something is to be measured over all training images."""
-        return self.is_measured or (self.reader.stretch is not None and self.reader.is_measured)
+        self.reader.value_range = low, high
 
     def settle(self, distributed: Distributed | None = None, earlier: Path | None = None) -> dict[str, Any] | None:
         """Measure what is to be measured and has not been; a collective.
@@ -312,13 +288,12 @@ class Normalization:
         Raises:
             DataError: an image cannot be used.
         """
-        if not self.waits:
+        if not self.is_measured and not self.lacks_range:
             return None
         if earlier is not None and (earlier / STATISTICS).is_file():
             self._take(read_statistics("resume", earlier))
             return None
-        if self.reader.stretch is not None:
-            self.find_range(distributed)
+        self.find_range(distributed)
         if not self.is_measured:
             return {"value_range": limits_of(self.reader.value_range)}
         table = self.table((), distributed)
@@ -333,21 +308,11 @@ class Normalization:
         return table
 
     def table(self, percentiles: Sequence[float], distributed: Distributed | None = None) -> dict[str, Any]:
-        """Statistics of the training images as plain values: a list with a number for each band under each name.
-
-        Raises:
-            DataError: some files are of 8 bits and others are not: their values do not mean the same.
-        """
+        """Statistics of the training images as plain values: a list with a number for each band under each name."""
         reader = self.reader
         self.find_range(distributed)
-        limits = reader.value_range if self.scaled and not reader.by_image else None
-        found = measure(reader, self.paths, bool(percentiles), limits, distributed, **self._how)
-        if "uint8" in found.kinds and len(found.kinds) > 1:
-            other = next(kind for kind in found.kinds if kind != "uint8")
-            raise DataError(
-                f"{found.kinds['uint8']} holds uint8 values, and {found.kinds[other]} {other}: statistics of both "
-                "together mean nothing; keep such files apart, or set data.stretch_scope=image"
-            )
+        limits = reader.value_range if self.scaled else None
+        found = self.measure(bool(percentiles), limits, distributed)
         table: dict[str, Any] = {
             "images": found.images,
             "bands": self.names or [str(band) for band in range(1, reader.channels + 1)],
@@ -357,8 +322,8 @@ class Normalization:
             "max": found.moments[5].tolist(),
             "values": [int(count) for count in found.moments[0]],
             "without_data": [int(count) for count in found.moments[3]],
-            "value_range": limits_of(None if reader.by_image else reader.value_range),
-            "units": "0..255, each image stretched by itself" if reader.by_image else "of the files",
+            "value_range": limits_of(reader.value_range),
+            "units": "of the files",
         }
         if percentiles:
             table["percentiles"] = {f"{percent:g}": found.percentile(percent) for percent in percentiles}
@@ -366,20 +331,21 @@ class Normalization:
 
     def _take(self, known: Mapping[str, Any]) -> None:
         """Be as a run had it: ``mean``, ``std`` and ``value_range``, as far as there are some."""
-        if known.get("value_range") is not None and self.reader.is_measured:
+        if known.get("value_range") is not None and self.lacks_range:
             self.reader.value_range = known["value_range"]
         self.is_measured = False
         if known.get("mean") is not None:
-            self.mean, self.std = list(known["mean"]), list(known["std"])
+            self.mean, self.std = (
+                np.broadcast_to(known[key], self.reader.channels).tolist() for key in ("mean", "std")
+            )
 
     def in_bytes(self) -> tuple[list[float], list[float]] | None:
         """Mean and standard deviation of values as the model gets them, 0..255; None: as the model has it."""
         if self.mean is None or self.std is None:
             return None
-        channels = self.reader.channels
-        mean, std = (np.broadcast_to(np.asarray(values, np.float64), (channels,)) for values in (self.mean, self.std))
+        mean, std = np.asarray(self.mean, np.float64), np.asarray(self.std, np.float64)
         limits = self.reader.value_range
-        if self.scaled and limits is not None and not self.reader.by_image:
+        if self.scaled and limits is not None:
             low, high = (np.asarray(limit, np.float64) for limit in limits)
             mean, std = (mean - low) * 255.0 / (high - low), std * 255.0 / (high - low)
         return mean.tolist(), std.tolist()
@@ -388,10 +354,10 @@ class Normalization:
 
     def state(self) -> dict[str, Any]:
         """What of it belongs to weights; only what there is, but for the number of channels and the range."""
-        reader = self.reader
+        reader, bands = self.reader, self.reader.bands
         state: dict[str, Any] = {"channels": reader.channels, "value_range": limits_of(reader.value_range)}
-        if reader.bands is not None:
-            state.update(bands=reader.bands.wanted, band_names=self.names, band_count=reader.bands.expected)
+        if bands.wanted is not None:
+            state.update(bands=bands.wanted, band_names=self.names, band_count=bands.expected)
         if self.mean is not None:
             state.update(mean=self.mean, std=self.std, scaled=self.scaled)
         if reader.modalities.state():
@@ -400,14 +366,9 @@ class Normalization:
 
     def record(self) -> dict[str, Any]:
         """What of it ``result.json`` has; only what there is."""
-        reader, record = self.reader, {}
-        if not reader.is_measured and reader.value_range is not None:
-            record["value_range"] = limits_of(reader.value_range)
-        if reader.bands is not None:
-            record["bands"] = self.names or reader.bands.wanted
-        if self.mean is not None:
-            record.update(mean=self.mean, std=self.std)
-        return record
+        bands = self.reader.bands.wanted and (self.names or self.reader.bands.wanted)
+        record = {"value_range": limits_of(self.reader.value_range), "bands": bands, "mean": self.mean, "std": self.std}
+        return {key: value for key, value in record.items() if value is not None}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Read files as those that weights were trained on; a warning tells of other bands.
@@ -421,17 +382,16 @@ class Normalization:
         """
         reader, bands = self.reader, self.reader.bands
         self._looked = True
-        ours, own, given = state.get("channels", reader.channels), self.mean, reader.value_range
+        ours, own = state.get("channels", reader.channels), self.mean
         if ours != reader.channels:
             raise DataError(
                 f"the weights were trained with data.channels={ours}, but it is {reader.channels} here; set "
                 f"data.channels={ours}"
             )
-        if bands is not None and bands.wanted == state.get("bands"):
+        if bands.wanted == state.get("bands"):
             bands.expected, self.names = state.get("band_count"), list(state.get("band_names") or ())
-        elif "channels" in state and (bands is not None or state.get("bands") is not None):
-            wanted = None if bands is None else bands.wanted
-            logger.warning("data.bands=%s, but the weights were trained with %s", wanted, state.get("bands"))
+        elif "channels" in state:
+            logger.warning("data.bands=%s, but the weights were trained with %s", bands.wanted, state.get("bands"))
         if state.get("mean") is None and "channels" in state and (own is not None or self.is_measured):
             raise DataError(
                 "the weights were trained with the mean and standard deviation of the model, but data.mean is set "
@@ -443,34 +403,11 @@ class Normalization:
             logger.warning("data.mean=%s, but the weights were trained with %s, which is used", own, self.mean)
         if "channels" in state:
             reader.modalities.load(state.get("modality_statistics") or {})
-        if "value_range" in state:
-            limits = limits_of(state["value_range"])
-            if reader.is_measured or given is None:
+            given, limits = limits_of(reader.value_range), limits_of(state.get("value_range"))
+            if given is None:
                 reader.value_range = limits
-            elif limits is not None and limits_of(given) != limits:
-                logger.warning("data.value_range=%s, but the weights were trained with %s", list(given), limits)
-
-
-def _range_of_examples(reader: ImageReader, paths: Sequence[str]) -> tuple[float, float] | None:
-    """``data.value_range=auto``: the 1st and 99th percentile of what 64 images hold, spread over all, that are not of 8
-    bits; all bands together. None: all of these images are of 8 bits.
-    """
-    values = []
-    for path in spread_over(paths, _EXAMPLES):
-        raw = read_raw(path)
-        if raw.pixels.dtype != np.uint8:
-            pixels, transparency = reader.select(raw, path)
-            missing = no_data(pixels, transparency, raw.nodata, raw.masked)
-            found = (pixels if missing is None else pixels[~missing]).reshape(-1)
-            values.append(found[:: max(found.size // _VALUES, 1)].astype(np.float64))
-    if not values:
-        return None
-    together = np.concatenate(values)
-    low, high = np.percentile(together[np.isfinite(together)], (1.0, 99.0)).tolist()
-    if not low < high:
-        raise DataError(f"data.value_range=auto: the training images hold {low:g} nearly everywhere; set [low, high]")
-    logger.info("data.value_range=[%g, %g]: percentiles 1 and 99 of %d training images", low, high, len(values))
-    return low, high
+            elif limits not in (None, given):
+                logger.warning("data.value_range=%s, but the weights were trained with %s", given, limits)
 
 
 def spread_over(paths: Sequence[str], most: int) -> Sequence[str]:

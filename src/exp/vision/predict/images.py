@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from exp.data.base import Prediction
 from exp.errors import ConfigError, UnavailableError
-from exp.vision.data.segmentation import SegmentationData
 from exp.vision.predict.inputs import Input, find_images, named, report_failures, tell_inputs
 from exp.vision.predict.scenes import predict_scenes
 from exp.vision.predict.segmentation import predict_segmentation
@@ -43,12 +42,12 @@ def predict(session: Session, data: Any, model: Any) -> Prediction:
     task = session.config.task
     check(task)
     inputs, truths = chosen(task, data)
-    if isinstance(data, SegmentationData):
+    if data.per_pixel:
         metrics, files, failures = predict_segmentation(session, data, model, inputs)
     else:
         metrics, files, failures = predict_scenes(session, data, model, inputs, truths)
     report_failures(failures, len(inputs), task.on_error)
-    data.input_record = tell_inputs(session, inputs, failures, data.read)
+    data.input_record = tell_inputs(session, inputs, failures)
     return Prediction(metrics, files, "predictions")
 
 
@@ -64,9 +63,7 @@ def chosen(task: Any, data: Any) -> tuple[list[Input], list[str] | None]:
     if task.input is not None:
         return named(find_images(task.input)), None
     inputs = named([Path(sample[0]) for sample in data.test.samples])
-    if isinstance(data, SegmentationData):
-        return inputs, None
-    return inputs, [data.classes[sample[1]] for sample in data.test.samples]
+    return inputs, None if data.per_pixel else [data.classes[sample[1]] for sample in data.test.samples]
 
 
 def check(task: Any) -> None:

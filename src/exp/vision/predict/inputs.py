@@ -12,13 +12,10 @@ import torch
 
 from exp.engine.wrapper import forward, preprocessed
 from exp.errors import ConfigError, DataError, RunError
-from exp.vision.data.decode import reordered_bands
 from exp.vision.data.layouts import NAMED_FILES, SUFFIXES, files_below, other_files
-from exp.vision.data.statistics import spread_over
 
 if TYPE_CHECKING:
     from exp.session import Session
-    from exp.vision.data.values import ImageReader
 
 __all__ = [
     "Failure",
@@ -32,7 +29,6 @@ __all__ = [
 ]
 
 _SAID = 3  # failures on the terminal
-_LOOKED_AT = 64  # headers of files
 
 logger = logging.getLogger(__name__)
 
@@ -153,48 +149,34 @@ def each_of_mine(session: Session, inputs: Sequence[Input], work: Callable[[int,
     return failures
 
 
-def tell_inputs(
-    session: Session, inputs: Sequence[Input], failures: Sequence[Failure], reader: ImageReader
-) -> dict[str, Any]:
-    """Say what of ``task.input`` was read in another order, could not be used, or was left out for its suffix.
+def tell_inputs(session: Session, inputs: Sequence[Input], failures: Sequence[Failure]) -> dict[str, Any]:
+    """Say what of ``task.input`` could not be used, or was left out for its suffix.
 
     Args:
         session: has the task.
         inputs: all files.
         failures: of all ranks.
-        reader: has read them.
 
     Returns:
-        For the record: ``skipped`` (``count``, and the first of the ``files`` with their reasons), ``other_files``
-        (count by suffix) and ``bands_read_as_rgb`` (of 64 files, those whose bands are), as far as there are such.
+        For the record: ``skipped`` (``count``, and the first of the ``files`` with their reasons) and ``other_files``
+        (count by suffix), as far as there are such.
     """
     found: dict[str, Any] = {}
-    looked_at = spread_over([str(entry.path) for entry in inputs], _LOOKED_AT) if reader.takes_colors else []
-    reordered = {path: names for path, names in ((each, reordered_bands(each)) for each in looked_at) if names}
-    if reordered:
-        found["bands_read_as_rgb"] = list(reordered)[:NAMED_FILES]
-        first, names = next(iter(reordered.items()))
-        session.say(
-            f"note: bands of {len(reordered)} of {len(looked_at)} images that were looked at, such as {first}, "
-            f"are named {', '.join(names)}, and are read as red, green, blue"
-        )
     wanted = session.config.task.input
-    if wanted is not None and Path(wanted).expanduser().is_dir():
-        others = other_files({entry.path.parent for entry in inputs})
-        if others:
-            found["other_files"] = others
-            told = ", ".join(f"{count} {suffix}" for suffix, count in others.items())
-            session.say(
-                f"warning: files in task.input={wanted} are not read, as exp reads {' '.join(SUFFIXES)}: {told}"
-            )
+    others = (
+        other_files({entry.path.parent for entry in inputs}) if wanted and Path(wanted).expanduser().is_dir() else {}
+    )
+    if others:
+        found["other_files"] = others
+        told = ", ".join(f"{count} {suffix}" for suffix, count in others.items())
+        session.say(f"warning: files in task.input={wanted} are not read, as exp reads {' '.join(SUFFIXES)}: {told}")
     if failures:
         lines = [each.reason if each.path in each.reason else f"{each.path}: {each.reason}" for each in failures]
         found["skipped"] = {"count": len(failures), "files": lines[:NAMED_FILES]}
+        more = [f"and {len(lines) - _SAID} more, see result.json (data.skipped) and the logs"][: len(lines) > _SAID]
         session.say(f"warning: {len(failures)} of {len(inputs)} images could not be used, and are left out")
-        for line in lines[:_SAID]:
+        for line in (*lines[:_SAID], *more):
             session.say(f"  {line}")
-        if len(lines) > _SAID:
-            session.say(f"  and {len(lines) - _SAID} more, see result.json (data.skipped) and the logs")
     return found
 
 
@@ -212,8 +194,6 @@ def report_failures(failures: Sequence[Failure], total: int, on_error: str) -> N
     if not failures or (on_error == "skip" and len(failures) < total):
         return
     hint = "" if len(failures) == total else "; the others are done. Repair or remove these, or set task.on_error=skip"
-    lines = [f"{len(failures)} of {total} images could not be used{hint}"]
-    lines += [f"  {failure.path}: {failure.reason}" for failure in failures[:NAMED_FILES]]
-    if len(failures) > NAMED_FILES:
-        lines.append(f"  and {len(failures) - NAMED_FILES} more; all are in the logs")
-    raise RunError("\n".join(lines))
+    lines = [f"{failure.path}: {failure.reason}" for failure in failures[:NAMED_FILES]]
+    more = [f"and {len(failures) - NAMED_FILES} more; all are in the logs"][: len(failures) > NAMED_FILES]
+    raise RunError("\n  ".join([f"{len(failures)} of {total} images could not be used{hint}", *lines, *more]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Callable, Iterator
 
@@ -11,19 +10,7 @@ import torch
 
 from exp.errors import DataError
 from exp.vision.data.bands import is_measured_band
-from exp.vision.data.decode import (
-    by_rasterio,
-    check_tiff,
-    has_mask,
-    has_rasterio,
-    image_size,
-    marks_alpha,
-    names_in,
-    naming,
-    order_in,
-    refuse_complex,
-)
-from exp.vision.data.values import Raw, no_data, split_alpha
+from exp.vision.data.decode import by_rasterio, has_rasterio, image_size, mask_of, naming, opened, reading
 from exp.vision.draw.pictures import shrunk, to_rgb
 from exp.vision.predict.ground import row_areas
 from exp.vision.tiling import InMemory
@@ -31,7 +18,7 @@ from exp.vision.tiling import InMemory
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from exp.vision.data.values import ImageReader, ValueRange
+    from exp.vision.data.values import ImageReader
 
 __all__ = [
     "MOST_PATCHES",
@@ -50,10 +37,7 @@ MOST_PIXELS = 2**27
 MOST_PATCHES = 2**16
 """That a model sees at once: 4096 x 4096 pixels of 16 x 16."""
 _WHOLE = 2**26  # pixels of three bands; larger images are read by rows where they can be
-_ROWS_AT_ONCE = 256  # of a picture
-_MEASURED = 1024  # pixels along the longer side that an image's own percentiles are measured on
-_CACHE_MIB = 64
-"""Of GDAL, which would take a twentieth of the machine's memory."""
+_EXAMPLE = 1024  # pixels of a side that tell whether a band is transparency
 
 
 class DecodedImage:
@@ -121,77 +105,51 @@ class RasterImage:
         self.height, self.width = dataset.height, dataset.width
         self.seen = self
         self.row_areas = row_areas(dataset)
-        self._alpha, self._names = marks_alpha(dataset), names_in(dataset)
-        self._has_mask = has_mask(dataset)
-        self._indexes = list(range(1, dataset.count + 1))  # of what is read, in this order
-        self._limits: ValueRange | None = None
-        order = order_in(dataset) if reader.takes_colors else None
-        if order is not None:
-            self._indexes = [index + 1 for index in order]
-        if reader.bands is not None:
-            plan = reader.bands.plan(dataset.count, self._names, self._alpha, path)
-            self._indexes = [index + 1 for index in plan.indexes]
-            if plan.alpha is not None and not self._is_measured(plan.alpha + 1):
-                self._indexes.append(plan.alpha + 1)
+        marked, names = reading(dataset)
+        plan = reader.bands.plan(dataset.count, names, marked, path)
+        self._bands = [index + 1 for index in plan.indexes]
+        self._alpha: list[int] = []
+        if plan.alpha is not None:
+            example = self._read([plan.alpha + 1], out_shape=[1, *(min(side, _EXAMPLE) for side in dataset.shape)])
+            if reader.bands.alpha is not None or not is_measured_band(example):
+                self._alpha = [plan.alpha + 1]
         self._top = 0
-        self._rows = np.empty((len(self._indexes), 0, self.width), dataset.dtypes[0])
-        if reader.by_image:
-            small = np.concatenate(list(self._small(_MEASURED, "nearest")), axis=1)
-            values, invalid, _ = reader.measured_of(*self._split(small), dataset.nodata, path)
-            self._limits = reader.stretched_by_itself(values, invalid)
+        self._rows = np.empty((len(self._bands + self._alpha), 0, self.width), dataset.dtypes[0])
 
     def crop(self, top: int, left: int, height: int, width: int) -> torch.Tensor:
         """That part: (C, height, width)."""
         columns = slice(left, left + width)
         masked = self._masked(top, height)
-        part = self._finished(self._held(top, height)[:, :, columns], None if masked is None else masked[:, columns])
-        return _tensor(part)
+        measured = self._measured(
+            self._held(top, height)[:, :, columns], None if masked is None else masked[:, columns]
+        )
+        return _tensor(self.reader.modalities.mapped(self.reader.finished(*measured[:2], self.path), self.path))
 
     def thumbnail(self, longest: int) -> np.ndarray:
         """RGB for the eye, with at most ``longest`` pixels on its longer side: (h, w, 3), uint8."""
-        return to_rgb(np.concatenate([self._finished(part, None)[..., :3] for part in self._small(longest, "average")]))
+        from rasterio.enums import Resampling
+
+        factor = min(longest / max(self.height, self.width), 1.0)
+        size = [max(round(extent * factor), 1) for extent in (self.height, self.width)]
+        bands = self._bands + self._alpha
+        small = self._read(bands, out_shape=[len(bands), *size], resampling=Resampling.average)
+        shown = self.reader.finished(*self._measured(small, None)[:2], self.path)
+        return to_rgb(self.reader.modalities.mapped(shown, self.path)[..., :3])
 
     def without_data(self, top: int, height: int) -> np.ndarray | None:
         """Which pixels of these rows hold no data: bool (height, width); None: all do."""
-        return no_data(*self._split(self._held(top, height)), self.dataset.nodata, self._masked(top, height))
+        return self._measured(self._held(top, height), self._masked(top, height))[2]
 
-    def _finished(self, bands: np.ndarray, masked: np.ndarray | None) -> np.ndarray:
-        """(bands, h, w) as they are in the file -> (h, w, C), 0..255."""
-        pixels, transparency = self._split(bands)
-        reader = self.reader
-        values, invalid, _ = reader.measured_of(pixels, transparency, self.dataset.nodata, self.path, masked)
-        limits = self._limits if reader.by_image else reader.range_for(values)
-        return reader.modalities.mapped(reader.finished(values, invalid, limits, self.path), self.path)
-
-    def _small(self, longest: int, resampling: str) -> Iterator[np.ndarray]:
-        """The image with at most ``longest`` pixels on its longer side, some rows at a time: (bands, rows, w)."""
-        from rasterio.enums import Resampling
-        from rasterio.windows import Window
-
-        factor = min(longest / max(self.height, self.width), 1.0)
-        height, width = (max(round(extent * factor), 1) for extent in (self.height, self.width))
-        for top in range(0, height, _ROWS_AT_ONCE):
-            rows = min(_ROWS_AT_ONCE, height - top)
-            first, last = (edge * self.height // height for edge in (top, top + rows))
-            yield self._bands(
-                self._indexes,
-                window=Window(0, first, self.width, last - first),
-                out_shape=(len(self._indexes), rows, width),
-                resampling=Resampling[resampling],
-            )
-
-    def _is_measured(self, band: int) -> bool:
-        """Whether what is marked as alpha holds measured values; only where no key says what it is."""
-        size = tuple(min(side, _MEASURED) for side in (self.height, self.width))
-        return self.reader.alpha is None and is_measured_band(self.dataset.read(band, out_shape=size))
+    def _measured(self, rows: np.ndarray, masked: np.ndarray | None) -> tuple[Any, Any, Any]:
+        """(bands, h, w) as they are in the file -> :meth:`ImageReader.measured_of`."""
+        pixels, count = np.moveaxis(rows, 0, -1), len(self._bands)
+        transparency = pixels[..., count] if self._alpha else None
+        return self.reader.measured_of(pixels[..., :count], transparency, self.dataset.nodata, masked, self.path)
 
     def _masked(self, top: int, height: int) -> np.ndarray | None:
         from rasterio.windows import Window
 
-        if not self._has_mask:
-            return None
-        window = Window(0, top, self.width, height)
-        return np.asarray(self.dataset.dataset_mask(window=window) == 0)
+        return mask_of(self.dataset, Window(0, top, self.width, height))
 
     def _held(self, top: int, height: int) -> np.ndarray:
         """Whole rows (bands, height, W), as they are in the file; those held before are not read again."""
@@ -199,27 +157,19 @@ class RasterImage:
 
         held = self._rows.shape[1]
         if top < self._top or top + height > self._top + held:
-            rows = np.empty((len(self._indexes), height, self.width), self._rows.dtype)
+            rows = np.empty((len(self._rows), height, self.width), self._rows.dtype)
             known = max(min(self._top + held - top, height), 0) if top >= self._top else 0
             if known:
                 rows[:, :known] = self._rows[:, top - self._top : top - self._top + known]
             self._rows = rows  # the old ones may go before new ones come
             self._top = top
             window = Window(0, top + known, self.width, height - known)
-            rows[:, known:] = self._bands(self._indexes, window=window)
+            rows[:, known:] = self._read(self._bands + self._alpha, window=window)
         return self._rows[:, top - self._top : top - self._top + height]
 
-    def _bands(self, indexes: list[int], **how: Any) -> np.ndarray:
+    def _read(self, bands: list[int], **how: Any) -> np.ndarray:
         with naming(self.path):
-            return np.asarray(self.dataset.read(indexes, **how))
-
-    def _split(self, bands: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        """The measured bands (h, w, C), and transparency (h, w), if there is one."""
-        pixels = np.moveaxis(bands, 0, -1)
-        if self.reader.bands is None:
-            return split_alpha(Raw(pixels, self._alpha), self.path, self.reader.channels, self.reader.alpha)
-        count = self.reader.channels
-        return pixels[..., :count], pixels[..., count] if pixels.shape[2] > count else None
+            return np.asarray(self.dataset.read(bands, **how))
 
 
 def _tensor(pixels: np.ndarray) -> torch.Tensor:
@@ -249,22 +199,12 @@ def open_image(
     if not by_rasterio(path) and (size is None or size[0] * size[1] <= whole or not has_rasterio()):
         yield _decoded(path, reader, prepare)
         return
-    import rasterio
-    from rasterio.enums import ColorInterp
-    from rasterio.errors import NotGeoreferencedWarning
-
-    with rasterio.Env(GDAL_CACHEMAX=_CACHE_MIB), warnings.catch_warnings():
-        warnings.simplefilter("ignore", NotGeoreferencedWarning)  # plain TIFFs are welcome
-        with naming(path):
-            dataset = rasterio.open(path)
-        with dataset:
-            check_tiff(path)
-            refuse_complex(path, dataset.dtypes[0])
-            small = dataset.height * dataset.width * dataset.count <= 3 * whole
-            if small or prepare is not None or dataset.colorinterp[0] == ColorInterp.palette:  # numbers are no colors
-                yield _decoded(path, reader, prepare, dataset)
-            else:
-                yield RasterImage(dataset, path, reader)
+    with opened(path) as dataset:
+        small = dataset.height * dataset.width * dataset.count <= 3 * whole
+        if small or prepare is not None or dataset.colorinterp[0].name == "palette":  # whose numbers are no colors
+            yield _decoded(path, reader, prepare, dataset)
+        else:
+            yield RasterImage(dataset, path, reader)
 
 
 def _decoded(path: Path, reader: ImageReader, prepare: Any, dataset: Any = None) -> DecodedImage:
