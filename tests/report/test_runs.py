@@ -62,12 +62,9 @@ def test_status_of_runs_without_a_result(make_run, tmp_path):
 
 def test_pictures_of_training_and_of_prediction(make_run):
     shown = [
-        "plots/val_9.png", "plots/val_10.png", "plots/curves.png", "plots/features/a.png", "overlays/a.jpg",
-        "classes/a.png",
+        "plots/val_9.png", "plots/val_10.png", "plots/curves.png", "plots/features/a.png", "predictions/overlays/a.jpg",
     ]  # fmt: skip
-    folder = make_run("run", metric=1.0, pictures=[*reversed(shown), "checkpoints/x.png", "tested/x.png"])
-    (folder / "tested" / "config.yaml").write_text("{}")
-    (folder / "tested" / "logs").mkdir()
+    folder = make_run("run", metric=1.0, pictures=[*reversed(shown), "checkpoints/x.png", "tested/plots/x.png"])
     assert [path.relative_to(folder).as_posix() for path in find_runs([folder])[0].pictures()] == shown
 
 

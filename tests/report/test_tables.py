@@ -96,7 +96,7 @@ def test_a_row_for_each_run_the_best_first(make_sweep, tmp_path):
         "rank": "1", "run": "2", "optim.lr": "0.001", "seed": "1", "status": "completed", "selected_by": "0.41",
         "mse": "0.41", "mae": "0.205", "steps": "40", "wall_s": "12.3456", "samples_per_second": "1234.57", "error": "",
     }  # fmt: skip
-    failed = {"mse": "nan", "mae": "nan", "error": "rank 0: RunError: loss is nan"}
+    failed = {"mse": "", "mae": "", "error": "rank 0: RunError: loss is nan"}
     assert {key: rows[-1][key] for key in failed} == failed
     assert (full[-1]["mse"], full[-1]["metric_name"]) == (None, None)
     assert full[0]["samples_per_second"] == 1234.5678
@@ -108,7 +108,7 @@ def test_runs_of_different_metrics_have_a_rank_each(make_run, tmp_path):
     make_run("b", metric=0.7, metric_name="mIoU", overrides=["steps=4"], config={"steps": 4}, greater_is_better=True)
     rows, _ = written(find_runs([tmp_path]), tmp_path / "out")
     assert [(row["rank"], row["mse"], row["mIoU"], row["config.steps"], row["steps"]) for row in rows] == [
-        ("1", "0.5", "nan", "3", "40"), ("1", "nan", "0.7", "4", "40"),
+        ("1", "0.5", "", "3", "40"), ("1", "", "0.7", "4", "40"),
     ]  # fmt: skip
 
 
