@@ -267,11 +267,11 @@ class Sharing(NamedTuple):
             return cls()
         if kind == "fsdp":
             return cls._sharded(config.wrapper.options, model, ranks, gradients)
-        if kind not in ("ddp", "mmddp"):
-            return cls(reduced=gradients)
         as_views = config.wrapper.gradient_as_bucket_view
         if as_views is None:  # as :func:`exp.engine.wrapper.wrap` has it; a vendor's class cannot be asked here
             as_views = type(backend.collectives).ddp_class is Collectives.ddp_class
+        if kind not in ("ddp", "mmddp"):
+            return cls(reduced=gradients)
         if as_views:
             return cls(share_of_gradients=0.0, gradients=gradients, reduced=gradients)
         return cls(wrapper=gradients, reduced=gradients)
@@ -299,7 +299,7 @@ class Sharing(NamedTuple):
         )
 
     def sent(self, ranks: int) -> int:
-        """Bytes that a rank sends in each step, by ring algorithms: a sum is a reduce-scatter and an all-gather."""
+        """Bytes that a rank sends in each step with rings: an all-reduce, or a reduce-scatter and an all-gather."""
         return int(((1 if self.gathered else 2) * self.reduced + self.gathered) * (ranks - 1) / ranks)
 
 
@@ -565,22 +565,18 @@ def as_batch(sample: Any, size: int) -> Any:
 
 
 def largest_batch(tracer: Tracer, budget: int) -> int:
-    """The largest batch per device whose training step takes at most ``budget`` bytes, within 2 %; 0: not one sample.
+    """The largest batch per device whose training step takes at most ``budget`` bytes; 0: not one sample.
 
-    Memory is all but linear in the batch: it is extrapolated, then tried out.
+    Memory is all but linear in the batch: it is extrapolated, then tried out, in steps of 2 %.
     """
-    size = tracer.config.batch_size
-    low, high = 0, _LARGEST + 1  # fits, does not fit
-    points = {size: tracer.peak["total"]}
-    guess = 2 * size
-    while high - low > max(1, low // 50):
-        guess = min(max(guess, low + 1), high - 1)
-        points[guess] = tracer.train(guess)["total"]
-        low, high = (guess, high) if points[guess] <= budget else (low, guess)
-        (a, at_a), (b, at_b) = sorted(points.items())[-2:]
-        slope = max(at_b - at_a, 1) / (b - a)
-        guess = int((low or a) + (budget - points.get(low, at_a)) / slope)
-    return low
+    size, at_size = tracer.config.batch_size, tracer.peak["total"]
+    per_sample = max(tracer.train(2 * size)["total"] - at_size, size) / size
+    largest = min(max(int(size + (budget - at_size) / per_sample), 0), _LARGEST)
+    while largest and tracer.train(largest)["total"] > budget:
+        largest -= max(1, largest // 50)
+    while largest < _LARGEST and tracer.train(largest + max(1, largest // 50))["total"] <= budget:
+        largest += max(1, largest // 50)
+    return largest
 
 
 def fitting_batch(tracer: Tracer, budget: int, more_than: int = 0) -> dict[str, int] | None:
