@@ -7,12 +7,11 @@ import re
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 import exp.report
 from exp.report import write_report
 from exp.report.charts import curves_of, thinned
-from exp.report.page import thumbnail, write_page
+from exp.report.page import write_page
 from exp.report.runs import find_runs
 
 LIBRARY = Path(exp.report.__file__).parent / "echarts"
@@ -94,17 +93,6 @@ def test_the_charts_of_a_sweep(make_sweep, tmp_path):
     ]  # fmt: skip
 
 
-def test_scales_are_logarithmic_where_values_span_decades(make_run, tmp_path):
-    for number in range(14):
-        records = [{"split": "val", "step": step, "mse": number + 10.0**-step} for step in (1, 2, 3)]
-        make_run(str(number), metric=1.0 + number, overrides=[f"optim.lr={2.0**-number}"],
-                 config={"optim.lr": 2.0**-number}, records=records)  # fmt: skip
-    charts = written(find_runs([tmp_path]), tmp_path).charts
-    assert charts["validation mse"]["yAxis"]["type"] == "log"
-    assert charts["mse on validation over lr"]["xAxis"]["type"] == "log"
-    assert charts["mse on validation over lr"]["yAxis"]["type"] == "value"
-
-
 def test_metrics_of_different_names_are_not_mixed(make_run, tmp_path):
     """A run that failed goes with those of its experiment and task."""
     for place, metric in (("a", 0.5), ("b", 0.4)):
@@ -143,12 +131,6 @@ def test_thinning_keeps_the_ends_and_every_spike(count):
     assert thin == sorted(set(thin))
     assert (thin[0], thin[-1]) == (points[0], points[-1])
     assert points[count // 3] in thin
-
-
-def test_pictures_of_any_mode(tmp_path):
-    for mode, name in (("RGBA", "a.png"), ("P", "b.png"), ("CMYK", "d.jpg")):
-        Image.new("L", (1000, 10), 60).convert(mode).save(tmp_path / name)
-        assert thumbnail(tmp_path / name).startswith("data:image/")
 
 
 def test_pictures_of_the_best_run_come_first_six_of_each_and_what_is_none_is_counted(make_run, tmp_path):

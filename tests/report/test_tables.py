@@ -9,7 +9,7 @@ import statistics
 
 from rich.console import Console
 
-from exp.report.groups import Mean, mean_text, rankings
+from exp.report.groups import Mean, rankings
 from exp.report.rows import write_rows
 from exp.report.runs import find_runs
 from exp.report.tables import as_latex, as_markdown, as_rich, paper_tables, run_table, sweep_table
@@ -78,14 +78,6 @@ def test_larger_means_come_first_where_larger_is_better(make_run, tmp_path):
         make_run(str(number), metric=[0.9, 0.1, 0.6, 0.7][number], greater_is_better=True,
                  config={"optim.lr": rate, "seed": seed})  # fmt: skip
     assert names(find_runs([tmp_path])) == {"mse": ["2 3", "0 1"]}, "0.9 is the best run, but not the best mean"
-
-
-def test_a_mean_as_people_read_it():
-    for mean, text in {
-        Mean(0.35412, 0.0011): "0.3541 ± 0.0011", Mean(0.35412, 0.00001): "0.3541 ± 0.0000",
-        Mean(0.35412, None): "0.3541", Mean(123456.7, 1.25): "1.235e+05 ± 1.25", None: "",
-    }.items():  # fmt: skip
-        assert mean_text(mean) == text
 
 
 def test_a_row_for_each_run_the_best_first(make_sweep, tmp_path):
