@@ -156,7 +156,6 @@ def _fetch(source: Source, known: list[str]) -> tuple[Path, dict[str, str]]:
     library = _library(source.name)
     path = _cached(library, source)
     if path is None or not known or not all((path.parent / name).is_file() for name in known):
-        console.wait_for(f"asking {_endpoint()} for {source.repository}")
         try:
             path = _download(library, source)
         except ExpError:
@@ -166,8 +165,6 @@ def _fetch(source: Source, known: list[str]) -> tuple[Path, dict[str, str]]:
             if path is None or isinstance(refused, ConfigError):
                 raise refused from error
             console.warn(f"{str(refused).partition(';')[0]}; going on with the copy in the cache")
-        finally:
-            console.waited()
     names = [*_parts(path), *_BESIDE]
     return path, {name: _digest(path.parent / name) for name in names if (path.parent / name).is_file()}
 
@@ -201,7 +198,9 @@ def _cached(library: Any, source: Source) -> Path | None:
 
 def _download(library: Any, source: Source) -> Path:
     """Fetch what is loaded, and what stands beside it."""
+    console.wait_for(f"asking {_endpoint()} for {source.repository}")
     info = library.HfApi().model_info(source.repository, revision=source.revision, timeout=_PATIENCE_S)
+    console.waited()  # as errors and warnings do
     there = [sibling.rfilename for sibling in info.siblings or ()]
     first = next((name for name in (_WHOLE, INDEX) if name in there), None)
     if first is None:
