@@ -81,11 +81,11 @@ def wait_for(what: str) -> None:
     Elsewhere nothing is written. The first column is left to whoever writes next, a worker included.
     """
     global _waits_for
-    if not _is_terminal():
+    if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
         return
     _waits_for = what
     columns = shutil.get_terminal_size().columns
-    _write(f"{_CLEAR}{f'{what} ...'[: columns - 1]}\r")
+    _write(sys.stdout, f"{_CLEAR}{f'{what} ...'[: columns - 1]}\r")
 
 
 def waited() -> None:
@@ -93,37 +93,27 @@ def waited() -> None:
     global _waits_for
     if _waits_for:
         _waits_for = ""
-        _write(_CLEAR)
-
-
-def _is_terminal() -> bool:
-    return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
-
-
-def _write(text: str) -> None:
-    try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        write_nowhere(sys.stdout)
+        _write(sys.stdout, _CLEAR)
 
 
 def warn(message: str) -> None:
     """One line that the user can act on."""
-    _tell(f"warning: {message}")
+    waited()
+    _write(sys.stderr, f"warning: {message}\n")
 
 
 def error(message: str) -> None:
     """What went wrong: the first line says it, details follow."""
-    _tell(f"error: {message}")
-
-
-def _tell(line: str) -> None:
     waited()
+    _write(sys.stderr, f"error: {message}\n")
+
+
+def _write(stream: TextIO, text: str) -> None:
     try:
-        print(line, file=sys.stderr, flush=True)  # noqa: T201
+        stream.write(text)
+        stream.flush()
     except BrokenPipeError:
-        write_nowhere(sys.stderr)
+        write_nowhere(stream)
 
 
 def write_nowhere(stream: TextIO) -> None:

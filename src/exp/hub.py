@@ -3,13 +3,12 @@
 ``timm:<name>`` is short for ``hf:timm/<name>``: many published weights have copies there that nobody has to apply for.
 The library fetches, resumes and caches, and its own variables count: HF_ENDPOINT (a mirror), HF_TOKEN, HF_HOME and
 HF_HUB_CACHE, HF_HUB_OFFLINE, HF_HUB_DOWNLOAD_TIMEOUT. It neither compares a file with its digest nor looks at what a
-mirror calls a digest before that becomes a path; this module does. Whoever starts ranks brings the files into the cache
-first (:func:`bring`). Imports neither torch nor, before it is needed, the library.
+mirror calls a digest before that becomes the name of a file; this module does. Whoever starts ranks brings the files
+into the cache first (:func:`bring`). Imports neither torch nor, before it is needed, the library.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib
 import json
@@ -17,8 +16,7 @@ import os
 import re
 import sys
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Iterator, NamedTuple
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from exp import console
 from exp.config.paths import is_of_hub
@@ -35,8 +33,8 @@ _WHOLE = "model.safetensors"
 _BESIDE = ("config.json", "preprocessor_config.json")
 _CARD = "README.md"
 _SOURCE = re.compile(r"(hf|timm):((?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*)(?:@(\w[\w./-]*))?", re.ASCII)
-_ETAG = re.compile(r'(?:W/)?"?([0-9a-f]{64}|[0-9a-f]{40})"?')
-_REDIRECTS = (301, 302, 303, 307, 308)
+_PATIENCE_S = 10.0  # for an answer without content
+_DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _PASSWORD = re.compile(r"(?<=//)[^/@\s]*@")
 
 
@@ -152,23 +150,19 @@ def _fetch(source: Source, known: list[str]) -> tuple[Path, dict[str, str]]:
         The file, and the SHA-256 of each, by name.
     """
     library = _library(source.name)
-    etags: dict[str, str] = {}
     path = _cached(library, source)
     if path is None or not known or not all((path.parent / name).is_file() for name in known):
         try:
-            path, etags = _download(library, source)
+            path = _download(library, source)
         except ExpError:
             raise
         except Exception as error:  # of two HTTP libraries, by version of huggingface_hub
             refused = _refusal(library, source, error)
             if path is None or isinstance(refused, ConfigError):
                 raise refused from error
-            if not isinstance(error, library.errors.OfflineModeIsEnabled):
-                console.warn(f"{str(refused).partition(';')[0]}; going on with the copy in the cache")
-    names = [path.name, *(shards_of(path) if path.name == INDEX else ()), *_BESIDE]
-    return path, {
-        name: _digest(path.parent / name, etags.get(name)) for name in names if (path.parent / name).is_file()
-    }
+            console.warn(f"{str(refused).partition(';')[0]}; going on with the copy in the cache")
+    names = [*_parts(path), *_BESIDE]
+    return path, {name: _digest(path.parent / name) for name in names if (path.parent / name).is_file()}
 
 
 def _licence(card: Path) -> str | None:
@@ -182,27 +176,27 @@ def _licence(card: Path) -> str | None:
     return stated.get("license_name") or stated.get("license")
 
 
+def _parts(path: Path) -> list[str]:
+    """The names of the files that weights are made of: the file, and where that is an index those that it lists."""
+    return [path.name, *(shards_of(path) if path.name == INDEX else ())]
+
+
 def _cached(library: Any, source: Source) -> Path | None:
     """The file in the library's cache, with all its parts; None: it is not there."""
     for name in (_WHOLE, INDEX):
         found = library.try_to_load_from_cache(source.repository, name, revision=source.revision)
         if isinstance(found, str):  # else None, or a mark that the repository does not have it
             path = Path(found)
-            with contextlib.suppress(ValueError):  # a damaged index
-                if all((path.parent / part).is_file() for part in (shards_of(path) if name == INDEX else ())):
-                    return path
+            if all((path.parent / part).is_file() for part in _parts(path)):
+                return path
     return None
 
 
-def _download(library: Any, source: Source) -> tuple[Path, dict[str, str]]:
-    """Fetch what is loaded, and what stands beside it: its path, and the digest that the hub says of each file."""
-    from huggingface_hub.constants import HF_HUB_ETAG_TIMEOUT
-
+def _download(library: Any, source: Source) -> Path:
+    """Fetch what is loaded, and what stands beside it."""
     console.wait_for(f"asking {_endpoint()} for {source.repository}")
-    try:
-        info = library.HfApi().model_info(source.repository, revision=source.revision, timeout=HF_HUB_ETAG_TIMEOUT)
-    finally:
-        console.waited()
+    info = library.HfApi().model_info(source.repository, revision=source.revision, timeout=_PATIENCE_S)
+    console.waited()  # as errors and warnings do
     there = [sibling.rfilename for sibling in info.siblings or ()]
     first = next((name for name in (_WHOLE, INDEX) if name in there), None)
     if first is None:
@@ -210,65 +204,46 @@ def _download(library: Any, source: Source) -> tuple[Path, dict[str, str]]:
             f"init_from={source.name}: {source.repository} has no {_WHOLE}, nor {INDEX} (it has "
             f"{', '.join(there[:8]) or 'nothing'}); fetch a file of it yourself and give its path"
         )
-    with _etags(library, source) as etags:
-        # By its own revision, which the cache notes for use without a network; the others by the commit that this is.
-        path = Path(library.hf_hub_download(source.repository, first, revision=source.revision))
-        try:
-            parts = shards_of(path) if first == INDEX else []
-        except ValueError as error:
-            raise ConfigError(f"init_from={source.name}: {error}; take another revision") from error
-        for name in [*parts, *(name for name in (*_BESIDE, _CARD) if name in there)]:
-            library.hf_hub_download(source.repository, name, revision=path.parent.name)
-    return path, etags
 
-
-@contextlib.contextmanager
-def _etags(library: Any, source: Source) -> Iterator[dict[str, str]]:
-    """Refuse what is no digest, in every answer about a file: the library makes a path of it. Gives them by file."""
-    found: dict[str, str] = {}
-
-    def check(answer: Any, *_: Any, **__: Any) -> None:
-        said = answer.headers.get("X-Linked-Etag") or answer.headers.get("ETag")
-        # A redirection within the hub is followed: this is not the answer that counts.
-        followed = answer.status_code in _REDIRECTS and not urlsplit(answer.headers.get("Location", "//other")).netloc
-        if answer.request.method != "HEAD" or said is None or followed or answer.status_code >= 400:
-            return
-        match, file = _ETAG.fullmatch(said), urlsplit(str(answer.request.url)).path.rpartition("/")[2]
-        if match is None:
+    def fetch(name: str, revision: str) -> Path:
+        url = library.hf_hub_url(source.repository, name, revision=revision)
+        etag = library.get_hf_file_metadata(url, timeout=_PATIENCE_S).etag
+        if not _DIGEST.fullmatch(etag or ""):
             raise UnavailableError(
-                f"init_from={source.name}: {_endpoint()} gives {file} the ETag {said[:80]!r}, which is no digest to "
-                "check the file by; set HF_ENDPOINT to another mirror"
+                f"init_from={source.name}: {_endpoint()} gives {name} the ETag {str(etag)[:80]!r}, which is no digest "
+                "to check the file by; set HF_ENDPOINT to another mirror"
             )
-        found[file] = match[1]
+        return Path(library.hf_hub_download(source.repository, name, revision=revision))
 
-    session = library.utils.get_session()  # of httpx or requests, by the library's version
-    hooks = getattr(session, "event_hooks", None) or session.hooks
-    hooks["response"].append(check)
+    # By its own revision, which the cache notes for use without a network; the others by the commit that this is.
+    path = fetch(first, source.revision)
     try:
-        yield found
-    finally:
-        hooks["response"].remove(check)
+        names = _parts(path)[1:]
+    except ValueError as error:
+        raise ConfigError(f"init_from={source.name}: {error}; take another revision") from error
+    for name in [*names, *(name for name in (*_BESIDE, _CARD) if name in there)]:
+        fetch(name, path.parent.name)
+    return path
 
 
-def _digest(path: Path, etag: str | None) -> str:
-    """SHA-256 of a file of the cache, which calls it by that, or by git's SHA-1 where it is small.
+def _digest(path: Path) -> str:
+    """SHA-256 of a file of the cache, whose blob has that as its name, or git's SHA-1 where it is small.
 
     Raises:
         UnavailableError: it is another file; it is removed.
     """
-    if etag is None and path.is_symlink():  # to the blob, else (without symbolic links) nothing tells any more
-        etag = Path(os.readlink(path)).name
-    kinds = [hashlib.sha256()]
-    if etag is not None and len(etag) == 40:  # git's; plain for some mirrors
-        kinds += [hashlib.sha1(b"blob %d\0" % path.stat().st_size), hashlib.sha1()]  # noqa: S324
+    sha256, git = hashlib.sha256(), hashlib.sha1(b"blob %d\0" % path.stat().st_size)  # noqa: S324
     with path.open("rb") as file:
         for block in iter(lambda: file.read(2**22), b""):
-            for kind in kinds:
-                kind.update(block)
-    if etag is not None and etag not in [kind.hexdigest() for kind in kinds]:
-        path.resolve().unlink()
-        raise UnavailableError(f"{path} is not what its digest says ({etag}), and is removed; start again to fetch it")
-    return kinds[0].hexdigest()
+            sha256.update(block)
+            git.update(block)
+    blob = path.resolve()
+    if blob != path and _DIGEST.fullmatch(blob.name) and blob.name not in (sha256.hexdigest(), git.hexdigest()):
+        blob.unlink()
+        raise UnavailableError(
+            f"{path} is not what its digest says ({blob.name}), and is removed; start again to fetch it"
+        )
+    return sha256.hexdigest()
 
 
 def _endpoint() -> str:
@@ -278,29 +253,18 @@ def _endpoint() -> str:
 
 def _refusal(library: Any, source: Source, error: Exception) -> ConfigError | UnavailableError:
     """What a failure of the library means for the user, in one line."""
-    errors, begin, where = library.errors, f"init_from={source.name}: ", f"{_endpoint()}/{source.repository}"
-    if isinstance(error, errors.GatedRepoError):
-        return ConfigError(
-            f"{begin}{where} is gated: accept its licence there and set HF_TOKEN to a token of yours, or take a copy "
-            "that is not (timm:<name>)"
-        )
-    if isinstance(error, errors.RevisionNotFoundError):
-        return ConfigError(f"{begin}{where} has no revision {source.revision}; leave out @{source.revision} for main")
+    errors, where = library.errors, f"{_endpoint()}/{source.repository}"
     status = getattr(getattr(error, "response", None), "status_code", None)
-    if isinstance(error, errors.RepositoryNotFoundError) or status in (401, 403):
-        return ConfigError(
-            f"{begin}there is no {where}, or it is private; check the name, or set HF_TOKEN to a token that may read it"
-        )
-    from huggingface_hub.constants import HF_HUB_CACHE
-
-    if isinstance(error, errors.OfflineModeIsEnabled):
+    if isinstance(error, errors.GatedRepoError):
+        text = f"{where} is gated: accept its licence there and set HF_TOKEN, or take a copy that is not (timm:<name>)"
+    elif isinstance(error, errors.RevisionNotFoundError):
+        text = f"{where} has no revision {source.revision}; leave out @{source.revision} for main"
+    elif isinstance(error, errors.RepositoryNotFoundError) or status in (401, 403):
+        text = f"there is no {where}, or it is private; check the name, or set HF_TOKEN to a token that may read it"
+    else:
+        reason = f"{type(error).__name__}: {_PASSWORD.sub('', str(error)).strip().partition(chr(10))[0][:120]}"
         return UnavailableError(
-            f"{begin}HF_HUB_OFFLINE is set, and the cache {HF_HUB_CACHE} does not have it; unset that, or copy the "
-            "cache of a machine that has it"
+            f"init_from={source.name}: cannot fetch it from {_endpoint()} ({reason}); unset HF_HUB_OFFLINE, set "
+            "HF_ENDPOINT to a mirror or HF_HUB_CACHE to a cache that has it, or give a file that you have"
         )
-    said = _PASSWORD.sub("", str(error)).strip().splitlines()
-    reason = f"{type(error).__name__}: {said[0][:120] if said else ''}".rstrip(": ")
-    return UnavailableError(
-        f"{begin}cannot fetch it from {_endpoint()} ({reason}); set HF_ENDPOINT to a mirror or HF_HUB_CACHE to a "
-        "folder with room, or give a file that you have"
-    )
+    return ConfigError(f"init_from={source.name}: {text}")

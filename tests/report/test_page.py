@@ -7,13 +7,11 @@ import re
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 import exp.report
 from exp.report import write_report
-from exp.report.charts import Curve, curves_of, thinned
+from exp.report.charts import curves_of, thinned
 from exp.report.page import write_page
-from exp.report.pictures import thumbnail
 from exp.report.runs import find_runs
 
 LIBRARY = Path(exp.report.__file__).parent / "echarts"
@@ -95,17 +93,6 @@ def test_the_charts_of_a_sweep(make_sweep, tmp_path):
     ]  # fmt: skip
 
 
-def test_scales_are_logarithmic_where_values_span_decades(make_run, tmp_path):
-    for number in range(14):
-        records = [{"split": "val", "step": step, "mse": number + 10.0**-step} for step in (1, 2, 3)]
-        make_run(str(number), metric=1.0 + number, overrides=[f"optim.lr={2.0**-number}"],
-                 config={"optim.lr": 2.0**-number}, records=records)  # fmt: skip
-    charts = written(find_runs([tmp_path]), tmp_path).charts
-    assert charts["validation mse"]["yAxis"]["type"] == "log"
-    assert charts["mse on validation over lr"]["xAxis"]["type"] == "log"
-    assert charts["mse on validation over lr"]["yAxis"]["type"] == "value"
-
-
 def test_metrics_of_different_names_are_not_mixed(make_run, tmp_path):
     """A run that failed goes with those of its experiment and task."""
     for place, metric in (("a", 0.5), ("b", 0.4)):
@@ -131,27 +118,19 @@ def test_curves_of_losses_in_parts_and_of_broken_values(make_run):
         {"split": "val", "step": 4, "mse": 0.7, "units": {"mse": "m"}}, {"split": "test", "step": 4, "mse": 9.0},
     ]  # fmt: skip
     assert curves_of(find_runs([make_run("run", metric=1.0, records=records)])[0]) == {
-        ("train", "loss"): Curve([1, 4], [3.0, 0.5]), ("train", "loss_a"): Curve([1], [1.0]),
-        ("train", "loss_b"): Curve([1], [2.0]), ("train", "lr"): Curve([1], [0.1]),
-        ("train", "grad_norm"): Curve([4], [3]), ("val", "mse"): Curve([4], [0.7]),
+        ("train", "loss"): [(1, 3.0), (4, 0.5)], ("train", "loss_a"): [(1, 1.0)], ("train", "loss_b"): [(1, 2.0)],
+        ("train", "lr"): [(1, 0.1)], ("train", "grad_norm"): [(4, 3)], ("val", "mse"): [(4, 0.7)],
     }  # fmt: skip
 
 
 @pytest.mark.parametrize("count", [1, 400, 401, 12345])
 def test_thinning_keeps_the_ends_and_every_spike(count):
-    values = [0.0] * count
-    values[count // 3] = 9.0
-    thin = thinned(Curve(list(range(count)), values), 400)
-    assert len(thin.steps) <= 400
-    assert thin.steps == sorted(set(thin.steps))
-    assert (thin.steps[0], thin.steps[-1], max(thin.values)) == (0, count - 1, 9.0)
-
-
-def test_pictures_of_any_mode(tmp_path):
-    for mode, name in (("RGBA", "a.png"), ("P", "b.png"), ("I;16", "c.png"), ("CMYK", "d.jpg")):
-        image = Image.new(mode, (1000, 10), 600) if mode == "I;16" else Image.new("L", (1000, 10), 60).convert(mode)
-        image.save(tmp_path / name)
-        assert thumbnail(tmp_path / name).startswith("data:image/")
+    points = [(step, 9.0 if step == count // 3 else 0.0) for step in range(count)]
+    thin = thinned(points, 400)
+    assert len(thin) <= 400
+    assert thin == sorted(set(thin))
+    assert (thin[0], thin[-1]) == (points[0], points[-1])
+    assert points[count // 3] in thin
 
 
 def test_pictures_of_the_best_run_come_first_six_of_each_and_what_is_none_is_counted(make_run, tmp_path):
@@ -162,7 +141,7 @@ def test_pictures_of_the_best_run_come_first_six_of_each_and_what_is_none_is_cou
     shown = [name for name in re.findall('<img[^>]* alt="(.*?)"', page.source) if ": " in name]
     numbers = {2: range(6), 1: range(6), 0: range(1, 7)}
     assert shown == [f"{run}: plots/val_{each}.png" for run, found in numbers.items() for each in found]
-    assert "5 more are in the run folders; 1 could not be read" in page.text
+    assert "6 more are in the run folders" in page.text
 
 
 def test_the_library_is_the_one_that_was_published():

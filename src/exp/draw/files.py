@@ -34,17 +34,14 @@ def encoded(picture: Picture, figures: FiguresConfig) -> dict[str, bytes]:
         The files by format: ``png``, which reports and trackers show, and ``figures.format`` if that is another.
     """
     formats = dict.fromkeys(("png", figures.format))
+    if isinstance(picture, Figure):
+        resize(picture, figures.width, figures.height)
+        return {form: figure_file(picture, form, figures.dpi) for form in formats}
     if isinstance(picture, bytes):
-        others = [form for form in formats if form != "png"]
-        if not others:
-            return {"png": picture}
         with Image.open(io.BytesIO(picture)) as image:
             pixels = np.asarray(image.convert("RGB"))
-        return {"png": picture, **{form: _pixels_file(pixels, form, figures) for form in others}}
-    if isinstance(picture, np.ndarray):
-        return {form: _pixels_file(picture, form, figures) for form in formats}
-    resize(picture, figures.width, figures.height)
-    return {form: figure_file(picture, form, figures.dpi) for form in formats}
+        return {form: picture if form == "png" else _pixels_file(pixels, form, figures) for form in formats}
+    return {form: _pixels_file(picture, form, figures) for form in formats}
 
 
 def pixels_png(pixels: np.ndarray, dpi: float | None = None) -> bytes:
@@ -62,12 +59,7 @@ def pixels_png(pixels: np.ndarray, dpi: float | None = None) -> bytes:
 
 def _pixels_file(pixels: np.ndarray, form: str, figures: FiguresConfig) -> bytes:
     height, width = pixels.shape[:2]
-    if figures.width is not None:
-        dpi = width / figures.width
-    elif figures.height is not None:
-        dpi = height / figures.height
-    else:
-        dpi = figures.dpi
+    dpi = width / figures.width if figures.width else height / figures.height if figures.height else figures.dpi
     if form == "png":
         return pixels_png(pixels, dpi)
     figure = new_figure(width / dpi, height / dpi, dpi)

@@ -43,8 +43,8 @@ class PictureWriter:
         Returns:
             The files, below the run folder; none with ``plots=false``.
         """
+        from exp.draw.figure import undrawable
         from exp.draw.files import encoded  # matplotlib's
-        from exp.draw.fonts import undrawable
 
         files: list[str] = []
         if not self.session.config.plots:

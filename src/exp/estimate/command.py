@@ -34,6 +34,7 @@ _LABELS = {
     "wrapper": "wrapper's buffers",
     "buffers": "model's buffers",
     "activations": "activations, temporaries",
+    "total": "[bold]at the worst moment[/]",
 }
 
 
@@ -60,9 +61,9 @@ def write_estimate(config: ExpConfig, overrides: list[str], task: Estimate) -> F
     try:
         folder.begin(config.overwrite)
         write_json(folder.path / "estimate.json", content)
+        peaks = [content["memory_peak"]] * content["world_size"]
         result: dict[str, Any] = {**blank_result(config), "status": "completed", "measured_on": "paper"}
-        result.update(memory_peak=[content["memory_peak"]] * content["world_size"], estimate=content)
-        folder.write_result(result)
+        folder.write_result({**result, "memory_peak": peaks, "estimate": content})
     finally:
         run.release()
     terminal = console.make_console()
@@ -108,11 +109,8 @@ def estimate(config: Any, backend: Backend, memory: int | None, headroom: float)
         "experiment": config.name,
         "backend": config.backend.name,
         "wrapper": config.wrapper.kind if ranks > 1 else "none",
-        "precision": config.precision,
         "world_size": ranks,
-        "batch_size": config.batch_size,
-        "accumulate": config.accumulate,
-        "global_batch_size": config.global_batch_size,
+        **{key: config[key] for key in ("precision", "batch_size", "accumulate", "global_batch_size")},
         "eval_batch_size": tracer.example.eval_batch_size,
         **parameter_counts(model),
         "flops_per_sample": per_sample,
@@ -149,28 +147,27 @@ def _show(terminal: Console, content: Mapping[str, Any]) -> None:
     table.add_column("memory of each rank")
     for name in passes:
         table.add_column(f"{name}, batch {batches[name]}", justify="right")
-    for kind in KINDS:
+    for kind in (*KINDS, "total"):
         if any(each[kind] for each in passes.values()):
             table.add_row(_LABELS.get(kind, kind), *(size(each[kind]) for each in passes.values()))
-    table.add_row("[bold]at the worst moment", *(f"[bold]{size(each['total'])}" for each in passes.values()))
     terminal.print(table)
-    terminal.print()
-    parameters, trained = content["parameters"], content["trained_parameters"]
-    rows = Table(box=None, show_header=False, pad_edge=False)
-    rows.add_row("parameters", f"{parameters:,}" + (f", {trained:,} of them trained" if trained < parameters else ""))
-    per_sample, per_step = flops(content["flops_per_sample"]), flops(content["flops_per_step"])
-    rows.add_row("operations", f"{per_sample}FLOP per sample, {per_step}FLOP per step")
-    rows.add_row("checkpoint", f"{size(content['checkpoint_bytes'])}; weights alone {size(content['weights_bytes'])}")
+    lines = [
+        f"parameters: {content['parameters']:,}, {content['trained_parameters']:,} of them trained",
+        f"operations: {flops(content['flops_per_sample'])}FLOP per sample, "
+        f"{flops(content['flops_per_step'])}FLOP per step",
+        f"checkpoint: {size(content['checkpoint_bytes'])}; weights alone {size(content['weights_bytes'])}",
+    ]
     if ranks > 1:
-        reduced, gathered = content["reduced_bytes_per_step"], content["gathered_bytes_per_step"]
-        also = f", {size(gathered)} of parameters gathered" if gathered else ""
-        sent = size(content["sent_bytes_per_rank_and_step"])
-        rows.add_row("each step", f"{size(reduced)} of gradients summed{also}; each rank sends {sent}")
+        gathered = content["gathered_bytes_per_step"]
+        lines.append(
+            f"each step: {size(content['reduced_bytes_per_step'])} of gradients summed"
+            + (f", {size(gathered)} of parameters gathered" if gathered else "")
+            + f"; each rank sends {size(content['sent_bytes_per_rank_and_step'])}"
+        )
     if content["card_memory"] is not None:
-        rows.add_row("card", f"{size(content['card_memory'])}, less {content['headroom']:.0%}: {_fit(content)}")
-    terminal.print(rows)
-    for note in content["notes"]:
-        terminal.print(f"note: {escape(note)}", style="yellow", soft_wrap=True)
+        lines.append(f"card: {size(content['card_memory'])}, less {content['headroom']:.0%}: {_fit(content)}")
+    lines += [f"[yellow]note: {escape(note)}[/]" for note in content["notes"]]
+    terminal.print("\n".join(lines), soft_wrap=True)
 
 
 def _fit(content: Mapping[str, Any]) -> str:

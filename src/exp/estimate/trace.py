@@ -23,7 +23,7 @@ from exp.data.transfer import tensors_of
 from exp.engine.fsdp import units_of
 from exp.engine.optim import build_optimizer
 from exp.engine.wrapper import predictions
-from exp.errors import ConfigError, DataError, ExpError, UnavailableError
+from exp.errors import ConfigError, DataError, UnavailableError
 from exp.hardware.collectives import Collectives
 from exp.hardware.compat import TORCH_VERSION, backward_below_modes, every_operator, supports_estimates
 from exp.user_code import asked, told
@@ -127,17 +127,16 @@ class MemoryTracker:
         return result
 
 
-# What torch.autocast runs in half precision, and what in float32, by the names of torch's documentation.
+# What torch.autocast runs in half precision, and what in float32, by the names of torch's documentation; less what no
+# model of ours comes near.
 _IN_HALF = """
-    __matmul__ addbmm addmm addmv addr baddbmm bilinear bmm chain_matmul conv1d conv2d conv3d conv_transpose1d
-    conv_transpose2d conv_transpose3d einsum linear matmul mm mv multi_dot prelu scaled_dot_product_attention
+    __matmul__ addbmm addmm baddbmm bmm conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d einsum
+    linear matmul mm mv prelu scaled_dot_product_attention
 """
 _IN_FULL = """
-    __pow__ __rdiv__ __rpow__ __rtruediv__ acos asin binary_cross_entropy_with_logits cdist cosh cosine_embedding_loss
-    cosine_similarity cross_entropy cumprod cumsum dist erfinv exp expm1 group_norm hinge_embedding_loss huber_loss
-    kl_div l1_loss layer_norm log log10 log1p log2 log_softmax logsumexp margin_ranking_loss mse_loss multi_margin_loss
-    multilabel_margin_loss nll_loss norm normalize pow prod reciprocal rsqrt sinh smooth_l1_loss soft_margin_loss
-    softmax softmin softplus sum tan triplet_margin_loss
+    __pow__ binary_cross_entropy_with_logits cdist cosine_similarity cross_entropy cumsum exp group_norm
+    huber_loss kl_div l1_loss layer_norm log log1p log_softmax logsumexp mse_loss nll_loss norm normalize pow prod
+    rsqrt smooth_l1_loss softmax softplus sum
 """
 _HALF, _FULL = frozenset(_IN_HALF.split()), frozenset(_IN_FULL.split())
 _FunctionMode: Any = getattr(torch.overrides, "TorchFunctionMode", object)  # torch >= 1.13
@@ -268,11 +267,11 @@ class Sharing(NamedTuple):
             return cls()
         if kind == "fsdp":
             return cls._sharded(config.wrapper.options, model, ranks, gradients)
-        if kind not in ("ddp", "mmddp"):
-            return cls(reduced=gradients)
         as_views = config.wrapper.gradient_as_bucket_view
         if as_views is None:  # as :func:`exp.engine.wrapper.wrap` has it; a vendor's class cannot be asked here
             as_views = type(backend.collectives).ddp_class is Collectives.ddp_class
+        if kind not in ("ddp", "mmddp"):
+            return cls(reduced=gradients)
         if as_views:
             return cls(share_of_gradients=0.0, gradients=gradients, reduced=gradients)
         return cls(wrapper=gradients, reduced=gradients)
@@ -300,7 +299,7 @@ class Sharing(NamedTuple):
         )
 
     def sent(self, ranks: int) -> int:
-        """Bytes that a rank sends in each step, by ring algorithms: a sum is a reduce-scatter and an all-gather."""
+        """Bytes that a rank sends in each step with rings: an all-reduce, or a reduce-scatter and an all-gather."""
         return int(((1 if self.gathered else 2) * self.reduced + self.gathered) * (ranks - 1) / ranks)
 
 
@@ -319,13 +318,7 @@ class _Step:
         return self._autocast()
 
     def update_params(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-        """The backward pass; what it recomputes is cast as in the forward pass.
-
-        Raises:
-            ConfigError: nothing is trained.
-        """
-        if not loss.requires_grad:
-            raise ConfigError("model: no gradient leads back from its losses: something detaches them")
+        """The backward pass; what it recomputes is cast as in the forward pass."""
         with self._autocast():
             backward_below_modes(loss)
 
@@ -401,13 +394,10 @@ class Tracer:
         self.sharing = Sharing.of(config, self.model, backend)
         try:
             self.peak = self.train(config.batch_size, config.accumulate)
-        except ExpError:
-            raise
         except Exception as error:  # a model may raise anything
-            line = told(error) or f"{type(error).__name__}: {error}".splitlines()[0]
             raise ConfigError(
-                f"{line}; task=estimate runs the model on tensors without values: a training step that reads values "
-                "cannot be estimated"
+                f"{told(error) or _line(error)}; task=estimate runs the model on tensors without values: a training "
+                "step that reads values cannot be estimated"
             ) from error
 
     def train(self, batch_size: int, accumulate: int = 1) -> dict[str, int]:
@@ -465,8 +455,7 @@ class Tracer:
             with tracker.counting(), META, on_card, torch.no_grad(), on_card.autocast():
                 predictions(self.model.eval(), batch, "val")
         except Exception as error:  # noqa: BLE001 - a model may raise anything, and may read values
-            line = f"{type(error).__name__}: {error}".splitlines()[0]
-            self.notes.append(f"validation is not estimated: {line[:120]}")
+            self.notes.append(f"validation is not estimated: {_line(error)[:120]}")
             return None
         return _with_total(tracker.at_peak)
 
@@ -487,6 +476,10 @@ class Tracer:
         tracker.hold("gradients", self.sharing.gradients)
         tracker.hold("data", self._resident if self._is_card else 0)
         return tracker, on_card
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _asked(ask: Callable[[], Any], otherwise: Any) -> Any:
@@ -572,22 +565,18 @@ def as_batch(sample: Any, size: int) -> Any:
 
 
 def largest_batch(tracer: Tracer, budget: int) -> int:
-    """The largest batch per device whose training step takes at most ``budget`` bytes, within 2 %; 0: not one sample.
+    """The largest batch per device whose training step takes at most ``budget`` bytes; 0: not one sample.
 
-    Memory is all but linear in the batch: it is extrapolated, then tried out.
+    Memory is all but linear in the batch: it is extrapolated, then tried out, in steps of 2 %.
     """
-    size = tracer.config.batch_size
-    low, high = 0, _LARGEST + 1  # fits, does not fit
-    points = {size: tracer.peak["total"]}
-    guess = 2 * size
-    while high - low > max(1, low // 50):
-        guess = min(max(guess, low + 1), high - 1)
-        points[guess] = tracer.train(guess)["total"]
-        low, high = (guess, high) if points[guess] <= budget else (low, guess)
-        (a, at_a), (b, at_b) = sorted(points.items())[-2:]
-        slope = max(at_b - at_a, 1) / (b - a)
-        guess = int((low or a) + (budget - points.get(low, at_a)) / slope)
-    return low
+    size, at_size = tracer.config.batch_size, tracer.peak["total"]
+    per_sample = max(tracer.train(2 * size)["total"] - at_size, size) / size
+    largest = min(max(int(size + (budget - at_size) / per_sample), 0), _LARGEST)
+    while largest and tracer.train(largest)["total"] > budget:
+        largest -= max(1, largest // 50)
+    while largest < _LARGEST and tracer.train(largest + max(1, largest // 50))["total"] <= budget:
+        largest += max(1, largest // 50)
+    return largest
 
 
 def fitting_batch(tracer: Tracer, budget: int, more_than: int = 0) -> dict[str, int] | None:

@@ -7,9 +7,10 @@ about the computation (``output_dir``, ``launcher.*``).
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Callable, Hashable, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Callable, Hashable, Iterable, NamedTuple, Sequence
 
 from exp.report.keys import is_seed, is_silent, meaning
 from exp.runs.record import number_text
@@ -17,7 +18,9 @@ from exp.runs.record import number_text
 if TYPE_CHECKING:
     from exp.report.runs import Run
 
-__all__ = ["Group", "Mean", "greater_is_better", "in_order", "mean_text", "rankings", "with_decimals_of"]
+__all__ = [
+    "Group", "Mean", "as_counts", "greater_is_better", "in_order", "mean_text", "rankings", "with_decimals_of",
+]  # fmt: skip
 
 
 class Mean(NamedTuple):
@@ -48,8 +51,7 @@ class Group:
     def left_out(self) -> str:
         """What became of the others: ``2 failed, 1 unfinished``; empty where there are none."""
         others = [run.status for run in self.runs if run not in self.counted]
-        kinds = ["without a metric" if status == "completed" else status for status in others]
-        return ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
+        return as_counts("without a metric" if status == "completed" else status for status in others)
 
     @property
     def n(self) -> int:
@@ -125,7 +127,13 @@ def rankings(runs: Sequence[Run], over_seeds: bool) -> dict[str | None, list[Gro
     found = {}
     for metric in sorted(members, key=lambda name: name is None):
         sign = -1.0 if greater_is_better(members[metric]) else 1.0
-        groups = _by_settings(members[metric]) if over_seeds else [Group([run]) for run in members[metric]]
+        alike: dict[Hashable, list[Run]] = {}
+        for run in members[metric]:
+            alike.setdefault(_settings(run) if over_seeds else run, []).append(run)
+        groups = []
+        for each in alike.values():
+            several = len({_seeds(run) for run in each}) > 1
+            groups += [Group(each)] if several else [Group([run]) for run in each]
         found[metric] = sorted(groups, key=lambda group: _order(group, sign))
     return found
 
@@ -144,6 +152,11 @@ def in_order(ranking: dict[str | None, list[Group]]) -> list[tuple[int | None, G
 def greater_is_better(runs: Sequence[Run]) -> bool:
     """Whether larger values of the metric of these runs, which is the same for all, are better."""
     return any(run.result.get("greater_is_better") for run in runs)
+
+
+def as_counts(words: Iterable[str]) -> str:
+    """How often each word is there, in the order of the first ones: ``2 failed, 1 unfinished``."""
+    return ", ".join(f"{count} {word}" for word, count in Counter(words).items())
 
 
 def mean_text(mean: Mean | None) -> str:
@@ -170,17 +183,6 @@ def _kind(run: Run) -> tuple[object, object]:
     return run.config.get("name"), run.config.get("task.name")
 
 
-def _by_settings(runs: Sequence[Run]) -> list[Group]:
-    alike: dict[Hashable, list[Run]] = {}
-    for run in runs:
-        alike.setdefault(_settings(run), []).append(run)
-    groups = []
-    for members in alike.values():
-        several = len({_seeds(run) for run in members}) > 1
-        groups += [Group(members)] if several else [Group([run]) for run in members]
-    return groups
-
-
 def _is_seed_of(run: Run, key: str) -> bool:
     """Whether a key is a seed, or was taken from one: ``data.shuffle: ${seed}``."""
     return is_seed(key) or is_seed(str(run.config.get(f"record.follows.{key}", "")))
@@ -192,17 +194,10 @@ def _settings(run: Run) -> Hashable:
         return run.folder
     # A key that is not there is as good as null, as where keys are compared.
     return frozenset(
-        (key, meaning(_without_seeds(value)))
+        (key, meaning(value))
         for key, value in run.config.items()
         if value is not None and not is_silent(key) and not _is_seed_of(run, key)
     )
-
-
-def _without_seeds(value: Any) -> Any:
-    """Lists of mappings, such as hooks, may hold seeds too."""
-    if isinstance(value, dict):
-        return {key: _without_seeds(one) for key, one in value.items() if key != "seed"}
-    return [_without_seeds(one) for one in value] if isinstance(value, list) else value
 
 
 def _seeds(run: Run) -> Hashable:

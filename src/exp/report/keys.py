@@ -12,14 +12,13 @@ if TYPE_CHECKING:
     from exp.report.runs import Run
 
 __all__ = [
-    "apart", "by_size", "column", "differing", "is_seed", "is_silent", "meaning", "short_names", "unlike", "value_text",
+    "apart", "by_size", "column", "differing", "is_seed", "is_silent", "meaning", "short_names", "value_text",
 ]  # fmt: skip
 
 _GROUPS = ("experiment", "task", "backend", "launcher", "wrapper", "data", "model", "optim", "schedule", "logger")
 # Say nothing about what was computed.
 _SILENT = ("output_dir", "overwrite", "plots", "report_placement", "resume", "resume_changed_data", "run")
 _SILENT_BELOW = ("launcher.", "published", "hydra.", "logger.", "record.", "sweep.")
-_OVERRIDE = re.compile(r"^(?:\+\+|\+|~)?([^=@]+)(?:@[^=]*)?(?:=(.*))?$", re.DOTALL)
 
 
 def differing(runs: Sequence[Run]) -> list[str]:
@@ -35,14 +34,16 @@ def differing(runs: Sequence[Run]) -> list[str]:
     Returns:
         Dotted keys, and names of config groups (``backend``, ``experiment``, ...). :func:`column` has their values.
     """
-    named = dict.fromkeys(key for run in runs for key in _overridden(run))
-    unequal = [key for key in unlike(runs) if not is_silent(key)]
-    groups = {group: labels for group in _GROUPS for labels in [column(runs, group)] if _differ(labels)}
+    words = [override.lstrip("+~") for run in runs for override in run.overrides]
+    named = dict.fromkeys(re.split("[=@]", word)[0].replace("/", ".") for word in words)
+    groups = [group for group in _GROUPS if _differ(column(runs, group))]
+    unequal = [key for key in dict.fromkeys(key for run in runs for key in run.config)
+               if not is_silent(key) and _differ(column(runs, key))]  # fmt: skip
     kept: dict[str, list[Any]] = {}
     for key in named:  # the key itself, or those below it
         below = [key] if key in groups else [one for one in unequal if one == key or one.startswith(f"{key}.")]
         kept.update((one, column(runs, one)) for one in below)
-    for key in [group for group in groups if group not in kept] + unequal:  # no override names them
+    for key in groups + unequal:  # no override names them
         values = column(runs, key)
         if key not in kept and key != "batch_size" and not _follows(values, key, kept):
             kept[key] = values
@@ -60,12 +61,6 @@ def column(runs: Sequence[Run], key: str) -> list[Any]:
     """
     name = f"record.chosen.{key}" if key in _GROUPS else key
     return [run.config.get(name) for run in runs]
-
-
-def unlike(runs: Sequence[Run]) -> list[str]:
-    """All dotted keys that have not the same value in every run, consequences included, in their order."""
-    keys = dict.fromkeys(key for run in runs for key in run.config)
-    return [key for key in keys if _differ([run.config.get(key) for run in runs])]
 
 
 def is_seed(key: str) -> bool:
@@ -125,38 +120,15 @@ def by_size(value: Any) -> tuple[bool, float, list[Any]]:
     return (False, value, []) if is_number(value) else (True, 0.0, natural(value_text(value)))
 
 
-def _overridden(run: Run) -> list[str]:
-    """The keys that the command line names."""
-    matches = [_OVERRIDE.match(override) for override in run.overrides]
-    return [match[1].replace("/", ".") for match in matches if match]
-
-
 def _follows(values: list[Any], key: str, kept: dict[str, list[Any]]) -> bool:
-    """Whether the values of a key are a consequence: of the choice of a group, or of keys that it refers to."""
-    group = key.partition(".")[0]
-    for cause in ("experiment", group):
-        if cause in kept and cause != key:
-            pairs = {(meaning(one), meaning(value)) for one, value in zip(kept[cause], values)}
-            if len(pairs) == len({one for one, _ in pairs}):  # equal choices, equal values
-                return True
-    # What differs in it is the same as in other keys, also within a list.
-    known = {tuple(map(meaning, each)) for each in kept.values()}
-    parts = [_parts(value) for value in values]
-    for place in dict.fromkeys(place for each in parts for place in each):
-        found = tuple(meaning(each.get(place)) for each in parts)
-        if len(set(found)) > 1 and found not in known:
-            return False
-    return True
-
-
-def _parts(value: Any, place: str = "") -> dict[str, Any]:
-    """What a list or a mapping is made of, by place; any other value is its own only part."""
-    if isinstance(value, (list, dict)) and value:
-        pairs = value.items() if isinstance(value, dict) else enumerate(value)
-        return {key: part for name, one in pairs for key, part in _parts(one, f"{place}/{name}").items()}
-    return {place: value}
+    """Whether the values of a key are a consequence: of the choice of a group, or of a key that it refers to."""
+    known = list(map(meaning, values))
+    for cause in {"experiment", key.partition(".")[0]} & set(kept) - {key}:
+        choices = list(map(meaning, kept[cause]))
+        if len(set(zip(choices, known))) == len(set(choices)):  # equal choices, equal values
+            return True
+    return any(known == list(map(meaning, each)) for each in kept.values())
 
 
 def _differ(values: Sequence[Any]) -> bool:
-    first = meaning(values[0]) if values else None
-    return any(meaning(value) != first for value in values)
+    return len(set(map(meaning, values))) > 1

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import statistics
 from typing import TYPE_CHECKING, Any, Collection, Sequence
 
-from exp.report.groups import Group, in_order, rankings
+from exp.report.groups import in_order, rankings
 from exp.report.keys import apart, column, differing, is_seed, value_text
 from exp.runs.files import csv_content, to_json, write_atomically
 
@@ -14,14 +13,13 @@ if TYPE_CHECKING:
 
     from exp.report.runs import Run
 
-__all__ = ["JSON_ONLY", "run_rows", "seed_rows", "write_rows"]
+__all__ = ["as_cells", "run_rows", "seed_rows", "write_rows"]
 
 _LAST = ("steps", "wall_s", "samples_per_second")
 _COLUMNS = {"rank", "run", "folder", "status", "selected_by", "metric_name", "metric", *_LAST, "error"}
 _MEANS = ("selected_by", "metric", "wall_s")
 _SEED_COLUMNS = {"rank", "runs", "folders", "n", "left_out", "metric_name", "wall_s_mean"}
-JSON_ONLY = ("folder", "folders", "metric_name", "metric", "metric_mean", "metric_std")
-"""Not in tables: each metric has a column of its own name there."""
+_JSON_ONLY = ("folder", "folders", "metric_name", "metric", "metric_mean", "metric_std")
 
 
 def write_rows(runs: Sequence[Run], folder: Path) -> None:
@@ -29,8 +27,8 @@ def write_rows(runs: Sequence[Run], folder: Path) -> None:
 
     Columns: rank (among the runs of the same metric), run, every key that differs, status, ``selected_by`` (the metric
     on validation, which ranks), the metric under its own name as it is reported, all further metrics, steps, wall_s,
-    samples_per_second and the first line of the error. Metrics that a run does not have are nan in the CSV and null in
-    the JSON. The CSV has six digits, for reading; the JSON has all of them, and also the folder of each run,
+    samples_per_second and the first line of the error. What a run does not have is empty in the CSV and null in the
+    JSON. The CSV has six digits, for reading; the JSON has all of them, and also the folder of each run,
     ``metric_name`` and ``metric``.
 
     A metric of which another of these columns has the name already is ``metrics.<name>`` (``metrics.error``), as it
@@ -46,30 +44,35 @@ def write_rows(runs: Sequence[Run], folder: Path) -> None:
     rows = run_rows(runs)
     content = to_json(rows, indent=2, default=str)  # YAML has dates, too
     write_atomically(folder / "sweep.json", f"{content}\n".encode())
-    _write_csv(folder / "sweep.csv", rows, {"selected_by", *_metric_titles(runs, _COLUMNS).values()})
+    write_atomically(folder / "sweep.csv", csv_content(as_cells(rows)))
     averages = folder / "sweep_seeds.csv"
     if any(len(group.runs) > 1 for groups in rankings(runs, over_seeds=True).values() for group in groups):
-        means = ["selected_by", *_metric_titles(runs, _MEANS).values()]
-        _write_csv(averages, seed_rows(runs), {f"{name}_{kind}" for name in means for kind in ("mean", "std")})
+        write_atomically(averages, csv_content(as_cells(seed_rows(runs))))
     elif averages.is_file():  # of an earlier report on other runs
         averages.unlink()
 
 
 def run_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """What :func:`write_rows` writes, a dict for each run, the best first."""
-    order = in_order(rankings(runs, over_seeds=False))
     metrics = _metric_titles(runs, _COLUMNS)
-    keys = _columns(order, differing(runs), {*_COLUMNS, *metrics.values()})
-    rows = []
-    for number, (rank, group) in enumerate(order):
-        run = group.runs[0]
-        row: dict[str, Any] = {"rank": rank, "run": run.name, "folder": str(run.folder)}
-        row.update((title, values[number]) for title, values in keys.items())
-        row.update(status=run.status, selected_by=run.selected_by, metric_name=run.metric_name, metric=run.metric)
-        row.update((title, run.metrics.get(name)) for name, title in metrics.items())
-        row.update((key, run.number(key)) for key in _LAST)
-        rows.append({**row, "error": run.error})
-    return rows
+    keys = apart(differing(runs), {*_COLUMNS, *metrics.values()}, "config.")
+    return [
+        {
+            "rank": rank,
+            "run": run.name,
+            "folder": str(run.folder),
+            **{title: column([run], key)[0] for key, title in keys.items()},
+            "status": run.status,
+            "selected_by": run.selected_by,
+            "metric_name": run.metric_name,
+            "metric": run.metric,
+            **{title: run.metrics.get(name) for name, title in metrics.items()},
+            **{key: run.number(key) for key in _LAST},
+            "error": run.error,
+        }
+        for rank, group in in_order(rankings(runs, over_seeds=False))
+        for run in group.runs
+    ]
 
 
 def seed_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -81,22 +84,27 @@ def seed_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
     the same for all metrics under their own names (``metrics.<name>_mean`` where this row has that already). ``_std``
     is the sample standard deviation (n - 1); None for a single seed.
     """
-    order = in_order(rankings(runs, over_seeds=True))
     metrics = _metric_titles(runs, _MEANS)
     taken = {f"{name}_{kind}" for name in (*_MEANS, *metrics.values()) for kind in ("mean", "std")}
-    keys = _columns(order, [key for key in differing(runs) if not is_seed(key)], _SEED_COLUMNS | taken)
+    keys = apart([key for key in differing(runs) if not is_seed(key)], _SEED_COLUMNS | taken, "config.")
     rows = []
-    for number, (rank, group) in enumerate(order):
+    for rank, group in in_order(rankings(runs, over_seeds=True)):
         row: dict[str, Any] = {"rank": rank, "runs": group.names, "folders": [str(run.folder) for run in group.runs]}
-        row.update((title, values[number]) for title, values in keys.items())
+        row.update((title, column(group.runs, key)[0]) for key, title in keys.items())
         row.update(n=group.n, left_out=group.left_out, metric_name=group.metric_name)
         means = {"selected_by": group.score, "metric": group.reported}
         means.update((title, group.mean(name)) for name, title in metrics.items())
         for title, mean in means.items():
-            row[f"{title}_mean"], row[f"{title}_std"] = (None, None) if mean is None else (mean.value, mean.std)
-        seconds = [each for each in (run.number("wall_s") for run in group.counted) if each is not None]
-        rows.append({**row, "wall_s_mean": statistics.mean(seconds) if seconds else None})
+            row[f"{title}_mean"], row[f"{title}_std"] = mean or (None, None)
+        seconds = group.mean_of(lambda run: run.number("wall_s"))
+        rows.append({**row, "wall_s_mean": seconds and seconds.value})
     return rows
+
+
+def as_cells(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
+    """Rows as text, the titles first, without what only the JSON has."""
+    names = [name for name in rows[0] if name not in _JSON_ONLY]
+    return [names, *(["" if row[name] is None else value_text(row[name]) for name in names] for row in rows)]
 
 
 def _metric_titles(runs: Sequence[Run], taken: Collection[str]) -> dict[str, str]:
@@ -107,24 +115,4 @@ def _metric_titles(runs: Sequence[Run], taken: Collection[str]) -> dict[str, str
         taken: titles of columns that have something else.
     """
     ranking = [name for name in rankings(runs, over_seeds=False) if name is not None]
-    names = dict.fromkeys([*ranking, *(name for run in runs for name in run.metrics)])
-    return apart(list(names), taken, "metrics.")
-
-
-def _columns(order: Sequence[tuple[Any, Group]], keys: Sequence[str], taken: Collection[str]) -> dict[str, list[Any]]:
-    """The values of keys of the configuration by the titles of their columns."""
-    firsts = [group.runs[0] for _, group in order]
-    return {title: column(firsts, key) for key, title in apart(keys, taken, "config.").items()}
-
-
-def _write_csv(path: Path, rows: Sequence[dict[str, Any]], metrics: Collection[str]) -> None:
-    names = [name for name in rows[0] if name not in JSON_ONLY]
-    write_atomically(
-        path, csv_content([names, *([_cell(row[name], name in metrics) for name in names] for row in rows)])
-    )
-
-
-def _cell(value: Any, is_metric: bool) -> str:
-    if value is None:
-        return "nan" if is_metric else ""
-    return value if isinstance(value, str) else value_text(value)
+    return apart(list(dict.fromkeys([*ranking, *(name for run in runs for name in run.metrics)])), taken, "metrics.")

@@ -8,7 +8,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Iterator, Sequence
+from typing import Any, Sequence
 
 import yaml
 
@@ -23,7 +23,7 @@ __all__ = ["Run", "find_runs", "is_number", "natural", "read_run"]
 # libyaml's loader is some ten times as fast, and not in every build of PyYAML.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _PARTS_OF_A_RUN = {"checkpoints", "logs", "plots", "tensorboard", "trackers"}
-_PICTURES = (".png", ".jpg", ".jpeg")
+_PICTURES, _SUFFIXES = ("plots", "predictions/overlays"), (".png", ".jpg", ".jpeg")
 # Keys that only a training uses.
 _OF_TRAINING = re.compile(
     r"(optim|schedule)\.|record\.chosen\.(optim|schedule)$"
@@ -89,22 +89,10 @@ class Run:
         return RunFolder(self.folder).records()
 
     def pictures(self) -> list[Path]:
-        """The PNG and JPEG files of the run: those of ``plots`` first, curves last among them, then any others."""
-        found: list[tuple[Any, Path]] = []
-        for place, folders, files in os.walk(self.folder):
-            below = Path(place).relative_to(self.folder)
-            unwanted = _PARTS_OF_A_RUN - {"plots"} if below == Path() else set()
-            folders[:] = [
-                name
-                for name in folders
-                if name[0] != "." and name not in unwanted and not _is_run_folder(Path(place, name))
-            ]
-            for name in files:
-                if Path(name).suffix.lower() in _PICTURES and name[0] != ".":
-                    # Maps of class numbers are for programs; the overlays beside them show the same to people.
-                    order = (below.parts[:1] != ("plots",), below.parts[:1] == ("classes",), len(below.parts))
-                    found.append(((*order, name == "curves.png", natural(str(below / name))), Path(place, name)))
-        return [path for _, path in sorted(found)]
+        """The PNG and JPEG files below ``plots``, those nearest to it first and curves last, then overlays."""
+        found = [path for place in _PICTURES for path in (self.folder / place).rglob("*") if path.suffix in _SUFFIXES]
+        natural_order = sorted(found, key=lambda path: natural(str(path)))
+        return sorted(natural_order, key=lambda at: ("overlays" in at.parts, len(at.parts), at.name == "curves.png"))
 
 
 def find_runs(paths: Sequence[str | Path]) -> list[Run]:
@@ -124,8 +112,7 @@ def find_runs(paths: Sequence[str | Path]) -> list[Run]:
     folders: dict[Path, None] = {}
     for path in paths:
         for folder in _matches(str(path)):
-            for found in sorted(_below(folder), key=lambda place: natural(str(place))):
-                folders.setdefault(found)
+            folders.update(dict.fromkeys(sorted(_below(folder), key=lambda place: natural(str(place)))))
     if not folders:
         raise ConfigError(
             f"no run found in {', '.join(map(str, paths)) or 'no path'}: a run folder has a config.yaml beside an "
@@ -158,7 +145,7 @@ def read_run(folder: Path, name: str) -> Run:
     return Run(
         folder=place.path,
         name=name,
-        config=_as_trained(_flattened(config)) if isinstance(config, dict) else {},
+        config=_as_trained(_flattened(config)) if config and isinstance(config, dict) else {},
         overrides=[str(override) for override in overrides] if isinstance(overrides, list) else [],
         result=result,
         status=str(result.get("status") or "unfinished") if result or begun else "pending",
@@ -199,25 +186,17 @@ def _matches(path: str) -> list[Path]:
     return [Path(match).resolve() for match in matches if Path(match).is_dir()]
 
 
-def _below(folder: Path) -> Iterator[Path]:
-    """The run folders in and below one."""
-    children = _children(folder)
-    if _is_run_folder(folder):
-        yield folder
+def _below(folder: Path) -> list[Path]:
+    """The run folders in and below one; links are not followed."""
+    found = {path.parent for path in folder.rglob("config.yaml") if _is_run_folder(path.parent)}
+
+    def is_part(run: Path, above: Path) -> bool:
         # Hydra numbers the jobs of a sweep, and notes the sweep in this file.
-        swept = (folder / "multirun.yaml").is_file()
-        children = [each for each in children if each.name not in _PARTS_OF_A_RUN and (swept or each.name.isdigit())]
-    for child in children:
-        yield from _below(child)
+        name = run.relative_to(above).parts[0]
+        return name in _PARTS_OF_A_RUN or not (name.isdigit() or (above / "multirun.yaml").is_file())
 
-
-def _children(folder: Path) -> list[Path]:
-    try:
-        entries = list(os.scandir(folder))
-    except OSError:  # somebody else's
-        return []
-    # Links are not followed: they lead to runs that are found where they are, or around in circles.
-    return [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False) and entry.name[0] != "."]
+    hidden = {run for run in found if any(part[0] == "." for part in run.relative_to(folder).parts)}
+    return [run for run in found - hidden if not any(is_part(run, above) for above in found & set(run.parents))]
 
 
 def _as_trained(config: dict[str, Any]) -> dict[str, Any]:
@@ -225,26 +204,25 @@ def _as_trained(config: dict[str, Any]) -> dict[str, Any]:
     folder = config.get("record.trained_in")
     if folder is None:
         return config
-    other = _parsed(RunFolder(Path(folder)).config, [])
-    trained = _flattened(other) if isinstance(other, dict) else {}
+    trained = _parsed(RunFolder(Path(folder)).config, [])
     rest = {key: value for key, value in config.items() if not _OF_TRAINING.match(key)}
-    return {**rest, **{key: value for key, value in trained.items() if _OF_TRAINING.match(key)}}
+    return {**rest, **{key: value for key, value in _flattened(trained or {}).items() if _OF_TRAINING.match(key)}}
 
 
-def _flattened(values: dict[Any, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one, with dotted keys; lists, and mappings without keys, stay values."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat.update(
-            _flattened(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
-        )
-    return flat
+def _flattened(values: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested mappings, and lists of them, as one, with dotted keys; other lists, and what is empty, stay values."""
+    if isinstance(values, list) and values and all(isinstance(each, dict) for each in values):
+        values = dict(enumerate(values))
+    if not isinstance(values, dict) or not values:
+        return {prefix: values}
+    parts = [_flattened(value, f"{prefix}.{key}" if prefix else str(key)) for key, value in values.items()]
+    return {key: value for part in parts for key, value in part.items()}
 
 
 def _error(error: Any) -> str:
     """The error of a result in one line: ``rank 3: RunError: loss is nan``."""
     if not isinstance(error, dict):
-        return _first_line(error or "")
+        return ""
     rank = "" if error.get("rank") is None else f"rank {error['rank']}"
     return ": ".join(filter(None, [rank, str(error.get("type") or ""), _first_line(error.get("message") or "")]))
 

@@ -10,27 +10,20 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
 
-from exp.report.groups import Group, greater_is_better, in_order, mean_text, rankings, with_decimals_of
+from exp.report.groups import as_counts, greater_is_better, in_order, mean_text, rankings, with_decimals_of
 from exp.report.keys import apart, by_size, column, differing, is_seed, short_names, value_text
-from exp.report.rows import JSON_ONLY, run_rows
+from exp.report.rows import as_cells, run_rows
 from exp.report.runs import is_number
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
+    from exp.report.groups import Group, Mean
     from exp.report.runs import Run
 
 __all__ = [
-    "Column",
-    "Table",
-    "as_html",
-    "as_latex",
-    "as_markdown",
-    "as_rich",
-    "paper_tables",
-    "run_table",
-    "sweep_table",
-]
+    "Column", "Table", "as_html", "as_latex", "as_markdown", "as_rich", "paper_tables", "run_table", "sweep_table",
+]  # fmt: skip
 
 _WIDTH = 100  # characters of a terminal
 _OUTCOME = 12  # of them for the last column, at least
@@ -86,7 +79,7 @@ class Table:
         return [list(row) for row in zip(*(each.cells for each in self.columns))]
 
 
-def sweep_table(runs: Sequence[Run], most: int | None = None) -> Table:
+def sweep_table(runs: Sequence[Run]) -> Table:
     """What ``sweep.csv`` has, for a terminal of 100 columns, with what matters most.
 
     Runs that differ in nothing but the seed are one row, with mean, standard deviation and number of seeds. The best of
@@ -94,15 +87,13 @@ def sweep_table(runs: Sequence[Run], most: int | None = None) -> Table:
 
     Args:
         runs: any number.
-        most: rows, the best first; None: as many as find room.
     """
     ranking = rankings(runs, over_seeds=True)
     metrics = [name for name in ranking if name is not None]
-    averaged = any(len(group.runs) > 1 for each in ranking.values() for group in each)
     every = in_order(ranking)
-    order = every[: most or _ROWS]
+    averaged = any(len(group.runs) > 1 for _, group in every)
+    order, groups = every[:_ROWS], [group for _, group in every[:_ROWS]]
     stars = ["*" if rank == 1 and len(order) > 1 else "" for rank, _ in order]
-    groups = [group for _, group in order]
     keys = [key for key in differing(runs) if not (averaged and is_seed(key))]
     headings = apart(metrics, _HEADINGS, "metrics.")
     titles = short_names(keys, {*_HEADINGS, *headings.values()})
@@ -111,29 +102,25 @@ def sweep_table(runs: Sequence[Run], most: int | None = None) -> Table:
         Column("runs" if averaged else "run", [_clipped(each.names, 28) for each in groups], False),
     ]
     for key in keys:
-        values = column([group.runs[0] for group in groups], key)
-        texts = [_clipped(value_text(value), 24) for value in values]
-        columns.append(Column(titles[key], texts, all(map(is_number, values))))
+        values = [column(group.runs, key)[0] for group in groups]
+        columns.append(Column(titles[key], [_clipped(value_text(value), 24) for value in values],
+                              all(map(is_number, values))))  # fmt: skip
     if any(group.score for group in groups):
         columns.append(Column("validation", [mean_text(group.score) for group in groups]))
     columns += [Column(headings[name], [mean_text(group.mean(name)) for group in groups]) for name in metrics]
     columns += [Column("n", [group.n_text for group in groups])] if averaged else []
-    outcomes = [_outcome(group) for group in groups]
-    columns.append(Column("seconds", outcomes, not any(group.left_out for group in groups)))
-    notes = _unit_notes(runs, metrics)
-    hidden: list[str] = []
+    columns.append(Column("seconds", list(map(_outcome, groups)), not any(group.left_out for group in groups)))
+    notes, hidden = _unit_notes(runs, metrics), []
     while sum(_width(each) + _GAP for each in columns[:-1]) + min(_width(columns[-1]), _OUTCOME) > _WIDTH and keys:
         hidden.insert(0, columns.pop(1 + len(keys)).title)
         keys.pop()
     notes += [f"not shown: {', '.join(hidden)}"] if hidden else []
     notes += [_AVERAGED] if averaged else []
     notes += ["starred: the best on validation"] if any(stars) else []
-    if most is None and len(order) < len(every):
-        left = [run.status for run in runs if not any(run in group.runs for group in groups)]
-        more = ", ".join(f"{left.count(status)} more {status}" for status in sorted(set(left)))
-        notes.append(f"{more}; all {len(runs)} runs: sweep.csv")
-    styles = ["best" if star else _style(group) for star, group in zip(stars, groups)]
-    return Table(columns, notes, styles)
+    if len(order) < len(every):
+        left = as_counts(sorted(f"more {run.status}" for _, group in every[_ROWS:] for run in group.runs))
+        notes.append(f"{left}; all {len(runs)} runs: sweep.csv")
+    return Table(columns, notes, ["best" if star else _style(group) for star, group in zip(stars, groups)])
 
 
 def run_table(runs: Sequence[Run]) -> Table:
@@ -144,11 +131,9 @@ def run_table(runs: Sequence[Run]) -> Table:
     """
     rows = run_rows(runs)
     columns = []
-    for title in (name for name in rows[0] if name not in JSON_ONLY):
-        values = [row[title] for row in rows]
-        if title == "rank" or any(value is not None for value in values):
-            texts = ["" if value is None else value_text(value) for value in values]
-            columns.append(Column(title, texts, all(value is None or is_number(value) for value in values)))
+    for title, *cells in zip(*as_cells(rows)):
+        if title == "rank" or any(cells):
+            columns.append(Column(title, cells, all(row[title] is None or is_number(row[title]) for row in rows)))
     styles = {"completed": "", "failed": "failed"}
     looks = ["best" if row["rank"] == 1 and len(rows) > 1 else styles.get(row["status"], "other") for row in rows]
     return Table(columns, _unit_notes(runs, [name for run in runs for name in run.metrics]), looks)
@@ -259,37 +244,38 @@ def _paper(groups: list[Group], metric: str) -> Table:
     measured = dict.fromkeys(name for run in runs for name in run.metrics)
     keys = _label_keys(runs)
     titles = short_names(keys, {metric, *measured})
-    if _DATA in keys and "data" not in keys:
-        titles[_DATA] = "data"
-    firsts = [group.runs[0] for group in groups]
-    values = {titles[key]: column(firsts, key) for key in keys}
-    if len({value_text(row) for row in zip(*values.values())}) < len(groups):
-        values = {"run": [group.names for group in groups], **values}  # nothing else tells them apart
-    order = sorted(range(len(groups)), key=lambda row: [by_size(each[row]) for each in values.values()])
-    groups = [groups[row] for row in order]
-    labels = [Column(title, [value_text(each[row]) for row in order], False) for title, each in values.items()]
-    averaged = any(len(group.runs) > 1 for group in groups)
-    known = [_published(group) for group in groups]
-    published = [name for name in measured if any(name in figures for figures, _ in known)]
+    if "data" not in keys:
+        titles = {key: "data" if key == _DATA else title for key, title in titles.items()}
+    labels = [[column(group.runs, key)[0] for key in keys] for group in groups]
+    if len({value_text(values) for values in labels}) < len(groups):  # nothing else tells them apart
+        titles = {"run": "run", **titles}
+        labels = [[group.names, *values] for group, values in zip(groups, labels)]
+    rows = sorted(zip(labels, groups), key=lambda row: list(map(by_size, row[0])))
+    labels, groups = [values for values, _ in rows], [group for _, group in rows]
+    columns = [Column(title, [value_text(values[number]) for values in labels], False)
+               for number, title in enumerate(titles.values())]  # fmt: skip
+    averaged, known = any(len(group.runs) > 1 for group in groups), list(map(_published, groups))
+    figures = [{} if each.get("differs") else each for each in known]
+    published = [name for name in measured if any(is_number(each.get(name)) for each in figures)]
     metrics = list(dict.fromkeys([metric, *published]))
-    columns = list(labels)
     for name in metrics:
         means = [group.mean(name) for group in groups]
-        counts = [f" ({group.n_text})" if averaged else "" for group in groups]
-        texts = [f"{mean_text(mean) or '-'}{count}" for mean, count in zip(means, counts)]
+        texts = [f"{mean_text(mean) or '-'}{f' ({group.n_text})' * averaged}" for mean, group in zip(means, groups)]
         columns.append(Column(f"{name}, ours" if name in published else name, texts))
         if name in published:
-            figures = [found.get(name) for found, _ in known]
-            decimals = max(len(f"{each:g}".partition(".")[2]) for each in figures if each is not None)
-            columns.append(Column("published", ["" if each is None else f"{each:.{decimals}f}" for each in figures]))
-            differences = ["" if mean is None or each is None else _signed(mean.value, mean.value - each)
-                           for mean, each in zip(means, figures)]  # fmt: skip
-            columns.append(Column("difference", differences))
+            theirs = [each.get(name) for each in figures]
+            decimals = max(len(f"{each:g}".partition(".")[2]) for each in theirs if each is not None)
+            columns.append(Column("published", ["" if each is None else f"{each:.{decimals}f}" for each in theirs]))
+            columns.append(Column("difference", list(map(_difference, means, theirs))))
     notes = [*_unit_notes(runs, metrics), f"{metric}: {'larger' if greater_is_better(runs) else 'smaller'} is better"]
     notes += [_AVERAGED] if averaged else []
-    left_out = {" ".join(row): group.left_out for row, group in zip(zip(*(each.cells for each in labels)), groups)}
-    notes += [f"left out of the figures: {what}{' of ' if of else ''}{of}" for of, what in left_out.items() if what]
-    notes += _sources(groups, known)
+    for values, group in rows:
+        what = " of ".join(filter(None, [group.left_out, " ".join(map(value_text, values))]))
+        notes += [f"left out of the figures: {what}"] if group.left_out else []
+    notes += dict.fromkeys(f"published: {each['source']}" for each in figures if each.get("source"))
+    notes += ["difference: ours - published"] if published else []
+    unlike = dict.fromkeys(", ".join(map(str, each["differs"])) for each in known if each.get("differs"))
+    notes += [f"published figures are of another experiment, and not shown, where {keys}" for keys in unlike]
     return Table(columns, [" ".join(note.split()) for note in notes], [], bool(published), averaged)
 
 
@@ -299,41 +285,23 @@ def _label_keys(runs: Sequence[Run]) -> list[str]:
     Where each experiment has data of its own, the data stand for the experiment.
     """
     keys = [key for key in differing(runs) if not is_seed(key)]
-    data = column(runs, _DATA)
+    data, experiments = column(runs, _DATA), column(runs, "experiment")
     if None in data or {"data", _DATA} & set(keys):
         return keys
-    experiments = column(runs, "experiment")
-    if "experiment" in keys and len(set(zip(experiments, data))) == len(set(experiments)) == len(set(data)):
-        return [_DATA if key == "experiment" else key for key in keys]
-    return [_DATA, *keys]
+    same = len(set(zip(experiments, data))) == len(set(experiments)) == len(set(data))
+    return [_DATA, *(key for key in keys if not (same and key == "experiment"))]
 
 
-def _published(group: Group) -> tuple[dict[str, float], dict[str, Any]]:
-    """The figures that a paper has for what the runs of a group did, and all that the runs say of them."""
-    said = [run.result.get("published") for run in group.counted]
-    if not said or not isinstance(said[0], dict) or any(each != said[0] for each in said):
-        return {}, {}
-    figures = {name: value for name, value in said[0].items() if is_number(value)}
-    return ({} if said[0].get("differs") else figures), said[0]
+def _published(group: Group) -> dict[str, Any]:
+    """What the runs of a group say of published figures: by metric, ``source``, and ``differs``, from what they did."""
+    said = group.counted[0].result.get("published") if group.counted else None
+    return said if isinstance(said, dict) else {}
 
 
-def _sources(groups: Sequence[Group], known: Sequence[tuple[dict[str, float], dict[str, Any]]]) -> list[str]:
-    sources: dict[str, dict[str, None]] = {}
-    for group, (figures, said) in zip(groups, known):
-        if figures and said.get("source"):
-            sources.setdefault(str(said["source"]), {})[str(group.counted[0].result.get("experiment"))] = None
-    notes = []
-    for source, experiments in sources.items():
-        whose = f" ({', '.join(experiments)})" if len(sources) > 1 else ""  # baselines have papers of their own
-        notes.append(f"published{whose}: {source}")
-    if any(figures for figures, _ in known):
-        notes.append("difference: ours - published")
-    unlike = dict.fromkeys(", ".join(map(str, said["differs"])) for _, said in known if said.get("differs"))
-    return notes + [f"published figures are of another experiment, and not shown, where {keys}" for keys in unlike]
-
-
-def _signed(ours: float, difference: float) -> str:
-    text = with_decimals_of(ours, difference)
+def _difference(ours: Mean | None, published: float | None) -> str:
+    if ours is None or published is None:
+        return ""
+    text = with_decimals_of(ours.value, ours.value - published)
     return text if text.startswith("-") else f"+{text}"
 
 
@@ -357,8 +325,8 @@ def _in_latex(cells: Sequence[str], kinds: str = "") -> str:
     for kind, cell in zip(kinds or "l" * len(cells), cells):
         value, bracket, rest = cell.partition(" (")
         if kind == "r" and re.search(r"\d", value):
-            value = re.sub(r"e([+-])0*(\d+)", lambda each: rf" \times 10^{{{each[1].strip('+')}{each[2]}}}", value)
-            found.append(f"${value.replace('±', chr(92) + 'pm')}${bracket}{rest}")
+            value = re.sub(r"e(-?)\+?0*(\d+)", r" \\times 10^{\1\2}", value).replace("±", r"\pm")
+            found.append(f"${value}${bracket}{rest}")
         else:
             found.append("".join(_LATEX.get(letter, letter) for letter in " ".join(cell.split())))
     return " & ".join(found).strip() + r" \\"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import abc
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Mapping, Sequence
+from typing import Any, Callable, ClassVar, Mapping, Sequence
 
-__all__ = ["TrackedRun", "Tracker", "final_metrics"]
+__all__ = ["AccountTracker", "TrackedRun", "Tracker", "final_metrics"]
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,29 @@ class Tracker(abc.ABC):
             files: text files of the run folder: configuration, environment, result.
             pictures: PNG files of ``plots/``.
         """
+
+
+@dataclass
+class AccountTracker(Tracker):
+    """What clients of an account with projects have in common: a run for each run, those of a sweep are a group.
+
+    Args:
+        project: its name; None: the experiment's.
+        mode: the client's, such as ``online`` and ``offline``; None: its variable, else whether there is a key.
+        tags: of the run.
+    """
+
+    project: str | None = None
+    mode: str | None = None
+    tags: Sequence[str] = ()
+
+    def begin(self, init: Callable[..., Any], run: TrackedRun, known: str | None, **more: Any) -> str:
+        """Begin the run, or continue it, by the client's ``init``; returns its name."""
+        name, project = known or uuid.uuid4().hex[:12], (self.project or run.experiment).replace("/", "-")
+        about = {"name": run.name, "group": run.facts.get("sweep"), "config": dict(run.keys)}
+        about["tags"] = [*self.tags, run.facts["backend"], run.facts["task"]]
+        self._run = init(project=project, id=name, resume="allow", **about, **more)
+        return name
 
 
 def final_metrics(result: Mapping[str, Any], prefix: str = "") -> dict[str, float]:

@@ -45,9 +45,8 @@ class MlflowTracker(Tracker):
 
         self._waiting: list[Any] = []
         name, uri = self.experiment or run.experiment, self.uri or os.environ.get("MLFLOW_TRACKING_URI") or ""
-        place, lock = None, None
+        store, place, lock = Path(self.store).absolute(), None, None
         if not uri:
-            store = Path(self.store).absolute()
             store.mkdir(parents=True, exist_ok=True)
             uri, place = f"sqlite:///{store / 'mlflow.db'}", (store / "files" / name.replace("/", "_")).as_uri()
             lock = (store / ".lock").open("w")
@@ -57,29 +56,24 @@ class MlflowTracker(Tracker):
             experiment = self._experiment(name, place)
         if known is None:
             tags = {**run.facts, **self.tags, "mlflow.source.name": "exp", "mlflow.user": os.environ.get("USER", "")}
-            self._id = self._client.create_run(experiment, tags=tags, run_name=run.name).info.run_id
+            known = str(self._client.create_run(experiment, tags=tags, run_name=run.name).info.run_id)
             parameters = [Param(_FOREIGN.sub("_", key), str(value)[:_LONGEST]) for key, value in run.keys.items()]
-            self._client.log_batch(self._id, params=parameters)
+            self._client.log_batch(known, params=parameters)
         else:
-            self._id = known
             self._client.update_run(known, status="RUNNING")
-        page = f"{uri.rstrip('/')}/#/experiments/{experiment}/runs/{self._id}"
-        self.address = page if place is None else f"run {self._id}; mlflow ui --backend-store-uri {uri}"
-        return str(self._id)
+        self._id, page = known, f"{uri.rstrip('/')}/#/experiments/{experiment}/runs/{known}"
+        self.address = page if place is None else f"run {known}; mlflow ui --backend-store-uri {uri}"
+        return known
 
-    def _experiment(self, name: str, place: str | None) -> Any:
+    def _experiment(self, name: str, place: str | None) -> str:
         """The id of the experiment, which is made where it is not there."""
         from mlflow.exceptions import MlflowException
 
         found = self._client.get_experiment_by_name(name)
-        if found is None:
-            try:
-                return self._client.create_experiment(name, artifact_location=place)
-            except MlflowException:  # a run beside this one has just made it
-                found = self._client.get_experiment_by_name(name)
-                if found is None:
-                    raise
-        return found.experiment_id
+        try:
+            return str(found.experiment_id if found else self._client.create_experiment(name, artifact_location=place))
+        except MlflowException:  # a run beside this one has just made it
+            return str(self._client.get_experiment_by_name(name).experiment_id)
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Gathered until :meth:`flush`."""
@@ -99,7 +93,8 @@ class MlflowTracker(Tracker):
             self._client.log_artifact(self._id, str(path), "plots" if path in pictures else None)
         if result.get("metric") is not None:
             self._client.log_metric(self._id, "metric", float(result["metric"]), step=int(result.get("steps") or 0))
-        self._client.set_tag(self._id, "status", status)
-        if result.get("error"):
-            self._client.set_tag(self._id, "error", str(result["error"].get("message"))[:_LONGEST])
+        error = result.get("error") or {}
+        for key, text in {"status": status, "error": error.get("message")}.items():
+            if text:
+                self._client.set_tag(self._id, key, str(text)[:_LONGEST])
         self._client.set_terminated(self._id, {"completed": "FINISHED", "failed": "FAILED"}.get(status, "KILLED"))

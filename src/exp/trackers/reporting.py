@@ -57,8 +57,7 @@ class Reporter:
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Hand on figures; returns at once."""
-        if not self.trouble:
-            self._queue.put((dict(values), step))
+        self._queue.put((dict(values), step))
 
     def close(self, status: str, result: Mapping[str, Any], patience_s: float) -> bool:
         """End the tracker's run; returns whether it has received everything within ``patience_s`` seconds."""
@@ -70,8 +69,7 @@ class Reporter:
         return not self.trouble
 
     def _work(self) -> None:
-        tracker, folder = self._tracker, self._run.folder
-        sent = dict(self.state["sent"])
+        tracker, folder, sent = self._tracker, self._run.folder, dict(self.state["sent"])
         try:
             (folder / "trackers").mkdir(exist_ok=True)
             run_id = tracker.open(self._run, self.state["run_id"])
@@ -88,8 +86,7 @@ class Reporter:
             self._write(sent=sent, closed=True)
         except Exception as error:
             logger.warning("tracker %s", self.name, exc_info=True)
-            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-            self._switch_off(f"{type(error).__name__}: {lines[0] if lines else 'no message'}"[:300])
+            self._switch_off(f"{type(error).__name__}: {' '.join(str(error).split())}"[:300])
 
     def _write(self, **changed: Any) -> None:
         self.state.update(changed)
@@ -125,9 +122,7 @@ def start(config: ExpConfig, folder: RunFolder, warn: Callable[[str], object]) -
         folder: the run folder.
         warn: takes a line for the user.
     """
-    trackers = list(_trackers(config.logger))
-    run = _tracked(folder) if trackers else None
-    return [Reporter(name, tracker, run, warn) for name, tracker in trackers if run is not None]
+    return [Reporter(name, tracker, _tracked(folder), warn) for name, tracker in _trackers(config.logger)]
 
 
 def hand_over(chosen: LoggerConfig, folder: RunFolder, warn: Callable[[str], object]) -> list[Reporter]:
@@ -141,20 +136,17 @@ def hand_over(chosen: LoggerConfig, folder: RunFolder, warn: Callable[[str], obj
     Returns:
         The reporters, all closed.
     """
-    records = folder.records()
-    newest = max((record["step"] for record in records), default=-1)
-    result = read_json(folder.result) or {}
+    records, result = folder.records(), read_json(folder.result) or {}
     reporters = []
     for name, tracker in _trackers(chosen):
         state = _state(folder.path, name)
-        if state["closed"] and newest <= max(state["sent"].values(), default=-1):
+        rest = [record for record in records if record["step"] > state["sent"].get(record["split"], -1)]
+        if state["closed"] and not rest:
             continue
-        reporter = Reporter(name, tracker, _tracked(folder), warn)
-        for record in records:
-            if record["step"] > state["sent"].get(record["split"], -1):
-                reporter.log(_figures(record), record["step"])
-        reporter.close(result.get("status", "killed"), result, chosen.patience_s)
-        reporters.append(reporter)
+        reporters.append(Reporter(name, tracker, _tracked(folder), warn))
+        for record in rest:
+            reporters[-1].log(_figures(record), record["step"])
+        reporters[-1].close(result.get("status", "killed"), result, chosen.patience_s)
     return reporters
 
 
@@ -168,31 +160,25 @@ def _trackers(chosen: LoggerConfig) -> Iterator[tuple[str, Tracker]]:
     """The trackers by name; null takes one away."""
     for name, tracker in chosen.trackers.items():
         key = f"logger.trackers.{name}"
-        if tracker is None:
-            continue
-        if not isinstance(tracker, Mapping) or not tracker.get("_target_"):
-            raise ConfigError(f"{key} must be {{_target_: <path of a class>, <arguments>}}, not {tracker}")
-        yield name, create(tracker, Tracker, key)
+        if tracker is not None:
+            if not isinstance(tracker, Mapping) or "_target_" not in tracker:
+                raise ConfigError(f"{key} must be {{_target_: <path of a class>, <arguments>}}; logger={name} has both")
+            yield name, create(tracker, Tracker, key)
 
 
 def _tracked(folder: RunFolder) -> TrackedRun:
+    import pandas as pd
+
     config: Any = OmegaConf.to_container(OmegaConf.load(folder.config), resolve=True)
     config.pop("record", None)
-    path = folder.path
-    facts = {"backend": config["backend"]["name"], "task": config["task"]["name"], "folder": str(path)}
-    facts["git"] = str((read_json(folder.env) or {}).get("git", {}).get("commit") or "")
-    facts["sweep"] = path.parent.name if (path.parent / "multirun.yaml").is_file() else ""
-    name = f"{facts['sweep']}/{path.name}" if facts["sweep"] else path.name
-    facts = {key: text for key, text in facts.items() if text}
-    return TrackedRun(name, config["name"], path, dict(_flat(config)), facts)
-
-
-def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in config.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value if isinstance(value, (bool, int, float, str)) else str(value)
+    (flat,) = pd.json_normalize(config).to_dict("records")
+    keys = {key: value if isinstance(value, (bool, int, float, str)) else str(value) for key, value in flat.items()}
+    path, sweep = folder.path, folder.path.parent
+    facts = {"backend": keys["backend.name"], "task": keys["task.name"], "folder": str(path)}
+    facts["git"] = (read_json(folder.env) or {}).get("git_revision") or ""
+    facts["sweep"] = sweep.name if (sweep / "multirun.yaml").is_file() else ""
+    name = f"{sweep.name}/{path.name}" if facts["sweep"] else path.name
+    return TrackedRun(name, config["name"], path, keys, {key: text for key, text in facts.items() if text})
 
 
 def _figures(record: Mapping[str, Any]) -> dict[str, float]:

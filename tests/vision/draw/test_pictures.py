@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from exp.draw.curves import training_curves
-from exp.draw.figure import figure_png
+from exp.draw.figure import figure_file
 from exp.vision.draw.confusion import confusion_figure
 from exp.vision.draw.figures import Tile, panels, round_length, sheet, shortened, spread
 from exp.vision.draw.overlay import overlay, overlay_with_legend, told_apart
@@ -18,7 +18,7 @@ PALETTE = [(60, 16, 152), (132, 41, 246), (110, 193, 228)]
 
 
 def drawn(figure):
-    return np.asarray(Image.open(io.BytesIO(figure_png(figure))).convert("RGB"))
+    return np.asarray(Image.open(io.BytesIO(figure_file(figure, "png"))).convert("RGB"))
 
 
 def count(picture, color):
