@@ -354,10 +354,9 @@ class ForecastingData(Data):
         errors = ForecastMetrics(names, self.std, None if self._truth is None else self.scored)
         if self.intervals is None:
             return errors
-        from exp.forecasting.intervals.metrics import AdaptiveMetrics, IntervalMetrics
+        from exp.forecasting.intervals.metrics import IntervalMetrics
 
-        metrics: list[Metric] = [errors, IntervalMetrics(self.intervals, names, self.mean, self.std, self.scored)]
-        return metrics + ([AdaptiveMetrics(self.intervals)] if self.intervals.adapts else [])
+        return [errors, IntervalMetrics(self.intervals, names, self.mean, self.std, self.scored)]
 
     def predict(self, session: Session, model: Any) -> Prediction:
         """Forecasts as files and pictures (:func:`exp.forecasting.predict.predict`)."""
