@@ -181,7 +181,12 @@ class PredictKeys(IntervalKeys):
     """Of task=predict, for forecasts."""
 
     num_windows: int = 4
-    """How many windows are plotted, spread over the test split."""
+    """How many windows get a file and pictures of their own, spread over the test split."""
+    backtest: Optional[str] = None
+    """Name of a file for all windows of the test split as one long table: ``backtest.csv`` or ``backtest.parquet``
+    (needs pyarrow), in ``forecasts/``; null: none."""
+    backtest_windows: Optional[int] = None
+    """How many windows that table has, spread evenly; null: all."""
     max_channels: int = 4
     """How many channels share a picture."""
     channels: Any = None
