@@ -180,6 +180,8 @@ def _print_table(config: ExpConfig, folder: RunFolder, result: dict[str, Any]) -
             experiment = config.record.chosen["experiment"]
             unlike = ", ".join(published["differs"])
             terminal.print(f"this run is not as experiment={experiment}: {unlike}", style="yellow", soft_wrap=True)
+    for line in (result.get("data") or {}).get("warnings", ()):
+        terminal.print(line, style="yellow", highlight=False, soft_wrap=True)
     left = _left_device(result.get("left_device"))
     if left is not None:
         terminal.print(left, style="yellow", highlight=False, soft_wrap=True)

@@ -10,7 +10,7 @@ from exp.engine.distributed import Distributed
 from exp.errors import DataError
 from exp.forecasting.intervals.intervals import Intervals
 from exp.forecasting.intervals.metrics import IntervalMetrics
-from exp.forecasting.metrics import ForecastMetrics
+from exp.forecasting.metrics import Baselines, ForecastMetrics
 
 
 @pytest.mark.parametrize("largest", [1e25, 1e-25])
@@ -28,11 +28,20 @@ def test_both_units_against_float64(largest, missing):
     in_file = error * std[scored].numpy()
     expected = {"mse": np.nanmean(error**2), "mae": np.nanmean(np.abs(error)),
                 "mse_file_units": np.nanmean(in_file**2), "mae_file_units": np.nanmean(np.abs(in_file))}  # fmt: skip
+    # What errors are compared with: the last value, the last two rows again and again, and a scale for each series.
+    x = torch.randn(23, 4, 3, generator=generator)
+    scale = torch.tensor([2.0, 7.0, 0.5], dtype=torch.float64)
+    for name, rows in (("naive", [3, 3, 3, 3, 3]), ("seasonal_naive", [2, 3, 2, 3, 2])):
+        other = (x[:, rows].double() - truth.double())[..., scored].numpy()
+        expected.update({f"mse_{name}": np.nanmean(other**2), f"mae_{name}": np.nanmean(np.abs(other))})
+    expected["mase"] = np.nanmean(np.abs(error) / scale[scored].numpy())
+    baselines = Baselines(2, seasonal=True, scale=scale)
     results = []
     for size in (23, 7, 1):
-        metrics = ForecastMetrics(["a", "b", "c"], std, scored if missing else None)
+        metrics = ForecastMetrics(["a", "b", "c"], std, scored if missing else None, baselines)
         for index in torch.arange(23).split(size):
-            metrics.update(outputs[index], {"y": truth[index], "known": (~truth[index].isnan()).float()})
+            batch = {"x": x[index], "y": truth[index], "known": (~truth[index].isnan()).float()}
+            metrics.update(outputs[index], batch)
         results.append(metrics.compute(Distributed()))
         assert results[-1] == pytest.approx(expected, rel=1e-6)
         assert results[-1] == pytest.approx(results[0], rel=1e-9)
@@ -79,3 +88,17 @@ def test_a_rank_without_a_window_has_the_figures_of_all(kind):
 def test_no_window_at_all_is_refused():
     with pytest.raises(DataError):
         ForecastMetrics(None, torch.ones(2, dtype=torch.float64)).compute(Distributed())
+
+
+def test_what_is_worse_than_a_baseline_is_named():
+    x = torch.tensor([1.0, 2.0]).view(1, 2, 1)
+    for forecast, named in (
+        (2.0, None),
+        (2.4, "the last value (0)"),
+        (3.5, "the last value (0) and the last 2 rows (0.5)"),
+    ):
+        baselines = Baselines(2, seasonal=True, scale=torch.zeros(1).double())
+        metrics = ForecastMetrics(baselines=baselines)
+        metrics.update(torch.full((1, 2, 1), forecast), {"x": x, "y": torch.full((1, 2, 1), 2.0)})
+        assert "mase" not in metrics.compute(Distributed())  # a constant series has no scale
+        assert named is None if baselines.verdict is None else f"worse than repeating {named}:" in baselines.verdict

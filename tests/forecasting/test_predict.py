@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -12,7 +10,7 @@ from exp.draw.figure import figure_file
 from exp.errors import ConfigError
 from exp.forecasting.intervals.intervals import Band
 from exp.forecasting.pictures import Forecast, draw_forecast, pages
-from exp.forecasting.predict import csv_table, shortest_texts
+from exp.forecasting.predict import backtest_table, rounded, wide_table
 
 NAMES = ["HUFL", "$cost$ a/b", "_x", "OT", "ot", "1"]
 
@@ -54,21 +52,15 @@ def test_a_picture_has_history_truth_and_forecast_at_the_dates_of_the_file():
     assert future.axes[1].get_lines()[1].get_xdata()[0] == 0
 
 
-@pytest.mark.parametrize(("mean", "std"), [(1e9 + 20, 2.0), (10.0, 3.0), (2e-31, 1e-30), (0.0, 1.0), (-5e30, 1e30)])
-def test_text_gives_the_standardised_number_back(mean, std):
-    told = np.random.default_rng(0).normal(size=(200, 1)).astype(np.float32)
-    values = told.astype(np.float64) * std + mean
-    texts = shortest_texts(values, np.array([mean]), np.array([std]))
-    again, expected = (((each - mean) / std).astype(np.float32) for each in (texts.astype(np.float64), values))
-    assert np.array_equal(again, expected)
-
-
-def test_truth_reads_as_in_the_file():
-    written = ["10.123", "9.87", "10", "34.5678", "nan"]
-    mean, std = np.array([10.04]), np.array([2.12])
-    standardised = ((np.array([[float(text)] for text in written]) - mean) / std).astype(np.float32)
-    texts = shortest_texts(standardised.astype(np.float64) * std + mean, mean, std)[:, 0].tolist()
-    assert texts == [*written[:-1], ""]
+def test_truth_reads_as_in_the_file_and_numbers_are_short():
+    written = ["10.123", "9.87", "10.0", "34.5678", "-20.5", "nan"]
+    for mean, std in ((10.04, 2.12), (10.04, 9.9)):
+        told = ((np.array([[float(text)] for text in written]) - mean) / std).astype(np.float32)
+        values = rounded(told.astype(np.float64) * std + mean, np.array([std]))
+        assert [str(value) for value in values[:, 0].tolist()] == written
+    std = np.array([2e-30, 3e-4, 1.0, 4e8, 5e30])
+    values = np.random.default_rng(0).normal(size=(50, 5)) * std + 2 * std
+    np.testing.assert_allclose(rounded(values, std) / std, values / std, rtol=0, atol=5.1e-6)
 
 
 def test_no_two_columns_of_a_forecast_have_one_name():
@@ -76,10 +68,20 @@ def test_no_two_columns_of_a_forecast_have_one_name():
     names = ["x", "step", "x_truth", "x_lo80"]
     forecast = np.arange(8.0).reshape(2, 4)
     bands = [Band(0.8, forecast - 1, forecast + 1)]
-    window = Forecast("", forecast, forecast, forecast + 10, None, bands)
-    table = pd.read_csv(io.BytesIO(csv_table(window, names, np.zeros(4), np.ones(4))))
+    table = wide_table(Forecast("", forecast, forecast, forecast + 10, None, bands), names)
     assert len(set(table.columns)) == 17 == len(table.columns)
-    assert not any(".1" in name for name in table.columns)  # pandas' way to part them
     beside = np.stack([forecast[:, 0] + 10, forecast[:, 0] - 1], axis=1)
     np.testing.assert_array_equal(table[[*names, "x_truth_", "x_lo80_"]], np.concatenate([forecast, beside], axis=1))
     assert table["step_"].tolist() == [1, 2]
+
+
+def test_a_backtest_has_a_row_for_each_window_series_and_step():
+    forecast = np.arange(12.0).reshape(2, 3, 2)
+    dates = pd.date_range("2020-01-01", periods=20, freq="h")
+    for rows in (dates, pd.RangeIndex(20)):
+        table = backtest_table({"forecast": forecast, "truth": forecast + 0.5}, ["a", "=b"], rows, np.array([4, 9]))
+        assert list(table.columns) == ["series", "origin", "date", "forecast", "truth"]
+        cell = table[(table["origin"] == rows[9]) & (table["date"] == rows[11])]
+        assert cell["forecast"].tolist() == forecast[1, 1].tolist()
+        assert (len(table), table["series"].nunique(), table["series"][0]) == (12, 2, "a")
+        assert (table["truth"] == table["forecast"] + 0.5).all()

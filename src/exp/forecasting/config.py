@@ -10,7 +10,6 @@ from omegaconf import MISSING
 from exp.plugins import Family, Plugin
 
 __all__ = [
-    "EvalKeys",
     "ForecastingDataConfig",
     "ForecastingModelConfig",
     "IntervalKeys",
@@ -165,7 +164,7 @@ class ForecastingDataConfig:
 class IntervalKeys:
     """Of task=eval and task=predict, for forecasts: how sure they are (``docs/intervals.md``)."""
 
-    intervals: Any = None  # a list; of a single number it is said how to write it
+    intervals: Optional[List[float]] = None
     """Coverages of the intervals around forecasts, such as ``[0.8,0.95]``; null: none."""
     intervals_from: Optional[str] = None
     """``residuals``: of the validation part, for any model; ``model``: its own quantiles or standard deviations;
@@ -175,17 +174,6 @@ class IntervalKeys:
     need have fitted to errors, and quantile heads are not."""
     intervals_signed: bool = False
     """Whether both ends get a quantile of their own, not that of the absolute residual."""
-    intervals_memory_mb: int = 256
-    """MiB for residuals; where all validation windows take more, evenly spread ones are used."""
-
-
-@dataclass
-class EvalKeys(IntervalKeys):
-    """Of task=eval, for forecasts."""
-
-    intervals_adapt: float = 0.0
-    """How fast intervals follow the errors that have become known, in the order of time, such as 0.01: figures of
-    their own, beside those of intervals that stay as they are; 0: none."""
 
 
 @dataclass
@@ -193,7 +181,12 @@ class PredictKeys(IntervalKeys):
     """Of task=predict, for forecasts."""
 
     num_windows: int = 4
-    """How many windows are plotted, spread over the test split."""
+    """How many windows get a file and pictures of their own, spread over the test split."""
+    backtest: Optional[str] = None
+    """Name of a file for all windows of the test split as one long table: ``backtest.csv`` or ``backtest.parquet``
+    (needs pyarrow), in ``forecasts/``; null: none."""
+    backtest_windows: Optional[int] = None
+    """How many windows that table has, spread evenly; null: all."""
     max_channels: int = 4
     """How many channels share a picture."""
     channels: Any = None
@@ -210,6 +203,6 @@ plugin = Plugin(
         "model/timebridge_prior": TimeBridgePriorConfig,
         "data/forecasting": ForecastingDataConfig,
     },
-    keys={"task/eval": EvalKeys, "task/predict": PredictKeys},
+    keys={"task/eval": IntervalKeys, "task/predict": PredictKeys},
     families={"forecasting": Family(ForecastingModelConfig, ForecastingDataConfig, "timebridge_small", _SMALL)},
 )

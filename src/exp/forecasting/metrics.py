@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Sequence
 
 import torch
@@ -13,7 +14,25 @@ from exp.metrics import Metric, Table
 if TYPE_CHECKING:
     from exp.engine.distributed import Distributed
 
-__all__ = ["ForecastMetrics", "sum_over_ranks"]
+__all__ = ["Baselines", "ForecastMetrics", "sum_over_ranks"]
+
+
+@dataclass
+class Baselines:
+    """What forecasts are compared with.
+
+    Attributes:
+        season: rows after which the series repeat themselves; 1: not known.
+        seasonal: whether the lookback has a whole season, so that it can be repeated.
+        scale: mean absolute difference of training rows a season apart, standardized, float64 (C,); 0: the series is
+            left out of MASE; None: not known.
+        verdict: of the last figures that were computed: which baseline is better; None: neither.
+    """
+
+    season: int
+    seasonal: bool
+    scale: torch.Tensor | None
+    verdict: str | None = None
 
 
 class ForecastMetrics(Metric):
@@ -22,6 +41,10 @@ class ForecastMetrics(Metric):
     ``mse`` and ``mae`` are of standardized values, as they are published; ``mse_file_units`` and ``mae_file_units`` are
     the same means over errors in the units of the file, a channel's multiplied by its standard deviation (squared). In
     a file whose channels have different units, the mean over channels mixes them: :meth:`tables` has each for itself.
+
+    Beside them the errors of repeating the last value (``mse_naive``, ``mae_naive``) and, where the lookback has one,
+    the last season (``mse_seasonal_naive``, ``mae_seasonal_naive``) in the same windows; and ``mase``, the mean of
+    absolute errors divided by each series' ``scale`` (Hyndman and Koehler, Int. J. Forecasting 22(4), 2006).
 
     Each window's error is one float32 number, computed on the device; windows are summed in float64 on the CPU, once,
     at the end. So the result is the same for any batch size and world size to the last digits that float32 kernels
@@ -32,19 +55,33 @@ class ForecastMetrics(Metric):
         std: by which the series were divided, float64 (C,) on the CPU; None: the values are in the units of the file.
         scored: positions of the series that are forecast, where not every cell has a truth: then means are over the
             cells with one, and a window with few of them weighs little. None: every cell has a truth.
+        baselines: None: errors are not compared with anything.
     """
 
     greater_is_better = False
 
     def __init__(
-        self, series: Sequence[str] | None = None, std: torch.Tensor | None = None, scored: Sequence[int] | None = None
+        self,
+        series: Sequence[str] | None = None,
+        std: torch.Tensor | None = None,
+        scored: Sequence[int] | None = None,
+        baselines: Baselines | None = None,
     ) -> None:
+        scale = None if baselines is None else baselines.scale
         if scored is not None:
             series = None if series is None else [series[position] for position in scored]
-            std = None if std is None else std[torch.tensor(scored)]
-        self.series, self.std = series, std
+            std, scale = (None if each is None else each[torch.tensor(scored)] for each in (std, scale))
+        self.series, self.std, self.baselines = series, std, baselines
         self.scored = None if scored is None else torch.tensor(scored)
-        self.names = ("mse", "mae") if std is None else ("mse", "mae", "mse_file_units", "mae_file_units")
+        self.names = ["mse", "mae"] if std is None else ["mse", "mae", "mse_file_units", "mae_file_units"]
+        self._weights = None
+        if scale is not None and bool((scale > 0).any()):
+            weights = torch.where(scale > 0, 1.0 / scale, torch.zeros_like(scale))
+            self._weights = (weights * len(scale) / (scale > 0).sum()).float()
+            self.names.append("mase")
+        if baselines is not None:
+            self.names += ["mse_naive", "mae_naive"]
+            self.names += ["mse_seasonal_naive", "mae_seasonal_naive"] if baselines.seasonal else []
         self.units = {} if std is None else {"mse": "standardised", "mae": "standardised"}
         # Relative to the largest, so that float32 carries the squares, too.
         self._largest = 1.0 if std is None else float(std.max())
@@ -63,27 +100,45 @@ class ForecastMetrics(Metric):
 
         Args:
             outputs: forecasts (B, H, C), any floating dtype.
-            batch: its ``y`` (B, H, C) is the truth; with ``scored``, ``known`` (B, H, C) is 1 where there is one.
+            batch: its ``y`` (B, H, C) is the truth; with ``scored``, ``known`` (B, H, C) is 1 where there is one; with
+                baselines, ``x`` (B, L, C) are the rows before.
         """
-        if self.scored is None:
-            error = outputs.float() - batch["y"]
-            known = torch.ones_like(error)
-        else:
-            self.scored = self.scored.to(outputs.device)
-            error = known_difference(outputs.float(), batch["y"], batch["known"]).index_select(2, self.scored)
-            known = batch["known"].index_select(2, self.scored)
+        error, known = self._error(outputs.float(), batch)
         values = [error.square(), error.abs()]
         if self._relative is not None:
             self._relative = self._relative.to(error.device)
             scaled = error * self._relative
             values += [scaled.square(), scaled.abs()]
+        if self._weights is not None:
+            self._weights = self._weights.to(error.device)
+            values.append(values[1] * self._weights)
+        for forecast in self._naive(batch):
+            other, _ = self._error(forecast, batch)
+            values += [other.square(), other.abs()]
         of_window = torch.Tensor.mean if self.scored is None else torch.Tensor.sum
         self._windows.append(torch.stack([of_window(value, dim=(1, 2)) for value in [*values, known]]))
         if self.series is not None:
             self._positions.append(torch.stack([value.sum(dim=0) for value in (*values[:2], known)]))
 
+    def _error(self, forecast: torch.Tensor, batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        """The difference to the truth, and 1 where there is one, of the series that are scored."""
+        if self.scored is None:
+            error = forecast - batch["y"]
+            return error, torch.ones_like(error)
+        self.scored = self.scored.to(forecast.device)
+        error = known_difference(forecast, batch["y"], batch["known"])
+        return error.index_select(2, self.scored), batch["known"].index_select(2, self.scored)
+
+    def _naive(self, batch: dict[str, Any]) -> list[torch.Tensor]:
+        """The last value and the last season of a batch, repeated, (B, H, C) each."""
+        if self.baselines is None:
+            return []
+        x, horizon = batch["x"], batch["y"].shape[1]
+        lengths = [1, self.baselines.season] if self.baselines.seasonal else [1]
+        return [torch.cat([x[:, -length:]] * -(-horizon // length), dim=1)[:, :horizon] for length in lengths]
+
     def compute(self, distributed: Distributed) -> dict[str, float]:
-        """``{"mse", "mae"}``, and with ``std`` also ``"mse_file_units"`` and ``"mae_file_units"``, over all ranks.
+        """The figures over all ranks.
 
         Raises:
             DataError: there was no window on any rank.
@@ -100,7 +155,10 @@ class ForecastMetrics(Metric):
         if self.series is not None:
             self._compute_positions(distributed)
         scale = {"mse_file_units": self._largest**2, "mae_file_units": self._largest}
-        return {name: total / count * scale.get(name, 1.0) for name, total in zip(self.names, sums)}
+        figures = {name: total / count * scale.get(name, 1.0) for name, total in zip(self.names, sums)}
+        if self.baselines is not None:
+            self.baselines.verdict = _verdict(figures, self.baselines.season)
+        return figures
 
     def _compute_positions(self, distributed: Distributed) -> None:
         squared, absolute, cells = sum_over_ranks(self._positions, distributed)
@@ -121,6 +179,14 @@ class ForecastMetrics(Metric):
             Table("per_channel", "channel", self.series, self.channel, self.units),
             Table("per_step", "step", steps, self.step, self.units),
         ]
+
+
+def _verdict(figures: dict[str, float], season: int) -> str | None:
+    mse, what = figures["mse"], {"mse_naive": "the last value", "mse_seasonal_naive": f"the last {season} rows"}
+    better = [
+        f"{text} ({figures[name]:.4g})" for name, text in what.items() if mse > figures.get(name, mse) * (1 + 1e-6)
+    ]
+    return f"worse than repeating {' and '.join(better)}: MSE {mse:.4g}" if better else None
 
 
 def sum_over_ranks(parts: Sequence[torch.Tensor], distributed: Distributed) -> torch.Tensor:

@@ -1,8 +1,8 @@
-"""Forecasts of a checkpoint as CSV files in the units of the file, and pictures of some of them."""
+"""Forecasts of a checkpoint as tables in the units of the file, and pictures of some of them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import TYPE_CHECKING, Any, BinaryIO, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -17,21 +17,22 @@ from exp.metrics import Evaluator
 from exp.runs.files import as_text, write_atomically
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from exp.session import Session
 
-__all__ = ["predict", "shortest_texts"]
+__all__ = ["backtest_table", "predict", "rounded", "wide_table"]
 
-_MEASURED_ON = "plotted windows"
-_FEWEST, _MOST = 6, 17  # significant digits; 17 tell every float64 from the others
+_DIGITS = 5  # below the first one of the standard deviation; float32 tells more apart, and a truth reads as in the file
 
 
 def predict(session: Session, data: Any, model: Any) -> Prediction:
-    """Forecast windows spread over the test split, and what follows the last row of the file.
+    """Forecast windows of the test split, and what follows the last row of the file.
 
-    Rank 0 does the work: it is a few windows. Writes ``forecasts/window_<n>.csv`` (date, and per target forecast,
-    ends of intervals and truth), ``forecasts/future.csv`` (no truth yet), and, of the channels asked for,
-    ``plots/window_<n>_<channels>.png`` and ``plots/future_<channels>.png``. New rows that are too few for a window with
-    truth give the future alone.
+    Rank 0 does the work. Writes ``forecasts/future.csv`` (no truth yet) and, for ``task.num_windows`` windows,
+    ``forecasts/window_<n>.csv`` (date, and per target forecast, ends of intervals and truth), each with pictures of the
+    channels asked for below ``plots/``; and all windows as one table where ``task.backtest`` names a file
+    (:func:`backtest_table`). New rows that are too few for a window with truth give the future alone.
 
     Args:
         session: the session.
@@ -39,7 +40,8 @@ def predict(session: Session, data: Any, model: Any) -> Prediction:
         model: on the session's device, in eval mode.
 
     Returns:
-        Metrics of the windows and their number, and the files below the run folder; both empty but on rank 0.
+        Metrics of the windows (of the backtest, where there is one) and their number, and the files below the run
+        folder; both empty but on rank 0.
 
     Raises:
         ConfigError: ``task.channels`` names a series that is not there.
@@ -47,98 +49,123 @@ def predict(session: Session, data: Any, model: Any) -> Prediction:
     task = session.config.task
     drawn = pages(data.target_names, task.channels, task.max_channels)
     if not session.distributed.is_main:
-        return Prediction({}, [], _MEASURED_ON)
+        return Prediction({}, [], "")
     count = min(task.num_windows, len(data.test))
-    if task.num_windows and not count:
+    if (task.num_windows or task.backtest) and not len(data.test):
         session.say(
             f"{data.path} has {data.num_rows} rows, too few for a window with truth (data.lookback + data.horizon = "
             f"{data.lookback + data.horizon}): only what follows them is forecast"
         )
-    windows, metrics = _windows(session, data, model, count) if count else ({}, {})
+    evaluator = _evaluator(data)
+    windows = {}
+    for index in _spread(len(data.test), count).split(data.eval_batch_size) if count else ():
+        batch = data.test[index]
+        outputs = batch_outputs(session, model, batch)
+        evaluator.update(outputs, batch)
+        values = _values(data, outputs, batch)
+        windows.update({f"window_{number:05d}": _window(data, row, number, values)
+                        for row, number in enumerate(index.tolist())})  # fmt: skip
     windows["future"] = _future(session, data, model)
-    mean, std = data.mean.numpy()[data.scored], data.std.numpy()[data.scored]
     writer, files = PictureWriter(session), []
     for name, window in windows.items():
         path = session.folder.forecasts / f"{name}.csv"
-        write_atomically(path, csv_table(window, data.target_names, mean, std))
+        write_atomically(path, wide_table(window, data.target_names).to_csv(index=False).encode())
         files.append(str(path.relative_to(session.folder.path)))
         if session.config.plots:  # drawing takes longer than writing
             for page, channels in drawn.items():
                 files += writer.write(f"plots/{name}_{page}.png", draw_forecast(window, data.target_names, channels))
-    return Prediction({**metrics, "windows": count}, files, _MEASURED_ON)
+    if task.backtest and len(data.test):
+        count, evaluator = min(task.backtest_windows or len(data.test), len(data.test)), _evaluator(data)
+        path = session.folder.forecasts / task.backtest
+        tables = _backtest(session, data, model, _spread(len(data.test), count), evaluator)
+        write = _write_parquet if path.suffix == ".parquet" else _write_csv
+        write_atomically(path, lambda file: write(file, tables))
+        files.append(str(path.relative_to(session.folder.path)))
+    metrics = evaluator.compute(Distributed()) if count else {}  # of this rank alone: the others take no part
+    return Prediction({**metrics, "windows": count}, files, "backtest" if task.backtest else "plotted windows")
 
 
-def _windows(session: Session, data: Any, model: Any, count: int) -> tuple[dict[str, Forecast], dict[str, float]]:
-    """``count`` windows of the test split, from its first to its last, evenly; and their metrics."""
-    indices = torch.linspace(0, len(data.test) - 1, count).round().long()
-    batch = data.test[indices]
-    outputs = batch_outputs(session, model, batch)
-    forecasts, truths = _in_file_units(data, outputs), _in_file_units(data, batch["y"])
+def _evaluator(data: Any) -> Evaluator:
     own = data.metrics()
-    metrics = Evaluator(own if isinstance(own, list) else [own])
-    metrics.update(outputs, batch)
-    bands = _bands(data, outputs, batch)
-    windows = {}
-    for row, index in enumerate(indices.tolist()):
-        first = data.rows["test"].start + index
-        dates = None if data.dates is None else data.dates[first : first + data.lookback + data.horizon]
-        begins = "" if dates is None else f", forecast from {dates[data.lookback]}"
-        windows[f"window_{index:05d}"] = Forecast(
-            f"{data.name}: test window {index}{begins}",
-            _in_file_units(data, data.past(first)),
-            forecasts[row],
-            truths[row],
-            dates,
-            _of_row(bands, row),
-        )
-    return windows, metrics.compute(Distributed())  # of this rank alone: the others take no part
+    return Evaluator(own if isinstance(own, list) else [own])
 
 
-def _future(session: Session, data: Any, model: Any) -> Forecast:
-    """What follows the last row."""
-    batch, dates = data.future_window()
-    outputs = batch_outputs(session, model, batch)
-    first = data.num_past - data.lookback
-    known = None if dates is None else data.dates[first : data.num_past].append(dates)
-    begins = "" if dates is None else f", from {dates[0]}"
-    past, forecast = _in_file_units(data, data.past(first)), _in_file_units(data, outputs)[0]
-    bands = _of_row(_bands(data, outputs, batch), 0)
-    return Forecast(f"{data.name}: what follows the last row{begins}", past, forecast, None, known, bands)
+def _spread(windows: int, count: int) -> torch.Tensor:
+    """``count`` of all windows, from the first to the last, evenly."""
+    return torch.linspace(0, windows - 1, count, dtype=torch.float64).round().long()
 
 
-def _bands(data: Any, outputs: torch.Tensor, batch: dict[str, Any]) -> list[Band]:
-    """The intervals of forecasts, (B, H, targets) in the units of the file; none where none are asked for."""
-    intervals = data.intervals
-    if intervals is None:
-        return []
-    spread = intervals.spread(batch)
-    found = intervals.bands(dict(intervals.quantiles(outputs.float(), None if spread is None else spread.cpu())))
-    return [Band(level, _in_file_units(data, lower), _in_file_units(data, upper)) for level, lower, upper in found]
-
-
-def _of_row(bands: Sequence[Band], row: int) -> list[Band]:
-    return [Band(band.level, band.lower[row], band.upper[row]) for band in bands]
+def _values(data: Any, outputs: torch.Tensor, batch: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Forecast, ends of intervals and, where the batch has it, truth, (B, H, targets) in the units of the file."""
+    found = {"forecast": outputs}
+    if data.intervals is not None:
+        spread = data.intervals.spread(batch)
+        quantiles = dict(data.intervals.quantiles(outputs.float(), None if spread is None else spread.cpu()))
+        for level, lower, upper in data.intervals.bands(quantiles):
+            found.update({f"lo{percent(level)}": lower, f"hi{percent(level)}": upper})
+    if "y" in batch:
+        found["truth"] = batch["y"]
+    return {name: _in_file_units(data, values) for name, values in found.items()}
 
 
 def _in_file_units(data: Any, values: torch.Tensor) -> np.ndarray:
     """The targets (..., targets) of standardized values (..., C), float64, in the units of the file."""
     array: np.ndarray = data.to_original_units(values.double()).numpy()  # on the CPU, where float64 costs nothing
-    return array[..., data.scored]
+    return rounded(array, data.std.numpy())[..., data.scored]
 
 
-def csv_table(window: Forecast, names: Sequence[str], mean: np.ndarray, std: np.ndarray) -> bytes:
-    """A window as a CSV file: date or step; and of each series forecast, ends of intervals and truth.
+def rounded(values: np.ndarray, std: np.ndarray) -> np.ndarray:
+    """Values rounded to five digits after the first one of the standard deviation, so that text of them is short.
+
+    Args:
+        values: float64 (..., C).
+        std: of each series, (C,).
+    """
+    digits = _DIGITS - np.floor(np.log10(std))
+    # Powers of ten with a positive exponent are exact: a quotient of whole numbers is the number that the text means.
+    up, down = 10.0 ** np.maximum(digits, 0), 10.0 ** np.maximum(-digits, 0)
+    result: np.ndarray = np.rint(values * up / down) * down / up + 0.0  # no -0
+    return result
+
+
+def _window(data: Any, row: int, number: int, values: dict[str, np.ndarray]) -> Forecast:
+    """A window of the test split, by its place in a batch and its number."""
+    first = data.rows["test"].start + number
+    dates = None if data.dates is None else data.dates[first : first + data.lookback + data.horizon]
+    begins = "" if dates is None else f", forecast from {dates[data.lookback]}"
+    return _forecast(data, f"{data.name}: test window {number}{begins}", first, dates, values, row)
+
+
+def _future(session: Session, data: Any, model: Any) -> Forecast:
+    """What follows the last row."""
+    batch, dates = data.future_window()
+    values = _values(data, batch_outputs(session, model, batch), batch)
+    first = data.num_past - data.lookback
+    known = None if dates is None else data.dates[first : data.num_past].append(dates)
+    begins = "" if dates is None else f", from {dates[0]}"
+    return _forecast(data, f"{data.name}: what follows the last row{begins}", first, known, values)
+
+
+def _forecast(data: Any, title: str, first: int, dates: Any, values: dict[str, np.ndarray], row: int = 0) -> Forecast:
+    of_row = {name: each[row] for name, each in values.items()}
+    levels = data.intervals.levels if data.intervals is not None else []
+    bands = [Band(level, of_row[f"lo{percent(level)}"], of_row[f"hi{percent(level)}"]) for level in levels]
+    past = _in_file_units(data, data.past(first))
+    return Forecast(title, past, of_row["forecast"], of_row.get("truth"), dates, bands)
+
+
+def wide_table(window: Forecast, names: Sequence[str]) -> pd.DataFrame:
+    """A window with a row for each step: date or step; and of each series forecast, ends of intervals and truth.
+
+    A column beside the forecast whose name a series has already gets a ``_`` at its end.
 
     Args:
         window: the window.
         names: of the C series.
-        mean: of their training rows, (C,).
-        std: likewise.
     """
     import pandas as pd
 
     def free(title: str) -> str:
-        """A title that no series has: the series keep their names."""
         while title in names:
             title += "_"
         return title
@@ -148,43 +175,64 @@ def csv_table(window: Forecast, names: Sequence[str], mean: np.ndarray, std: np.
         values.update({f"_lo{percent(level)}": lower, f"_hi{percent(level)}": upper})
     if window.truth is not None:
         values["_truth"] = window.truth
-    texts = {ending: shortest_texts(each, mean, std) for ending, each in values.items()}
     horizon = len(window.forecast)
-    # Columns side by side, not by name: a series may be called "step", or as another one with "_truth".
-    columns: list[Any] = [range(1, horizon + 1) if window.dates is None else window.dates[-horizon:]]
-    titles = [free("step" if window.dates is None else "date")]
+    columns: dict[str, Any] = {free("step"): range(1, horizon + 1)}
+    if window.dates is not None:
+        columns = {free("date"): window.dates[-horizon:]}
     for channel, name in enumerate(names):
-        columns += [text[:, channel] for text in texts.values()]
-        titles += [free(f"{name}{ending}") if ending else name for ending in texts]
-    table = pd.concat([pd.Series(column) for column in columns], axis=1)
-    titles = [str(as_text(title)) for title in titles]  # of somebody's file; the rest are dates and numbers
-    return table.to_csv(index=False, header=titles).encode()
+        columns.update({free(name + ending) if ending else name: each[:, channel] for ending, each in values.items()})
+    return pd.DataFrame(columns).rename(columns=as_text)  # names of somebody's file; the rest are dates and numbers
 
 
-def shortest_texts(values: np.ndarray, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
-    """The shortest decimal text that is standardized to the same float32 number, from six digits on.
+def _backtest(
+    session: Session, data: Any, model: Any, windows: torch.Tensor, evaluator: Evaluator
+) -> Iterator[pd.DataFrame]:
+    """Tables of some windows at a time, which the evaluator takes in, too."""
+    import pandas as pd
 
-    A model computes with standardized float32, so this is all that there is to know of a forecast, also of a series
-    whose mean is far larger than its standard deviation; and a truth reads as it stands in the file.
+    rows = pd.RangeIndex(data.num_rows) if data.dates is None else data.dates
+    for index in windows.split(data.eval_batch_size):
+        batch = data.test[index]
+        outputs = batch_outputs(session, model, batch)
+        evaluator.update(outputs, batch)
+        origins = data.rows["test"].start + data.lookback - 1 + index.numpy()
+        yield backtest_table(_values(data, outputs, batch), data.target_names, rows, origins)
+
+
+def backtest_table(values: dict[str, np.ndarray], names: Sequence[str], rows: Any, origins: np.ndarray) -> pd.DataFrame:
+    """A long table: series, origin (the last row that was seen), date, and a column for each of the values.
 
     Args:
-        values: in the units of the file, float64 (..., C).
-        mean: of the training rows, float64 (C,).
-        std: likewise.
-
-    Returns:
-        Text of the same shape, an object array; empty where a value is nan.
+        values: (B, H, C) each, in the units of the file.
+        names: of the C series.
+        rows: dates or numbers of the rows of the file, an index of pandas.
+        origins: positions in it of the windows' last rows that were seen, (B,).
     """
-    flat = values.reshape(-1, values.shape[-1])
-    texts = np.full(flat.shape, "", dtype=object)
-    rows, channels = np.nonzero(~np.isnan(flat))
-    wanted = ((flat - mean) / std).astype(np.float32)
-    for digits in range(_FEWEST, _MOST + 1):
-        left = [f"{value:.{digits}g}" for value in flat[rows, channels].tolist()]
-        texts[rows, channels] = left
-        read = (np.array(left, dtype=np.float64) - mean[channels]) / std[channels]
-        unlike = read.astype(np.float32) != wanted[rows, channels]
-        rows, channels = rows[unlike], channels[unlike]
-        if not len(rows):
-            break
-    return texts.reshape(values.shape)
+    import pandas as pd
+
+    count, horizon, channels = values["forecast"].shape
+    steps = origins[:, None, None] + np.arange(1, horizon + 1)
+    columns = {
+        "series": np.tile(np.repeat(np.array([str(as_text(name)) for name in names], dtype=object), horizon), count),
+        "origin": rows[np.repeat(origins, channels * horizon)],
+        "date": rows[np.broadcast_to(steps, (count, channels, horizon)).ravel()],
+    }
+    return pd.DataFrame({**columns, **{name: each.transpose(0, 2, 1).ravel() for name, each in values.items()}})
+
+
+def _write_csv(file: BinaryIO, tables: Iterator[pd.DataFrame]) -> None:
+    for number, table in enumerate(tables):
+        file.write(table.to_csv(index=False, header=number == 0).encode())
+
+
+def _write_parquet(file: BinaryIO, tables: Iterator[pd.DataFrame]) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    writer = None
+    for table in tables:
+        content = pyarrow.Table.from_pandas(table, preserve_index=False)
+        writer = writer or parquet.ParquetWriter(file, content.schema)
+        writer.write_table(content)
+    if writer is not None:
+        writer.close()

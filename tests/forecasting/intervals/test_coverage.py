@@ -11,10 +11,9 @@ import torch
 
 from exp.engine.distributed import Distributed
 from exp.errors import ConfigError
-from exp.forecasting.intervals import metrics as measured
-from exp.forecasting.intervals.calibrate import OrderedScores, Scores, calibrated
+from exp.forecasting.intervals.calibrate import Scores, bound, calibrated, check_count
 from exp.forecasting.intervals.intervals import GRID, Intervals, Spread, quantile_levels
-from exp.forecasting.intervals.metrics import AdaptiveMetrics, IntervalMetrics, gaussian_crps
+from exp.forecasting.intervals.metrics import IntervalMetrics, gaussian_crps
 from exp.hardware.registry import create_backend
 from exp.models.base import Model
 
@@ -71,7 +70,7 @@ def scores(noise, spread=None, factor=1.0, count=1000, budget=2**20):
     )
     model = Signal(spread, factor)
     data = SimpleNamespace(eval_batch_size=64, names=["a", "b"], scored=[0, 1])
-    return Scores(session, data, Windows(count, noise), model, budget, spread and Spread(session, model))
+    return Scores(session, data, Windows(count, noise), model, spread and Spread(session, model), budget)
 
 
 def filled(metrics, windows, order, size):
@@ -100,27 +99,32 @@ def test_calibrated_intervals_cover_at_every_step_and_channel(kind, noise, signe
     assert by_place == pytest.approx([0.8] * 5, abs=0.03)
 
 
-def test_ranks_are_those_of_the_definition_where_truth_is_missing_too():
+def residuals(empty):
+    """Of 40 windows, 2 steps and 3 series, in order; some have no truth."""
     values = np.random.default_rng(0).normal(size=(40, 2, 3)).astype(np.float32)
-    values[:7, 1, 2] = np.nan
-    ordered = OrderedScores(values.copy(), ["a", "b", "c"], [0, 1, 2])
-    assert ordered.fewest == 33
+    values[empty] = np.nan
+    return np.sort(values, axis=0)
+
+
+def test_ranks_are_those_of_the_definition_where_truth_is_missing_too():
+    values = residuals(np.s_[:7, 1, 2])
     for level in (0.5, 0.95):
         for place in np.ndindex(2, 3):
-            known = sorted(value for value in values[(slice(None), *place)] if value == value)
+            known = [value for value in values[(slice(None), *place)] if value == value]
             rank = math.ceil((len(known) + 1) * level - 1e-9)
-            assert ordered.bound(level)[place] == known[rank - 1]
-            assert ordered.bound(level, lower=True)[place] == known[-rank]
+            assert bound(values, level)[place] == known[rank - 1]
+            assert bound(values, level, lower=True)[place] == known[-rank]
 
 
 def test_a_series_that_is_forecast_needs_windows_with_truth_and_others_do_not():
-    values = np.random.default_rng(0).normal(size=(40, 2, 3)).astype(np.float32)
-    values[:, :, 0] = np.nan
-    values[6:, 1, 2] = np.nan
-    assert (OrderedScores(values.copy(), ["a", "b", "c"], [1]).bound(0.9)[:, 0] == 0).all()
-    for scored, named in (([1, 2], "6 of 40 .* c at step 2 .* 9 "), ([0, 1], "0 of 40 .* a at step 1 ")):
+    check_count(residuals(np.s_[:, :, 0]), 0.9, "abc", [1, 2])
+    assert (bound(residuals(np.s_[:, :, 0]), 0.9)[:, 0] == 0).all()
+    for empty, named in (
+        (np.s_[6:, 1, 2], "6 of 40 .* c at step 2, and 9 "),
+        (np.s_[:, :, 0], "0 of 40 .* a at step 1"),
+    ):
         with pytest.raises(ConfigError, match=named):
-            OrderedScores(values.copy(), ["a", "b", "c"], scored).bound(0.9)
+            check_count(residuals(empty), 0.9, "abc", [0, 1, 2])
     calibrated(scores(gaussian, count=19), "residuals", LEVELS, TAUS)
     with pytest.raises(ConfigError, match=r"18 .* 19 "):
         calibrated(scores(gaussian, count=18), "residuals", LEVELS, TAUS)
@@ -181,29 +185,3 @@ def test_a_negative_correction_crosses_no_quantiles_and_all_figures_are_of_the_s
     assert (found["coverage_80"], found["width_80"]) == (1.0, 0.0)
     # Only the outer two miss a truth of 0, by 0.4 each, at levels 0.025 and 0.975 and with weights of 0.05 each.
     assert found["crps"] == pytest.approx(2 * 2 * 0.05 * 0.025 * 0.4, rel=1e-5)
-
-
-def adapted_by_definition(scores, first, level, rate):
-    """Coverage and width: one step after the other, without anything that is not known yet."""
-    inside, halves = np.empty(scores.shape), np.empty(scores.shape)
-    for step, channel in np.ndindex(first.shape):
-        half = start = float(first[step, channel])
-        for window in range(len(scores)):
-            if window > step:  # the truth of this step of the window step + 1 before is the last row that is known
-                half = max(half + rate * start * (level - inside[window - step - 1, step, channel]), 0.0)
-            halves[window, step, channel] = half
-            inside[window, step, channel] = scores[window, step, channel] <= half
-    return inside.mean(), 2 * halves.mean()
-
-
-def test_adapted_intervals_use_only_what_is_known_in_any_batches_and_memory(monkeypatch):
-    first = np.linspace(0.2, 2.0, 6, dtype=np.float32).reshape(3, 2)
-    offsets = torch.from_numpy(np.stack([-first, 0 * first, first]))
-    intervals = Intervals("residuals", [0.8], [0.1, 0.5, 0.9], offsets, adapts=0.05)
-    test = Windows(200, gaussian)
-    coverage, width = adapted_by_definition((test.y - test.x).abs().numpy(), first, 0.8, 0.05)
-    order = torch.randperm(200, generator=torch.Generator().manual_seed(0))  # ranks have any share
-    for size, budget in ((200, 2**28), (30, 1)):
-        monkeypatch.setattr(measured, "_SCORES_TOGETHER", budget)
-        found = filled(AdaptiveMetrics(intervals), test, order, size)
-        assert found == pytest.approx({"coverage_80_adaptive": coverage, "width_80_adaptive": width}, rel=1e-6)

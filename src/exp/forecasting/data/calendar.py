@@ -28,6 +28,14 @@ class Frequency(NamedTuple):
     irregular: int
     first: int | None
 
+    @property
+    def season(self) -> int:
+        """Rows of a day, of a week of days or working days, of a year of weeks, months or quarters; 1: of neither."""
+        days = 0.0 if self.seconds is None else self.seconds / 86400
+        if 0.0 < days < 1.0:
+            return round(1.0 / days)
+        return 5 if "business" in self.step else {1: 7, 7: 52, 30: 12, 31: 12, 91: 4, 92: 4}.get(round(days), 1)
+
 
 def frequency_of(dates: pd.DatetimeIndex) -> Frequency | None:
     """The most frequent distance of neighbouring rows, in months or working days where all dates follow these.

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import asdict, dataclass, replace
-from datetime import timedelta
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
 import numpy as np
@@ -16,11 +15,12 @@ from exp.data.places import shortened
 from exp.errors import ConfigError, DataError
 from exp.forecasting.config import ForecastingDataConfig
 from exp.forecasting.data import calendar, values
+from exp.forecasting.data.contract import Contract
 from exp.forecasting.data.preflight import locate
 from exp.forecasting.data.series import read_series
 from exp.forecasting.data.splits import TooFewRowsError, borders
 from exp.forecasting.data.windows import WindowDataset
-from exp.forecasting.metrics import ForecastMetrics
+from exp.forecasting.metrics import Baselines, ForecastMetrics
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,32 +31,7 @@ if TYPE_CHECKING:
     from exp.metrics import Metric
     from exp.session import Session
 
-__all__ = ["Contract", "ForecastingData"]
-
-
-@dataclass(frozen=True)
-class Contract:
-    """What goes with weights: how the series that they were trained on were read and standardized.
-
-    Attributes:
-        name: of the data set.
-        names: of the C series, in order.
-        mean: of the training rows in the units of the file, one for each series.
-        std: population standard deviation, likewise; 1 where a series is constant.
-        low: the lowest value, likewise; None: not known.
-        high: the highest.
-        date_format: in which dates were written; None: there were none.
-        seconds: how far apart rows were; None where that is not known, or too irregular.
-    """
-
-    name: str
-    names: list[str]
-    mean: list[float]
-    std: list[float]
-    low: list[float] | None = None
-    high: list[float] | None = None
-    date_format: str | None = None
-    seconds: float | None = None
+__all__ = ["ForecastingData"]
 
 
 class ForecastingData(Data):
@@ -128,21 +103,19 @@ class ForecastingData(Data):
         if contract is not None:
             if self._problem is not None:
                 raise self._problem
-            if seconds and contract.seconds and not calendar.same_spacing(seconds, contract.seconds):
-                raise DataError(
-                    f"{self.path}: its rows are {timedelta(seconds=seconds)} apart, and those that the weights were "
-                    f"trained on {timedelta(seconds=contract.seconds)}; give rows of that distance"
-                )
-            self.notes += values.warn_of_range(series, contract.low, contract.high)
+            contract.check_spacing(self.path, seconds)
         elif self._problem is None:
             train = len(self._rows["train"])
             mean, std = values.statistics(series, train)
-            low, high = (extreme.reduce(series.values[:train], axis=0).tolist() for extreme in (np.fmin, np.fmax))
-            contract = Contract(self.name, self.names, mean.tolist(), std.tolist(), low, high)
+            season = self.frequency.season if self.frequency and self.frequency.season < train else 1
+            scale = values.seasonal_difference((series.values[:train] - mean) / std, season)
+            figures = [each.tolist() for each in (mean, std, *values.ranges(series.values[:train]))]
+            contract = Contract(self.name, self.names, *figures, season=season, scale=scale.tolist())
             self.notes += values.warn_of_constants(series, train)
         if contract is not None:
             date_format = dates.date_format if dates else None
             self._contract = replace(contract, name=self.name, date_format=date_format, seconds=seconds)
+            self._unlike = contract.unlike(series, self._rows["test"])
             self._standardize(series)
 
     def _count_past(self, series: Series) -> int:
@@ -153,6 +126,9 @@ class ForecastingData(Data):
         return self.num_rows - int(known[::-1].argmax()) if known.any() else 0
 
     def _standardize(self, series: Series) -> None:
+        season, scale = self._contract.season, self._contract.scale
+        scales = None if scale is None else torch.tensor(scale, dtype=torch.float64)
+        self._baselines = Baselines(season, 1 < season <= self.lookback, scales)
         standardized = (series.values - np.array(self._contract.mean)) / np.array(self._contract.std)
         self.notes += values.warn_of_outliers(series)
         seen, marks = values.filled(standardized), calendar.time_features(self.dates, self.num_rows)
@@ -269,8 +245,10 @@ class ForecastingData(Data):
                 f"{self.name} is standardized by its own training rows, not by those of {contract.name}, which the "
                 f"weights were trained on; data.name={contract.name} says that these are rows of the same series",
             ]
-        elif self._problem or (self._contract.mean, self._contract.std) != (contract.mean, contract.std):
+            return
+        if self._problem or (self._contract.mean, self._contract.std) != (contract.mean, contract.std):
             self._load(contract)
+        self.notes = [*self.notes, *self._unlike]
 
     def setup(self, session: Session) -> None:
         """Refuse, before the model is built, new rows that cannot be scored.
@@ -348,13 +326,12 @@ class ForecastingData(Data):
             detailed: also errors per series and per step of the horizon.
         """
         names = self.names if detailed else None
-        errors = ForecastMetrics(names, self.std, None if self._truth is None else self.scored)
+        errors = ForecastMetrics(names, self.std, None if self._truth is None else self.scored, self._baselines)
         if self.intervals is None:
             return errors
-        from exp.forecasting.intervals.metrics import AdaptiveMetrics, IntervalMetrics
+        from exp.forecasting.intervals.metrics import IntervalMetrics
 
-        metrics: list[Metric] = [errors, IntervalMetrics(self.intervals, names, self.mean, self.std, self.scored)]
-        return metrics + ([AdaptiveMetrics(self.intervals)] if self.intervals.adapts else [])
+        return [errors, IntervalMetrics(self.intervals, names, self.mean, self.std, self.scored)]
 
     def predict(self, session: Session, model: Any) -> Prediction:
         """Forecasts as files and pictures (:func:`exp.forecasting.predict.predict`)."""
@@ -377,6 +354,8 @@ class ForecastingData(Data):
             content["irregular_steps"] = self.frequency.irregular
         if self.notes:
             content["notes"] = list(self.notes)
+        if self._baselines.verdict is not None:
+            content["warnings"] = [self._baselines.verdict]
         if self.intervals is not None:
             content["intervals"] = self.intervals.record
         return content

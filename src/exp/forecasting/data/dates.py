@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime
 from typing import TYPE_CHECKING, Callable, NamedTuple, Sequence
 
 import numpy as np
@@ -19,19 +20,11 @@ if TYPE_CHECKING:
 
 __all__ = ["AmbiguousDatesError", "Dates", "parse_dates", "read_dates"]
 
-# How the day is written, with its separator, and the formats that can be meant.
-_DAYS = (
-    (r"\d{4}([-/.])\d{1,2}\1\d{1,2}", ("%Y-%m-%d",)),
-    (r"\d{1,2}([-/.])\d{1,2}\1\d{4}", ("%d-%m-%Y", "%m-%d-%Y")),
-    (r"\d{1,2}([-/.])\d{1,2}\1\d{2}", ("%d-%m-%y", "%m-%d-%y", "%y-%m-%d")),
-    (r"\d{1,2}([-/. ])[A-Za-z]{3}\1\d{4}", ("%d-%b-%Y",)),
-    (r"\d{1,2}([-/. ])[A-Za-z]{3}\1\d{2}", ("%d-%b-%y", "%y-%b-%d")),
-    (r"\d{4}([-/])\d{1,2}", ("%Y-%m",)),
-    (r"(?:19|20)\d{6}()", ("%Y%m%d",)),
-)
-_ZONE = r"(Z|[+-]\d\d:?\d\d)"
-_TIME = re.compile(rf"(T| +)(\d{{1,2}})(:\d\d)?(:\d\d)?(\.\d{{1,9}})?( ?)([AaPp][Mm])?( ?){_ZONE}?")
-_DIRECTIVES = (None, "%H", ":%M", ":%S", ".%f", None, "%p", None, "%z")
+# A day, with the separator of the column in place of "-", and a time of day.
+_DAYS = ("%Y-%m-%d", "%d-%m-%Y", "%m-%d-%Y", "%d-%m-%y", "%m-%d-%y", "%y-%m-%d", "%d-%b-%Y", "%d-%b-%y", "%y-%b-%d",
+         "%Y-%m", "%Y%m%d")  # fmt: skip
+_TIMES = [time + zone for time in ("%H", "%H:%M", "%H:%M:%S", "%H:%M:%S.%f", "%I %p", "%I:%M %p", "%I:%M:%S %p")
+          for zone in ("", "%z", " %z")]  # fmt: skip
 # Numbers by their digits: dates without separators, which begin with 19 or 20, or time since 1970.
 _DIGITS = {8: "%Y%m%d", 10: "%Y%m%d%H", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}
 _SINCE_1970 = {10: "%s", 13: "%s ms", 16: "%s us", 19: "%s ns"}
@@ -160,31 +153,33 @@ def parse_dates(
 
 
 def _candidates(cell: str) -> Iterator[str]:
-    """Formats that can be meant by a cell, as far as its look tells."""
-    if cell.isdigit() and len(cell) in _DIGITS and re.match("(19|20)..(0[1-9]|1[0-2])", cell):
-        yield _DIGITS[len(cell)]
-    elif cell.isdigit() and len(cell) in _SINCE_1970:
-        yield _SINCE_1970[len(cell)]
-    for pattern, days in _DAYS:
-        day = re.match(pattern, cell)
-        time = _time_format(cell[day.end() :]) if day else None
-        if day and time is not None:
-            yield from (each.replace("-", day[1]) + time for each in days)
-            return
+    """Formats that can be meant by a cell."""
+    if cell.isdigit():
+        dated = len(cell) in _DIGITS and re.match("(19|20)..(0[1-9]|1[0-2])", cell)
+        found = _DIGITS[len(cell)] if dated else _SINCE_1970.get(len(cell))
+        yield from [found] if found else []
+        return
+    parts = re.fullmatch(r"(\S*?\d)(?:(T| +)(\S.*))?", cell)
+    if parts is None:
+        return
+    day, between, time = parts.groups(default="")
+    forms = [form for form in _TIMES if _fits(time, form)] if time else [""]
+    separator = next((letter for letter in day if letter in "-/."), "-")
+    for form in (each.replace("-", separator) for each in _DAYS):
+        if forms and _fits(day, form):
+            yield form + between + forms[0]
 
 
-def _time_format(text: str) -> str | None:
-    """The format of what follows the day, such as ``T%H:%M``; None: it is no time."""
-    time = _TIME.fullmatch(text)
-    if time is None:
-        return None if text else ""
-    parts: Sequence[tuple[str | None, str | None]] = list(zip(time.groups(), _DIRECTIVES))
-    form = "".join(directive or text for text, directive in parts if text)
-    return form.replace("%H", "%I") if "%p" in form else form
+def _fits(text: str, form: str) -> bool:
+    try:
+        datetime.strptime(text, form)
+    except ValueError:
+        return False
+    return True
 
 
 def _check_offsets(column: pd.Series, place: Callable[[int], str]) -> None:
-    offsets = column.str.extract(f"{_ZONE}$", expand=False).fillna("")
+    offsets = column.str.extract(r"(Z|[+-]\d\d:?\d\d)$", expand=False).fillna("")
     changes = (offsets != offsets.iloc[0]).to_numpy(dtype=bool)
     if changes.any():
         raise DataError(

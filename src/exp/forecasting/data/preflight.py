@@ -6,11 +6,12 @@ Looks at the first row only, and imports neither torch nor pandas nor numpy.
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Mapping
 
 from exp.data.places import content_of, sample_folder
-from exp.errors import DataError
+from exp.errors import ConfigError, DataError, UnavailableError
 from exp.forecasting.config import ForecastingDataConfig
 from exp.forecasting.data.columns import MISSING, choose
 from exp.forecasting.data.header import layout, read_header
@@ -55,9 +56,18 @@ def check_task(task: Any) -> None:
         task: ``config.task``.
 
     Raises:
-        ConfigError: see :func:`exp.forecasting.intervals.keys.check_keys`.
+        ConfigError: the backtest's file is neither CSV nor Parquet, or has no windows; or see
+            :func:`exp.forecasting.intervals.keys.check_keys`.
+        UnavailableError: it is Parquet, and pyarrow is not installed.
     """
     check_keys(task)
+    name, windows = task.get("backtest"), task.get("backtest_windows")
+    if name is not None and (Path(name).name != name or Path(name).suffix not in (".csv", ".parquet")):
+        raise ConfigError(f"task.backtest={name} must be the name of a file that ends in .csv or .parquet")
+    if windows is not None and (windows < 1 or name is None):
+        raise ConfigError(f"task.backtest_windows={windows} must be at least 1, and needs task.backtest")
+    if name is not None and name.endswith(".parquet") and not find_spec("pyarrow"):
+        raise UnavailableError(f"task.backtest={name} needs pyarrow: pip install pyarrow, or take a name in .csv")
 
 
 def take_input(data: Any, wanted: str) -> None:

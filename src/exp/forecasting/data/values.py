@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from exp.errors import DataError
 if TYPE_CHECKING:
     from exp.forecasting.data.series import Series
 
-__all__ = ["filled", "statistics", "warn_of_constants", "warn_of_outliers", "warn_of_range"]
+__all__ = ["filled", "ranges", "seasonal_difference", "statistics", "warn_of_constants", "warn_of_outliers"]
 
 _MANY = 20.0  # median absolute deviations
 _FEW = 0.01  # of the values
@@ -47,6 +47,30 @@ def statistics(series: Series, num_train: int) -> tuple[np.ndarray, np.ndarray]:
     # By extremes: rounding gives a constant series a tiny standard deviation, not zero.
     std[np.fmax.reduce(rows, axis=0) == np.fmin.reduce(rows, axis=0)] = 1.0
     return mean, std
+
+
+def ranges(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Between which values 98 % of each series lie, and which share of its cells is empty; (C,) each.
+
+    Args:
+        values: float64 (T, C), NaN where a cell is empty; each series has a value.
+    """
+    empty = np.isnan(values)
+    low, high = (np.nanquantile if empty.any() else np.quantile)(values, (0.01, 0.99), axis=0)
+    return low, high, empty.mean(axis=0)
+
+
+def seasonal_difference(values: np.ndarray, season: int) -> np.ndarray:
+    """Mean absolute difference of rows that are a season apart, (C,); 0 where there is none.
+
+    Args:
+        values: float64 (T, C), NaN where a cell is empty.
+        season: in rows.
+    """
+    differences = np.abs(values[season:] - values[:-season])
+    counts = (~np.isnan(differences)).sum(axis=0)
+    found: np.ndarray = np.nansum(differences, axis=0) / np.maximum(counts, 1)
+    return found
 
 
 def filled(values: np.ndarray) -> np.ndarray:
@@ -114,26 +138,3 @@ def _outliers(column: np.ndarray) -> np.ndarray:
     few = far.sum() <= max(_FEW * len(known), 1) or np.ptp(column[far]) == 0
     wider = known.std() > _WIDER * column[~far & ~np.isnan(column)].std()
     return far if few and wider else np.zeros_like(far)
-
-
-def warn_of_range(series: Series, low: Sequence[float] | None, high: Sequence[float] | None) -> list[str]:
-    """Name series of new rows that are far outside of the range of the training rows: of another unit, perhaps.
-
-    Args:
-        series: as it was read.
-        low: the lowest value of each series in the training rows; None: not known.
-        high: likewise.
-    """
-    found = []
-    for name, column, least, most in zip(series.columns.names, series.values.T, low or (), high or ()):
-        known = column[~np.isnan(column)]
-        if len(known):
-            beyond = max(known.max() - most, least - known.min())
-            if beyond > ((most - least) or 1.0) or not least <= np.median(known) <= most:
-                found.append(f"{name} ({known.min():.6g} to {known.max():.6g}; trained on {least:.6g} to {most:.6g})")
-    if not found:
-        return []
-    return [
-        f"{series.path}: far outside of what the weights were trained on: {shortened(found)}; is it the same unit, and "
-        "the same sensor?"
-    ]

@@ -29,7 +29,7 @@ from exp.engine.debug import split_in_use
 from exp.engine.outputs import batch_outputs
 from exp.engine.wrapper import unwrapped
 from exp.errors import ConfigError, DataError
-from exp.forecasting.intervals.intervals import GRID, LEAST_STD, Intervals, Spread, quantile_levels
+from exp.forecasting.intervals.intervals import GRID, LEAST_STD, Intervals, Spread, central_pairs, quantile_levels
 from exp.forecasting.intervals.keys import check_keys
 from exp.runs.folder import RunFolder
 from exp.user_code import shown
@@ -37,7 +37,7 @@ from exp.user_code import shown
 if TYPE_CHECKING:
     from exp.session import Session
 
-__all__ = ["OrderedScores", "Scores", "calibrated", "prepare"]
+__all__ = ["Scores", "bound", "calibrated", "check_count", "prepare"]
 
 _Score = Callable[[torch.Tensor, torch.Tensor, Any], Sequence[torch.Tensor]]
 _OF_FILE = ("name", "root", "file", "archive_folder", "split", "header", "date_column", "date_format", "allow_gaps")
@@ -59,7 +59,7 @@ def prepare(session: Session, data: Any, model: Any) -> Intervals | None:
     if not levels:
         return None
     model = unwrapped(model).to(session.device).eval()
-    kind, rescaled, rate = _kind(task, model, levels)
+    kind, rescaled = _kind(task, model, levels)
     record: dict[str, Any] = {"from": kind, "levels": levels}
     spread = None if kind == "residuals" else Spread(session, model)
     taus = [float(tau) for tau in model.quantiles] if kind == "quantiles" else quantile_levels([*levels, *GRID])
@@ -70,21 +70,18 @@ def prepare(session: Session, data: Any, model: Any) -> Intervals | None:
     own = data if "val" in data.rows and len(data.val) > 0 else _trained_on(session, data)
     session.wait_for("calibrating the intervals")
     val = split_in_use(session, own, "val")
-    scores = Scores(session, own, val, model, int(task.intervals_memory_mb) * 2**20, spread)
+    scores = Scores(session, own, val, model, spread)
     offsets, windows = calibrated(scores, kind, levels, taus, bool(task.intervals_signed))
     used = f" ({len(val)} of {len(own.val)} windows)" if len(val) < len(own.val) else ""
     record.update(signed=bool(task.intervals_signed), calibrated_on=f"val of {own.path.name}{used}")
-    record.update(windows=windows, of=len(val), **({"adapts": rate} if rate else {}))
+    record.update(windows=windows, of=len(val))
     if session.distributed.is_main:
-        some = f", spread evenly over {len(val)} (task.intervals_memory_mb={task.intervals_memory_mb})"
-        session.say(
-            f"intervals: calibrated on {windows} validation windows of {own.path.name}{some * (windows < len(val))}"
-        )
-    return Intervals(kind, levels, taus, offsets, spread, record=record, adapts=rate)
+        session.say(f"intervals: calibrated on {windows} of {len(val)} validation windows of {own.path.name}")
+    return Intervals(kind, levels, taus, offsets, spread, record=record)
 
 
-def _kind(task: Any, model: Any, levels: Sequence[float]) -> tuple[str, bool, float]:
-    """What the intervals are made of, whether the validation part makes or corrects them, and how fast they adapt."""
+def _kind(task: Any, model: Any, levels: Sequence[float]) -> tuple[str, bool]:
+    """What the intervals are made of, and whether the validation part makes or corrects them."""
     offered, wanted = getattr(model, "spread", None), task.intervals_from
     if wanted == "model" and offered not in ("std", "quantiles"):
         raise ConfigError(
@@ -92,19 +89,13 @@ def _kind(task: Any, model: Any, levels: Sequence[float]) -> tuple[str, bool, fl
             f"training, or task.intervals_from=residuals"
         )
     kind = str(offered) if wanted == "model" or (wanted is None and offered == "quantiles") else "residuals"
-    if kind == "residuals" and task.intervals_rescaled:
-        raise ConfigError(
-            "task.intervals_rescaled=true corrects what a model says of how sure it is: set task.intervals_from=model; "
-            "intervals from residuals need no correction"
-        )
     if kind == "quantiles":
-        taus = {round(float(tau), 6) for tau in model.quantiles}
-        there = sorted(round(2.0 * tau - 1.0, 6) for tau in taus if tau > 0.5 and round(1.0 - tau, 6) in taus)
-        missing = [level for level in levels if level not in there]
+        there = {round(2.0 * tau - 1.0, 6) for _, tau in central_pairs(model.quantiles)}
+        missing = sorted(set(levels) - there)
         if missing:
             raise ConfigError(
-                f"task.intervals: {missing[0]:g} is between no two of model.quantiles={sorted(taus)}; these give "
-                f"{', '.join(f'{level:g}' for level in there) or 'none'}; or set task.intervals_from=residuals"
+                f"task.intervals: {missing[0]:g} is between no two of model.quantiles={list(model.quantiles)}; these "
+                f"give {sorted(there)}; or set task.intervals_from=residuals"
             )
     rescaled = kind == "residuals" or (kind == "std" if task.intervals_rescaled is None else task.intervals_rescaled)
     if task.intervals_signed and (kind == "quantiles" or not rescaled):
@@ -112,13 +103,7 @@ def _kind(task: Any, model: Any, levels: Sequence[float]) -> tuple[str, bool, fl
             "task.intervals_signed=true is for residuals of the validation part: set task.intervals_from=residuals, or "
             "correct standard deviations by task.intervals_rescaled=true"
         )
-    rate = float(task.get("intervals_adapt") or 0.0)
-    if rate and (kind != "residuals" or task.intervals_signed):
-        raise ConfigError(
-            f"task.intervals_adapt={rate:g} is for intervals from absolute residuals: set "
-            f"task.intervals_from=residuals and task.intervals_signed=false"
-        )
-    return kind, rescaled, rate
+    return kind, rescaled
 
 
 def _trained_on(session: Session, data: Any) -> Any:
@@ -147,30 +132,33 @@ def _trained_on(session: Session, data: Any) -> Any:
 
 
 class Scores(NamedTuple):
-    """What scores are computed of.
+    """Conformity scores of the validation part.
 
     Attributes:
         session: the session; every rank takes part.
         data: an :class:`exp.forecasting.data.dataset.ForecastingData`.
         val: the windows, indexed by a whole batch.
         model: on the session's device, in eval mode.
-        budget: bytes of scores.
         spread: what the model says of how sure it is; None: nothing.
+        budget: bytes of scores; where all windows take more, evenly spread ones are used.
     """
 
     session: Session
     data: Any
     val: Any
     model: Any
-    budget: int
     spread: Spread | None
+    budget: int = 2**28
 
-    def collect(self, score: _Score, parts: int) -> list[OrderedScores]:
-        """Scores of windows spread evenly over the validation part, the same on every rank, which computes its share.
+    def collect(self, score: _Score, parts: int) -> np.ndarray:
+        """Scores in ascending order, the same on every rank, which computes its share.
 
         Args:
             score: of forecast, truth and spread, each (B, H, C), on the CPU; gives ``parts`` of that shape.
             parts: how many.
+
+        Returns:
+            (parts, N, H, C), float32; nan, where a truth is missing, comes last.
         """
         of = len(self.val)
         places = tuple(self.val[torch.zeros(1, dtype=torch.int64)]["y"].shape[1:])
@@ -181,11 +169,8 @@ class Scores(NamedTuple):
             batch = self.val[mine * of // count]
             forecast = batch_outputs(self.session, self.model, batch).float()
             said = None if self.spread is None else self.spread(batch).cpu()
-            for part, found in zip(scores, score(forecast, batch["y"], said)):
-                part[mine] = found
-        return [  # sums of one number and zeros: exact
-            OrderedScores(distributed.sum(part).numpy(), self.data.names, self.data.scored) for part in scores
-        ]
+            scores[:, mine] = torch.stack(list(score(forecast, batch["y"], said)))
+        return np.sort(distributed.sum(scores).numpy(), axis=1)  # sums of one number and zeros: exact
 
 
 def calibrated(
@@ -194,7 +179,7 @@ def calibrated(
     """Offsets of quantiles, float32 (K, H, C), and of how many windows they are made.
 
     Args:
-        given: what scores are computed of.
+        given: the validation part.
         kind: of :class:`exp.forecasting.intervals.intervals.Intervals`.
         levels: coverages; there must be windows enough for them. Of the other central intervals of ``taus`` the largest
             score counts where there are too few.
@@ -204,12 +189,8 @@ def calibrated(
     Raises:
         ConfigError: there are too few windows.
     """
-    places = {round(tau, 6): place for place, tau in enumerate(taus)}
-    pairs = [
-        (places[round(1.0 - tau, 6)], place)
-        for tau, place in places.items()
-        if tau > 0.5 and round(1.0 - tau, 6) in places
-    ]
+    numbers = {tau: number for number, tau in enumerate(taus)}
+    pairs = [(numbers[low], numbers[high]) for low, high in central_pairs(taus)]
 
     def score(forecast: torch.Tensor, truth: torch.Tensor, spread: Any) -> Sequence[torch.Tensor]:
         if kind == "quantiles":
@@ -220,67 +201,50 @@ def calibrated(
         return [error if signed else error.abs()]
 
     scores = given.collect(score, len(pairs) if kind == "quantiles" else 1)
-    offsets = np.zeros((len(taus), *scores[0].scores.shape[1:]), dtype=np.float32)
+    offsets = np.zeros((len(taus), *scores.shape[2:]), dtype=np.float32)
+    asked = (1.0 + max(levels)) / 2.0 if signed else max(levels)
+    check_count(scores[0], asked, given.data.names, given.data.scored)
     for number, (low, high) in enumerate(pairs):
         ordered = scores[number if kind == "quantiles" else 0]
-        level = round(taus[high] - taus[low], 6)
-        exact = level in levels
-        if signed:
-            offsets[low] = ordered.bound(taus[high], exact, lower=True)
-            offsets[high] = ordered.bound(taus[high], exact)
-        else:
-            offsets[high] = ordered.bound(level, exact)
-            offsets[low] = -offsets[high]
+        offsets[high] = bound(ordered, taus[high] if signed else round(taus[high] - taus[low], 6))
+        offsets[low] = bound(ordered, taus[high], lower=True) if signed else -offsets[high]
     if signed:
-        offsets[places[0.5]] = scores[0].bound(0.5, exact=False)
-    return torch.from_numpy(offsets), len(scores[0].scores)
+        offsets[numbers[0.5]] = bound(scores[0], 0.5)
+    return torch.from_numpy(offsets), scores.shape[1]
 
 
-class OrderedScores:
-    """Scores of windows at each place, in order.
+def bound(scores: np.ndarray, level: float, lower: bool = False) -> np.ndarray:
+    """What a new score does not exceed with probability ``level``, (H, C); the largest where there are too few.
 
     Args:
-        scores: float32 (N, H, C); sorted in place; nan where the truth is missing.
-        names: of the C channels.
-        scored: positions of those that are forecast; the others do not count, and their bounds are 0 where they have no
-            truth.
-
-    Attributes:
-        fewest: scores at the place that has the fewest.
+        scores: float32 (N, H, C), ascending, nan last; where all are nan, the bound is 0.
+        level: between 0 and 1.
+        lower: what it does not fall below instead.
     """
+    counts = len(scores) - np.isnan(scores).sum(axis=0)
+    ranks = np.clip(np.ceil(np.round((counts + 1) * level, 6)).astype(np.int64), 1, counts)
+    found = np.take_along_axis(scores, (counts - ranks if lower else ranks - 1)[None], axis=0)[0]
+    return np.where(counts > 0, found, np.float32(0.0))
 
-    def __init__(self, scores: np.ndarray, names: Sequence[str], scored: Sequence[int]) -> None:
-        scores.sort(axis=0)  # nan last
-        self.scores = scores
-        self.counts = len(scores) - np.isnan(scores).sum(axis=0)  # (H, C)
-        self.names, self.scored = names, list(scored)
-        self.fewest = int(self.counts[:, self.scored].min())
 
-    def bound(self, level: float, exact: bool = True, lower: bool = False) -> np.ndarray:
-        """What a new score does not exceed with probability ``level``, (H, C).
+def check_count(scores: np.ndarray, level: float, names: Sequence[str], scored: Sequence[int]) -> None:
+    """Refuse a level for which a step of a series that is forecast has too few windows with a truth.
 
-        Args:
-            level: between 0 and 1.
-            exact: False: the largest score where there are too few of them.
-            lower: what it does not fall below instead.
+    Args:
+        scores: as for :func:`bound`.
+        level: between 0 and 1.
+        names: of the C series.
+        scored: positions of those that are forecast.
 
-        Raises:
-            ConfigError: there are too few.
-        """
-        if exact and math.ceil(round((self.fewest + 1) * level, 6)) > self.fewest:
-            there = f"there are {self.fewest} validation windows"
-            if self.fewest < len(self.scores):
-                step, number = np.argwhere(self.counts[:, self.scored] == self.fewest)[0]
-                name = self.names[self.scored[number]]
-                there = (
-                    f"{self.fewest} of {len(self.scores)} validation windows have a truth of {name} at step {step + 1}"
-                )
-            needed = math.ceil(round(level / (1.0 - level), 6))
-            raise ConfigError(
-                f"task.intervals: {there} to tell a quantile of {level:g} from, and {needed} are needed; ask for a "
-                "lower level, or give the validation part more rows"
-            )
-        ranks = np.clip(np.ceil(np.round((self.counts + 1) * level, 6)).astype(np.int64), 1, self.counts)
-        places = self.counts - ranks if lower else ranks - 1
-        found: np.ndarray = np.take_along_axis(self.scores, places[None], axis=0)[0]
-        return np.where(self.counts > 0, found, np.float32(0.0))
+    Raises:
+        ConfigError: says how many there are and how many are needed.
+    """
+    counts = len(scores) - np.isnan(scores[:, :, list(scored)]).sum(axis=0)
+    step, number = np.unravel_index(counts.argmin(), counts.shape)
+    fewest, needed = int(counts.min()), math.ceil(round(level / (1.0 - level), 6))
+    if fewest < needed:
+        raise ConfigError(
+            f"task.intervals: {fewest} of {len(scores)} validation windows have a truth of {names[scored[number]]} at "
+            f"step {step + 1}, and {needed} are needed for a quantile of {level:g}; ask for a lower level, or give the "
+            "validation part more rows"
+        )

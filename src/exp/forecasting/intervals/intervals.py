@@ -12,7 +12,7 @@ from exp.engine.wrapper import forward, preprocessed, unwrapped
 if TYPE_CHECKING:
     from exp.session import Session
 
-__all__ = ["GRID", "LEAST_STD", "Band", "Intervals", "Spread", "percent", "quantile_levels"]
+__all__ = ["GRID", "LEAST_STD", "Band", "Intervals", "Spread", "central_pairs", "percent", "quantile_levels"]
 
 GRID = tuple(round(0.1 * step, 1) for step in range(1, 10))
 """Central intervals of which CRPS and WQL are made, whatever is asked for: with the median, 19 quantiles."""
@@ -25,6 +25,12 @@ def quantile_levels(levels: Sequence[float]) -> list[float]:
     """The two ends of each central interval, and the median, ascending: 0.1, 0.5 and 0.9 for 0.8."""
     ends = {round((1.0 + sign * level) / 2.0, 6) for level in levels for sign in (-1, 1)}
     return sorted(ends | {0.5})
+
+
+def central_pairs(taus: Sequence[float]) -> list[tuple[float, float]]:
+    """Quantile levels that are the two ends of a central interval: lower and upper, the narrowest first."""
+    mirrored = {round(1.0 - tau, 6): tau for tau in taus}
+    return [(mirrored[round(tau, 6)], tau) for tau in taus if tau > 0.5 and round(tau, 6) in mirrored]
 
 
 def percent(level: float) -> str:
@@ -93,8 +99,6 @@ class Intervals:
         spread: of a model that says it; None with residuals.
         calibrated: whether ``offsets`` come from the validation part.
         record: what the result of a run says of them.
-        adapts: how fast they adapt, measured beside them (:class:`exp.forecasting.intervals.metrics.AdaptiveMetrics`);
-            0: not at all.
 
     Attributes:
         scored: places in ``taus`` of the levels that CRPS and WQL are made of, whatever levels are asked for: those of
@@ -110,11 +114,10 @@ class Intervals:
         spread: Spread | None = None,
         calibrated: bool = True,
         record: dict[str, Any] | None = None,
-        adapts: float = 0.0,
     ) -> None:
         self.kind, self.levels, self.taus, self.offsets = kind, list(levels), list(taus), offsets
         self.gaussian = kind == "std" and not calibrated
-        self.record, self.adapts = record or {}, adapts
+        self.record = record or {}
         self._spread = spread
         self._numbers = {round(tau, 6): number for number, tau in enumerate(self.taus)}
         scored = self._numbers if kind == "quantiles" else quantile_levels(GRID)

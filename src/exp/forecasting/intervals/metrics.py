@@ -1,13 +1,10 @@
-"""How good intervals are: coverage, width, continuous ranked probability score, weighted quantile loss; and how they
-would hold if their width followed the errors that have become known.
-"""
+"""How good intervals are: coverage, width, continuous ranked probability score, weighted quantile loss."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING, Any, Sequence
 
-import numpy as np
 import torch
 
 from exp.forecasting.intervals.intervals import LEAST_STD, percent
@@ -18,10 +15,7 @@ if TYPE_CHECKING:
     from exp.engine.distributed import Distributed
     from exp.forecasting.intervals.intervals import Intervals
 
-__all__ = ["AdaptiveMetrics", "IntervalMetrics", "adapted", "gaussian_crps"]
-
-_SCORES_TOGETHER = 2**26
-"""Residuals that are put in the order of time at once, of as many channels as fit: 256 MiB."""
+__all__ = ["IntervalMetrics", "gaussian_crps"]
 
 
 def gaussian_crps(error: torch.Tensor, std: torch.Tensor) -> torch.Tensor:
@@ -154,92 +148,3 @@ class IntervalMetrics(Metric):
     def tables(self) -> list[Table]:
         """Coverage, width and CRPS per series and per horizon step, where asked for; after :meth:`compute`."""
         return self._found
-
-
-def adapted(scores: np.ndarray, first: np.ndarray, level: float, rate: float) -> tuple[np.ndarray, np.ndarray]:
-    """Coverage and half width of intervals that adapt, window after window.
-
-    For each step and channel the half width goes up by ``rate * level * first`` after a truth that lay outside, and
-    down by ``rate * (1 - level) * first`` after one inside: adaptive conformal inference (Gibbs and Candes, NeurIPS
-    2021) on the quantile itself, as in Angelopoulos, Candes and Tibshirani (NeurIPS 2023, quantile tracking). Nothing
-    is used before it is known: the truth at step h of a window counts from the h-th window after it on.
-
-    Args:
-        scores: absolute residuals of all windows in the order of time, float32 (N, H, C); nan: not known.
-        first: half width at the beginning, (H, C).
-        level: coverage to aim at.
-        rate: how fast.
-
-    Returns:
-        Windows inside and half widths, summed over the windows whose truth is known, (H, C) each, float64.
-    """
-    horizon = scores.shape[1]
-    half = first.astype(np.float64).copy()
-    inside = np.zeros(first.shape)
-    widths = np.zeros(first.shape)
-    step = rate * first
-    # By how much each score, once known, moves the half width.
-    moves = np.zeros((horizon, *first.shape), dtype=np.float64)  # the last H windows, round and round
-    places = np.arange(horizon)
-    for window, score in enumerate(scores):
-        known = ~np.isnan(score)
-        covered = known & (score <= half)
-        inside += covered
-        widths += np.where(known, half, 0.0)
-        moves[window % horizon] = np.where(known, np.where(covered, level - 1.0, level), 0.0) * step
-        # Step h (from 0) of window - h is known when the next window is forecast.
-        half = np.maximum(half + moves[(window - places) % horizon, places], 0.0)
-    return inside, widths
-
-
-class AdaptiveMetrics(Metric):
-    """``coverage_80_adaptive`` and ``width_80_adaptive`` of intervals that adapt (:func:`adapted`).
-
-    Beside those that stay as they were calibrated, never instead of them. All test windows, in the order of time and
-    the same for any number of ranks; each rank keeps its residuals, in the host's memory.
-
-    Args:
-        intervals: from absolute residuals; where the half widths begin, and how fast they follow.
-    """
-
-    greater_is_better = False
-
-    def __init__(self, intervals: Intervals) -> None:
-        self.rate = intervals.adapts
-        self.first = {
-            level: intervals.offsets[intervals.number((1.0 + level) / 2.0)].cpu().numpy() for level in intervals.levels
-        }
-        titles = [percent(level) for level in intervals.levels]
-        self.names = [f"{what}_{title}_adaptive" for title in titles for what in ("coverage", "width")]
-        self.units = {f"width_{title}_adaptive": "standardised" for title in titles}
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget everything."""
-        self._scores: list[torch.Tensor] = []
-        self._index: list[torch.Tensor] = []
-
-    def update(self, outputs: torch.Tensor, batch: dict[str, Any]) -> None:
-        """Take in one batch; its ``index`` (B,) are the numbers of the windows."""
-        self._scores.append((outputs.float() - batch["y"]).abs().cpu())
-        self._index.append(batch["index"].cpu().long())
-
-    def compute(self, distributed: Distributed) -> dict[str, float]:
-        """The figures over all ranks."""
-        index = torch.cat(self._index) if self._index else torch.zeros(0, dtype=torch.int64)
-        windows = max(distributed.gather(int(index.max()) + 1 if len(index) else 0))
-        horizon, channels = next(iter(self.first.values())).shape
-        found = dict.fromkeys(self.names, 0.0)
-        count = 0
-        for some in torch.arange(channels).split(max(_SCORES_TOGETHER // (max(windows, 1) * horizon), 1)):
-            whole = torch.zeros(windows, horizon, len(some))
-            for place, part in zip(index.split([len(part) for part in self._scores]), self._scores):
-                whole[place] = part[..., some] + 1.0  # so that what no rank has is 0
-            scores = distributed.sum(whole).numpy() - 1.0
-            scores[scores < 0.0] = np.nan
-            count += int((~np.isnan(scores)).sum())
-            for level, first in self.first.items():
-                inside, widths = adapted(scores, first[:, some.numpy()], level, self.rate)
-                found[f"coverage_{percent(level)}_adaptive"] += float(inside.sum())
-                found[f"width_{percent(level)}_adaptive"] += float(2.0 * widths.sum())
-        return {name: total / count if count else math.nan for name, total in found.items()}
