@@ -137,5 +137,5 @@ def _gsd(data: Any, path: Path, size: tuple[int, int]) -> float | None:
         if (image.height, image.width) != tuple(size):
             return None
         of_file = metres_of(image)
-        gsd: float | None = data.metres_per_pixel if of_file is None else of_file
+        gsd: float | None = data.gsd if of_file is None else of_file
         return gsd

@@ -199,8 +199,8 @@ def _check_masks(config: Any, layout: Layout) -> None:
             f"data.palette has the classes {', '.join(names)}, but data.classes={list(classes)}; leave out "
             "data.classes where masks hold colors, and set data.palette=null where they hold class numbers"
         )
-    if config.metres_per_pixel is not None and config.metres_per_pixel <= 0:
-        raise DataError(f"data.metres_per_pixel={config.metres_per_pixel} must be more than 0, or null")
+    if config.gsd is not None and config.gsd <= 0:
+        raise DataError(f"data.gsd={config.gsd} must be more than 0, or null")
     _check_colors(config)
     if values and palette:
         raise DataError("data.mask_values is for masks of class numbers, and data.palette for masks of colors; set one")
