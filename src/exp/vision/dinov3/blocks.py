@@ -47,7 +47,7 @@ def rope_periods(head_dim: int, base: float = ROPE_BASE) -> torch.Tensor:
 class RotaryEmbedding(nn.Module):
     """Angles by which queries and keys are rotated (RoFormer, arXiv 2104.09864, along both axes of the image).
 
-    Patch centres are scaled to [-1, 1] along each axis; a head's elements form pairs, half of them turned by the row's
+    Patch centers are scaled to [-1, 1] along each axis; a head's elements form pairs, half of them turned by the row's
     coordinate, half by the column's, with periods from 1 to (nearly) 100. Computed in float32 at any precision.
 
     The periods are part of the state, since the authors' weights were trained with periods rounded to bfloat16, up to
@@ -68,11 +68,10 @@ class RotaryEmbedding(nn.Module):
         self.register_buffer("periods", rope_periods(head_dim))
         # On the CPU too: tables are made there, and asking a device for its copy would wait for it.
         self._periods = rope_periods(head_dim)
-        self._kept: dict[tuple[int, int, int, str], tuple[torch.Tensor, torch.Tensor]] = {}
+        self._kept: dict[Any, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        state_dict.setdefault(f"{prefix}periods", rope_periods(self.head_dim))  # checkpoints of before they were kept
-        super()._load_from_state_dict(state_dict, prefix, *args)
+    def _load_from_state_dict(self, *args: Any, **more: Any) -> None:
+        super()._load_from_state_dict(*args, **more)
         self._periods = self.periods.detach().cpu().float().clone()
         self._kept.clear()
 
@@ -88,33 +87,20 @@ class RotaryEmbedding(nn.Module):
         Returns:
             Two tensors (N, head_dim / 2), float32: pairs are (i, i + head_dim / 2).
         """
+        scale = 1.0
         if self.training and self.rescale is not None:
             bound = math.log(self.rescale)
-            return self._tables(height, width, prefix, device, math.exp(float(torch.empty(()).uniform_(-bound, bound))))
-        key = (height, width, prefix, str(device))
+            scale = math.exp(float(torch.empty(()).uniform_(-bound, bound)))
+        key = (height, width, prefix, str(device), scale)
         if key not in self._kept:
             if len(self._kept) >= 16:  # images of many sizes
                 self._kept.clear()
-            self._kept[key] = self._tables(height, width, prefix, device, 1.0)
+            # On the CPU, then moved: they are small, and the same on every device.
+            centers = (2.0 * torch.arange(0.5, count, dtype=torch.float32) / count - 1.0 for count in (height, width))
+            grid = torch.stack(torch.meshgrid(*centers, indexing="ij"), dim=-1).view(-1, 2, 1)
+            angles = F.pad((2.0 * math.pi * scale * (grid / self._periods)).flatten(1), (0, 0, prefix, 0))
+            self._kept[key] = angles.cos().to(device), angles.sin().to(device)
         return self._kept[key]
-
-    def _tables(
-        self, height: int, width: int, prefix: int, device: torch.device, scale: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        # On the CPU, then moved: it is small, and the same on every device.
-        quarter, periods = self.head_dim // 4, self._periods
-        rows, columns = (
-            2.0 * (torch.arange(0.5, count, dtype=torch.float32) / count) - 1.0 for count in (height, width)
-        )
-        turns = torch.cat(
-            [
-                (rows[:, None, None] / periods).expand(height, width, quarter),
-                (columns[None, :, None] / periods).expand(height, width, quarter),
-            ],
-            dim=-1,
-        )
-        angles = F.pad((2.0 * math.pi * scale * turns).flatten(0, 1), (0, 0, prefix, 0))
-        return angles.cos().to(device), angles.sin().to(device)
 
 
 class Attention(nn.Module):
