@@ -70,8 +70,6 @@ class ImageModelConfig(BackboneConfig):
     """``none``, ``all`` (linear probe), or how many of the first blocks stay as they are."""
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
-    rope_rescale: Optional[float] = None
-    """In training, positions are rescaled by a random factor up to this one (2 in pretraining); null: not."""
     dropout: float = 0.0
     """Before the last layer of a head."""
     band_init: str = "auto"

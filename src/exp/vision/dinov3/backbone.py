@@ -63,7 +63,7 @@ class VisionTransformer(nn.Module):
         self.patch_embed = PatchEmbedding(config.patch_size, in_channels, dim)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, dim))
         self.storage_tokens = nn.Parameter(torch.zeros(1, size.storage_tokens, dim))
-        self.rope = RotaryEmbedding(dim // size.num_heads, config.rope_rescale)
+        self.rope = RotaryEmbedding(dim // size.num_heads)
         self.frozen_blocks = _frozen_blocks(config.freeze, size.depth)
         if config.lora.rank and self.frozen_blocks == size.depth:
             raise ConfigError(
@@ -90,6 +90,8 @@ class VisionTransformer(nn.Module):
         if config.lora.rank:
             for name, parameter in self.named_parameters():
                 parameter.requires_grad_(is_of_lora(name))
+            if not any(map(is_of_lora, self.state_dict())):
+                raise ConfigError(f"model.lora.targets={list(config.lora.targets)} names no layer of model.size")
 
     def train(self, mode: bool = True) -> VisionTransformer:
         """As torch's; frozen blocks never drop a branch."""

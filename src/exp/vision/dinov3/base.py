@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any, Mapping, Sequence, TypeVar
+from typing import Any, ClassVar, Mapping, Sequence, TypeVar
 
 import torch
 from torch import nn
@@ -31,7 +31,7 @@ from exp.vision.dinov3.weights import (
 )
 from exp.vision.model_config import BackboneConfig, ImageModelConfig, LoraConfig
 
-__all__ = ["ImageModel", "facts_in", "keys_of", "size_of"]
+__all__ = ["ImageModel", "keys_of", "size_of"]
 
 # Mean and standard deviation of the pretraining images, RGB in 0..1 (the paper's; web: ImageNet's).
 _NORMALIZATION = {
@@ -47,11 +47,6 @@ _Config = TypeVar("_Config")
 def keys_of(kind: type[_Config], keys: Any) -> _Config:
     """The typed keys of a part: an instance of ``kind`` is taken as it is, None means the defaults."""
     return keys if isinstance(keys, kind) else kind(**dict(keys or {}))
-
-
-def facts_in(keys: dict[str, Any]) -> dict[str, Any]:
-    """Take what the data say out of a constructor's arguments; the rest are keys of the configuration."""
-    return {name: keys.pop(name) for name in ("in_channels", "band_names", *_STATISTICS) if name in keys}
 
 
 def size_of(keys: BackboneConfig, key: str = "model") -> Size:
@@ -73,34 +68,37 @@ class ImageModel(Model):
     """A model on a :class:`VisionTransformer`, which takes images as the data set gives them.
 
     Attributes:
-        config: the typed keys of ``model``.
+        config_class: of the typed keys of ``model``.
+        config: the keys.
         blocks: whose features the head sees.
 
     Args:
-        config: of :class:`exp.vision.model_config.ImageModelConfig`, or a subclass.
         in_channels: of the image (C).
         band_names: of the data's bands; None: not known.
         pixel_mean: of each band, 0..255, as the data say; None: as ``normalization`` says.
         pixel_std: likewise.
+        **keys: of the configuration.
 
     Raises:
         ConfigError: the settings do not go together.
     """
 
     changed_by_optimizer_alone = True
-    config: ImageModelConfig
+    config_class: ClassVar[type] = ImageModelConfig
+    config: Any
     pixel_mean: torch.Tensor
     pixel_std: torch.Tensor
 
     def __init__(
         self,
-        config: ImageModelConfig,
         in_channels: int = 3,
         band_names: Sequence[str] | None = None,
         pixel_mean: Sequence[float] | None = None,
         pixel_std: Sequence[float] | None = None,
+        **keys: Any,
     ) -> None:
         super().__init__()
+        config = self.config_class(**keys)
         config.lora = keys_of(LoraConfig, config.lora)
         self.config, self.band_names = config, list(band_names or ())
         check_band_init(config.band_init, self.band_names)
@@ -190,18 +188,18 @@ class ImageModel(Model):
         Raises:
             ConfigError: they are of another family, size or patch size.
         """
-        prefix, masked = published_prefix(state), True
+        prefix = published_prefix(state)
         refuse_other_families(state, prefix, source)
         if prefix is None or (prefix.endswith(_PREFIX) and f"{prefix[: -len(_PREFIX)]}pixel_mean" in state):  # ours
             own = under_own_names(state, self.state_dict())
         else:
-            own, masked = self._of_published(state, prefix, source), any(key.endswith("bias_mask") for key in state)
+            own = self._of_published(state, prefix, source)
         if not self._follows_weights:
             own.update(pixel_mean=self.pixel_mean, pixel_std=self.pixel_std)
         backbone = {key[len(_PREFIX) :]: value for key, value in own.items() if key.startswith(_PREFIX)}
         mine = self.backbone.state_dict()
         check_backbone(backbone, mine, source)
-        refuse_unclaimed({key: value for key, value in backbone.items() if not is_of_lora(key)}, mine, source, masked)
+        refuse_unclaimed([key for key in backbone if not is_of_lora(key)], mine, source)
         theirs, ours = ({key: each[key] for key in each if is_of_lora(key)} for each in (backbone, mine))
         same = theirs.keys() == ours.keys() and all(
             value.shape == ours[key].shape and (value.dim() > 0 or float(value) == float(ours[key]))
@@ -222,7 +220,7 @@ class ImageModel(Model):
             self.taken_on_trust = ["num_heads"]
             adapted["rope.periods"] = rope_periods(self.backbone.rope.head_dim, about.rope_base)
         own.update({_PREFIX + key: value for key, value in adapted.items()})
-        pretraining = pretraining_of(inner, source)
+        pretraining = pretraining_of(source)
         if self._follows_weights and about.statistics is not None:
             values = [torch.tensor(each) for each in about.statistics]
             if not about.ours and len(values[0]) == 3:

@@ -14,8 +14,8 @@ from exp.errors import CheckpointError, ConfigError
 from exp.hardware.compat import autocast_disabled
 from exp.models.dropout import Dropout
 from exp.vision.dinov3.backbone import Features
-from exp.vision.dinov3.base import ImageModel, facts_in, keys_of, size_of
-from exp.vision.model_config import DistillerConfig, ImageModelConfig, TeacherConfig
+from exp.vision.dinov3.base import ImageModel, keys_of, size_of
+from exp.vision.model_config import DistillerConfig, TeacherConfig
 
 __all__ = ["Agreement", "Distiller"]
 
@@ -59,7 +59,7 @@ class Distiller(ImageModel):
         ConfigError: the settings do not go together.
     """
 
-    config: DistillerConfig
+    config_class = DistillerConfig
 
     def __init__(self, **keys: Any) -> None:
         if "num_classes" in keys:
@@ -67,9 +67,8 @@ class Distiller(ImageModel):
                 "model=dinov3_distillation learns features, not classes, and these data measure classes; set "
                 "data=distillation, with data.root and data.layout as they are here"
             )
-        facts = facts_in(keys)
-        config = DistillerConfig(**keys)
-        super().__init__(config, **facts)
+        super().__init__(**keys)
+        config = self.config
         if config.blocks is not None:
             raise ConfigError("model.blocks: a student is compared with its teacher after the last block; leave it out")
         if min(config.cls_weight, config.patch_weight) < 0.0 or not config.cls_weight + config.patch_weight:
@@ -92,30 +91,19 @@ class Distiller(ImageModel):
         self._teacher(self.pixel_mean.device)
 
     def forward(
-        self,
-        image: torch.Tensor,
-        label: torch.Tensor | None = None,
-        index: torch.Tensor | None = None,
-        mode: str = "tensor",
+        self, image: torch.Tensor, mode: str = "tensor", **_: Any
     ) -> torch.Tensor | Agreement | dict[str, torch.Tensor]:
         """Features, their agreement with the teacher's, or the losses.
 
         Args:
             image: (B, C, H, W), 0..255, uint8 or float.
-            label: part of a batch, not used.
-            index: likewise.
             mode: ``"loss"``, ``"predict"`` or ``"tensor"`` (:class:`exp.models.base.Model`).
+            **_: further keys of a batch.
 
         Returns:
             ``"loss"``: ``loss_cls`` and ``loss_patches``, 0-dim float32. ``"predict"``: an :class:`Agreement`.
             ``"tensor"``: (B, 2 D), the CLS token beside the mean of the patches, as a classifier takes them.
-
-        Raises:
-            ValueError: ``mode`` is unknown.
         """
-        del label, index
-        if mode not in ("loss", "predict", "tensor"):
-            raise ValueError(f"mode={mode!r} must be 'loss', 'predict' or 'tensor'")
         (student,) = self.features(image)
         if mode == "tensor":
             return torch.cat([student.cls, student.patches.mean(dim=(1, 2))], dim=-1)
@@ -142,7 +130,7 @@ class Distiller(ImageModel):
             keys = {name: value for name, value in vars(self.teacher_keys).items() if name != "init_from"}
             # Its random weights are replaced; the run's random numbers are not to depend on when it is made.
             with torch.random.fork_rng(devices=[]):
-                teacher = _Teacher(ImageModelConfig(**keys, freeze="all"), self.in_channels)
+                teacher = _Teacher(self.in_channels, freeze="all", **keys)
             if device.type != "meta":  # task=estimate has no values, and needs no file
                 _read(teacher, self.teacher_keys.init_from)
             self._made.append(teacher.eval())

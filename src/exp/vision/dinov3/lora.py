@@ -15,7 +15,7 @@ from exp.vision.model_config import LoraConfig
 
 __all__ = ["LowRank", "is_of_lora", "merged", "updates"]
 
-_ATTENTION = ("q", "k", "v", "proj")
+_GROUPS = {"attention": ("q", "k", "v", "proj"), "mlp": ("fc1", "fc2", "w1", "w2", "w3")}
 _NAME = re.compile(r"^(?:.*\.)?lora\.(\w+)\.(down|up|scale)$")
 
 
@@ -46,24 +46,23 @@ class LowRank(nn.Module):
         return F.linear(F.linear(self.dropout(x), self.down), self.up) * self.scale
 
 
-def updates(config: LoraConfig, mlp: tuple[str, ...], layers: Mapping[str, tuple[int, int]]) -> nn.ModuleDict:
+def updates(config: LoraConfig, layers: Mapping[str, tuple[int, int]]) -> nn.ModuleDict:
     """The updates of a module's layers, by name; none where the rank is 0.
 
     Args:
         config: says which layers have one.
-        mlp: names of the layers of the block's feed-forward part.
         layers: by name the elements that go in and come out.
 
     Raises:
-        ConfigError: ``targets`` names no layer.
+        ConfigError: ``targets`` names a layer that no size has.
     """
     if not config.rank:
         return nn.ModuleDict()
-    groups, known = {"attention": _ATTENTION, "mlp": mlp}, (*_ATTENTION, *mlp)
-    chosen = [name for target in config.targets for name in groups.get(target, (target,))]
-    if not chosen or not set(chosen) <= set(known):
+    chosen = [name for target in config.targets for name in _GROUPS.get(target, (target,))]
+    known = [name for group in _GROUPS.values() for name in group]
+    if not set(chosen) <= set(known):
         raise ConfigError(
-            f"model.lora.targets={list(config.targets)} must name some of attention, mlp, {', '.join(known)}"
+            f"model.lora.targets={list(config.targets)} must name some of {', '.join([*_GROUPS, *known])}"
         )
     return nn.ModuleDict({name: LowRank(*layers[name], config) for name in known if name in chosen and name in layers})
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from exp.hardware.compat import autocast_disabled
 from exp.vision.dinov3.backbone import Features
-from exp.vision.dinov3.base import ImageModel, facts_in
+from exp.vision.dinov3.base import ImageModel
 from exp.vision.dinov3.heads import FcnHead, blocks_of_levels, build_head, sees_levels
 from exp.vision.dinov3.losses import Losses, cross_entropy, named
 from exp.vision.model_config import SegmenterConfig
@@ -32,11 +32,11 @@ class Segmenter(ImageModel):
         ConfigError: the settings do not go together.
     """
 
+    config_class = SegmenterConfig
+
     def __init__(self, num_classes: int, ignore_index: int = 255, **keys: Any) -> None:
-        facts = facts_in(keys)
-        config = SegmenterConfig(**keys)
-        super().__init__(config, **facts)
-        depth, dim = self.size.depth, self.size.embed_dim
+        super().__init__(**keys)
+        config, depth, dim = self.config, self.size.depth, self.size.embed_dim
         if sees_levels(config) and config.blocks is None:
             self.blocks = blocks_of_levels(depth)
         self.num_classes, self.ignore_index = num_classes, ignore_index
@@ -54,36 +54,29 @@ class Segmenter(ImageModel):
         self,
         image: torch.Tensor,
         label: torch.Tensor | None = None,
-        index: torch.Tensor | None = None,
         sizes: Sequence[tuple[int, int]] | None = None,
-        label_sizes: Sequence[tuple[int, int]] | None = None,
         mode: str = "tensor",
+        **_: Any,
     ) -> torch.Tensor | dict[str, torch.Tensor]:
         """Scores, labels or the loss.
 
         Args:
             image: (B, C, H, W), 0..255, uint8 or float.
-            label: (B, H, W), uint8; only for the loss.
-            index: number of each sample; part of a batch, not used.
+            label: (B, H, W), uint8; for the loss.
             sizes: (height, width) of each image, where smaller ones are padded at right and bottom.
-            label_sizes: part of a batch, not used, as ``index``.
             mode: ``"loss"``, ``"predict"`` or ``"tensor"`` (:class:`exp.models.base.Model`).
+            **_: further keys of a batch.
 
         Returns:
             ``"loss"``: 0-dim float32 tensors by name. ``"predict"``: labels (B, H, W), uint8, by way of windows and
             test-time augmentation; ``ignore_index`` in the padding. ``"tensor"``: logits (B, K, H, W) of one pass.
-
-        Raises:
-            ValueError: ``mode`` is unknown, or the loss is asked for without labels.
         """
-        del index, label_sizes
-        if mode == "tensor":
-            return self._logits(image)
+        if mode == "loss":
+            assert label is not None
+            return self._losses(image, label)
         if mode == "predict":
             return self.tiling.labels(self._logits, self.num_classes, image, sizes, self.ignore_index)
-        if mode != "loss" or label is None:
-            raise ValueError(f"mode={mode!r} must be 'loss' with labels, 'predict' or 'tensor'")
-        return self._losses(image, label)
+        return self._logits(image)
 
     def _logits(self, image: torch.Tensor) -> torch.Tensor:
         found = self.features(image, self.blocks)

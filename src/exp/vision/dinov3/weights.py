@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Mapping
+from typing import Any, Container, Iterable, Mapping
 
 import torch
 
@@ -162,21 +162,18 @@ def is_of_head(name: str) -> bool:
     return _HEAD.match(name) is not None
 
 
-def refuse_unclaimed(state: _State, own: _State, source: Path, masked: bool = True) -> None:
+def refuse_unclaimed(names: Iterable[str], own: Container[str], source: Path) -> None:
     """Refuse a backbone with tensors that this one has not: it would compute something else.
 
     Args:
-        state: adapted weights.
-        own: the backbone's.
+        names: of adapted weights.
+        own: those of the backbone.
         source: where they were read.
-        masked: whether the biases of keys are multiplied by zero, as in the authors' files.
 
     Raises:
         ConfigError: there are some.
     """
-    left = [key for key in state if key not in own]
-    if not masked:
-        left += [key for key in state if key.endswith("attn.qkv.bias") and state[key].chunk(3)[1].any()]
+    left = [name for name in names if name not in own]
     if left:
         raise ConfigError(
             f"init_from: {source} holds a backbone of another kind than DINOv3's, which has no {', '.join(left[:4])}"
@@ -248,20 +245,9 @@ def check_backbone(state: _State, own: _State, source: Path) -> None:
         )
 
 
-def pretraining_of(state: _State, source: Path) -> str | None:
-    """Which images weights were pretrained on: ``satellite`` or ``web``; None where neither names nor weights tell.
-
-    Args:
-        state: as it was read.
-        source: the file.
-    """
+def pretraining_of(source: Path) -> str | None:
+    """Which images weights were pretrained on, by the file's name: ``satellite`` or ``web``; None: it does not tell."""
     # In the cache of a hub the name is two folders above that of the commit.
     named = source.parent.parent.parent if source.parent.parent.name == "snapshots" else source.parent
     text = f"{named.name}/{source.name}".lower()
-    for name, images in (("sat493m", "satellite"), ("lvd1689m", "web")):
-        if name in text:
-            return images
-    # Of the sizes below 7B only the satellite model was published with this norm.
-    tokens = state.get("cls_token")
-    known = "local_cls_norm.weight" in state and tokens is not None and tokens.shape[-1] == SIZES["vitl16"].embed_dim
-    return "satellite" if known else None
+    return next((images for name, images in (("sat493m", "satellite"), ("lvd1689m", "web")) if name in text), None)

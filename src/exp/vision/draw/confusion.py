@@ -38,7 +38,7 @@ def confusion_figure(counts: np.ndarray, classes: Sequence[str], title: str) -> 
     axes.set_yticklabels(classes, fontsize=letters)
     for tick in (*axes.get_xticklabels(), *axes.get_yticklabels()):
         as_it_is(tick)
-    shortly = EngFormatter(sep="")  # 12345 as 12.345k
+    shortly = EngFormatter(places=0, sep="")  # 12345 as 12k
     for row, column in zip(*np.nonzero(counts)) if numbers else ():
         color = "white" if shares[row, column] > 0.55 else "0.15"
         text = shortly(counts[row, column])

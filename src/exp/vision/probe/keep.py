@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterator
@@ -185,12 +186,9 @@ def _blocks(
         for begin in range(number * BLOCK, min((number + 1) * BLOCK, count), size)
     ]
     loader = device_loader(dataset, [indices for _, indices in batches], data.num_workers, session)
-    held: list[dict[str, np.ndarray]] = []
-    for place, ((number, _), batch) in enumerate(zip(batches, loader)):
-        held.append(_of_batch(session, model, batch, kinds))
-        if place + 1 == len(batches) or batches[place + 1][0] != number:
-            yield number, {name: np.concatenate([values[name] for values in held]) for name in held[0]}
-            held = []
+    for number, several in itertools.groupby(zip(batches, loader), key=lambda each: each[0][0]):
+        held = [_of_batch(session, model, batch, kinds) for _, batch in several]
+        yield number, {name: np.concatenate([values[name] for values in held]) for name in held[0]}
 
 
 def _of_batch(session: Session, model: Any, batch: Any, kinds: list[str]) -> dict[str, np.ndarray]:
