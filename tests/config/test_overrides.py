@@ -17,7 +17,7 @@ EVERYWHERE = [
 ]  # fmt: skip
 SUBMITTED = ["launcher.setup=[a,b]", "launcher.extra={a: b}", "launcher.srun_args=[a,b]"]
 IMAGES = [
-    "model.blocks=[7,7]", "model.lora.targets=[a]", "model.reassemble_channels=[7]", "model.class_weights=[0.5]",
+    "model.blocks=[7,7]", "model.lora.targets=[a]", "model.class_weights=[0.5]",
     "model.tta_scales=[0.5,0.5]", "data.bands=[a,7]", "data.band_names=[a]", "data.stretch=[0.5]",
     "data.modality_weights={a: 0.5}", "data.modality_statistics={a: b}", "data.split=[0.5]", "data.classes=[a]",
     "data.train_pipeline=[a]", "data.eval_pipeline=[a]", "data.datasets=[a]", "data.parts={a: [b,c]}",

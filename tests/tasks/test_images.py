@@ -56,7 +56,7 @@ def test_segmentation_predicts_files_as_maps_overlays_and_areas(run, trained, tm
     cv2.imwrite(str(images / "small.jpg"), pixels[:50, :40])
     (images / "broken.png").write_bytes(b"no image")
     folder = run("task=predict", f"init_from={trained('tiles')}", f"task.input={images}",
-                 "task.metres_per_pixel=0.5", "task.on_error=skip")  # fmt: skip
+                 "task.gsd=0.5", "task.on_error=skip")  # fmt: skip
     with Image.open(folder / "predictions" / "classes" / "large.png") as picture:
         labels = np.asarray(picture)
     assert labels.shape == (150, 230)

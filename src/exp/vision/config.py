@@ -22,7 +22,7 @@ __all__ = [
 class PredictKeys:
     """Of task=predict, for images."""
 
-    metres_per_pixel: Optional[float] = None
+    gsd: Optional[float] = None
     """For areas and scale bars, whatever the files tell; null: as GeoTIFFs tell it, else that of the data."""
     on_error: str = "raise"
     """What an image that cannot be read means: ``raise``: the run fails once the others are done; ``skip``: it is only

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import logging
 import warnings
 from pathlib import Path
@@ -56,15 +55,12 @@ class _Sized(nn.Module):
 
     def __init__(self, program: Any, image: torch.Tensor) -> None:
         super().__init__()
-        self.program = program
-        self.channels, self.height, self.width = (int(extent) for extent in image.shape[1:])
+        self.program, self.shape = program, list(image.shape[1:])
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
         """The program's; compiled by ``torch.jit.script``, so in the words that it knows."""
-        if image.dim() != 4 or image.size(1) != self.channels:
-            raise ValueError("images must be (B, C, H, W) with the channels of export.json")
-        if image.size(2) != self.height or image.size(3) != self.width:
-            raise ValueError("images must have the size of export.json: resize or cut them, or export with task.size")
+        if list(image.shape[1:]) != self.shape:
+            raise ValueError("images must be (B, C, H, W) of the size of export.json: cut them, or set task.size")
         result: torch.Tensor = self.program(image)
         return result
 
@@ -136,12 +132,11 @@ def input_of(data: Any) -> dict[str, Any]:
         values without data become, by band (``no_data``).
     """
     reader, names = data.read, data.normalization.names
-    limits = limits_of(reader.value_range)
     found: dict[str, Any] = {
         "dtype": "float32",
         "range": [0, 255],
         "bands": None if reader.bands.wanted is None else list(names or reader.bands.wanted),
-        "value_range": limits,
+        "value_range": limits_of(reader.value_range),
         "bytes_too": reader.stretch is not None,
         "stretch": None if reader.stretch is None else {"percentiles": list(reader.stretch)},
         "no_data": None if reader.fill is None else reader.fill.tolist(),
@@ -171,21 +166,19 @@ def _hugging_face(session: Session, model: Any, folder: Path, image: torch.Tenso
 
     about = beside(path)
     read = VisionTransformer(backbone.size, image.shape[1], model.config).eval()
-    read.load_state_dict(with_periods(adapt_published(load_file(str(path))), about), strict=False)
+    read.load_state_dict(with_periods(adapt_published(load_file(str(path))), about))
     assert about.statistics is not None
     mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in about.statistics)
-    pixels = (image.float() - model.pixel_mean) / model.pixel_std
-    expected, found = _tokens(backbone, pixels), _tokens(read, (image.float() - mean) / std)
+    pixels = (image.float() - mean) / std
+    expected = _tokens(backbone, (image.float() - model.pixel_mean) / model.pixel_std)
     if not torch.equal(backbone.rope.periods, read.rope.periods):
-        by_periods = _difference(found, expected)
-        same = copy.deepcopy(backbone)
-        same.load_state_dict({**backbone.state_dict(), "rope.periods": read.rope.periods})
-        expected = _tokens(same, pixels)
         session.say(
             "export: Hugging Face's form has no periods of the rotary embedding; those of the weights are rounded "
-            f"otherwise than transformers computes them, which moves features by {by_periods:.2g} of the largest"
+            "otherwise than transformers computes them, which moves features by "
+            f"{_difference(_tokens(read, pixels), expected):.2g} of the largest"
         )
-    return _difference(found, expected)
+        read.rope = backbone.rope  # what else differs is an error
+    return _difference(_tokens(read, pixels), expected)
 
 
 def _tokens(backbone: VisionTransformer, pixels: torch.Tensor) -> torch.Tensor:
@@ -193,8 +186,7 @@ def _tokens(backbone: VisionTransformer, pixels: torch.Tensor) -> torch.Tensor:
     return torch.cat([features.cls.unsqueeze(1), features.patches.flatten(1, 2)], dim=1)
 
 
-def _torch_script(session: Session, model: nn.Module, folder: Path, image: torch.Tensor) -> float:
-    del session
+def _torch_script(_: Session, model: nn.Module, folder: Path, image: torch.Tensor) -> float:
     scores, path = _Scores(model).eval(), str(folder / "model.torchscript.pt")
     with _quietly():
         traced: Any = torch.jit.trace(scores, image, check_trace=False)
@@ -203,8 +195,7 @@ def _torch_script(session: Session, model: nn.Module, folder: Path, image: torch
     return max(_compared(loaded, scores, image), _compared(loaded, scores, image.to(torch.uint8)))
 
 
-def _torch_export(session: Session, model: nn.Module, folder: Path, image: torch.Tensor) -> float:
-    del session
+def _torch_export(_: Session, model: nn.Module, folder: Path, image: torch.Tensor) -> float:
     scores, path = _Scores(model).eval(), str(folder / "model.pt2")
     with _quietly():
         program = torch.export.export(scores, (image,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))

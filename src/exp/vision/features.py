@@ -34,7 +34,7 @@ _LONGEST = 1024  # pixels of an image beside its map
 
 
 class FeatureFile(NamedTuple):
-    """Where the features of an image are.
+    """A row of ``features.csv``.
 
     Attributes:
         file: the image.
@@ -141,12 +141,11 @@ class FeatureWriter:
         task = self.session.config.task
         check_pixels(entry.path)
         pixels = resized(self.read(entry.path), task.resize)
-        found = image_features(self.session, self.model, pixels, task.window or _WINDOW)
+        cls, patches = image_features(self.session, self.model, pixels, _WINDOW)
         tensors = {
             name: narrowed(f"{name} of {entry.path}", value.numpy(), task.feature_dtype)
-            for name, value in zip(("cls", "patches"), found)
+            for name, value in (("cls", cls), ("patches", patches))
         }
-        patches = found[1]
         self.moments = self.moments or Moments(patches.shape[-1])
         self.moments.add(patches)
         height, width = pixels.shape[:2]
@@ -170,15 +169,13 @@ def narrowed(name: str, value: np.ndarray, dtype: str) -> np.ndarray:
     Raises:
         RunError: they are not finite, or too large for it.
     """
-    if not np.isfinite(value).all():
-        raise RunError(
-            f"features ({name}) are not finite: values of the weights are not, or their training diverged; check "
-            "init_from and precision"
-        )
     with np.errstate(over="ignore"):
         narrow: np.ndarray = value.astype(dtype)
     if not np.isfinite(narrow).all():
-        raise RunError(f"features ({name}) are too large for {dtype}; take task.feature_dtype=float32")
+        raise RunError(
+            f"features ({name}) are not finite in {dtype}: too large for it (take task.feature_dtype=float32), or "
+            "weights that are not finite"
+        )
     return narrow
 
 
@@ -186,9 +183,8 @@ def resized(pixels: np.ndarray, longer: int | None) -> np.ndarray:
     """The image with its longer side brought to ``longer`` pixels; None: as it is. The same dtype."""
     height, width = pixels.shape[:2]
     if longer is None or longer <= max(height, width):
-        return pixels if longer is None else shrunk(pixels, longer)
-    factor = longer / max(height, width)
-    size = (round(width * factor), round(height * factor))
+        return shrunk(pixels, longer or max(height, width))
+    size = [round(extent * longer / max(height, width)) for extent in (width, height)]
     return cv2.resize(pixels, size, interpolation=cv2.INTER_LINEAR).reshape(size[1], size[0], -1)
 
 
@@ -207,23 +203,22 @@ def image_features(session: Session, model: Any, pixels: np.ndarray, window: int
     """
     patch = int(model.backbone.patch_size)
     rows, columns = (-(-extent // patch) for extent in pixels.shape[:2])
-    at_once = max(window // patch, 1)
-    cls, lines = torch.zeros(()), []
-    for tall, above in cells(rows, at_once):
-        line = []
-        for wide, around in cells(columns, at_once):
-            part = pixels[above.start * patch : above.stop * patch, around.start * patch : around.stop * patch]
-            image = torch.from_numpy(np.ascontiguousarray(part.transpose(2, 0, 1))).unsqueeze(0)
+    image = torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1))).unsqueeze(0)
+    cls, patches = torch.zeros(()), torch.zeros(())
+    for tall, above in cells(rows, max(window // patch, 1)):
+        for wide, around in cells(columns, max(window // patch, 1)):
+            part = image[..., above.start * patch : above.stop * patch, around.start * patch : around.stop * patch]
             with torch.no_grad(), session.backend.autocast(session.config.precision):
-                found = model.features(image.to(session.device))[0]
+                (found,) = model.features(part.to(session.device))
+            inner = found.patches[0].float().cpu()
+            if not patches.dim():
+                patches = torch.empty(rows, columns, inner.shape[-1])
+            patches[tall, wide] = inner[tall.start - above.start : tall.stop - above.start,
+                                        wide.start - around.start : wide.stop - around.start]  # fmt: skip
             share = (tall.stop - tall.start) * (wide.stop - wide.start) / (rows * columns)
             cls = cls + share * found.cls[0].float().cpu()
-            inner = found.patches[0].float().cpu()
             session.backend.end_batch()
-            line.append(inner[tall.start - above.start : tall.stop - above.start,
-                              wide.start - around.start : wide.stop - around.start])  # fmt: skip
-        lines.append(torch.cat(line, dim=1))
-    return cls, torch.cat(lines)
+    return cls, patches
 
 
 def _draw(session: Session, model: Any, files: list[FeatureFile], read: Any, components: Components) -> list[str]:
@@ -232,7 +227,7 @@ def _draw(session: Session, model: Any, files: list[FeatureFile], read: Any, com
     for number in spread(len(files), session.config.task.max_images):
         entry = files[number]
         pixels = resized(read(Path(entry.file)), session.config.task.resize)
-        picture = enlarged(shrunk(to_rgb(pixels), _LONGEST), 256)
+        picture = enlarged(to_rgb(shrunk(pixels, _LONGEST)), 256)
         patches = load_file(str(session.folder.path / entry.features))["patches"]
         shown = components.picture(patches, picture.shape[0], picture.shape[1], patch * picture.shape[1] / entry.width)
         pair, name = panels([picture, shown]), Path(entry.features).stem

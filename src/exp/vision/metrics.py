@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Mapping, Sequence
 
 import torch
 
@@ -55,18 +56,13 @@ class ConfusionMatrix:
         """``iou``, ``fscore`` (Dice), ``precision``, ``recall`` by class; nan where it is neither there nor seen."""
         counts = self.counts.double()
         hits, truth, predicted = counts.diagonal(), counts.sum(dim=1), counts.sum(dim=0)
-        values = {
-            "iou": hits / (truth + predicted - hits),
-            "fscore": 2 * hits / (truth + predicted),
-            "precision": hits / predicted,
-            "recall": hits / truth,
-        }
-        return {name: value.tolist() for name, value in values.items()}
+        parts = {"iou": truth + predicted - hits, "fscore": (truth + predicted) / 2, "precision": predicted,
+                 "recall": truth}  # fmt: skip
+        return {name: (hits / part).tolist() for name, part in parts.items()}
 
     def accuracy(self) -> float:
         """Share of all that is right."""
-        total = self.counts.sum().item()
-        return self.counts.diagonal().sum().item() / total if total else float("nan")
+        return float(self.counts.diagonal().sum().double() / self.counts.sum())
 
 
 def as_in_file(outputs: torch.Tensor, batch: dict[str, Any]) -> torch.Tensor:
@@ -87,6 +83,10 @@ class _ClassMetrics(Metric):
     """
 
     greater_is_better = True
+    means: ClassVar[Mapping[str, str]] = {}
+    """Of what by class each figure is the mean, over the classes that occur; ``accuracy`` is that of all."""
+    nothing: ClassVar[str] = ""
+    """Why there may be nothing to measure."""
 
     def __init__(self, classes: Sequence[str]) -> None:
         self.classes = list(classes)
@@ -96,14 +96,24 @@ class _ClassMetrics(Metric):
         """Forget everything."""
         self.confusion = ConfusionMatrix(len(self.classes))
 
-    def _sum(self, distributed: Distributed) -> None:
+    def compute(self, distributed: Distributed) -> dict[str, float]:
+        """The figures over all ranks.
+
+        Raises:
+            DataError: nothing counts on any rank.
+        """
         distributed.sum(self.confusion.counts)
+        if not self.confusion.counts.any():
+            raise DataError(f"{self.names[0]} cannot be measured: {self.nothing}")
+        values = self.confusion.per_class()
+        return {name: mean_of_known(values[of]) if of in values else self.confusion.accuracy()
+                for name, of in self.means.items()}  # fmt: skip
 
     def tables(self) -> list[Table]:
         """Metrics of each class, and the confusion matrix; after ``compute``."""
         counts = self.confusion.counts
         per_class: dict[str, list[float]] = {**self.confusion.per_class(), "count": counts.sum(dim=1).tolist()}
-        confused = {f"as {name}": counts[:, column].tolist() for column, name in enumerate(self.classes)}
+        confused = {f"as {name}": column for name, column in zip(self.classes, counts.t().tolist())}
         return [
             Table("per_class", "class", self.classes, per_class),
             Table("confusion", "class", self.classes, confused),
@@ -113,58 +123,28 @@ class _ClassMetrics(Metric):
 class SegmentationMetrics(_ClassMetrics):
     """Mean intersection over union and F score (Dice) over classes, and pixel accuracy; ignored pixels do not count."""
 
-    names = ("mIoU", "mFscore", "pixel_accuracy")
+    means = MappingProxyType({"mIoU": "iou", "mFscore": "fscore", "pixel_accuracy": "accuracy"})
+    names = tuple(means)
+    nothing = (
+        "no pixel of these masks has a class; all are ignored (data.ignore_values, data.ignore_colors), of unknown "
+        "colors, or without data"
+    )
 
     def update(self, outputs: torch.Tensor, batch: dict[str, Any]) -> None:
-        """Take in one batch.
-
-        Args:
-            outputs: labels (B, H, W) of the image's pixels.
-            batch: its ``label`` (B, H, W) is the truth.
-        """
+        """Take in labels (B, H, W) of the image's pixels, beside ``label`` (B, H, W) of the batch."""
         self.confusion.update(as_in_file(outputs, batch), batch["label"])
-
-    def compute(self, distributed: Distributed) -> dict[str, float]:
-        """``{"mIoU", "mFscore", "pixel_accuracy"}`` over all ranks; means over the classes that occur.
-
-        Raises:
-            DataError: no pixel counts on any rank.
-        """
-        self._sum(distributed)
-        if not self.confusion.counts.any():
-            raise DataError(
-                "mIoU cannot be measured: no pixel of these masks has a class; all are ignored (data.ignore_values, "
-                "data.ignore_colors), of unknown colors, or without data"
-            )
-        values = self.confusion.per_class()
-        means = {"mIoU": mean_of_known(values["iou"]), "mFscore": mean_of_known(values["fscore"])}
-        return {**means, "pixel_accuracy": self.confusion.accuracy()}
 
 
 class SceneMetrics(_ClassMetrics):
     """Accuracy and macro F1 of scene classification."""
 
-    names = ("accuracy", "macro_f1")
+    means = MappingProxyType({"accuracy": "accuracy", "macro_f1": "fscore"})
+    names = tuple(means)
+    nothing = "no image has a class; all were left out (data.on_error=skip)"
 
     def update(self, outputs: torch.Tensor, batch: dict[str, Any]) -> None:
-        """Take in one batch.
-
-        Args:
-            outputs: logits (B, K).
-            batch: its ``label`` (B,) is the truth.
-        """
+        """Take in logits (B, K), beside ``label`` (B,) of the batch."""
         self.confusion.update(outputs.argmax(dim=-1), batch["label"])
-
-    def compute(self, distributed: Distributed) -> dict[str, float]:
-        """``{"accuracy", "macro_f1"}`` over all ranks; its mean is over the classes that occur.
-
-        Raises:
-            DataError: no image counts on any rank.
-        """
-        self._sum(distributed)
-        if not self.confusion.counts.any():
-            raise DataError("accuracy cannot be measured: no image has a class; all were left out (data.on_error=skip)")
-        return {"accuracy": self.confusion.accuracy(), "macro_f1": mean_of_known(self.confusion.per_class()["fscore"])}
 
 
 class PixelsRight(SampleMetric):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, List, Optional
 
 __all__ = [
+    "BackboneConfig",
     "DistillerConfig",
     "ImageModelConfig",
     "LoraConfig",
@@ -35,11 +36,8 @@ class LoraConfig:
 
 
 @dataclass
-class ImageModelConfig:
-    """What the models on a DINOv3 backbone share (:class:`exp.vision.dinov3.base.ImageModel`; arXiv 2508.10104).
-
-    The number of classes and of channels comes from the data.
-    """
+class BackboneConfig:
+    """The size of a DINOv3 backbone (arXiv 2508.10104)."""
 
     size: str = "vits16"
     """``vits16``, ``vits16plus``, ``vitb16``, ``vitl16``, ``vitl16plus``, ``vith16plus``, ``vit7b16``, or ``tiny``."""
@@ -51,6 +49,15 @@ class ImageModelConfig:
     """Blocks instead of the size's."""
     num_heads: Optional[int] = None
     """Attention heads instead of the size's."""
+
+
+@dataclass
+class ImageModelConfig(BackboneConfig):
+    """What the models on a DINOv3 backbone share (:class:`exp.vision.dinov3.base.ImageModel`).
+
+    The number of classes and of channels comes from the data.
+    """
+
     normalization: str = "auto"
     """``web``, ``satellite``, or ``auto``: as the weights of ``init_from`` want it, else ``web``."""
     blocks: Optional[List[int]] = None
@@ -63,14 +70,12 @@ class ImageModelConfig:
     """``none``, ``all`` (linear probe), or how many of the first blocks stay as they are."""
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
-    rope_rescale: Optional[float] = None
-    """In training, positions are rescaled by a random factor up to this one (2 in pretraining); null: not."""
     dropout: float = 0.0
     """Before the last layer of a head."""
     band_init: str = "auto"
     """How the patch embedding of three-band weights begins for other bands: ``mean`` (of its kernels, for each),
-    ``named`` (red, green and blue get their own), ``repeat`` (in turn), ``zero`` (the others get none), ``auto``
-    (``named`` where the data tell which they are, else ``mean``)."""
+    ``named`` (red, green and blue get their own), ``auto`` (``named`` where the data tell which they are, else
+    ``mean``)."""
     lora: LoraConfig = field(default_factory=LoraConfig)
     """Low-rank updates instead of training the backbone's own weights."""
 
@@ -108,8 +113,6 @@ class SegmenterConfig(ImageModelConfig, LossConfig):
     blocks ``upernet`` or ``dpt``, or {_target_: <path of a class>, <its keys>} (docs/dinov3.md)."""
     head_channels: int = 256
     """Channels of the head's own layers (not of ``linear``) and of the auxiliary head's."""
-    reassemble_channels: Optional[List[int]] = None
-    """``dpt``: channels of the four levels before their fusion; null: 1/8, 1/4, 1/2 and all of a token's."""
     head_norm: str = "batch"
     """``batch`` (see ``wrapper.sync_batchnorm``) or ``group``."""
     auxiliary_weight: float = 0.0
@@ -133,21 +136,12 @@ class SegmenterConfig(ImageModelConfig, LossConfig):
 
 
 @dataclass
-class TeacherConfig:
-    """The backbone that a student learns from."""
+class TeacherConfig(BackboneConfig):
+    """The backbone that a student learns from; where its patches have another size, its maps are interpolated."""
 
+    size: str = "vitl16"
     init_from: Optional[str] = None
     """Its weights: published ones, or a run."""
-    size: str = "vitl16"
-    """As ``model.size``."""
-    patch_size: int = 16
-    """Pixels along each side of its patches; other than the student's: its maps are interpolated."""
-    embed_dim: Optional[int] = None
-    """Elements of a token instead of the size's."""
-    depth: Optional[int] = None
-    """Blocks instead of the size's."""
-    num_heads: Optional[int] = None
-    """Attention heads instead of the size's."""
 
 
 @dataclass

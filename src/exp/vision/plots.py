@@ -12,7 +12,7 @@ from exp.engine.outputs import batch_outputs
 from exp.engine.wrapper import unwrapped
 from exp.vision.draw.confusion import confusion_figure
 from exp.vision.draw.figures import Scene, Tile, panels, scene_tile, sheet, spread
-from exp.vision.draw.overlay import colored, told_apart
+from exp.vision.draw.overlay import colored
 from exp.vision.draw.pictures import enlarged, resized_labels, shrunk, to_rgb
 from exp.vision.metrics import as_in_file
 from exp.vision.predict.raster import metres_of, open_image
@@ -27,7 +27,6 @@ __all__ = ["draw_images", "draw_samples"]
 _OVERLAYS = 4
 _PANEL = 768  # pixels of the longer side of an image beside its labels
 _SHEET = 24  # scenes
-_COUNTED = 256  # scenes of a confusion matrix that is made here
 
 
 def draw_images(session: Session, data: Any, model: Any, metrics: Any = None) -> dict[str, Picture]:
@@ -40,8 +39,7 @@ def draw_images(session: Session, data: Any, model: Any, metrics: Any = None) ->
         session: the session.
         data: the data set.
         model: wrapped or not, on the session's device; is left in eval mode.
-        metrics: an accumulator of ``data.metrics()`` after its ``compute``, whose confusion matrix is drawn; None: for
-            scenes a matrix of at most 256 validation images is made.
+        metrics: after its ``compute``, to draw its confusion matrix; None: there is none to draw.
 
     Returns:
         Pictures by the names of PNG files.
@@ -55,19 +53,14 @@ def draw_images(session: Session, data: Any, model: Any, metrics: Any = None) ->
             predicted = batch_outputs(session, model, data.val[torch.tensor([index])])[0]
             pictures[f"val_{number}.png"] = _segmentation_picture(data, data.val, index, predicted)
     else:
-        unit, counted, tiles = "images", data.metrics(), []
-        numbers = spread(len(data.val), _SHEET if metrics else _COUNTED)
-        shown = {numbers[place] for place in spread(len(numbers), _SHEET)}
+        unit, tiles = "images", []
+        numbers = spread(len(data.val), _SHEET)
         for begin in range(0, len(numbers), data.eval_batch_size):
-            part = numbers[begin : begin + data.eval_batch_size]
-            batch = data.val[torch.tensor(part)]
+            batch = data.val[torch.tensor(numbers[begin : begin + data.eval_batch_size])]
             logits = batch_outputs(session, model, batch)
-            counted.update(logits, batch)
-            for row, number in enumerate(part):
-                if number in shown and int(batch["label"][row]) >= 0:
-                    tiles.append(_scene(data, batch, logits[row], row))
+            known = [row for row, label in enumerate(batch["label"].tolist()) if label >= 0]
+            tiles += [_scene(data, batch, logits[row], row) for row in known]
         pictures["val.png"] = sheet(tiles, title=f"{len(tiles)} of {len(data.val)} validation images")
-        metrics = metrics or counted
     if metrics is not None:
         matrix = metrics.confusion.counts.numpy()
         pictures["confusion.png"] = confusion_figure(matrix, data.classes, f"{int(matrix.sum()):,} {unit}")
@@ -118,15 +111,14 @@ def _segmentation_picture(data: Any, split: Any, index: int, predicted: torch.Te
     labels = as_in_file(predicted[None], batch)[0].numpy()[:rows, :columns]
     truth = batch["label"][0, :rows, :columns].numpy()
     picture = enlarged(shrunk(to_rgb(batch["image"][0, :, :height, :width].permute(1, 2, 0).numpy()), _PANEL), 384)
-    palette = told_apart(data.palette)
     gsd = _gsd(data, Path(split.samples[index][0]), (height, width))
     known = truth != data.ignore_index
     right = f", {100 * (labels == truth)[known].mean():.1f} % of the pixels right" if known.any() else ""
     return panels(
-        [picture, *(colored(resized_labels(each, *picture.shape[:2]), palette) for each in (truth, labels))],
+        [picture, *(colored(resized_labels(each, *picture.shape[:2]), data.palette) for each in (truth, labels))],
         ["image", "truth (black: does not count)", f"prediction{right}"],
         head,
-        list(zip(data.classes, palette)),
+        list(zip(data.classes, data.palette)),
         None if gsd is None else gsd * width / picture.shape[1],
     )
 
@@ -137,5 +129,5 @@ def _gsd(data: Any, path: Path, size: tuple[int, int]) -> float | None:
         if (image.height, image.width) != tuple(size):
             return None
         of_file = metres_of(image)
-        gsd: float | None = data.metres_per_pixel if of_file is None else of_file
+        gsd: float | None = data.gsd if of_file is None else of_file
         return gsd

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Mapping
 
+import numpy as np
+import pandas as pd
+
 from exp.engine.building import build_data, make_result, record_environment
 from exp.errors import ConfigError
 from exp.runs.files import write_json
@@ -22,20 +25,17 @@ def write_statistics(session: Session) -> dict[str, Any]:
     Values are those of the files, clipped to ``data.value_range`` or ``data.stretch`` where one of them is set.
 
     Raises:
-        ConfigError: the data are no images, or a percentile is none.
+        ConfigError: the data are no images.
         DataError: an image cannot be used.
     """
     config = session.config
-    percentiles = list(config.task.percentiles)
-    if any(not 0.0 <= percent <= 100.0 for percent in percentiles):
-        raise ConfigError(f"task.percentiles={percentiles} must be from 0 to 100")
     record_environment(session)
     data: Any = build_data(session)
     if not isinstance(data, ImageData):
         raise ConfigError(f"task=stats measures images, and data {config.data._target_} has none")
     data.normalization.look()
     session.begin()
-    table = data.normalization.table(percentiles, session.distributed)
+    table = data.normalization.table(list(config.task.percentiles), session.distributed)
     if session.distributed.is_main:
         write_json(session.folder.path / STATISTICS, table)
     for line in lines_of(table):
@@ -48,13 +48,11 @@ def write_statistics(session: Session) -> dict[str, Any]:
 
 def lines_of(table: Mapping[str, Any]) -> list[str]:
     """The table as text: a line for each band."""
-    columns = {"band": table["bands"], **{key: table[key] for key in ("mean", "std", "min", "max")}}
-    columns.update({f"{name} %": values for name, values in table["percentiles"].items()})
-    total = [values + lacking for values, lacking in zip(table["values"], table["without_data"])]
-    columns["no data"] = [f"{100 * lacking / all_:.2f} %" for lacking, all_ in zip(table["without_data"], total)]
-    cells = [[each if isinstance(each, str) else f"{each:.6g}" for each in values] for values in columns.values()]
-    widths = [max(len(title), *map(len, column)) for title, column in zip(columns, cells)]
-    rows = [list(columns), *map(list, zip(*cells))]
+    shown = pd.DataFrame({"band": table["bands"], **{key: table[key] for key in ("mean", "std", "min", "max")}})
+    for name, values in table["percentiles"].items():
+        shown[f"{name} %"] = values
+    lacking, there = np.array(table["without_data"]), np.array(table["values"])
+    shown["no data"] = [f"{100 * share:.2f} %" for share in lacking / (lacking + there)]
     clipped = "" if table["value_range"] is None else f", clipped to {table['value_range']}"
     head = f"{table['images']} training images, values {table['units']}{clipped}"
-    return [head, *("  ".join(cell.rjust(width) for cell, width in zip(row, widths)) for row in rows)]
+    return [head, *shown.to_string(index=False, float_format="{:.6g}".format).splitlines()]

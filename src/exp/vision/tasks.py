@@ -20,6 +20,14 @@ __all__ = ["Export", "Features", "Probe", "Stats"]
 _FORMATS = ("huggingface", "torchscript", "torch_export")
 
 
+def refuse_unknown(key: str, values: Sequence[str], known: Sequence[str]) -> None:
+    """Raise a :class:`ConfigError` where there is no value, or one that is not known."""
+    wrong = [value for value in values if value not in known]
+    if wrong or not values:
+        said = f"={wrong[0]}{nearest(wrong[0], known)}" if wrong else "=[]"
+        raise ConfigError(f"{key}{said} must be of {', '.join(known)}")
+
+
 @dataclass
 class Export(Task):
     """task=export: a trained model as files for other programs, compared with the model."""
@@ -38,11 +46,7 @@ class Export(Task):
 
     def check(self, config: ExpConfig) -> None:
         """Formats are known; one process does it."""
-        unknown = [name for name in self.formats if name not in _FORMATS]
-        if unknown or not self.formats or len(set(self.formats)) < len(self.formats):
-            raise ConfigError(f"task.formats={list(self.formats)} must name some of {', '.join(_FORMATS)}, each once")
-        if self.size is not None and self.size < 1:
-            raise ConfigError(f"task.size={self.size} must be at least 1")
+        refuse_unknown("task.formats", self.formats, _FORMATS)
         if config.nproc > 1 or config.launcher.nnodes > 1:
             raise ConfigError("task=export runs in one process; set nproc=1")
         config.compile = False  # what is recorded is the model's own code
@@ -62,8 +66,6 @@ class Features(Task):
     name: str = "features"
     input: Optional[str] = None
     """An image file, a folder of them (with those below it) or a glob; null: the test split."""
-    window: Optional[int] = None
-    """Larger images are cut into windows of so many pixels a side; null: 1024."""
     on_error: str = "raise"
     """What an image that cannot be read means: ``raise``: the run fails once the others are done; ``skip``: it is only
     named."""
@@ -87,15 +89,12 @@ class Features(Task):
 
     def check(self, config: ExpConfig) -> None:
         """Refuse keys that would do nothing, and dtypes that features are not kept in."""
-        if self.feature_dtype not in ("float16", "float32"):
-            raise ConfigError(f"task.feature_dtype={self.feature_dtype} is not one of float16, float32")
-        given: dict[str, Any] = {"task.input": self.input, "task.resize": self.resize, "task.window": self.window}
-        if self.store is None:
-            given = {"task.patches": self.patches or None, "task.parts": self.parts}
+        refuse_unknown("task.feature_dtype", [self.feature_dtype], ("float16", "float32"))
+        given = {"input": self.input, "resize": self.resize} if self.store else {"patches": self.patches or None}
         for key, value in given.items():
             if value is not None:
                 wants = "does not go with task.store, which takes the data" if self.store else "needs task.store"
-                raise ConfigError(f"{key}={value} {wants}; leave it out, or see docs/probes.md")
+                raise ConfigError(f"task.{key}={value} {wants}; leave it out, or see docs/probes.md")
 
     def run(self, session: Session) -> dict[str, Any]:
         """See :func:`exp.vision.features.write_features` and :mod:`exp.vision.probe.keep`."""
@@ -178,24 +177,12 @@ class Probe(Task):
             raise ConfigError(
                 "task=probe needs task.store=<folder>: features that task=features task.store=<folder> has kept"
             )
-        for key, values, known in (
-            ("probes", self.probes, ("knn", "logistic", "sgd")),
-            ("features", [self.features], (None, "cls", "mean", "cls+mean", "patches")),
-            ("metric", [self.metric], ("cosine", "l2")),
-        ):
-            for value in values:
-                if value not in known:
-                    choices = [name for name in known if name]
-                    raise ConfigError(
-                        f"task.{key}: {value} is not one of {', '.join(choices)}{nearest(str(value), choices)}"
-                    )
-        for key in ("probes", "k", "temperature", "strengths", "learning_rates", "seeds"):
-            values = getattr(self, key)
-            if not values or (key not in ("probes", "seeds") and min(values) <= 0):
-                raise ConfigError(f"task.{key}={values} must be a list of at least one value, above 0")
-        for key in ("iterations", "epochs", "batch_size"):
-            if getattr(self, key) < 1:
-                raise ConfigError(f"task.{key}={getattr(self, key)} must be at least 1")
+        refuse_unknown("task.probes", self.probes, ("knn", "logistic", "sgd"))
+        refuse_unknown("task.features", [self.features or "cls"], ("cls", "mean", "cls+mean", "patches"))
+        refuse_unknown("task.metric", [self.metric], ("cosine", "l2"))
+        for key in ("k", "temperature", "strengths", "learning_rates", "seeds"):
+            if not getattr(self, key):
+                raise ConfigError(f"task.{key}=[] must have at least one value")
         if importlib.util.find_spec("sklearn") is None:
             raise UnavailableError("task=probe needs scikit-learn, which is not installed: pip install 'exp[probe]'")
         if config.init_from is not None:

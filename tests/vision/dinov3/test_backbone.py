@@ -71,12 +71,11 @@ def test_recomputed_activations_give_the_same_gradients():
     torch.testing.assert_close(*gradients)
 
 
-def test_drop_path_keeps_the_mean_and_positions_are_rescaled_in_training_alone():
+def test_drop_path_keeps_the_mean():
     image = torch.randn(1, 3, 32, 32)
     plain = tiny().eval()(image)[0].patches
-    dropping, moved = tiny(drop_path=0.5), tiny(rope_rescale=2.0)
-    torch.testing.assert_close([model.eval()(image)[0].patches for model in (dropping, moved)], [plain, plain])
-    assert not torch.allclose(moved.train()(image)[0].patches, plain, atol=1e-4)
+    dropping = tiny(drop_path=0.5)
+    torch.testing.assert_close(dropping.eval()(image)[0].patches, plain)
     block = dropping.blocks[2]  # 0.5 in the last, 0 in the first
     tokens, table = torch.randn(1, 5, 32).expand(2000, -1, -1), torch.zeros(5, 8)
     with torch.no_grad():

@@ -15,9 +15,9 @@ from exp.engine.fit import read_weights
 from exp.errors import ConfigError
 from exp.vision.dinov3 import SceneClassifier
 from exp.vision.dinov3.backbone import VisionTransformer
-from exp.vision.dinov3.huggingface import model_config, processor_config
+from exp.vision.dinov3.huggingface import Beside, model_config, processor_config
 from exp.vision.dinov3.sizes import SIZES, Size
-from exp.vision.dinov3.weights import adapt_published, model_tensors
+from exp.vision.dinov3.weights import adapt_published, model_tensors, with_periods
 
 # `make test` installs transformers there, apart from the environment: MMEngine imports it wherever it finds it, and
 # every worker process would start a second later.
@@ -64,7 +64,7 @@ def same_features(features, reference, pixels, tolerance=1e-5):
 def test_every_size(transformers, name):
     size = Size(**{**SIZES[name].__dict__, "depth": DEPTHS.get(name, SIZES[name].depth)})
     reference, ours = make_reference(transformers, size, 0.02), VisionTransformer(size).eval()
-    ours.load_state_dict(adapt_published(reference.state_dict()))
+    ours.load_state_dict(with_periods(adapt_published(reference.state_dict()), Beside(size.num_heads)))
     image = torch.randn(2, 3, 64, 96)
     with torch.no_grad():
         (features,) = ours(image)

@@ -115,9 +115,8 @@ def test_periods_of_the_file_are_honoured():
     state = published(source)
     state["rope_embed.periods"] = state["rope_embed.periods"].bfloat16()
     ours = loaded(state)[0].state_dict()
-    before = {key: value for key, value in ours.items() if "periods" not in key}  # as we wrote before they were kept
     features_of(resumed)  # tables made before the weights came are not kept
-    for state, expected in ((ours, ROUNDED), (before, EXACT)):
+    for state, expected in ((ours, ROUNDED), (source.state_dict(), EXACT)):
         resumed.load_state_dict(state)
         for again in (resumed, loaded(state)[0]):
             assert features_of(again) == pytest.approx(expected, abs=2e-5)
@@ -132,10 +131,9 @@ def test_other_backbones_are_refused_by_name():
         ({**state, "pos_embed": one}, "DINOv2"),
         ({"x.embeddings.register_tokens": one, "x.embeddings.position_embeddings": one}, "learned positions"),
         ({"cls_token": one, "pos_embed": one, "blocks.0.attn.qkv.weight": one}, "pos_embed"),
-        ({"backbone.layers.0.attn.attn.in_proj_weight": one, "backbone.pos_embed": one}, "DINOv3ViT"),
+        ({"backbone.layers.0.attn.attn.in_proj_weight": one, "backbone.pos_embed": one}, "learned positions"),
         ({**state, "blocks.1.attn.q_norm.weight": one}, "q_norm"),
         ({**ours, "backbone.cls_norm.weight": one}, "cls_norm"),
-        ({"blocks.0.attn.qkv.bias": torch.ones(96), **bare}, r"qkv\.bias"),  # of keys, too, and no mask
     ):
         with pytest.raises(ConfigError, match=name):
             loaded(other)
@@ -166,10 +164,6 @@ def test_kernels_of_other_bands():
         torch.testing.assert_close(made, torch.stack([mean * 3 / channels] * channels, dim=1))
     made = embedded(WEIGHT, 4, ["B08", "B02", "B03", "B04"], "auto", "x")
     torch.testing.assert_close(made, torch.stack([mean, WEIGHT[:, 2], WEIGHT[:, 1], WEIGHT[:, 0]], dim=1) * 0.75)
-    repeated = embedded(WEIGHT, 4, [], "repeat", "x")
-    torch.testing.assert_close(repeated, WEIGHT[:, [0, 1, 2, 0]] * 0.75)
-    zero = torch.cat([WEIGHT, torch.zeros_like(WEIGHT[:, :1])], dim=1)
-    assert torch.equal(embedded(WEIGHT, 4, SENTINEL, "zero", "x"), zero)
     assert torch.equal(embedded(WEIGHT, 3, ["B02", "B03", "B04"], "auto", "x"), WEIGHT[:, [2, 1, 0]])
     assert torch.equal(embedded(WEIGHT, 3, ["B08", "B04", "B03"], "auto", "x"), WEIGHT)
     with pytest.raises(ConfigError, match=r"x\.pth"):  # five channels, of which nobody knows the colours

@@ -64,8 +64,8 @@ def test_a_class_has_the_pixels_and_the_ground_of_its_rows_unless_the_file_does_
 
 def scaled(given, of_data, image):
     writer = SegmentationWriter.__new__(SegmentationWriter)
-    writer.session = SimpleNamespace(config=SimpleNamespace(task=SimpleNamespace(metres_per_pixel=given)))
-    writer.data, writer.overruled = SimpleNamespace(metres_per_pixel=of_data), 0
+    writer.session = SimpleNamespace(config=SimpleNamespace(task=SimpleNamespace(gsd=given)))
+    writer.data, writer.overruled = SimpleNamespace(gsd=of_data), 0
     side, areas = writer._scale(image)
     return side, None if areas is None else areas.tolist(), writer.overruled
 

@@ -104,7 +104,7 @@ class SegmentationDataConfig(ImageDataConfig):
     """Masks of colors: class -> "RRGGBB"; none: masks of class numbers, of ``classes``."""
     ignore_colors: List[str] = field(default_factory=list)
     """Colors that do not count; pixels of any other color do not either, but the result tells how many."""
-    metres_per_pixel: Optional[float] = None
+    gsd: Optional[float] = None
     """Of files that do not tell it themselves, as GeoTIFFs do: for areas and scale bars."""
     max_unknown: float = 0.1
     """Masks of colors: the largest share of a mask's pixels that may be of other colors; in a JPEG a tenth of it."""

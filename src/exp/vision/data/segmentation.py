@@ -86,7 +86,7 @@ class SegmentationData(ImageData):
     """A segmentation data set; its keys are those of :class:`exp.vision.data.config.SegmentationDataConfig`.
 
     Attributes:
-        metres_per_pixel: on the ground, of files that do not tell it; None: not known.
+        gsd: on the ground, of files that do not tell it; None: not known.
     """
 
     ignore_index = IGNORED
@@ -95,7 +95,7 @@ class SegmentationData(ImageData):
 
     def __init__(self, **keys: Any) -> None:
         config = SegmentationDataConfig(**keys)
-        self.metres_per_pixel = config.metres_per_pixel
+        self.gsd = config.gsd
         super().__init__(config)
 
     def interpret(

@@ -9,9 +9,8 @@ Shapes below: B images, H x W pixels, h x w patches, N = 1 + storage tokens + h 
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
-from typing import ContextManager, Sequence
+from typing import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -56,7 +55,7 @@ class VisionTransformer(nn.Module):
     def __init__(self, size: Size, in_channels: int = 3, config: ImageModelConfig | None = None) -> None:
         super().__init__()
         config = config or ImageModelConfig()
-        _check(size, in_channels, config)
+        _check(size, config)
         self.size = size
         self.patch_size = config.patch_size
         self.embed_dim = dim = size.embed_dim
@@ -64,37 +63,35 @@ class VisionTransformer(nn.Module):
         self.patch_embed = PatchEmbedding(config.patch_size, in_channels, dim)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, dim))
         self.storage_tokens = nn.Parameter(torch.zeros(1, size.storage_tokens, dim))
-        self.rope = RotaryEmbedding(dim // size.num_heads, config.rope_rescale)
-        rates = [config.drop_path * index / max(size.depth - 1, 1) for index in range(size.depth)]
+        self.rope = RotaryEmbedding(dim // size.num_heads)
         self.frozen_blocks = _frozen_blocks(config.freeze, size.depth)
         if config.lora.rank and self.frozen_blocks == size.depth:
             raise ConfigError(
                 f"model.freeze={config.freeze} leaves no block for model.lora.rank; set model.freeze=none"
             )
-        self.blocks = nn.ModuleList(
-            Block(size, config.layer_scale, rate, LoraConfig() if index < self.frozen_blocks else config.lora)
-            for index, rate in enumerate(rates)
-        )
+        blocks: list[nn.Module] = []
+        for index in range(size.depth):
+            lora = LoraConfig() if index < self.frozen_blocks else config.lora
+            blocks.append(Block(size, config.layer_scale, config.drop_path * index / max(size.depth - 1, 1), lora))
+        self.blocks = nn.ModuleList(blocks)
         self.norm = nn.LayerNorm(dim, eps=NORM_EPS)
-        self._initialize()
-        if self.frozen_blocks:
-            self.patch_embed.requires_grad_(False)
-            for token in (self.cls_token, self.storage_tokens):
-                token.requires_grad_(False)
-            self.blocks[: self.frozen_blocks].requires_grad_(False)
-            self.norm.requires_grad_(config.freeze != "all")
-        if config.lora.rank:
-            for name, parameter in self.named_parameters():
-                parameter.requires_grad_(is_of_lora(name))
-
-    def _initialize(self) -> None:
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Conv2d)):
                 nn.init.trunc_normal_(module.weight, std=0.02)
                 assert module.bias is not None
                 nn.init.zeros_(module.bias)
-        nn.init.normal_(self.cls_token, std=0.02)
-        nn.init.normal_(self.storage_tokens, std=0.02)
+        for token in (self.cls_token, self.storage_tokens):
+            nn.init.normal_(token, std=0.02)
+        if self.frozen_blocks:
+            for parameter in (self.cls_token, self.storage_tokens, *self.patch_embed.parameters()):
+                parameter.requires_grad_(False)
+            self.blocks[: self.frozen_blocks].requires_grad_(False)
+            self.norm.requires_grad_(config.freeze != "all")
+        if config.lora.rank:
+            for name, parameter in self.named_parameters():
+                parameter.requires_grad_(is_of_lora(name))
+            if not any(map(is_of_lora, self.state_dict())):
+                raise ConfigError(f"model.lora.targets={list(config.lora.targets)} names no layer of model.size")
 
     def train(self, mode: bool = True) -> VisionTransformer:
         """As torch's; frozen blocks never drop a branch."""
@@ -115,17 +112,12 @@ class VisionTransformer(nn.Module):
             size).
         """
         wanted = [len(self.blocks) - 1] if blocks is None else list(blocks)
-        frozen: ContextManager[None] = torch.no_grad() if self.frozen_blocks else contextlib.nullcontext()
-        with frozen:
-            tokens, height, width = self._embed(image)
+        tokens, height, width = self._embed(image)
         prefix = tokens.shape[1] - height * width
         cos, sin = self.rope(height, width, prefix, image.device)
         kept: dict[int, torch.Tensor] = {}
         for index, block in enumerate(self.blocks[: max(wanted) + 1]):
-            if index < self.frozen_blocks:
-                with torch.no_grad():
-                    tokens = block(tokens, cos, sin)
-            elif self.activation_checkpointing and self.training:
+            if self.activation_checkpointing and self.training and index >= self.frozen_blocks:
                 tokens = recompute_in_backward(block, tokens, cos, sin)
             else:
                 tokens = block(tokens, cos, sin)
@@ -175,30 +167,20 @@ class VisionTransformer(nn.Module):
 
 
 def _frozen_blocks(freeze: str | int, depth: int) -> int:
-    if freeze in ("none", "all"):
-        return 0 if freeze == "none" else depth
-    text = str(freeze)
-    if not text.isdecimal() or int(text) > depth:
+    known = {"none": 0, "all": depth, **{str(count): count for count in range(depth + 1)}}
+    if str(freeze) not in known:
         raise ConfigError(f"model.freeze={freeze} is not one of none, all, or a number of blocks from 0 to {depth}")
-    return int(text)
+    return known[str(freeze)]
 
 
-def _check(size: Size, in_channels: int, config: ImageModelConfig) -> None:
-    lora, unit = config.lora, 4 * size.num_heads
-    for key, value, least in (
-        ("embed_dim", size.embed_dim, 1), ("depth", size.depth, 1), ("num_heads", size.num_heads, 1),
-        ("patch_size", config.patch_size, 1), ("in_channels", in_channels, 1), ("lora.rank", lora.rank, 0),
-    ):  # fmt: skip
-        if value < least:
-            raise ConfigError(f"model.{key}={value} must be at least {least}")
+def _check(size: Size, config: ImageModelConfig) -> None:
+    unit = 4 * size.num_heads
     if size.embed_dim % unit:
         raise ConfigError(
             f"model.embed_dim={size.embed_dim} does not divide into num_heads={size.num_heads} heads of a multiple of "
             f"4 elements; the nearest is embed_dim={max(round(size.embed_dim / unit), 1) * unit}"
         )
-    rates = {"drop_path": config.drop_path, "dropout": config.dropout, "lora.dropout": lora.dropout}
+    rates = {"drop_path": config.drop_path, "dropout": config.dropout, "lora.dropout": config.lora.dropout}
     for key, rate in rates.items():
         if not 0.0 <= rate < 1.0:
             raise ConfigError(f"model.{key}={rate} is not a probability below 1")
-    if config.rope_rescale is not None and config.rope_rescale <= 1.0:
-        raise ConfigError(f"model.rope_rescale={config.rope_rescale} must be more than 1, or null")

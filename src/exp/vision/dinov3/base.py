@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any, Mapping, Sequence, TypeVar
+from typing import Any, ClassVar, Mapping, Sequence, TypeVar
 
 import torch
 from torch import nn
@@ -29,9 +29,9 @@ from exp.vision.dinov3.weights import (
     refuse_unclaimed,
     with_periods,
 )
-from exp.vision.model_config import ImageModelConfig, LoraConfig
+from exp.vision.model_config import BackboneConfig, ImageModelConfig, LoraConfig
 
-__all__ = ["ImageModel", "facts_in", "keys_of", "size_of"]
+__all__ = ["ImageModel", "keys_of", "size_of"]
 
 # Mean and standard deviation of the pretraining images, RGB in 0..1 (the paper's; web: ImageNet's).
 _NORMALIZATION = {
@@ -40,6 +40,7 @@ _NORMALIZATION = {
 }
 _PREFIX = "backbone."
 _EMBEDDING = f"{_PREFIX}patch_embed.proj.weight"
+_STATISTICS = ("pixel_mean", "pixel_std")
 _Config = TypeVar("_Config")
 
 
@@ -48,12 +49,7 @@ def keys_of(kind: type[_Config], keys: Any) -> _Config:
     return keys if isinstance(keys, kind) else kind(**dict(keys or {}))
 
 
-def facts_in(keys: dict[str, Any]) -> dict[str, Any]:
-    """Take what the data say out of a constructor's arguments; the rest are keys of the configuration."""
-    return {name: keys.pop(name) for name in ("in_channels", "band_names", "pixel_mean", "pixel_std") if name in keys}
-
-
-def size_of(keys: Any, key: str = "model") -> Size:
+def size_of(keys: BackboneConfig, key: str = "model") -> Size:
     """The size that ``size``, ``embed_dim``, ``depth`` and ``num_heads`` mean; the feed-forward part keeps its ratio.
 
     Raises:
@@ -62,8 +58,8 @@ def size_of(keys: Any, key: str = "model") -> Size:
     if keys.size not in SIZES:
         raise ConfigError(f"{key}.size={keys.size} is not one of {', '.join(SIZES)}{nearest(keys.size, SIZES)}")
     known = SIZES[keys.size]
-    changed = {name: getattr(keys, name) for name in ("embed_dim", "depth", "num_heads")}
-    changed = {name: value for name, value in changed.items() if value is not None}
+    given = {"embed_dim": keys.embed_dim, "depth": keys.depth, "num_heads": keys.num_heads}
+    changed = {name: value for name, value in given.items() if value is not None}
     hidden = known.hidden_dim * changed.get("embed_dim", known.embed_dim) // known.embed_dim
     return dataclasses.replace(known, **changed, hidden_dim=hidden)
 
@@ -72,39 +68,41 @@ class ImageModel(Model):
     """A model on a :class:`VisionTransformer`, which takes images as the data set gives them.
 
     Attributes:
-        config: the typed keys of ``model``.
+        config_class: of the typed keys of ``model``.
+        config: the keys.
         blocks: whose features the head sees.
 
     Args:
-        config: of :class:`exp.vision.model_config.ImageModelConfig`, or a subclass.
         in_channels: of the image (C).
         band_names: of the data's bands; None: not known.
         pixel_mean: of each band, 0..255, as the data say; None: as ``normalization`` says.
         pixel_std: likewise.
+        **keys: of the configuration.
 
     Raises:
         ConfigError: the settings do not go together.
     """
 
     changed_by_optimizer_alone = True
-    config: ImageModelConfig
+    config_class: ClassVar[type] = ImageModelConfig
+    config: Any
     pixel_mean: torch.Tensor
     pixel_std: torch.Tensor
 
     def __init__(
         self,
-        config: ImageModelConfig,
         in_channels: int = 3,
         band_names: Sequence[str] | None = None,
         pixel_mean: Sequence[float] | None = None,
         pixel_std: Sequence[float] | None = None,
+        **keys: Any,
     ) -> None:
         super().__init__()
+        config = self.config_class(**keys)
         config.lora = keys_of(LoraConfig, config.lora)
         self.config, self.band_names = config, list(band_names or ())
-        self.normalization = config.normalization
-        check_band_init(config.band_init, self.band_names, in_channels)
-        if config.normalization != "auto" and config.normalization not in _NORMALIZATION:
+        check_band_init(config.band_init, self.band_names)
+        if config.normalization not in ("auto", *_NORMALIZATION):
             raise ConfigError(
                 f"model.normalization={config.normalization} is not one of auto, {', '.join(_NORMALIZATION)}"
             )
@@ -114,26 +112,33 @@ class ImageModel(Model):
             )
         self.size = size_of(config)
         self.backbone = VisionTransformer(self.size, in_channels, config)
-        count = self.size.depth
-        self.blocks = [block % count if block < 0 else block for block in (config.blocks or [-1])]
-        if config.blocks == [] or max(self.blocks) >= count:
-            raise ConfigError(f"model.blocks={config.blocks} must name at least one block from 0 to {count - 1}")
-        self._given = None if pixel_mean is None or pixel_std is None else (list(pixel_mean), list(pixel_std))
-        self._normalize_like("web" if config.normalization == "auto" else config.normalization)
+        self.in_channels = in_channels
+        self.blocks = self._numbers([-1] if config.blocks is None else config.blocks, "blocks")
+        self._follows_weights = config.normalization == "auto" and pixel_mean is None
+        if pixel_mean is not None and pixel_std is not None:
+            self._normalize_by(torch.tensor(list(pixel_mean)), torch.tensor(list(pixel_std)))
+        else:
+            self._normalize_like("web" if config.normalization == "auto" else config.normalization)
 
-    @property
-    def _channels(self) -> int:
-        return self.backbone.patch_embed.proj.in_channels
+    def _numbers(self, blocks: Sequence[int], key: str) -> list[int]:
+        """Numbers of blocks from 0; -1 is the last."""
+        count = self.size.depth
+        numbers = [block % count if -count <= block < 0 else block for block in blocks]
+        if not numbers or not all(0 <= block < count for block in numbers):
+            raise ConfigError(f"model.{key}={list(blocks)} must name at least one block from 0 to {count - 1}")
+        return numbers
 
     def _normalize_like(self, images: str) -> None:
-        values = self._given or [
-            statistics_for(torch.tensor(each) * 255.0, self._channels, self.band_names)
+        self._normalize_by(*(
+            statistics_for(torch.tensor(each) * 255.0, self.in_channels, self.band_names)
             for each in _NORMALIZATION[images]
-        ]
-        for name, each in zip(("pixel_mean", "pixel_std"), values):
-            self.register_buffer(name, torch.as_tensor(each).reshape(1, -1, 1, 1).clone())
+        ))  # fmt: skip
 
-    def _use_blocks(self, *more: int) -> None:
+    def _normalize_by(self, *values: torch.Tensor) -> None:
+        for name, each in zip(_STATISTICS, values):
+            self.register_buffer(name, each.reshape(1, -1, 1, 1).clone())
+
+    def _use_blocks(self, more: Sequence[int] = ()) -> None:
         """Call once the heads are known: later blocks get no gradient, which DDP must not wait for."""
         for block in self.backbone.blocks[max([*self.blocks, *more]) + 1 :]:
             block.requires_grad_(False)
@@ -183,22 +188,19 @@ class ImageModel(Model):
         Raises:
             ConfigError: they are of another family, size or patch size.
         """
-        names = self.state_dict()
-        refuse_other_families(state, names, source)
-        prefix, masked = published_prefix(state), True
-        if prefix is None or (prefix.endswith(_PREFIX) and prefix[: -len(_PREFIX)] + "pixel_mean" in state):  # ours
-            own = under_own_names(state, names)
-            if self.normalization != "auto" or self._given is not None:
-                own.update(pixel_mean=self.pixel_mean, pixel_std=self.pixel_std)
-            if any(key.startswith(_PREFIX) for key in own):
-                own.setdefault(f"{_PREFIX}rope.periods", rope_periods(self.backbone.rope.head_dim))
+        prefix = published_prefix(state)
+        refuse_other_families(state, prefix, source)
+        if prefix is None or (prefix.endswith(_PREFIX) and f"{prefix[: -len(_PREFIX)]}pixel_mean" in state):  # ours
+            own = under_own_names(state, self.state_dict())
         else:
-            own, masked = self._of_published(state, prefix, source), any(key.endswith("bias_mask") for key in state)
+            own = self._of_published(state, prefix, source)
+        if not self._follows_weights:
+            own.update(pixel_mean=self.pixel_mean, pixel_std=self.pixel_std)
         backbone = {key[len(_PREFIX) :]: value for key, value in own.items() if key.startswith(_PREFIX)}
         mine = self.backbone.state_dict()
         check_backbone(backbone, mine, source)
-        refuse_unclaimed({key: value for key, value in backbone.items() if not is_of_lora(key)}, mine, source, masked)
-        theirs, ours = ({key: each[key] for key in each if is_of_lora(key)} for each in (own, names))
+        refuse_unclaimed([key for key in backbone if not is_of_lora(key)], mine, source)
+        theirs, ours = ({key: each[key] for key in each if is_of_lora(key)} for each in (backbone, mine))
         same = theirs.keys() == ours.keys() and all(
             value.shape == ours[key].shape and (value.dim() > 0 or float(value) == float(ours[key]))
             for key, value in theirs.items()
@@ -208,38 +210,36 @@ class ImageModel(Model):
     def _of_published(self, state: Mapping[str, torch.Tensor], prefix: str, source: Path) -> dict[str, torch.Tensor]:
         """Published weights by this model's names, with the architecture and the statistics that stand beside them."""
         names, about = self.state_dict(), beside(source)
-        inner = {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
-        heads = {key for key in inner if not prefix and is_of_head(key)}
-        rest = {key: value for key, value in state.items() if not key.startswith(prefix) or key in heads}
-        inner = {key: value for key, value in inner.items() if key not in heads}
+        inner = {key[len(prefix) :]: value for key, value in state.items()
+                 if key.startswith(prefix) and (prefix or not is_of_head(key))}  # fmt: skip
+        rest = {key: value for key, value in state.items()
+                if not key.startswith(prefix) or key[len(prefix) :] not in inner}  # fmt: skip
+        own = {f"{key} of the file" if key in names else key: value for key, value in rest.items()}
         adapted = with_periods(adapt_published(inner), about)
         if "rope.periods" not in adapted:
             self.taken_on_trust = ["num_heads"]
             adapted["rope.periods"] = rope_periods(self.backbone.rope.head_dim, about.rope_base)
-        own = {f"{key} of the file" if key in names else key: value for key, value in rest.items()}
         own.update({_PREFIX + key: value for key, value in adapted.items()})
-        if self.normalization == "auto" and self._given is None:
-            pretraining = pretraining_of(inner, source)
-            if about.statistics is None and pretraining is not None:
+        pretraining = pretraining_of(source)
+        if self._follows_weights and about.statistics is not None:
+            values = [torch.tensor(each) for each in about.statistics]
+            if not about.ours and len(values[0]) == 3:
+                values = [statistics_for(each, self.in_channels, self.band_names) for each in values]
+            own.update({name: each.reshape(1, -1, 1, 1).clone() for name, each in zip(_STATISTICS, values)})
+        else:
+            if self._follows_weights and pretraining is not None:
                 self._normalize_like(pretraining)
-        own.update(pixel_mean=self.pixel_mean, pixel_std=self.pixel_std)
-        if self.normalization == "auto" and self._given is None and about.statistics is not None:
-            for name, each in zip(("pixel_mean", "pixel_std"), about.statistics):
-                values = torch.tensor(each)
-                if not about.ours and len(values) == 3:
-                    values = statistics_for(values, self._channels, self.band_names)
-                own[name] = values.reshape(1, -1, 1, 1).clone()
-        if not about.ours and _EMBEDDING in own and own[_EMBEDDING].shape[1] == self._channels == 3:
+            own.update(pixel_mean=self.pixel_mean, pixel_std=self.pixel_std)
+        if not about.ours and _EMBEDDING in own and own[_EMBEDDING].shape[1] == self.in_channels == 3:
             own[_EMBEDDING] = embedded(own[_EMBEDDING], 3, self.band_names, self.config.band_init, source)
         return own
 
     def fit_state_dict(self, state: Mapping[str, torch.Tensor], source: Path) -> dict[str, torch.Tensor]:
         """A patch embedding for this model's bands (:func:`exp.vision.dinov3.bands.embedded`)."""
-        fitted, channels = super().fit_state_dict(state, source), self._channels
+        fitted, channels = super().fit_state_dict(state, source), self.in_channels
         if _EMBEDDING in fitted and fitted[_EMBEDDING].shape[1] != channels:
             fitted[_EMBEDDING] = embedded(fitted[_EMBEDDING], channels, self.band_names, self.config.band_init, source)
-        for statistic in ("pixel_mean", "pixel_std"):
-            if statistic in fitted and fitted[statistic].shape[1] != channels:
-                mean = fitted[statistic].mean(dim=1, keepdim=True)
-                fitted[statistic] = mean.expand(-1, channels, -1, -1).clone()
+        for name in _STATISTICS:
+            if name in fitted and fitted[name].shape[1] != channels:
+                fitted[name] = fitted[name].mean(dim=1, keepdim=True).expand(-1, channels, -1, -1).clone()
         return fitted

@@ -47,7 +47,7 @@ def rope_periods(head_dim: int, base: float = ROPE_BASE) -> torch.Tensor:
 class RotaryEmbedding(nn.Module):
     """Angles by which queries and keys are rotated (RoFormer, arXiv 2104.09864, along both axes of the image).
 
-    Patch centres are scaled to [-1, 1] along each axis; a head's elements form pairs, half of them turned by the row's
+    Patch centers are scaled to [-1, 1] along each axis; a head's elements form pairs, half of them turned by the row's
     coordinate, half by the column's, with periods from 1 to (nearly) 100. Computed in float32 at any precision.
 
     The periods are part of the state, since the authors' weights were trained with periods rounded to bfloat16, up to
@@ -55,24 +55,20 @@ class RotaryEmbedding(nn.Module):
 
     Args:
         head_dim: elements of a head; a multiple of 4.
-        rescale: in training, coordinates are multiplied by exp(u), u uniform in [-log rescale, log rescale]; None: not.
     """
 
     periods: torch.Tensor
 
-    def __init__(self, head_dim: int, rescale: float | None = None) -> None:
+    def __init__(self, head_dim: int) -> None:
         super().__init__()
         self.head_dim = head_dim
-        self.rescale = rescale
-        self.draws_by_itself = rescale is not None
         self.register_buffer("periods", rope_periods(head_dim))
         # On the CPU too: tables are made there, and asking a device for its copy would wait for it.
         self._periods = rope_periods(head_dim)
-        self._kept: dict[tuple[int, int, int, str], tuple[torch.Tensor, torch.Tensor]] = {}
+        self._kept: dict[Any, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        state_dict.setdefault(f"{prefix}periods", rope_periods(self.head_dim))  # checkpoints of before they were kept
-        super()._load_from_state_dict(state_dict, prefix, *args)
+    def _load_from_state_dict(self, *args: Any, **more: Any) -> None:
+        super()._load_from_state_dict(*args, **more)
         self._periods = self.periods.detach().cpu().float().clone()
         self._kept.clear()
 
@@ -88,33 +84,16 @@ class RotaryEmbedding(nn.Module):
         Returns:
             Two tensors (N, head_dim / 2), float32: pairs are (i, i + head_dim / 2).
         """
-        if self.training and self.rescale is not None:
-            bound = math.log(self.rescale)
-            return self._tables(height, width, prefix, device, math.exp(float(torch.empty(()).uniform_(-bound, bound))))
         key = (height, width, prefix, str(device))
         if key not in self._kept:
             if len(self._kept) >= 16:  # images of many sizes
                 self._kept.clear()
-            self._kept[key] = self._tables(height, width, prefix, device, 1.0)
+            # On the CPU, then moved: they are small, and the same on every device.
+            centers = (2.0 * torch.arange(0.5, count, dtype=torch.float32) / count - 1.0 for count in (height, width))
+            grid = torch.stack(torch.meshgrid(*centers, indexing="ij"), dim=-1).view(-1, 2, 1)
+            angles = F.pad((2.0 * math.pi * (grid / self._periods)).flatten(1), (0, 0, prefix, 0))
+            self._kept[key] = angles.cos().to(device), angles.sin().to(device)
         return self._kept[key]
-
-    def _tables(
-        self, height: int, width: int, prefix: int, device: torch.device, scale: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        # On the CPU, then moved: it is small, and the same on every device.
-        quarter, periods = self.head_dim // 4, self._periods
-        rows, columns = (
-            2.0 * (torch.arange(0.5, count, dtype=torch.float32) / count) - 1.0 for count in (height, width)
-        )
-        turns = torch.cat(
-            [
-                (rows[:, None, None] / periods).expand(height, width, quarter),
-                (columns[None, :, None] / periods).expand(height, width, quarter),
-            ],
-            dim=-1,
-        )
-        angles = F.pad((2.0 * math.pi * scale * turns).flatten(0, 1), (0, 0, prefix, 0))
-        return angles.cos().to(device), angles.sin().to(device)
 
 
 class Attention(nn.Module):
@@ -124,10 +103,9 @@ class Attention(nn.Module):
         dim: elements of a token (D).
         num_heads: heads.
         lora: low-rank updates of its projections ``q``, ``k``, ``v`` and ``proj``.
-        mlp: names of the layers of the block's feed-forward part.
     """
 
-    def __init__(self, dim: int, num_heads: int, lora: LoraConfig, mlp: tuple[str, ...]) -> None:
+    def __init__(self, dim: int, num_heads: int, lora: LoraConfig) -> None:
         super().__init__()
         self.num_heads = num_heads
         self.bias_mask: torch.Tensor
@@ -137,7 +115,7 @@ class Attention(nn.Module):
         mask = torch.ones(3, dim)
         mask[1] = 0.0
         self.register_buffer("bias_mask", mask.flatten(), persistent=False)
-        self.lora = updates(lora, mlp, dict.fromkeys(("q", "k", "v", "proj"), (dim, dim)))
+        self.lora = updates(lora, dict.fromkeys(("q", "k", "v", "proj"), (dim, dim)))
 
     def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """Attend.
@@ -181,13 +159,11 @@ def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
 class Mlp(nn.Module):
     """GELU feed-forward part: D -> hidden -> D."""
 
-    layers = ("fc1", "fc2")
-
     def __init__(self, dim: int, hidden: int, lora: LoraConfig) -> None:
         super().__init__()
         self.fc1 = nn.Linear(dim, hidden)
         self.fc2 = nn.Linear(hidden, dim)
-        self.lora = updates(lora, self.layers, {"fc1": (dim, hidden), "fc2": (hidden, dim)})
+        self.lora = updates(lora, {"fc1": (dim, hidden), "fc2": (hidden, dim)})
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(..., D) -> (..., D)."""
@@ -198,14 +174,12 @@ class Mlp(nn.Module):
 class SwiGlu(nn.Module):
     """Gated feed-forward part (Shazeer, arXiv 2002.05202): D -> 2 x hidden -> D."""
 
-    layers = ("w1", "w2", "w3")
-
     def __init__(self, dim: int, hidden: int, lora: LoraConfig) -> None:
         super().__init__()
         self.w1 = nn.Linear(dim, hidden)
         self.w2 = nn.Linear(dim, hidden)
         self.w3 = nn.Linear(hidden, dim)
-        self.lora = updates(lora, self.layers, {"w1": (dim, hidden), "w2": (dim, hidden), "w3": (hidden, dim)})
+        self.lora = updates(lora, {"w1": (dim, hidden), "w2": (dim, hidden), "w3": (hidden, dim)})
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(..., D) -> (..., D)."""
@@ -241,7 +215,7 @@ class Block(nn.Module):
         dim, feed_forward = size.embed_dim, SwiGlu if size.gated else Mlp
         self.drop_path = drop_path
         self.norm1 = nn.LayerNorm(dim, eps=NORM_EPS)
-        self.attn = Attention(dim, size.num_heads, lora, feed_forward.layers)
+        self.attn = Attention(dim, size.num_heads, lora)
         self.ls1 = LayerScale(dim, layer_scale)
         self.norm2 = nn.LayerNorm(dim, eps=NORM_EPS)
         self.mlp: nn.Module = feed_forward(dim, size.hidden_dim, lora)

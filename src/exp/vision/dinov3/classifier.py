@@ -9,7 +9,7 @@ from torch import nn
 
 from exp.hardware.compat import autocast_disabled
 from exp.models.dropout import Dropout
-from exp.vision.dinov3.base import ImageModel, facts_in
+from exp.vision.dinov3.base import ImageModel
 from exp.vision.dinov3.losses import Losses, named
 from exp.vision.model_config import SceneClassifierConfig
 
@@ -25,10 +25,11 @@ class SceneClassifier(ImageModel):
         **keys: of :class:`exp.vision.model_config.SceneClassifierConfig`, and those that :class:`ImageModel` takes.
     """
 
+    config_class = SceneClassifierConfig
+
     def __init__(self, num_classes: int, ignore_index: int = -1, **keys: Any) -> None:
-        facts = facts_in(keys)
-        config = SceneClassifierConfig(**keys)
-        super().__init__(config, **facts)
+        super().__init__(**keys)
+        config = self.config
         self.losses = Losses(config, num_classes, ignore_index)
         self.dropout = Dropout(config.dropout)
         self.head = nn.Linear(2 * self.size.embed_dim * len(self.blocks), num_classes)
@@ -37,34 +38,22 @@ class SceneClassifier(ImageModel):
         self._use_blocks()
 
     def forward(
-        self,
-        image: torch.Tensor,
-        label: torch.Tensor | None = None,
-        index: torch.Tensor | None = None,
-        mode: str = "tensor",
+        self, image: torch.Tensor, label: torch.Tensor | None = None, mode: str = "tensor", **_: Any
     ) -> torch.Tensor | dict[str, torch.Tensor]:
         """Scores of the classes, or their loss.
 
         Args:
             image: (B, C, H, W), 0..255, uint8 or float.
-            label: (B,), int64; only for the loss.
-            index: number of each sample; part of a batch, not used.
+            label: (B,), int64; for the loss.
             mode: ``"loss"``, ``"predict"`` or ``"tensor"`` (:class:`exp.models.base.Model`).
+            **_: further keys of a batch.
 
         Returns:
             ``"loss"``: 0-dim float32 tensors by name; logits (B, K), float32, for the other modes.
-
-        Raises:
-            ValueError: ``mode`` is unknown, or the loss is asked for without labels.
         """
-        del index
         parts = []
         for features in self.features(image, self.blocks):
             parts += [features.cls, features.patches.mean(dim=(1, 2))]
         with autocast_disabled(image.device.type):
             logits = self.head(self.dropout(torch.cat(parts, dim=-1)))
-        if mode in ("predict", "tensor"):
-            return logits
-        if mode != "loss" or label is None:
-            raise ValueError(f"mode={mode!r} must be 'loss' with labels, 'predict' or 'tensor'")
-        return named(self.losses(logits, label))
+        return named(self.losses(logits, label)) if mode == "loss" else logits

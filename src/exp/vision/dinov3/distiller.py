@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -14,8 +14,8 @@ from exp.errors import CheckpointError, ConfigError
 from exp.hardware.compat import autocast_disabled
 from exp.models.dropout import Dropout
 from exp.vision.dinov3.backbone import Features
-from exp.vision.dinov3.base import ImageModel, facts_in, keys_of, size_of
-from exp.vision.model_config import DistillerConfig, ImageModelConfig, TeacherConfig
+from exp.vision.dinov3.base import ImageModel, keys_of, size_of
+from exp.vision.model_config import DistillerConfig, TeacherConfig
 
 __all__ = ["Agreement", "Distiller"]
 
@@ -59,7 +59,7 @@ class Distiller(ImageModel):
         ConfigError: the settings do not go together.
     """
 
-    config: DistillerConfig
+    config_class = DistillerConfig
 
     def __init__(self, **keys: Any) -> None:
         if "num_classes" in keys:
@@ -67,15 +67,12 @@ class Distiller(ImageModel):
                 "model=dinov3_distillation learns features, not classes, and these data measure classes; set "
                 "data=distillation, with data.root and data.layout as they are here"
             )
-        facts = facts_in(keys)
-        config = DistillerConfig(**keys)
-        super().__init__(config, **facts)
+        super().__init__(**keys)
+        config = self.config
         if config.blocks is not None:
             raise ConfigError("model.blocks: a student is compared with its teacher after the last block; leave it out")
         if min(config.cls_weight, config.patch_weight) < 0.0 or not config.cls_weight + config.patch_weight:
             raise ConfigError("model.cls_weight and model.patch_weight must not be negative, nor both 0")
-        if not 0.0 <= config.smooth_l1_share <= 1.0:
-            raise ConfigError(f"model.smooth_l1_share={config.smooth_l1_share} must be from 0 to 1")
         self.teacher_keys = keys_of(TeacherConfig, config.teacher)
         width = size_of(self.teacher_keys, "model.teacher").embed_dim
         self.dropout = Dropout(config.dropout)
@@ -94,60 +91,46 @@ class Distiller(ImageModel):
         self._teacher(self.pixel_mean.device)
 
     def forward(
-        self,
-        image: torch.Tensor,
-        label: torch.Tensor | None = None,
-        index: torch.Tensor | None = None,
-        mode: str = "tensor",
+        self, image: torch.Tensor, mode: str = "tensor", **_: Any
     ) -> torch.Tensor | Agreement | dict[str, torch.Tensor]:
         """Features, their agreement with the teacher's, or the losses.
 
         Args:
             image: (B, C, H, W), 0..255, uint8 or float.
-            label: part of a batch, not used.
-            index: likewise.
             mode: ``"loss"``, ``"predict"`` or ``"tensor"`` (:class:`exp.models.base.Model`).
+            **_: further keys of a batch.
 
         Returns:
             ``"loss"``: ``loss_cls`` and ``loss_patches``, 0-dim float32. ``"predict"``: an :class:`Agreement`.
             ``"tensor"``: (B, 2 D), the CLS token beside the mean of the patches, as a classifier takes them.
-
-        Raises:
-            ValueError: ``mode`` is unknown.
         """
-        del label, index
-        if mode not in ("loss", "predict", "tensor"):
-            raise ValueError(f"mode={mode!r} must be 'loss', 'predict' or 'tensor'")
         (student,) = self.features(image)
         if mode == "tensor":
             return torch.cat([student.cls, student.patches.mean(dim=(1, 2))], dim=-1)
         with torch.no_grad():
             target = self._teacher(image.device)(image)
         with autocast_disabled(image.device.type):
-            cls, patches = (_whitened(each) for each in _matched(target, student))
+            cls = _whitened(target.cls.float())
+            patches = _whitened(_on_grid(target.patches, student.patches.shape[1:3]))
             own_cls = self.project_cls(self.dropout(student.cls))
             own_patches = self.project_patches(self.dropout(student.patches))
             alike = Agreement(_cosine(own_cls, cls), _cosine(own_patches, patches).mean(dim=(1, 2)))
             if mode == "predict":
                 return alike
-            losses = {}
-            if self.config.cls_weight:
-                losses["loss_cls"] = self.config.cls_weight * (1.0 - alike.cls.mean())
-            if self.config.patch_weight:
-                share = self.config.smooth_l1_share
-                loss = (1.0 - share) * (1.0 - alike.patches.mean())
-                if share:
-                    loss = loss + share * F.smooth_l1_loss(own_patches, patches)
-                losses["loss_patches"] = self.config.patch_weight * loss
-            return losses
+            share = self.config.smooth_l1_share
+            of_patches = (1.0 - share) * (1.0 - alike.patches.mean()) + share * F.smooth_l1_loss(own_patches, patches)
+            parts = {
+                "loss_cls": (self.config.cls_weight, 1.0 - alike.cls.mean()),
+                "loss_patches": (self.config.patch_weight, of_patches),
+            }
+            return {name: weight * loss for name, (weight, loss) in parts.items() if weight}
 
     def _teacher(self, device: torch.device) -> _Teacher:
         if not self._made:
             keys = {name: value for name, value in vars(self.teacher_keys).items() if name != "init_from"}
             # Its random weights are replaced; the run's random numbers are not to depend on when it is made.
             with torch.random.fork_rng(devices=[]):
-                channels = self.backbone.patch_embed.proj.in_channels
-                teacher = _Teacher(ImageModelConfig(**keys, freeze="all"), channels)
+                teacher = _Teacher(self.in_channels, freeze="all", **keys)
             if device.type != "meta":  # task=estimate has no values, and needs no file
                 _read(teacher, self.teacher_keys.init_from)
             self._made.append(teacher.eval())
@@ -164,32 +147,26 @@ def _read(teacher: _Teacher, source: str | None) -> None:
         ConfigError: there are none, or not all of them fit.
     """
     if source is None:
-        raise ConfigError(
-            "model.teacher.init_from must be set: published DINOv3 weights, or a run; a teacher of random weights "
-            "teaches nothing"
-        )
+        raise ConfigError("model.teacher.init_from must be set: published DINOv3 weights, or a run")
+    own = teacher.state_dict()
     try:
         weights = read_weights(Path(source).expanduser())
         state = teacher.fit_state_dict(teacher.adapt_state_dict(weights.state, weights.path), weights.path)
+        lacking = [key for key, value in own.items() if key not in state or state[key].shape != value.shape]
+        if lacking:
+            raise ConfigError(f"the file lacks {len(lacking)} tensors, such as {lacking[0]}")
     except (CheckpointError, ConfigError) as error:
         reason = str(error).splitlines()[0].replace(" model.", " model.teacher.")
         raise ConfigError(f"model.teacher.init_from={source}: {reason}") from error
-    own = teacher.state_dict()
-    lacking = [key for key, value in own.items() if key not in state or state[key].shape != value.shape]
-    if lacking:
-        raise ConfigError(f"model.teacher.init_from={source} lacks {len(lacking)} tensors, such as {lacking[0]}")
     teacher.load_state_dict({key: state[key] for key in own})
 
 
-def _matched(target: Features, student: Features) -> tuple[torch.Tensor, torch.Tensor]:
-    """The teacher's CLS token (B, E), and its patches (B, h, w, E) on the student's grid."""
-    patches = target.patches.float()
-    size = student.patches.shape[1:3]
-    if patches.shape[1:3] != size:
-        moved = patches.permute(0, 3, 1, 2)
-        moved = F.interpolate(moved, size=list(size), mode="bilinear", align_corners=False)
-        patches = moved.permute(0, 2, 3, 1)
-    return target.cls.float(), patches
+def _on_grid(patches: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
+    """The teacher's patches (B, h, w, E) on the student's grid, float32."""
+    if patches.shape[1:3] == tuple(size):
+        return patches.float()
+    maps = patches.float().permute(0, 3, 1, 2)
+    return F.interpolate(maps, size=list(size), mode="bilinear", align_corners=False).permute(0, 2, 3, 1)
 
 
 def _whitened(features: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ Shapes below: B images, D channels of a block's map, h x w patches, C channels o
 
 from __future__ import annotations
 
-from typing import Sequence
+from typing import ClassVar, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -21,8 +21,10 @@ from exp.errors import ConfigError
 from exp.models.dropout import Dropout2d
 from exp.vision.model_config import SegmenterConfig
 
-__all__ = ["LEVELS", "DptHead", "FcnHead", "Head", "LinearHead", "UperNetHead", "UpsampleHead", "blocks_of_levels",
-           "build_head", "sees_levels"]  # fmt: skip
+__all__ = ["FcnHead", "Head", "blocks_of_levels", "build_head", "sees_levels"]
+
+_LEVELS = 4  # blocks that UPerNet and DPT see
+_POOLED = (1, 2, 3, 6)  # cells along each side of UPerNet's pooled maps (PSPNet, arXiv 1612.01105)
 
 
 class Head(nn.Module):
@@ -42,9 +44,34 @@ class Head(nn.Module):
         raise NotImplementedError
 
 
+class _OwnHead(nn.Module):
+    """A head that ``model.head`` names by a word; its constructor takes ``(dim, num_classes, config)``.
+
+    ``dim`` is D: of a block's map where ``levels`` is set, else of all maps side by side.
+    """
+
+    levels: ClassVar[bool] = False
+    """Whether it sees four blocks."""
+    sees_cls: ClassVar[bool] = False
+    """Whether it wants the CLS token's channels after those of each map."""
+
+    def _add_last(self, channels: int, num_classes: int, dropout: float) -> None:
+        """Dropout of whole channels, and a linear layer; call at the end of the constructor."""
+        self.dropout = Dropout2d(dropout)
+        self.classify = nn.Conv2d(channels, num_classes, 1)
+
+    def _last(self, x: torch.Tensor) -> torch.Tensor:
+        return self.classify(self.dropout(x))
+
+
 def sees_levels(config: SegmenterConfig) -> bool:
     """Whether the head sees four blocks."""
-    return isinstance(config.head, str) and config.head in ("upernet", "dpt")
+    return isinstance(config.head, str) and config.head in _HEADS and _HEADS[config.head].levels
+
+
+def blocks_of_levels(depth: int) -> list[int]:
+    """The ends of four equal parts of a backbone: of 12 blocks 2, 5, 8, 11; of fewer than four some come again."""
+    return [-(-depth * (level + 1) // _LEVELS) - 1 for level in range(_LEVELS)]
 
 
 def build_head(config: SegmenterConfig, dim: int, num_blocks: int, num_classes: int) -> nn.Module:
@@ -59,41 +86,26 @@ def build_head(config: SegmenterConfig, dim: int, num_blocks: int, num_classes: 
     Raises:
         ConfigError: there is no such head or norm, or it sees another number of blocks.
     """
-    head, widths = config.head, config.reassemble_channels
+    head = config.head
     if isinstance(head, Head):
         head.build(dim * num_blocks, num_classes)
         return head
     if not isinstance(head, str) or head not in _HEADS:
-        hint = nearest(head, list(_HEADS)) if isinstance(head, str) else ""
         raise ConfigError(
             f"model.head={head} is not one of {', '.join(_HEADS)}, nor {{_target_: <a subclass of {Head.__module__}."
-            f"Head>}}{hint}"
+            f"Head>}}{nearest(str(head), _HEADS)}"
         )
-    if widths is not None and head != "dpt":
-        raise ConfigError(f"model.reassemble_channels={list(widths)} is for model.head=dpt, not {head}; leave it out")
-    if head == "linear":
-        return LinearHead(dim * num_blocks, num_classes, config.dropout)
-    rest = (num_classes, config.head_channels, config.head_norm, config.dropout)
-    if head == "upsample":
-        return UpsampleHead(dim * num_blocks, *rest)
-    if num_blocks != LEVELS:
-        raise ConfigError(
-            f"model.head={head} sees {LEVELS} blocks, but model.blocks names {num_blocks}; name {LEVELS}, or set "
-            "model.blocks=null for the ends of four equal parts of the backbone"
-        )
-    return UperNetHead(dim, *rest) if head == "upernet" else DptHead(dim, *rest, widths)
+    levels = _HEADS[head].levels
+    if levels and num_blocks != _LEVELS:
+        raise ConfigError(f"model.head={head} sees {_LEVELS} blocks, but model.blocks names {num_blocks}")
+    return _HEADS[head](dim if levels else dim * num_blocks, num_classes, config)
 
 
-def norm_layer(kind: str, channels: int) -> nn.Module:
+def _norm(kind: str, channels: int) -> nn.Module:
     """The norm that ``model.head_norm`` names.
 
-    Args:
-        kind: ``batch`` (statistics over the batch: synchronize them over devices with ``wrapper.sync_batchnorm``) or
-            ``group`` (does not look at the batch, so results do not depend on how it is spread over devices).
-        channels: of the map.
-
-    Raises:
-        ConfigError: there is no such norm.
+    ``batch`` has statistics over the batch (synchronize them over devices with ``wrapper.sync_batchnorm``); ``group``
+    does not look at the batch, so results do not depend on how it is spread over devices.
     """
     if kind == "batch":
         return nn.BatchNorm2d(channels)
@@ -104,111 +116,75 @@ def norm_layer(kind: str, channels: int) -> nn.Module:
     raise ConfigError(f"model.head_norm={kind} is not one of batch, group")
 
 
-class LinearHead(nn.Module):
-    """One linear layer per patch: the usual probe of what features hold."""
-
-    def __init__(self, dim: int, num_classes: int, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.dropout = Dropout2d(dropout)
-        self.classify = nn.Conv2d(dim, num_classes, 1)
-
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """(B, D, h, w) -> (B, K, h, w)."""
-        return self.classify(self.dropout(features))
-
-
-class UpsampleHead(nn.Module):
-    """Two stages that double the resolution by a transposed and a plain convolution, then a linear layer.
-
-    Args:
-        dim: channels of the feature map (D).
-        num_classes: classes (K).
-        channels: of both stages.
-        norm: see :func:`norm_layer`.
-        dropout: probability of dropping a channel before the linear layer.
-    """
-
-    def __init__(
-        self, dim: int, num_classes: int, channels: int = 256, norm: str = "batch", dropout: float = 0.1
-    ) -> None:
-        super().__init__()
-        stages: list[nn.Module] = []
-        for width in (dim, channels):
-            stages += [nn.ConvTranspose2d(width, channels, 2, stride=2), norm_layer(norm, channels), nn.GELU()]
-            stages += [nn.Conv2d(channels, channels, 3, padding=1, bias=False), norm_layer(norm, channels), nn.GELU()]
-        self.stages = nn.Sequential(*stages)
-        self.dropout = Dropout2d(dropout)
-        self.classify = nn.Conv2d(channels, num_classes, 1)
-
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """(B, D, h, w) -> (B, K, 4 h, 4 w)."""
-        return self.classify(self.dropout(self.stages(features)))
-
-
-class FcnHead(nn.Module):
-    """A convolution and a linear layer (FCN, arXiv 1411.4038): the auxiliary head on an inner block."""
-
-    def __init__(
-        self, dim: int, num_classes: int, channels: int = 256, norm: str = "batch", dropout: float = 0.1
-    ) -> None:
-        super().__init__()
-        self.convolve = nn.Sequential(nn.Conv2d(dim, channels, 3, padding=1, bias=False), norm_layer(norm, channels))
-        self.dropout = Dropout2d(dropout)
-        self.classify = nn.Conv2d(channels, num_classes, 1)
-
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """(B, D, h, w) -> (B, K, h, w)."""
-        return self.classify(self.dropout(torch.relu(self.convolve(features))))
-
-
-LEVELS = 4
-"""Blocks that these heads see."""
-
-_POOLED = (1, 2, 3, 6)
-"""Cells along each side of the pooled maps (PSPNet, arXiv 1612.01105)."""
-
-
-def blocks_of_levels(depth: int) -> list[int]:
-    """The ends of four equal parts of a backbone: of 12 blocks 2, 5, 8, 11; of fewer than four some come again."""
-    return [-(-depth * (level + 1) // LEVELS) - 1 for level in range(LEVELS)]
-
-
-def _levels(features: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return features.chunk(LEVELS, dim=1)
-
-
-def _resized(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Bilinear, to the height and width of another map."""
-    return F.interpolate(x, size=like.shape[-2:], mode="bilinear", align_corners=False)
-
-
 class _ConvNorm(nn.Sequential):
     """Convolution without bias, norm, ReLU; the size stays."""
 
     def __init__(self, channels_in: int, channels: int, kernel: int, norm: str) -> None:
         convolve = nn.Conv2d(channels_in, channels, kernel, padding=kernel // 2, bias=False)
-        super().__init__(convolve, norm_layer(norm, channels), nn.ReLU())
+        super().__init__(convolve, _norm(norm, channels), nn.ReLU())
 
 
-class UperNetHead(nn.Module):
+class LinearHead(_OwnHead):
+    """One linear layer per patch: the usual probe of what features hold."""
+
+    def __init__(self, dim: int, num_classes: int, config: SegmenterConfig) -> None:
+        super().__init__()
+        self._add_last(dim, num_classes, config.dropout)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        """(B, D, h, w) -> (B, K, h, w)."""
+        return self._last(features)
+
+
+class UpsampleHead(_OwnHead):
+    """Two stages that double the resolution by a transposed and a plain convolution, then a linear layer."""
+
+    def __init__(self, dim: int, num_classes: int, config: SegmenterConfig) -> None:
+        super().__init__()
+        channels, norm, stages = config.head_channels, config.head_norm, []
+        for width in (dim, channels):
+            stages += [nn.ConvTranspose2d(width, channels, 2, stride=2), _norm(norm, channels), nn.GELU()]
+            stages += [nn.Conv2d(channels, channels, 3, padding=1, bias=False), _norm(norm, channels), nn.GELU()]
+        self.stages = nn.Sequential(*stages)
+        self._add_last(channels, num_classes, config.dropout)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        """(B, D, h, w) -> (B, K, 4 h, 4 w)."""
+        return self._last(self.stages(features))
+
+
+class FcnHead(_OwnHead):
+    """A convolution and a linear layer (FCN, arXiv 1411.4038): the auxiliary head on an inner block."""
+
+    def __init__(self, dim: int, num_classes: int, config: SegmenterConfig) -> None:
+        super().__init__()
+        self.convolve = _ConvNorm(dim, config.head_channels, 3, config.head_norm)
+        self._add_last(config.head_channels, num_classes, config.dropout)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        """(B, D, h, w) -> (B, K, h, w)."""
+        return self._last(self.convolve(features))
+
+
+def _resized(x: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
+    """Bilinear, to that height and width."""
+    return F.interpolate(x, size=list(size), mode="bilinear", align_corners=False)
+
+
+class UperNetHead(_OwnHead):
     """UPerNet (Xiao et al., arXiv 1807.10221): pyramid pooling on the coarsest level, a feature pyramid over all.
 
     The levels are made of the blocks' maps as BEiT (arXiv 2106.08254) and the studies after it do: two transposed
-    convolutions, one, none, and pooling by maxima.
-
-    Args:
-        dim: channels of a block's map (D).
-        num_classes: classes (K).
-        channels: of the head's own layers (C).
-        norm: see :func:`norm_layer`.
-        dropout: probability of dropping a channel before the last layer.
+    convolutions, one, none, and pooling by maxima. The pooled map of one cell has no batch statistics in a batch of one
+    image: train it with ``head_norm=group`` then.
     """
 
-    def __init__(
-        self, dim: int, num_classes: int, channels: int = 256, norm: str = "batch", dropout: float = 0.1
-    ) -> None:
+    levels = True
+
+    def __init__(self, dim: int, num_classes: int, config: SegmenterConfig) -> None:
         super().__init__()
-        finest = [nn.ConvTranspose2d(dim, dim, 2, stride=2), norm_layer(norm, dim), nn.GELU()]
+        channels, norm = config.head_channels, config.head_norm
+        finest = [nn.ConvTranspose2d(dim, dim, 2, stride=2), _norm(norm, dim), nn.GELU()]
         self.pyramid = nn.ModuleList(
             [
                 nn.Sequential(*finest, nn.ConvTranspose2d(dim, dim, 2, stride=2)),
@@ -219,45 +195,26 @@ class UperNetHead(nn.Module):
         )
         self.pooled = nn.ModuleList(_ConvNorm(dim, channels, 1, norm) for _ in _POOLED)
         self.bottleneck = _ConvNorm(dim + len(_POOLED) * channels, channels, 3, norm)
-        self.lateral = nn.ModuleList(_ConvNorm(dim, channels, 1, norm) for _ in range(LEVELS - 1))
-        self.smooth = nn.ModuleList(_ConvNorm(channels, channels, 3, norm) for _ in range(LEVELS - 1))
-        self.fuse = _ConvNorm(LEVELS * channels, channels, 3, norm)
-        self.dropout = Dropout2d(dropout)
-        self.classify = nn.Conv2d(channels, num_classes, 1)
+        self.lateral = nn.ModuleList(_ConvNorm(dim, channels, 1, norm) for _ in range(_LEVELS - 1))
+        self.smooth = nn.ModuleList(_ConvNorm(channels, channels, 3, norm) for _ in range(_LEVELS - 1))
+        self.fuse = _ConvNorm(_LEVELS * channels, channels, 3, norm)
+        self._add_last(channels, num_classes, config.dropout)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """Scores of the cells.
-
-        Args:
-            features: (B, 4 D, h, w): the maps of four blocks, the first of them first.
-
-        Returns:
-            (B, K, 4 h, 4 w).
-
-        Raises:
-            ConfigError: a norm over the batch sees one value of a channel.
-        """
-        norm = self.pooled[0][1]  # type: ignore[index]
-        if type(norm) is nn.BatchNorm2d and self.training and features.shape[0] == 1:  # not of several devices together
-            raise ConfigError(
-                "model.head=upernet with model.head_norm=batch pools an image to one value of a channel, and a batch "
-                "of one image has no statistics of that; set model.head_norm=group, or batch_size=2 or more"
-            )
-        levels = [make(level) for make, level in zip(self.pyramid, _levels(features))]
-        maps = [lateral(level) for lateral, level in zip(self.lateral, levels)]
-        maps.append(self._pool(levels[-1]))
-        for finer in range(LEVELS - 2, -1, -1):
-            maps[finer] = maps[finer] + _resized(maps[finer + 1], maps[finer])
-        maps[:-1] = [smooth(each) for smooth, each in zip(self.smooth, maps)]
-        joined = torch.cat([maps[0], *(_resized(each, maps[0]) for each in maps[1:])], dim=1)
-        return self.classify(self.dropout(self.fuse(joined)))
-
-    def _pool(self, coarsest: torch.Tensor) -> torch.Tensor:
+        """(B, 4 D, h, w), the maps of four blocks, the first of them first -> (B, K, 4 h, 4 w)."""
+        levels = [make(level) for make, level in zip(self.pyramid, features.chunk(_LEVELS, dim=1))]
+        coarsest = levels[-1]
         pooled = [
-            _resized(convolve(F.adaptive_avg_pool2d(coarsest, cells)), coarsest)
+            _resized(convolve(F.adaptive_avg_pool2d(coarsest, cells)), coarsest.shape[-2:])
             for cells, convolve in zip(_POOLED, self.pooled)
         ]
-        return self.bottleneck(torch.cat([coarsest, *pooled], dim=1))
+        maps = [lateral(level) for lateral, level in zip(self.lateral, levels)]
+        maps.append(self.bottleneck(torch.cat([coarsest, *pooled], dim=1)))
+        for finer in range(_LEVELS - 2, -1, -1):
+            maps[finer] = maps[finer] + _resized(maps[finer + 1], maps[finer].shape[-2:])
+        maps[:-1] = [smooth(each) for smooth, each in zip(self.smooth, maps)]
+        joined = torch.cat([maps[0], *(_resized(each, maps[0].shape[-2:]) for each in maps[1:])], dim=1)
+        return self._last(self.fuse(joined))
 
 
 class _ResidualUnit(nn.Module):
@@ -268,7 +225,7 @@ class _ResidualUnit(nn.Module):
         parts: list[nn.Module] = []
         for _ in range(2):
             convolve = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
-            parts += [nn.ReLU(), convolve, norm_layer(norm, channels)]
+            parts += [nn.ReLU(), convolve, _norm(norm, channels)]
         self.branch = nn.Sequential(*parts)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -289,47 +246,24 @@ class _Fusion(nn.Module):
         """Both (B, C, h, w) -> (B, C, *size)."""
         joined = level if self.own is None or coarser is None else coarser + self.own(level)
         # The projection before the interpolation: the same result, on a quarter of the cells.
-        projected = self.project(self.joined(joined))
-        return F.interpolate(projected, size=list(size), mode="bilinear", align_corners=False)
+        return _resized(self.project(self.joined(joined)), size)
 
 
-class DptHead(nn.Module):
+class DptHead(_OwnHead):
     """DPT (Ranftl et al., arXiv 2103.13413): tokens of four blocks reassembled to maps, then fused by residual units.
 
-    The CLS token is joined to every patch and projected ("readout"), as in the paper. Interpolation does not align
-    corners, other than there: so that scores do not depend on where in a larger image a window lies.
-
-    Args:
-        dim: channels of a block's map (D).
-        num_classes: classes (K).
-        channels: of the fusion (C).
-        norm: see :func:`norm_layer`.
-        dropout: probability of dropping a channel before the last layer.
-        reassembled: channels of the four levels before the fusion; None: D / 8, D / 4, D / 2 and D, the paper's for
-            D = 768.
-
-    Raises:
-        ConfigError: ``reassembled`` are not four positive numbers.
+    The levels have D / 8, D / 4, D / 2 and D channels before the fusion, the paper's for D = 768. The CLS token is
+    joined to every patch and projected ("readout"), as in the paper. Interpolation does not align corners, other than
+    there: so that scores do not depend on where in a larger image a window lies.
     """
 
+    levels = True
     sees_cls = True
-    """Wants the CLS token's channels after those of each map."""
 
-    def __init__(
-        self,
-        dim: int,
-        num_classes: int,
-        channels: int = 256,
-        norm: str = "batch",
-        dropout: float = 0.1,
-        reassembled: Sequence[int] | None = None,
-    ) -> None:
+    def __init__(self, dim: int, num_classes: int, config: SegmenterConfig) -> None:
         super().__init__()
-        widths = [max(dim // part, 1) for part in (8, 4, 2, 1)] if reassembled is None else list(reassembled)
-        if len(widths) != LEVELS or min(widths) < 1:
-            raise ConfigError(
-                f"model.reassemble_channels={widths} must be {LEVELS} numbers from 1 on, such as [96,192,384,768]"
-            )
+        channels, norm = config.head_channels, config.head_norm
+        widths = [max(dim // part, 1) for part in (8, 4, 2, 1)]
         self.readout = nn.ModuleList(nn.Sequential(nn.Conv2d(2 * dim, dim, 1), nn.GELU()) for _ in widths)
         self.project = nn.ModuleList(nn.Conv2d(dim, width, 1) for width in widths)
         self.resample = nn.ModuleList(
@@ -341,27 +275,19 @@ class DptHead(nn.Module):
             ]
         )
         self.enter = nn.ModuleList(nn.Conv2d(width, channels, 3, padding=1, bias=False) for width in widths)
-        self.fusion = nn.ModuleList(_Fusion(channels, norm, level == LEVELS - 1) for level in range(LEVELS))
+        self.fusion = nn.ModuleList(_Fusion(channels, norm, level == _LEVELS - 1) for level in range(_LEVELS))
         self.finish = _ConvNorm(channels, channels, 3, norm)
-        self.dropout = Dropout2d(dropout)
-        self.classify = nn.Conv2d(channels, num_classes, 1)
+        self._add_last(channels, num_classes, config.dropout)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """Scores of the cells.
-
-        Args:
-            features: (B, 4 * 2 D, h, w): of each of four blocks the map, and the CLS token in every cell.
-
-        Returns:
-            (B, K, 8 h, 8 w).
-        """
-        parts = zip(self.readout, self.project, self.resample, self.enter, _levels(features))
+        """(B, 4 * 2 D, h, w), of each of four blocks the map, and the CLS token in every cell -> (B, K, 8 h, 8 w)."""
+        parts = zip(self.readout, self.project, self.resample, self.enter, features.chunk(_LEVELS, dim=1))
         levels = [enter(resample(project(readout(level)))) for readout, project, resample, enter, level in parts]
         sizes = [[2 * extent for extent in levels[0].shape[-2:]], *(level.shape[-2:] for level in levels[:-1])]
         fused: torch.Tensor | None = None
-        for number in range(LEVELS - 1, -1, -1):
+        for number in range(_LEVELS - 1, -1, -1):
             fused = self.fusion[number](levels[number], fused, sizes[number])
-        return self.classify(self.dropout(self.finish(fused)))
+        return self._last(self.finish(fused))
 
 
 _HEADS = {"linear": LinearHead, "upsample": UpsampleHead, "upernet": UperNetHead, "dpt": DptHead}

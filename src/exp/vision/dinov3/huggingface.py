@@ -43,22 +43,17 @@ def beside(source: Path) -> Beside:
     files = [source.parent / name for name in ("config.json", "preprocessor_config.json")]
     try:
         config, processor = (json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {} for file in files)
-        given: dict[str, Any] = {"model_type": config.get("model_type", _MODEL_TYPE)}
-        known: dict[str, Any] = {"model_type": _MODEL_TYPE}
-        if "model_type" in config:
-            known.update(layer_norm_eps=NORM_EPS, hidden_act="silu" if config.get("use_gated_mlp") else "gelu")
-            given.update({key: config[key] for key in known if key in config})
-        other = [f"{key}={value}" for key, value in given.items() if value != known[key]]
+        activation = "silu" if config.get("use_gated_mlp") else "gelu"
+        wanted = {"model_type": _MODEL_TYPE, "layer_norm_eps": NORM_EPS, "hidden_act": activation}
+        other = [f"{key}={config[key]}" for key, value in wanted.items() if config.get(key, value) != value]
+        of_timm = {f"image_{key}": value for key, value in config.get("pretrained_cfg", {}).items()}
+        statistics = _statistics(processor) or _statistics(of_timm)
         rope = config.get("rope_parameters") or config
-        of_timm = config.get("pretrained_cfg") or {}
-        statistics = _statistics(processor) or _statistics(
-            {f"image_{key}": of_timm[key] for key in ("mean", "std") if key in of_timm}
-        )
         heads, base = int(config.get("num_attention_heads", 0)), float(rope.get("rope_theta", ROPE_BASE))
     except (AttributeError, TypeError, ValueError, OSError) as error:
-        names = " or ".join(file.name for file in files)
         raise ConfigError(
-            f"init_from: {names} beside {source} cannot be read ({error}); put the weights where they have their own"
+            f"init_from: {' or '.join(file.name for file in files)} beside {source} cannot be read ({error}); put the "
+            "weights where they have their own"
         ) from error
     if other:
         raise ConfigError(
@@ -72,11 +67,9 @@ def _statistics(processor: Mapping[str, Any]) -> tuple[list[float], list[float]]
     """Of a processor that multiplies values of 0..255 by a factor, takes off a mean, and divides by a deviation."""
     if "image_mean" not in processor or "image_std" not in processor:
         return None
-    factor = float(processor.get("rescale_factor", 1 / 255)) if processor.get("do_rescale", True) else 1.0
-    mean, std = ([float(value) for value in processor[key]] for key in ("image_mean", "image_std"))
-    if not processor.get("do_normalize", True):
-        mean, std = [0.0] * len(mean), [1.0] * len(std)
-    return [value / factor for value in mean], [value / factor for value in std]
+    factor = float(processor.get("rescale_factor", 1 / 255))
+    mean, std = ([float(value) / factor for value in processor[key]] for key in ("image_mean", "image_std"))
+    return mean, std
 
 
 def model_config(backbone: Any, band_names: Sequence[str], image_size: int, layer_scale: float) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Mapping
+from typing import Mapping
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,7 @@ from exp.vision.model_config import LoraConfig
 
 __all__ = ["LowRank", "is_of_lora", "merged", "updates"]
 
-_ATTENTION = ("q", "k", "v", "proj")
+_GROUPS = {"attention": ("q", "k", "v", "proj"), "mlp": ("fc1", "fc2", "w1", "w2", "w3")}
 _NAME = re.compile(r"^(?:.*\.)?lora\.(\w+)\.(down|up|scale)$")
 
 
@@ -30,43 +30,39 @@ class LowRank(nn.Module):
         config: has rank, alpha and dropout.
     """
 
+    scale: torch.Tensor
+
     def __init__(self, dim_in: int, dim_out: int, config: LoraConfig) -> None:
         super().__init__()
         self.dropout = Dropout(config.dropout)
         self.down = nn.Parameter(torch.empty(config.rank, dim_in))
         self.up = nn.Parameter(torch.zeros(dim_out, config.rank))
-        self._factor = config.alpha / config.rank  # a number: narrow outputs stay so
-        self.register_buffer("scale", torch.tensor(self._factor))
+        self.register_buffer("scale", torch.tensor(config.alpha / config.rank))
         nn.init.kaiming_uniform_(self.down, a=5**0.5)  # as a linear layer's of torch
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(..., dim_in) -> (..., dim_out)."""
-        return F.linear(F.linear(self.dropout(x), self.down), self.up) * self._factor
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        super()._load_from_state_dict(state_dict, prefix, *args)
-        if f"{prefix}scale" in state_dict:
-            self._factor = float(state_dict[f"{prefix}scale"])
+        # Without an axis: narrow outputs stay so.
+        return F.linear(F.linear(self.dropout(x), self.down), self.up) * self.scale
 
 
-def updates(config: LoraConfig, mlp: tuple[str, ...], layers: Mapping[str, tuple[int, int]]) -> nn.ModuleDict:
+def updates(config: LoraConfig, layers: Mapping[str, tuple[int, int]]) -> nn.ModuleDict:
     """The updates of a module's layers, by name; none where the rank is 0.
 
     Args:
         config: says which layers have one.
-        mlp: names of the layers of the block's feed-forward part.
         layers: by name the elements that go in and come out.
 
     Raises:
-        ConfigError: ``targets`` names no layer.
+        ConfigError: ``targets`` names a layer that no size has.
     """
     if not config.rank:
         return nn.ModuleDict()
-    groups, known = {"attention": _ATTENTION, "mlp": mlp}, (*_ATTENTION, *mlp)
-    chosen = [name for target in config.targets for name in groups.get(target, (target,))]
-    if not chosen or not set(chosen) <= set(known):
+    chosen = [name for target in config.targets for name in _GROUPS.get(target, (target,))]
+    known = [name for group in _GROUPS.values() for name in group]
+    if not set(chosen) <= set(known):
         raise ConfigError(
-            f"model.lora.targets={list(config.targets)} must name some of attention, mlp, {', '.join(known)}"
+            f"model.lora.targets={list(config.targets)} must name some of {', '.join([*_GROUPS, *known])}"
         )
     return nn.ModuleDict({name: LowRank(*layers[name], config) for name in known if name in chosen and name in layers})
 
@@ -93,12 +89,12 @@ def merged(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         place, _, name = down[: -len(".down")].rpartition("lora.")
         part = "qkv".find(name)
         layer = f"{place}{name if part < 0 else 'qkv'}.weight"
-        needed = [f"{place}lora.{name}.up", f"{place}lora.{name}.scale"]
-        lacking = [key for key in (layer, *needed) if key not in state]
+        up, scale = f"{down[:-4]}up", f"{down[:-4]}scale"
+        lacking = [key for key in (layer, up, scale) if key not in state]
         if lacking:
             raise ConfigError(f"init_from: {down} is there without {', '.join(lacking)}: the update cannot be merged")
-        up, scale = (state[key].float() for key in needed)
-        update, new = scale * (up @ state[down].float()), plain[layer].float().clone()
+        update = state[scale].float() * (state[up].float() @ state[down].float())
+        new = plain[layer].float().clone()
         first = max(part, 0) * len(update)
         new[first : first + len(update)] += update
         plain[layer] = new.to(plain[layer].dtype)

@@ -7,6 +7,8 @@ Operators are those that every device has (:mod:`exp.hardware.operators`), in fl
 
 from __future__ import annotations
 
+from typing import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -17,6 +19,15 @@ from exp.vision.model_config import LossConfig
 __all__ = ["Losses", "cross_entropy", "dice_loss", "focal_loss", "lovasz_softmax", "named"]
 
 _LOSSES = {"cross_entropy": "loss_ce", "focal": "loss_focal", "dice": "loss_dice", "lovasz": "loss_lovasz"}
+
+
+def _known_shares(logits: torch.Tensor, labels: torch.Tensor, ignore_index: int) -> tuple[torch.Tensor, ...]:
+    """Of (B, K, ...) and (B, ...): probabilities and truth, float32 (B, K, P), 0 where ignored; known, (B, 1, P)."""
+    known = (labels != ignore_index).flatten(1).unsqueeze(1)
+    probabilities = torch.softmax(logits.float(), dim=1).flatten(2) * known
+    index = labels.long().flatten(1).unsqueeze(1) * known  # ignored pixels: class 0, then masked away
+    truth = torch.zeros_like(probabilities).scatter_(1, index, 1.0) * known
+    return probabilities, truth, known.float()
 
 
 def cross_entropy(
@@ -41,14 +52,8 @@ def cross_entropy(
     Returns:
         0-dim float32.
     """
-    total = F.cross_entropy(
-        logits.float(),
-        labels.long(),
-        class_weights,
-        ignore_index=ignore_index,
-        reduction="sum",
-        label_smoothing=label_smoothing,
-    )
+    total = F.cross_entropy(logits.float(), labels.long(), class_weights, ignore_index=ignore_index, reduction="sum",
+                            label_smoothing=label_smoothing)  # fmt: skip
     return total / labels.numel()
 
 
@@ -66,13 +71,10 @@ def dice_loss(logits: torch.Tensor, labels: torch.Tensor, ignore_index: int) -> 
     Returns:
         0-dim float32.
     """
-    known = (labels != ignore_index).unsqueeze(1)
-    probabilities = torch.softmax(logits.float(), dim=1) * known
-    index = labels.long().unsqueeze(1) * known  # ignored pixels: class 0, then masked away
-    truth = torch.zeros_like(probabilities).scatter_(1, index, 1.0) * known
-    overlap = (probabilities * truth).sum(dim=(2, 3))
-    size = probabilities.sum(dim=(2, 3)) + truth.sum(dim=(2, 3))
-    there = truth.sum(dim=(2, 3)) > 0
+    probabilities, truth, _ = _known_shares(logits, labels, ignore_index)
+    overlap, count = (probabilities * truth).sum(dim=2), truth.sum(dim=2)
+    size = probabilities.sum(dim=2) + count
+    there = count > 0
     loss = (1.0 - (2.0 * overlap + 1.0) / (size + 1.0)) * there  # smoothed by one pixel
     return (loss.sum(dim=1) / there.sum(dim=1).clamp(min=1)).mean()
 
@@ -123,11 +125,8 @@ def lovasz_softmax(logits: torch.Tensor, labels: torch.Tensor, ignore_index: int
     Returns:
         0-dim float32.
     """
-    probabilities = torch.softmax(logits.float(), dim=1).flatten(2)
-    known = (labels != ignore_index).flatten(1).unsqueeze(1).float()
-    index = labels.long().flatten(1).unsqueeze(1) * known.long()
-    truth = torch.zeros_like(probabilities).scatter_(1, index, 1.0) * known
-    errors = (truth - probabilities).abs() * known
+    probabilities, truth, known = _known_shares(logits, labels, ignore_index)
+    errors = (truth - probabilities).abs()
     # The weights are a constant of the subgradient: what depends on the scores are the errors' products alone, and no
     # derivative of a sorting is asked for.
     with torch.no_grad():
@@ -167,7 +166,7 @@ class Losses(nn.Module):
         ignore_index: the label that is left out.
 
     Raises:
-        ConfigError: a number is out of range, or no loss is left.
+        ConfigError: there are weights of other classes, or no loss is left.
     """
 
     class_weights: torch.Tensor | None
@@ -179,24 +178,15 @@ class Losses(nn.Module):
             raise ConfigError(
                 f"model.class_weights has {len(weights)} numbers, but the data have {num_classes} classes"
             )
-        if weights is not None and (min(weights) < 0.0 or max(weights) == 0.0):
-            raise ConfigError(f"model.class_weights={list(weights)} must not be negative, nor all 0")
         self.weights = {name: getattr(config, f"{name}_weight", 0.0) for name in _LOSSES}
-        self.gamma, self.label_smoothing = config.focal_gamma, getattr(config, "label_smoothing", 0.0)
-        for name, value in {**{f"{name}_weight": value for name, value in self.weights.items()},
-                            "focal_gamma": self.gamma, "label_smoothing": self.label_smoothing}.items():  # fmt: skip
-            if value < 0.0 or (name == "label_smoothing" and value > 1.0):
-                raise ConfigError(f"model.{name}={value} must not be negative, nor a share above 1")
         if not any(self.weights.values()):
             raise ConfigError(
                 f"model: no loss is left; set one of {', '.join(f'{name}_weight' for name in self.weights)} above 0"
             )
+        self.gamma, self.label_smoothing = config.focal_gamma, getattr(config, "label_smoothing", 0.0)
         self.ignore_index = ignore_index
-        self.register_buffer(
-            "class_weights",
-            None if weights is None else torch.tensor(list(weights), dtype=torch.float32),
-            persistent=False,
-        )
+        made = None if weights is None else torch.tensor(list(weights), dtype=torch.float32)
+        self.register_buffer("class_weights", made, persistent=False)
 
     def forward(self, logits: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
         """The losses by name, each times its weight.
@@ -209,19 +199,14 @@ class Losses(nn.Module):
             0-dim float32 tensors, whose sum is the loss: ``loss_ce``, ``loss_focal``, ``loss_dice``, ``loss_lovasz``,
             as far as they have a weight.
         """
-        ignored, by_class = self.ignore_index, self.class_weights
-        losses = {}
-        for name, weight in self.weights.items():
-            if not weight:
-                continue
-            if name == "cross_entropy":
-                loss = cross_entropy(logits, labels, ignored, by_class, self.label_smoothing)
-            elif name == "focal":
-                loss = focal_loss(logits, labels, ignored, self.gamma, by_class)
-            else:
-                loss = (dice_loss if name == "dice" else lovasz_softmax)(logits, labels, ignored)
-            losses[_LOSSES[name]] = weight * loss
-        return losses
+        both, by_class = (logits, labels, self.ignore_index), self.class_weights
+        compute: dict[str, Callable[[], torch.Tensor]] = {
+            "cross_entropy": lambda: cross_entropy(*both, by_class, self.label_smoothing),
+            "focal": lambda: focal_loss(*both, self.gamma, by_class),
+            "dice": lambda: dice_loss(*both),
+            "lovasz": lambda: lovasz_softmax(*both),
+        }
+        return {_LOSSES[name]: weight * compute[name]() for name, weight in self.weights.items() if weight}
 
 
 def named(losses: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

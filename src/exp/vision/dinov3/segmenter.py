@@ -7,10 +7,9 @@ from typing import Any, Sequence
 import torch
 import torch.nn.functional as F
 
-from exp.errors import ConfigError
 from exp.hardware.compat import autocast_disabled
 from exp.vision.dinov3.backbone import Features
-from exp.vision.dinov3.base import ImageModel, facts_in
+from exp.vision.dinov3.base import ImageModel
 from exp.vision.dinov3.heads import FcnHead, blocks_of_levels, build_head, sees_levels
 from exp.vision.dinov3.losses import Losses, cross_entropy, named
 from exp.vision.model_config import SegmenterConfig
@@ -33,66 +32,51 @@ class Segmenter(ImageModel):
         ConfigError: the settings do not go together.
     """
 
+    config_class = SegmenterConfig
+
     def __init__(self, num_classes: int, ignore_index: int = 255, **keys: Any) -> None:
-        facts = facts_in(keys)
-        config = SegmenterConfig(**keys)
-        super().__init__(config, **facts)
-        depth, dim = self.size.depth, self.size.embed_dim
+        super().__init__(**keys)
+        config, depth, dim = self.config, self.size.depth, self.size.embed_dim
         if sees_levels(config) and config.blocks is None:
             self.blocks = blocks_of_levels(depth)
-        self.ignore_index = ignore_index
+        self.num_classes, self.ignore_index = num_classes, ignore_index
         self.losses = Losses(config, num_classes, ignore_index)
-        if config.auxiliary_weight < 0.0 or config.head_channels < 1:
-            raise ConfigError(
-                f"model.auxiliary_weight={config.auxiliary_weight} must not be negative, and "
-                f"model.head_channels={config.head_channels} at least 1"
-            )
-        self.auxiliary_weight = config.auxiliary_weight
         self.head = build_head(config, dim, len(self.blocks), num_classes)
-        inner = config.auxiliary_block
-        self.auxiliary_block = (2 * depth - 1) // 3 if inner is None else inner
+        self.auxiliary_weight, inner = config.auxiliary_weight, config.auxiliary_block
+        self.inner_blocks: list[int] = []
         if config.auxiliary_weight:
-            if not 0 <= self.auxiliary_block < depth:
-                raise ConfigError(f"model.auxiliary_block={inner} is not from 0 to {depth - 1}")
-            self.auxiliary_head = FcnHead(dim, num_classes, config.head_channels, config.head_norm, config.dropout)
-        self.num_classes = num_classes
+            self.inner_blocks = self._numbers([(2 * depth - 1) // 3 if inner is None else inner], "auxiliary_block")
+            self.auxiliary_head = FcnHead(dim, num_classes, config)
         self.tiling = Tiling(config.inference, config.window, config.overlap, config.tta_scales, config.tta_flip)
-        self._use_blocks(*([self.auxiliary_block] if config.auxiliary_weight else []))
+        self._use_blocks(self.inner_blocks)
 
     def forward(
         self,
         image: torch.Tensor,
         label: torch.Tensor | None = None,
-        index: torch.Tensor | None = None,
         sizes: Sequence[tuple[int, int]] | None = None,
-        label_sizes: Sequence[tuple[int, int]] | None = None,
         mode: str = "tensor",
+        **_: Any,
     ) -> torch.Tensor | dict[str, torch.Tensor]:
         """Scores, labels or the loss.
 
         Args:
             image: (B, C, H, W), 0..255, uint8 or float.
-            label: (B, H, W), uint8; only for the loss.
-            index: number of each sample; part of a batch, not used.
+            label: (B, H, W), uint8; for the loss.
             sizes: (height, width) of each image, where smaller ones are padded at right and bottom.
-            label_sizes: part of a batch, not used, as ``index``.
             mode: ``"loss"``, ``"predict"`` or ``"tensor"`` (:class:`exp.models.base.Model`).
+            **_: further keys of a batch.
 
         Returns:
             ``"loss"``: 0-dim float32 tensors by name. ``"predict"``: labels (B, H, W), uint8, by way of windows and
             test-time augmentation; ``ignore_index`` in the padding. ``"tensor"``: logits (B, K, H, W) of one pass.
-
-        Raises:
-            ValueError: ``mode`` is unknown, or the loss is asked for without labels.
         """
-        del index, label_sizes
-        if mode == "tensor":
-            return self._logits(image)
+        if mode == "loss":
+            assert label is not None
+            return self._losses(image, label)
         if mode == "predict":
             return self.tiling.labels(self._logits, self.num_classes, image, sizes, self.ignore_index)
-        if mode != "loss" or label is None:
-            raise ValueError(f"mode={mode!r} must be 'loss' with labels, 'predict' or 'tensor'")
-        return self._losses(image, label)
+        return self._logits(image)
 
     def _logits(self, image: torch.Tensor) -> torch.Tensor:
         found = self.features(image, self.blocks)
@@ -100,11 +84,10 @@ class Segmenter(ImageModel):
             return self._to_pixels(self._scores(found), image)
 
     def _losses(self, image: torch.Tensor, label: torch.Tensor) -> dict[str, torch.Tensor]:
-        found = self.features(image, [*self.blocks, self.auxiliary_block] if self.auxiliary_weight else self.blocks)
+        found = self.features(image, [*self.blocks, *self.inner_blocks])
         with autocast_disabled(image.device.type):
-            logits = self._to_pixels(self._scores(found[: len(self.blocks)]), image)
-            losses = self.losses(logits, label)
-            if self.auxiliary_weight:
+            losses = self.losses(self._to_pixels(self._scores(found[: len(self.blocks)]), image), label)
+            if self.inner_blocks:
                 scores = self._to_pixels(self.auxiliary_head(_map(found[-1].patches)), image)
                 loss = cross_entropy(scores, label, self.ignore_index, self.losses.class_weights)
                 losses["loss_auxiliary"] = self.auxiliary_weight * loss

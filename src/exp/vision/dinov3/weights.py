@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Container, Mapping
+from typing import Any, Container, Iterable, Mapping
 
 import torch
 
@@ -49,18 +49,15 @@ _TIMM_MLP = {
     True: ((".mlp.w1.", ".mlp.fc1_g."), (".mlp.w2.", ".mlp.fc1_x."), (".mlp.w3.", ".mlp.fc2.")),
     False: (),
 }
-_AUTHORS = ((".rope.periods", ".rope_embed.periods"),)
-_SEPARATE = re.compile(r"^(blocks\.\d+\.)(?:attn|attention)\.(?:([qkv])_proj\.(weight|bias)|([qv])_bias)$")
+_READ_ONLY = ((".rope.periods", ".rope_embed.periods"), (".blocks.", ".model.layer."))
+_SEPARATE = re.compile(r"^(blocks\.\d+\.)(?:attn|attention)\.([qkv])_(?:proj\.)?(weight|bias)$")
 
-# Only pretraining uses these; the mask of the biases is known.
-_UNUSED = re.compile(r"mask_token$|bias_mask$|^local_cls_norm")
+# Only pretraining uses these; the mask of the biases and the inverse of the periods are known.
+_UNUSED = re.compile(r"mask_token$|bias_mask$|^local_cls_norm|(?:^|\.)inv_freq$")
 _LANDMARK = re.compile(r"^(|.*\.)(?:storage_tokens|reg_token|embeddings\.register_tokens)$")
-_INVERSE_PERIODS = re.compile(r"^(?:.*\.)?(?:rope|rope_embed|rope_embeddings)\.inv_freq$")
 # Of the authors, of timm and of Hugging Face.
 _CONVNEXT = re.compile(r"(?:^|\.)stages\.\d+\.(?:blocks\.|layers\.)?\d+\.(?:dwconv|conv_dw|depthwise_conv)\.")
-_MMCV = re.compile(r"(?:^|\.)layers\.\d+\.attn\.attn\.in_proj_weight$")
 _LEARNED = re.compile(r"(?:.*\.)?(?:pos_embed|position_embeddings|positional_embedding)$")
-_SCALED = re.compile(r"(?:\.ls1\.gamma|\.gamma_1|\.layer_scale1\.lambda1)$")
 _HEAD = re.compile(r"(?:\w*head\w*|classifier|fc|fc_norm|neck|decoder)\.")
 
 
@@ -74,24 +71,21 @@ def adapt_published(state: _State) -> dict[str, torch.Tensor]:
         The weights that the backbone has, with zeros for a bias that a form leaves out because it is zero.
     """
     gated = any(re.search(r"mlp\.(w1|gate_proj|fc1_g)\.", key) for key in state)
-    names = (*_AUTHORS, *_TRANSFORMERS, *_TRANSFORMERS_MLP[gated], *_TIMM, *_TIMM_MLP[gated])
+    names = (*_READ_ONLY, *_TRANSFORMERS, *_TRANSFORMERS_MLP[gated], *_TIMM, *_TIMM_MLP[gated])
     adapted: dict[str, torch.Tensor] = {}
     separate: dict[str, dict[str, torch.Tensor]] = {}
     for key, value in state.items():
         if _UNUSED.search(key):
             continue
-        if _INVERSE_PERIODS.match(key):
-            adapted["rope.periods"] = 1.0 / value.float()
-            continue
-        key = f".{key[len('model.') :] if key.startswith('model.layer.') else key}"
+        key = f".{key}"
         for ours, theirs in names:
             key = key.replace(theirs, ours)
         match = _SEPARATE.match(key[1:])
         if match:
-            block, projection, kind, bias_of = match.groups()
-            separate.setdefault(f"{block}attn.qkv.{kind or 'bias'}", {})[projection or bias_of] = value
+            block, projection, kind = match.groups()
+            separate.setdefault(f"{block}attn.qkv.{kind}", {})[projection] = value
         else:
-            adapted[key[1:].replace(".attention.", ".attn.")] = value
+            adapted[key[1:]] = value
     for key, parts in separate.items():  # keys have no bias
         adapted[key] = torch.cat([parts.get(name, torch.zeros_like(parts["q"])) for name in "qkv"])
     for key in [key for key in adapted if key.endswith("attn.qkv.weight")]:  # timm drops biases that are all zero
@@ -137,28 +131,24 @@ def published_prefix(state: _State) -> str | None:
     return best_prefix(found) if found else None
 
 
-def refuse_other_families(state: _State, own: Container[str], source: Path) -> None:
+def refuse_other_families(state: _State, prefix: str | None, source: Path) -> None:
     """Refuse other backbones by their name, as far as they are known.
 
     Args:
         state: as it was read.
-        own: names of the model's tensors.
+        prefix: of :func:`published_prefix`; what lies deeper, or elsewhere, belongs to another part.
         source: where they were read.
 
     Raises:
         ConfigError: these are the weights of a ConvNeXt, or of a ViT with learned positions, such as DINOv2's.
     """
-    prefix = published_prefix(state)
-    learned = [key for key in state if _LEARNED.match(key) and key not in own]
-    if prefix is not None:  # what lies deeper, or elsewhere, belongs to another part
+    learned = [key for key in state if _LEARNED.match(key)]
+    if prefix is not None:
         learned = [key for key in learned if key in (f"{prefix}pos_embed", f"{prefix}embeddings.position_embeddings")]
     if any(map(_CONVNEXT.search, state)):
         found = "a ConvNeXt"
-    elif any(map(_MMCV.search, state)):
-        found = "a ViT of mmcv's layers, such as the class DINOv3ViT of MMSegmentation models, which is not DINOv3's"
     elif learned:
-        kind = "DINOv2's ViT" if any(map(_SCALED.search, state)) else "a ViT"
-        found = f"{kind} with learned positions ({learned[0]})"
+        found = f"a ViT with learned positions ({learned[0]}), such as DINOv2's"
     else:
         return
     raise ConfigError(
@@ -172,21 +162,18 @@ def is_of_head(name: str) -> bool:
     return _HEAD.match(name) is not None
 
 
-def refuse_unclaimed(state: _State, own: _State, source: Path, masked: bool = True) -> None:
+def refuse_unclaimed(names: Iterable[str], own: Container[str], source: Path) -> None:
     """Refuse a backbone with tensors that this one has not: it would compute something else.
 
     Args:
-        state: adapted weights.
-        own: the backbone's.
+        names: of adapted weights.
+        own: those of the backbone.
         source: where they were read.
-        masked: whether the biases of keys are multiplied by zero, as in the authors' files.
 
     Raises:
         ConfigError: there are some.
     """
-    left = [key for key in state if key not in own]
-    if not masked:
-        left += [key for key in state if key.endswith("attn.qkv.bias") and state[key].chunk(3)[1].any()]
+    left = [name for name in names if name not in own]
     if left:
         raise ConfigError(
             f"init_from: {source} holds a backbone of another kind than DINOv3's, which has no {', '.join(left[:4])}"
@@ -200,19 +187,11 @@ def with_periods(state: _State, about: Beside) -> dict[str, torch.Tensor]:
     Args:
         state: adapted weights; without periods they stay so where nothing tells the number of heads.
         about: the files beside them.
-
-    Raises:
-        ConfigError: so many heads cannot be.
     """
     token = state.get("cls_token")
     heads = about.num_heads or _keys_of(state)[1]
     if "rope.periods" in state or token is None or not heads:
         return dict(state)
-    if token.shape[-1] % (4 * heads):
-        raise ConfigError(
-            f"init_from: config.json beside the weights says {heads} attention heads, which do not divide tokens of "
-            f"{token.shape[-1]} elements"
-        )
     return {**state, "rope.periods": rope_periods(token.shape[-1] // heads, about.rope_base)}
 
 
@@ -229,22 +208,17 @@ def _keys_of(state: _State) -> tuple[dict[str, Any], int]:
         keys["patch_size"] = embedding.shape[2]
     if token is None or first is None:
         return keys, 0
-    dim, hidden, depth = (
-        token.shape[-1],
-        len(first),
-        len({key.split(".")[1] for key in state if key.startswith("blocks.")}),
-    )
-    shape = (dim, depth, hidden, gated)
-    published = {name: size for name, size in SIZES.items()
-                 if (size.embed_dim, size.depth, size.hidden_dim, size.gated) == shape}  # fmt: skip
+    dim, depth = token.shape[-1], len({key.split(".")[1] for key in state if key.startswith("blocks.")})
+    like = {name: size for name, size in SIZES.items()
+            if size.gated == gated and size.hidden_dim * dim == len(first) * size.embed_dim}  # fmt: skip
+    published = {name: size for name, size in like.items() if (size.embed_dim, size.depth) == (dim, depth)}
     periods = state.get("rope.periods")
     heads = next((size.num_heads for size in published.values()), 0) if periods is None else dim // (4 * len(periods))
     for name, size in published.items():
         if size.num_heads == heads:
             return {**keys, "size": name, "embed_dim": None, "depth": None, "num_heads": None}, heads
-    like = [name for name, size in SIZES.items()
-            if size.gated == gated and size.hidden_dim * dim // size.embed_dim == hidden]  # fmt: skip
-    keys.update({"size": like[0]} if like else {})
+    if like:
+        keys["size"] = next(iter(like))
     return {**keys, "embed_dim": dim, "depth": depth, **({"num_heads": heads} if heads else {})}, heads
 
 
@@ -262,29 +236,18 @@ def check_backbone(state: _State, own: _State, source: Path) -> None:
     (there, _), (here, _) = _keys_of(state), _keys_of(own)
     wrong = [key for key, value in there.items() if here.get(key) != value]
     if wrong:
-        mend, mine = (
+        mine, mend = (
             " ".join(f"model.{key}={'null' if keys.get(key) is None else keys[key]}" for key in wrong)
-            for keys in (there, here)
+            for keys in (here, there)
         )
         raise ConfigError(
             f"init_from: {source} holds weights of another backbone, and the model has {mine}; set {mend}"
         )
 
 
-def pretraining_of(state: _State, source: Path) -> str | None:
-    """Which images weights were pretrained on: ``satellite`` or ``web``; None where neither names nor weights tell.
-
-    Args:
-        state: as it was read.
-        source: the file.
-    """
+def pretraining_of(source: Path) -> str | None:
+    """Which images weights were pretrained on, by the file's name: ``satellite`` or ``web``; None: it does not tell."""
     # In the cache of a hub the name is two folders above that of the commit.
     named = source.parent.parent.parent if source.parent.parent.name == "snapshots" else source.parent
     text = f"{named.name}/{source.name}".lower()
-    for name, images in (("sat493m", "satellite"), ("lvd1689m", "web")):
-        if name in text:
-            return images
-    # Of the sizes below 7B only the satellite model was published with this norm.
-    tokens = state.get("cls_token")
-    known = "local_cls_norm.weight" in state and tokens is not None and tokens.shape[-1] == SIZES["vitl16"].embed_dim
-    return "satellite" if known else None
+    return next((images for name, images in (("sat493m", "satellite"), ("lvd1689m", "web")) if name in text), None)

@@ -4,47 +4,14 @@ from __future__ import annotations
 
 from typing import Sequence
 
-import cv2
 import numpy as np
 
 from exp.vision.draw.figures import Color, panels
 from exp.vision.draw.pictures import enlarged
 
-__all__ = ["colored", "overlay", "overlay_with_legend", "palette_table", "told_apart"]
+__all__ = ["colored", "overlay", "overlay_with_legend", "palette_table"]
 
-_APART = 60.0  # in CIELAB: what is left of it where colors are mixed half and half with an image is still seen
 _LEAST = 640  # pixels of the longer side that a legend needs to be readable
-_CANDIDATES: list[Color] = [
-    (red, green, blue) for red in range(0, 256, 32) for green in range(0, 256, 32) for blue in range(0, 256, 32)
-    if max(red, green, blue) >= 160 and max(red, green, blue) - min(red, green, blue) >= 64
-]  # fmt: skip
-"""Bright and colored: what is dark or gray is lost over an image."""
-
-
-def told_apart(palette: Sequence[Color]) -> list[Color]:
-    """Colors for the eye: where two classes are so alike that an overlay would not show which is which, the later one
-    gets another color.
-
-    Args:
-        palette: RGB of each class.
-    """
-    chosen: list[Color] = []
-    for place, color in enumerate(palette):
-        others = _lab([*chosen, *palette[place + 1 :]])
-        if place and np.linalg.norm(others[:place] - _lab([color]), axis=1).min() < _APART:
-            candidates = _lab(_CANDIDATES)
-            apart = np.linalg.norm(candidates[:, None] - others[None], axis=2).min(axis=1)
-            change = np.linalg.norm(candidates - _lab([color]), axis=1)
-            change[apart < min(_APART, apart.max())] = np.inf  # the least change that is enough
-            color = _CANDIDATES[int(change.argmin())]
-        chosen.append(color)
-    return chosen
-
-
-def _lab(colors: Sequence[Color]) -> np.ndarray:
-    """CIELAB of RGB colors: float32 (n, 3); distances are differences as the eye sees them."""
-    pixels = np.asarray(colors, np.float32).reshape(1, -1, 3) / 255.0
-    return cv2.cvtColor(pixels, cv2.COLOR_RGB2LAB)[0]
 
 
 def palette_table(palette: Sequence[Color]) -> np.ndarray:
@@ -90,13 +57,12 @@ def overlay_with_legend(
         picture: RGB (H, W, 3), uint8.
         labels: (H, W), uint8.
         names: of the classes, as the legend shows them.
-        palette: their colors; see :func:`told_apart`.
+        palette: their colors.
         gsd: meters of a pixel of the picture; None: not known.
 
     Returns:
         RGB, uint8.
     """
-    palette = told_apart(palette)
     mixed = overlay(enlarged(picture, _LEAST), enlarged(labels, _LEAST), palette)
     gsd = None if gsd is None else gsd * picture.shape[1] / mixed.shape[1]
     return panels([mixed], legend=list(zip(names, palette)), gsd=gsd)

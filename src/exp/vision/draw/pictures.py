@@ -7,12 +7,9 @@ import numpy as np
 
 __all__ = ["enlarged", "middles", "resized_labels", "shrunk", "to_rgb"]
 
-_MEASURED = 1024  # pixels along the longer side that a stretch is measured on
-_ROWS_AT_ONCE = 256
-
 
 def to_rgb(image: np.ndarray) -> np.ndarray:
-    """An image of any number of channels, for the eye.
+    """An image of any number of channels, for the eye; shrink it first.
 
     Args:
         image: (H, W, C), 0..255. uint8 is shown as it is. float32 comes from sensors that use a small part of their
@@ -21,30 +18,20 @@ def to_rgb(image: np.ndarray) -> np.ndarray:
     Returns:
         (H, W, 3), uint8: the first three channels, or one channel three times.
     """
-    image = image[..., :3] if image.shape[-1] >= 3 else image[..., :1]
+    image = image[..., :3] if image.shape[-1] >= 3 else image[..., :1].repeat(3, axis=-1)
     if image.dtype != np.uint8:
-        image = _stretched(image)
-    return np.repeat(image, 3, axis=-1) if image.shape[-1] == 1 else np.ascontiguousarray(image)
-
-
-def _stretched(image: np.ndarray) -> np.ndarray:
-    """In rows, and by some of the pixels: of a large picture, all at once would take gigabytes."""
-    step = -(-max(image.shape[:2]) // _MEASURED)
-    low, high = np.percentile(image[::step, ::step], (1, 99))
-    made = np.empty(image.shape, np.uint8)
-    for top in range(0, len(image), _ROWS_AT_ONCE):
-        rows = slice(top, top + _ROWS_AT_ONCE)
-        made[rows] = np.clip((image[rows] - low) * (255.0 / max(high - low, 1e-6)), 0, 255).round()
-    return made
+        low, high = np.percentile(image, (1, 99))
+        image = np.clip((image - low) * (255.0 / max(high - low, 1e-6)), 0, 255).round().astype(np.uint8)
+    return np.ascontiguousarray(image)
 
 
 def shrunk(image: np.ndarray, longest: int) -> np.ndarray:
     """The image with at most ``longest`` pixels on its longer side, by means over areas; (h, w, C), the same dtype."""
-    size = _fitting(image.shape[0], image.shape[1], longest)
-    if size == image.shape[:2]:
+    factor = longest / max(image.shape[:2])
+    if factor >= 1.0:
         return image
-    small = cv2.resize(image, size[::-1], interpolation=cv2.INTER_AREA)
-    return small.reshape(*size, -1)
+    height, width = (max(round(extent * factor), 1) for extent in image.shape[:2])
+    return cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA).reshape(height, width, -1)
 
 
 def resized_labels(labels: np.ndarray, height: int, width: int) -> np.ndarray:
@@ -62,8 +49,3 @@ def enlarged(image: np.ndarray, least: int) -> np.ndarray:
     """Whole pixels repeated until the longer side has at least ``least``: a tiny image is to be seen as it is."""
     factor = -(-least // max(image.shape[:2]))
     return image if factor <= 1 else image.repeat(factor, axis=0).repeat(factor, axis=1)
-
-
-def _fitting(height: int, width: int, longest: int) -> tuple[int, int]:
-    factor = min(longest / max(height, width), 1.0)
-    return max(round(height * factor), 1), max(round(width * factor), 1)

@@ -100,10 +100,10 @@ def predict_segmentation(
     pixels = sum(sum(area.counts) for area in areas)
     metrics = {"images": len(areas), "failed": len(failed), "megapixels_per_second": pixels / 1e6 / seconds}
     if overruled:
-        given = session.config.task.metres_per_pixel
-        metrics.update(metres_per_pixel=given, images_of_another_scale=overruled)
+        given = session.config.task.gsd
+        metrics.update(gsd=given, images_of_another_scale=overruled)
         session.say(
-            f"areas are those of task.metres_per_pixel={given:g}, also of {overruled} images whose files have another "
+            f"areas are those of task.gsd={given:g}, also of {overruled} images whose files have another "
             "scale; leave it out to use theirs"
         )
     if session.distributed.is_main and areas:
@@ -120,7 +120,7 @@ class SegmentationWriter:
         folder: ``predictions`` in the run folder.
         areas: of the classes of each image, by its number.
         files: written so far, below the run folder.
-        overruled: images whose own scale is not used, as ``task.metres_per_pixel`` is given.
+        overruled: images whose own scale is not used, as ``task.gsd`` is given.
     """
 
     def __init__(self, session: Session, data: Any, model: Any) -> None:
@@ -180,10 +180,10 @@ class SegmentationWriter:
 
     def _scale(self, image: DecodedImage | RasterImage) -> tuple[float | None, np.ndarray | None]:
         """Meters of a pixel for a scale bar, and square meters of a pixel in each row (H,); None: not known."""
-        given, of_file = self.session.config.task.metres_per_pixel, metres_of(image)
+        given, of_file = self.session.config.task.gsd, metres_of(image)
         if given is not None and of_file is not None and abs(of_file / given - 1.0) > _SAME:
             self.overruled += 1
         if given is None and of_file is not None:
             return of_file, image.row_areas
-        side = given if given is not None else self.data.metres_per_pixel
+        side = given if given is not None else self.data.gsd
         return side, None if side is None else np.full(image.height, side**2)

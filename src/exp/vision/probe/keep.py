@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
+import itertools
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterator
@@ -45,11 +45,13 @@ def keep_features(session: Session) -> dict[str, Any]:
     if not splits:
         raise ConfigError(f"task.parts={list(task.parts)} names none of the parts of the data: train, val, test")
     kinds, folder = ["cls", "mean", *(["patches"] if task.patches else [])], Path(task.store)
-    fingerprint, skipped, trouble = None, None, None
-    with contextlib.ExitStack() as stack:
+    fingerprint, trouble, lock = None, None, RunLock(folder, key="task.store")
+    skipped: dict[str, Any] = {}
+    try:
         if distributed.is_main:
             try:
-                _lock(folder, stack)
+                folder.mkdir(parents=True, exist_ok=True)
+                lock.acquire()  # another run would begin it anew, or compute the same blocks
                 fingerprint = _fingerprint(session, data, model, splits)
                 _open_or_make(session, data, model, splits, fingerprint, kinds)
             except ConfigError as error:
@@ -60,6 +62,8 @@ def keep_features(session: Session) -> dict[str, Any]:
         total, seconds = _compute(session, data, model, splits)
         if distributed.is_main:
             skipped = _report_skipped(session, splits)
+    finally:
+        lock.release()
     if fingerprint is not None:  # only rank 0 has one; one digest for all files of the data
         files = hashlib.sha256(to_json(fingerprint["data"], sort_keys=True).encode()).hexdigest()
         fingerprint = {**fingerprint, "data": {"sha256": files}}
@@ -69,26 +73,12 @@ def keep_features(session: Session) -> dict[str, Any]:
         None,
         files=[],
         store=str(folder),
-        data={**{name: len(dataset) for name, dataset in splits.items()}, **(skipped or {})},
+        data={**{name: len(dataset) for name, dataset in splits.items()}, **skipped},
         fingerprint=fingerprint,
         samples_per_second=total / seconds if total else None,
         measured_on="features",
         published=None,
     )
-
-
-def _lock(folder: Path, stack: contextlib.ExitStack) -> None:
-    """Keep other runs out of a store, which would begin it anew or compute the same blocks, until the stack closes."""
-    folder.mkdir(parents=True, exist_ok=True)
-    stack.callback(_remove_if_empty, folder)
-    lock = RunLock(folder, key="task.store")
-    lock.acquire()
-    stack.callback(lock.release)
-
-
-def _remove_if_empty(folder: Path) -> None:
-    with contextlib.suppress(OSError):
-        folder.rmdir()
 
 
 def _report_skipped(session: Session, splits: dict[str, Any]) -> dict[str, Any]:
@@ -136,16 +126,12 @@ def _open_or_make(
     config, folder = session.config, session.config.task.store
     if (Path(folder) / "about.json").exists():
         store = Store(folder)
-        store.check_whole()
         if store.begun():
-            store.check(fingerprint, kinds, folder)
+            store.check(fingerprint, kinds)
             return
-    first = next(iter(splits.values()))
-    batch = next(iter(device_loader(first, [torch.arange(min(2, len(first)))], 0, session)))
-    arrays = {
-        name: ArraySpec(value.shape[1:], str(value.dtype))
-        for name, value in _of_batch(session, model, batch, kinds).items()
-    }
+    batch = next(iter(device_loader(next(iter(splits.values())), [torch.arange(1)], 0, session)))
+    made = _of_batch(session, model, batch, kinds)
+    arrays = {name: ArraySpec(value.shape[1:], str(value.dtype)) for name, value in made.items()}
     about = {
         "experiment": config.name,
         "data": data.name,
@@ -163,8 +149,7 @@ def _fingerprint(session: Session, data: Any, model: Any, splits: dict[str, Any]
     config = session.config
     digest = hashlib.sha256()
     for name, value in sorted(model.backbone.state_dict().items()):
-        digest.update(f"{name} {tuple(value.shape)}".encode())
-        digest.update(value.detach().float().cpu().contiguous().numpy().tobytes())
+        digest.update(f"{name} {tuple(value.shape)}".encode() + value.detach().float().cpu().numpy().tobytes())
     preprocessing = {
         **{key: value for key, value in data.state_dict().items() if key != "classes"},
         "stretch": None if config.data.stretch is None else list(config.data.stretch),
@@ -201,12 +186,9 @@ def _blocks(
         for begin in range(number * BLOCK, min((number + 1) * BLOCK, count), size)
     ]
     loader = device_loader(dataset, [indices for _, indices in batches], data.num_workers, session)
-    held: list[dict[str, np.ndarray]] = []
-    for place, ((number, _), batch) in enumerate(zip(batches, loader)):
-        held.append(_of_batch(session, model, batch, kinds))
-        if place + 1 == len(batches) or batches[place + 1][0] != number:
-            yield number, {name: np.concatenate([values[name] for values in held]) for name in held[0]}
-            held = []
+    for number, several in itertools.groupby(zip(batches, loader), key=lambda each: each[0][0]):
+        held = [_of_batch(session, model, batch, kinds) for _, batch in several]
+        yield number, {name: np.concatenate([values[name] for values in held]) for name in held[0]}
 
 
 def _of_batch(session: Session, model: Any, batch: Any, kinds: list[str]) -> dict[str, np.ndarray]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Sequence
 
 import numpy as np
@@ -12,63 +13,52 @@ from exp.errors import ConfigError
 if TYPE_CHECKING:
     from exp.vision.probe.store import Store
 
-__all__ = ["INPUTS", "Rows", "check_sizes", "patch_labels", "per_class", "rows_of"]
+__all__ = ["Rows", "check_sizes", "patch_labels", "per_class", "rows_of"]
 
-INPUTS = {"cls": ("cls",), "mean": ("mean",), "cls+mean": ("cls", "mean"), "patches": ("patches",)}
-"""``task.features``: which arrays stand side by side."""
 _BLOCK = 4096
 
 
+@dataclass(frozen=True)
 class Rows:
     """Rows (n, D) of one split, and their labels.
 
     Attributes:
-        labels: int64 (n,), or float32 (n, K) of several labels each.
-        dim: elements of a row (D).
-
-    Args:
         arrays: (N, D_i) each, mapped; side by side they make the rows.
-        labels: of the chosen rows.
+        labels: of the chosen rows, int64 (n,).
         numbers: which of the N, ascending; int64 (n,).
         memory_bytes: tables that take more are kept in a temporary file, which is mapped.
     """
 
-    def __init__(
-        self, arrays: Sequence[np.ndarray], labels: np.ndarray, numbers: np.ndarray, memory_bytes: int
-    ) -> None:
-        self.arrays, self.labels, self.numbers, self.memory_bytes = arrays, labels, numbers, memory_bytes
-        self.dim = sum(int(array.shape[1]) for array in arrays)
+    arrays: Sequence[np.ndarray]
+    labels: np.ndarray
+    numbers: np.ndarray
+    memory_bytes: int
 
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def blocks(self) -> Iterator[tuple[slice, np.ndarray]]:
-        """All rows in their order: which they are, and float64 (b, D).
+    @property
+    def dim(self) -> int:
+        """Elements of a row (D)."""
+        return sum(int(array.shape[1]) for array in self.arrays)
 
-        Raises:
-            ConfigError: a feature is not finite.
-        """
+    def blocks(self) -> Iterator[np.ndarray]:
+        """All rows in their order, some at a time: float64 (b, D)."""
         for begin in range(0, len(self), _BLOCK):
             numbers = self.numbers[begin : begin + _BLOCK]
-            block = np.concatenate([array[numbers] for array in self.arrays], axis=1, dtype=np.float64)
-            strange = np.flatnonzero(~np.isfinite(block).all(axis=1))
-            if len(strange):
-                raise ConfigError(
-                    f"task.store: features of row {numbers[strange[0]]} are not finite, so the store is damaged; "
-                    "remove the folder, and make it again with task=features"
-                )
-            yield slice(begin, begin + len(numbers)), block
+            yield np.concatenate([array[numbers] for array in self.arrays], axis=1, dtype=np.float64)
 
     def table(self, change: Callable[[np.ndarray], np.ndarray] = np.asarray) -> np.ndarray:
         """All rows at once, each block after ``change``: float64 (n, D)."""
-        shape = (len(self), self.dim)
+        shape, begin = (len(self), self.dim), 0
         if 8 * shape[0] * shape[1] <= self.memory_bytes:
             made = np.empty(shape)
         else:
             file = tempfile.TemporaryFile()  # noqa: SIM115 - it goes with the array
             made = np.memmap(file, np.float64, "w+", shape=shape)
-        for where, block in self.blocks():
-            made[where] = change(block)
+        for block in self.blocks():
+            made[begin : begin + len(block)] = change(block)
+            begin += len(block)
         return made
 
 
@@ -80,7 +70,7 @@ def rows_of(
     Args:
         store: of features.
         split: ``train``, ``val`` or ``test``.
-        kind: of :data:`INPUTS`.
+        kind: ``cls``, ``mean``, ``cls+mean`` or ``patches``.
         memory_bytes: see :class:`Rows`.
         num_classes: classes (K).
         images: numbers of the images to use, ascending; None: all.
@@ -88,58 +78,51 @@ def rows_of(
     Raises:
         ConfigError: the store has no such features, or no image has a label.
     """
-    lacking = [name for name in INPUTS[kind] if name not in store.about["kinds"]]
+    names = kind.split("+")
+    lacking = [name for name in names if name not in store.about["kinds"]]
     if lacking:
         raise ConfigError(
             f"task.features={kind}: {store.folder} has no {', '.join(lacking)}; make one with task=features "
             "task.patches=true"
         )
-    labels = np.array(store.array(split, "labels")) if kind != "patches" else patch_labels(store, split, num_classes)
-    arrays = [store.array(split, name) for name in INPUTS[kind]]
+    arrays, labels = [store.array(split, name) for name in names], np.array(store.array(split, "labels"))
     of_image = np.arange(len(labels))
     if kind == "patches":
-        arrays = [array.reshape(-1, array.shape[-1]) for array in arrays]
-        of_image //= len(labels) // len(store.array(split, "labels"))
-    used = np.ones(len(labels), bool) if images is None else np.isin(of_image, images)
-    if labels.ndim == 1:
-        used &= (labels >= 0) & (labels < num_classes)
+        of_image = of_image.repeat(arrays[0].shape[1] * arrays[0].shape[2])
+        arrays, labels = [arrays[0].reshape(-1, arrays[0].shape[-1])], patch_labels(store, split, num_classes)
+    used = (labels >= 0) & (labels < num_classes)
+    if images is not None:
+        used &= np.isin(of_image, images)
     numbers = np.flatnonzero(used)
     if not len(numbers):
         raise ConfigError(f"{store.folder}: no image of {split} has a label; nothing can be probed")
-    return Rows(arrays, labels[numbers].astype(np.int64 if labels.ndim == 1 else np.float32), numbers, memory_bytes)
+    return Rows(arrays, labels[numbers].astype(np.int64), numbers, memory_bytes)
 
 
 def patch_labels(store: Store, split: str, num_classes: int) -> np.ndarray:
     """The class of most known pixels of each patch, -1 where none is known: int64 (N * h * w,)."""
-    masks, features = store.array(split, "labels"), store.array(split, "patches")
+    masks, (count, tall, wide, _) = store.array(split, "labels"), store.array(split, "patches").shape
     patch = int(store.about["patch_size"])
-    count, tall, wide = features.shape[:3]
-    found = np.full((count, tall * wide), -1, np.int64)
+    found = np.empty((count, tall * wide), np.int64)
     for number in range(count):
-        mask = np.full((tall * patch, wide * patch), 255, np.uint8)
-        picture = masks[number][: tall * patch, : wide * patch]
-        mask[: picture.shape[0], : picture.shape[1]] = picture
-        cells = mask.reshape(tall, patch, wide, patch).transpose(0, 2, 1, 3).reshape(tall * wide, patch * patch)
-        counts = np.stack([(cells == label).sum(axis=1) for label in range(num_classes)], axis=1)
-        found[number] = np.where(counts.sum(axis=1) > 0, counts.argmax(axis=1), -1)
+        mask = masks[number][: tall * patch, : wide * patch]
+        edges = ((0, tall * patch - mask.shape[0]), (0, wide * patch - mask.shape[1]))
+        cells = np.pad(mask, edges, constant_values=255).reshape(tall, patch, wide, patch)
+        counts = np.stack([(cells == label).sum(axis=(1, 3)).ravel() for label in range(num_classes)], axis=1)
+        found[number] = np.where(counts.any(axis=1), counts.argmax(axis=1), -1)
     return found.reshape(-1)
 
 
 def per_class(rows: Rows, shots: int, seed: int) -> Rows:
-    """At most ``shots`` rows of each class, drawn by a seed; ``rows`` have one label each."""
+    """At most ``shots`` rows of each class, drawn by a seed."""
     generator = np.random.default_rng([seed, shots])
     chosen = [generator.permutation(np.flatnonzero(rows.labels == label))[:shots] for label in np.unique(rows.labels)]
     places = np.sort(np.concatenate(chosen))
     return Rows(rows.arrays, rows.labels[places], rows.numbers[places], rows.memory_bytes)
 
 
-def check_sizes(task: Any, train: Rows, classes: Sequence[str]) -> list[str]:
+def check_sizes(task: Any, train: Rows) -> list[str]:
     """Compare ``task.k`` and ``task.shots`` with the number of training rows.
-
-    Args:
-        task: :class:`exp.vision.tasks.Probe`.
-        train: all training rows.
-        classes: names.
 
     Returns:
         What is done otherwise than asked, a line each.
@@ -149,26 +132,18 @@ def check_sizes(task: Any, train: Rows, classes: Sequence[str]) -> list[str]:
     """
     notes, fewest = [], len(train)
     if task.shots:
-        counts = np.bincount(train.labels, minlength=len(classes)).tolist()
-        there = {name: count for name, count in zip(classes, counts) if count}
-        most, least = max(there.values()), min(there, key=lambda name: there[name])
-        if max(task.shots) > most:
+        counts = np.unique(train.labels, return_counts=True)[1]
+        if max(task.shots) > counts.max():
             raise ConfigError(
-                f"task.shots={max(task.shots)} is more than any class has: the largest has {most} training rows; leave "
-                "it out, or take task.shots=[] for all of them"
+                f"task.shots={max(task.shots)} is more than any class has: the largest has {counts.max()} training rows"
             )
         for shots in task.shots:
-            fewer = sum(count < shots for count in there.values())
-            if fewer:
-                notes.append(
-                    f"task.shots={shots}: {fewer} of {len(there)} classes have fewer training rows ({least}: "
-                    f"{there[least]}), and take part with all of them"
-                )
-        fewest = sum(min(count, min(task.shots)) for count in there.values())
-    if "knn" in task.probes:
-        if min(task.k) > fewest:
-            raise ConfigError(f"task.k={list(task.k)}: there are only {fewest} training rows; take fewer neighbours")
-        beyond = [k for k in task.k if k > fewest]
-        if beyond:
-            notes.append(f"task.k={beyond}: left out where there are fewer training rows; the least are {fewest}")
+            if shots > counts.min():
+                notes.append(f"task.shots={shots}: {(counts < shots).sum()} of {len(counts)} classes have fewer rows")
+        fewest = int(np.minimum(counts, min(task.shots)).sum())
+    beyond = [k for k in task.k if k > fewest] if "knn" in task.probes else []
+    if beyond and min(task.k) > fewest:
+        raise ConfigError(f"task.k={list(task.k)}: there are only {fewest} training rows; take fewer neighbors")
+    if beyond:
+        notes.append(f"task.k={beyond}: left out where there are fewer training rows; the least are {fewest}")
     return notes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
 
 import numpy as np
 
@@ -64,24 +64,20 @@ def run_probes(session: Session) -> dict[str, Any]:
     record_environment(session)
     bench = _Bench(task)
     session.begin()
-    for note in bench.notes:
-        session.say(note)
-    jobs = _jobs(task)
     session.say(
         f"{len(bench.train)} rows of {bench.train.dim} ({bench.kind}), {len(bench.classes)} classes; settings are "
         f"chosen on {bench.chosen_on}, results are of {bench.tested_on}"
     )
-    mine = [(jobs.index(job), bench.run(job)) for job in jobs[distributed.rank :: distributed.world_size]]
+    jobs = _jobs(task)
+    mine = [(number, bench.run(jobs[number])) for number in range(distributed.rank, len(jobs), distributed.world_size)]
     in_order = sorted(each for part in distributed.gather(mine) for each in part)
     everything = [Found(*found) for _, several in in_order for found in several]
-    metrics, chosen, best, selected = _chosen(everything, bench.metric)
+    metrics, chosen, best = _chosen(everything, bench.metric)
     short = ", ".join(dict.fromkeys(each.setting for each in everything if not each.converged))
     if short:
-        bench.notes.append(
-            f"logistic: not converged after task.iterations={task.iterations}: {short}; allow more, or take smaller "
-            "task.strengths"
-        )
-        session.say(f"warning: {bench.notes[-1]}")
+        bench.notes.append(f"logistic: not converged after task.iterations={task.iterations}: {short}")
+    for each in bench.notes:
+        session.say(each)
     for each in chosen:
         shots = f", {each.shots} of each class, seed {each.seed}" if each.shots else ""
         session.say(f"{each.probe}: {each.setting}{shots}: {bench.metric} {100 * each.test[bench.metric]:.2f} %")
@@ -92,12 +88,12 @@ def run_probes(session: Session) -> dict[str, Any]:
         session,
         metrics,
         None,
-        selected,
+        _mean(best, bench.metric, "val"),
         files=["probes.csv"],
         metric_name=bench.metric,
         metric=metrics[bench.metric],
         greater_is_better=True,
-        probe=best.probe,
+        probe=best[0].probe,
         chosen=[each._asdict() for each in chosen],
         store=str(task.store),
         fingerprint={key: about["fingerprint"][key] for key in ("weights", "preprocessing")},
@@ -133,50 +129,39 @@ class _Bench:
             labels = "a label for each pixel" if self.pixels else "a label for each image"
             raise ConfigError(f"task.features={self.kind}: the images of {self.store.folder} have {labels}")
         if self.pixels and "knn" in task.probes:
-            if list(task.probes) != ["knn", "logistic", "sgd"]:
-                raise ConfigError("task.probes: knn is for images, not for patches; take [logistic,sgd]")
-            task.probes = ["logistic", "sgd"]  # the default, less what is for images
-        images = np.arange(parts["train"])
-        self.tested_on = "test" if "test" in parts else "val"
+            task.probes = [probe for probe in task.probes if probe != "knn"]  # neighbors are of images
+            if not task.probes:
+                raise ConfigError("task.probes=[knn] is for images, not for patches; take [logistic,sgd]")
+        self.tested_on, images = "test" if "test" in parts else "val", np.arange(parts["train"])
         if "test" in parts and "val" in parts:
             self.chosen_on, self.held = "val", np.arange(parts["val"])
         else:
-            order = np.random.default_rng(0).permutation(images)
-            self.chosen_on, self.held, images = (
-                "train",
-                np.sort(order[::_HELD_OUT]),
-                np.sort(np.delete(order, np.s_[::_HELD_OUT])),
-            )
+            self.chosen_on, self.held = "train", np.sort(np.random.default_rng(0).permutation(images)[::_HELD_OUT])
+            images = np.setdiff1d(images, self.held)
         self.train, self.val = self._rows("train", images), self._rows(self.chosen_on, self.held)
         self.test = self._rows(self.tested_on, None)
-        several = self.train.labels.ndim == 2
-        self.metric = "mIoU" if self.pixels else "mAP" if several else "accuracy"
-        if several and task.shots:
-            raise ConfigError("task.shots counts images of one class each, and these have several labels; leave it out")
-        self.notes = check_sizes(task, self.train, self.classes)
+        self.metric = "mIoU" if self.pixels else "accuracy"
+        self.notes = check_sizes(task, self.train)
 
     def _rows(self, split: str, images: np.ndarray | None) -> Rows:
         return rows_of(self.store, split, self.kind, self.task.resident_mib * 2**20, len(self.classes), images)
 
     def run(self, job: _Job) -> list[Any]:
-        """All settings of a job, in the order of the user's."""
+        """All settings of a job, in the order of the user's: the arguments of :class:`Found`."""
         train = per_class(self.train, job.shots, job.seed) if job.shots else self.train
-        made = self._neighbours(train) if job.probe == "knn" else self._linear(train, job)
+        made = self._neighbors(train) if job.probe == "knn" else self._linear(train, job)
         return [(job.probe, job.shots, job.seed, *each) for each in made]
 
-    def _neighbours(self, train: Rows) -> list[Any]:
-        task, wanted = self.task, [k for k in self.task.k if k <= len(train)]
-        found = [(rows, *fit.nearest(train, rows, max(wanted), task.metric)) for rows in (self.val, self.test)]
+    def _neighbors(self, train: Rows) -> list[Any]:
+        wanted, count = [k for k in self.task.k if k <= len(train)], len(self.classes)
+        found = [(rows, *fit.nearest(train, rows, max(wanted), self.task.metric)) for rows in (self.val, self.test)]
         made = []
-        for k in wanted:
-            for warmth in task.temperature:
-                values = [
-                    fit.of_images(
-                        fit.votes(alike[:, :k], train.labels[places[:, :k]], len(self.classes), warmth), rows.labels
-                    )
-                    for rows, alike, places in found
-                ]
-                made.append((f"k={k} temperature={warmth:g}", *values))
+        for k, warmth in [(k, warmth) for k in wanted for warmth in self.task.temperature]:
+            values = [
+                fit.of_images(fit.votes(alike[:, :k], train.labels[places[:, :k]], count, warmth), rows.labels)
+                for rows, alike, places in found
+            ]
+            made.append((f"k={k} temperature={warmth:g}", *values))
         return made
 
     def _linear(self, train: Rows, job: _Job) -> list[Any]:
@@ -195,32 +180,30 @@ class _Bench:
                 table = np.concatenate([table, self.val.table(change)])
                 labels = np.concatenate([train.labels, self.val.labels])
                 tested = [fit.fit_logistic(table, labels, count, job.strength, task.iterations)[0]]
-        if self.pixels:
-            val = fit.of_pixels(self.store, self.chosen_on, self.held, change, weights)
-            test = fit.of_pixels(
-                self.store, self.tested_on, np.arange(self.store.about["parts"][self.tested_on]), change, tested
-            )
-        else:
-            val, test = (
-                [fit.of_images(fit.scores(rows, change, each), rows.labels) for each in several]
-                for rows, several in ((self.val, weights), (self.test, tested))
-            )
+        val = self._measured(self.chosen_on, self.held, self.val, change, weights)
+        all_ = np.arange(self.store.about["parts"][self.tested_on])
+        test = self._measured(self.tested_on, all_, self.test, change, tested)
         return [(*each, converged) for each in zip(settings, val, test)]
 
+    def _measured(self, split: str, images: np.ndarray, rows: Rows, change: Any, weights: Sequence[Any]) -> list[Any]:
+        if self.pixels:
+            return fit.of_pixels(self.store, split, images, change, weights)
+        return [fit.of_images(fit.scores(rows, change, each), rows.labels) for each in weights]
 
-def _chosen(everything: list[Found], metric: str) -> tuple[dict[str, float], list[Found], Found, float]:
+
+def _chosen(everything: list[Found], metric: str) -> tuple[dict[str, float], list[Found], list[Found]]:
     """The setting of each probe that is best on validation; of equal ones the first.
 
     Returns:
         Metrics for the record: those of the best probe by their own names, and of each probe, with means over seeds;
-        what was chosen; the best of all; and its metric on validation.
+        what was chosen; and of that the best probe, over its seeds.
     """
     best: dict[tuple[str, int, int], Found] = {}
+    groups: dict[tuple[str, int], list[Found]] = {}
     for each in everything:
         key = each.probe, each.shots, each.seed
         if key not in best or each.val[metric] > best[key].val[metric]:
             best[key] = each
-    groups: dict[tuple[str, int], list[Found]] = {}
     for each in best.values():
         groups.setdefault((each.probe, each.shots), []).append(each)
     most = max(shots for _, shots in groups)
@@ -231,7 +214,7 @@ def _chosen(everything: list[Found], metric: str) -> tuple[dict[str, float], lis
         metrics.update({f"{title}_{name}": _mean(group, name) for name in group[0].test})
         if len(group) > 1:
             metrics[f"{title}_{metric}_std"] = float(np.std([each.test[metric] for each in group], ddof=1))
-    return metrics, list(best.values()), top[0], _mean(top, metric, "val")
+    return metrics, list(best.values()), top
 
 
 def _mean(group: list[Found], name: str, split: str = "test") -> float:
@@ -239,10 +222,16 @@ def _mean(group: list[Found], name: str, split: str = "test") -> float:
 
 
 def _csv(everything: list[Found]) -> bytes:
-    names = list(everything[0].val)
-    head = ["probe", "shots", "seed", "setting", *(f"{split}_{name}" for split in ("val", "test") for name in names)]
     rows = [
-        [each.probe, each.shots or "all", each.seed, each.setting, *each.val.values(), *each.test.values(),
-         "" if each.converged else "not converged"] for each in everything
-    ]  # fmt: skip
-    return csv_content([[*head, "note"], *rows])
+        {
+            "probe": each.probe,
+            "shots": each.shots or "all",
+            "seed": each.seed,
+            "setting": each.setting,
+            **{f"val_{name}": value for name, value in each.val.items()},
+            **{f"test_{name}": value for name, value in each.test.items()},
+            "note": "" if each.converged else "not converged",
+        }
+        for each in everything
+    ]
+    return csv_content([rows[0], *(row.values() for row in rows)])

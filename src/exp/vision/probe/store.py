@@ -4,7 +4,7 @@
     <part>_cls.npy              (N, D), of the image
     <part>_mean.npy             (N, D), the mean of its patches
     <part>_patches.npy          (N, h, w, D), where they were asked for
-    <part>_labels.npy           (N,) int64, -1: does not count; (N, K) of several; (N, H, W) uint8 of pixels
+    <part>_labels.npy           (N,) int64, -1: does not count; (N, H, W) uint8 of pixels
     <part>_skipped.npy          (N,) uint8, 1: the image could not be used (data.on_error=skip)
     <part>_done.npy             (blocks,) uint8
 
@@ -81,9 +81,8 @@ class Store:
             whole["done"] = ArraySpec((-(-count // BLOCK),), "uint8")
             for name, spec in whole.items():
                 # A sparse file: nothing is written but its header, however large it is to become.
-                np.lib.format.open_memmap(
-                    str(place / f"{split}_{name}.npy"), mode="w+", dtype=np.dtype(spec.dtype), shape=tuple(spec.shape)
-                )
+                path = str(place / f"{split}_{name}.npy")
+                np.lib.format.open_memmap(path, mode="w+", dtype=np.dtype(spec.dtype), shape=tuple(spec.shape))
         kinds = [name for name in arrays if name != "labels"]
         # Last: a folder without it is none.
         write_json(place / "about.json", {"version": _VERSION, **about, "kinds": kinds, "parts": dict(counts)})
@@ -94,8 +93,7 @@ class Store:
         Raises:
             ConfigError: it is missing, or shorter than it should be.
         """
-        path = self.folder / f"{split}_{name}.npy"
-        count = self.about["parts"][split]
+        path, count = self.folder / f"{split}_{name}.npy", self.about["parts"][split]
         try:
             found: np.ndarray = np.load(str(path), mmap_mode="r")
             if len(found) == (-(-count // BLOCK) if name == "done" else count):
@@ -108,64 +106,57 @@ class Store:
             "folder, and make it again with task=features"
         )
 
-    def check_whole(self) -> None:
-        """Open all arrays, which refuses those that are missing or short."""
-        for split in self.about["parts"]:
-            for name in (*self.about["kinds"], "labels", "done"):
-                self.array(split, name)
-
     def missing(self, split: str) -> list[int]:
-        """Numbers of the blocks that are not done."""
+        """Numbers of the blocks that are not done.
+
+        Raises:
+            ConfigError: an array is missing, or shorter than it should be.
+        """
+        for name in (*self.about["kinds"], "labels"):
+            self.array(split, name)
         return np.flatnonzero(np.array(self.array(split, "done")) == 0).tolist()
 
     def begun(self) -> bool:
-        """Whether any block is done; one without is as good as none, such as a refused run has left."""
+        """Whether any block is done; a store without is as good as none, such as a refused run leaves."""
         return any(bool(self.array(split, "done").any()) for split in self.about["parts"])
 
     def write_block(self, split: str, number: int, values: Mapping[str, np.ndarray]) -> None:
-        """Write a block to every array, and then that it is done.
+        """Write a block to every array, and then that it is done."""
+        for name, value in values.items():
+            self._write(split, name, number * BLOCK, value)
+        self._write(split, "done", number, np.ones(1))
 
-        Positioned writes, not a map: several machines may write to one file of a shared folder.
-        """
-        for name, value in [*values.items(), ("done", None)]:
-            array = self.array(split, name)
-            assert isinstance(array, np.memmap)
-            first = number if value is None else number * BLOCK
-            content = np.ones(1, np.uint8) if value is None else np.ascontiguousarray(value, array.dtype)
-            if value is not None and content.shape[1:] != array.shape[1:]:
-                raise ValueError(f"{split}_{name}.npy holds {array.shape[1:]} of each image, not {content.shape[1:]}")
-            with (self.folder / f"{split}_{name}.npy").open("r+b") as file:
-                file.seek(array.offset + first * array.strides[0])
-                file.write(content.tobytes())
+    def _write(self, split: str, name: str, first: int, value: np.ndarray) -> None:
+        """A positioned write, no map: several machines may write to one file of a shared folder."""
+        array = self.array(split, name)
+        assert isinstance(array, np.memmap)
+        content = np.ascontiguousarray(value, array.dtype)
+        if content.shape[1:] != array.shape[1:]:
+            raise ValueError(f"{split}_{name}.npy holds {array.shape[1:]} of each image, not {content.shape[1:]}")
+        with (self.folder / f"{split}_{name}.npy").open("r+b") as file:
+            file.seek(array.offset + first * array.strides[0])
+            file.write(content.tobytes())
 
-    def check(self, fingerprint: Mapping[str, Any], kinds: Sequence[str], shown: str) -> None:
+    def check(self, fingerprint: Mapping[str, Any], kinds: Sequence[str]) -> None:
         """Refuse to go on with other features than would be computed now.
 
         Args:
             fingerprint: of weights, preprocessing and data, as it would be made now.
             kinds: what is wanted of each image.
-            shown: the folder as the user named it.
 
         Raises:
             ConfigError: they are others; says what differs, and how.
         """
-        kept, wrong = self.about["fingerprint"], []
-        if kept["weights"] != fingerprint["weights"]:
-            wrong.append(f"weights ({kept['weights']['sha256'][:12]}, now {fingerprint['weights']['sha256'][:12]})")
-        old, new = kept["preprocessing"], fingerprint["preprocessing"]
-        keys = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key)]
-        if keys:
-            wrong.append(f"preprocessing ({', '.join(f'{key} {old.get(key)}, now {new.get(key)}' for key in keys)})")
-        found = differences(kept["data"], fingerprint["data"])
-        if found:
-            wrong.append(f"data ({'; '.join(found[:2])})")
+        kept, wrong = self.about["fingerprint"], [f"no {kind}" for kind in kinds if kind not in self.about["kinds"]]
+        for name in ("weights", "preprocessing"):
+            old, new = kept[name], fingerprint[name]
+            keys = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key)]
+            wrong += [f"{name}: {key} {old.get(key)}, now {new.get(key)}" for key in keys]
+        wrong += [f"data: {each}" for each in differences(kept["data"], fingerprint["data"])[:2]]
         if wrong:
             raise ConfigError(
-                f"task.store={shown} holds other features, by {' and '.join(wrong)}; take another one or remove it"
+                f"task.store={self.folder} holds other features ({'; '.join(wrong)}); take another folder, or remove it"
             )
-        lacking = [kind for kind in kinds if kind not in self.about["kinds"]]
-        if lacking:
-            raise ConfigError(f"task.store={shown} was made without {', '.join(lacking)}; take another folder")
 
     def check_complete(self) -> None:
         """Refuse a store whose blocks are not all done.
@@ -173,7 +164,6 @@ class Store:
         Raises:
             ConfigError: some are not, or an array is damaged.
         """
-        self.check_whole()
         lacking = sum(len(self.missing(split)) for split in self.about["parts"])
         if lacking:
             raise ConfigError(
