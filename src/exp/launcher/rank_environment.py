@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
@@ -71,15 +72,14 @@ class RankEnvironment:
         if not all(re.fullmatch(r"\d+", text) for text in texts):
             raise ConfigError(f"{shown}: one is no whole number; correct what sets it")
         rank, size, local_rank, local_size, port = map(int, texts)
-        if len(set(on_nodes)) > 1 or local_size == 0 or size % local_size:
-            raise ConfigError(f"{shown}: every node must have as many processes; have the scheduler start as many")
-        if rank >= size or local_rank >= local_size or (local_size == size and local_rank != rank):
+        even = len(set(on_nodes)) == 1 and local_size > 0 and size % local_size == 0
+        below = rank < size and local_rank < local_size and (local_size < size or local_rank == rank)
+        if not even or not below or (size > 1 and not 0 < port < 65536):
             raise ConfigError(
-                f"{shown}: ranks must be below their sizes, of which the local one is {local_size} "
-                f"({names[3]}, or nproc), and the same on one node; correct what sets them"
+                f"{shown} do not go together: every node must have as many processes ({names[3]}, or nproc: "
+                f"{local_size}), ranks must be below their sizes, the two the same on one node, and the port in 1 to "
+                "65535; correct what sets them"
             )
-        if size > 1 and not 0 < port < 65536:
-            raise ConfigError(f"{shown}: MASTER_PORT is no port; correct it")
         return cls(rank, size, local_rank, local_size, environ.get("MASTER_ADDR", "127.0.0.1"), port)
 
     @property
@@ -104,9 +104,9 @@ class Group(NamedTuple):
 def find_group(environ: Mapping[str, str], nnodes: int = 1) -> Group | None:
     """The group of processes that a launcher has started this one in; None: nothing says that there is one.
 
-    The launchers of MPI give their variables to what they start, and to nothing else. Those of torch are also left over
-    in a shell: they count if they are complete, and a scheduler or a process of another rank is there. Those of srun
-    are also in a shell that it has started (``srun --pty``): there has to be another task with the same command line.
+    The launchers of MPI give their variables to what they start, and to nothing else. Those of torch and srun are also
+    left over in a shell (``srun --pty``): they count where a scheduler, or a process of another rank with the same
+    command line, is there. A step of srun's where neither is seen is worth a warning.
 
     Args:
         environ: the environment.
@@ -115,21 +115,13 @@ def find_group(environ: Mapping[str, str], nnodes: int = 1) -> Group | None:
     for names in _FAMILIES:
         rank, size = (environ.get(name, "") for name in names[:2])
         several = rank.isdigit() and size.isdigit() and int(rank) < int(size) and int(size) not in (1, nnodes)
-        if not several:
+        # srun may set some of PMI's, not the local rank.
+        if not several or any(name not in environ for name in (names[2], *(_MASTER if names is _TORCH else ()))):
             continue
-        shown = _shown(environ, names)
-        if names is _TORCH:
-            whole = all(name in environ for name in (names[2], *_MASTER))
-            scheduled = any(name in environ for name in _SCHEDULED)
-            if whole and (scheduled or _another_runs(environ, names[0], (names[1], *_MASTER))):
-                return Group(shown, True)
-        elif names is _SRUN:
-            lives = _another_runs(environ, names[0], (*_STEP, names[1]), same_command=True)
-            if lives:
-                time.sleep(_STAYS_S)  # the others, too, have to see this process
-            return Group(shown, lives)
-        elif names[2] in environ:  # srun may set some of PMI's, not the local rank
-            return Group(shown, True)
+        scheduled = names is _TORCH and any(name in environ for name in _SCHEDULED)
+        lives = scheduled or names in (_OPEN_MPI, _MPICH) or _another_runs(environ, names)
+        if lives or names is _SRUN:
+            return Group(_shown(environ, names), lives)
     return None
 
 
@@ -183,26 +175,23 @@ def be_quiet(arguments: list[str]) -> None:
         os.close(nowhere)
 
 
-def _another_runs(environ: Mapping[str, str], rank: str, group: Sequence[str], same_command: bool = False) -> bool:
-    """Whether a process on this machine has another rank of the same group.
+def _another_runs(environ: Mapping[str, str], names: Sequence[str]) -> bool:
+    """Whether a process on this machine has the same command line, and another rank of the same group.
 
     Args:
         environ: the environment.
-        rank: the variable of the rank.
-        group: variables that all processes of the group have in common.
-        same_command: count only those with the same command line.
+        names: the variables of rank, world size and local rank.
     """
-    same = {f"{name}={environ[name]}".encode() for name in group if name in environ}
-    mine = f"{rank}={environ[rank]}".encode()
+    group = {f"{name}={environ[name]}".encode() for name in (names[1], *_MASTER, *_STEP) if name in environ}
+    rank, mine = f"{names[0]}=".encode(), f"{names[0]}={environ[names[0]]}".encode()
     command = Path("/proc/self/cmdline").read_bytes()
     for entry in Path("/proc").glob("[0-9]*"):
-        try:
+        with contextlib.suppress(OSError):  # it has ended, or is somebody else's
             own = set((entry / "environ").read_bytes().split(b"\0"))
-            others = [each for each in own if each.startswith(f"{rank}=".encode()) and each != mine]
-            if others and same <= own and (not same_command or (entry / "cmdline").read_bytes() == command):
+            others = any(each.startswith(rank) and each != mine for each in own)
+            if others and group <= own and (entry / "cmdline").read_bytes() == command:
+                time.sleep(_STAYS_S)  # the others, too, have to see this process
                 return True
-        except OSError:
-            continue  # it has ended, or is somebody else's
     return False
 
 
