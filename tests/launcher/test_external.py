@@ -94,7 +94,7 @@ def test_groups_that_live_are_told_from_leftovers(given, lives):
     assert find_group(given, 2) is None, "one agent on each of two nodes is as it should be"
 
 
-def test_a_process_of_another_rank_makes_a_group_a_living_one(tmp_path):
+def test_a_process_of_another_rank_makes_a_group_a_living_one():
     program = """
 import os, sys, time
 from exp.launcher import rank_environment
@@ -103,11 +103,6 @@ time.sleep(0.5)
 found = rank_environment.find_group(os.environ)
 print(found is not None and found.lives)
 """
-    run = {"args": [sys.executable, "-c", program], "stdout": subprocess.PIPE}
-    two = [
-        subprocess.Popen(
-            [sys.executable, "-c", program], env={**os.environ, **TWO, "RANK": rank}, stdout=subprocess.PIPE
-        )
-        for rank in "01"
-    ]
+    command, places = [sys.executable, "-c", program], [{**os.environ, **TWO, "RANK": rank} for rank in "01"]
+    two = [subprocess.Popen(command, env=place, stdout=subprocess.PIPE) for place in places]
     assert [process.communicate()[0] for process in two] == [b"True\n"] * 2

@@ -49,7 +49,6 @@ SlurmctldParameters=preempt_send_user_signal
 KillWait=5
 ReturnToService=2
 FirstJobId={first_job}
-MaxArraySize=4
 {nodes}
 PartitionName=main Nodes=ALL Default=YES PriorityTier=1 GraceTime=20
 PartitionName=urgent Nodes=ALL PriorityTier=10

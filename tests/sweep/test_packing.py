@@ -1,4 +1,4 @@
-"""Who gets which devices, and which jobs one array."""
+"""Who gets which devices."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytest
 
 from exp.hardware.cards import only
 from exp.hardware.registry import create_backend
-from exp.launcher.submitit import array_size
 from exp.sweep.packing import _Pools
 
 
@@ -50,10 +49,3 @@ def test_a_job_sees_its_own_devices_among_those_that_are_visible(monkeypatch, na
     for variable, value in given.items():
         monkeypatch.setenv(variable, value)
     assert only(backend_of(name), devices) == wanted
-
-
-def test_slurm_says_how_many_jobs_an_array_may_have(monkeypatch, tmp_path):
-    (tmp_path / "scontrol").write_text("#!/bin/sh\necho 'MaxArraySize            = 40'\n")
-    (tmp_path / "scontrol").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert array_size() == 40
