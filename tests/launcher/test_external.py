@@ -90,7 +90,7 @@ def without(name: str, given: dict[str, str]) -> dict[str, str]:
 )
 def test_groups_that_live_are_told_from_leftovers(given, lives):
     group = find_group(given)
-    assert (None if group is None else group.lives) is lives
+    assert (None if group is None else group[1]) is lives
     assert find_group(given, 2) is None, "one agent on each of two nodes is as it should be"
 
 
@@ -101,7 +101,7 @@ from exp.launcher import rank_environment
 rank_environment._STAYS_S = 1
 time.sleep(0.5)
 found = rank_environment.find_group(os.environ)
-print(found is not None and found.lives)
+print(found is not None and found[1])
 """
     command, places = [sys.executable, "-c", program], [{**os.environ, **TWO, "RANK": rank} for rank in "01"]
     two = [subprocess.Popen(command, env=place, stdout=subprocess.PIPE) for place in places]

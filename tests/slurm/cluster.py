@@ -52,7 +52,6 @@ FirstJobId={first_job}
 {nodes}
 PartitionName=main Nodes=ALL Default=YES PriorityTier=1 GraceTime=20
 PartitionName=urgent Nodes=ALL PriorityTier=10
-PartitionName=small Nodes=ALL MaxNodes=1 MaxTime=10
 """
 _NODE = "NodeName={name} NodeAddr={address} Port={port} CPUs=4 RealMemory=8000 Gres=gcu:8 State=UNKNOWN"
 _BEGIN_NODE = """

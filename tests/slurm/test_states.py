@@ -17,7 +17,6 @@ def test_jobs_that_have_ended_and_one_that_waits(cluster):
     states = find_states([*jobs, held])
     assert [states[job].name for job in jobs] == ["COMPLETED", "COMPLETED", "FAILED", "FAILED"]
     assert (states[held].name, states[held].reason) == ("PENDING", "JobHeldUser")
-    assert not states[held].never_starts
     assert describe_end(jobs[2], states[jobs[2]]).startswith(f"Slurm job {jobs[2]} on n")
 
 

@@ -55,15 +55,6 @@ def test_a_wrong_request_is_refused_before_it_is_submitted(submit, cluster, tmp_
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_request_that_can_never_be_met_is_cancelled(submit, cluster):
-    running = submit("launcher.partition=small", "launcher.time_minutes=20")
-    said = running.end(code=3)  # nothing has been computed
-    assert "will never start" in said
-    assert "PartitionTimeLimit" in said
-    assert cluster.jobs() == []
-    assert not (running.run / "result.json").exists()
-
-
 def test_the_signal_before_the_time_limit_loses_no_step(submit, whole, result, cluster):
     running = submit(*EXACT, "nproc=2")
     running.wait_for_steps()

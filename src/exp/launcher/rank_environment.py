@@ -9,12 +9,12 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Mapping, MutableMapping, NamedTuple, Sequence
+from typing import Mapping, MutableMapping, Sequence
 
 from exp import console
 from exp.errors import ConfigError
 
-__all__ = ["Group", "RankEnvironment", "be_quiet", "drop_stale_variables", "find_group", "take_stale_variables"]
+__all__ = ["RankEnvironment", "be_quiet", "drop_stale_variables", "find_group", "take_stale_variables"]
 
 # What tells rank, world size, local rank and local world size; the first family that is complete counts, else the
 # first of which anything is set (srun sets some of PMI's).
@@ -92,16 +92,7 @@ class RankEnvironment:
         return dict(zip((*_TORCH, *_MASTER), map(str, vars(self).values())))
 
 
-class Group(NamedTuple):
-    """Variables that say that this process is one of several."""
-
-    shown: str
-    """The variables with their values."""
-    lives: bool
-    """Whether the others are there."""
-
-
-def find_group(environ: Mapping[str, str], nnodes: int = 1) -> Group | None:
+def find_group(environ: Mapping[str, str], nnodes: int = 1) -> tuple[str, bool] | None:
     """The group of processes that a launcher has started this one in; None: nothing says that there is one.
 
     The launchers of MPI give their variables to what they start, and to nothing else. Those of torch and srun are also
@@ -111,6 +102,9 @@ def find_group(environ: Mapping[str, str], nnodes: int = 1) -> Group | None:
     Args:
         environ: the environment.
         nnodes: nodes that the user asks for: as many processes are one agent on each, which is what is wanted.
+
+    Returns:
+        The variables with their values, and whether the others are there.
     """
     for names in _FAMILIES:
         rank, size = (environ.get(name, "") for name in names[:2])
@@ -121,7 +115,7 @@ def find_group(environ: Mapping[str, str], nnodes: int = 1) -> Group | None:
         scheduled = names is _TORCH and any(name in environ for name in _SCHEDULED)
         lives = scheduled or names in (_OPEN_MPI, _MPICH) or _another_runs(environ, names)
         if lives or names is _SRUN:
-            return Group(_shown(environ, names), lives)
+            return _shown(environ, names), lives
     return None
 
 
@@ -134,16 +128,16 @@ def drop_stale_variables(nnodes: int = 1) -> None:
     Raises:
         ConfigError: they are no leftovers: this process is one of several.
     """
-    group = find_group(os.environ, nnodes)
-    if group is not None and group.lives:
+    shown, lives = find_group(os.environ, nnodes) or ("", False)
+    if lives:
         raise ConfigError(
-            f"this process was started as one of several ({group.shown}), and each would be a run of its own in one "
+            f"this process was started as one of several ({shown}), and each would be a run of its own in one "
             "folder; launcher=external takes this place; launcher=torchrun nproc=N, started once on each node without "
             "them, starts the processes itself"
         )
-    if group is not None:
+    if shown:
         console.warn(
-            f"{group.shown} tell of several processes, but no other one with this command is seen here: this is a run "
+            f"{shown} tell of several processes, but no other one with this command is seen here: this is a run "
             "of its own; launcher=external makes them one"
         )
     stale = take_stale_variables(os.environ)

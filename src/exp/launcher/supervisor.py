@@ -56,6 +56,7 @@ class Supervisor:
     killed: bool = False
     """Whether this process ended the job, because a rank had failed or did not end."""
     unkillable: list[int] = field(default_factory=list)
+    """Processes that were still there at the end."""
     _job: str = field(default_factory=lambda: secrets.token_hex(8))
     _process: subprocess.Popen[bytes] | None = None
     _detector: HangDetector | None = None

@@ -200,7 +200,8 @@ def run_worker(folder: RunFolder, info: RankInfo, redirect: bool) -> None:
         error_file.unlink()
     if redirect:
         _redirect(log, keep_stdout=info.rank == 0)
-    handler = _LogFile(log, encoding="utf-8")
+    logging.raiseExceptions = False  # where the disk is full, the run itself will find out
+    handler = logging.FileHandler(log, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.getLogger().addHandler(handler)
     logging.getLogger().setLevel(logging.INFO)
@@ -241,13 +242,6 @@ def describe_error(error: BaseException, folder: RunFolder, info: RankInfo) -> R
         of_peer=of_peer,
         own=ours is not None,
     )
-
-
-class _LogFile(logging.FileHandler):
-    """Is silent where the disk is full: the run itself will find out."""
-
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
-        """Where logging would print a traceback to the terminal."""
 
 
 def _redirect(log: Path, keep_stdout: bool) -> None:
