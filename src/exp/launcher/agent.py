@@ -118,11 +118,9 @@ def _watch_parent(parent: int, scratch: str) -> threading.Thread:
         while os.getppid() == parent:
             time.sleep(0.5)
         kill_job(os.environ[JOB_VARIABLE])
-        for _ in range(40):  # torch's agent, in the main thread, may still write there
-            shutil.rmtree(scratch, ignore_errors=True)
-            if not os.path.exists(scratch):  # noqa: PTH110
-                break
-            time.sleep(0.05)
+        deadline = time.monotonic() + 2
+        while os.path.exists(scratch) and time.monotonic() < deadline:  # noqa: PTH110
+            shutil.rmtree(scratch, ignore_errors=True)  # torch's agent, in the main thread, may still write there
         os._exit(1)
 
     thread = threading.Thread(target=watch, name="watch-parent", daemon=True)
@@ -134,26 +132,29 @@ def _launch_config(spec: dict[str, Any]) -> Any:
     """The agent's settings; torch 1.10 does not know all of them."""
     from torch.distributed.launcher.api import LaunchConfig
 
-    from exp.launcher.rendezvous import RENDEZVOUS
+    timeout_s: int = spec["timeout_s"]
+    address: str | None = "127.0.0.1"
+    # On one node the agent is alone, with a file in the private folder of the job.
+    rendezvous, configs = "c10d", {"store_type": "file", "timeout": timeout_s}
+    if spec["nnodes"] > 1:
+        from exp.launcher.rendezvous import RENDEZVOUS
 
-    single, timeout_s = spec["nnodes"] == 1, spec["timeout_s"]
-    configs: dict[str, Any] = {"store_type": "file" if single else "tcp", "timeout": timeout_s}
-    if not single:
         # Nodes may come at any time within the time-out; without this, torch gives up after its own minute.
-        configs.update(join_timeout=timeout_s, read_timeout=min(timeout_s, 60))
+        configs = {"timeout": timeout_s, "join_timeout": timeout_s, "read_timeout": min(timeout_s, 60)}
+        rendezvous, address = RENDEZVOUS, address_towards(spec["rdzv_endpoint"])
     settings: dict[str, Any] = {
         "min_nodes": spec["nnodes"],
         "max_nodes": spec["nnodes"],
         "nproc_per_node": spec["nproc"],
         "run_id": spec["rdzv_id"],
-        "rdzv_backend": RENDEZVOUS,
+        "rdzv_backend": rendezvous,
         "rdzv_endpoint": spec["rdzv_endpoint"],
         "rdzv_configs": configs,
         "max_restarts": spec["max_restarts"],
         "monitor_interval": 0.1,
         "shutdown_timeout": _TERM_PATIENCE_S,
         "start_method": START_METHOD,
-        "local_addr": "127.0.0.1" if single else address_towards(spec["rdzv_endpoint"]),
+        "local_addr": address,
     }
     known = inspect.signature(LaunchConfig).parameters
     return LaunchConfig(**{name: value for name, value in settings.items() if name in known})

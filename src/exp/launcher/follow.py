@@ -216,10 +216,9 @@ def attach_to(folder: RunFolder) -> Finished:
     """
     shown = console.shown(folder.path)
     holder, written = holder_of(folder.path), read_json(_record(folder)) or {}
-    if holder is not None and not holder.job:
-        raise ConfigError(f"{shown} is no submitted job's: {holder} runs it; wait for its end")
-    if holder is None and not written:
-        raise ConfigError(f"run={shown} holds no submitted job; attach follows those of launcher=submitit")
+    if not (written if holder is None else holder.job):
+        who = "" if holder is None else f": {holder} runs it"
+        raise ConfigError(f"run={shown} holds no submitted job{who}; attach follows those of launcher=submitit")
     holder = holder or Holder(**written["holder"])
     if holder.cluster == "local" and not holder.is_here():
         raise ConfigError(f"the job of {shown} is a process of {holder.host}; give this command there")
