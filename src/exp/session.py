@@ -73,6 +73,7 @@ class Session:
         resumed_from: the checkpoint that a training goes on from; None: it began anew.
         changed: what a continued training does not do as before.
         pending: whether this start has not taken the place of an earlier run's record yet (:meth:`begin`).
+        begun: whether the run has started (:meth:`begin`).
         reporters: connections to the trackers, on rank 0, once the run has begun.
         unique_name: tells this run from others of the same process.
         restarted_here: whether this process has done a part of the run before (:meth:`start_anew`).
@@ -100,7 +101,7 @@ class Session:
         self.pending = folder.pending
         self.restarted_here = False
         self.reporters: list[Reporter] = []
-        self._begun = False
+        self.begun = False
         self._when_started: list[Callable[[], object]] = []
         self._when_built: list[Callable[[nn.Module], object]] = []
 
@@ -201,20 +202,15 @@ class Session:
         while self._when_built:
             self._when_built.pop(0)(model)
 
-    @property
-    def begun(self) -> bool:
-        """Whether the run has started (:meth:`begin`)."""
-        return self._begun
-
     def begin(self) -> None:
         """The run has started: every rank is through its set-up and the first step, or comes to the first evaluation.
 
         Only now does anything change of the record of an earlier run in this folder. Called by every rank, at the same
         place; calls after the first do nothing.
         """
-        if self._begun:
+        if self.begun:
             return
-        self._begun = True
+        self.begun = True
         waited()
         if self.pending:
             self.distributed.barrier()
@@ -236,7 +232,7 @@ class Session:
         self.unique_name = f"{self.unique_name}-anew"
         self.restarted_here = True
         self.forget()
-        self._begun = False
+        self.begun = False
         self.weights = self.data_state = self.data_files = None
         gc.collect()  # of the data-parallel wrapper, before there is another
         seed_everything(self.config.seed, self.backend)

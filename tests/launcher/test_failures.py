@@ -81,7 +81,7 @@ def test_the_cause_is_the_same_on_whatever_node_it_was(folder, words, ranks):
     collected(folder, [(0, 1.0, True, 1), (1, 1.1, True, 1)])
     for rank in words:
         beat = Beat(5, rank, 9, Stage.HOOKS, 3, 1)
-        write_error(folder, replace(failure_of(beat, rank - 2, None), type="AgentLost"), None)
+        write_error(folder, replace(failure_of(beat, rank - 2, 0), type="AgentLost"), None)
     assert [failure.rank for failure in collect_failures(folder, None, 4, 2)] == ranks
 
 

@@ -31,6 +31,10 @@ def test_auto_is_local_for_one_process_and_torchrun_for_what_that_cannot_do():
         ({**LOCAL, "max_restarts": 1}, "launcher.max_restarts"),
         ({**LOCAL, **TWO_NODES}, "launcher.nnodes"),
         ({"nnodes": 2}, "launcher.rdzv_endpoint"),
+        *(
+            ({"nnodes": 2, "rdzv_endpoint": endpoint}, f"launcher.rdzv_endpoint={endpoint}")
+            for endpoint in ("node0", ":1", "node0:port", "node0:65536", "no.such.host.invalid:29500")
+        ),
     ],
 )
 def test_what_a_launcher_cannot_do_is_refused_with_its_key(settings, key):

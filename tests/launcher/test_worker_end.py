@@ -83,10 +83,8 @@ class Ended(NamedTuple):
     [
         ([Stage.DONE, Stage.DONE], [Ended(1, 11, -4, 100)], True, {}),  # in the clean-up of its device
         ([Stage.DONE, Stage.HOOKS], [], False, {1: "exited with code 0 before its time, in step 7"}),
-        ([Stage.HOOKS, Stage.HOOKS], [Ended(1, 11, -9, 100)], False, {1: "killed by SIGKILL"}),
         # The agent has ended the other one, by SIGTERM or, after its patience, by SIGKILL.
         ([Stage.HOOKS, Stage.HOOKS], [Ended(0, 10, -15, 103), Ended(1, 11, 7, 100)], False, {1: "exited with code 7"}),
-        ([Stage.HOOKS, Stage.HOOKS], [Ended(0, 10, -9, 103), Ended(1, 11, -9, 100)], False, {1: "killed by SIGKILL"}),
         ([Stage.HOOKS, Stage.HOOKS], [Ended(0, 10, -15, 100)], False, {0: "killed by SIGTERM"}),  # somebody else has
     ],
 )

@@ -49,11 +49,9 @@ SlurmctldParameters=preempt_send_user_signal
 KillWait=5
 ReturnToService=2
 FirstJobId={first_job}
-MaxArraySize=4
 {nodes}
 PartitionName=main Nodes=ALL Default=YES PriorityTier=1 GraceTime=20
 PartitionName=urgent Nodes=ALL PriorityTier=10
-PartitionName=small Nodes=ALL MaxNodes=1 MaxTime=10
 """
 _NODE = "NodeName={name} NodeAddr={address} Port={port} CPUs=4 RealMemory=8000 Gres=gcu:8 State=UNKNOWN"
 _BEGIN_NODE = """

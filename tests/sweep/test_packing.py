@@ -1,14 +1,10 @@
-"""Who gets which devices, and which jobs one array."""
+"""Who gets which devices."""
 
 from __future__ import annotations
 
 import os
 
-import pytest
-
-from exp.hardware.cards import only
 from exp.hardware.registry import create_backend
-from exp.launcher.submitit import array_size
 from exp.sweep.packing import _Pools
 
 
@@ -32,28 +28,3 @@ def test_jobs_on_the_processor_share_its_cores():
     assert all(pools.take(cpu, 1) for _ in range(cores))
     assert pools.take(cpu, 1) is None
     assert _Pools(parallel_jobs=None).take(cpu, cores + 7)["cores"] == list(range(cores))
-
-
-@pytest.mark.parametrize(
-    ("name", "given", "devices", "wanted"),
-    [
-        ("gcu", {}, [2, 3], {"TOPS_VISIBLE_DEVICES": "2,3"}),
-        ("gcu", {"TOPS_VISIBLE_DEVICES": "4,5,6,7"}, [2, 3], {"TOPS_VISIBLE_DEVICES": "6,7"}),
-        ("rocm", {}, [1], {"HIP_VISIBLE_DEVICES": "1"}),
-        ("rocm", {"CUDA_VISIBLE_DEVICES": "3, 5"}, [1], {"CUDA_VISIBLE_DEVICES": "5"}),  # the one that is set
-        ("cpu", {}, [0, 1, 2, 3], {}),
-    ],
-)
-def test_a_job_sees_its_own_devices_among_those_that_are_visible(monkeypatch, name, given, devices, wanted):
-    for variable in [each for each in os.environ if each.endswith(("_VISIBLE_DEVICES", "OMP_NUM_THREADS"))]:
-        monkeypatch.delenv(variable)
-    for variable, value in given.items():
-        monkeypatch.setenv(variable, value)
-    assert only(backend_of(name), devices) == wanted
-
-
-def test_slurm_says_how_many_jobs_an_array_may_have(monkeypatch, tmp_path):
-    (tmp_path / "scontrol").write_text("#!/bin/sh\necho 'MaxArraySize            = 40'\n")
-    (tmp_path / "scontrol").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert array_size() == 40

@@ -11,11 +11,10 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
-from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Mapping
 
 from exp.launcher.fork_server import START_METHOD, start_fork_server, work
@@ -23,8 +22,8 @@ from exp.launcher.hang_detector import unfinished
 from exp.launcher.outcome import failure_of, write_error
 from exp.launcher.ports import address_towards
 from exp.launcher.processes import AGENT_VARIABLE, JOB_VARIABLE, kill_job, name_process
+from exp.launcher.rank import SCRATCH_VARIABLE
 from exp.runs import heartbeat
-from exp.runs.files import write_json
 from exp.runs.folder import RunFolder
 
 __all__ = ["main"]
@@ -36,18 +35,18 @@ _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
 
 def main() -> int:
-    """Run the launch spec in ``sys.argv[1]`` (JSON, written by the torchrun launcher) and report how it ended."""
+    """Run the launch spec in ``sys.argv[1]`` (JSON, of the torchrun launcher); returns 0 where all went well."""
     gc.disable()  # a fifth of the time that importing torch takes, and later there is next to nothing to collect
     spec: dict[str, Any] = json.loads(sys.argv[1])
+    folder, scratch = RunFolder(spec["run_dir"]), os.environ[SCRATCH_VARIABLE]
     os.environ[AGENT_VARIABLE] = str(os.getpid())
     name_process("exp-agent")
-    report: dict[str, Any] = {"succeeded": False, "restarts": 0, "error": None}
-    ends: Mapping[int, Any] = {}
-    folder = RunFolder(spec["run_dir"])
     forked = start_fork_server(folder, spec["nproc"], single_node=spec["nnodes"] == 1)
     # What workers must not have from here comes after the fork.
-    watcher = _watch_parent(spec["parent"], spec["scratch"])
+    watcher = _watch_parent(spec["parent"], scratch)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s agent %(levelname)s %(message)s")
+    # Torch keeps its own logs for ever, in a new folder for each job; ours are in the run folder.
+    tempfile.tempdir = scratch
     autoload = os.environ.get(_AUTOLOAD)
     os.environ[_AUTOLOAD] = "0"  # this process touches no device, and a device's plug-in may fail to load
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -56,6 +55,7 @@ def main() -> int:
     del os.environ[_AUTOLOAD]
     if autoload is not None:
         os.environ[_AUTOLOAD] = autoload
+    ends: Mapping[int, Any] | None = {}
     try:
         if forked:
             elastic_launch(_launch_config(spec), work)(spec["run_dir"])
@@ -63,19 +63,14 @@ def main() -> int:
             elastic_launch(_launch_config(spec), sys.executable)("-m", "exp.launcher.worker", spec["run_dir"])
     except ChildFailedError as error:
         ends = error.failures
-    except Exception as error:  # whatever torch's agent raises, the parent must hear of it
+    except Exception:  # whatever torch's agent raises: the launcher shows the end of this log
         logger.exception("the agent failed")
-        report["error"] = f"{type(error).__name__}: {error}"
-    attempts = Counter(path.name.split("-")[1] for path in Path(spec["scratch"]).glob("attempt-*"))
-    report["restarts"] = max(attempts.values(), default=1) - 1
-    if report["error"] is None:
-        report["succeeded"] = _came_to_end(folder, spec["scratch"], ends)
-    with contextlib.suppress(FileNotFoundError):  # the parent has died, and the folder is gone
-        write_json(Path(spec["report"]), report)
+        ends = None
+    succeeded = ends is not None and _came_to_end(folder, scratch, ends)
     gc.collect()  # objects of multiprocessing remove their semaphores when they go
     if os.getppid() != spec["parent"]:
         watcher.join()  # the parent is dead, and the thread at work: it ends this process when nothing is left
-    return 0 if report["succeeded"] else 1
+    return 0 if succeeded else 1
 
 
 def _came_to_end(folder: RunFolder, scratch: str, ends: Mapping[int, Any]) -> bool:
@@ -123,11 +118,9 @@ def _watch_parent(parent: int, scratch: str) -> threading.Thread:
         while os.getppid() == parent:
             time.sleep(0.5)
         kill_job(os.environ[JOB_VARIABLE])
-        for _ in range(40):  # torch's agent, in the main thread, may still write there
-            shutil.rmtree(scratch, ignore_errors=True)
-            if not os.path.exists(scratch):  # noqa: PTH110
-                break
-            time.sleep(0.05)
+        deadline = time.monotonic() + 2
+        while os.path.exists(scratch) and time.monotonic() < deadline:  # noqa: PTH110
+            shutil.rmtree(scratch, ignore_errors=True)  # torch's agent, in the main thread, may still write there
         os._exit(1)
 
     thread = threading.Thread(target=watch, name="watch-parent", daemon=True)
@@ -139,41 +132,36 @@ def _launch_config(spec: dict[str, Any]) -> Any:
     """The agent's settings; torch 1.10 does not know all of them."""
     from torch.distributed.launcher.api import LaunchConfig
 
-    from exp.launcher.rendezvous import RENDEZVOUS
+    timeout_s: int = spec["timeout_s"]
+    address: str | None = "127.0.0.1"
+    # On one node the agent is alone, with a file in the private folder of the job.
+    rendezvous, configs = "c10d", {"store_type": "file", "timeout": timeout_s}
+    if spec["nnodes"] > 1:
+        from exp.launcher.rendezvous import RENDEZVOUS
 
-    single, timeout_s = spec["nnodes"] == 1, spec["timeout_s"]
-    configs: dict[str, Any] = {"store_type": "file" if single else "tcp", "timeout": timeout_s}
-    if not single:
         # Nodes may come at any time within the time-out; without this, torch gives up after its own minute.
-        configs.update(join_timeout=timeout_s, read_timeout=min(timeout_s, 60))
+        configs = {"timeout": timeout_s, "join_timeout": timeout_s, "read_timeout": min(timeout_s, 60)}
+        rendezvous, address = RENDEZVOUS, address_towards(spec["rdzv_endpoint"])
     settings: dict[str, Any] = {
         "min_nodes": spec["nnodes"],
         "max_nodes": spec["nnodes"],
         "nproc_per_node": spec["nproc"],
         "run_id": spec["rdzv_id"],
-        "rdzv_backend": RENDEZVOUS,
-        "rdzv_endpoint": spec["endpoint"],
+        "rdzv_backend": rendezvous,
+        "rdzv_endpoint": spec["rdzv_endpoint"],
         "rdzv_configs": configs,
         "max_restarts": spec["max_restarts"],
         "monitor_interval": 0.1,
         "shutdown_timeout": _TERM_PATIENCE_S,
         "start_method": START_METHOD,
-        "local_addr": "127.0.0.1" if single else address_towards(spec["endpoint"]),
+        "local_addr": address,
     }
     known = inspect.signature(LaunchConfig).parameters
-    # Torch keeps its own logs for ever, in a new folder under /tmp for each job; ours are in the run folder.
-    logs = str(Path(spec["scratch"], "torch"))
-    if "logs_specs" in known:
-        from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
-
-        settings["logs_specs"] = DefaultLogsSpecs(log_dir=logs)
-    else:
-        settings["log_dir"] = logs
     return LaunchConfig(**{name: value for name, value in settings.items() if name in known})
 
 
 if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
-    # Threads of torch's rendezvous may still be waiting; the report is written, nothing else matters.
+    # Threads of torch's rendezvous may still be waiting; nothing else matters.
     os._exit(code)

@@ -1,7 +1,7 @@
 """launcher=external: somebody else has started the processes of a run; each takes the place that it is given.
 
 Every process composes and checks the configuration, and starts one worker. Rank 0's writes the run folder; the workers
-of the others learn over the store at MASTER_ADDR:MASTER_PORT which folder it is (:mod:`exp.launcher.joining`).
+of the others learn over the store at MASTER_ADDR:MASTER_PORT which folder it is (:mod:`exp.launcher.worker`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from exp.frozen import FrozenRun
 from exp.hardware.cores import cores_of_task
 from exp.hardware.registry import create_backend
 from exp.launcher.base import Launcher
-from exp.launcher.joining import JOINED
 from exp.launcher.outcome import (
     Outcome,
     RankFailure,
@@ -32,9 +31,11 @@ from exp.launcher.outcome import (
     write_error,
 )
 from exp.launcher.ports import check_host, taken_by
+from exp.launcher.processes import AGENT_VARIABLE
 from exp.launcher.rank import this_host
 from exp.launcher.rank_environment import RankEnvironment
 from exp.launcher.supervisor import Supervisor
+from exp.launcher.worker import JOINED
 from exp.runs import heartbeat
 from exp.runs.files import read_json, to_json
 from exp.runs.folder import RunFolder
@@ -98,22 +99,23 @@ class ExternalLauncher(Launcher):
         place, folder = self.place, run.folder
         if self.leads:
             forget_failures(folder)
-        backend = create_backend(run.config.backend)
         cores = cores_of_task()
         environment = {
-            **backend.worker_env(place.local_rank, place.local_world_size, single_node=place.nodes == 1),
+            **create_backend(run.config.backend).worker_env(
+                place.local_rank, place.local_world_size, single_node=place.nodes == 1
+            ),
             **({} if cores is None else {"OMP_NUM_THREADS": str(cores), "MKL_NUM_THREADS": str(cores)}),
             **os.environ,
             **place.environment(),
+            AGENT_VARIABLE: str(os.getpid()),
+        }
+        given = {
+            "folder": str(folder.path) if self.leads else None,
+            "digest": _digest(run.config),
+            "overrides": run.overrides,
+            "timeout_s": self.config.timeout_s,
         }
         with tempfile.TemporaryDirectory(prefix="exp-", dir=folder_for_sockets()) as scratch:
-            spec = {
-                "folder": str(folder.path) if self.leads else None,
-                "digest": _digest(run.config),
-                "overrides": run.overrides,
-                "timeout_s": self.config.timeout_s,
-                "parent": os.getpid(),
-            }
 
             def joined() -> dict[str, Any]:
                 """Which folder the worker has come to, or why it was refused; empty: it has not met the others."""
@@ -126,7 +128,7 @@ class ExternalLauncher(Launcher):
             saves, signals = task_class(run.config).saves_state, (PREEMPT_SIGNAL, signal.SIGTERM)
             supervisor = Supervisor(self, scratch, find_folder, saves, signals, place.local_rank)
             log = Path(scratch, "early.log")
-            command = ["exp.launcher.joining", to_json(spec)]
+            command = ["exp.launcher.worker", to_json(given)]
             pid, code = supervisor.run(command, environment, log, place.local_world_size, place.world_size)
             met, joint = joined(), find_folder()
             if "refused" in met and self.leads:
@@ -137,40 +139,41 @@ class ExternalLauncher(Launcher):
             beat = heartbeat.read(scratch)[place.local_rank]
             if outcome is None and beat.stage == Stage.DONE:  # whatever happened in the clean-up of its device
                 outcome = Outcome()
-            if outcome is None:
+            elif outcome is None and joint is None:
+                outcome = self._not_met(log)
+            elif outcome is None:
                 failure = failure_of(beat._replace(pid=pid, rank=place.rank), place.local_rank, code)
                 failure.of_peer = supervisor.killed or bool(supervisor.notices)
-                outcome = self._failed(joint, scratch, failure, log)
+                outcome = self._failed(RunFolder(met["folder"]), scratch, failure)
             outcome.restarts, outcome.unkillable = met.get("restarts", 0), supervisor.unkillable
             return outcome
 
-    def _failed(self, folder: RunFolder | None, scratch: str, failure: RankFailure, log: Path) -> Outcome:
+    def _failed(self, folder: RunFolder, scratch: str, failure: RankFailure) -> Outcome:
         """Why the worker has failed, as far as this process can see it."""
         place = self.place
-        if folder is None:
-            detail = _not_met(place, self.config.timeout_s, log)
-            if not self.leads:
-                console.error(detail)
-            return Outcome(EXIT_FAILED, detail=detail)
         write_error(folder, failure, scratch)
         if not self.leads:
             record = read_json(folder.error_file(place.rank)) or {}
             return Outcome(record["exit_code"] if record.get("own") else EXIT_FAILED)
-        failures = collect_failures(folder, scratch, place.world_size, place.local_world_size)
-        return Outcome.of(failures, "\n".join(["rank 0 left no error", *tail_of(log)]))
+        return Outcome.of(collect_failures(folder, scratch, place.world_size, place.local_world_size))
 
-
-def _not_met(place: RankEnvironment, timeout_s: float, log: Path) -> str:
-    """Why a process has not come to work with the others."""
-    where = f"MASTER_ADDR={place.master_addr} MASTER_PORT={place.master_port}"
-    taken = taken_by(place.master_port) if place.rank == 0 else None
-    if taken is not None:
-        return f"{where}: the port is taken by {taken}; choose another one, the same for every process"
-    waited = (
-        f"the {place.world_size} processes have not met at {where} (launcher.timeout_s={timeout_s}), as rank "
-        f"{place.rank} on {this_host()} sees it; start all of them, and check that each reaches rank 0 there"
-    )
-    return "\n".join([waited, *tail_of(log)[1:]])  # which goes with its folder
+    def _not_met(self, log: Path) -> Outcome:
+        """Why the worker has not come to work with the others."""
+        place = self.place
+        where = f"MASTER_ADDR={place.master_addr} MASTER_PORT={place.master_port}"
+        taken = taken_by(place.master_port) if self.leads else None
+        if taken is not None:
+            detail = f"{where}: the port is taken by {taken}; choose another one, the same for every process"
+        else:
+            waited = (
+                f"the {place.world_size} processes have not met at {where} (launcher.timeout_s="
+                f"{self.config.timeout_s}), as rank {place.rank} on {this_host()} sees it; start all of them, and "
+                "check that each reaches rank 0 there"
+            )
+            detail = "\n".join([waited, *tail_of(log)[1:]])  # which goes with its folder
+        if not self.leads:
+            console.error(detail)
+        return Outcome(EXIT_FAILED, detail=detail)
 
 
 def _digest(config: ExpConfig) -> str:

@@ -19,7 +19,7 @@ from omegaconf import ListConfig
 
 from exp import console, summary
 from exp.config.structures import load
-from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_UNAVAILABLE, ConfigError
+from exp.errors import EXIT_FAILED, EXIT_OK, ConfigError
 from exp.frozen import FrozenRun
 from exp.launcher import slurm
 from exp.launcher.job import log_file, outcome_file
@@ -40,7 +40,6 @@ __all__ = ["Followed", "attach", "attach_to", "follow", "remember", "the_same"]
 
 _NOT_COMPARED = ("launcher", "output_dir", "overwrite", "resume")
 _SURE_AFTER = 2  # looks that show a job ended: one that is being queued again looks so for a moment
-_NEVER_AFTER = 3
 
 
 @dataclass
@@ -56,7 +55,7 @@ class Followed:
     outcome: Outcome | None = None
     """What has become of it."""
     looks: int = 0
-    """How often, one after the other, it was seen to have ended, or to wait for ever."""
+    """How often, one after the other, it was seen to have ended."""
     has_run: bool = False
 
     @property
@@ -92,16 +91,9 @@ class Followed:
         if left is not None and left.exit_code == EXIT_OK:
             self.outcome = left
             return "completed"
-        self.looks = self.looks + 1 if state.ended or state.never_starts else 0
-        if state.ended and self.looks >= _SURE_AFTER:
+        self.looks = self.looks + 1 if state.ended else 0
+        if self.looks >= _SURE_AFTER:
             self.outcome = self._end(state, left)
-        elif state.never_starts and self.looks >= _NEVER_AFTER:
-            self.cancel()
-            self.outcome = Outcome(
-                EXIT_UNAVAILABLE,
-                detail=f"Slurm will never start job {self.id} ({state.reason}), so it was cancelled; ask for less "
-                "(launcher.nodes, launcher.time_minutes), or for another partition",
-            )
         if state.name == "RUNNING":
             self.has_run = True
             return f"running on {state.nodes}  {progress_of(self.folder)}".rstrip()
@@ -225,10 +217,9 @@ def attach_to(folder: RunFolder) -> Finished:
     """
     shown = console.shown(folder.path)
     holder, written = holder_of(folder.path), read_json(_record(folder)) or {}
-    if holder is not None and not holder.job:
-        raise ConfigError(f"{shown} is no submitted job's: {holder} runs it; wait for its end")
-    if holder is None and not written:
-        raise ConfigError(f"run={shown} holds no submitted job; attach follows those of launcher=submitit")
+    if not (written if holder is None else holder.job):
+        who = "" if holder is None else f": {holder} runs it"
+        raise ConfigError(f"run={shown} holds no submitted job{who}; attach follows those of launcher=submitit")
     holder = holder or Holder(**written["holder"])
     if holder.cluster == "local" and not holder.is_here():
         raise ConfigError(f"the job of {shown} is a process of {holder.host}; give this command there")

@@ -17,11 +17,11 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Iterator
+from typing import TYPE_CHECKING, Iterator
 
 from exp import hub, summary
 from exp.config.check import check_hardware
-from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_UNAVAILABLE, ConfigError, ExpError, UnavailableError
+from exp.errors import EXIT_FAILED, EXIT_OK, ConfigError, ExpError, UnavailableError
 from exp.frozen import FrozenRun
 from exp.hardware.cards import only
 from exp.hardware.registry import create_backend
@@ -80,24 +80,22 @@ def run_job(run_dir: str, token: str | None, cluster: str) -> int:
     node, restarts = (int(environ.get(name, 0)) for name in ("SLURM_NODEID", "SLURM_RESTART_COUNT"))
     if restarts:
         os.environ[REQUEUES_VARIABLE] = str(restarts)
-    attempt = f"{environ.get('SLURM_JOB_ID', os.getpid())}-{restarts}"
-    folder = RunFolder(run_dir)
-    if node == 0:
-        array = environ.get("SLURM_ARRAY_JOB_ID")
-        job = environ.get("SLURM_JOB_ID", str(os.getpid()))
-        job = job if array is None else f"{array}_{environ['SLURM_ARRAY_TASK_ID']}"
-        code = _run_first(folder, token, job, cluster, attempt, restarts)
-    else:
+    job, folder = environ.get("SLURM_JOB_ID", str(os.getpid())), RunFolder(run_dir)
+    attempt = f"{job}-{restarts}"
+    if node > 0:
         code = _run_workers(FrozenRun.load(folder), attempt, node).exit_code
+    else:
+        if "SLURM_ARRAY_JOB_ID" in environ:
+            job = f"{environ['SLURM_ARRAY_JOB_ID']}_{environ['SLURM_ARRAY_TASK_ID']}"
+        code = _lead(folder, token, job, cluster == "slurm", attempt, restarts)
     sys.stdout.flush()
     if cluster == "slurm" and code != EXIT_OK:
         sys.exit(code)  # submitit, which called this, would say COMPLETED
     return code
 
 
-def _run_first(folder: RunFolder, token: str | None, job: str, cluster: str, attempt: str, restarts: int) -> int:
+def _lead(folder: RunFolder, token: str | None, job: str, on_slurm: bool, attempt: str, restarts: int) -> int:
     """The first node's share: it has the lock of the run folder, and reports the end."""
-    on_slurm = cluster == "slurm"
     file, lock = outcome_file(folder, job), RunLock(folder.path, token)
     if file.is_file():
         file.unlink()  # of this job, before it was queued again
@@ -127,59 +125,50 @@ def _run_first(folder: RunFolder, token: str | None, job: str, cluster: str, att
 
 def _run_workers(run: FrozenRun, attempt: str, node: int) -> Outcome:
     """Check this node's hardware, meet the other nodes, and run this node's workers."""
-    config, folder = run.config, run.folder
-    nodes, refused, endpoint = int(config.launcher.nodes), None, None
-    if node == 0:
-        forget_failures(folder)
+    config, folder, endpoint = run.config, run.folder, None
+    nodes, keys = int(config.launcher.nodes), ("max_restarts", "fork", "timeout_s", "step_timeout_s")
+    meeting = folder.logs / f"meet-{attempt}.json"
     with contextlib.ExitStack() as cards:
         try:
+            if node > 0:
+                endpoint = _await(meeting, config.launcher.timeout_s)
+            else:
+                forget_failures(folder)
+                if nodes > 1:  # chosen on the machine that will listen: no two jobs on one node take the same
+                    endpoint = f"{this_host()}:{_free_port()}"
+                    write_json(meeting, endpoint)
             backend = create_backend(config.backend)
             check_hardware(config, backend)
             hub.bring(config)
             cards.enter_context(locked_cards(backend, config.nproc))
-            endpoint = f"{this_host()}:{_free_port()}" if nodes > 1 and node == 0 else None
         except ExpError as error:
-            refused = error
-        # The port is chosen on the machine that will listen, just before: no two jobs on one node take the same.
-        meeting = folder.logs / f"meet-{attempt}.json"
-        if nodes > 1 and node == 0:
-            write_json(meeting, {"endpoint": endpoint, "refused": refused and f"{this_host()}: {refused}"})
-        elif node > 0:
-            first = _await(meeting, config.launcher.timeout_s)
-            if first["refused"]:
-                return Outcome(EXIT_UNAVAILABLE, detail=first["refused"])
-            endpoint = first["endpoint"]
-        if refused is not None:
-            kind, rank = type(refused).__name__, node * config.nproc
-            failure = RankFailure(rank, 0, kind, str(refused), refused.exit_code, own=True)
-            if node > 0:  # the first node's launcher looks for it
+            kind = type(error).__name__
+            failure = RankFailure(node * config.nproc, 0, kind, str(error), error.exit_code, own=True)
+            if nodes > 1:  # whose launchers look for it
                 write_error(folder, failure, None)
             return Outcome.of([failure])
         if node == 0:
             summary.begin(config, folder, backend)
-        keys = ("max_restarts", "fork", "timeout_s", "step_timeout_s")
         common = {key: config.launcher[key] for key in keys}
         launcher = _NodeLauncher(nnodes=nodes, rdzv_endpoint=endpoint, rdzv_id=attempt, **common)
         return launcher.launch(folder, config.nproc, saves=task_class(config).saves_state)
 
 
-def _await(meeting: Path, timeout_s: float) -> Any:
-    """What the first node has written about where to meet.
+def _await(meeting: Path, timeout_s: float) -> str:
+    """Where the first node has written that all meet.
 
     Raises:
         UnavailableError: nothing has come.
     """
     deadline = time.monotonic() + timeout_s
-    while True:
+    while time.monotonic() < deadline:
         content = read_json(meeting)  # opened, not looked for: an NFS client may keep saying that there is none
         if content is not None:
-            return content
-        if time.monotonic() > deadline:
-            raise UnavailableError(
-                f"the first node was not ready within launcher.timeout_s={timeout_s}; do all nodes see "
-                f"{meeting.parent.parent}?"
-            )
+            return str(content)
         time.sleep(_POLL_S)
+    raise UnavailableError(
+        f"the first node was not ready within launcher.timeout_s={timeout_s}; do all nodes see {meeting.parent.parent}?"
+    )
 
 
 @contextlib.contextmanager

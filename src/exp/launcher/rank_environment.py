@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Mapping, MutableMapping, NamedTuple, Sequence
+from typing import Mapping, MutableMapping, Sequence
 
 from exp import console
 from exp.errors import ConfigError
 
-__all__ = ["Group", "RankEnvironment", "be_quiet", "drop_stale_variables", "find_group", "take_stale_variables"]
+__all__ = ["RankEnvironment", "be_quiet", "drop_stale_variables", "find_group", "take_stale_variables"]
 
 # What tells rank, world size, local rank and local world size; the first family that is complete counts, else the
 # first of which anything is set (srun sets some of PMI's).
@@ -71,15 +72,14 @@ class RankEnvironment:
         if not all(re.fullmatch(r"\d+", text) for text in texts):
             raise ConfigError(f"{shown}: one is no whole number; correct what sets it")
         rank, size, local_rank, local_size, port = map(int, texts)
-        if len(set(on_nodes)) > 1 or local_size == 0 or size % local_size:
-            raise ConfigError(f"{shown}: every node must have as many processes; have the scheduler start as many")
-        if rank >= size or local_rank >= local_size or (local_size == size and local_rank != rank):
+        even = len(set(on_nodes)) == 1 and local_size > 0 and size % local_size == 0
+        below = rank < size and local_rank < local_size and (local_size < size or local_rank == rank)
+        if not even or not below or (size > 1 and not 0 < port < 65536):
             raise ConfigError(
-                f"{shown}: ranks must be below their sizes, of which the local one is {local_size} "
-                f"({names[3]}, or nproc), and the same on one node; correct what sets them"
+                f"{shown} do not go together: every node must have as many processes ({names[3]}, or nproc: "
+                f"{local_size}), ranks must be below their sizes, the two the same on one node, and the port in 1 to "
+                "65535; correct what sets them"
             )
-        if size > 1 and not 0 < port < 65536:
-            raise ConfigError(f"{shown}: MASTER_PORT is no port; correct it")
         return cls(rank, size, local_rank, local_size, environ.get("MASTER_ADDR", "127.0.0.1"), port)
 
     @property
@@ -92,44 +92,30 @@ class RankEnvironment:
         return dict(zip((*_TORCH, *_MASTER), map(str, vars(self).values())))
 
 
-class Group(NamedTuple):
-    """Variables that say that this process is one of several."""
-
-    shown: str
-    """The variables with their values."""
-    lives: bool
-    """Whether the others are there."""
-
-
-def find_group(environ: Mapping[str, str], nnodes: int = 1) -> Group | None:
+def find_group(environ: Mapping[str, str], nnodes: int = 1) -> tuple[str, bool] | None:
     """The group of processes that a launcher has started this one in; None: nothing says that there is one.
 
-    The launchers of MPI give their variables to what they start, and to nothing else. Those of torch are also left over
-    in a shell: they count if they are complete, and a scheduler or a process of another rank is there. Those of srun
-    are also in a shell that it has started (``srun --pty``): there has to be another task with the same command line.
+    The launchers of MPI give their variables to what they start, and to nothing else. Those of torch and srun are also
+    left over in a shell (``srun --pty``): they count where a scheduler, or a process of another rank with the same
+    command line, is there. A step of srun's where neither is seen is worth a warning.
 
     Args:
         environ: the environment.
         nnodes: nodes that the user asks for: as many processes are one agent on each, which is what is wanted.
+
+    Returns:
+        The variables with their values, and whether the others are there.
     """
     for names in _FAMILIES:
         rank, size = (environ.get(name, "") for name in names[:2])
         several = rank.isdigit() and size.isdigit() and int(rank) < int(size) and int(size) not in (1, nnodes)
-        if not several:
+        # srun may set some of PMI's, not the local rank.
+        if not several or any(name not in environ for name in (names[2], *(_MASTER if names is _TORCH else ()))):
             continue
-        shown = _shown(environ, names)
-        if names is _TORCH:
-            whole = all(name in environ for name in (names[2], *_MASTER))
-            scheduled = any(name in environ for name in _SCHEDULED)
-            if whole and (scheduled or _another_runs(environ, names[0], (names[1], *_MASTER))):
-                return Group(shown, True)
-        elif names is _SRUN:
-            lives = _another_runs(environ, names[0], (*_STEP, names[1]), same_command=True)
-            if lives:
-                time.sleep(_STAYS_S)  # the others, too, have to see this process
-            return Group(shown, lives)
-        elif names[2] in environ:  # srun may set some of PMI's, not the local rank
-            return Group(shown, True)
+        scheduled = names is _TORCH and any(name in environ for name in _SCHEDULED)
+        lives = scheduled or names in (_OPEN_MPI, _MPICH) or _another_runs(environ, names)
+        if lives or names is _SRUN:
+            return _shown(environ, names), lives
     return None
 
 
@@ -142,16 +128,16 @@ def drop_stale_variables(nnodes: int = 1) -> None:
     Raises:
         ConfigError: they are no leftovers: this process is one of several.
     """
-    group = find_group(os.environ, nnodes)
-    if group is not None and group.lives:
+    shown, lives = find_group(os.environ, nnodes) or ("", False)
+    if lives:
         raise ConfigError(
-            f"this process was started as one of several ({group.shown}), and each would be a run of its own in one "
+            f"this process was started as one of several ({shown}), and each would be a run of its own in one "
             "folder; launcher=external takes this place; launcher=torchrun nproc=N, started once on each node without "
             "them, starts the processes itself"
         )
-    if group is not None:
+    if shown:
         console.warn(
-            f"{group.shown} tell of several processes, but no other one with this command is seen here: this is a run "
+            f"{shown} tell of several processes, but no other one with this command is seen here: this is a run "
             "of its own; launcher=external makes them one"
         )
     stale = take_stale_variables(os.environ)
@@ -183,26 +169,23 @@ def be_quiet(arguments: list[str]) -> None:
         os.close(nowhere)
 
 
-def _another_runs(environ: Mapping[str, str], rank: str, group: Sequence[str], same_command: bool = False) -> bool:
-    """Whether a process on this machine has another rank of the same group.
+def _another_runs(environ: Mapping[str, str], names: Sequence[str]) -> bool:
+    """Whether a process on this machine has the same command line, and another rank of the same group.
 
     Args:
         environ: the environment.
-        rank: the variable of the rank.
-        group: variables that all processes of the group have in common.
-        same_command: count only those with the same command line.
+        names: the variables of rank, world size and local rank.
     """
-    same = {f"{name}={environ[name]}".encode() for name in group if name in environ}
-    mine = f"{rank}={environ[rank]}".encode()
+    group = {f"{name}={environ[name]}".encode() for name in (names[1], *_MASTER, *_STEP) if name in environ}
+    rank, mine = f"{names[0]}=".encode(), f"{names[0]}={environ[names[0]]}".encode()
     command = Path("/proc/self/cmdline").read_bytes()
     for entry in Path("/proc").glob("[0-9]*"):
-        try:
+        with contextlib.suppress(OSError):  # it has ended, or is somebody else's
             own = set((entry / "environ").read_bytes().split(b"\0"))
-            others = [each for each in own if each.startswith(f"{rank}=".encode()) and each != mine]
-            if others and same <= own and (not same_command or (entry / "cmdline").read_bytes() == command):
+            others = any(each.startswith(rank) and each != mine for each in own)
+            if others and group <= own and (entry / "cmdline").read_bytes() == command:
+                time.sleep(_STAYS_S)  # the others, too, have to see this process
                 return True
-        except OSError:
-            continue  # it has ended, or is somebody else's
     return False
 
 

@@ -67,9 +67,6 @@ def _create(params: RendezvousParameters) -> RendezvousHandler:
     later than its own. On one connection, that of torch 1.10 mixes up the answers ("Connection reset by peer",
     ``std::bad_alloc``: pytorch issue 62029), and later ones hold the heartbeats back until the node counts as dead.
     """
-    if params.get("store_type") == "file":
-        _, store = create_backend(params)
-        return create_handler(store, _Backend(store, params.run_id), params)
     host, port = parse_rendezvous_endpoint(params.endpoint, default_port=-1)
     timeout = timedelta(seconds=params.get_as_int("read_timeout", 60) or 60)
     listener = listen_at(host, port)

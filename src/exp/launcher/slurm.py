@@ -12,9 +12,6 @@ from exp.errors import ConfigError, UnavailableError
 __all__ = ["JobState", "ask", "cancel", "check_script", "describe_end", "find_states", "requeue"]
 
 _TIMEOUT_S = 60
-_NEVER = (
-    "BadConstraints", "PartitionConfig", "PartitionNodeLimit", "PartitionTimeLimit", "InvalidAccount", "InvalidQOS",
-)  # fmt: skip
 _ENDS = {
     "TIMEOUT": "its time limit came before its state was saved; raise launcher.time_minutes or launcher.signal_delay_s",
     "OUT_OF_MEMORY": "it used more memory than it had asked for; raise launcher.mem_gib",
@@ -43,11 +40,6 @@ class JobState:
     def ended(self) -> bool:
         """Whether it will not run any more, unless somebody queues it again."""
         return self.name in _ENDS
-
-    @property
-    def never_starts(self) -> bool:
-        """Whether it waits for what it will not get, such as more nodes than its partition has."""
-        return self.name == "PENDING" and self.reason in _NEVER
 
 
 def find_states(ids: Sequence[str]) -> dict[str, JobState] | None:

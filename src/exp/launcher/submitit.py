@@ -6,7 +6,6 @@ import contextlib
 import copy
 import logging
 import os
-import re
 import shutil
 from typing import TYPE_CHECKING, Any, Sequence
 
@@ -28,11 +27,9 @@ if TYPE_CHECKING:
 
     from exp.runs.folder import RunFolder
 
-__all__ = ["SubmititLauncher", "array_size"]
+__all__ = ["SubmititLauncher"]
 
-_ARRAY_SIZE = 1001
 _CLUSTERS = ("slurm", "local", "debug")
-_LEAST = {"nodes": 1, "time_minutes": 1, "array_parallelism": 1, "signal_delay_s": 1, "max_requeues": 0}
 _AS_IN_SBATCH = ("partition", "account", "qos", "gres", "gpus_per_node", "constraint", "nodelist", "exclude")
 
 
@@ -55,26 +52,20 @@ class SubmititLauncher(Launcher):
             UnavailableError: there is no Slurm here.
         """
         given = vars(self.config)
-        if self.config.cluster not in _CLUSTERS:
-            hint = nearest(self.config.cluster, _CLUSTERS)
-            raise ConfigError(f"launcher.cluster={self.config.cluster} is not one of {', '.join(_CLUSTERS)}{hint}")
-        for key, least in _LEAST.items():
-            if given[key] < least:
-                raise ConfigError(f"launcher.{key}={given[key]} must be at least {least}")
+        if given["cluster"] not in _CLUSTERS:
+            hint = nearest(given["cluster"], _CLUSTERS)
+            raise ConfigError(f"launcher.cluster={given['cluster']} is not one of {', '.join(_CLUSTERS)}{hint}")
         if given["signal_delay_s"] >= 60 * given["time_minutes"]:
             raise ConfigError(
                 f"launcher.signal_delay_s={given['signal_delay_s']} is no less than the whole time limit of "
                 f"launcher.time_minutes={given['time_minutes']}; lower it, or raise the limit"
             )
-        for key in given["extra"]:
-            if key.replace("-", "_") in given:
-                raise ConfigError(f"launcher.extra.{key} has a key of its own; set launcher.{key.replace('-', '_')}")
         of_slurm = {"dry_run=true": given["dry_run"], "nodes>1": given["nodes"] > 1, "setup": given["setup"]}
-        wrong = [key for key, is_set in of_slurm.items() if is_set and self.config.cluster != "slurm"]
+        wrong = [key for key, is_set in of_slurm.items() if is_set and given["cluster"] != "slurm"]
         if wrong:
             raise ConfigError(f"launcher.{wrong[0]} needs launcher.cluster=slurm")
-        submits = self.config.cluster == "slurm" and not given["dry_run"]
-        if submits and not (shutil.which("sbatch") and shutil.which("srun")):
+        asks = given["cluster"] == "slurm" and not given["dry_run"]
+        if asks and not (shutil.which("sbatch") and shutil.which("srun")):
             raise UnavailableError(
                 "launcher=submitit found no sbatch and srun; run it where Slurm's commands are (a login node), or use "
                 "launcher.cluster=local"
@@ -98,8 +89,8 @@ class SubmititLauncher(Launcher):
         if self.config.cluster != "slurm":
             return None
         shown = copy.copy(self._executor(runs[0], logs))
-        if len(runs) > 1:  # the first array
-            shown.parameters = {**shown.parameters, "map_count": min(len(runs), array_size())}
+        if len(runs) > 1:
+            shown.parameters = {**shown.parameters, "map_count": len(runs)}
         script: str = shown._make_submission_file_text(shown._submitit_command_str, "")
         if self.config.dry_run:
             return script
@@ -107,7 +98,7 @@ class SubmititLauncher(Launcher):
         return None
 
     def launch_all(self, runs: Sequence[FrozenRun], watcher: Watcher, logs: Path) -> list[Outcome]:
-        """Submit runs, several as a job array (more than one where Slurm takes no array of so many), and follow them.
+        """Submit runs, several as a job array, and follow them.
 
         Returns:
             An outcome for each; one that says ``left`` where nobody waits.
@@ -126,20 +117,13 @@ class SubmititLauncher(Launcher):
         return outcomes
 
     def _submit(self, runs: Sequence[FrozenRun], watcher: Watcher, logs: Path) -> list[Followed]:
-        executor, size, jobs = self._executor(runs[0], logs), len(runs), []
-        if size > 1:
-            size = min(size, array_size())
-            arrays = -(-len(runs) // size)  # each has a limit of its own
-            executor.update_parameters(array_parallelism=max(self.config.array_parallelism // arrays, 1))
-        for begin in range(0, len(runs), size):
-            part = runs[begin : begin + size]
-            with executor.batch() if len(part) > 1 else contextlib.nullcontext():
-                added = [executor.submit(run_job, str(run.folder.path), _token(run), "slurm") for run in part]
-            for job, run in zip(added, part):
-                jobs.append(remember(run, Holder.me(_token(run), str(job.job_id), "slurm"), logs))
-            base = str(added[0].job_id).partition("_")[0]
-            what = f"job {base}" if len(part) == 1 else f"job array {base} of {len(part)} jobs"
-            watcher.say(f"submitted {what}; squeue -j {base} shows it, scancel {base} ends it")
+        executor = self._executor(runs[0], logs)
+        with executor.batch() if len(runs) > 1 else contextlib.nullcontext():
+            added = [executor.submit(run_job, str(run.folder.path), _token(run), "slurm") for run in runs]
+        jobs = [remember(run, Holder.me(_token(run), str(job.job_id), "slurm"), logs) for run, job in zip(runs, added)]
+        base = jobs[0].id.partition("_")[0]
+        what = f"job {base}" if len(runs) == 1 else f"job array {base} of {len(runs)} jobs"
+        watcher.say(f"submitted {what}; squeue -j {base} shows it, scancel {base} ends it")
         return jobs
 
     @staticmethod
@@ -198,12 +182,6 @@ class SubmititLauncher(Launcher):
             **{key: given[key] for key in _AS_IN_SBATCH if given[key] is not None},
         )
         return executor
-
-
-def array_size() -> int:
-    """How many jobs this Slurm takes in one array (``MaxArraySize``); its own default where it does not say."""
-    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", slurm.ask(["scontrol", "show", "config"]) or "", re.MULTILINE)
-    return max(int(found.group(1)), 1) if found else _ARRAY_SIZE
 
 
 def _token(run: FrozenRun) -> str:

@@ -8,12 +8,12 @@ import secrets
 import signal
 import subprocess
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Callable, Mapping, Sequence
 
 from exp.errors import EXIT_PREEMPTED
 from exp.launcher.hang_detector import HangDetector, unfinished
-from exp.launcher.outcome import Outcome, failure_of, write_error
+from exp.launcher.outcome import Outcome, RankFailure, write_error
 from exp.launcher.processes import JOB_VARIABLE, handle_signals, is_alive, kill_job, signal_name, start_module
 from exp.launcher.rank import SCRATCH_VARIABLE
 from exp.runs import heartbeat
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["Supervisor"]
 
 _TERM_PATIENCE_S = 4.0
-_GONE_PATIENCE_S = 1.5  # less than a rank waits after it has lost another one
 _ERROR_PATIENCE_S = 6.0  # torch's agent itself would wait half a minute for ranks that ignore SIGTERM
 _RESTART_PATIENCE_S = 60.0  # the agent starts the workers again
 
@@ -57,11 +56,11 @@ class Supervisor:
     killed: bool = False
     """Whether this process ended the job, because a rank had failed or did not end."""
     unkillable: list[int] = field(default_factory=list)
+    """Processes that were still there at the end."""
     _job: str = field(default_factory=lambda: secrets.token_hex(8))
     _process: subprocess.Popen[bytes] | None = None
     _detector: HangDetector | None = None
     _deadline: float | None = None
-    _gone_since: float | None = None
 
     def run(
         self, command: Sequence[str], environment: Mapping[str, str], log: Path, nproc: int, groups: int
@@ -121,15 +120,11 @@ class Supervisor:
                     os.kill(hung, signal.SIGKILL)
                 time.sleep(0.2)
                 self.killed = is_alive(hung)  # stuck in the kernel: its parent waits for it
-            # A rank that leaves with exit code 0 before its end is none that has failed, to torch's agent.
-            gone = unfinished(self.scratch, alive=False)
-            self._gone_since = (self._gone_since or now) if gone else None
-            if self._gone_since is not None and now - self._gone_since > _GONE_PATIENCE_S:
-                for local_rank, beat in gone:
-                    write_error(folder, failure_of(beat, local_rank, None), self.scratch)
-            # Torch's agent ends the other ranks, and may start all again: a rank that does so removes its error file.
-            restarts = self.launcher.config.max_restarts > 0
-            failed = any(folder.logs.glob("rank*.error.json")) and not (restarts and not unfinished(self.scratch))
+            # To torch's agent a rank that leaves with exit code 0 before its end has not failed; and where one has, it
+            # may wait half a minute for others that ignore SIGTERM. It may also start all again.
+            gone, restarts = unfinished(self.scratch, alive=False), self.launcher.config.max_restarts > 0
+            failed = any(gone) or any(folder.logs.glob("rank*.error.json"))
+            failed = failed and not (restarts and not unfinished(self.scratch))
             patience_s = _RESTART_PATIENCE_S if restarts else _ERROR_PATIENCE_S
             self._deadline = (self._deadline or now + patience_s) if failed or self.killed else None
         if self._deadline is not None and now > self._deadline:
@@ -143,9 +138,9 @@ class Supervisor:
             kill_job(self._job)
             return
         for local_rank, beat in others:
-            failure = failure_of(beat, local_rank, None)
             ended = "ended, because another rank had failed"
-            write_error(folder, replace(failure, type="Ended", message=ended, of_peer=True), self.scratch)
+            failure = RankFailure(beat.rank, local_rank, "Ended", ended, pid=beat.pid, of_peer=True)
+            write_error(folder, failure, self.scratch)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(beat.pid, signal.SIGKILL)
         self._deadline = None

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import signal
 import tempfile
+from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from exp.errors import ConfigError
 from exp.launcher.base import Launcher
 from exp.launcher.hang_detector import unfinished
-from exp.launcher.outcome import Outcome, collect_failures, failure_of, forget_failures, write_error
+from exp.launcher.outcome import Outcome, RankFailure, collect_failures, forget_failures, tail_of, write_error
 from exp.launcher.ports import check_endpoint, check_loopback
 from exp.launcher.processes import signal_name
 from exp.launcher.rank import this_host
 from exp.launcher.supervisor import Supervisor
-from exp.runs.files import read_json, to_json
+from exp.runs import heartbeat
+from exp.runs.files import to_json
 from exp.runs.lock import LOCK, read_holder
 from exp.runs.preemption import PREEMPT_SIGNAL
 from exp.sockets import folder_for_sockets
@@ -71,46 +72,39 @@ class TorchrunLauncher(Launcher):
         else:  # the nodes meet under a name that only readers of their folder's lock know
             holder = read_holder(folder.path / LOCK)
         with tempfile.TemporaryDirectory(prefix="exp-", dir=folder_for_sockets()) as scratch:
-            report_file = Path(scratch, "agent.json")
             spec = {
+                **vars(self.config),
                 "run_dir": str(folder.path),
                 "nproc": nproc,
-                "nnodes": self.config.nnodes,
-                "endpoint": self.config.rdzv_endpoint or f"{scratch}/rendezvous",
+                "rdzv_endpoint": self.config.rdzv_endpoint or f"{scratch}/rendezvous",
                 "rdzv_id": (holder and holder.secret) or self.config.rdzv_id,
-                "max_restarts": self.config.max_restarts,
-                "timeout_s": self.config.timeout_s,
-                "scratch": scratch,
-                "report": str(report_file),
                 "parent": os.getpid(),
             }
             supervisor = Supervisor(self, scratch, lambda: folder, saves, self.preemption_signals)
             _, code = supervisor.run(["exp.launcher.agent", to_json(spec)], environment, log, nproc, self.config.nnodes)
-            report, outcome = read_json(report_file) or {}, supervisor.outcome()
-            if outcome is None and report.get("succeeded"):
-                outcome = Outcome()
-            elif outcome is None:
-                ended = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with code {code}"
-                lost = f"torch's agent on {this_host()} {ended}"
-                if not report and not supervisor.killed and self.config.nnodes > 1:  # the other nodes have to know
-                    for local_rank, beat in unfinished(scratch, alive=False):
-                        failure = failure_of(beat, local_rank, None)
-                        write_error(folder, dataclasses.replace(failure, type="AgentLost", message=lost), scratch)
-                ranks = 0 if self.config.nnodes == 1 else nproc * self.config.nnodes
-                failures = collect_failures(folder, scratch, ranks, nproc)
-                if not report and all(failure.of_peer for failure in failures):
-                    failures = []  # they have lost those of this node
-                detail = self._explain(report["error"]) if report else lost
-                outcome = Outcome.of(failures, f"{detail}\n  log: {log}")
-        outcome.restarts, outcome.unkillable = report.get("restarts", 0), supervisor.unkillable
+            outcome = supervisor.outcome() or (Outcome() if code == 0 else None)
+            if outcome is None:
+                outcome = self._failed(folder, nproc, supervisor, code, log)
+            attempts = Counter(path.name.split("-")[1] for path in Path(scratch).glob("attempt-*"))
+        outcome.restarts, outcome.unkillable = max(attempts.values(), default=1) - 1, supervisor.unkillable
         return outcome
 
-    def _explain(self, error: Any) -> str:
-        """What the agent complained of, in the user's words where it is about the other nodes."""
-        if error is None or self.config.nnodes == 1 or not error.startswith(("Rendezvous", "Dist")):
-            return error or "no rank left an error"
-        return (
-            f"the {self.config.nnodes} nodes did not meet at launcher.rdzv_endpoint={self.config.rdzv_endpoint} "
-            f"within launcher.timeout_s={self.config.timeout_s}; start the same command on every node, and check that "
-            f"each reaches this port\n  {error}"
-        )
+    def _failed(self, folder: RunFolder, nproc: int, supervisor: Supervisor, code: int, log: Path) -> Outcome:
+        """Why the agent has ended with ``code``: a rank of this or another node has failed, or it has itself."""
+        scratch, nnodes = supervisor.scratch, self.config.nnodes
+        lost = f"torch's agent on {this_host()} was killed by {signal_name(-code)}"
+        if code < 0 and not supervisor.killed and nnodes > 1:  # the other nodes have to know
+            for local_rank, beat in unfinished(scratch, alive=False):
+                write_error(folder, RankFailure(beat.rank, local_rank, "AgentLost", lost, pid=beat.pid), scratch)
+        failures = collect_failures(folder, scratch, 0 if nnodes == 1 else nproc * nnodes, nproc)
+        if code < 0 and all(failure.of_peer for failure in failures):
+            return Outcome.of([], f"{lost}\n  log: {log}")  # what there is has lost those of this node
+        if nnodes > 1 and not any(beat.pid for beat in heartbeat.read(scratch)):
+            lost = (
+                f"the {nnodes} nodes did not meet at launcher.rdzv_endpoint={self.config.rdzv_endpoint} within "
+                f"launcher.timeout_s={self.config.timeout_s}; start the same command on every node, and check that "
+                "each reaches this port"
+            )
+        elif code > 0:
+            lost = "torch's agent failed, and no rank left an error"
+        return Outcome.of(failures, "\n".join([lost, *tail_of(log)]))

@@ -1,6 +1,8 @@
-"""A worker process: its log, its error file, and its end; what it computes is in :mod:`exp.session`.
+"""A worker process: how it comes to its run folder, its log, its error file, and its end.
 
-Run as ``python -m exp.launcher.worker RUN_FOLDER`` by torch's agent, or forked (:mod:`exp.launcher.fork_server`).
+What it computes is in :mod:`exp.session`. Torch's agent forks it (:mod:`exp.launcher.fork_server`) or runs
+``python -m exp.launcher.worker RUN_FOLDER``. ``launcher=external`` runs ``python -m exp.launcher.worker GIVEN`` (JSON):
+such a worker first agrees with the others on one command and one folder.
 """
 
 from __future__ import annotations
@@ -8,30 +10,39 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import faulthandler
+import json
 import logging
 import os
 import signal
 import sys
 import time
 import traceback
+from datetime import timedelta
 from multiprocessing import util
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from exp.errors import EXIT_FAILED, EXIT_OK, ExpError, Preempted, as_ours
+from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, ExpError, Preempted, as_ours
 from exp.launcher.hang_detector import unfinished
 from exp.launcher.outcome import RankFailure, is_of_peer, write_error
 from exp.launcher.processes import AGENT_VARIABLE, die_with_parent, is_alive, name_process, start_resource_tracker
-from exp.launcher.rank import SCRATCH_VARIABLE, RankInfo
+from exp.launcher.rank import SCRATCH_VARIABLE, RankInfo, make_store, this_host
 from exp.runs import heartbeat
+from exp.runs.files import write_json
 from exp.runs.folder import RunFolder
 from exp.runs.heartbeat import Stage
+from exp.runs.lock import LOCK, read_holder
 from exp.runs.preemption import record_preempted
 from exp.sockets import keep_sockets_in
 from exp.user_code import message_of, told
 
-__all__ = ["describe_error", "main", "run_worker", "work_to_end"]
+__all__ = ["JOINED", "describe_error", "main", "run_worker", "work_to_end"]
 
+JOINED = "joined.json"
+"""In the private folder of the job: which run folder the worker has come to, or why it was refused."""
+
+_SEEN_WITHIN_S = 60.0  # an NFS client may keep saying for a while that a new file is not there
+_READ_WITHIN_S = 0.5
 _CLEAN_UP_S = 20.0
 _CLEAN_UP_AFTER_FAILURE_S = 3.0  # less than the launcher's patience with the other ranks
 _LOOKED_FOR_S = 3.0  # the launcher looks for the rank that has not come, before its agent ends all others
@@ -40,26 +51,81 @@ _STDERR = 2  # the log of the rank
 
 
 def main(parent: int | None = None) -> None:
-    """Run the worker that the agent started; the process ends here.
+    """Run the worker that the agent, or the external launcher, started; the process ends here.
 
     Args:
-        parent: the fork server that this process comes from, which it must not outlive; None: the agent started it.
+        parent: the fork server that this process comes from, which it must not outlive; None: it comes from the agent.
             After a fork, this function returns where all went well: torch's agent waits for that.
     """
-    folder, agent = RunFolder(sys.argv[1]), int(os.environ[AGENT_VARIABLE])
+    argument, agent = sys.argv[1], int(os.environ[AGENT_VARIABLE])
     die_with_parent(signal.SIGKILL, agent if parent is None else parent)
     if not is_alive(agent):
         os._exit(EXIT_FAILED)
     if signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, []):
         start_resource_tracker()  # else the first loader process would do it, and let SIGTERM through
-    info, scratch = RankInfo.from_environment(os.environ), Path(os.environ[SCRATCH_VARIABLE])
+    external = argument.startswith("{")
+    info, scratch = RankInfo.from_environment(os.environ, external), Path(os.environ[SCRATCH_VARIABLE])
     name_process(f"exp-rank{info.rank}")
-    # Each attempt leaves a mark for the agent. Torch counts a restart only on the node where a worker died: the ranks
-    # of the others would not know that they have to resume.
+    # Each attempt leaves a mark for the launcher. Torch counts a restart only on the node where a worker died: the
+    # ranks of the others would not know that they have to resume.
     earlier = len(list(scratch.glob(f"attempt-{info.local_rank}-*")))
     (scratch / f"attempt-{info.local_rank}-{os.getpid()}").touch()
     info = dataclasses.replace(info, restart_count=max(info.restart_count, earlier))
-    work_to_end(folder, info, returns=parent is not None)
+    folder = _join(info, json.loads(argument), scratch / JOINED) if external else argument
+    work_to_end(RunFolder(folder), info, returns=parent is not None)
+
+
+def _join(info: RankInfo, given: dict[str, Any], joined: Path) -> str:
+    """Agree on one command and one folder, those of rank 0; returns the folder, or ends the process.
+
+    Args:
+        info: the place of this rank.
+        given: its command (``overrides``, ``digest``), ``timeout_s`` and, on rank 0, ``folder``.
+        joined: the file for the launcher.
+    """
+    if info.world_size > 1:
+        try:
+            store = make_store(info, timedelta(seconds=given["timeout_s"]))
+            if info.rank == 0:
+                holder = read_holder(Path(given["folder"], LOCK))
+                first = {**given, "secret": holder and holder.secret}
+                store.set("exp/first", json.dumps(first))  # noqa: TID251 - plain strings
+            first = json.loads(store.get("exp/first"))
+            store.set(f"exp/wrong/{info.rank}", _difference(info.rank, given, first) or "")
+            if info.rank == 0:
+                every = (store.get(f"exp/wrong/{rank}").decode() for rank in range(info.world_size))
+                store.set("exp/refused", next(filter(None, every), ""))
+            refused = store.get("exp/refused").decode()
+        except (RuntimeError, OSError) as error:  # it has no log yet: its launcher shows what it prints
+            os.write(_STDERR, f"{type(error).__name__}: {message_of(error)}\n".encode())
+            os._exit(EXIT_FAILED)
+        if refused:
+            write_json(joined, {"refused": refused})
+            time.sleep(_READ_WITHIN_S)  # rank 0 may hold the store: the others have to read it
+            os._exit(EXIT_CONFIG)
+        info.met.append(store)
+        given = first
+    write_json(joined, {"folder": given["folder"], "restarts": info.restart_count})
+    return str(given["folder"])
+
+
+def _difference(rank: int, given: dict[str, Any], first: dict[str, Any]) -> str | None:
+    """What keeps a rank from working with rank 0; None: nothing."""
+    here = f"rank {rank} ({this_host()})"
+    if given["overrides"] != first["overrides"]:
+        mine, theirs = ([each for each in one["overrides"] if each not in other["overrides"]]
+                        for one, other in ((given, first), (first, given)))  # fmt: skip
+        what = f"{' '.join(mine) or 'nothing'} instead of {' '.join(theirs) or 'nothing'}; give all the same"
+        return f"{here} was given another command than rank 0: {what}"
+    if given["digest"] != first["digest"]:
+        return f"{here} has another configuration than rank 0; have all use the same files and folder"
+    deadline = time.monotonic() + _SEEN_WITHIN_S
+    while time.monotonic() < deadline:
+        holder = read_holder(Path(first["folder"], LOCK))
+        if holder is not None and holder.secret == first["secret"]:
+            return None
+        time.sleep(0.1)
+    return f"{here} does not see rank 0's run folder {first['folder']}; set output_dir=<a folder that all nodes share>"
 
 
 def work_to_end(folder: RunFolder, info: RankInfo, returns: bool = False) -> None:
@@ -134,7 +200,8 @@ def run_worker(folder: RunFolder, info: RankInfo, redirect: bool) -> None:
         error_file.unlink()
     if redirect:
         _redirect(log, keep_stdout=info.rank == 0)
-    handler = _LogFile(log, encoding="utf-8")
+    logging.raiseExceptions = False  # where the disk is full, the run itself will find out
+    handler = logging.FileHandler(log, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.getLogger().addHandler(handler)
     logging.getLogger().setLevel(logging.INFO)
@@ -175,13 +242,6 @@ def describe_error(error: BaseException, folder: RunFolder, info: RankInfo) -> R
         of_peer=of_peer,
         own=ours is not None,
     )
-
-
-class _LogFile(logging.FileHandler):
-    """Is silent where the disk is full: the run itself will find out."""
-
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
-        """Where logging would print a traceback to the terminal."""
 
 
 def _redirect(log: Path, keep_stdout: bool) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Collection
+from typing import TYPE_CHECKING, Any, Collection
 
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
@@ -40,8 +41,8 @@ __all__ = ["Job", "Sweep", "current", "expected", "finish", "is_dry", "refuse_em
 _MANY = 50  # jobs: fewer take no time worth a line
 
 _current: list[Sweep] = []
-expected: list[Callable[[], None]] = []
-"""Not empty: a sweeper has begun, and not asked for any job yet; what says so."""
+expected: list[str] = []
+"""The overrides of a sweep whose sweeper has begun, and not asked for any job yet; empty: there is none."""
 
 
 @dataclass
@@ -128,8 +129,7 @@ class Sweep:
                 in_parent = issubclass(task_class(config), ParentTask)
                 if in_parent or launcher_class(config).joins:
                     what = f"task={config.task.name}" if in_parent else "launcher=external"
-                    several = "" if config.task.get("run") is None else ", and several runs as 'run=[a,b]'"
-                    raise ConfigError(f"{what} is no job of a sweep: start it without -m{several}")
+                    raise ConfigError(f"{what} is no job of a sweep: start it without -m (several runs as 'run=[a,b]')")
                 sets_folder = any(each.lstrip("+").startswith("output_dir=") for each in job.overrides)
                 if sets_folder and str(config.output_dir) != str(master.output_dir):
                     raise ConfigError(
@@ -146,16 +146,14 @@ class Sweep:
         return batch
 
     def _place(self, job: Job, run: FrozenRun) -> None:
-        same = self._earlier.get(identity(run.config)) if self._earlier else None
+        same = self._earlier and self._earlier.get(identity(run.config))
         if same:
             path, job.skipped = same.pop(0)  # a job that is there twice has been run twice
             run.config.resume = run.config.resume or "auto"
         else:
-            number = job.number
-            while str(number) in self._taken:
-                number += 1
-            self._taken.add(str(number))
-            path = self.folder / str(number)
+            name = next(str(number) for number in itertools.count(job.number) if str(number) not in self._taken)
+            self._taken.add(name)
+            path = self.folder / name
         run.config.output_dir = str(path)
         run.folder = RunFolder(path)
 
@@ -313,7 +311,10 @@ def refuse_empty() -> None:
         ConfigError: it has not asked for a single job.
     """
     if expected:
-        expected.pop()()
+        raise ConfigError(
+            f"the sweep has no job: {expected.pop()}; a range, choice or glob() stands for no value (glob() is for the "
+            "choices of a config group), or hydra.sweeper.* asks for none"
+        )
 
 
 def finish() -> tuple[int, str | None, list[Path]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 from typing import TYPE_CHECKING, Any, Sequence
 
 from hydra.core.hydra_config import HydraConfig
@@ -38,8 +39,8 @@ class Composer:
     def __init__(self, loader: Any) -> None:
         self._loader = loader
         self._parser = OverridesParser.create(config_loader=loader)
-        self._parsed: dict[str, Override] = {}
-        self._groups: dict[str, bool] = {}
+        self._parse = functools.lru_cache(maxsize=None)(lambda text: self._parser.parse_overrides([text])[0])
+        self._is_group = functools.lru_cache(maxsize=None)(lambda key: bool(loader.repository.group_exists(key)))
         self._checked: set[Any] = set()
         self._shared: dict[Any, tuple[Any, Any] | None] = {}
         """What Hydra has composed for the first job of a kind, and what became of it; None: each is Hydra's."""
@@ -92,7 +93,8 @@ class Composer:
         prepared = prepare(config, self.task_overrides(overrides))
         if kind is not None and kind not in self._shared:
             by_number = "${hydra:" in str(OmegaConf.to_container(prepared))
-            whole = any(OmegaConf.is_config(OmegaConf.select(composed, key)) for key in kind[1])  # null for a list, say
+            # An override by null, say, of what is a list or a dictionary.
+            whole = any(OmegaConf.is_config(OmegaConf.select(composed, key)) for key in self._plain_keys(overrides))
             self._shared[kind] = None if by_number or whole else (composed, copy.deepcopy(prepared))
         return prepared
 
@@ -101,33 +103,21 @@ class Composer:
         return [override for override in overrides if not self._parse(override).is_hydra_override()]
 
     def _kind(self, overrides: Sequence[str]) -> Any:
-        """What jobs that can share have in common: the overrides that decide, and the keys of the plain ones."""
-        parsed = [self._parse(text) for text in overrides]
-        plain = tuple(override.key_or_group for override in parsed if self._is_plain(override))
-        deciding = [override for override in parsed if not self._is_plain(override)]
-        for override in deciding:
-            changed = override.key_or_group
-            if not self._is_group(changed) and any(_related(changed, key) for key in plain):
-                return None
-        return tuple(override.input_line for override in deciding), plain
+        """What jobs that can share have in common: their overrides, less the values of the plain ones."""
+        parsed, plain = [self._parse(text) for text in overrides], self._plain_keys(overrides)
+        changed = [each.key_or_group for each in parsed if not self._is_plain(each)]
+        if any(_related(key, each) for key in plain for each in changed if not self._is_group(each)):
+            return None
+        return tuple(each.key_or_group if self._is_plain(each) else each.input_line for each in parsed)
+
+    def _plain_keys(self, overrides: Sequence[str]) -> list[str]:
+        return [each.key_or_group for each in map(self._parse, overrides) if self._is_plain(each)]
 
     def _is_plain(self, override: Override) -> bool:
-        key = override.key_or_group
-        if override.type != OverrideType.CHANGE or override.package is not None or self._is_group(key):
-            return False
-        value = override.value()
+        key, value = override.key_or_group, override.value()
+        decides = key.partition(".")[0] in _DECIDE or self._is_group(key) or override.package is not None
         plain = value is None or isinstance(value, (bool, int, float, str))
-        return plain and "${" not in str(value) and key.partition(".")[0] not in _DECIDE
-
-    def _is_group(self, key: str) -> bool:
-        if key not in self._groups:
-            self._groups[key] = "." not in key and bool(self._loader.repository.group_exists(key))
-        return self._groups[key]
-
-    def _parse(self, text: str) -> Override:
-        if text not in self._parsed:
-            (self._parsed[text],) = self._parser.parse_overrides([text])
-        return self._parsed[text]
+        return override.type == OverrideType.CHANGE and not decides and plain and "${" not in str(value)
 
 
 def _related(key: str, other: str) -> bool:

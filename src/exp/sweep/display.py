@@ -73,7 +73,8 @@ class SweepDisplay(Watcher):
             self._error(job, describe_failure(outcome))
         else:
             self.say(self._line(job, outcome))
-        self._draw(now=True)
+        self._drawn = 0.0
+        self._draw()
 
     def _error(self, job: Job, text: str) -> None:
         self._failed += 1
@@ -93,11 +94,10 @@ class SweepDisplay(Watcher):
         seconds = f"  {result['wall_s']:.0f} s" if result.get("wall_s") else ""
         return f"{job.title(self._common)}: {text}{seconds}  ({self._ended} of {len(self.jobs)})"
 
-    def _draw(self, now: bool = False) -> None:
-        if self.live is None or (not now and time.monotonic() - self._drawn < _REDRAW_S):
+    def _draw(self) -> None:
+        if self.live is None or time.monotonic() - self._drawn < _REDRAW_S:
             return
         self._drawn = time.monotonic()
-        from rich.console import Group
         from rich.text import Text
 
         waiting = len(self.jobs) - self._ended - len(self._running)
@@ -110,5 +110,5 @@ class SweepDisplay(Watcher):
             for number, (since, text) in self._running.items()
         ]
         more = [f"  and {len(rows) - _MOST_RUNNING} more"] if len(rows) > _MOST_RUNNING else []
-        lines = [Text(row, no_wrap=True, overflow="ellipsis") for row in [*rows[:_MOST_RUNNING], *more]]
-        self.live.update(Group(Text(head, style="bold"), *lines), refresh=True)
+        text = "\n".join([head, *rows[:_MOST_RUNNING], *more])
+        self.live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)

@@ -31,8 +31,8 @@ def main(run_dir: str, token: str, parent: str) -> int:
     Its outcome is in a file: what the process ends with, code of the user's may decide.
     """
     die_with_parent(signal.SIGTERM, int(parent))
-    folder, lock, detail = RunFolder(run_dir), RunLock(Path(run_dir), token or None), None
-    before = _content(folder.result)
+    folder, lock, detail = RunFolder(run_dir), RunLock(Path(run_dir), token), None
+    before = read_json(folder.result)
     try:
         lock.take_over()
         run = FrozenRun.load(folder)
@@ -43,18 +43,15 @@ def main(run_dir: str, token: str, parent: str) -> int:
         code, detail = error.exit_code, str(error)
     finally:
         lock.release()
-    # One that was refused has left the record of an earlier run as it was.
-    result = (read_json(folder.result) if _content(folder.result) != before else None) or {}
+    result = read_json(folder.result) or {}
+    if result == before:  # it was refused, and has left the record of an earlier run as it was
+        result = {}
     if code not in (EXIT_OK, EXIT_PREEMPTED) and result.get("error"):
         detail = result["error"]["message"] + ("" if code in REFUSED else f"\n  log: {log_file(folder)}")
     preempted = {"step": result.get("steps")} if code == EXIT_PREEMPTED else None
     outcome = Outcome(code, result.get("restarts", 0), preempted=preempted, reported=True, detail=detail)
     write_json(outcome_file(folder, str(os.getpid())), asdict(outcome))
     return code
-
-
-def _content(path: Path) -> bytes:
-    return path.read_bytes() if path.is_file() else b""
 
 
 if __name__ == "__main__":

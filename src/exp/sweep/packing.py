@@ -43,7 +43,6 @@ class _Pools:
         self.parallel_jobs = parallel_jobs
         self.running = 0
         self._free: dict[str, list[int]] = {_CORES: list(range(usable_cores()))}
-        self._cores = len(self._free[_CORES])
 
     def take(self, backend: Backend, nproc: int) -> dict[str, list[int]] | None:
         """What a job needs, if it is free; None: it has to wait."""
@@ -56,7 +55,7 @@ class _Pools:
             # Where a job cannot be kept from seeing all cards, it has them all.
             needed[backend.name] = nproc if backend.visible_variables else count
         if (not backend.exclusive_devices or backend.simulate) and self.parallel_jobs is None:
-            needed[_CORES] = min(nproc, self._cores)
+            needed[_CORES] = min(nproc, usable_cores())
         if any(len(self._free[pool]) < count for pool, count in needed.items()):
             return None
         self.running += 1
@@ -77,10 +76,8 @@ class _Running:
     process: subprocess.Popen[bytes]
     taken: dict[str, list[int]]
 
-    def outcome(self, received: int | None) -> Outcome:
-        """What became of it, now that it has ended; ``received``: the signal that has ended the sweep."""
-        if received is not None and received != PREEMPT_SIGNAL:
-            return Outcome(128 + received, interrupted_by=signal_name(received))
+    def outcome(self) -> Outcome:
+        """What became of it, now that it has ended."""
         outcome = Outcome.read(outcome_file(self.run.folder, str(self.process.pid)))
         code, end = EXIT_FAILED if outcome is None else outcome.exit_code, self.process.returncode
         if outcome is None or (code not in (EXIT_OK, EXIT_PREEMPTED) and outcome.detail is None):
@@ -99,7 +96,7 @@ class _Packing:
         self.waiting = list(range(len(runs)))
         self.running: dict[int, _Running] = {}
         self.received: int | None = None
-        self.deadline: float | None = None
+        self.deadline = float("inf")
         self.mark = secrets.token_hex(8)
 
     def start_what_fits(self) -> None:
@@ -110,24 +107,26 @@ class _Packing:
             if taken is None:
                 continue
             self.waiting.remove(number)
-            devices, own = taken.get(backend.name) or taken.get(_CORES), {JOB_VARIABLE: self.mark}
-            if devices is not None:
-                own.update(only(backend, devices))
-                threads = "OMP_NUM_THREADS"
-                if not backend.exclusive_devices and threads not in os.environ:
-                    own[threads] = str(max(1, len(devices) // run.config.nproc))
-                elif not backend.simulate and threads not in {**os.environ, **backend.env}:
-                    own[threads] = str(max(1, usable_cores() // backend.device_count()))  # jobs beside it compute, too
-            token = ""
-            if run.lock is not None:
-                run.lock.let_go()
-                token = run.lock.token
-            arguments = [str(run.folder.path), token, str(os.getpid())]
+            assert run.lock is not None, "it has been written"
+            run.lock.let_go()
+            arguments = [str(run.folder.path), run.lock.token, str(os.getpid())]
+            environment = {**os.environ, **self._own(run, backend, taken), JOB_VARIABLE: self.mark}
             with log_file(run.folder).open("wb") as log:
-                process = start_module(
-                    "exp.sweep.job", *arguments, environment={**os.environ, **own}, stdout=log, stderr=log
-                )
+                process = start_module("exp.sweep.job", *arguments, environment=environment, stdout=log, stderr=log)
             self.running[number] = _Running(run, process, taken)
+
+    @staticmethod
+    def _own(run: FrozenRun, backend: Backend, taken: dict[str, list[int]]) -> dict[str, str]:
+        """Variables that keep a job to its devices, and to its share of the processor."""
+        devices = taken.get(backend.name) or taken.get(_CORES)
+        if devices is None:
+            return {}
+        own = only(backend, devices)
+        if "OMP_NUM_THREADS" not in {**os.environ, **backend.env} and not backend.simulate:
+            # Beside a card, jobs on the others compute, too.
+            cards = backend.device_count() if backend.exclusive_devices else 0
+            own["OMP_NUM_THREADS"] = str(max(1, usable_cores() // cards if cards else len(devices) // run.config.nproc))
+        return own
 
     def on_signal(self, number: int, _frame: Any) -> None:
         """Hand a signal on to the jobs, which have sessions of their own."""
@@ -137,6 +136,14 @@ class _Packing:
         for job in list(self.running.values()):
             if job.process.poll() is None:
                 job.process.send_signal(number if number == PREEMPT_SIGNAL else signal.SIGTERM)
+
+    def interrupted(self, begun: bool) -> Outcome | None:
+        """The outcome of a job that a signal has ended, or kept from beginning; None: that of its own counts."""
+        if self.received is None or (begun and self.received == PREEMPT_SIGNAL):
+            return None
+        if self.received == PREEMPT_SIGNAL:
+            return Outcome(EXIT_PREEMPTED, preempted={"step": None}, begun=False)
+        return Outcome(128 + self.received, interrupted_by=signal_name(self.received), begun=begun)
 
 
 def pack(runs: Sequence[FrozenRun], parallel_jobs: int | None, watcher: Watcher) -> list[Outcome]:
@@ -163,16 +170,11 @@ def pack(runs: Sequence[FrozenRun], parallel_jobs: int | None, watcher: Watcher)
                         continue
                     del packing.running[number]
                     packing.pools.give_back(job.taken)
-                    outcomes[number] = job.outcome(packing.received)
-                    watcher.ended(number, outcomes[number])
-                if packing.deadline is not None and time.monotonic() > packing.deadline:
+                    outcome = outcomes[number] = packing.interrupted(begun=True) or job.outcome()
+                    watcher.ended(number, outcome)
+                if time.monotonic() > packing.deadline:
                     kill_job(packing.mark)
                 time.sleep(_POLL_S)
     finally:
         kill_job(packing.mark)
-    for number in packing.waiting:
-        received = packing.received or 0
-        outcomes[number] = Outcome(128 + received, interrupted_by=signal_name(received), begun=False)
-        if received == PREEMPT_SIGNAL:
-            outcomes[number] = Outcome(EXIT_PREEMPTED, preempted={"step": None}, begun=False)
-    return [outcomes[number] for number in range(len(runs))]
+    return [outcomes.get(number) or packing.interrupted(begun=False) or Outcome() for number in range(len(runs))]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["find_earlier", "identity", "remove_unused", "results", "run_folders"]
 
-_RECORDS = ("multirun.yaml", "sweep.csv", "sweep_seeds.csv", "sweep.json")  # the first is Hydra's
+_OF_HYDRA = "multirun.yaml"
 _ELSEWHERE = ("figures", "launcher", "output_dir", "overwrite", "plots", "record", "report_placement", "resume",
               "resume_changed_data", "sweep")  # fmt: skip
 """Keys that do not change what a run computes."""
@@ -61,12 +61,10 @@ def remove_unused(folder: Path, missing: list[Path]) -> None:
     """
     if run_folders(folder):
         return
-    new = folder in missing
-    for name in _RECORDS if new else _RECORDS[:1]:
-        if (folder / name).is_file():
-            (folder / name).unlink()
-    if new:
-        shutil.rmtree(str(folder / "slurm"), ignore_errors=True)
+    if folder in missing:
+        shutil.rmtree(str(folder), ignore_errors=True)
+    else:
+        (folder / _OF_HYDRA).unlink() if (folder / _OF_HYDRA).is_file() else None
     remove_empty(missing)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import traceback
 from typing import TYPE_CHECKING, Any, Sequence
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from omegaconf import ListConfig, OmegaConf
@@ -16,7 +15,7 @@ from exp.errors import ConfigError, RunError
 if TYPE_CHECKING:
     from exp.report.runs import Run
 
-__all__ = ["NoMetric", "check_direction", "check_settings", "explained", "no_job"]
+__all__ = ["NoMetric", "check_direction", "check_settings", "explained"]
 
 
 class NoMetric(float):
@@ -74,20 +73,6 @@ def check_direction(config: Any, runs: Sequence[Run]) -> None:
                 f"hydra.sweeper.direction={direction} looks for the worst {run.metric_name}, of which "
                 f"{'larger' if greater else 'smaller'} is better; set hydra.sweeper.direction={right}"
             )
-
-
-def no_job(overrides: Sequence[str], loader: Any) -> ConfigError:
-    """Why a sweep has no job.
-
-    Args:
-        overrides: of the command line.
-        loader: Hydra's, of configurations.
-    """
-    for override in OverridesParser.create(config_loader=loader).parse_overrides(list(overrides)):
-        if override.is_discrete_sweep() and next(iter(override.sweep_iterator()), None) is None:
-            of_groups = "; glob() is for the choices of a config group" if "glob(" in str(override.input_line) else ""
-            return ConfigError(f"the sweep has no job: {override.input_line} stands for no value{of_groups}")
-    return ConfigError("the sweep has no job: the sweeper has not asked for any (hydra.sweeper.* says how many)")
 
 
 def explained(error: Exception, asked: bool) -> Exception:

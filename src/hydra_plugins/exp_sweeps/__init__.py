@@ -38,7 +38,7 @@ class ExpLauncher(Launcher):
 
         check_path_part("name", config.get("name"))  # of which Hydra makes the sweep's folder next
         check_settings(config)
-        sweep.expected[:] = [self._refuse_empty]
+        sweep.expected[:] = [" ".join(config.hydra.overrides.task)]
         self._config, self._context = config, hydra_context
         if not isinstance(hydra_context.config_loader, Composer):  # the sweeper composes all jobs, too, to check them
             hydra_context.config_loader = Composer(hydra_context.config_loader)
@@ -62,9 +62,9 @@ class ExpLauncher(Launcher):
         from exp.sweep.sweeper import NoMetric, check_direction
 
         setup_globals()
-        sweep.expected.clear()
         if not job_overrides:
-            self._refuse_empty()
+            sweep.refuse_empty()
+        sweep.expected.clear()
         current = sweep.current(self._config, self._missing)
         overrides, loader = list(map(list, job_overrides)), self._context.config_loader
         batch = current.freeze(overrides, initial_job_idx, loader, self._config)
@@ -75,9 +75,3 @@ class ExpLauncher(Launcher):
             returns.append(JobReturn(status=JobStatus.COMPLETED))
             returns[-1].return_value = NoMetric() if metric is None or math.isnan(metric) else metric
         return returns
-
-    def _refuse_empty(self) -> None:
-        """Raise ConfigError: the sweeper has no job to run."""
-        from exp.sweep.sweeper import no_job
-
-        raise no_job(self._config.hydra.overrides.task, self._context.config_loader)
