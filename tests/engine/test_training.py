@@ -52,7 +52,7 @@ def check(session, data, model):
 @pytest.mark.parametrize(
     ("base", "members", "error", "named"),
     [
-        (Numbers, {"state": lambda self: {"a": {1}}}, ConfigError, "state"),
+        (Numbers, {"state_dict": lambda self: {"a": {1}}}, ConfigError, "state_dict"),
         (Numbers, {"metrics": lambda self, detailed: [3]}, ConfigError, "int"),
         (Numbers, {"val": None, "__init__": lambda self: None}, ConfigError, "val"),
         (Numbers, {"collate": lambda self, samples: samples}, ConfigError, "batch"),
@@ -73,7 +73,7 @@ def test_it_is_told_before_the_first_step(monkeypatch, make_session, base, membe
     def begin():
         data = build_data(session)
         model = build_model(session, data)
-        with _explained(session, model):
+        with _explained(session, model, None):
             check(session, data, model)
         model.parse_losses(model(**Samples()[torch.arange(4)], mode="loss"))
 
@@ -100,5 +100,5 @@ def test_parameters_without_a_gradient_are_named(make_session):
         "Parameter indices which did not receive grad for rank 1: 1 2\n In addition, you can set ..."
     )
     named = r"norm\.weight, norm\.bias.*find_unused_parameters=true"
-    with pytest.raises(RunError, match=named), _explained(make_session(**OWN), Restless()):
+    with pytest.raises(RunError, match=named), _explained(make_session(**OWN), Restless(), None):
         raise RuntimeError(text)

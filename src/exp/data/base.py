@@ -13,7 +13,7 @@ from exp.user_code import shown
 if TYPE_CHECKING:
     from exp.data.fingerprint import Fingerprint
     from exp.draw.files import Picture
-    from exp.engine.extremes import RankedSample
+    from exp.engine.evaluation import RankedSample
     from exp.metrics import Metric, SampleMetric
     from exp.session import Session
 
@@ -176,17 +176,15 @@ class Data(abc.ABC):
         """
         return {}
 
-    def predict(self, session: Session, model: Any) -> Prediction:
-        """``task=predict``: by default ``predictions/rank<n>.npz``, what the model gives for each sample of the test
-        split (:func:`exp.engine.outputs.predict_split`).
+    def predict(self, session: Session, model: Any) -> Prediction | None:
+        """``task=predict``; None: ``predictions/rank<n>.npz``, what the model gives for each sample of the test split
+        (:func:`exp.engine.outputs.predict_split`).
 
         Args:
             session: the session; called on every rank.
             model: on the session's device, in eval mode.
         """
-        from exp.engine.outputs import predict_split  # torch's, and MMEngine's
-
-        return predict_split(session, self, model)
+        return None
 
 
 def split_of(data: Data, split: str, seed: int) -> Any:

@@ -1,33 +1,37 @@
-"""How a model is wrapped for data-parallel training: options from the config, device arguments from the backend."""
+"""How a model comes to its device, and is wrapped for data-parallel training there.
+
+Options are the configuration's, device arguments the backend's.
+"""
 
 from __future__ import annotations
 
 import abc
 import logging
-from typing import TYPE_CHECKING, Any, ClassVar, Mapping
+from collections import Counter
+from typing import TYPE_CHECKING, Any, ClassVar, Iterable, Mapping
 
-from mmengine.model import MMDistributedDataParallel
+import torch
+from mmengine.model import MMDistributedDataParallel, revert_sync_batchnorm
 from mmengine.registry import MODEL_WRAPPERS
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from exp.config.resolve import create
-from exp.engine.batchnorm import fit_batchnorm
-from exp.engine.placement import check_placement, placement_report
-from exp.errors import ConfigError, RunError
+from exp.errors import ConfigError, PlacementError, RunError
 from exp.hardware.collectives import ddp_arguments
 from exp.hardware.compat import is_transformed
 from exp.user_code import WRAPPER_PAGE, shown
 
 if TYPE_CHECKING:
-    import torch
-
+    from exp.engine.distributed import Distributed
     from exp.hardware.backend import Backend
     from exp.session import Session
 
 __all__ = [
     "TrainStep",
     "Wrapper",
+    "average_buffers",
+    "check_placement",
     "forward",
     "is_sharded",
     "place_and_wrap",
@@ -39,6 +43,7 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
+_SHOWN = 5
 SHARDED_MARK = "weights_are_sharded"
 
 _DEFAULTS = {
@@ -165,6 +170,91 @@ def place_and_wrap(model: nn.Module, session: Session, trains: bool = True) -> n
     if wrapped is not model:
         MODEL_WRAPPERS.register_module(name=shown(wrapped), module=type(wrapped), force=True)  # as below
     return wrapped
+
+
+def _tensors(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    return [*model.named_parameters(), *model.named_buffers()]
+
+
+def check_placement(model: nn.Module, device: torch.device, rank: int) -> None:
+    """Refuse a model that is not wholly on ``device``, before it is wrapped.
+
+    Raises:
+        PlacementError: names the rank, the first misplaced tensors, their devices and shapes.
+    """
+    wrong = [
+        f"  {name}: {tensor.device}, shape {tuple(tensor.shape)}"
+        for name, tensor in _tensors(model)
+        if tensor.device.type != device.type or device.index not in (None, tensor.device.index)
+    ]
+    if wrong:
+        more = [f"  and {len(wrong) - _SHOWN} more"] * (len(wrong) > _SHOWN)
+        raise PlacementError(
+            f"rank {rank}: {len(wrong)} of {len(_tensors(model))} parameters and buffers are not on {device}; make "
+            "every tensor of the model a parameter or a buffer, and do not move it after it was built:\n"
+            + "\n".join([*wrong[:_SHOWN], *more])
+        )
+
+
+def placement_report(model: nn.Module, session: Session) -> str:
+    """Where this rank's parameters are: counts by device, the first five, and the rank's place in the group."""
+    parameters, info = list(model.named_parameters()), session.info
+    by_device = Counter(str(tensor.device) for _, tensor in _tensors(model))
+    lines = [
+        f"placement: rank {info.rank}  local_rank {info.local_rank}  world_size {info.world_size}  "
+        f"device {session.device}  {session.process_group}",
+        f"  {sum(p.numel() for _, p in parameters):,} values in {len(parameters)} parameters; tensors by device: "
+        + ", ".join(f"{name} {count}" for name, count in sorted(by_device.items())),
+    ]
+    lines += [f"  {n}: {p.device}, shape {tuple(p.shape)}, {p.dtype}" for n, p in parameters[:_SHOWN]]
+    return "\n".join(lines)
+
+
+def fit_batchnorm(model: nn.Module, session: Session, synchronize: bool) -> nn.Module:
+    """Convert batch norms into what the backend can do; says so if that is less than the model wants.
+
+    Args:
+        model: with its weights; they are kept, and so are the running statistics.
+        session: its backend says whether it synchronizes.
+        synchronize: make every batch norm a synchronized one (``wrapper.sync_batchnorm``).
+    """
+    if session.backend.capabilities.sync_batchnorm:
+        return nn.SyncBatchNorm.convert_sync_batchnorm(model) if synchronize else model
+    has = any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
+    if has or synchronize:
+        session.say(
+            f"warning: backend={session.backend.name} has no synchronized batch norm: statistics are those of each "
+            "device's own samples; a larger batch_size makes up for it, or a norm that does not look at the batch"
+        )
+    return revert_sync_batchnorm(model) if has else model
+
+
+@torch.no_grad()
+def average_buffers(modules: Iterable[nn.Module], distributed: Distributed) -> None:
+    """Give all ranks the mean of their floating-point buffers, such as running statistics of unsynchronized norms.
+
+    One exchange for all buffers, in float64 on the CPU: the mean of equal values is that value to the last bit, so
+    constants stay what they are, and every process group carries it. Integer buffers count steps and are equal.
+
+    Args:
+        modules: the model and its copies; the same on every rank.
+        distributed: with one process nothing is done.
+    """
+    if distributed.world_size == 1:
+        return
+    groups: dict[tuple[torch.dtype, torch.device], dict[int, torch.Tensor]] = {}
+    for module in modules:
+        for buffer in module.buffers():
+            if buffer.is_floating_point() and buffer.numel():
+                groups.setdefault((buffer.dtype, buffer.device), {})[id(buffer)] = buffer
+    if not groups:
+        return
+    flat = [torch.cat([buffer.reshape(-1) for buffer in group.values()]) for group in groups.values()]
+    mean = distributed.sum(torch.cat([part.cpu().double() for part in flat])) / distributed.world_size
+    for group, own, part in zip(groups.values(), flat, mean.split([part.numel() for part in flat])):
+        shares = part.to(own.dtype).to(own.device).split([buffer.numel() for buffer in group.values()])
+        for buffer, share in zip(group.values(), shares):
+            buffer.copy_(share.view_as(buffer))
 
 
 def wrap(model: nn.Module, kind: str, options: dict[str, Any], backend: Backend, device: torch.device) -> nn.Module:

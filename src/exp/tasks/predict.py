@@ -40,7 +40,8 @@ class Predict(Task):
             ExpError: as they raise it.
         """
         from exp.engine.building import build_data, build_evaluator, build_model, make_result, record_environment
-        from exp.engine.placement import check_placement
+        from exp.engine.outputs import predict_split
+        from exp.engine.wrapper import check_placement
 
         record_environment(session)
         data = build_data(session)
@@ -48,7 +49,7 @@ class Predict(Task):
         check_placement(model, session.device, session.info.rank)
         model.eval()
         session.begin()
-        predicted = data.predict(session, model)
+        predicted = data.predict(session, model) or predict_split(session, data, model)
         session.distributed.barrier()
         return make_result(
             session,
