@@ -11,7 +11,7 @@ from mmengine.model import BaseModel
 from omegaconf import OmegaConf
 
 from exp.config.resolve import create
-from exp.data.base import Data
+from exp.data.base import Data, Extras
 from exp.engine import deferred
 from exp.engine.checkpoint import plain
 from exp.engine.debug import measured_part
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from exp.session import Session
 
-__all__ = ["build_data", "build_evaluator", "build_model", "make_result", "record_environment"]
+__all__ = ["about_data", "build_data", "build_evaluator", "build_model", "make_result", "record_environment"]
 
 
 def build_data(session: Session) -> Data:
@@ -50,6 +50,7 @@ def build_data(session: Session) -> Data:
         session.weights = read_weights(Path(str(pinned(session.config))))
         if session.weights.data is not None and task_class(session.config).needs_weights:
             data.load_state_dict(session.weights.data)
+    session.extras = Extras()
     data.setup(session)
     session.data_state = data.state_dict()
     try:
@@ -62,6 +63,14 @@ def build_data(session: Session) -> Data:
     for note in data.notes:
         session.say(note)
     return data
+
+
+def about_data(session: Session, data: Data) -> dict[str, Any]:
+    """What ``result.json`` has of the data; all ranks call it."""
+    record = session.extras.record
+    if record is None:
+        return {split: len(getattr(data, split)) for split in ("train", "val", "test")}
+    return record(session.distributed.gather)
 
 
 def build_model(session: Session, data: Data, to_place: bool = False) -> nn.Module:

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from exp.config.resolve import resolve
-from exp.data.transfer import tensors_of
 from exp.engine.wrapper import Wrapper
 
 if TYPE_CHECKING:
@@ -24,7 +23,6 @@ __all__ = ["build", "of_wrapper", "to_device"]
 
 logger = logging.getLogger(__name__)
 _MARK = "rank_0_has_the_weights"
-_REGISTERED = ("_parameters", "_buffers", "_modules")
 
 
 def of_wrapper(session: Session, name: str) -> bool | None:
@@ -43,8 +41,8 @@ def build(make: Callable[[], Any], fit: Callable[[Any], object], distributed: Di
     """A model with weights on rank 0, and elsewhere with parameters on the meta device; a collective.
 
     Buffers have rank 0's values on every rank: they are small, and data look at them. Where the constructor needs
-    values, or keeps tensors that are neither parameters nor buffers nor made anew by ``load_state_dict``, this rank has
-    the model whole, too.
+    values, this rank has the model whole, too. Tensors that are neither parameters nor buffers have to be made anew by
+    ``load_state_dict``.
 
     Args:
         make: makes it.
@@ -69,10 +67,6 @@ def build(make: Callable[[], Any], fit: Callable[[Any], object], distributed: Di
             setattr(made.get_submodule(place), last, found[0][name])
         kept = {name: value for name, value in made.state_dict().items() if not value.is_meta}
         nn.Module.load_state_dict(made, kept, strict=False)  # modules that derive values from their buffers do so here
-        if _hides_tensors(made):
-            reason = "it keeps a tensor that is no parameter and no buffer"
-            made = make()
-            fit(made)
     if reason is not None:
         logger.info("the model is built whole on this rank, too: %s", reason)
     setattr(made, _MARK, True)
@@ -104,10 +98,3 @@ def _from_rank_0(parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
     filled = nn.Parameter(value, parameter.requires_grad)
     filled.__dict__.update(parameter.__dict__)
     return filled
-
-
-def _hides_tensors(model: nn.Module) -> bool:
-    """Whether a module keeps tensors without values that no rank would ever get."""
-    own = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
-    kept = (value for module in model.modules() for key, value in vars(module).items() if key not in _REGISTERED)
-    return any(tensor.is_meta and id(tensor) not in own for value in kept for tensor in tensors_of(value))

@@ -9,7 +9,7 @@ import torch
 from mmengine.hooks import Hook
 
 from exp.data.loader import share_loader
-from exp.engine.building import build_data, build_evaluator, build_model, make_result, record_environment
+from exp.engine.building import about_data, build_data, build_evaluator, build_model, make_result, record_environment
 from exp.engine.debug import split_in_use
 from exp.engine.loops import EvalLoop
 from exp.engine.outputs import batch_outputs
@@ -37,17 +37,19 @@ def evaluate(session: Session) -> dict[str, Any]:
     test = split_in_use(session, data, "test")
     evaluator = build_evaluator(session, data, detailed=True)
     task = session.config.task
-    ranking = data.ranking() if session.config.plots and task.worst + task.best else None
-    hooks = [] if ranking is None else [RankingHook(ranking)]
+    extras = session.extras
+    draws = session.config.plots and task.worst + task.best
+    hooks = [RankingHook(extras.ranking)] if draws and extras.ranking is not None else []
     model = place_and_wrap(model, session, trains=False)
     loop = EvalLoop(share_loader(test, data, session), evaluator, "test")
     trainer = Trainer(session, model, test_loop=loop, hooks=hooks)
     values = trainer.test()
     trainer.close()
-    if hooks:
+    draw = extras.draw_samples
+    if hooks and draw is not None:
         worst, best = hooks[0].extremes(session.distributed, task.worst, task.best)
         shown = functools.partial(predicted, session, model, test)
-        draw_extras(session, lambda: data.draw_samples(shown(worst), shown(best)))
+        draw_extras(session, lambda: draw(shown(worst), shown(best)))
     tables = evaluator.tables()
     if session.distributed.is_main:
         for table in tables:
@@ -60,7 +62,7 @@ def evaluate(session: Session) -> dict[str, Any]:
         evaluator,
         values[evaluator.metric_name] if data.tested_on.startswith("val") else None,
         measured_on=data.tested_on,
-        data=data.record(session.distributed.gather),
+        data=about_data(session, data),
         **details,
     )
 
@@ -94,7 +96,7 @@ class RankingHook(Hook):
     """Keeps the figure of each tested sample, on the device.
 
     Args:
-        metric: of :meth:`exp.data.base.Data.ranking`; batches have ``index``.
+        metric: of :class:`exp.data.base.Extras`; batches have ``index``.
     """
 
     def __init__(self, metric: SampleMetric) -> None:

@@ -16,7 +16,7 @@ from exp.data.loader import device_loader, eval_loader, share_loader
 from exp.data.sampler import TrainBatchSampler
 from exp.data.transfer import move
 from exp.engine import checkpoint
-from exp.engine.building import build_data, build_evaluator, build_model, make_result, record_environment
+from exp.engine.building import about_data, build_data, build_evaluator, build_model, make_result, record_environment
 from exp.engine.debug import OverfitHook, split_in_use
 from exp.engine.fsdp import is_sharded, refuse_hooks
 from exp.engine.hooks import MetricsHook, Progress
@@ -60,8 +60,8 @@ def train(session: Session, rate: Callable[..., dict[str, float]], what_fits: Ca
     """
     record_environment(session)
     data = build_data(session)
-    if session.distributed.is_main:
-        session.data_files = data.fingerprint()
+    if session.distributed.is_main and session.extras.fingerprint is not None:
+        session.data_files = session.extras.fingerprint()
     model = build_model(session, data, to_place=True)
     with _explained(session, model, what_fits):
         training = Training(session, data, model)
@@ -77,7 +77,7 @@ def train(session: Session, rate: Callable[..., dict[str, float]], what_fits: Ca
             hook.progress.stop()
             trainer.close()
         evaluator = training.evaluator
-        draw_extras(session, lambda: training_pictures(session, data, trainer.model, evaluator))
+        draw_extras(session, lambda: training_pictures(session, trainer.model, evaluator))
         trainer.visualizer.close()
         speed = hook.samples / hook.train_seconds if hook.train_seconds else None
         # The training's own: what is measured next takes memory, too.
@@ -91,7 +91,7 @@ def train(session: Session, rate: Callable[..., dict[str, float]], what_fits: Ca
             steps=trainer.iter,
             epochs=trainer.epoch,
             measured_on=data.tested_on,
-            data=data.record(session.distributed.gather),
+            data=about_data(session, data),
             samples_per_second=speed,
             **rates,
             time_to_first_step_s=hook.time_to_first_step,

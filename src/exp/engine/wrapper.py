@@ -117,6 +117,7 @@ class TrainStep:
 
     def train_step(self: Any, data: dict[str, torch.Tensor], optim_wrapper: Any) -> dict[str, torch.Tensor]:
         """Forward through the DDP class, so that its hooks see the backward pass; then one optimizer update."""
+        optim_wrapper.exchange_gradients = getattr(self, "exchange_gradients", None)
         with optim_wrapper.optim_context(self):
             losses = forward(self, preprocessed(self.module, data, training=True), "loss")
         log_vars: dict[str, torch.Tensor]

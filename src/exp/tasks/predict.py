@@ -39,7 +39,14 @@ class Predict(Task):
         Raises:
             ExpError: as they raise it.
         """
-        from exp.engine.building import build_data, build_evaluator, build_model, make_result, record_environment
+        from exp.engine.building import (
+            about_data,
+            build_data,
+            build_evaluator,
+            build_model,
+            make_result,
+            record_environment,
+        )
         from exp.engine.outputs import predict_split
         from exp.engine.wrapper import check_placement
 
@@ -57,6 +64,6 @@ class Predict(Task):
             build_evaluator(session, data),
             files=predicted.files,
             measured_on=predicted.measured_on,
-            data=data.record(session.distributed.gather),
+            data=about_data(session, data),
             published=None,  # of the whole test split; not to be compared with a few samples
         )
