@@ -62,7 +62,6 @@ def check(session, data, model):
         (Restless, {"forward": lambda self, x, y, mode: x if mode != "loss" else {"mse": x}}, ConfigError, "'loss'"),
         (Restless, {"forward": lambda self, x, y, mode: x}, ConfigError, "Tensor"),
         (Mse, {"per_sample": lambda self, outputs, batch: outputs.mean()}, ConfigError, "per_sample"),
-        (Mse, {"compute": lambda self, distributed: {"far": 1.0}}, ConfigError, "far"),
     ],
 )
 def test_it_is_told_before_the_first_step(monkeypatch, make_session, base, members, error, named):
