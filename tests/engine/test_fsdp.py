@@ -24,7 +24,7 @@ on_cpu_and_card = pytest.mark.parametrize("backend", ["cpu", pytest.param("gcu",
 # One kind of model needs values: it is built whole.
 BUILD = """
 import resource
-from exp.engine import deferred
+from exp.engine.wrapper import build_deferred
 from exp.engine.fsdp import FullyShard, local_part, sharded_parameters
 
 class Net(nn.Module):
@@ -42,9 +42,9 @@ def host_mib():
     return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize() / 2**20
 
 group = join()
-deferred.build(lambda: Net("plain", blocks=1), lambda model: None, group)  # what torch imports for it counts for nobody
+build_deferred(lambda: Net("plain", blocks=1), lambda model: None, group)  # what torch imports for it counts for nobody
 before, fitted = host_mib(), []
-model = deferred.build(lambda: Net("plain"), fitted.append, group)
+model = build_deferred(lambda: Net("plain"), fitted.append, group)
 found = {"host": host_mib() - before, "deferred": [model.head.weight.is_meta], "fitted": len(fitted)}
 model = FullyShard().place(model, backend, device)
 found["card"] = backend.usage().get("allocated", 0) / 2**20
@@ -53,7 +53,7 @@ found["frozen"] = [name for name, each in model.named_parameters() if not each.r
 whole = dict(Net("plain").named_parameters())
 found["differs"] = [name for name, value in sharded_parameters(model).items()
                     if not torch.equal(local_part(value).cpu(), whole[name].chunk(2)[rank])]
-found["deferred"].append(deferred.build(lambda: Net("value"), fitted.append, group).head.weight.is_meta)
+found["deferred"].append(build_deferred(lambda: Net("value"), fitted.append, group).head.weight.is_meta)
 end(found)
 """
 

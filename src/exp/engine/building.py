@@ -12,10 +12,10 @@ from omegaconf import OmegaConf
 
 from exp.config.resolve import create
 from exp.data.base import Data, Extras
-from exp.engine import deferred
 from exp.engine.checkpoint import plain
 from exp.engine.debug import measured_part
 from exp.engine.fit import Weights, fit_weights, read_weights
+from exp.engine.wrapper import build_deferred, of_wrapper
 from exp.errors import ConfigError, RunError
 from exp.hub import pinned
 from exp.metrics import Evaluator, Metric
@@ -96,8 +96,8 @@ def build_model(session: Session, data: Data, to_place: bool = False) -> nn.Modu
         if session.weights is not None:
             session.say(fit_weights(model, session.weights, session.config))
 
-    if to_place and deferred.of_wrapper(session, "needs_whole_model") is False:
-        model: nn.Module = deferred.build(make, fit, session.distributed)
+    if to_place and of_wrapper(session, "needs_whole_model") is False:
+        model: nn.Module = build_deferred(make, fit, session.distributed)
     else:
         model = make()
         fit(model)
@@ -108,7 +108,7 @@ def build_model(session: Session, data: Data, to_place: bool = False) -> nn.Modu
             f"task={session.config.task.name} needs weights, and the model has {len(model.state_dict())} tensors, "
             "though its keys say has_weights = False; set init_from, or leave that out"
         )
-    if session.config.compile and not (to_place and deferred.of_wrapper(session, "compiles")):
+    if session.config.compile and not (to_place and of_wrapper(session, "compiles")):
         model.compile()  # when it is first called; in place: names and hooks stay, and any wrapper comes around it
     session.built(model)
     return model

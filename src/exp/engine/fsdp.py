@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, Callable, Iterable, Sequence
 import torch
 from torch import nn
 
-from exp.engine.deferred import to_device
 from exp.engine.staged import StagedCollectives
-from exp.engine.wrapper import SHARDED_MARK, Wrapper, is_sharded
+from exp.engine.wrapper import SHARDED_MARK, Wrapper, is_sharded, to_device
 from exp.errors import ConfigError, RunError, UnavailableError
 from exp.hardware.compat import supports_full_sharding
 
