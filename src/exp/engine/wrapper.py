@@ -324,19 +324,12 @@ def average_buffers(modules: Iterable[nn.Module], distributed: Distributed) -> N
     """
     if distributed.world_size == 1:
         return
-    groups: dict[tuple[torch.dtype, torch.device], dict[int, torch.Tensor]] = {}
-    for module in modules:
-        for buffer in module.buffers():
-            if buffer.is_floating_point() and buffer.numel():
-                groups.setdefault((buffer.dtype, buffer.device), {})[id(buffer)] = buffer
-    if not groups:
-        return
-    flat = [torch.cat([buffer.reshape(-1) for buffer in group.values()]) for group in groups.values()]
-    mean = distributed.sum(torch.cat([part.cpu().double() for part in flat])) / distributed.world_size
-    for group, own, part in zip(groups.values(), flat, mean.split([part.numel() for part in flat])):
-        shares = part.to(own.dtype).to(own.device).split([buffer.numel() for buffer in group.values()])
-        for buffer, share in zip(group.values(), shares):
-            buffer.copy_(share.view_as(buffer))
+    every = {id(buffer): buffer for module in modules for buffer in module.buffers() if buffer.is_floating_point()}
+    if every:
+        values = torch.cat([buffer.cpu().double().reshape(-1) for buffer in every.values()])
+        means = (distributed.sum(values) / distributed.world_size).split([each.numel() for each in every.values()])
+        for buffer, mean in zip(every.values(), means):
+            buffer.copy_(mean.to(buffer.dtype).view_as(buffer))  # the dtype first: not every device takes float64
 
 
 def wrap(model: nn.Module, kind: str, options: dict[str, Any], backend: Backend, device: torch.device) -> nn.Module:
