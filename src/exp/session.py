@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from exp.config.differences import Change
+    from exp.data.base import Extras
     from exp.data.fingerprint import Fingerprint
     from exp.engine.distributed import Distributed
     from exp.engine.fit import Weights
@@ -70,6 +71,7 @@ class Session:
         weights: of ``init_from``, once they have been read.
         data_state: what the data set says of itself, for checkpoints; None: nothing.
         data_files: fingerprint of its files, likewise (:mod:`exp.data.fingerprint`); on rank 0 of a training.
+        extras: what the data add to the run (:class:`exp.data.base.Extras`).
         resumed_from: the checkpoint that a training goes on from; None: it began anew.
         changed: what a continued training does not do as before.
         pending: whether this start has not taken the place of an earlier run's record yet (:meth:`begin`).
@@ -96,6 +98,7 @@ class Session:
         self.weights: Weights | None = None
         self.data_state: dict[str, Any] | None = None
         self.data_files: Fingerprint | None = None
+        self.extras: Extras
         self.resumed_from: Path | None = None
         self.changed: Sequence[Change] = ()
         self.pending = folder.pending

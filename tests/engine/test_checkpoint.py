@@ -92,15 +92,6 @@ def test_no_state_dict_is_an_error_that_tells_what_is_there(content):
     assert "epoch" not in content or "epoch, loss" in str(error.value)
 
 
-@pytest.mark.parametrize("content", [b"", b"epoch 3, loss 0.2", b"\xff\xd8\xff\xe0JFIF"])
-def test_a_file_that_is_no_checkpoint_is_called_so(tmp_path, content):
-    path = tmp_path / "best.pth"
-    path.write_bytes(content)
-    with pytest.raises(CheckpointError, match="it is empty" if content == b"" else "it is neither") as error:
-        checkpoint.read(path)
-    assert str(path) in str(error.value).splitlines()[0]
-
-
 def test_pruning_keeps_what_was_written_or_read_and_never_everything_else_instead(tmp_path):
     for step in (1, 2, 8, 10):
         checkpoint.write(tmp_path / f"step_{step:08d}.pth", {"step": step})
@@ -126,14 +117,6 @@ def test_a_writer_that_is_killed_leaves_a_checkpoint_that_opens_and_nothing_half
     checkpoint.remove_stale_temporaries(tmp_path)
     assert sorted(tmp_path.iterdir()) == paths[:left]
     assert checkpoint.read(checkpoint.list_checkpoints(tmp_path)[0]) == {"step": left}
-
-
-def test_what_is_set_aside_takes_the_place_of_an_earlier_one(tmp_path):
-    for step in (1, 2):
-        checkpoint.write(tmp_path / "step_00000002.pth", {"attempt": step})
-        checkpoint.set_aside(checkpoint.list_checkpoints(tmp_path))
-    assert checkpoint.list_checkpoints(tmp_path) == []
-    assert checkpoint.read(tmp_path / "set_aside" / "step_00000002.pth") == {"attempt": 2}
 
 
 @pytest.mark.parametrize("with_weights", [False, True])

@@ -1,14 +1,11 @@
-"""Kernels: compile=true gives the numbers, names and files of a run without; attention is fused where that is right."""
+"""compile=true gives the numbers, names and files of a run without."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from exp.backends.cpu import CpuBackend
 
-from exp.engine.kernels import settle_kernels
 from exp.hardware import compat
-from exp.hardware.backend import Capabilities
 from tests.conftest import TINY
 from tests.engine.conftest import needs_sharding
 
@@ -47,27 +44,6 @@ def test_a_compiled_run_is_as_another_and_goes_on_uncompiled(exp, wrapper):
     train("run", "resume=auto")
     assert exp.losses("run") == pytest.approx(exp.losses("eager"), rel=1e-5)
     assert exp.result("run")["changed_on_resume"]["compile"] == {"old": True, "new": False}
-
-
-class Unfused(CpuBackend):
-    capabilities = Capabilities(fused_attention=("bf16", "fp16"))
-
-
-@pytest.mark.skipif(not compat.TORCH_VERSION >= (2, 3), reason="attention has no switches")
-def test_attention_is_not_fused_where_the_device_cannot():
-    def is_fused():
-        query = torch.randn(1, 2, 3, 4, requires_grad=True)
-        made = torch.nn.functional.scaled_dot_product_attention(query, query, query).grad_fn
-        return "ScaledDotProduct" in made.name()
-
-    try:
-        settle_kernels(Unfused(name="cpu"), torch.device("cpu"), "bf16")
-        assert is_fused()
-        settle_kernels(Unfused(name="cpu"), torch.device("cpu"), "fp32")
-        assert not is_fused()
-    finally:
-        compat._never_left.close()
-    assert is_fused()
 
 
 @needs_compilation

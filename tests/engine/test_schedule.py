@@ -12,10 +12,10 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from exp.config.differences import Change, changes
+from exp.config.differences import changes
 from exp.config.schema import OptimConfig
 from exp.engine.optim import build_optimizer
-from exp.engine.resume import carry_over, changes_course
+from exp.engine.resume import carry_over
 from exp.engine.schedule import TorchOneCycle, build_schedulers
 from exp.errors import ConfigError
 from tests.engine.conftest import Line, Mse, Spy
@@ -215,10 +215,3 @@ def test_what_the_optimizer_keeps_stays_and_what_it_does_with_it_may_change(key,
 def test_a_schedule_that_follows_validations_cannot_be_replayed(trained):
     with pytest.raises(ConfigError, match="ReduceOnPlateau"):
         carry_over(*trained([{"type": "ReduceOnPlateauLR", "monitor": "mse"}]))
-
-
-def test_the_length_counts_only_where_there_are_schedules(trained):
-    length = [Change("max_steps", 3, 5), Change("nproc", 1, 2)]
-    assert not changes_course(length, [])
-    assert changes_course(length, trained(SCHEDULES)[0].param_schedulers)
-    assert changes_course([Change("optim.lr", 1, 2)], [])

@@ -52,7 +52,7 @@ def check(session, data, model):
 @pytest.mark.parametrize(
     ("base", "members", "error", "named"),
     [
-        (Numbers, {"state": lambda self: {"a": {1}}}, ConfigError, "state"),
+        (Numbers, {"state_dict": lambda self: {"a": {1}}}, ConfigError, "state_dict"),
         (Numbers, {"metrics": lambda self, detailed: [3]}, ConfigError, "int"),
         (Numbers, {"val": None, "__init__": lambda self: None}, ConfigError, "val"),
         (Numbers, {"collate": lambda self, samples: samples}, ConfigError, "batch"),
@@ -62,7 +62,6 @@ def check(session, data, model):
         (Restless, {"forward": lambda self, x, y, mode: x if mode != "loss" else {"mse": x}}, ConfigError, "'loss'"),
         (Restless, {"forward": lambda self, x, y, mode: x}, ConfigError, "Tensor"),
         (Mse, {"per_sample": lambda self, outputs, batch: outputs.mean()}, ConfigError, "per_sample"),
-        (Mse, {"compute": lambda self, distributed: {"far": 1.0}}, ConfigError, "far"),
     ],
 )
 def test_it_is_told_before_the_first_step(monkeypatch, make_session, base, members, error, named):
@@ -73,7 +72,7 @@ def test_it_is_told_before_the_first_step(monkeypatch, make_session, base, membe
     def begin():
         data = build_data(session)
         model = build_model(session, data)
-        with _explained(session, model):
+        with _explained(session, model, None):
             check(session, data, model)
         model.parse_losses(model(**Samples()[torch.arange(4)], mode="loss"))
 
@@ -100,5 +99,5 @@ def test_parameters_without_a_gradient_are_named(make_session):
         "Parameter indices which did not receive grad for rank 1: 1 2\n In addition, you can set ..."
     )
     named = r"norm\.weight, norm\.bias.*find_unused_parameters=true"
-    with pytest.raises(RunError, match=named), _explained(make_session(**OWN), Restless()):
+    with pytest.raises(RunError, match=named), _explained(make_session(**OWN), Restless(), None):
         raise RuntimeError(text)

@@ -144,6 +144,10 @@ class Tiles(Data):
         if list(state["classes"]) != list(COLOURS):
             raise DataError(f"the weights are for {', '.join(state['classes'])}, not for {', '.join(COLOURS)}")
 
+    def setup(self, session: Session) -> None:
+        """Have pictures drawn after a training."""
+        session.extras.pictures = functools.partial(self.pictures, session)
+
     def pictures(self, session: Session, model: Any, evaluator: Any = None) -> dict[str, bytes]:
         """Image, truth and prediction of four windows, below one another."""
         step = max(len(self.test) // 4, 1)

@@ -33,6 +33,7 @@ __all__ = [
     "check_names",
     "check_path_part",
     "check_target",
+    "check_type",
     "create",
     "distrust",
     "find_module",
@@ -42,8 +43,10 @@ __all__ = [
     "names_in",
     "refusal",
     "resolve",
+    "without_scope",
 ]
 
+_REGISTERING = ("mmengine.hooks", "mmengine.optim", "mmengine.model", "mmengine.visualization")
 _OPEN = ("exp", "torch.nn", "torch.optim", "mmengine", "mmcv")
 PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 """The form of a name of Python's."""
@@ -404,8 +407,6 @@ def _arguments(value: Any, key: str, asks_registries: bool) -> Any:
         return create(value, nn.Module, key)
     for name, item in value.items() if asks_registries else ():
         if isinstance(item, str) and (name in ("type", "_scope_") or str(name).endswith("_type")):
-            from exp.engine.registries import check_type  # MMEngine's, and so torch
-
             check_type(f"{key}.{name}", item)
     return {name: _arguments(item, f"{key}.{name}", asks_registries) for name, item in value.items()}
 
@@ -427,3 +428,40 @@ def _said(error: TypeError) -> str:
     text = str(error)
     name = text.rpartition("argument")[2].strip(": ")
     return f"takes no key {name}" if "unexpected" in text else f"needs the key {name}" if "missing" in text else text
+
+
+def check_type(key: str, name: str) -> None:
+    """Refuse a name that a class may hand to a registry, where that would import what is not chosen.
+
+    Args:
+        key: that has it.
+        name: of a class, or whatever else the key may hold.
+
+    Raises:
+        ConfigError: it would.
+    """
+    import mmengine.registry
+    from mmcv.transforms import BaseTransform
+    from mmengine.hooks import Hook
+    from torch import nn
+    from torch.optim import Optimizer
+
+    for module in _REGISTERING:
+        importlib.import_module(module)
+    registries = [each for each in vars(mmengine.registry).values() if isinstance(each, mmengine.registry.Registry)]
+    if without_scope(name) in ("Pretrained", "PretrainedInit"):
+        raise ConfigError(f"{key}={name} would open a file that may run code; use init_from, which reads plain data")
+    if key.endswith("_scope_"):
+        check_name(key, name)
+    elif any(without_scope(name) in each.module_dict for each in registries):
+        return
+    elif "." in name:
+        resolve(key, name, (nn.Module, BaseTransform, Hook, Optimizer))
+    elif find_module(name) is not None and not is_standard(name):  # a module of Python's own does nothing
+        raise refusal(key, name, name)
+
+
+def without_scope(name: str) -> str:
+    """The name that a registry has, of one with or without ``mmengine.`` or ``mmcv.`` in front."""
+    scope, _, plain = name.partition(".")
+    return plain if scope in ("mmengine", "mmcv") else name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Sequence
 
 from exp.data.mapstyle import batched
@@ -13,11 +14,11 @@ from exp.user_code import shown
 if TYPE_CHECKING:
     from exp.data.fingerprint import Fingerprint
     from exp.draw.files import Picture
-    from exp.engine.extremes import RankedSample
-    from exp.metrics import Metric, SampleMetric
+    from exp.engine.evaluation import RankedSample
+    from exp.metrics import Evaluator, Metric, SampleMetric
     from exp.session import Session
 
-__all__ = ["Data", "ExampleBatch", "Prediction", "split_of"]
+__all__ = ["Data", "ExampleBatch", "Extras", "Prediction", "split_of"]
 
 
 class Prediction(NamedTuple):
@@ -50,6 +51,29 @@ class ExampleBatch(NamedTuple):
     model_arguments: Mapping[str, Any]
     eval_batch_size: int
     notes: Sequence[str] = ()
+
+
+@dataclass
+class Extras:
+    """What data add to a run besides samples and metrics: :meth:`Data.setup` sets some of ``session.extras``.
+
+    A picture is a matplotlib figure, pixels (RGB (H, W, 3), uint8), or the bytes of a PNG file; pictures come by the
+    name of a PNG file in ``plots/``. ``figures.format`` and the like are seen to.
+    """
+
+    fingerprint: Callable[[], Fingerprint] | None = None
+    """Gives what the files hold, in short (:mod:`exp.data.fingerprint`): a training that goes on compares it."""
+    record: Callable[[Callable[[Any], list[Any]]], dict[str, Any]] | None = None
+    """Gives what ``result.json`` has of the data, by default the lengths of the splits. All ranks call it, with what
+    gives a list of what every rank has handed in."""
+    pictures: Callable[[Any, Evaluator], Mapping[str, Picture]] | None = None
+    """Draws what a training has come to; called by rank 0 alone, with the model (wrapped or not, on the session's
+    device, with the tested weights; in eval mode afterwards) and the evaluator after the test."""
+    ranking: SampleMetric | None = None
+    """The figure by which ``task=eval`` finds the worst and the best samples to draw. Batches need ``index``, the
+    numbers of the samples in their split, int64 (B,)."""
+    draw_samples: Callable[[Sequence[RankedSample], Sequence[RankedSample]], Mapping[str, Picture]] | None = None
+    """Draws samples of the test split, the worst first and the best first; none is in both. Called by rank 0 alone."""
 
 
 class Data(abc.ABC):
@@ -132,61 +156,19 @@ class Data(abc.ABC):
 
         Args:
             session: the session; called on every rank, after :meth:`load_state_dict`. What needs the model goes into
-                :meth:`exp.session.Session.when_built`.
+                :meth:`exp.session.Session.when_built`, what is drawn and recorded into its ``extras``
+                (:class:`Extras`).
         """
 
-    def fingerprint(self) -> Fingerprint | None:
-        """What the files hold, in short (:mod:`exp.data.fingerprint`): a training that goes on compares it."""
-        return None
-
-    def record(self, gather: Callable[[Any], list[Any]]) -> dict[str, Any]:
-        """What ``result.json`` says of the data; all ranks call it.
-
-        Args:
-            gather: gives a list of what every rank has handed in.
-        """
-        return {split: len(getattr(self, split)) for split in ("train", "val", "test")}
-
-    def pictures(self, session: Session, model: Any, evaluator: Any = None) -> Mapping[str, Picture]:
-        """What is to be seen of what a training has come to, by the name of a PNG file in ``plots/``; by rank 0 alone.
-
-        A picture is a matplotlib figure, pixels (RGB (H, W, 3), uint8), or the bytes of a PNG file;
-        ``figures.format`` and the like are seen to.
-
-        Args:
-            session: the session.
-            model: wrapped or not, on the session's device, with the tested weights; in eval mode afterwards.
-            evaluator: an :class:`exp.metrics.Evaluator` after the test; None: there is none.
-        """
-        return {}
-
-    def ranking(self) -> SampleMetric | None:
-        """The figure by which ``task=eval`` finds the worst and the best samples to draw; None: it draws none.
-
-        Batches need ``index``, the numbers of the samples in their split, int64 (B,).
-        """
-        return None
-
-    def draw_samples(self, worst: Sequence[RankedSample], best: Sequence[RankedSample]) -> Mapping[str, Picture]:
-        """Pictures of samples of the test split, as :meth:`pictures` gives them; by rank 0 alone.
-
-        Args:
-            worst: by :meth:`ranking`, the worst first.
-            best: the best first; none of them is among the worst.
-        """
-        return {}
-
-    def predict(self, session: Session, model: Any) -> Prediction:
-        """``task=predict``: by default ``predictions/rank<n>.npz``, what the model gives for each sample of the test
-        split (:func:`exp.engine.outputs.predict_split`).
+    def predict(self, session: Session, model: Any) -> Prediction | None:
+        """``task=predict``; None: ``predictions/rank<n>.npz``, what the model gives for each sample of the test split
+        (:func:`exp.engine.outputs.predict_split`).
 
         Args:
             session: the session; called on every rank.
             model: on the session's device, in eval mode.
         """
-        from exp.engine.outputs import predict_split  # torch's, and MMEngine's
-
-        return predict_split(session, self, model)
+        return None
 
 
 def split_of(data: Data, split: str, seed: int) -> Any:

@@ -11,11 +11,11 @@ from mmengine.model import BaseModel
 from omegaconf import OmegaConf
 
 from exp.config.resolve import create
-from exp.data.base import Data
-from exp.engine import deferred
+from exp.data.base import Data, Extras
 from exp.engine.checkpoint import plain
 from exp.engine.debug import measured_part
 from exp.engine.fit import Weights, fit_weights, read_weights
+from exp.engine.wrapper import build_deferred, of_wrapper
 from exp.errors import ConfigError, RunError
 from exp.hub import pinned
 from exp.metrics import Evaluator, Metric
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from exp.session import Session
 
-__all__ = ["build_data", "build_evaluator", "build_model", "make_result", "record_environment"]
+__all__ = ["about_data", "build_data", "build_evaluator", "build_model", "make_result", "record_environment"]
 
 
 def build_data(session: Session) -> Data:
@@ -50,6 +50,7 @@ def build_data(session: Session) -> Data:
         session.weights = read_weights(Path(str(pinned(session.config))))
         if session.weights.data is not None and task_class(session.config).needs_weights:
             data.load_state_dict(session.weights.data)
+    session.extras = Extras()
     data.setup(session)
     session.data_state = data.state_dict()
     try:
@@ -62,6 +63,14 @@ def build_data(session: Session) -> Data:
     for note in data.notes:
         session.say(note)
     return data
+
+
+def about_data(session: Session, data: Data) -> dict[str, Any]:
+    """What ``result.json`` has of the data; all ranks call it."""
+    record = session.extras.record
+    if record is None:
+        return {split: len(getattr(data, split)) for split in ("train", "val", "test")}
+    return record(session.distributed.gather)
 
 
 def build_model(session: Session, data: Data, to_place: bool = False) -> nn.Module:
@@ -87,8 +96,8 @@ def build_model(session: Session, data: Data, to_place: bool = False) -> nn.Modu
         if session.weights is not None:
             session.say(fit_weights(model, session.weights, session.config))
 
-    if to_place and deferred.of_wrapper(session, "needs_whole_model") is False:
-        model: nn.Module = deferred.build(make, fit, session.distributed)
+    if to_place and of_wrapper(session, "needs_whole_model") is False:
+        model: nn.Module = build_deferred(make, fit, session.distributed)
     else:
         model = make()
         fit(model)
@@ -99,7 +108,7 @@ def build_model(session: Session, data: Data, to_place: bool = False) -> nn.Modu
             f"task={session.config.task.name} needs weights, and the model has {len(model.state_dict())} tensors, "
             "though its keys say has_weights = False; set init_from, or leave that out"
         )
-    if session.config.compile and not (to_place and deferred.of_wrapper(session, "compiles")):
+    if session.config.compile and not (to_place and of_wrapper(session, "compiles")):
         model.compile()  # when it is first called; in place: names and hooks stay, and any wrapper comes around it
     session.built(model)
     return model

@@ -181,23 +181,12 @@ def read(path: Path, mapped: bool = False, whole: bool = True, check: bool = Tru
         raise
     except Exception as error:  # what a damaged file raises depends on where it is damaged
         lines = str(error).strip().splitlines()
-        said = _no_checkpoint(path) or (lines[0][:200] if lines else type(error).__name__)
+        said = lines[0][:200] if lines else type(error).__name__
         raise CheckpointError(
             f"cannot read the checkpoint {path}: {said}\n"
             "Only plain tensors and containers are loaded; a file that needs more could run code. "
             "Save foreign weights as model.state_dict() or as .safetensors."
         ) from error
-
-
-def _no_checkpoint(path: Path) -> str | None:
-    """Why a file cannot be one, whatever was meant by it; None: it begins as torch's do."""
-    with path.open("rb") as file:
-        begin = file.read(2)
-    if not begin:
-        return "it is empty"
-    if path.suffix == ".safetensors" or begin == b"PK" or begin[:1] == b"\x80":  # a zip archive, or a pickle of old
-        return None
-    return "it is neither what torch.save writes nor .safetensors"
 
 
 def _of_shards(index: Path) -> dict[str, torch.Tensor]:

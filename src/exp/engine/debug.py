@@ -74,26 +74,13 @@ class _Part(Dataset[Any]):
     def __len__(self) -> int:
         return self.count
 
-    def __getattr__(self, name: str) -> Any:
-        if name in ("on_device", "gives_tensors"):  # the whole's; the device is given numbers of the whole
-            return getattr(self.__dict__["dataset"], name)
-        raise AttributeError(name)
-
     def __getitem__(self, keys: torch.Tensor) -> Any:
-        return self.dataset[self._keys(keys)]
-
-    def numbers(self, keys: torch.Tensor) -> torch.Tensor:
-        """As the whole's."""
-        numbers: torch.Tensor = self.dataset.numbers(self._keys(keys))
-        return numbers
-
-    def _keys(self, keys: torch.Tensor) -> torch.Tensor:
         numbers = (keys[:, 0] if keys.dim() == 2 else keys) * len(self.dataset) // self.count
         if keys.dim() == 2:
-            return torch.stack([numbers, keys[:, 1]], dim=1)
+            return self.dataset[torch.stack([numbers, keys[:, 1]], dim=1)]
         if self.same and self.whole_needs_epoch:
-            return torch.stack([numbers, torch.zeros_like(numbers)], dim=1)
-        return numbers
+            return self.dataset[torch.stack([numbers, torch.zeros_like(numbers)], dim=1)]
+        return self.dataset[numbers]
 
 
 class OverfitHook(Hook):

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, Callable, Iterable, Sequence
 import torch
 from torch import nn
 
-from exp.engine.deferred import to_device
 from exp.engine.staged import StagedCollectives
-from exp.engine.wrapper import SHARDED_MARK, Wrapper, is_sharded
+from exp.engine.wrapper import SHARDED_MARK, Wrapper, is_sharded, to_device
 from exp.errors import ConfigError, RunError, UnavailableError
 from exp.hardware.compat import supports_full_sharding
 
@@ -82,17 +81,14 @@ class FullyShard(Wrapper):
         """Shard a model that is on the CPU of rank 0 at least; a block at a time is on the device.
 
         Raises:
-            ConfigError: a parameter is 0-dim.
+            ConfigError: two names of the model are one parameter.
             UnavailableError: this torch, or the collectives of this backend, cannot.
         """
         reason = _why_not(backend)
         if reason is not None:
             raise UnavailableError(f"wrapper=fsdp: {reason}; use wrapper=ddp (see {_PAGE})")
-        scalars = [name for name, parameter in model.named_parameters() if not parameter.dim()]
-        if scalars:
-            raise ConfigError(f"wrapper=fsdp: {scalars[0]} of the model has no axis to shard; give it the shape (1,)")
         units = units_of(model)
-        _refuse_tied(model, units)
+        _refuse_tied(model)
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
@@ -131,7 +127,7 @@ def _shard(fully_shard: Any, module: nn.Module, **options: Any) -> None:
         type(module).__module__, type(module).__qualname__ = own.__module__, own.__qualname__
 
 
-def _refuse_tied(model: nn.Module, units: Sequence[nn.Module]) -> None:
+def _refuse_tied(model: nn.Module) -> None:
     """A parameter of two names would be sharded once, and be two after the first step, or in a checkpoint.
 
     Raises:
@@ -144,12 +140,6 @@ def _refuse_tied(model: nn.Module, units: Sequence[nn.Module]) -> None:
                 f"wrapper=fsdp: {names[parameter]} and {name} of the model are one parameter, which cannot be sharded "
                 f"with both; use wrapper=ddp (see {_PAGE})"
             )
-    seen: set[nn.Module] = set()
-    for unit in units:
-        parts = set(unit.modules())
-        if parts & seen:
-            raise ConfigError(f"wrapper=fsdp: of the model's sharded units {type(unit).__name__} is part of another")
-        seen |= parts
 
 
 def _why_not(backend: Backend) -> str | None:

@@ -88,6 +88,8 @@ class BackendOptimWrapper(OptimWrapper):
         self._stepper = optimizer if self.scaler is None else _ScaledOptimizer(optimizer, self.scaler)
         self.clip_grad_norm = clip_grad_norm
         self.grad_norm: torch.Tensor | None = None
+        self.exchange_gradients: Callable[[], None] | None = None
+        """Averages the gradients of a step over the ranks, where the backward pass has not done so."""
         self.before_step: Callable[[], None] | None = None
         """Called with all gradients in place, unscaled, before they are clipped."""
         self.before_update: Callable[[], None] | None = None
@@ -132,6 +134,8 @@ class BackendOptimWrapper(OptimWrapper):
 
     def step(self, **kwargs: Any) -> None:
         """Clip, and have the backend end the step; with a loss scaler it is skipped where fp16 gradients overflow."""
+        if self.exchange_gradients is not None:
+            self.exchange_gradients()
         if self.scaler is not None and (self.before_step is not None or self.clip_grad_norm is not None):
             self.scaler.unscale_(self.optimizer)
         if self.before_step is not None:

@@ -11,7 +11,6 @@ from exp.engine.wrapper import unwrapped
 from exp.runs.files import write_atomically
 
 if TYPE_CHECKING:
-    from exp.data.base import Data
     from exp.draw.files import Picture
     from exp.metrics import Evaluator
     from exp.session import Session
@@ -74,12 +73,11 @@ def draw_extras(session: Session, make: Callable[[], Mapping[str, Picture]]) -> 
             session.say(f"plots: not drawn: {type(error).__name__}: {error}; the log of rank 0 has the traceback")
 
 
-def training_pictures(session: Session, data: Data, model: Any, evaluator: Evaluator) -> dict[str, Picture]:
-    """``curves.png``, and what ``data.pictures`` gives.
+def training_pictures(session: Session, model: Any, evaluator: Evaluator) -> dict[str, Picture]:
+    """``curves.png``, and the pictures of the data.
 
     Args:
         session: the session.
-        data: the data set.
         model: wrapped or not, on the session's device, with the best weights; is left in eval mode.
         evaluator: after the test.
     """
@@ -89,8 +87,9 @@ def training_pictures(session: Session, data: Data, model: Any, evaluator: Evalu
     if session.folder.metrics.is_file():
         metric, greater = evaluator.metric_name, evaluator.greater_is_better
         pictures["curves.png"] = training_curves(session.folder.records(), metric, greater, session.config.name)
-    if is_sharded(unwrapped(model)):  # a forward pass would wait for the other ranks
+    draw = session.extras.pictures
+    if draw is not None and is_sharded(unwrapped(model)):  # a forward pass would wait for the other ranks
         session.say("plots: no pictures of predictions with wrapper=fsdp; task=predict draws them")
-    else:
-        pictures.update(data.pictures(session, model, evaluator))
+    elif draw is not None:
+        pictures.update(draw(model, evaluator))
     return pictures

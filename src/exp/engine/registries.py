@@ -9,19 +9,13 @@ from __future__ import annotations
 import importlib
 from typing import Any, Sequence
 
-import mmengine.registry
-from mmengine.hooks import Hook
 from mmengine.registry import Registry
-from torch import nn
-from torch.optim import Optimizer
 
 from exp.config.explain import nearest
-from exp.config.resolve import allow, check_name, find_module, find_own_module, is_standard, refusal, resolve
+from exp.config.resolve import allow, find_own_module, resolve, without_scope
 from exp.errors import ConfigError, UnavailableError
 
-__all__ = ["check_type", "import_plugins", "registered"]
-
-_REGISTERING = ("mmengine.hooks", "mmengine.optim", "mmengine.model", "mmengine.visualization")
+__all__ = ["import_plugins", "registered"]
 
 
 def import_plugins(plugins: Sequence[str]) -> None:
@@ -58,42 +52,10 @@ def registered(key: str, name: str, registry: Registry, base: type | tuple[type,
     """
     registry.import_from_location()
     known = registry.module_dict
-    found = known.get(_without_scope(name))
+    found = known.get(without_scope(name))
     if found is not None:
         return found
     if "." not in name:
         public = sorted(each for each in known if not each.startswith("_"))
         raise ConfigError(f"{key}={name} is not known{nearest(name, public)}; known are {', '.join(public)}")
     return resolve(key, name, base)
-
-
-def check_type(key: str, name: str) -> None:
-    """Refuse a name that a class may hand to a registry, where that would import what is not chosen.
-
-    Args:
-        key: that has it.
-        name: of a class, or whatever else the key may hold.
-
-    Raises:
-        ConfigError: it would.
-    """
-    from mmcv.transforms import BaseTransform
-
-    for module in _REGISTERING:
-        importlib.import_module(module)
-    registries = [each for each in vars(mmengine.registry).values() if isinstance(each, Registry)]
-    if _without_scope(name) in ("Pretrained", "PretrainedInit"):
-        raise ConfigError(f"{key}={name} would open a file that may run code; use init_from, which reads plain data")
-    if key.endswith("_scope_"):
-        check_name(key, name)
-    elif any(_without_scope(name) in each.module_dict for each in registries):
-        return
-    elif "." in name:
-        resolve(key, name, (nn.Module, BaseTransform, Hook, Optimizer))
-    elif find_module(name) is not None and not is_standard(name):  # a module of Python's own does nothing
-        raise refusal(key, name, name)
-
-
-def _without_scope(name: str) -> str:
-    scope, _, plain = name.partition(".")
-    return plain if scope in ("mmengine", "mmcv") else name

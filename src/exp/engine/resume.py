@@ -68,34 +68,27 @@ def find_checkpoint(session: Session, wanted: str, parameters: Container[str]) -
     Raises:
         ConfigError: it was asked for by name, and does not open, or no training can go on from it.
     """
+    named = wanted != "auto" and Path(wanted).is_file()
+    folder = session.folder.checkpoints if wanted == "auto" else Path(wanted) / "checkpoints"
+    candidates = [Path(wanted)] if named else checkpoint.list_checkpoints(folder)
     path: Path | None = None
     content: Any = None
-    if wanted != "auto" and Path(wanted).is_file():
-        path = Path(wanted)
-        try:
-            content = checkpoint.read(path, whole=False, check=session.distributed.is_main)
-        except CheckpointError as error:
-            raise ConfigError(f"resume: {error}") from error
-        trouble = trouble_with(content, parameters)
-        if trouble is not None:
-            weights = "finite" not in trouble
-            do = f"to start from its weights, use init_from={path}" if weights else "take an older one, or resume=auto"
-            raise ConfigError(f"resume: {path} {trouble}; {do}")
-        return path, content
-    folder = session.folder.checkpoints if wanted == "auto" else Path(wanted) / "checkpoints"
-    for each in checkpoint.list_checkpoints(folder) if session.distributed.is_main else ():
+    trouble: str | None = None
+    for each in candidates if session.distributed.is_main else ():
         try:
             content = checkpoint.read(each, whole=False)
-            trouble = trouble_with(content, parameters, each)
+            lacking = trouble_with(content, parameters, None if named else each)
+            trouble = None if lacking is None else f"{each} {lacking}"
         except CheckpointError as error:
-            trouble = str(error).splitlines()[0]
-        else:
-            trouble = None if trouble is None else f"{each} {trouble}"
+            trouble = str(error) if named else str(error).splitlines()[0]
         if trouble is None:
             path = each
             break
-        session.say(f"resume: skipped: {trouble}")
-    path = session.distributed.gather(path)[0]
+        if not named:
+            session.say(f"resume: skipped: {trouble}")
+    path, trouble = session.distributed.gather((path, trouble))[0]
+    if named and trouble is not None:
+        raise ConfigError(f"resume: {trouble}; take an older one, or resume=auto; init_from={wanted} takes its weights")
     if path is None:
         if wanted != "auto":
             raise ConfigError(f"resume={wanted} is neither a checkpoint nor a run folder with one that opens")

@@ -256,18 +256,17 @@ class CheckpointHook(Hook):
         runner.checkpoint_writer.wait()
         runner.distributed_group.barrier()  # rank 0 has written it
         content: Any = None
-        found: tuple[str, int, int, float | None] | None = None
+        value: float | None
         if self.keep_best and self.best is not None:
-            content = self._recalled(runner, self.best_path)
-            if content is not None:
-                content = content or checkpoint.read(self.best_path, mapped=True, whole=False)
-                found = f"{self.folder.name}/best.pth", self.best_epoch, self.best_step, self.best
-        if found is None:
-            step, content = runner.iter, None
+            check = runner.distributed_group.is_main
+            content = checkpoint.read(self.best_path, mapped=True, whole=False, check=check)
+            name, value = f"{self.folder.name}/best.pth", self.best
+            epoch, step = self.best_epoch, self.best_step
+        else:
+            epoch, step = runner.epoch, runner.iter
             if runner.hooks_that_save() and self._path(step).is_file():  # such as the weights that a hook has averaged
                 content = checkpoint.read(self._path(step), mapped=True)
-            found = f"last weights, step {step}", runner.epoch, step, self.last if self.last_step == step else None
-        name, epoch, step, value = found
+            name, value = f"last weights, step {step}", self.last if self.last_step == step else None
         record = {"tested_checkpoint": name, "tested_epoch": epoch, "tested_step": step, "best_epoch": epoch}
         return content, {**record, "validation": {self.metric: value}}
 

@@ -4,15 +4,16 @@ The only honest way to run "gloo on such a card". It is slow, so it is used only
 permits it, it says so on every rank, and it counts the bytes that it copies.
 
 :class:`StagedProcessGroup` is a process group like any other: torch >= 2.0 lets one be written in Python. Older torch
-does not; there a wrapper averages the gradients itself (:mod:`exp.engine.staged_ddp`).
+does not; there :class:`StagedDataParallel` stands in for DDP, and averages the gradients itself.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Iterator
+from typing import TYPE_CHECKING, Any, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.futures import Future
 
 from exp.hardware.collectives import Collectives
@@ -21,7 +22,7 @@ from exp.hardware.compat import supports_python_process_groups
 if TYPE_CHECKING:
     from datetime import timedelta
 
-__all__ = ["NAME", "StagedCollectives", "StagedProcessGroup", "copy_back", "staged_bytes", "to_host"]
+__all__ = ["NAME", "StagedCollectives", "StagedDataParallel", "StagedProcessGroup", "staged_bytes"]
 
 NAME = "staged"
 """What ``torch.distributed`` calls the group."""
@@ -38,7 +39,7 @@ def staged_bytes() -> int:
     return _Counter.total
 
 
-def to_host(tensor: torch.Tensor) -> torch.Tensor:
+def _to_host(tensor: torch.Tensor) -> torch.Tensor:
     """A copy on the CPU; a CPU tensor is used as it is."""
     if tensor.device.type == "cpu":
         return tensor
@@ -46,7 +47,7 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().to("cpu", copy=True).contiguous()
 
 
-def copy_back(host: torch.Tensor, tensor: torch.Tensor) -> None:
+def _copy_back(host: torch.Tensor, tensor: torch.Tensor) -> None:
     """Copy a result to where its owner wants it."""
     if host is not tensor:
         _Counter.total += tensor.numel() * tensor.element_size()
@@ -63,7 +64,7 @@ def _flat(tensors: Any) -> Iterator[torch.Tensor]:
 
 
 def _map(tensors: Any) -> Any:
-    return to_host(tensors) if isinstance(tensors, torch.Tensor) else [_map(item) for item in tensors]
+    return _to_host(tensors) if isinstance(tensors, torch.Tensor) else [_map(item) for item in tensors]
 
 
 _ProcessGroup: Any = dist.ProcessGroup  # its type stubs differ from one torch to the next
@@ -73,7 +74,7 @@ class StagedProcessGroup(_ProcessGroup):
     """A process group over gloo that takes tensors of any device.
 
     Every collective is finished when its call returns: the copies back need the result anyway, and a fallback should be
-    simple before it is fast. Collectives that gloo does not have raise gloo's own error.
+    simple before it is fast. It has those that trainings and metrics use; torch refuses the others by name.
 
     Args:
         store: where the ranks meet.
@@ -97,7 +98,7 @@ class StagedProcessGroup(_ProcessGroup):
         for argument, host in zip(arguments, hosts):
             if argument is results:
                 for tensor, value in zip(_flat(argument), _flat(host)):
-                    copy_back(value, tensor)
+                    _copy_back(value, tensor)
         return _done(results)
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:
@@ -136,52 +137,7 @@ class StagedProcessGroup(_ProcessGroup):
         """Give every rank one tensor that holds those of all."""
         return self.allgather([list(output.view(self.size(), *tensor.shape).unbind(0))], [tensor])
 
-    def gather(self, outputs: Any, inputs: Any, opts: Any) -> Any:
-        """Give the root the tensors of all."""
-        return self._run("gather", outputs, outputs, inputs, opts)
-
-    def scatter(self, outputs: Any, inputs: Any, opts: Any) -> Any:
-        """Give each rank its tensor of the root's."""
-        return self._run("scatter", outputs, outputs, inputs, opts)
-
-    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any) -> Any:
-        """Give each rank its share of the reduction: gloo lacks it, so all is reduced and the share is kept."""
-        for output, parts in zip(outputs, inputs):
-            whole = torch.stack([to_host(part).reshape(output.shape) for part in parts])
-            self._gloo.allreduce([whole], _sum_like(opts)).wait()
-            copy_back(whole[self.rank()], output)
-        return _done(outputs)
-
-    def _reduce_scatter_base(self, output: Any, tensor: Any, opts: Any) -> Any:
-        """Give each rank its share of the reduction of one tensor."""
-        return self.reduce_scatter([output], [list(tensor.view(self.size(), *output.shape).unbind(0))], opts)
-
-    def alltoall_base(self, output: Any, tensor: Any, out_sizes: Any, in_sizes: Any, opts: Any) -> Any:
-        """Exchange shares of one tensor."""
-        return self._run("alltoall_base", output, output, tensor, out_sizes, in_sizes)
-
-    def alltoall(self, outputs: Any, inputs: Any, opts: Any) -> Any:
-        """Exchange one tensor with each rank: gloo exchanges shares of one tensor, so they are put together first."""
-        sent = torch.cat([to_host(tensor).reshape(-1) for tensor in inputs])
-        sizes = [tensor.numel() for tensor in outputs]
-        received = torch.empty(sum(sizes), dtype=sent.dtype)
-        self._gloo.alltoall_base(received, sent, sizes, [tensor.numel() for tensor in inputs]).wait()
-        for output, share in zip(outputs, received.split(sizes)):
-            copy_back(share.view_as(output), output)
-        return _done(outputs)
-
-    # What recent torch calls them.
-    all_gather_single = _allgather_base
-    reduce_scatter_single = _reduce_scatter_base
-    all_to_all_single = alltoall_base
-
-    def send(self, tensors: Any, destination: int, tag: int = 0) -> Any:
-        """Send one tensor."""
-        return self._run("send", None, tensors, destination, tag)
-
-    def recv(self, tensors: Any, source: int, tag: int = 0) -> Any:
-        """Receive one tensor."""
-        return self._run("recv", tensors, tensors, source, tag)
+    all_gather_single = _allgather_base  # what recent torch calls it
 
     def barrier(self, opts: Any = None) -> Any:
         """Wait for all ranks."""
@@ -194,12 +150,6 @@ def _is_tensors(argument: Any) -> bool:
     if isinstance(argument, (list, tuple)):
         return bool(argument) and _is_tensors(argument[0])
     return isinstance(argument, torch.Tensor)
-
-
-def _sum_like(options: Any) -> Any:
-    reduce = dist.AllreduceOptions()
-    reduce.reduceOp = options.reduceOp
-    return reduce
 
 
 def _done(result: Any) -> Any:
@@ -242,6 +192,46 @@ class StagedCollectives(Collectives):
         """The wrapper that averages the gradients itself where no process group can."""
         if not self.only_sums:
             return super().ddp_class
-        from exp.engine.staged_ddp import StagedDataParallel  # which imports this module
-
         return StagedDataParallel
+
+
+class StagedDataParallel(nn.Module):
+    """Data-parallel training with gradients averaged on the CPU, one parameter after another, before each update.
+
+    Args:
+        module: on its device; parameters and buffers are made those of rank 0.
+        broadcast_buffers: give every rank the buffers of rank 0 before the first forward pass of a step.
+        **_: other options of DDP, which make no difference here: parameters without a gradient count as zero.
+    """
+
+    def __init__(self, module: nn.Module, broadcast_buffers: bool = True, **_: Any) -> None:
+        super().__init__()
+        self.module = module
+        self.broadcast_buffers = broadcast_buffers
+        self._step_begins = False
+        self._broadcast([*module.parameters(), *module.buffers()])
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """The module's."""
+        if self.broadcast_buffers and self._step_begins:
+            self._broadcast(list(self.module.buffers()))
+        self._step_begins = False
+        return self.module(*inputs, **kwargs)
+
+    @torch.no_grad()
+    def exchange_gradients(self) -> None:
+        """Average the gradients over all ranks; called once all those of a step are in place."""
+        self._step_begins = True
+        for parameter in self.module.parameters():
+            if parameter.requires_grad:
+                gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                host = _to_host(gradient)
+                dist.all_reduce(host)
+                _copy_back(host.div_(dist.get_world_size()), gradient)
+                parameter.grad = gradient
+
+    def _broadcast(self, tensors: Sequence[torch.Tensor]) -> None:
+        for tensor in tensors:
+            host = _to_host(tensor)
+            dist.broadcast(host, 0)
+            _copy_back(host, tensor)

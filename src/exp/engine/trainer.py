@@ -23,7 +23,6 @@ from omegaconf import OmegaConf
 
 from exp.config.differences import of_training
 from exp.engine import checkpoint, rng
-from exp.engine.batchnorm import average_buffers
 from exp.engine.checkpoint import plain
 from exp.engine.fsdp import is_sharded
 from exp.engine.hooks import LossMeter
@@ -31,7 +30,7 @@ from exp.engine.saving import CheckpointWriter
 from exp.engine.schedule import build_schedulers
 from exp.engine.shards import ShardedSaver, complete
 from exp.engine.stock_hooks import CountersHook
-from exp.engine.wrapper import unwrapped
+from exp.engine.wrapper import average_buffers, unwrapped
 from exp.errors import ConfigError, RunError
 from exp.user_code import first_line
 

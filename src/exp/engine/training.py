@@ -6,7 +6,7 @@ import contextlib
 import logging
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Iterator
+from typing import TYPE_CHECKING, Any, Callable, Iterator
 
 import torch
 from omegaconf import OmegaConf
@@ -16,7 +16,7 @@ from exp.data.loader import device_loader, eval_loader, share_loader
 from exp.data.sampler import TrainBatchSampler
 from exp.data.transfer import move
 from exp.engine import checkpoint
-from exp.engine.building import build_data, build_evaluator, build_model, make_result, record_environment
+from exp.engine.building import about_data, build_data, build_evaluator, build_model, make_result, record_environment
 from exp.engine.debug import OverfitHook, split_in_use
 from exp.engine.fsdp import is_sharded, refuse_hooks
 from exp.engine.hooks import MetricsHook, Progress
@@ -25,7 +25,6 @@ from exp.engine.loops import EvalLoop, TrainLoop
 from exp.engine.optim import BackendOptimWrapper, build_optimizer
 from exp.engine.plots import draw_extras, training_pictures
 from exp.engine.preemption_hook import PreemptionHook
-from exp.engine.rate import training_rate
 from exp.engine.resume import compare, find_checkpoint, restore
 from exp.engine.rng import rng_state, seed_everything, set_rng_state
 from exp.engine.saving import CheckpointHook
@@ -48,18 +47,23 @@ _WORTH_SAYING = 0.01
 """Share of the training samples; if fewer are left out, only the log has it."""
 
 
-def train(session: Session) -> dict[str, Any]:
+def train(session: Session, rate: Callable[..., dict[str, float]], what_fits: Callable[..., Any]) -> dict[str, Any]:
     """Train, and return the content of ``result.json`` (used on rank 0).
+
+    Args:
+        session: the session.
+        rate: gives the keys of the result on the speed of a training; see :func:`exp.estimate.rate.training_rate`.
+        what_fits: gives a batch size for a device whose memory is exhausted; see :func:`exp.estimate.trace.what_fits`.
 
     Raises:
         ExpError: see the parts; an exhausted device memory comes with a batch size that keeps the global batch.
     """
     record_environment(session)
     data = build_data(session)
-    if session.distributed.is_main:
-        session.data_files = data.fingerprint()
+    if session.distributed.is_main and session.extras.fingerprint is not None:
+        session.data_files = session.extras.fingerprint()
     model = build_model(session, data, to_place=True)
-    with _explained(session, model):
+    with _explained(session, model, what_fits):
         training = Training(session, data, model)
         if session.config.rehearsal:
             _check_one_batch(session, data, training.trainer)
@@ -73,12 +77,12 @@ def train(session: Session) -> dict[str, Any]:
             hook.progress.stop()
             trainer.close()
         evaluator = training.evaluator
-        draw_extras(session, lambda: training_pictures(session, data, trainer.model, evaluator))
+        draw_extras(session, lambda: training_pictures(session, trainer.model, evaluator))
         trainer.visualizer.close()
         speed = hook.samples / hook.train_seconds if hook.train_seconds else None
         # The training's own: what is measured next takes memory, too.
         memory_peak = session.distributed.gather(session.backend.usage().get("max_allocated"))
-        rate = training_rate(session, data, speed, hook.train_seconds) if speed and session.info.rank == 0 else {}
+        rates = rate(session, data, speed, hook.train_seconds) if speed and session.info.rank == 0 else {}
         return make_result(
             session,
             metrics,
@@ -87,9 +91,9 @@ def train(session: Session) -> dict[str, Any]:
             steps=trainer.iter,
             epochs=trainer.epoch,
             measured_on=data.tested_on,
-            data=data.record(session.distributed.gather),
+            data=about_data(session, data),
             samples_per_second=speed,
-            **rate,
+            **rates,
             time_to_first_step_s=hook.time_to_first_step,
             memory_peak=memory_peak,
             **parameter_counts(unwrapped(trainer.model)),
@@ -252,7 +256,7 @@ def _resume(session: Session, training: Training) -> tuple[str | None, Any]:
 
 
 @contextlib.contextmanager
-def _explained(session: Session, model: Any) -> Iterator[None]:
+def _explained(session: Session, model: Any, what_fits: Callable[..., Any]) -> Iterator[None]:
     """Errors of torch's and of the user's data, with what to do."""
     try:
         yield
@@ -265,7 +269,7 @@ def _explained(session: Session, model: Any) -> Iterator[None]:
     except Exception as error:  # a model may raise anything
         text = str(error)
         if "out of memory" in text:
-            raise RunError(_out_of_memory(session)) from error
+            raise RunError(_out_of_memory(session, what_fits)) from error
         if "Expected to have finished reduction in the prior iteration" in text:
             trained = [name for name, value in unwrapped(model).named_parameters() if value.requires_grad]
             numbers = re.search(r"did not receive grad for rank \d+:([ \d]+)", text)
@@ -278,9 +282,7 @@ def _explained(session: Session, model: Any) -> Iterator[None]:
         raise
 
 
-def _out_of_memory(session: Session) -> str:
-    from exp.estimate.trace import what_fits  # only if it is needed
-
+def _out_of_memory(session: Session, what_fits: Callable[..., Any]) -> str:
     beat(Stage.FREE)  # the estimate takes as long as it takes
     config, total = session.config, session.backend.usage().get("total")
     fits = what_fits(config, session.backend, total)

@@ -1,45 +1,56 @@
-"""How a model is wrapped for data-parallel training: options from the config, device arguments from the backend."""
+"""How a model comes to its device, and is wrapped for data-parallel training there.
+
+Options are the configuration's, device arguments the backend's. A model that no rank needs whole has its weights on
+rank 0, and elsewhere only their shapes: eight ranks of a node would else hold eight copies of it in host memory before
+the first is sharded. torch calls that deferred, or meta-device, initialization.
+"""
 
 from __future__ import annotations
 
 import abc
 import logging
-from typing import TYPE_CHECKING, Any, ClassVar, Mapping
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Callable, ClassVar, Iterable, Mapping
 
-from mmengine.model import MMDistributedDataParallel
+import torch
+from mmengine.model import MMDistributedDataParallel, revert_sync_batchnorm
 from mmengine.registry import MODEL_WRAPPERS
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from exp.config.resolve import create
-from exp.engine.batchnorm import fit_batchnorm
-from exp.engine.placement import check_placement, placement_report
-from exp.errors import ConfigError, RunError
+from exp.config.resolve import create, resolve
+from exp.errors import ConfigError, PlacementError, RunError
 from exp.hardware.collectives import ddp_arguments
 from exp.hardware.compat import is_transformed
 from exp.user_code import WRAPPER_PAGE, shown
 
 if TYPE_CHECKING:
-    import torch
-
+    from exp.engine.distributed import Distributed
     from exp.hardware.backend import Backend
     from exp.session import Session
 
 __all__ = [
     "TrainStep",
     "Wrapper",
+    "average_buffers",
+    "build_deferred",
+    "check_placement",
     "forward",
     "is_sharded",
+    "of_wrapper",
     "place_and_wrap",
     "predictions",
     "preprocessed",
+    "to_device",
     "unwrapped",
     "wrap",
 ]
 
 logger = logging.getLogger(__name__)
 
+_SHOWN = 5
 SHARDED_MARK = "weights_are_sharded"
+_DEFERRED_MARK = "rank_0_has_the_weights"
 
 _DEFAULTS = {
     "find_unused_parameters": False,
@@ -59,7 +70,7 @@ class Wrapper(abc.ABC):
 
     needs_whole_model: ClassVar[bool] = True
     """Whether :meth:`place` takes the model with its weights on every rank. False: only rank 0's has values, and the
-    parameters of the others are on the meta device; :func:`exp.engine.deferred.to_device` brings them to theirs."""
+    parameters of the others are on the meta device; :func:`to_device` brings them to theirs."""
 
     compiles: ClassVar[bool] = False
     """Whether :meth:`place` sees to ``compile=true``. False: the model is compiled, as a whole, when it comes there."""
@@ -112,6 +123,7 @@ class TrainStep:
 
     def train_step(self: Any, data: dict[str, torch.Tensor], optim_wrapper: Any) -> dict[str, torch.Tensor]:
         """Forward through the DDP class, so that its hooks see the backward pass; then one optimizer update."""
+        optim_wrapper.exchange_gradients = getattr(self, "exchange_gradients", None)
         with optim_wrapper.optim_context(self):
             losses = forward(self, preprocessed(self.module, data, training=True), "loss")
         log_vars: dict[str, torch.Tensor]
@@ -165,6 +177,159 @@ def place_and_wrap(model: nn.Module, session: Session, trains: bool = True) -> n
     if wrapped is not model:
         MODEL_WRAPPERS.register_module(name=shown(wrapped), module=type(wrapped), force=True)  # as below
     return wrapped
+
+
+def of_wrapper(session: Session, name: str) -> bool | None:
+    """What the class of ``wrapper._target_`` says of itself (``needs_whole_model``); None: there is no such class, or
+    a training with one process has no use for it.
+    """
+    wrapper: Any = session.config.wrapper
+    target = wrapper.get("_target_")
+    if target is None or session.info.world_size == 1:
+        return None
+    found: bool | None = getattr(resolve("wrapper._target_", target, Wrapper), name)
+    return found
+
+
+def build_deferred(make: Callable[[], Any], fit: Callable[[Any], object], distributed: Distributed) -> Any:
+    """A model with weights on rank 0, and elsewhere with parameters on the meta device; a collective.
+
+    Buffers have rank 0's values on every rank: they are small, and data look at them. Where the constructor needs
+    values, this rank has the model whole, too. Tensors that are neither parameters nor buffers have to be made anew by
+    ``load_state_dict``.
+
+    Args:
+        make: makes it.
+        fit: gives it the weights that it is to begin with.
+        distributed: of all ranks.
+    """
+    reason = made = None
+    if not distributed.is_main:
+        try:
+            with torch.device("meta"):
+                made = make()
+        except Exception as error:  # noqa: BLE001 - whatever a constructor does with values that are not there
+            reason = f"{type(error).__name__}: {error}"
+    if made is None:
+        made = make()
+        fit(made)
+    buffers = dict(made.named_buffers(remove_duplicate=False))
+    found = distributed.gather({name: value.cpu() for name, value in buffers.items()} if distributed.is_main else None)
+    if not distributed.is_main and reason is None:
+        for name in buffers:
+            place, _, last = name.rpartition(".")
+            setattr(made.get_submodule(place), last, found[0][name])
+        kept = {name: value for name, value in made.state_dict().items() if not value.is_meta}
+        nn.Module.load_state_dict(made, kept, strict=False)  # modules that derive values from their buffers do so here
+    if reason is not None:
+        logger.info("the model is built whole on this rank, too: %s", reason)
+    setattr(made, _DEFERRED_MARK, True)
+    return made
+
+
+def to_device(module: nn.Module, device: torch.device, model: nn.Module) -> None:
+    """Bring a part of a model to the device, with the values of rank 0 where only that has them; a collective then.
+
+    Args:
+        module: ``model``, or a module of it. Parameters that are sharded already stay.
+        device: this rank's.
+        model: of :func:`build`, or one that every rank has whole.
+    """
+    if getattr(model, _DEFERRED_MARK, False):
+        for part in module.modules():
+            for name, parameter in list(part.named_parameters(recurse=False)):
+                if not hasattr(parameter, "to_local"):
+                    setattr(part, name, _from_rank_0(parameter, device))
+    module.to(device)
+
+
+def _from_rank_0(parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
+    if parameter.is_meta:
+        value = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+    else:
+        value = parameter.detach().to(device).contiguous()
+    torch.distributed.broadcast(value, 0)
+    filled = nn.Parameter(value, parameter.requires_grad)
+    filled.__dict__.update(parameter.__dict__)
+    return filled
+
+
+def _tensors(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    return [*model.named_parameters(), *model.named_buffers()]
+
+
+def check_placement(model: nn.Module, device: torch.device, rank: int) -> None:
+    """Refuse a model that is not wholly on ``device``, before it is wrapped.
+
+    Raises:
+        PlacementError: names the rank, the first misplaced tensors, their devices and shapes.
+    """
+    wrong = [
+        f"  {name}: {tensor.device}, shape {tuple(tensor.shape)}"
+        for name, tensor in _tensors(model)
+        if tensor.device.type != device.type or device.index not in (None, tensor.device.index)
+    ]
+    if wrong:
+        more = [f"  and {len(wrong) - _SHOWN} more"] * (len(wrong) > _SHOWN)
+        raise PlacementError(
+            f"rank {rank}: {len(wrong)} of {len(_tensors(model))} parameters and buffers are not on {device}; make "
+            "every tensor of the model a parameter or a buffer, and do not move it after it was built:\n"
+            + "\n".join([*wrong[:_SHOWN], *more])
+        )
+
+
+def placement_report(model: nn.Module, session: Session) -> str:
+    """Where this rank's parameters are: counts by device, the first five, and the rank's place in the group."""
+    parameters, info = list(model.named_parameters()), session.info
+    by_device = Counter(str(tensor.device) for _, tensor in _tensors(model))
+    lines = [
+        f"placement: rank {info.rank}  local_rank {info.local_rank}  world_size {info.world_size}  "
+        f"device {session.device}  {session.process_group}",
+        f"  {sum(p.numel() for _, p in parameters):,} values in {len(parameters)} parameters; tensors by device: "
+        + ", ".join(f"{name} {count}" for name, count in sorted(by_device.items())),
+    ]
+    lines += [f"  {n}: {p.device}, shape {tuple(p.shape)}, {p.dtype}" for n, p in parameters[:_SHOWN]]
+    return "\n".join(lines)
+
+
+def fit_batchnorm(model: nn.Module, session: Session, synchronize: bool) -> nn.Module:
+    """Convert batch norms into what the backend can do; says so if that is less than the model wants.
+
+    Args:
+        model: with its weights; they are kept, and so are the running statistics.
+        session: its backend says whether it synchronizes.
+        synchronize: make every batch norm a synchronized one (``wrapper.sync_batchnorm``).
+    """
+    if session.backend.capabilities.sync_batchnorm:
+        return nn.SyncBatchNorm.convert_sync_batchnorm(model) if synchronize else model
+    has = any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
+    if has or synchronize:
+        session.say(
+            f"warning: backend={session.backend.name} has no synchronized batch norm: statistics are those of each "
+            "device's own samples; a larger batch_size makes up for it, or a norm that does not look at the batch"
+        )
+    return revert_sync_batchnorm(model) if has else model
+
+
+@torch.no_grad()
+def average_buffers(modules: Iterable[nn.Module], distributed: Distributed) -> None:
+    """Give all ranks the mean of their floating-point buffers, such as running statistics of unsynchronized norms.
+
+    One exchange for all buffers, in float64 on the CPU: the mean of equal values is that value to the last bit, so
+    constants stay what they are, and every process group carries it. Integer buffers count steps and are equal.
+
+    Args:
+        modules: the model and its copies; the same on every rank.
+        distributed: with one process nothing is done.
+    """
+    if distributed.world_size == 1:
+        return
+    every = {id(buffer): buffer for module in modules for buffer in module.buffers() if buffer.is_floating_point()}
+    if every:
+        values = torch.cat([buffer.cpu().double().reshape(-1) for buffer in every.values()])
+        means = (distributed.sum(values) / distributed.world_size).split([each.numel() for each in every.values()])
+        for buffer, mean in zip(every.values(), means):
+            buffer.copy_(mean.to(buffer.dtype).view_as(buffer))  # the dtype first: not every device takes float64
 
 
 def wrap(model: nn.Module, kind: str, options: dict[str, Any], backend: Backend, device: torch.device) -> nn.Module:

@@ -39,8 +39,16 @@ class Predict(Task):
         Raises:
             ExpError: as they raise it.
         """
-        from exp.engine.building import build_data, build_evaluator, build_model, make_result, record_environment
-        from exp.engine.placement import check_placement
+        from exp.engine.building import (
+            about_data,
+            build_data,
+            build_evaluator,
+            build_model,
+            make_result,
+            record_environment,
+        )
+        from exp.engine.outputs import predict_split
+        from exp.engine.wrapper import check_placement
 
         record_environment(session)
         data = build_data(session)
@@ -48,7 +56,7 @@ class Predict(Task):
         check_placement(model, session.device, session.info.rank)
         model.eval()
         session.begin()
-        predicted = data.predict(session, model)
+        predicted = data.predict(session, model) or predict_split(session, data, model)
         session.distributed.barrier()
         return make_result(
             session,
@@ -56,6 +64,6 @@ class Predict(Task):
             build_evaluator(session, data),
             files=predicted.files,
             measured_on=predicted.measured_on,
-            data=data.record(session.distributed.gather),
+            data=about_data(session, data),
             published=None,  # of the whole test split; not to be compared with a few samples
         )

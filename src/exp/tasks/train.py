@@ -30,11 +30,23 @@ class Train(Task):
         from exp.engine.training import train
 
         try:
-            return train(session)
+            return train(session, _rate, _what_fits)
         except Interrupted as interrupted:
             step = interrupted.step
         session.say(
             f"debug: interrupted after step {step}; everything is built anew, and continues from the checkpoint"
         )
         session.start_anew()
-        return train(session)
+        return train(session, _rate, _what_fits)
+
+
+def _rate(*arguments: Any) -> dict[str, float]:
+    from exp.estimate.rate import training_rate  # only once the training is over
+
+    return training_rate(*arguments)
+
+
+def _what_fits(*arguments: Any) -> Any:
+    from exp.estimate.trace import what_fits  # only if memory is exhausted
+
+    return what_fits(*arguments)

@@ -19,7 +19,7 @@ from exp.vision.predict.raster import metres_of, open_image
 
 if TYPE_CHECKING:
     from exp.draw.files import Picture
-    from exp.engine.extremes import RankedSample
+    from exp.engine.evaluation import RankedSample
     from exp.session import Session
 
 __all__ = ["draw_images", "draw_samples"]

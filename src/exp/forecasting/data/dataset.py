@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 import numpy as np
 import torch
 
-from exp.data.base import Data, ExampleBatch, Prediction
+from exp.data.base import Data, ExampleBatch, Extras, Prediction
 from exp.data.fingerprint import of_file
 from exp.data.places import shortened
 from exp.errors import ConfigError, DataError
@@ -257,6 +257,7 @@ class ForecastingData(Data):
             ConfigError: a model of exp's has a window that is not the data's.
             DataError: there is no window with truth, and the task is not to forecast what follows the rows.
         """
+        session.extras = Extras(self.fingerprint, self.record)
         task, model = session.config.task, session.config.model
         if session.weights is not None and session.weights.data is None and "OT" in self.names[:-1]:
             session.say(

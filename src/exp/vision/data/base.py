@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from exp.config.trained import run_folder_of
-from exp.data.base import Data, ExampleBatch, Prediction
+from exp.data.base import Data, ExampleBatch, Extras, Prediction
 from exp.data.fingerprint import of_samples
 from exp.data.places import shortened
 from exp.errors import DataError
@@ -30,6 +30,7 @@ from exp.vision.data.values import ImageReader
 if TYPE_CHECKING:
     from exp.data.fingerprint import Fingerprint
     from exp.engine.fit import Weights
+    from exp.metrics import SampleMetric
     from exp.vision.data.config import ImageDataConfig
 
 __all__ = ["ImageData", "fit_classes"]
@@ -248,6 +249,8 @@ class ImageData(Data):
                 :meth:`look_at_files`.
         """
         session.when_built(self.on_model)
+        pictures = functools.partial(self.pictures, session)
+        session.extras = Extras(self.fingerprint, self.record, pictures, self.ranking(), self.draw_samples)
         if not self._adopted:
             self._settle_values(session)
         elif self._misfit is not None and session.config.task.name != "features":
@@ -334,6 +337,10 @@ class ImageData(Data):
         from exp.vision.predict.images import predict
 
         return predict(session, self, model)
+
+    def ranking(self) -> SampleMetric | None:
+        """The figure by which ``task=eval`` finds the worst and the best images; None: it draws none."""
+        return None
 
     def pictures(self, session: Any, model: Any, evaluator: Any = None) -> dict[str, Any]:
         """Pictures by name, of what a training has come to (:func:`exp.vision.plots.draw_images`)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from exp.estimate.trace import as_batch, largest_sample, model_on_meta, trace_flops
 from exp.hardware.compat import supports_estimates
 from exp.hardware.numerics import matrix_rate
 
@@ -52,8 +53,6 @@ def training_rate(session: Session, data: Data, samples_per_second: float, secon
 
 
 def _flops_per_sample(config: Any, data: Data) -> float:
-    from exp.estimate.trace import as_batch, largest_sample, model_on_meta, trace_flops
-
     model = model_on_meta(config.model, data.model_arguments())
     batch = as_batch(largest_sample(data, "train", config.seed), config.batch_size)
     return trace_flops(model, batch) / float(config.batch_size)
