@@ -35,6 +35,34 @@ def test_the_core_imports_no_experiment_and_experiments_not_each_other():
     assert list(crossings()) == []
 
 
+def runtime_imports(node: ast.AST) -> Iterator[str]:
+    """Also those inside functions; not those of ``if TYPE_CHECKING``."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and getattr(child.test, "id", None) == "TYPE_CHECKING":
+            continue
+        if isinstance(child, ast.Import):
+            yield from (alias.name for alias in child.names)
+        elif isinstance(child, ast.ImportFrom) and child.module:
+            yield from (child.module, *(f"{child.module}.{alias.name}" for alias in child.names))
+        yield from runtime_imports(child)
+
+
+def test_no_module_leads_back_to_itself():
+    paths = {
+        path: path.relative_to(ROOT / "src").with_suffix("").parts for path in (ROOT / "src" / "exp").rglob("*.py")
+    }
+    names = {".".join(parts[:-1] if parts[-1] == "__init__" else parts): path for path, parts in paths.items()}
+    left = {name: {*runtime_imports(ast.parse(path.read_text()))} & {*names} for name, path in names.items()}
+    del left["exp"]  # whose lazy members are the Python interface
+    while True:
+        free = [name for name, wanted in left.items() if not (wanted - {name}) & {*left}]
+        if not free:
+            break
+        for name in free:
+            del left[name]
+    assert sorted(left) == [], "each of these imports another of them"
+
+
 def test_every_package_is_in_the_wheel():
     listed = re.findall(
         r'"(exp[.\w]*)"', re.findall(r"\npackages = \[(.*?)\]", (ROOT / "pyproject.toml").read_text(), re.S)[0]

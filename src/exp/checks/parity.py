@@ -29,11 +29,11 @@ from exp.runs.files import csv_content, read_json, write_atomically, write_json
 from exp.runs.folder import RunFolder, read_records
 from exp.runs.record import blank_result, in_role
 from exp.summary import Finished
-from exp.tasks.checks import Trace
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
     from exp.launcher.outcome import Outcome
+    from exp.task import Task
 
 __all__ = [
     "EARLY_STEPS",
@@ -206,12 +206,13 @@ def _difference(key: str, ours: Any, theirs: Any, scale: float) -> Difference:
     return Difference(kind, 1, name, *((math.inf, math.inf) if missing else apart(ours, theirs, _FLOOR * scale)))
 
 
-def compare_backends(config: ExpConfig, overrides: list[str]) -> Finished:
+def compare_backends(config: ExpConfig, overrides: list[str], trace: Task) -> Finished:
     """Both runs, in ``tested/`` and ``reference/`` (only after the first succeeded), and their comparison.
 
     Args:
         config: composed.
         overrides: the user's.
+        trace: the task of both.
 
     Raises:
         ExpError: one of the two cannot be started.
@@ -227,7 +228,7 @@ def compare_backends(config: ExpConfig, overrides: list[str]) -> Finished:
     try:
         run.folder.begin(run.config.overwrite)
         summary.begin(run.config, run.folder, create_backend(run.config.backend))
-        outcome = _launch(parts, run.config.task.steps, chosen)
+        outcome = _launch(parts, trace, run.config.task.steps, chosen)
         run.check_folder()
         if outcome.exit_code == EXIT_OK:
             return _finish(run.config, run.folder, *(part.folder for part in parts))
@@ -265,14 +266,14 @@ def _reference(run: FrozenRun) -> FrozenRun:
     return reference
 
 
-def _launch(parts: Sequence[FrozenRun], steps: int, chosen: launcher.Launcher) -> Outcome:
+def _launch(parts: Sequence[FrozenRun], trace: Task, steps: int, chosen: launcher.Launcher) -> Outcome:
     """One after the other, as far as they succeed; dropout is off."""
     terminal = console.make_console()
     changed: list[str] = []
     for part in parts:
         config = part.config
         changed = _without_dropout(config.model, "model")
-        config.task = OmegaConf.structured(Trace(steps=steps))
+        config.task = OmegaConf.structured(trace)
         config.max_steps, config.log_every = steps, 1
         config.max_epochs = max(config.max_epochs or 0, steps)
         config.output_dir = str(part.folder.path)

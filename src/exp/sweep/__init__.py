@@ -14,6 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from exp import console, launcher
 from exp.config import choices, explain
+from exp.config.structures import task_type
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, REFUSED, ConfigError, ExpError
 from exp.freezing import complete
 from exp.frozen import FrozenRun
@@ -30,7 +31,6 @@ from exp.summary import to_continue_sweep
 from exp.sweep.display import SweepDisplay
 from exp.sweep.packing import pack
 from exp.sweep.records import find_earlier, identity, remove_unused, results, run_folders
-from exp.task import ParentTask, task_class
 
 if TYPE_CHECKING:
     from exp.report.runs import Run
@@ -126,7 +126,7 @@ class Sweep:
             try:
                 job.overrides = composer.task_overrides(given)
                 config = composer.prepared(master, given, job.number)
-                in_parent = issubclass(task_class(config), ParentTask)
+                in_parent = hasattr(task_type(config.task.get("_target_")), "run_in_parent")
                 if in_parent or launcher_class(config).joins:
                     what = f"task={config.task.name}" if in_parent else "launcher=external"
                     raise ConfigError(f"{what} is no job of a sweep: start it without -m (several runs as 'run=[a,b]')")

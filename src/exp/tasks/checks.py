@@ -137,7 +137,7 @@ class Parity(ParentTask):
         """See :func:`exp.checks.parity.compare_backends`."""
         from exp.checks.parity import compare_backends
 
-        return compare_backends(config, list(overrides))
+        return compare_backends(config, list(overrides), Trace(steps=self.steps))
 
 
 @dataclass
