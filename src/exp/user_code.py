@@ -208,11 +208,9 @@ def made(cls: Any, key: str, *arguments: Any, **keywords: Any) -> Any:
         **keywords: likewise.
 
     Raises:
-        ConfigError: its constructor raises, as where members are missing that its interface asks for; that of a class
-            of exp's own raises what it likes.
+        ConfigError: its constructor raises, or does not take these arguments, or members are missing that its interface
+            asks for; errors of exp, of the machine and of a device's memory come as they are.
     """
-    if is_own(cls):
-        return cls(*arguments, **keywords)
     with asked(key, cls, "(...)"):
         return cls(*arguments, **keywords)
 

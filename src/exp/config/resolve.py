@@ -132,7 +132,7 @@ def check_path_part(key: str, value: Any) -> None:
 
 def _named_by_the_user(config: Any, overrides: Sequence[str] | None) -> list[str]:
     plugins = [str(name) for name in config.get("plugins") or ()]
-    if overrides is not None and plugins and not any(_key_of(override) == "plugins" for override in overrides):
+    if overrides is not None and plugins and not any(each.lstrip("+").startswith("plugins=") for each in overrides):
         raise ConfigError(
             f"plugins=[{','.join(plugins)}] stands in a file, which may be a stranger's; give it on the command line"
         )
@@ -140,14 +140,6 @@ def _named_by_the_user(config: Any, overrides: Sequence[str] | None) -> list[str
         if not PATH.fullmatch(name):
             raise ConfigError(f"plugins: {name} is no name of a module or package")
     return plugins
-
-
-def _key_of(override: str) -> str:
-    if "plugins" not in override:
-        return ""
-    from hydra.core.override_parser.overrides_parser import OverridesParser  # takes its time to load
-
-    return OverridesParser.create().parse_override(override).key_or_group
 
 
 def names_in(config: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -262,7 +254,7 @@ def resolve(key: str, path: str, base: type | str | tuple[type, ...]) -> Any:
     find_own_module(path.partition(".")[0])
     found = _import(key, path, module)
     if not hasattr(found, name):
-        _refuse_name(key, path, module, name, _names_of(found))
+        raise ConfigError(f"{key}={path}: {module} has no {name}{nearest(name, dir(found))}")
     found = getattr(found, name)
     wanted = [each if isinstance(each, str) else shown(each) for each in (base if isinstance(base, tuple) else [base])]
     if not (inspect.isclass(found) and {shown(each) for each in found.__mro__} & {*wanted}):
@@ -276,31 +268,13 @@ def _import(key: str, target: str, name: str) -> Any:
     except Exception as error:  # another's module may raise anything while it loads
         if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
             raise _no_module(key, target, str(error.name)) from error
-        raise _broken(key, target, name, error) from error
-
-
-def _names_of(found: Any) -> list[str]:
-    return [name for name in dir(found) if not name.startswith("_")]
+        raise UnavailableError(
+            f"{key}={target}: the module {name} does not import ({type(error).__name__}: {error})"
+        ) from error
 
 
 def _no_module(key: str, target: str, name: str) -> ConfigError:
-    parent, _, last = name.rpartition(".")
-    hint = nearest(last, _siblings(parent)) if parent else ""
-    return ConfigError(f"{key}={target}: there is no module {name}{hint or '; is its folder on PYTHONPATH?'}")
-
-
-def _siblings(package: str) -> list[str]:
-    spec = find_module(package)
-    folders = (spec.submodule_search_locations or []) if spec is not None else []
-    return [file.stem for folder in folders for file in Path(folder).glob("[!_]*") if file.suffix in ("", ".py")]
-
-
-def _broken(key: str, target: str, name: str, error: Exception) -> UnavailableError:
-    return UnavailableError(f"{key}={target}: the module {name} does not import ({type(error).__name__}: {error})")
-
-
-def _refuse_name(key: str, target: str, module: str, name: str, known: list[str]) -> None:
-    raise ConfigError(f"{key}={target}: {module} has no {name}{nearest(name, known)}")
+    return ConfigError(f"{key}={target}: there is no module {name}; is its folder on PYTHONPATH?")
 
 
 def check_target(key: str, target: str) -> None:
@@ -331,13 +305,8 @@ def find_module(name: str) -> importlib.machinery.ModuleSpec | None:
     if not above:
         return _spec(name, None)
     package = find_module(above)
-    return None if package is None else _find_below(name, package)
-
-
-def _find_below(name: str, package: importlib.machinery.ModuleSpec) -> importlib.machinery.ModuleSpec | None:
-    if package.submodule_search_locations is None:
-        return None
-    return _spec(name, list(package.submodule_search_locations))
+    below = None if package is None else package.submodule_search_locations
+    return None if below is None else _spec(name, list(below))
 
 
 def _spec(name: str, path: list[str] | None) -> importlib.machinery.ModuleSpec | None:
@@ -368,15 +337,14 @@ def create(config: Any, base: type | tuple[type, ...], key: str, **arguments: An
         config if OmegaConf.is_config(config) else OmegaConf.create(config), resolve=True
     )
     target = str(content.pop("_target_"))
-    return make(resolve(f"{key}._target_", target, base), target, key, content, arguments)
+    return make(resolve(f"{key}._target_", target, base), key, content, arguments)
 
 
-def make(cls: Any, name: str, key: str, content: Mapping[str, Any], arguments: Mapping[str, Any] | None = None) -> Any:
+def make(cls: Any, key: str, content: Mapping[str, Any], arguments: Mapping[str, Any] | None = None) -> Any:
     """An object of a class that a configuration has named.
 
     Args:
         cls: the class; it makes parts under the keys in its ``makes`` itself, by :func:`resolve`.
-        name: as it stands there.
         key: that has it, for messages.
         content: the arguments in the configuration, resolved.
         arguments: further ones.
@@ -387,7 +355,6 @@ def make(cls: Any, name: str, key: str, content: Mapping[str, Any], arguments: M
     parts = {name: content[name] for name in getattr(cls, "makes", ()) if name in content}
     others = {name: value for name, value in content.items() if name not in parts}
     given = {**_arguments(others, key, asks_registries=not is_own(cls)), **parts}
-    _check_arguments(cls, name, key, given, arguments or {})
     return made(cls, key, **given, **(arguments or {}))
 
 
@@ -409,25 +376,6 @@ def _arguments(value: Any, key: str, asks_registries: bool) -> Any:
         if isinstance(item, str) and (name in ("type", "_scope_") or str(name).endswith("_type")):
             check_type(f"{key}.{name}", item)
     return {name: _arguments(item, f"{key}.{name}", asks_registries) for name, item in value.items()}
-
-
-def _check_arguments(cls: Any, name: str, key: str, content: Mapping[str, Any], more: Mapping[str, Any]) -> None:
-    """Whether a constructor takes these keys: its own error would come with a traceback, and without the key."""
-    try:
-        signature = inspect.signature(cls)
-    except (TypeError, ValueError):
-        return  # of a class in C
-    try:
-        signature.bind(**content, **more)
-    except TypeError as error:
-        given = f" (of the data: {', '.join(more)})" if more else ""
-        raise ConfigError(f"{key}: {name} {_said(error)}{given}") from error
-
-
-def _said(error: TypeError) -> str:
-    text = str(error)
-    name = text.rpartition("argument")[2].strip(": ")
-    return f"takes no key {name}" if "unexpected" in text else f"needs the key {name}" if "missing" in text else text
 
 
 def check_type(key: str, name: str) -> None:

@@ -97,7 +97,7 @@ def build_loggers(session: Session) -> list[Any]:
             continue
         content["save_dir"] = str(folder / (content.get("save_dir") or "vis_data"))
         name = str(content.pop("type", None))
-        found.append(make(registered(f"{key}.type", name, VISBACKENDS, BaseVisBackend), name, key, content))
+        found.append(make(registered(f"{key}.type", name, VISBACKENDS, BaseVisBackend), key, content))
     return found
 
 

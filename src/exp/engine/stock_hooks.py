@@ -167,7 +167,7 @@ def build_hooks(
             config.setdefault("rule", "greater" if greater_is_better else "less")
         ours = (own for own in _OURS if cls.__module__.startswith("mmengine.") and own.__name__ == cls.__name__)
         try:
-            hook: Hook = make(next(ours, cls), name, key, config)
+            hook: Hook = make(next(ours, cls), key, config)
             hook.priority = hook.priority if priority is None else priority
             get_priority(hook.priority)
         except ImportError as error:
