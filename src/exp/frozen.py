@@ -137,5 +137,6 @@ class FrozenRun:
         """
         config = structures.load(folder.in_use(folder.config))
         distrust(config, groups=("launcher", "task")) if of_others else allow(config.plugins)
+        task_class(config)  # refuses what only the folder names
         overrides: Any = OmegaConf.to_container(OmegaConf.load(folder.in_use(folder.overrides)))
         return cls(config, overrides, folder)

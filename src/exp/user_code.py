@@ -208,9 +208,15 @@ def made(cls: Any, key: str, *arguments: Any, **keywords: Any) -> Any:
         **keywords: likewise.
 
     Raises:
-        ConfigError: its constructor raises, or does not take these arguments, or members are missing that its interface
-            asks for; errors of exp, of the machine and of a device's memory come as they are.
+        ConfigError: its constructor does not take these arguments, or members are missing that its interface asks for,
+            or it raises; what that of a class of exp's own raises comes as it is.
     """
+    if is_own(cls):
+        try:
+            inspect.signature(cls).bind(*arguments, **keywords)
+        except TypeError as error:
+            raise ConfigError(f"{key}: {shown(cls)}: {error}") from error
+        return cls(*arguments, **keywords)
     with asked(key, cls, "(...)"):
         return cls(*arguments, **keywords)
 

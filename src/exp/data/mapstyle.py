@@ -62,7 +62,8 @@ class _Batched(Dataset[Any]):
             numbers = [number for number, _ in pairs]
             which = ", ".join(map(str, numbers[len(samples) :][:1] or numbers))
             first = f"{type(error).__name__}: {message_of(error).strip()}".splitlines()[0]
-            raise SampleError(f"data: {self.name}[{which}] raises {first}{place_of(error)}") from error
+            hint = _difference(samples) if len(samples) == len(numbers) else ""
+            raise SampleError(f"data: {self.name}[{which}] raises {first}{place_of(error)}{hint}") from error
         if not isinstance(batch, dict) or not all(isinstance(key, str) for key in batch):
             found = f"with the keys {list(batch)}" if isinstance(batch, dict) else f"not a {type(batch).__name__}"
             raise DataError(
@@ -70,3 +71,13 @@ class _Batched(Dataset[Any]):
                 f"{shown(self.dataset)} as such dicts, or set data.collate; see {EXPERIMENT_PAGE}"
             )
         return batch
+
+
+def _difference(samples: list[Any]) -> str:
+    """The first key whose values differ in shape or type, or are None: the error of torch may mislead."""
+    for key in samples[0] if isinstance(samples[0], dict) else ():
+        values = [each.get(key) for each in samples]
+        kinds = {str(tuple(each.shape)) if hasattr(each, "shape") else type(each).__name__ for each in values}
+        if len(kinds) > 1 or "NoneType" in kinds:
+            return f"; {key} is {' or '.join(sorted(kinds))}"
+    return ""

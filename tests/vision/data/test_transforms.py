@@ -111,7 +111,7 @@ def test_mmcv_s_transforms_take_any_number_of_channels(channels):
 
 @pytest.mark.parametrize(("spec", "said"), [
     ({"type": "RandomFlop"}, "RandomFlop.*'RandomFlip'"),
-    ({"type": "RandomCrop", "crop": 3}, "RandomCrop needs"),
+    ({"type": "RandomCrop", "crop": 3}, "RandomCrop.*crop_size"),
     ({"type": "RandomCrop", "crop_size": 0}, "must be positive"),
     ({"prob": 1}, "must be a transform"),
 ])  # fmt: skip

@@ -76,7 +76,7 @@ def _build(place: str, spec: Mapping[str, Any]) -> Any:
     cls = registered(f"{place}.type", name, TRANSFORMS, BaseTransform)
     arguments = {key: _tuples(value) for key, value in spec.items() if key != "type"}
     try:
-        return make(cls, name, place, arguments)
+        return make(cls, place, arguments)
     except (TypeError, ValueError, AssertionError) as error:
         raise ConfigError(f"{place} ({name}) does not take these arguments: {error}") from error
 
