@@ -91,4 +91,4 @@ def test_a_joint_check_is_made_by_all_ranks_or_none(tmp_path):
     assert sorted(made) == [0, 1]
     (alone,) = both("teardown", one)  # the other does not come
     assert (alone["status"], one.absent) == ("skipped", [1])
-    assert "rank 1 was last seen after the check 'ddp'" in alone["finding"]
+    assert "rank 1 was last seen after 'ddp'" in alone["finding"]

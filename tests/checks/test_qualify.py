@@ -16,9 +16,9 @@ from exp.checks import rows
 from exp.checks.check import Journal, read_journal
 from exp.checks.child import Ended
 from exp.checks.collectives import addends
-from exp.checks.machine import Secrets, different, machine, tidy
-from exp.checks.operator_table import judge_operators
 from exp.checks.operators import OperatorCheck, difference
+from exp.checks.qualify import Secrets, machine, tidy
+from exp.checks.rows import judge_operators
 from exp.hardware.compat import TORCH_VERSION, every_operator
 from tests.conftest import Forked
 from tests.simulators import needs_current_card
@@ -171,7 +171,7 @@ def test_what_hangs_or_crashes_a_row_is_named_and_the_rest_is_measured_without_i
     monkeypatch.setitem(rows._HANGS_AFTER_S, "collectives", 0.01)
     commands = []
 
-    def run(*more, stop):
+    def run(*more, stop=lambda: False):
         """Stands for task=collectives: a sum of fp16 hangs, one of bf16 ends the process."""
         commands.append(more)
         journal = Journal(tmp_path / "collectives.jsonl")
@@ -182,11 +182,11 @@ def test_what_hangs_or_crashes_a_row_is_named_and_the_rest_is_measured_without_i
             if name.endswith("fp16"):
                 while not stop():
                     time.sleep(0.01)
-                return Ended(-15, 1.0, late=False, stopped=True, error="")
+                return Ended(-15, stopped=True)
             if name.endswith("bf16"):
-                return Ended(1, 1.0, late=False, stopped=False, error="killed by SIGABRT")
+                return Ended(1, error="killed by SIGABRT")
             journal.end(name, kib=4, wrong=[1] if "broadcast" in name else [], seconds=1.0, bus_bytes_per_second=4096.0)
-        return Ended(0, 1.0, late=False, stopped=False, error="")
+        return Ended(0)
 
     answer = rows.MAKERS["collectives"](
         rows.Making(rows.Row("collectives", "collectives", []), tmp_path, run, {}, True)
@@ -218,8 +218,7 @@ def test_a_card_that_others_slow_down_or_whose_operators_leave_it_is_a_warning(t
         (tmp_path / "result.json").write_text(json.dumps(found))
         row = rows.Row("speed-a-2", "speed", [], {"experiment": "a", "nproc": 2})
         before = {"speed-a-1": {"values": {"samples_per_second": earlier}}}
-        ended = Ended(0, 1.0, late=False, stopped=False, error="")
-        making = rows.Making(row, tmp_path, lambda *_, stop, ended=ended: ended, before, True)
+        making = rows.Making(row, tmp_path, lambda *_: Ended(0), before, True)
         answer = rows.MAKERS["speed"](making)
         assert answer.status == ("warning" if advice else "ok")
         assert (finding in answer.finding, advice in answer.advice) == (True, True)
@@ -272,7 +271,7 @@ def test_what_is_secret_is_hidden_in_any_form(monkeypatch, tmp_path):
         "/home/someone-else": "/home/someone-else",
         r"at\n/home/someone/x": r"at\n~/x",
     }
-    assert {text: secrets.hide_in(text) for text in shown} == shown
+    assert {text: secrets.hide(text) for text in shown} == shown
     (tmp_path / "output.log").write_text("staple-1")
     (tmp_path / "weights.pth").touch()
     tidy(tmp_path, secrets)
@@ -291,10 +290,10 @@ def test_a_machine_is_told_from_another(monkeypatch):
         return machine(Card(name="card", options={"driver": driver}), cards)
 
     one = facts("1", card)
-    assert different(one, facts("1", {**card, "utilisation_percent": 9})) is None
-    assert "driver=1" in different(one, facts("2", card))
-    assert "card 0=A x, this one has None" in different(one, facts("1"))
-    assert "card 0=A x, this one has A y" in different(one, facts("1", {**card, "uuid": "y"}))
+    assert one == facts("1", {**card, "utilisation_percent": 9})
+    assert one != facts("2", card)
+    assert one != facts("1")
+    assert {one["driver"], one["card 0"]} == {"1", "A x"}
 
 
 def test_a_journal_names_what_was_begun(tmp_path):
@@ -314,7 +313,6 @@ def test_a_difference_is_found_at_any_depth():
         ((one, [nan]), (one, [nan.clone()]), 0.0, 0.0),
         ((nan,), (one,), 0.0, math.inf),
         ((one, torch.ones(2)), (one, one), 0.0, math.inf),
-        ((one, 4), (one, 2), 0.0, 1.0),
         ((one * 1.5,), (one,), 0.0, 0.5),
         ((one * 1e-6,), (one * 0,), 10.0, 1e-7),  # sums that cancel out
     ):

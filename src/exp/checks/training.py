@@ -195,10 +195,8 @@ def measure_speed(session: Session) -> dict[str, Any]:
         steps=steps,
         step_seconds=step_s,
         samples_per_second=config.global_batch_size / step_s if step_s else None,
-        slowest_step_seconds=max(slowest, default=None),
         memory_by_rank=[rank["memory"] for rank in ranks],
         left_device=None if left is None else left.summary(session.distributed),
-        train_samples=len(train),
     )
 
 

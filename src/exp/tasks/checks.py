@@ -48,12 +48,6 @@ class Doctor(Task):
     diagnoses: ClassVar[bool] = True
     isolated: ClassVar[bool] = True  # the parent is to survive a device that hangs or crashes
 
-    def check(self, config: ExpConfig) -> None:
-        """Refuse times that are none."""
-        for key in ("timeout_s", "burst_s"):
-            if getattr(self, key) <= 0:
-                raise ConfigError(f"task.{key}={getattr(self, key)} must be more than 0 seconds")
-
     def diagnose(self, config: ExpConfig, folder: RunFolder, info: RankInfo, backend: Backend) -> None:
         """See :func:`exp.checks.doctor.diagnose`."""
         from exp.checks.doctor import diagnose
@@ -116,6 +110,7 @@ class Parity(Task):
     differ by 10 times as much, gradients and parameters by 100 times."""
 
     trains: ClassVar[bool] = True
+    compared: ClassVar[bool] = False
     isolated: ClassVar[bool] = True  # the plug-ins of two devices need not live in one process
     in_parent: ClassVar[bool] = True
 
@@ -177,10 +172,7 @@ class Qualify(Task):
     compared: ClassVar[bool] = False
 
     def check(self, config: ExpConfig) -> None:
-        """Refuse times that are none, and what needs one machine."""
-        for key in ("budget_minutes", "row_minutes"):
-            if getattr(self, key) <= 0:
-                raise ConfigError(f"task.{key}={getattr(self, key)} must be more than 0")
+        """Refuse steps that are none, and more than one machine."""
         if self.steps <= Speed.warm_up:
             raise ConfigError(
                 f"task.steps={self.steps} must be more than {Speed.warm_up}, which come before the measurement"
