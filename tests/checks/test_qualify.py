@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shlex
 import time
 from textwrap import dedent
@@ -16,8 +15,8 @@ from exp.checks import rows
 from exp.checks.check import Journal, read_journal
 from exp.checks.child import Ended
 from exp.checks.collectives import addends
-from exp.checks.operators import OperatorCheck, difference
-from exp.checks.qualify import Secrets, machine, tidy
+from exp.checks.operators import OperatorCheck
+from exp.checks.qualify import Secrets, tidy
 from exp.checks.rows import judge_operators
 from exp.hardware.compat import TORCH_VERSION, every_operator
 from tests.conftest import Forked
@@ -276,47 +275,6 @@ def test_what_is_secret_is_hidden_in_any_form(monkeypatch, tmp_path):
     (tmp_path / "weights.pth").touch()
     tidy(tmp_path, secrets)
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"output.log": "***"}
-
-
-def test_a_machine_is_told_from_another(monkeypatch):
-    class Card(CpuBackend):
-        def packages(self):
-            return {"driver": self.options["driver"]}
-
-    monkeypatch.setenv("RANK", "3")  # others each time
-    card = {"index": 0, "name": "A", "uuid": "x", "utilisation_percent": 3}
-
-    def facts(driver, *cards):
-        return machine(Card(name="card", options={"driver": driver}), cards)
-
-    one = facts("1", card)
-    assert one == facts("1", {**card, "utilisation_percent": 9})
-    assert one != facts("2", card)
-    assert one != facts("1")
-    assert {one["driver"], one["card 0"]} == {"1", "A x"}
-
-
-def test_a_journal_names_what_was_begun(tmp_path):
-    journal = Journal(tmp_path / "folder" / "journal.jsonl")
-    journal.begin("one")
-    journal.end("one", found=1)
-    journal.begin("two")
-    with journal.path.open("ab") as file:
-        file.write(b'{"name": "thr')
-    ended, begun = read_journal(journal.path)
-    assert (ended, begun["name"]) == ([{"name": "one", "found": 1}], "two")
-
-
-def test_a_difference_is_found_at_any_depth():
-    one, nan = torch.ones(3), torch.tensor([1.0, math.nan, 1.0])
-    for ours, theirs, floor, relative in (
-        ((one, [nan]), (one, [nan.clone()]), 0.0, 0.0),
-        ((nan,), (one,), 0.0, math.inf),
-        ((one, torch.ones(2)), (one, one), 0.0, math.inf),
-        ((one * 1.5,), (one,), 0.0, 0.5),
-        ((one * 1e-6,), (one * 0,), 10.0, 1e-7),  # sums that cancel out
-    ):
-        assert difference(ours, theirs, floor)["relative"] == pytest.approx(relative)
 
 
 @pytest.mark.skipif(TORCH_VERSION < (2, 0), reason="no fused attention")

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from exp import console
-from exp.console import size
 from exp.errors import ExpError
-from exp.hardware.cards import identity
 from exp.hardware.registry import create_backend, installed
 from exp.runs.environment import describe_environment, process_limits, variables
 from exp.runs.files import to_json, write_json
@@ -37,7 +35,8 @@ def describe(config: ExpConfig, folder: RunFolder, info: RankInfo, backend: Back
         "limits": process_limits(),
     }
     write_json(folder.env, environment)
-    text = yaml.safe_dump(_shown(json.loads(to_json(environment))), sort_keys=False, allow_unicode=True, width=1000)
+    shown = {**environment, "variables": [f"{name}={value}" for name, value in variables(backend).items()]}
+    text = yaml.safe_dump(json.loads(to_json(shown)), sort_keys=False, allow_unicode=True, width=1000)
     console.make_console().print(text, highlight=False, markup=False, soft_wrap=True, end="")
     folder.write_result({**blank_result(config), "status": "completed"})
 
@@ -61,22 +60,7 @@ def _cards(backend: Backend) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for index in range(count):
         try:
-            described = backend.describe(backend.set_device(index))
-            usage = {f"memory_{key}": value for key, value in backend.usage().items() if key in ("free", "total")}
-            found.append({**described, **usage, "identity": identity(described) if backend.visible_variables else None})
+            found.append({**backend.describe(backend.set_device(index)), "usage": backend.usage()})
         except Exception as error:  # noqa: BLE001 - a broken card is what the report is about
             found.append({"index": index, "error": f"{type(error).__name__}: {error}"})
     return found
-
-
-def _shown(facts: Any) -> Any:
-    """What is known, memory in the units of people, variables as a shell has them."""
-    if isinstance(facts, list):
-        return [_shown(each) for each in facts]
-    if not isinstance(facts, dict):
-        return facts
-    shown = {key: size(value) if key.startswith(("memory", "shm")) and isinstance(value, int) else _shown(value)
-             for key, value in facts.items() if value is not None}  # fmt: skip
-    if "variables" in shown:
-        shown["variables"] = [f"{name}={value}" for name, value in shown["variables"].items()]
-    return shown
