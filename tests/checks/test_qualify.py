@@ -188,7 +188,7 @@ def test_what_hangs_or_crashes_a_row_is_named_and_the_rest_is_measured_without_i
         return Ended(0)
 
     answer = rows.MAKERS["collectives"](
-        rows.Making(rows.Row("collectives", "collectives", []), tmp_path, run, {}, True)
+        rows.Making(rows.Row("collectives", "collectives", [], {"precision": "fp32"}), tmp_path, run, {}, True)
     )
     assert len(commands) == 3
     assert answer.status == "failed"
