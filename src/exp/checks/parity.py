@@ -100,53 +100,31 @@ def compare(tested: RunFolder, reference: RunFolder, clear: float) -> Iterator[D
         kind = "loss" if step <= EARLY_STEPS else "late_loss"
         losses.append(Difference(kind, step, "loss", gap, gap / max(abs(theirs[step]), 1e-12)))
     # Tensors are read as they are asked for: of a large model, not all would fit into memory.
-    with _Trace(tested) as mine, _Trace(reference) as other:
-        for key in other.keys("output/"):
+    with np.load(tested.path / "trace.npz") as mine, np.load(reference.path / "trace.npz") as other:
+        outputs, gradients = ([key for key in other.files if key.startswith(kind)] for kind in ("output/", "gradient/"))
+        floors = [_FLOOR * max((largest(other[key]) for key in keys), default=0.0) for keys in (outputs, gradients)]
+        for key in outputs:
             # A fused kernel of one of the two may do without a module; what comes after it shows whether it is right.
-            if key in mine.file.files:
-                yield _difference(key, mine, other)
+            if key in mine.files:
+                yield _difference(key, mine, other, floors[0])
         yield losses[0]
-        order = {str(name): place for place, name in enumerate(other.file["order"])}
-        keys = {*mine.keys("gradient/"), *other.keys("gradient/")}
-        for key in sorted(keys, key=lambda key: (order.get(key[9:].rpartition(".")[0], 0), key), reverse=True):
-            yield _difference(key, mine, other)
-        for key in other.keys("gradient/"):
-            gradient = np.abs(other.file[key])
-            least = max(clear * gradient.max(initial=0.0), _FLOOR * _FLOOR * other.scale("gradient/"))
-            yield _difference(key.replace("gradient", "parameter", 1), mine, other, gradient > least)
+        order = {str(name): place for place, name in enumerate(other["order"])}
+        either = {*gradients, *(key for key in mine.files if key.startswith("gradient/"))}
+        for key in sorted(either, key=lambda key: (order.get(key[9:].rpartition(".")[0], 0), key), reverse=True):
+            yield _difference(key, mine, other, floors[1])
+        for key in gradients:
+            gradient = np.abs(other[key])
+            least = max(clear * gradient.max(initial=0.0), _FLOOR * floors[1])
+            yield _difference(key.replace("gradient", "parameter", 1), mine, other, 0.0, gradient > least)
     yield from losses[1:]
 
 
-class _Trace:
-    """``trace.npz`` of a run folder."""
-
-    def __init__(self, folder: RunFolder) -> None:
-        self.file = np.load(folder.path / "trace.npz", allow_pickle=False)
-        self._scales: dict[str, float] = {}
-
-    def __enter__(self) -> _Trace:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.file.close()
-
-    def keys(self, kind: str) -> list[str]:
-        return [key for key in self.file.files if key.startswith(kind)]
-
-    def scale(self, kind: str) -> float:
-        """The largest value of a kind."""
-        if kind not in self._scales:
-            self._scales[kind] = max((largest(self.file[key]) for key in self.keys(kind)), default=0.0)
-        return self._scales[kind]
-
-
-def _difference(key: str, tested: _Trace, reference: _Trace, clear: Any = True) -> Difference:
+def _difference(key: str, tested: Any, reference: Any, floor: float, clear: Any = True) -> Difference:
     """Of one tensor, where ``clear`` is true."""
     kind, _, name = key.partition("/")
-    ours, theirs = (trace.file[key] if key in trace.file.files else None for trace in (tested, reference))
+    ours, theirs = (trace[key] if key in trace.files else None for trace in (tested, reference))
     if ours is None or theirs is None or ours.shape != theirs.shape:
         return Difference(kind, 1, name, math.inf, math.inf)
-    floor = _FLOOR * reference.scale(f"{kind}/") if clear is True else 0.0
     mask = np.broadcast_to(clear, ours.shape)
     return Difference(kind, 1, name, *apart(ours[mask], theirs[mask], floor))
 
