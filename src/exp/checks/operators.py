@@ -48,7 +48,7 @@ def check_operators(session: Session) -> dict[str, Any]:
         session.backend, session.device, journal, session.config.task.skip, session.portable_operators
     )
     with contextlib.ExitStack() as window:
-        _, steps = train_with(session, data, build_model(session, data), _Window(check, window))
+        steps = train_with(session, data, build_model(session, data), _Window(check, window))
     return make_result(session, {}, None, steps=steps, operators=len(check.seen))
 
 

@@ -58,7 +58,7 @@ _ROUNDED = {"tf32": (5e-3, 5e-2), "efp": _LIMITS["bfloat16"]}
 """The same of float32, by the precision that products are rounded to."""
 _ORDER = ("crashed", "failed", "wrong", "off", "left the card", "equal", "not compared")
 _SHOWN = 4
-_SPEED = ("step_seconds", "samples_per_second", "batch_size", "memory_by_rank", "left_device")
+_SPEED = ("step_seconds", "samples_per_second", "batch_size", "memory_by_rank")
 
 
 @dataclass(frozen=True)
@@ -267,17 +267,13 @@ def _speed(making: Making) -> Answer:
     finding = f"{values['step_seconds'] * 1e3:.4g} ms a step, {values['samples_per_second']:.4g} samples/s"
     finding += f", {size(memory)} of memory" if memory else ""
     advice = ""
-    left, nproc = values["left_device"], making.row.about["nproc"]
-    if left and left["calls_per_step"]:
-        finding += f"; {left['calls_per_step']:.3g} calls a step leave the card, most of "
-        finding += ", ".join(list(left["operators"])[:3])
-        advice = "these operators run on the CPU: docs/hardware.md"
+    nproc = making.row.about["nproc"]
     alone = making.earlier.get(f"speed-{making.row.about['experiment']}-1", {}).get("values", {})
     if nproc > 1 and alone.get("samples_per_second"):
         efficiency = values["efficiency"] = values["samples_per_second"] / alone["samples_per_second"] / nproc
         finding += f", {efficiency:.0%} of {nproc} times one card"
         if efficiency < _EFFICIENT and making.real:
-            advice = advice or "compare the collectives' bandwidth, and that of the loaders (data.num_workers)"
+            advice = "compare the collectives' bandwidth, and that of the loaders (data.num_workers)"
     return ok(finding, advice, **values)
 
 
