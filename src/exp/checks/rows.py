@@ -119,7 +119,8 @@ class _Plan:
             yield self._row("collectives", "collectives", *sums, nproc=self.nproc)
         for nproc in dict.fromkeys((1, self.nproc)):
             for name, small in self.small.items():
-                yield self._trained("parity", name, small, nproc, "task=parity", "task.steps=5", nproc=nproc)
+                yield self._trained("parity", name, small, nproc, "task=parity", "task.steps=5", "max_steps=5",
+                                    nproc=nproc)  # fmt: skip
         yield from self._operators(self.backend.capabilities.precisions[1:])
         for name, usual in self.usual.items():
             for nproc in [*(2**power for power in range(20) if 2**power < self.nproc), self.nproc]:
